@@ -1,0 +1,62 @@
+# Everything runs in .venv. It is filled once from constraints.txt; later runs need no network.
+# Another interpreter: make test PYTHON=python3.12.  More test processes: make test WORKERS=8.
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --constraint constraints.txt
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+INLINE := MPLBACKEND=module://matplotlib_inline.backend_inline
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: benchmarks clean demo format help lint test tests tutorials types
+
+demo: $(READY)  ## run the main job: one table, and a picture in demo.png
+	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
+
+test: lint types tests  ## lint, types and tests, in this order
+
+lint: $(READY)  ## ruff: rules and formatting
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+types: $(READY)  ## mypy --strict on the package
+	$(BIN)/python -m mypy
+
+tests: $(READY)  ## pytest; one thread in each of WORKERS processes
+	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
+tutorials: $(READY)  ## execute tutorials/*.py into the notebooks beside them
+	$(INLINE) $(BIN)/python -m jupytext --to ipynb --execute --set-kernel python3 $(sort $(wildcard tutorials/[0-9]*.py))
+
+benchmarks: $(READY)  ## pytest-benchmark against other engines, one thread
+	$(ONE_THREAD) $(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only $(ARGS)
+
+format: $(READY)  ## let ruff rewrite what it can
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+clean:  ## remove caches and build products; .venv stays
+	rm -rf build dist *.egg-info .benchmarks .mypy_cache .pytest_cache .ruff_cache demo.png
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | sort | expand -t 14
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and alone, so that nothing after it chooses another version.
+$(READY): pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) setuptools wheel
+	$(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@

@@ -1,0 +1,191 @@
+"""Real data sets as float64 tensors.
+
+Those from files are read from the folder that the environment variable ``PYRO_EVIDENCE_DATA`` names: CSV with
+a header, the last column ``label``, an empty field where a value is missing.  Those from scikit-learn need
+the extra ``sklearn``.
+"""
+
+import os
+from collections.abc import Callable
+from csv import reader
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.ops.basis import mean_and_scale
+
+
+class Dataset(NamedTuple):
+    """Inputs, targets and where they come from.
+
+    :ivar X: inputs, float64, shape ``(N, D)``; nan where a value is missing.
+    :ivar t: targets, shape ``(N,)``: float64 for numbers and for labels 0 and 1, int64 for other labels; None
+        when the data have no target.
+    :ivar names: of the ``D`` inputs.
+    :ivar source: who collected the data.
+    """
+
+    X: Tensor
+    t: Tensor | None
+    names: tuple[str, ...]
+    source: str
+
+
+def ripley_train() -> Dataset:
+    """Ripley's synthetic two-class problem, 250 rows of 2 inputs; the best possible error is about 8 %."""
+    return _from_file("ripley_train", "Ripley (1994, 1996), synthetic two-class problem, training set")
+
+
+def ripley_test() -> Dataset:
+    """The 1000 test rows that belong to :func:`ripley_train`."""
+    return _from_file("ripley_test", "Ripley (1994, 1996), synthetic two-class problem, test set")
+
+
+def pima() -> Dataset:
+    """Diabetes among Pima women, 768 rows of 8 inputs, 268 of them positive.
+
+    A zero in glucose, blood_pressure, skin_thickness, insulin or bmi means *missing*; it is kept as it is.
+    """
+    return _from_file("pima", "UCI, Pima Indians Diabetes")
+
+
+def galaxies() -> Dataset:
+    """Velocities of 82 galaxies in km/s, without a target; the 78th is 26690, as most copies have it."""
+    return _from_file("galaxies", "Roeder (1990), galaxies of the Corona Borealis region")
+
+
+def csv(name: str) -> Dataset:
+    """The file ``name``.csv of the data folder, rows in the order of the file.
+
+    Labels keep their values: float64 when they are 0 and 1 or are not whole numbers, int64 otherwise.  Those
+    that are not 0 to C - 1 become so by ``t.unique(return_inverse=True)[1]``.
+
+    :raises FileNotFoundError: when ``PYRO_EVIDENCE_DATA`` is not set, or its folder holds no such file.
+    :raises BadInput: when the file is not a table of numbers.
+    """
+    return _from_file(name, f"{name}.csv")
+
+
+def breast_cancer() -> Dataset:
+    """Breast masses, 569 rows of 30 inputs in their own units; 1 is benign (357 of them)."""
+    return _from_sklearn("load_breast_cancer", torch.float64, "UCI, Breast Cancer Wisconsin (Diagnostic)")
+
+
+def diabetes() -> Dataset:
+    """Progress of diabetes in a year, 442 rows of 10 inputs; each column has mean 0 and sum of squares 1."""
+    return _from_sklearn("load_diabetes", torch.float64, "Efron, Hastie, Johnstone and Tibshirani (2004)")
+
+
+def digits() -> Dataset:
+    """Handwritten digits, 1797 rows of 64 grey values from 0 to 16; ten classes; some columns are 0."""
+    return _from_sklearn("load_digits", torch.int64, "UCI, Optical Recognition of Handwritten Digits")
+
+
+def standardised(dataset: Dataset, *, like: Dataset | None = None) -> Dataset:
+    """The data set with inputs shifted and scaled to mean 0 and *population* standard deviation 1.
+
+    :param like: whose means and standard deviations to use, for a test set those of its training set; None
+        for the data set's own.
+    :raises BadInput: on missing values and on constant columns, by their numbers.
+    """
+    mean, scale = mean_and_scale((dataset if like is None else like).X)
+    return dataset._replace(X=(dataset.X - mean) / scale)
+
+
+def train_test_split(dataset: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Two data sets without common rows, in random order; leaves the random state of torch alone.
+
+    :param fraction: of the rows that go to the first (training) set, rounded to whole rows.
+    :raises BadInput: when either set would be empty.
+    """
+    num_data = len(dataset.X)
+    num_train = round(fraction * num_data)
+    if not 0 < num_train < num_data:
+        raise BadInput(
+            f"fraction={fraction:g} of {num_data} rows leaves {num_train} for training and "
+            f"{num_data - num_train} for testing; expected at least one in each."
+        )
+    order = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))
+    return _rows(dataset, order[:num_train]), _rows(dataset, order[num_train:])
+
+
+def _rows(dataset: Dataset, rows: Tensor) -> Dataset:
+    return dataset._replace(X=dataset.X[rows], t=None if dataset.t is None else dataset.t[rows])
+
+
+def _from_file(name: str, source: str) -> Dataset:
+    header, table = _read(_path(name))
+    if header[-1] != "label":
+        return Dataset(table, None, header, source)
+    label = table[:, -1]
+    if missing := (label.isnan().nonzero().flatten() + 1).tolist():
+        raise BadInput(
+            f"{name}.csv: row {missing[0]} has no label ({len(missing)} in all); expected one in each."
+        )
+    return Dataset(table[:, :-1], _targets(label), header[:-1], source)
+
+
+def _path(name: str) -> Path:
+    folder = os.environ.get("PYRO_EVIDENCE_DATA")
+    if not folder:
+        raise FileNotFoundError(
+            f"No data folder is known. Set the environment variable PYRO_EVIDENCE_DATA to the folder that "
+            f"holds {name}.csv (a header, comma-separated numbers, last column 'label')."
+        )
+    path = Path(folder) / f"{name}.csv"
+    if not path.is_file():
+        there = ", ".join(sorted(file.stem for file in Path(folder).glob("*.csv"))) or "no CSV file"
+        raise FileNotFoundError(f"{path} is no file. PYRO_EVIDENCE_DATA={folder} holds: {there}.")
+    return path
+
+
+def _read(path: Path) -> tuple[tuple[str, ...], Tensor]:
+    """Header and numbers, float64, shape ``(N, number of columns)``."""
+    with path.open(newline="") as file:
+        rows = [row for row in reader(file) if row]
+    if len(rows) < 2:
+        raise BadInput(f"{path} has {len(rows)} lines; expected a header and at least one row of numbers.")
+    header = tuple(rows[0])
+    numbers = [_numbers(row, header, f"{path}, row {place}") for place, row in enumerate(rows[1:], start=1)]
+    return header, torch.tensor(numbers, dtype=torch.float64)
+
+
+def _numbers(row: list[str], header: tuple[str, ...], where: str) -> list[float]:
+    if len(row) != len(header):
+        raise BadInput(f"{where} has {len(row)} fields; expected {len(header)}, as in the header.")
+    return [_number(field, f"{where}, column {name!r}") for field, name in zip(row, header, strict=True)]
+
+
+def _number(field: str, where: str) -> float:
+    try:
+        return float(field) if field.strip() else float("nan")
+    except ValueError:
+        raise BadInput(f"{where} reads {field!r}; expected a number, or nothing if it is missing.") from None
+
+
+def _targets(label: Tensor) -> Tensor:
+    """Labels other than 0 and 1 as int64, everything else as it is."""
+    two_classes = bool(((label == 0) | (label == 1)).all())
+    return label if two_classes or not torch.equal(label, label.round()) else label.long()
+
+
+def _from_sklearn(loader: str, dtype: torch.dtype, source: str) -> Dataset:
+    bunch = _sklearn_loader(loader)()
+    X = torch.as_tensor(bunch.data, dtype=torch.float64)
+    names = tuple(str(name) for name in bunch.feature_names)
+    return Dataset(X, torch.as_tensor(bunch.target, dtype=dtype), names, source)
+
+
+def _sklearn_loader(loader: str) -> Callable[[], Any]:
+    try:
+        module = import_module("sklearn.datasets")
+    except ImportError as error:
+        raise ImportError(
+            "This data set comes with scikit-learn, which is missing: pip install 'pyro-evidence[sklearn]'."
+        ) from error
+    found: Callable[[], Any] = getattr(module, loader)
+    return found

@@ -1,0 +1,96 @@
+"""One loop, one stopping rule, one honest report."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, Protocol, TypeVar
+
+from tqdm.auto import tqdm
+
+
+class Status(Enum):
+    """Why the loop stopped; the value is what the user reads."""
+
+    CONVERGED = "converged"
+    STEP_LIMIT = "ran out of steps: raise num_steps or loosen tolerance"
+    STUCK = "no step along the gradient raises the log evidence although its gradient is not zero: suspect a density that is not smooth"
+    UNBOUNDED = "a hyperparameter runs to infinity, so the log evidence has no maximum: give it a prior, or fix it"
+    FAILED = "a step failed: this is the last good state"
+    INTERRUPTED = "interrupted: this is the last good state"
+
+
+class Climbing(Protocol):
+    """A state that knows what it maximises."""
+
+    @property
+    def objective(self) -> float:
+        """Log evidence plus log hyperprior, nats."""
+
+    @property
+    def gradient_norm(self) -> float:
+        """Largest derivative of the objective in the log hyperparameters, nats; 0 where there is none."""
+
+    @property
+    def verdict(self) -> Status | None:
+        """Why no further step can be made, if that is so."""
+
+
+State = TypeVar("State", bound=Climbing)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When to stop, and what to do when that is not at convergence.
+
+    :ivar tolerance: relative change of the log evidence in one step that counts as none.
+    :ivar gradient_tolerance: largest derivative in the log hyperparameters that counts as zero, nats.
+    :ivar num_steps: most steps.
+    :ivar throw: raise :class:`~pyro_evidence.errors.NotConverged` unless converged; otherwise only warn.
+    :ivar progress: show a progress bar when the loop takes more than a second.
+    """
+
+    tolerance: float = 1e-8
+    gradient_tolerance: float = 1e-6
+    num_steps: int = 300
+    throw: bool = True
+    progress: bool = True
+
+    def __call__(self, before: float, state: Climbing, step: int) -> Status | None:
+        """The reason to stop after ``step`` steps, or None."""
+        small = abs(state.objective - before) <= self.tolerance * (1.0 + abs(state.objective))
+        if small and state.gradient_norm <= self.gradient_tolerance:
+            return Status.CONVERGED
+        return state.verdict or (Status.STEP_LIMIT if step >= self.num_steps else None)
+
+
+@dataclass(frozen=True)
+class Fit(Generic[State]):
+    """The last good state, why the loop stopped, and the way there."""
+
+    state: State
+    status: Status
+    objectives: tuple[float, ...]
+
+
+def iterate(step: Callable[[State], State], state: State, stop: Stop, name: str) -> Fit[State]:
+    """Repeat ``step`` until ``stop`` gives a reason; Ctrl-C keeps the last good state and says so."""
+    objectives, status = [state.objective], Status.CONVERGED if state.gradient_norm == 0.0 else None
+    with tqdm(total=stop.num_steps, desc=name, delay=1.0, disable=not stop.progress, leave=False) as bar:
+        while status is None:
+            try:
+                state = step(state)
+            except (KeyboardInterrupt, ArithmeticError) as error:
+                status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
+                warnings.warn(f"{name}, step {len(objectives)}: {status.value}. {error}", stacklevel=3)
+                break
+            objectives.append(state.objective)
+            status = stop(objectives[-2], state, len(objectives) - 1)
+            bar.set_postfix_str(f"log evidence {_short(state.objective)}", refresh=False)
+            bar.update()
+    return Fit(state, status, tuple(objectives))
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else str(value)

@@ -1,0 +1,120 @@
+"""Laplace-evidence type-II maximum likelihood for any Pyro model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.infer import type2
+from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.restarts import Restarts, search
+from pyro_evidence.infer.type2 import TypeII
+from pyro_evidence.laplace import problem, require_proper
+from pyro_evidence.ops.curvature import Curvature, exact_hessian
+from pyro_evidence.posterior import LaplacePosterior
+from pyro_evidence.program import LogJoint, Model
+
+
+class LaplaceEvidence:
+    """Takes the place of ``SVI`` or ``MCMC(NUTS(model), ...)``: posterior, hyperparameters and log evidence by Laplace.
+
+    The posterior mode and the curvature there give a Gaussian posterior and a log evidence; the model's params (and
+    the latent sites named in ``hyper``) are set where that log evidence is highest, by its exact gradient, the mode
+    re-found at every step.  MacKay (1992); exact for linear-Gaussian models.
+
+    :param model: any Pyro model whose discrete sites can be summed out.
+    :param integrate: latent sites to integrate out; default all continuous ones.  Others are maximised.
+    :param hyper: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
+        own constrained space); ``()`` holds all hyperparameters fixed.
+    :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.
+    :param stop: tolerances, the most steps, whether to raise and to show a progress bar.
+    :param restarts: number of random starts for the mode, climbed as one batch.
+    :param seed: of the starts.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        integrate: Sequence[str] | None = None,
+        hyper: Sequence[str] | None = None,
+        curvature: Curvature = exact_hessian,
+        stop: Stop = Stop(),
+        restarts: int = 1,
+        seed: int = 0,
+    ) -> None:
+        if not callable(model):
+            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
+        if restarts < 1:
+            raise BadInput(f"restarts={restarts}; expected at least 1.")
+        self.model, self.integrate, self.hyper = model, integrate, hyper
+        self.curvature, self.stop, self.restarts, self.seed = curvature, stop, restarts, seed
+        self._data: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._fits: tuple[Fit[TypeII], ...] = ()
+        self._found: Restarts | None = None
+
+    def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
+        """Fit to data, from scratch.
+
+        :param args: the model's arguments, as for ``MCMC.run``.
+        :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
+        :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see errors.
+        """
+        self._start(args, kwargs)
+        best = self._maximise()
+        if len(best.objectives) > 1:
+            require_proper(best.state.laplace)
+        if best.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
+            raise NotConverged(f"LaplaceEvidence: {best.status.value}. The posterior so far is in the error's .posterior.", self.posterior)
+        return self.posterior
+
+    def _maximise(self) -> Fit[TypeII]:
+        """Every distinct mode to its own hyperparameters, best fit last looked at; an interruption ends all."""
+        for i, fit in enumerate(self._fits):
+            fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence")
+            self._fits = (*self._fits[:i], fit, *self._fits[i + 1 :])
+            if fit.status is Status.INTERRUPTED:
+                break
+        return max(self._fits, key=lambda fit: fit.state.objective)
+
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """One outer iteration on the best mode, as ``SVI.step``; the first call starts, other data start anew.
+
+        :return: minus the log evidence (plus log hyperprior, where sites are maximised), nats.
+        """
+        if self._data is None or not _same(self._data, (args, kwargs)):
+            self._start(args, kwargs)
+            self._fits = self._fits[:1]
+        else:
+            fit = self._fits[0]
+            state = type2.step(fit.state) if fit.state.gradient_norm else fit.state
+            self._fits = (Fit(state, Status.STEP_LIMIT, (*fit.objectives, state.objective)),)
+        return -self._fits[0].state.objective
+
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
+        at = problem(joint, self.curvature)
+        self._found = search(at, joint.initial(self.restarts, self.seed), joint.initial_theta)
+        states = [type2.at(state) for state in self._found.states]
+        self._fits = tuple(Fit(state, Status.STEP_LIMIT, (state.objective,)) for state in states)
+        self._data = (args, kwargs)
+
+    @property
+    def posterior(self) -> LaplacePosterior:
+        """The posterior at the best state so far.
+
+        :raises BadInput: before the first ``run`` or ``step``.
+        """
+        if self._found is None:
+            raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
+        best = max(self._fits, key=lambda fit: fit.state.objective)
+        heights = torch.tensor([float(f.state.laplace.log_evidence) for f in self._fits] + [torch.nan], dtype=torch.float64)
+        reached = self._found.reached.clone()
+        reached[reached >= len(self._fits)] = -1
+        return LaplacePosterior(best.state.laplace, best.status.value, best.objectives, heights[reached], self._found.failures)
+
+
+def _same(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether two calls have the same objects as arguments."""
+    return len(a[0]) == len(b[0]) and a[1].keys() == b[1].keys() and all(x is y for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))

@@ -1,0 +1,152 @@
+"""Type-II maximisation: quasi-Newton on the exact gradient, in MacKay's metric where precisions are recognised."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.infer.iterate import Status
+from pyro_evidence.laplace import LaplaceState, Slope, laplace_state, slope
+from pyro_evidence.ops.evidence import reestimated_log_precision, well_determined
+from pyro_evidence.structure import PrecisionGroups
+
+LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
+FARTHEST = 60.0  # a precision of e^60 or e^-60 is on its way to infinity
+
+
+@dataclass(frozen=True)
+class TypeII:
+    """One outer iterate.  Built only by :func:`at` and :func:`step`."""
+
+    laplace: LaplaceState
+    slope: Slope
+    metric: Tensor  # (T, T) approximate inverse of minus the Hessian of the objective
+    verdict: Status | None = None
+
+    @property
+    def objective(self) -> float:
+        """Log evidence plus log hyperprior, nats."""
+        return self.laplace.objective
+
+    @property
+    def gradient_norm(self) -> float:
+        """Largest derivative in the unconstrained hyperparameters, nats; 0 without hyperparameters."""
+        return float(self.slope.total.abs().max()) if len(self.slope.total) else 0.0
+
+
+def at(laplace: LaplaceState) -> TypeII:
+    """The iterate at a Laplace state, with a fresh metric."""
+    if not len(laplace.theta):
+        return TypeII(laplace, Slope(laplace.theta, laplace.theta), torch.zeros(0, 0))
+    found = slope(laplace)
+    return TypeII(laplace, found, natural_metric(laplace, found).diag())
+
+
+def natural_metric(laplace: LaplaceState, found: Slope) -> Tensor:
+    """The diagonal metric in which a gradient step is one round of MacKay's fixed point, shape ``(T,)``.
+
+    Hyperparameters that hold no recognised precision get a step of at most one unit.
+    """
+    gradient = found.total
+    plain = 1.0 / gradient.abs().max().clamp(min=1.0).expand_as(gradient)  # |step| <= 1
+    groups = laplace.problem.structure.groups
+    if groups is None:
+        return plain
+    grouped = groups.power != 0
+    power = torch.where(grouped, groups.power, 1.0)
+    quadratic = groups.size(laplace.problem.active) - 2.0 * found.joint / power
+    move = reestimated_log_precision(gradient / power, quadratic) / power
+    good = grouped & torch.isfinite(move) & (move * gradient > 0)
+    ascent = torch.where(good, move / torch.where(good, gradient, 1.0), 0.0)
+    stiff = grouped & ~good & (gradient != 0)  # the round would leave the positive numbers
+    return torch.where(good, ascent, torch.where(stiff, 1.0 / gradient.abs(), plain))
+
+
+def step(state: TypeII) -> TypeII:
+    """One outer iteration: a step uphill in the hyperparameters, mode re-found, then pruning where that gains."""
+    direction = state.metric @ state.slope.total
+    direction = direction * (LARGEST_STEP / direction.abs().max().clamp(min=LARGEST_STEP))  # cap, direction kept
+    found = _line_search(state, direction)
+    if found is None:
+        return _stuck(state, float(direction @ state.slope.total))
+    new = at(_prune(found))
+    if bool((new.laplace.theta.abs() > FARTHEST).any()):
+        return replace(new, verdict=Status.UNBOUNDED)
+    same_model = new.laplace.problem is state.laplace.problem
+    return replace(new, metric=_updated(state, new)) if same_model and float(direction.abs().max()) < 1.0 else new
+
+
+def _stuck(state: TypeII, promised: float) -> TypeII:
+    """Another try in the natural metric; when that is what failed, the end: at rounding, or for want of smoothness."""
+    fresh = natural_metric(state.laplace, state.slope).diag()
+    if not torch.equal(fresh, state.metric):
+        return replace(state, metric=fresh)
+    rounding = state.laplace.problem.tolerance * (1.0 + abs(state.objective))
+    return replace(state, verdict=Status.CONVERGED if promised <= rounding else Status.STUCK)
+
+
+def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
+    """The first of the halved steps that raises the objective (Armijo), or None."""
+    before = state.laplace
+    rise = 1e-4 * float(direction @ state.slope.total)
+    slack = 1e-13 * (1.0 + abs(before.objective))  # rounding of the objective
+    for halvings in range(25):
+        scale = 0.5**halvings
+        try:
+            new = laplace_state(before.problem, before.theta + scale * direction, before.u)
+        except ArithmeticError:
+            continue
+        if new.objective >= before.objective + scale * rise - slack:
+            return new
+    return None
+
+
+def _updated(old: TypeII, new: TypeII) -> Tensor:
+    """BFGS update of the metric.  Nocedal and Wright (2006), eq. 6.17."""
+    s = new.laplace.theta - old.laplace.theta
+    y = old.slope.total - new.slope.total
+    sy = s @ y
+    if not float(sy) > 1e-12 * float(y @ y):
+        return new.metric
+    left = torch.eye(len(s), dtype=s.dtype, device=s.device) - torch.outer(s, y) / sy
+    return left @ old.metric @ left.T + torch.outer(s, s) / sy
+
+
+def _prune(state: LaplaceState) -> LaplaceState:
+    """Switch off every group of weights whose best precision is infinite."""
+    groups = state.problem.structure.groups
+    if groups is None:
+        return state
+    size = groups.size(state.problem.active)
+    for t in torch.nonzero(groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)).flatten().tolist():
+        member = groups.member == t
+        if bool(torch.isfinite(groups.loc[member]).all()) and bool((state.problem.active & ~member).any()):
+            state = _without(state, groups, t)
+    return state
+
+
+def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> LaplaceState:
+    """The state without group ``t``, when the log evidence is no lower there than here and than a little before infinity.
+
+    To first order in the prior variance the log evidence near infinity is linear, so the second comparison says
+    whether infinity is a local maximum.
+    """
+    member = groups.member == t
+    stand_in = state.theta.clone()
+    stand_in[t] += _to_insignificance(state, member) / groups.power[t]
+    try:
+        before = laplace_state(state.problem, stand_in, torch.where(member, groups.loc, state.u))
+        pruned = laplace_state(state.problem.without(member), stand_in, before.u)
+    except ArithmeticError:
+        return state
+    return pruned if pruned.objective >= max(state.objective, before.objective) else state
+
+
+def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:
+    """How much the log precision must rise for the data to move a member by 1e-4 of its prior variance only."""
+    groups = state.problem.structure.groups
+    assert groups is not None
+    prior = groups.log_precision(state.theta)[member].exp()
+    determined = well_determined(prior, state.precision.variance[0][member]).amax().clamp(1e-12, 0.5)  # 0 < gamma < 1
+    return (1e4 * determined / (1.0 - determined)).log().clamp(min=math.log(100.0))  # at least a factor of 100

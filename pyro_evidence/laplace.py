@@ -1,0 +1,191 @@
+"""Laplace's approximation of one log joint at one setting of its hyperparameters, and its evidence's exact gradient."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import ImproperPosterior, NotAMode
+from pyro_evidence.ops import evidence, lbfgs, newton
+from pyro_evidence.ops.curvature import Curvature, Density, exact_hessian
+from pyro_evidence.ops.derivatives import pullback
+from pyro_evidence.ops.precision import Precision, factorise
+from pyro_evidence.program import LogJoint
+from pyro_evidence.pruned import Pruned
+from pyro_evidence.structure import PrecisionGroups, Structure, recognise
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A log joint, what is known of its structure, and the curvature to use; coordinates not active are pruned."""
+
+    joint: LogJoint
+    structure: Structure
+    curvature: Curvature
+    active: Tensor  # (D,) bool
+
+    @property
+    def density(self) -> Density:
+        """The cheapest density, without the pruned coordinates."""
+        fastest, groups = self.structure.fastest, self.structure.groups
+        if groups is None or bool(self.active.all()):
+            return fastest
+        return Pruned(fastest, groups, self.active)
+
+    @property
+    def tolerance(self) -> float:
+        """Twice the rise of the log joint, in nats, that counts as none."""
+        return 100.0 * torch.finfo(self.joint.dtype).eps
+
+    def without(self, member: Tensor) -> "Problem":
+        """The same problem with more coordinates pruned."""
+        return replace(self, active=self.active & ~member)
+
+
+def problem(joint: LogJoint, curvature: Curvature = exact_hessian) -> Problem:
+    """The problem before anything is pruned."""
+    active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
+    return Problem(joint, recognise(joint), curvature, active)
+
+
+@dataclass(frozen=True)
+class LaplaceState:
+    """One iterate.  Built only by :func:`laplace_state`, so its parts always agree."""
+
+    problem: Problem
+    theta: Tensor  # (T,)   unconstrained hyperparameters
+    u: Tensor  # (D,)       posterior mode, unconstrained; pruned coordinates at their prior mean
+    log_joint: Tensor  # ()  log p(D, mode | theta)
+    precision: Precision  # R = 1; identity on pruned coordinates
+    decrement: float  # squared gradient norm at the mode in units of the posterior precision, nats
+    log_evidence: Tensor  # () log p(D | theta)
+    log_hyperprior: Tensor  # () log prior density of the maximised latent sites
+
+    @property
+    def objective(self) -> float:
+        """Log evidence plus log hyperprior: what the hyperparameters maximise, nats."""
+        return float(self.log_evidence + self.log_hyperprior)
+
+    @property
+    def gamma(self) -> Tensor:
+        """Number of well-determined parameters per hyperparameter, nan for those that hold no precision, ``(T,)``."""
+        groups = self.problem.structure.groups
+        total = torch.full_like(self.theta, torch.nan)
+        if groups is None:
+            return total
+        each = evidence.well_determined(groups.log_precision(self.theta).exp(), self.precision.variance[0])
+        each = torch.where(self.problem.active, each, 0.0)[groups.member >= 0]
+        sums = torch.zeros_like(self.theta).index_add(0, groups.member[groups.member >= 0], each)
+        return torch.where(groups.is_weight, sums, total)
+
+
+def find_modes(at: Problem, u: Tensor, theta: Tensor, *, cold: bool) -> newton.Mode:
+    """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite."""
+    density, tolerance = at.density, at.tolerance
+
+    def curvature(v: Tensor) -> Tensor:
+        return at.curvature(density, v, theta)
+
+    def climb(v: Tensor, num_steps: int) -> newton.Mode:
+        return newton.climb(density, curvature, v, theta, tolerance=tolerance, num_steps=num_steps)
+
+    def approach(v: Tensor, slope: float, num_steps: int) -> Tensor:
+        return lbfgs.ascend(lambda w: density.gradient(w, theta), v, tolerance=slope, num_steps=num_steps)
+
+    if cold and at.structure.linear is None:
+        curvature(u[:1].detach())  # too large for memory? then say so before the long way
+        u = approach(u, 1e-3 * (1.0 + len(u[0]) ** 0.5), 300)
+    mode = climb(u, 50)
+    if not bool(mode.converged.all()):
+        mode = climb(approach(mode.u, tolerance**0.5, 1000), 50)
+    return mode
+
+
+def laplace_state(at: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
+    """Laplace's approximation at ``theta``, its mode searched from ``start`` ``(D,)``.
+
+    :raises NotAMode: when the search ends elsewhere than at a maximum.
+    :raises NotPositiveDefinite: when the curvature that was asked for is not positive definite there.
+    """
+    mode = find_modes(at, start.detach().unsqueeze(0), theta, cold=cold)
+    return state_at(at, theta, mode, 0)
+
+
+def state_at(at: Problem, theta: Tensor, mode: newton.Mode, row: int) -> LaplaceState:
+    """The state of one row of a finished search."""
+    label = at.joint.latents.label
+    precision = factorise(mode.precision[row : row + 1], label)
+    if not bool(mode.converged[row]):
+        worst = int(mode.gradient[row].abs().argmax())
+        raise NotAMode(
+            f"the search for the posterior mode stopped where the gradient is still {float(mode.gradient[row, worst]):.2e} at "
+            f"{label(worst)} (a Newton step promises {0.5 * float(mode.decrement[row]):.2e} nats); expected a maximum. "
+            f"Standardise the data, give the site a tighter prior, or try restarts=8."
+        )
+    num_active = int(at.active.sum())
+    log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], num_active)
+    log_hyperprior = at.joint.log_hyperprior(theta).detach()
+    numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
+    return LaplaceState(at, theta.detach(), mode.u[row].detach(), *numbers)
+
+
+def require_proper(state: LaplaceState) -> None:
+    """Walk far along the least determined direction: a proper posterior falls off on both sides.
+
+    :raises ImproperPosterior: when the log joint stays up at 10, 30 and 100 standard deviations.
+    """
+    direction = state.precision.weakest(state.problem.active)
+    steps = torch.tensor([10.0, 30.0, 100.0], dtype=direction.dtype, device=direction.device)
+    rows = torch.cat([state.u + steps[:, None] * direction, state.u - steps[:, None] * direction])
+    with torch.no_grad():
+        fall = state.log_joint - state.problem.density.log_joint(rows, state.theta)
+    if bool((fall < 1.0).reshape(2, 3).all(-1).any()):
+        where = state.problem.joint.latents.label(int(direction.abs().argmax()))
+        raise ImproperPosterior(
+            f"the log joint stays within 1 nat of its maximum 100 posterior standard deviations away along a direction that "
+            f"points at {where}: the posterior is improper, or its mode lies at infinity (separable classes, collinear "
+            f"columns, a flat prior). Give that site a proper prior, for example Normal(0, 10) on standardised inputs."
+        )
+
+
+@dataclass(frozen=True)
+class Slope:
+    """First derivatives in the unconstrained hyperparameters, nats, shape ``(T,)``."""
+
+    total: Tensor  # of log evidence + log hyperprior, the mode's dependence included
+    joint: Tensor  # of the log joint at the fixed mode
+
+
+def slope(state: LaplaceState) -> Slope:
+    r"""Exact derivatives of the Laplace log evidence.
+
+    .. math:: \frac{d}{d\theta}\Bigl[\log p(D, \hat w) - \tfrac12\log|A|\Bigr] =
+        \partial_\theta \log p - \tfrac12 \partial_\theta \log|A|
+        - \tfrac12 (\partial_w \log|A|)\, A^{-1} \partial_w \partial_\theta \log p
+
+    The last term is the implicit function theorem at the mode; with a curvature that is not the exact Hessian its
+    ``A`` is the exact one all the same.
+    """
+    density, curvature = state.problem.density, state.problem.curvature
+    theta = state.theta.clone().requires_grad_()
+    u = state.u.unsqueeze(0).requires_grad_()
+    A = curvature(density, u, theta)
+    half_log_det = 0.5 * (state.precision.adjoint.detach() * A).sum()
+    by_u, by_theta = pullback(half_log_det, u), pullback(half_log_det, theta)
+    log_joint = density.log_joint(u, theta).sum()
+    partial = pullback(log_joint, theta)
+    moved = _solve(state, by_u)
+    mixed = pullback(pullback(log_joint, u, create_graph=True), theta, moved)
+    prior = pullback(state.problem.joint.log_hyperprior(theta), theta)
+    return Slope((partial - by_theta - mixed + prior).double(), (partial).double())
+
+
+def _solve(state: LaplaceState, b: Tensor) -> Tensor:
+    """``A^-1 b`` with the exact Hessian."""
+    if state.problem.curvature is exact_hessian:
+        return state.precision.solve(b)
+    A = exact_hessian(state.problem.density, state.u.unsqueeze(0), state.theta)
+    return factorise(A, state.problem.joint.latents.label).solve(b)
+
+
+__all__ = ["LaplaceState", "PrecisionGroups", "Problem", "Slope", "find_modes", "laplace_state", "problem", "require_proper", "slope", "state_at"]

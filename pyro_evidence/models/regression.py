@@ -1,0 +1,206 @@
+r"""Linear regression on a basis, and the Gaussian prior on weights that it shares with the classifiers.
+
+.. math:: w_m \sim N(0, \alpha_{g(m)}^{-1}), \qquad t_n \sim N(\phi(x_n)^\top w, \beta^{-1})
+
+Bishop (2006), sec. 3.3 and 3.5; MacKay (1992), "Bayesian interpolation".
+"""
+
+from dataclasses import dataclass
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.ops.basis import Basis, TensorValue, has_bias, linear_predictor
+
+
+@dataclass(frozen=True, eq=False)
+class Learned(TensorValue):
+    """A precision for the engine to learn: a positive ``pyro.param``, which begins at ``start``."""
+
+    start: float | Tensor = 1.0
+
+
+LEARNED = Learned()
+
+Precision = float | Tensor | Learned  # a number or a tensor is a fixed value
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPrior(TensorValue):
+    """Which prior precision each weight has.  Built by :func:`weight_prior`.
+
+    :ivar alpha: of the weights: one for all, shape ``()``; one each, ``(M,)``; or one per group, ``(G,)``.
+    :ivar alpha_bias: of the bias, the last weight; None when no weight is set apart.
+    :ivar groups: group of each weight, whole numbers from 0, shape ``(M,)``, the bias not counted; None for
+        no groups.
+    """
+
+    alpha: Precision
+    alpha_bias: Precision | None
+    groups: Tensor | None
+
+    def precision(self, Phi: Tensor) -> Tensor:
+        """Prior precision of each weight, shape ``(M,)``, bias last.  Declares the params of the prior."""
+        num_weights = Phi.shape[-1] - (self.alpha_bias is not None)
+        alpha = self._grouped(precision_value("alpha", self.alpha, self._shape(), Phi), num_weights)
+        if self.alpha_bias is None:
+            return alpha
+        alpha_bias = precision_value("alpha_bias", self.alpha_bias, Size(), Phi)
+        return torch.cat([alpha, alpha_bias.expand(1)])
+
+    def _shape(self) -> Size:
+        if self.groups is None:
+            return _start(self.alpha).shape
+        return Size([int(self.groups.max()) + 1])
+
+    def _grouped(self, alpha: Tensor, num_weights: int) -> Tensor:
+        per_weight = alpha if self.groups is None else alpha[self.groups.to(alpha.device)]
+        if per_weight.shape not in (Size(), Size([num_weights])):
+            name = "alpha" if self.groups is None else "groups"
+            raise BadInput(
+                f"{name} has {len(per_weight)} entries, but the basis has {num_weights} functions"
+                f"{'' if self.alpha_bias is None else ' (the bias, which has alpha_bias, not counted)'}."
+            )
+        return per_weight.expand(num_weights)
+
+
+def weight_prior(
+    basis: Basis, alpha: Precision, alpha_bias: Precision | None, groups: Tensor | None
+) -> WeightPrior:
+    """The checked prior; ``alpha_bias`` is dropped when ``basis`` has no bias column.
+
+    :raises BadInput: on values that are no precisions, on groups that skip a number, and on a precision for a
+        bias that ``basis`` does not have.
+    """
+    check_precision("alpha", alpha, largest_dim=1)
+    if groups is not None:
+        _check_groups(groups, _start(alpha).shape)
+    if alpha_bias is not None:
+        check_precision("alpha_bias", alpha_bias)
+    if not has_bias(basis):
+        if alpha_bias is not None and alpha_bias is not LEARNED:
+            raise BadInput(f"alpha_bias={alpha_bias}, but {basis!r} has no bias column; give it bias=True.")
+        alpha_bias = None
+    return WeightPrior(alpha, alpha_bias, groups)
+
+
+def check_precision(name: str, setting: Precision, largest_dim: int = 0) -> None:
+    """Refuse what cannot be a precision or the start of one.
+
+    :raises BadInput: unless all values are finite and greater than 0, in a tensor of at most ``largest_dim``
+        dimensions.
+    """
+    value = _start(setting)
+    if value.dim() > largest_dim:
+        expected = "one number" if largest_dim == 0 else "one number, or one per weight or group"
+        raise BadInput(f"{name} has shape {tuple(value.shape)}; expected {expected}.")
+    refused = value[~(value.isfinite() & (value > 0))]
+    if len(refused) > 0:
+        raise BadInput(
+            f"{name} has the value {float(refused[0]):g}; expected finite and greater than 0, for it is a "
+            f"precision (1 / variance). For a flat prior pass something small, such as 1e-3."
+        )
+
+
+def precision_value(name: str, setting: Precision, shape: Size, like: Tensor) -> Tensor:
+    """The precision called ``name``, expanded to ``shape``, in the dtype and on the device of ``like``.
+
+    :raises BadInput: when the param store holds another model's ``name``, of another shape or dtype.
+    """
+    start = torch.as_tensor(_start(setting), dtype=like.dtype, device=like.device).expand(shape)
+    if not isinstance(setting, Learned):
+        return start
+    value: Tensor = pyro.param(name, start.clone(), constraint=constraints.positive)
+    if value.shape != shape or value.dtype != like.dtype:
+        raise BadInput(
+            f"The param store holds {name!r} with shape {tuple(value.shape)} and dtype {value.dtype}; this "
+            f"model has {tuple(shape)} and {like.dtype}. It is left over from another model or from other "
+            f"data: call pyro.clear_param_store() first."
+        )
+    return value
+
+
+def _start(setting: Precision) -> Tensor:
+    value = setting.start if isinstance(setting, Learned) else setting
+    return torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64)
+
+
+def _check_groups(groups: Tensor, alpha_shape: Size) -> None:
+    if groups.dim() != 1 or groups.is_floating_point() or groups.dtype == torch.bool:
+        raise BadInput(
+            f"groups has shape {tuple(groups.shape)} and dtype {groups.dtype}; expected whole numbers, one "
+            f"per weight, shape (M,)."
+        )
+    used = groups.unique()
+    if not torch.equal(used, torch.arange(len(used), dtype=used.dtype, device=used.device)) or len(used) == 0:
+        raise BadInput(f"groups uses the numbers {used.tolist()}; expected all of 0, 1, ..., G - 1.")
+    if alpha_shape not in (Size(), Size([len(used)])):
+        raise BadInput(f"alpha has shape {tuple(alpha_shape)}, but groups names {len(used)} groups.")
+
+
+def observed(t: Tensor | None, Phi: Tensor) -> Tensor | None:
+    """``t`` once its shape is known to be ``(N,)``: a column would silently broadcast to ``(N, N)``.
+
+    :raises BadInput: on any other shape.
+    """
+    if t is not None and t.shape != Phi.shape[:-1]:
+        raise BadInput(
+            f"t has shape {tuple(t.shape)}, but X has {Phi.shape[-2]} rows; expected ({Phi.shape[-2]},). "
+            f"Write t[:, 0] for a column."
+        )
+    return t
+
+
+@dataclass(frozen=True, eq=False)
+class LinearRegression(TensorValue):
+    """The Pyro model that :func:`regression` returns: call it with ``X`` and ``t``, or with ``X`` alone.
+
+    Sites: ``w``, shape ``(M,)``, and ``t``, shape ``(N,)``, Normal, in the plate ``data``.  Params: those of
+    ``alpha``, ``alpha_bias`` and ``beta`` that are learned.
+    """
+
+    basis: Basis
+    prior: WeightPrior
+    beta: Precision
+
+    def __call__(self, X: Tensor, t: Tensor | None = None) -> Tensor:
+        """Targets, shape ``(N,)``: ``t`` where given, drawn otherwise.
+
+        :param X: inputs, shape ``(N, D)``.
+        """
+        Phi = self.basis(X)
+        alpha = self.prior.precision(Phi)
+        beta = precision_value("beta", self.beta, Size(), Phi)
+        w = pyro.sample("w", dist.Normal(loc=torch.zeros_like(alpha), scale=alpha.rsqrt()).to_event(1))
+        likelihood = dist.Normal(loc=linear_predictor(Phi, w), scale=beta.rsqrt())
+        with pyro.plate("data", Phi.shape[-2]):
+            return pyro.sample("t", likelihood, obs=observed(t, Phi))
+
+
+def regression(
+    basis: Basis,
+    *,
+    alpha: Precision = LEARNED,
+    alpha_bias: Precision | None = LEARNED,
+    groups: Tensor | None = None,
+    beta: Precision = LEARNED,
+) -> LinearRegression:
+    """Bayesian linear regression on ``basis``, an ordinary Pyro model ``model(X, t=None)``.
+
+    Every precision is learned (a ``pyro.param`` under its name) unless the caller passes its value.
+
+    :param basis: ``X`` to ``Phi``, such as :class:`~pyro_evidence.ops.basis.Linear`.
+    :param alpha: prior precision of the weights: one, one per weight, or one per group.
+    :param alpha_bias: prior precision of the bias when the basis has one.  None: the bias is a weight like
+        the others and is counted in ``groups``.
+    :param groups: group of each weight (automatic relevance determination), shape ``(M,)``; groups share a
+        precision.  ``torch.arange(M)`` gives each weight its own.
+    :param beta: noise precision, in units of ``t`` to the power -2.
+    :raises BadInput: on settings that do not fit each other.
+    """
+    check_precision("beta", beta)
+    return LinearRegression(basis, weight_prior(basis, alpha, alpha_bias, groups), beta)

@@ -1,0 +1,39 @@
+"""Every test starts from the same state: float64, one thread, an empty param store, validation on, seed 0."""
+
+import os
+import re
+from pathlib import Path
+
+os.environ["MPLBACKEND"] = "Agg"  # before anything imports matplotlib
+
+import pyro
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)  # also for tensors that a module makes while it is imported
+
+
+@pytest.fixture(autouse=True)
+def same_start() -> None:
+    torch.set_default_dtype(torch.float64)
+    pyro.clear_param_store()
+    pyro.enable_validation(True)
+    pyro.set_rng_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real data, which is not part of the repository."""
+    if "PYRO_EVIDENCE_DATA" not in os.environ:
+        pytest.skip("needs real data: PYRO_EVIDENCE_DATA names no folder with pima.csv and the others")
+    return Path(os.environ["PYRO_EVIDENCE_DATA"])
+
+
+@pytest.fixture(scope="session")
+def readme_blocks() -> list[str]:
+    """The Python blocks of the README, in order."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)

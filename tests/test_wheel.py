@@ -1,0 +1,120 @@
+"""The wheel runs the README in a fresh environment that holds its declared runtime dependencies alone.
+
+No network: the dependencies are links to the distributions that run this test.
+"""
+
+import email
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ["pyproject.toml", "README.md", "LICENSE"]
+OPTIONAL = ["matplotlib", "sklearn", "arviz"]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Standard output of a command that has to succeed."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build from a copy without anything that lies about in the working tree."""
+    tree = folder / "tree"
+    no_caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "pyro_evidence", tree / "pyro_evidence", ignore=no_caches)
+    for name in SHIPPED:
+        shutil.copy(ROOT / name, tree)
+    offline = ["--no-deps", "--no-build-isolation", "--no-index"]
+    run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, tree, cwd=folder)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def requirements(wheel: Path) -> list[str]:
+    """What the wheel says it needs, extras included."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return email.message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
+
+
+def runtime_closure(needed: Iterable[str]) -> dict[str, Distribution]:
+    """Distributions reached from the requirements without any extra, by canonical name."""
+    found: dict[str, Distribution] = {}
+    queue = [Requirement(text) for text in needed]
+    while queue:
+        requirement = queue.pop()
+        name = canonicalize_name(requirement.name)
+        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if wanted and name not in found:
+            found[name] = distribution(name)
+            queue += [Requirement(text) for text in found[name].requires or []]
+    return found
+
+
+def link(installed: Distribution, site: Path) -> None:
+    """Make an installed distribution visible in another site-packages folder."""
+    tops = {file.parts[0] for file in installed.files or []} - {"..", "__pycache__"}
+    assert tops, f"{installed.name} was installed without a list of its files"
+    for top in tops:
+        source, target = Path(str(installed.locate_file(top))), site / top
+        if not target.is_symlink():  # distributions may share a namespace folder
+            target.symlink_to(source, target_is_directory=source.is_dir())
+
+
+def fresh_environment(folder: Path, installed: Iterable[Distribution]) -> Path:
+    """A new virtual environment with pip and ``installed``; returns its interpreter."""
+    home = folder / "venv"
+    run(sys.executable, "-m", "venv", home, cwd=folder)
+    python = home / "bin" / "python"
+    run(python, "-I", "-m", "pip", "uninstall", "--yes", "setuptools", cwd=folder)  # seeded by older Pythons
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(run(python, "-I", "-c", ask, cwd=folder).strip())
+    for one in installed:
+        link(one, site)
+    return python
+
+
+def modules(names: Iterable[str]) -> set[str]:
+    """Those that are the package's files."""
+    return {
+        name for name in names if name.startswith("pyro_evidence/") and name.endswith((".py", "py.typed"))
+    }
+
+
+def test_wheel_runs_the_readme_on_its_declared_dependencies(tmp_path: Path, readme_blocks: list[str]) -> None:
+    wheel = build_wheel(tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = modules(archive.namelist())
+    here = (path.relative_to(ROOT).as_posix() for path in (ROOT / "pyro_evidence").rglob("*"))
+    assert "pyro_evidence/py.typed" in shipped
+    assert shipped == modules(here)
+
+    python = fresh_environment(tmp_path, runtime_closure(requirements(wheel)).values())
+    run(python, "-I", "-m", "pip", "install", "--no-index", wheel, cwd=tmp_path)
+
+    probe = f"from importlib.util import find_spec; print([n for n in {OPTIONAL} if find_spec(n)])"
+    assert run(python, "-I", "-c", probe, cwd=tmp_path).strip() == "[]"
+    where = run(python, "-I", "-c", "import pyro_evidence; print(pyro_evidence.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(tmp_path)
+
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(readme_blocks), encoding="utf-8")
+    run(python, "-I", script, cwd=tmp_path)
+
+
+def test_closure_follows_dependencies_and_leaves_extras_out() -> None:
+    found = runtime_closure(["pyro-ppl>=1.9.1,<2", 'matplotlib; extra == "plots"'])
+    assert {"pyro-ppl", "torch", "numpy", "tqdm", "opt-einsum"} <= set(found)
+    assert not {"matplotlib", "scikit-learn", "arviz", "pytest"} & set(found)
