@@ -12,7 +12,9 @@ from pyro_evidence.ops.derivatives import pullback
 from pyro_evidence.ops.precision import Precision, factorise
 from pyro_evidence.program import LogJoint
 from pyro_evidence.pruned import Pruned
-from pyro_evidence.structure import PrecisionGroups, Structure, recognise
+from pyro_evidence.structure import Structure, recognise
+
+DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,10 @@ class LaplaceState:
 def find_modes(at: Problem, u: Tensor, theta: Tensor, *, cold: bool) -> newton.Mode:
     """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite."""
     density, tolerance = at.density, at.tolerance
+    searching = exact_hessian if u.shape[-1] <= DENSE_SEARCH else at.curvature
 
     def curvature(v: Tensor) -> Tensor:
-        return at.curvature(density, v, theta)
+        return searching(density, v, theta)
 
     def climb(v: Tensor, num_steps: int) -> newton.Mode:
         return newton.climb(density, curvature, v, theta, tolerance=tolerance, num_steps=num_steps)
@@ -98,7 +101,7 @@ def find_modes(at: Problem, u: Tensor, theta: Tensor, *, cold: bool) -> newton.M
     mode = climb(u, 50)
     if not bool(mode.converged.all()):
         mode = climb(approach(mode.u, tolerance**0.5, 1000), 50)
-    return mode
+    return mode if searching is at.curvature else replace(mode, precision=at.curvature(density, mode.u, theta).detach())
 
 
 def laplace_state(at: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
@@ -134,6 +137,8 @@ def require_proper(state: LaplaceState) -> None:
 
     :raises ImproperPosterior: when the log joint stays up at 10, 30 and 100 standard deviations.
     """
+    if not bool(state.problem.active.any()):
+        return
     direction = state.precision.weakest(state.problem.active)
     steps = torch.tensor([10.0, 30.0, 100.0], dtype=direction.dtype, device=direction.device)
     rows = torch.cat([state.u + steps[:, None] * direction, state.u - steps[:, None] * direction])
@@ -187,5 +192,3 @@ def _solve(state: LaplaceState, b: Tensor) -> Tensor:
     A = exact_hessian(state.problem.density, state.u.unsqueeze(0), state.theta)
     return factorise(A, state.problem.joint.latents.label).solve(b)
 
-
-__all__ = ["LaplaceState", "PrecisionGroups", "Problem", "Slope", "find_modes", "laplace_state", "problem", "require_proper", "slope", "state_at"]

@@ -121,7 +121,7 @@ def _prune(state: LaplaceState) -> LaplaceState:
     size = groups.size(state.problem.active)
     for t in torch.nonzero(groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)).flatten().tolist():
         member = groups.member == t
-        if bool(torch.isfinite(groups.loc[member]).all()) and bool((state.problem.active & ~member).any()):
+        if bool(torch.isfinite(groups.loc[member]).all()):
             state = _without(state, groups, t)
     return state
 
@@ -136,8 +136,9 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> LaplaceSta
     stand_in = state.theta.clone()
     stand_in[t] += _to_insignificance(state, member) / groups.power[t]
     try:
-        before = laplace_state(state.problem, stand_in, torch.where(member, groups.loc, state.u))
-        pruned = laplace_state(state.problem.without(member), stand_in, before.u)
+        start = torch.where(member, groups.loc, state.u)
+        before = laplace_state(state.problem, stand_in, start)
+        pruned = laplace_state(state.problem.without(member), stand_in, start)
     except ArithmeticError:
         return state
     return pruned if pruned.objective >= max(state.objective, before.objective) else state

@@ -26,19 +26,22 @@ class Mode:
 def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, *, tolerance: float, num_steps: int) -> Mode:
     """Newton with backtracking; an indefinite curvature is replaced by its absolute value for the step.
 
-    A row is done when ``g' A^-1 g``, twice the rise in nats that a Newton step still promises, is below ``tolerance``
-    and ``A`` is positive definite.  A row that has come to rest on a saddle leaves along its downward curvature.
+    A row is done when ``A`` is positive definite and ``g' A^-1 g``, twice the rise in nats that a Newton step still
+    promises, is far below ``tolerance``, or is below it and has stopped falling for rounding.  A row that has come to
+    rest on a saddle leaves along its downward curvature.
 
     :param curvature: maps points ``(R, D)`` to precisions.
     """
     value, slope = density.gradient(u, theta)
+    before = torch.full_like(value, torch.inf)
     for _ in range(num_steps):
         A = curvature(u).detach()
         step, definite, lowest = _step(A, slope)
         decrement = (slope * step).sum(-1)
-        done = definite & (decrement <= tolerance)
+        done = definite & (decrement <= torch.where(decrement > 0.1 * before, tolerance, tolerance**1.4))
         if bool(done.all()):
             break
+        before = decrement
         step = torch.where((~definite & (decrement <= tolerance)).unsqueeze(-1), _escape(density, u, theta, lowest), step)
         moved = _backtrack(density, (u, value, slope), theta, torch.where(done.unsqueeze(-1), 0.0, step))
         if bool((moved[0] == u).all()):
