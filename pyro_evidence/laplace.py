@@ -1,19 +1,21 @@
 """Laplace's approximation of one log joint at one setting of its hyperparameters, and its evidence's exact gradient."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.ops import evidence, lbfgs, newton
-from pyro_evidence.ops.curvature import Curvature, Density, exact_hessian
+from pyro_evidence.ops.curvature import Curvature, Density, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.derivatives import pullback
 from pyro_evidence.ops.precision import Precision, factorise
 from pyro_evidence.program import LogJoint
 from pyro_evidence.pruned import Pruned
 from pyro_evidence.structure import Structure, recognise
 
+PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
 
 
@@ -83,25 +85,27 @@ class LaplaceState:
 
 def find_modes(at: Problem, u: Tensor, theta: Tensor, *, cold: bool) -> newton.Mode:
     """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite."""
-    density, tolerance = at.density, at.tolerance
-    searching = exact_hessian if u.shape[-1] <= DENSE_SEARCH else at.curvature
-
-    def curvature(v: Tensor) -> Tensor:
-        return searching(density, v, theta)
-
-    def climb(v: Tensor, num_steps: int) -> newton.Mode:
-        return newton.climb(density, curvature, v, theta, tolerance=tolerance, num_steps=num_steps)
-
-    def approach(v: Tensor, slope: float, num_steps: int) -> Tensor:
-        return lbfgs.ascend(lambda w: density.gradient(w, theta), v, tolerance=slope, num_steps=num_steps)
-
+    search = partial(_climb, at, theta=theta)
+    exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else at.curvature
     if cold and at.structure.linear is None:
-        curvature(u[:1].detach())  # too large for memory? then say so before the long way
-        u = approach(u, 1e-3 * (1.0 + len(u[0]) ** 0.5), 300)
-    mode = climb(u, 50)
+        exact(at.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way
+        u = _approach(at, u, theta, 1e-3 * (1.0 + len(u[0]) ** 0.5), 300)
+    mode = search(u, exact)
     if not bool(mode.converged.all()):
-        mode = climb(approach(mode.u, tolerance**0.5, 1000), 50)
-    return mode if searching is at.curvature else replace(mode, precision=at.curvature(density, mode.u, theta).detach())
+        mode = search(_approach(at, mode.u, theta, at.tolerance**0.5, 1000), exact)
+    if not bool(mode.converged.all()) and exact is not at.curvature:
+        return search(mode.u, at.curvature)  # where the exact curvature is singular and another was asked for
+    return mode if exact is at.curvature else replace(mode, precision=at.curvature(at.density, mode.u, theta).detach())
+
+
+def _climb(at: Problem, u: Tensor, curvature: Curvature, theta: Tensor) -> newton.Mode:
+    density = at.density
+    return newton.climb(density, lambda v: curvature(density, v, theta), u, theta, tolerance=at.tolerance, num_steps=50)
+
+
+def _approach(at: Problem, u: Tensor, theta: Tensor, tolerance: float, num_steps: int) -> Tensor:
+    density = at.density
+    return lbfgs.ascend(lambda v: density.gradient(v, theta), u, tolerance=tolerance, num_steps=num_steps)
 
 
 def laplace_state(at: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
@@ -137,8 +141,8 @@ def require_proper(state: LaplaceState) -> None:
 
     :raises ImproperPosterior: when the log joint stays up at 10, 30 and 100 standard deviations.
     """
-    if not bool(state.problem.active.any()):
-        return
+    if state.problem.curvature not in PLAIN or not bool(state.problem.active.any()):
+        return  # whoever damps a flat direction knows that it is flat
     direction = state.precision.weakest(state.problem.active)
     steps = torch.tensor([10.0, 30.0, 100.0], dtype=direction.dtype, device=direction.device)
     rows = torch.cat([state.u + steps[:, None] * direction, state.u - steps[:, None] * direction])

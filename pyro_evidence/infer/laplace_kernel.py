@@ -1,10 +1,14 @@
 """Laplace's posterior behind the interface of ``pyro.infer.MCMC``."""
 
+import copy
 from collections import OrderedDict
+from contextlib import AbstractContextManager
 from typing import Any
 
+import pyro
 import torch
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
+from pyro.params.param_store import StateDict
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
@@ -14,17 +18,32 @@ from pyro_evidence.program import Model
 
 
 class LaplaceKernel(MCMCKernel):
-    """``MCMC(LaplaceKernel(model), num_samples=..., warmup_steps=0)``: independent draws from Laplace's posterior.
+    """``MCMC(LaplaceKernel(model), num_samples=..., warmup_steps=0)``: draws from Laplace's posterior.
 
-    The fit is deterministic, so every chain of a parallel run draws from the same posterior, with its own seed.
+    The draws are independent.  Every chain fits, which is deterministic, so all chains draw from the same
+    posterior, each with its own seed.
 
-    :param model: a Pyro model, or a configured :class:`LaplaceEvidence`.
+    :param model: a Pyro model, or a configured :class:`LaplaceEvidence`, which is left as it is.
+    :ivar posterior: the last fit; None before the first.
     """
 
     def __init__(self, model: Model | LaplaceEvidence) -> None:
         self.engine = model if isinstance(model, LaplaceEvidence) else LaplaceEvidence(model)
         self.posterior: LaplacePosterior | None = None
         self.transforms: dict[str, Any] | None = None
+        self._sent: StateDict = {"params": {}, "constraints": {}}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A spawned chain starts with an empty param store, so the params travel with the kernel."""
+        return vars(self) | {"_sent": pyro.get_param_store().get_state()}
+
+    def _store(self) -> AbstractContextManager[Any]:
+        """The params of the process that sent this kernel, where this one has none of its own."""
+        own, sent = pyro.get_param_store().get_state(), self._sent
+        params = {**sent["params"], **own["params"]}
+        return pyro.get_param_store().scope(
+            {"params": params, "constraints": {**sent["constraints"], **own["constraints"]}}
+        )
 
     @property
     def model(self) -> Model:
@@ -37,27 +56,36 @@ class LaplaceKernel(MCMCKernel):
         :raises BadInput: for warmup steps, which independent draws do not have.
         """
         if warmup_steps:
-            raise BadInput(f"LaplaceKernel draws independently and has no warmup; pass warmup_steps=0, got {warmup_steps}.")
-        self.posterior = self.engine.run(*args, **kwargs)
+            raise BadInput(
+                f"warmup_steps={warmup_steps}: LaplaceKernel draws independently and has nothing to warm up; "
+                f"pass MCMC(..., warmup_steps=0)."
+            )
+        with self._store():
+            self.posterior = copy.copy(self.engine).run(*args, **kwargs)
         latents = self.posterior.state.problem.joint.latents
         self.transforms = {part.name: part.transform.inv for part in latents}
 
     @property
     def initial_params(self) -> dict[str, Tensor]:
         """The mode, unconstrained, by site."""
-        state = self._fitted.state
-        return state.problem.joint.latents.unconstrained(state.u.to(state.problem.joint.dtype))
+        return self._unconstrained(self._fitted.state.u)
 
     @initial_params.setter
     def initial_params(self, params: dict[str, Tensor]) -> None:
-        raise BadInput("LaplaceKernel finds its own mode; initial_params cannot be set. Use LaplaceEvidence(restarts=...).")
+        raise BadInput(
+            "initial_params cannot be set: LaplaceKernel finds the mode by itself. To search it from several "
+            "starts, pass LaplaceKernel(LaplaceEvidence(model, restarts=8))."
+        )
 
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """One independent draw, unconstrained, from torch's generator as every MCMC kernel."""
         state = self._fitted.state
-        white = torch.randn(1, len(state.u), dtype=torch.float64).to(state.u.device) * state.problem.active
-        u = (state.u + state.precision.colour(white)[0]).to(state.problem.joint.dtype)
-        return state.problem.joint.latents.unconstrained(u)
+        white = torch.randn(1, len(state.u), dtype=state.u.dtype, device="cpu").to(state.u.device)
+        return self._unconstrained(state.u + state.precision.colour(white * state.problem.active)[0])
+
+    def _unconstrained(self, u: Tensor) -> dict[str, Tensor]:
+        joint = self._fitted.state.problem.joint
+        return joint.latents.unconstrained(u.to(joint.dtype))
 
     def diagnostics(self) -> dict[str, Any]:
         """The log evidence, nats; draws are never divergent."""

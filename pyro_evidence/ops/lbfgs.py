@@ -14,14 +14,15 @@ def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, 
     Nocedal and Wright (2006), algorithm 7.4, with backtracking; a row that cannot rise any more stays.
     """
     value, slope = f(u)
+    moving = torch.ones_like(value, dtype=torch.bool)
     history: list[tuple[Tensor, Tensor]] = []
     for _ in range(num_steps):
-        if not bool((slope.abs().amax(-1) > tolerance).any()):
+        moving = moving & (slope.abs().amax(-1) > tolerance)
+        if not bool(moving.any()):
             break
-        step = _direction(slope, history)
+        step = torch.where(moving.unsqueeze(-1), _direction(slope, history), 0.0)
         new, new_value, new_slope = _line_search(f, (u, value, slope), step)
-        if bool((new == u).all()):
-            break
+        moving = moving & (new != u).any(-1)
         history = [*history[1 - memory :], (new - u, slope - new_slope)]
         u, value, slope = new, new_value, new_slope
     return u
@@ -53,16 +54,26 @@ def _scale(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _line_search(f: ValueAndGradient, at: tuple[Tensor, Tensor, Tensor], step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Halve each row's step until it rises enough (Armijo); rows that never do keep their place."""
-    u, value, slope = at
+    """Shorten each row's step until it rises enough (Armijo); rows that never do keep their place."""
+    u, value, slope = (x.clone() for x in at)
+    rise = (slope * step).sum(-1)
     scale = torch.ones_like(value)
-    rise = 1e-4 * (slope * step).sum(-1)
-    for _ in range(30):
-        trial = u + scale.unsqueeze(-1) * step
+    rows = torch.nonzero((step != 0).any(-1)).squeeze(-1)
+    for _ in range(20):
+        trial = at[0][rows] + scale[rows].unsqueeze(-1) * step[rows]
         trial_value, trial_slope = f(trial)
-        good = torch.isfinite(trial_value) & (trial_value >= value + scale * rise)
-        if bool(good.all()):
-            return trial, trial_value, trial_slope
-        scale = torch.where(good, scale, 0.5 * scale)
-    keep = good.unsqueeze(-1)
-    return torch.where(keep, trial, u), torch.where(good, trial_value, value), torch.where(keep, trial_slope, slope)
+        gain = trial_value - at[1][rows]
+        good = torch.isfinite(trial_value) & (gain >= 1e-4 * scale[rows] * rise[rows])
+        u[rows[good]], value[rows[good]], slope[rows[good]] = trial[good], trial_value[good], trial_slope[good]
+        scale[rows] = _shorter(scale[rows], rise[rows], gain)
+        rows = rows[~good]
+        if not len(rows):
+            break
+    return u, value, slope
+
+
+def _shorter(scale: Tensor, rise: Tensor, gain: Tensor) -> Tensor:
+    """Where the parabola through what is known peaks, between a tenth and a half of the step."""
+    curvature = (gain - rise * scale) / scale.square()
+    peak = torch.where(torch.isfinite(curvature) & (curvature < 0), -0.5 * rise / curvature, 0.0)
+    return torch.minimum(torch.maximum(peak, 0.1 * scale), 0.5 * scale)

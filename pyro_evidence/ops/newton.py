@@ -1,7 +1,7 @@
 """Newton's method for the posterior mode, on many rows at once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ class Mode:
     precision: Tensor  # (R, D, D) or (R, D): the curvature at u
     decrement: Tensor  # (R,) squared gradient norm in the metric of the precision, nats
     converged: Tensor  # (R,) bool
+    definite: Tensor  # (R,) bool: whether the precision is positive definite
+    step: Tensor  # (R, D) the Newton step that was not taken any more
+    lowest: Tensor  # (R, D) direction of lowest curvature where the precision is not positive definite
 
 
 def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, *, tolerance: float, num_steps: int) -> Mode:
@@ -28,27 +31,51 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, *,
 
     A row is done when ``A`` is positive definite and ``g' A^-1 g``, twice the rise in nats that a Newton step still
     promises, is far below ``tolerance``, or is below it and has stopped falling for rounding.  A row that has come to
-    rest on a saddle leaves along its downward curvature.
+    rest on a saddle leaves along its downward curvature; a row that cannot rise is given up.
 
     :param curvature: maps points ``(R, D)`` to precisions.
     """
-    value, slope = density.gradient(u, theta)
-    before = torch.full_like(value, torch.inf)
+    found = _start(density, curvature, u, theta)
+    rows = torch.arange(len(u), device=u.device)
     for _ in range(num_steps):
-        A = curvature(u).detach()
-        step, definite, lowest = _step(A, slope)
-        decrement = (slope * step).sum(-1)
-        done = definite & (decrement <= torch.where(decrement > 0.1 * before, tolerance, tolerance**1.4))
-        if bool(done.all()):
+        before, found = found.decrement[rows], _measure(found, rows, curvature)
+        after = found.decrement[rows]
+        small = after <= torch.where(after > 0.1 * before, tolerance, tolerance**1.4)
+        found.converged[rows] = found.definite[rows] & small
+        rows = rows[~found.converged[rows]]
+        if len(rows):
+            rows = _move(density, found, rows, theta, tolerance)
+        if not len(rows):
             break
-        before = decrement
-        step = torch.where((~definite & (decrement <= tolerance)).unsqueeze(-1), _escape(density, u, theta, lowest), step)
-        moved = _backtrack(density, (u, value, slope), theta, torch.where(done.unsqueeze(-1), 0.0, step))
-        if bool((moved[0] == u).all()):
-            done = definite & (decrement <= 1e4 * tolerance * (1.0 + value.abs()))
-            break
-        u, value, slope = moved
-    return Mode(u, value, slope, A, decrement, done)
+    return found
+
+
+def _start(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor) -> Mode:
+    """A record with room for every row, its precision not measured yet."""
+    value, slope = density.gradient(u, theta)
+    unknown = torch.full_like(value, torch.inf)
+    no = torch.zeros_like(value, dtype=torch.bool)
+    return Mode(u.detach().clone(), value, slope, torch.empty(0), unknown, no, no.clone(), torch.zeros_like(slope), torch.zeros_like(slope))
+
+
+def _measure(found: Mode, rows: Tensor, curvature: CurvatureAt) -> Mode:
+    """The record with the curvature, Newton step and decrement of ``rows`` brought up to date."""
+    A = curvature(found.u[rows]).detach()
+    if not found.precision.numel():
+        found = replace(found, precision=A.new_zeros(len(found.u), *A.shape[1:]))
+    step, definite, lowest = _step(A, found.gradient[rows])
+    found.precision[rows], found.definite[rows], found.step[rows], found.lowest[rows] = A, definite, step, lowest
+    found.decrement[rows] = (found.gradient[rows] * step).sum(-1)
+    return found
+
+
+def _move(density: Density, found: Mode, rows: Tensor, theta: Tensor, tolerance: float) -> Tensor:
+    """Take the steps of ``rows``; the rows that moved.  One at rounding counts as converged, where it stands."""
+    resting = found.decrement[rows] <= tolerance * (1.0 + found.log_joint[rows].abs())
+    _escape(density, found, rows[~found.definite[rows] & resting], theta)
+    moved = _backtrack(density, found, rows, theta)
+    found.converged[rows[~moved & found.definite[rows] & resting]] = True
+    return rows[moved]
 
 
 def _step(A: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,26 +93,27 @@ def _step(A: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return step, info == 0, vectors[..., 0] * size[..., :1].rsqrt()
 
 
-def _escape(density: Density, u: Tensor, theta: Tensor, direction: Tensor) -> Tensor:
-    """The better of the two ways off a saddle."""
-    ahead, behind = (density.log_joint(u + s * direction, theta).detach() for s in (1.0, -1.0))
-    return torch.where((ahead >= behind).unsqueeze(-1), direction, -direction)
+def _escape(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> None:
+    """Point the steps of rows on a saddle the better of the two ways down its curvature."""
+    if len(rows):
+        way = found.lowest[rows]
+        ahead, behind = (density.log_joint(found.u[rows] + s * way, theta).detach() for s in (1.0, -1.0))
+        found.step[rows] = torch.where((ahead >= behind).unsqueeze(-1), way, -way)
 
 
-def _backtrack(
-    density: Density, at: tuple[Tensor, Tensor, Tensor], theta: Tensor, step: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Halve each row's step until the log joint does not fall beyond rounding."""
-    u, value, slope = at
-    slack = 1e-14 * (1.0 + value.abs())  # rounding of the sum over data
-    rise = 1e-4 * (slope * step).sum(-1)
-    scale = torch.ones_like(value)
+def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> Tensor:
+    """Halve each row's step until the log joint does not fall beyond rounding; which rows moved."""
+    slack = 1e-14 * (1.0 + found.log_joint.abs())  # rounding of the sum over data
+    rise = 1e-4 * (found.gradient * found.step).sum(-1)
+    here, height = found.u.clone(), found.log_joint.clone()
+    left, scale = rows, 1.0
     for _ in range(40):
-        trial = u + scale.unsqueeze(-1) * step
-        trial_value, trial_slope = density.gradient(trial, theta)
-        good = torch.isfinite(trial_value) & (trial_value >= value + scale * rise - slack)
-        if bool(good.all()):
-            return trial, trial_value, trial_slope
-        scale = torch.where(good, scale, 0.5 * scale)
-    keep = good.unsqueeze(-1)
-    return torch.where(keep, trial, u), torch.where(good, trial_value, value), torch.where(keep, trial_slope, slope)
+        trial = here[left] + scale * found.step[left]
+        value, slope = density.gradient(trial, theta)
+        good = torch.isfinite(value) & (value >= height[left] + scale * rise[left] - slack[left])
+        done = left[good]
+        found.u[done], found.log_joint[done], found.gradient[done] = trial[good], value[good], slope[good]
+        left, scale = left[~good], 0.5 * scale
+        if not len(left):
+            break
+    return (found.u[rows] != here[rows]).any(-1)
