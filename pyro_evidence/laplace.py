@@ -83,29 +83,38 @@ class LaplaceState:
         return torch.where(groups.is_weight, sums, total)
 
 
-def find_modes(at: Problem, u: Tensor, theta: Tensor, *, cold: bool) -> newton.Mode:
-    """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite."""
-    search = partial(_climb, at, theta=theta)
+def _unwatched(log_joint: Tensor) -> None:
+    """Nobody is told of the steps."""
+
+
+def find_modes(at: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch = _unwatched) -> newton.Mode:
+    """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite.
+
+    :param cold: whether the start may be far from a mode.
+    :param watch: told every row's log joint once per step.
+    """
+    search, approach = partial(_climb, at, theta=theta, watch=watch), partial(_approach, at, theta=theta, watch=watch)
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else at.curvature
     if cold and at.structure.linear is None:
         exact(at.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way
-        u = _approach(at, u, theta, 1e-3 * (1.0 + len(u[0]) ** 0.5), 300)
+        u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
     mode = search(u, exact)
     if not bool(mode.converged.all()):
-        mode = search(_approach(at, mode.u, theta, at.tolerance**0.5, 1000), exact)
+        mode = search(approach(mode.u, tolerance=at.tolerance**0.5, num_steps=1000), exact)
     if not bool(mode.converged.all()) and exact is not at.curvature:
         return search(mode.u, at.curvature)  # where the exact curvature is singular and another was asked for
     return mode if exact is at.curvature else replace(mode, precision=at.curvature(at.density, mode.u, theta).detach())
 
 
-def _climb(at: Problem, u: Tensor, curvature: Curvature, theta: Tensor) -> newton.Mode:
+def _climb(at: Problem, u: Tensor, curvature: Curvature, *, theta: Tensor, watch: lbfgs.Watch) -> newton.Mode:
     density = at.density
-    return newton.climb(density, lambda v: curvature(density, v, theta), u, theta, tolerance=at.tolerance, num_steps=50)
+    limits = newton.Limits(at.tolerance, 50, watch)
+    return newton.climb(density, lambda v: curvature(density, v, theta), u, theta, limits)
 
 
-def _approach(at: Problem, u: Tensor, theta: Tensor, tolerance: float, num_steps: int) -> Tensor:
+def _approach(at: Problem, u: Tensor, *, theta: Tensor, tolerance: float, num_steps: int, watch: lbfgs.Watch) -> Tensor:
     density = at.density
-    return lbfgs.ascend(lambda v: density.gradient(v, theta), u, tolerance=tolerance, num_steps=num_steps)
+    return lbfgs.ascend(lambda v: density.gradient(v, theta), u, tolerance=tolerance, num_steps=num_steps, watch=watch)
 
 
 def laplace_state(at: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:

@@ -95,7 +95,7 @@ class LaplaceEvidence:
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
         at = problem(joint, self.curvature)
-        self._found = search(at, joint.initial(self.restarts, self.seed), joint.initial_theta)
+        self._found = search(at, joint.initial(self.restarts, self.seed), joint.initial_theta, progress=self.stop.progress)
         states = [type2.at(state) for state in self._found.states]
         self._fits = tuple(Fit(state, Status.STEP_LIMIT, (state.objective,)) for state in states)
         self._data = (args, kwargs)

@@ -1,9 +1,12 @@
 """Many starts, climbed as one batch; the distinct modes among them."""
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace import LaplaceState, Problem, find_modes, require_proper, state_at
@@ -18,38 +21,57 @@ class Restarts:
     failures: tuple[str, ...]
 
 
-def search(at: Problem, starts: Tensor, theta: Tensor) -> Restarts:
+def search(at: Problem, starts: Tensor, theta: Tensor, *, progress: bool = False) -> Restarts:
     """Climb from ``starts`` ``(R, D)`` at hyperparameters ``theta``; modes of one height are one mode.
 
     Relabelled mixture components and mirrored hidden units give modes of equal height, of which one is kept.
 
     :raises NotAMode: when every restart failed, with what each said.
     """
-    mode = find_modes(at, starts, theta, cold=True)
+    with tqdm(desc="posterior mode", delay=1.0, disable=not progress, leave=False) as bar:
+        mode = find_modes(at, starts, theta, cold=True, watch=partial(_show, bar))
     states: list[LaplaceState] = []
-    rows: list[int] = []
-    failures: list[str] = []
+    reached, failures = [], {}
     for row in range(len(starts)):
         try:
-            rows.append(_index(states, at, theta, (mode, row)))
+            reached.append(_index(states, state_at(at, theta, mode, row)))
         except ArithmeticError as error:
-            rows.append(-1)
-            failures.append(f"restart {row}: {error}")
-            last = error
+            reached.append(-1)
+            failures[row] = error
     if not states:
-        raise last if len(starts) == 1 else NotAMode("all restarts failed.\n" + "\n".join(failures))
+        raise _all_failed(failures)
+    letters = tuple(f"restart {row}: {error}" for row, error in failures.items())
+    return _sorted(states, torch.tensor(reached), letters)
+
+
+def _sorted(states: list[LaplaceState], reached: Tensor, failures: tuple[str, ...]) -> Restarts:
     order = sorted(range(len(states)), key=lambda i: -states[i].objective)
     rank = torch.tensor([order.index(i) for i in range(len(states))] + [-1])
-    return Restarts(tuple(states[i] for i in order), rank[torch.tensor(rows)], tuple(failures))
+    return Restarts(tuple(states[i] for i in order), rank[reached], failures)
 
 
-def _index(states: list[LaplaceState], at: Problem, theta: Tensor, which: tuple[object, int]) -> int:
-    """Position of a row's mode among ``states``, which grows when it is a new one."""
-    state = state_at(at, theta, *which)  # type: ignore[arg-type]
+def _all_failed(failures: dict[int, ArithmeticError]) -> ArithmeticError:
+    if len(failures) == 1:
+        return failures[0]
+    return NotAMode("\n".join(["all restarts failed."] + [f"restart {row}: {error}" for row, error in failures.items()]))
+
+
+def _show(bar: Any, log_joint: Tensor) -> None:
+    bar.set_postfix_str(f"log joint {float(log_joint.max()):.4f}", refresh=False)
+    bar.update()
+
+
+def _index(states: list[LaplaceState], state: LaplaceState) -> int:
+    """Position of a state's mode among ``states``, which grows when it is a new one."""
     for i, known in enumerate(states):
-        scale = 1.0 + abs(known.objective)
-        if abs(known.objective - state.objective) <= 1e-7 * scale and abs(float(known.log_joint - state.log_joint)) <= 1e-7 * scale:
+        if _same_height(known, state):
             return i
     require_proper(state)
     states.append(state)
     return len(states) - 1
+
+
+def _same_height(a: LaplaceState, b: LaplaceState) -> bool:
+    tolerance = a.problem.tolerance**0.5 * (1.0 + abs(a.objective))
+    gaps = (a.objective - b.objective, float(a.log_joint - b.log_joint))
+    return all(abs(gap) <= tolerance for gap in gaps)

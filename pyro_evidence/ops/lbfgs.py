@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
+Watch = Callable[[Tensor], None]  # told every row's value once per step
+MEMORY = 10  # pairs of steps and changes of the gradient that are kept
 
 
-def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, memory: int = 10) -> Tensor:
+def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, watch: Watch) -> Tensor:
     """Rows moved uphill until each row's largest gradient component is below ``tolerance``, shape ``(R, D)``.
 
     Nocedal and Wright (2006), algorithm 7.4, with backtracking; a row that cannot rise any more stays.
@@ -23,8 +25,9 @@ def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, 
         step = torch.where(moving.unsqueeze(-1), _direction(slope, history), 0.0)
         new, new_value, new_slope = _line_search(f, (u, value, slope), step)
         moving = moving & (new != u).any(-1)
-        history = [*history[1 - memory :], (new - u, slope - new_slope)]
+        history = [*history[1 - MEMORY :], (new - u, slope - new_slope)]
         u, value, slope = new, new_value, new_slope
+        watch(value)
     return u
 
 

@@ -26,7 +26,16 @@ class Mode:
     lowest: Tensor  # (R, D) direction of lowest curvature where the precision is not positive definite
 
 
-def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, *, tolerance: float, num_steps: int) -> Mode:
+@dataclass(frozen=True)
+class Limits:
+    """When to stop, and whom to tell of each step."""
+
+    tolerance: float  # nats
+    num_steps: int
+    watch: Callable[[Tensor], None]  # told every row's log joint
+
+
+def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:
     """Newton with backtracking; an indefinite curvature is replaced by its absolute value for the step.
 
     A row is done when ``A`` is positive definite and ``g' A^-1 g``, twice the rise in nats that a Newton step still
@@ -35,9 +44,9 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, *,
 
     :param curvature: maps points ``(R, D)`` to precisions.
     """
-    found = _start(density, curvature, u, theta)
+    found, tolerance = _start(density, u, theta), limits.tolerance
     rows = torch.arange(len(u), device=u.device)
-    for _ in range(num_steps):
+    for _ in range(limits.num_steps):
         before, found = found.decrement[rows], _measure(found, rows, curvature)
         after = found.decrement[rows]
         small = after <= torch.where(after > 0.1 * before, tolerance, tolerance**1.4)
@@ -45,12 +54,13 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, *,
         rows = rows[~found.converged[rows]]
         if len(rows):
             rows = _move(density, found, rows, theta, tolerance)
+            limits.watch(found.log_joint)
         if not len(rows):
             break
     return found
 
 
-def _start(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor) -> Mode:
+def _start(density: Density, u: Tensor, theta: Tensor) -> Mode:
     """A record with room for every row, its precision not measured yet."""
     value, slope = density.gradient(u, theta)
     unknown = torch.full_like(value, torch.inf)

@@ -1,0 +1,66 @@
+"""One outer step: MacKay's round, the metric, the caps, the verdicts."""
+
+import pytest
+import torch
+
+from pyro_evidence import LogJoint, Status, laplace
+from pyro_evidence.infer import type2
+from tests.infer.engine_models import classes, linear, logistic_ard, logistic_noncentred, logistic_sd, targets
+
+
+def first(model, data):  # type: ignore[no-untyped-def]
+    joint = LogJoint(model, data)
+    return type2.at(laplace.laplace_state(laplace.problem(joint), joint.initial_theta, joint.initial(1, seed=0)[0], cold=True))
+
+
+def test_the_first_step_of_a_linear_model_is_mackays_round() -> None:
+    """Bishop (2006), eq. 7.87 and 7.88, by hand."""
+    X, y = targets()
+    state = first(linear, (X, y))
+    A = X.T @ X + torch.eye(4)
+    mean = torch.linalg.solve(A, X.T @ y)
+    gamma = 4.0 - torch.linalg.inv(A).trace()
+    alpha = gamma / mean.square().sum()
+    beta = (len(y) - gamma) / (y - X @ mean).square().sum()
+    move = state.metric @ state.slope.total
+    torch.testing.assert_close(move, torch.stack([alpha.log(), beta.log()]), rtol=1e-9, atol=1e-9)
+    assert float(state.laplace.gamma[0]) == pytest.approx(float(gamma), rel=1e-12)
+
+
+def test_the_metric_is_the_same_round_whatever_the_parametrisation() -> None:
+    """Law: log precision moves by minus twice as much as log scale."""
+    data = classes()
+    by_precision, by_sd = first(logistic_ard, data), first(logistic_sd, data)
+    moves = [s.metric @ s.slope.total for s in (by_precision, by_sd)]
+    torch.testing.assert_close(moves[0], -2.0 * moves[1], rtol=1e-9, atol=1e-9)
+
+
+def test_without_recognised_precisions_the_first_step_is_at_most_one() -> None:
+    state = first(logistic_noncentred, classes())
+    assert 0.0 < float((state.metric @ state.slope.total).abs().max()) <= 1.0
+
+
+def test_no_step_ever_lowers_the_objective() -> None:
+    state = first(logistic_ard, classes())
+    heights = [state.objective]
+    for _ in range(15):
+        state = type2.step(state)
+        heights.append(state.objective)
+    assert all(b >= a - 1e-10 for a, b in zip(heights, heights[1:], strict=False))
+
+
+def test_steps_are_capped() -> None:
+    X, y = targets()
+    state = first(linear, (X, 1e6 * y))
+    new = type2.step(state)
+    assert float((new.laplace.theta - state.laplace.theta).abs().max()) <= type2.LARGEST_STEP + 1e-12
+
+
+def test_a_precision_on_its_way_to_infinity_is_a_verdict() -> None:
+    X, _ = targets()
+    state = first(linear, (X, torch.zeros(len(X))))
+    for _ in range(100):
+        state = type2.step(state)
+        if state.verdict is not None:
+            break
+    assert state.verdict is Status.UNBOUNDED
