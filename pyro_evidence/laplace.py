@@ -8,8 +8,16 @@ from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.ops import evidence, lbfgs, newton
-from pyro_evidence.ops.curvature import Curvature, Density, block_diagonal, diagonal, exact_hessian, gauss_newton
+from pyro_evidence.ops.curvature import (
+    Curvature,
+    Density,
+    block_diagonal,
+    diagonal,
+    exact_hessian,
+    gauss_newton,
+)
 from pyro_evidence.ops.derivatives import pullback
+from pyro_evidence.ops.linalg import Label
 from pyro_evidence.ops.precision import Precision, factorise
 from pyro_evidence.program import LogJoint
 from pyro_evidence.pruned import Pruned
@@ -93,7 +101,10 @@ def find_modes(at: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfg
     :param cold: whether the start may be far from a mode.
     :param watch: told every row's log joint once per step.
     """
-    search, approach = partial(_climb, at, theta=theta, watch=watch), partial(_approach, at, theta=theta, watch=watch)
+    search, approach = (
+        partial(_climb, at, theta=theta, watch=watch),
+        partial(_approach, at, theta=theta, watch=watch),
+    )
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else at.curvature
     if cold and at.structure.linear is None:
         exact(at.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way
@@ -132,17 +143,22 @@ def state_at(at: Problem, theta: Tensor, mode: newton.Mode, row: int) -> Laplace
     label = at.joint.latents.label
     precision = factorise(mode.precision[row : row + 1], label)
     if not bool(mode.converged[row]):
-        worst = int(mode.gradient[row].abs().argmax())
-        raise NotAMode(
-            f"the search for the posterior mode stopped where the gradient is still {float(mode.gradient[row, worst]):.2e} at "
-            f"{label(worst)} (a Newton step promises {0.5 * float(mode.decrement[row]):.2e} nats); expected a maximum. "
-            f"Standardise the data, give the site a tighter prior, or try restarts=8."
-        )
+        raise _not_a_mode(mode, row, label)
     num_active = int(at.active.sum())
     log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], num_active)
     log_hyperprior = at.joint.log_hyperprior(theta).detach()
     numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
     return LaplaceState(at, theta.detach(), mode.u[row].detach(), *numbers)
+
+
+def _not_a_mode(mode: newton.Mode, row: int, label: Label) -> NotAMode:
+    worst = int(mode.gradient[row].abs().argmax())
+    steepest, promised = float(mode.gradient[row, worst]), 0.5 * float(mode.decrement[row])
+    return NotAMode(
+        f"the search for the posterior mode stopped where the gradient is still {steepest:.2e} at {label(worst)} "
+        f"(a Newton step promises {promised:.2e} nats); expected a maximum. Standardise the data, give the site a "
+        f"tighter prior, or try restarts=8."
+    )
 
 
 def require_proper(state: LaplaceState) -> None:
@@ -160,9 +176,10 @@ def require_proper(state: LaplaceState) -> None:
     if bool((fall < 1.0).reshape(2, 3).all(-1).any()):
         where = state.problem.joint.latents.label(int(direction.abs().argmax()))
         raise ImproperPosterior(
-            f"the log joint stays within 1 nat of its maximum 100 posterior standard deviations away along a direction that "
-            f"points at {where}: the posterior is improper, or its mode lies at infinity (separable classes, collinear "
-            f"columns, a flat prior). Give that site a proper prior, for example Normal(0, 10) on standardised inputs."
+            f"the log joint stays within 1 nat of its maximum 100 posterior standard deviations away along a direction "
+            f"that points at {where}: the posterior is improper, or its mode lies at infinity (separable classes, "
+            f"collinear columns, a flat prior). Give that site a proper prior, for example Normal(0, 10) on "
+            f"standardised inputs."
         )
 
 
@@ -204,4 +221,3 @@ def _solve(state: LaplaceState, b: Tensor) -> Tensor:
         return state.precision.solve(b)
     A = exact_hessian(state.problem.density, state.u.unsqueeze(0), state.theta)
     return factorise(A, state.problem.joint.latents.label).solve(b)
-

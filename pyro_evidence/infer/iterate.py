@@ -15,8 +15,9 @@ class Status(Enum):
 
     CONVERGED = "converged"
     STEP_LIMIT = "ran out of steps: raise num_steps or loosen tolerance"
-    STUCK = "no step along the gradient raises the log evidence although its gradient is not zero: suspect a density that is not smooth"
+    STUCK = "no step uphill raises the log evidence, whose gradient is not zero: suspect a density that is not smooth"
     UNBOUNDED = "a hyperparameter runs to infinity, so the log evidence has no maximum: give it a prior, or fix it"
+    BY_HAND = "stepped by hand, not run to convergence"
     FAILED = "a step failed: this is the last good state"
     INTERRUPTED = "interrupted: this is the last good state"
 

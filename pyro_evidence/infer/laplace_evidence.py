@@ -1,5 +1,6 @@
 """Laplace-evidence type-II maximum likelihood for any Pyro model."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,9 +66,14 @@ class LaplaceEvidence:
         best = self._maximise()
         if len(best.objectives) > 1:
             require_proper(best.state.laplace)
-        if best.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
-            raise NotConverged(f"LaplaceEvidence: {best.status.value}. The posterior so far is in the error's .posterior.", self.posterior)
+        if best.status not in (Status.CONVERGED, Status.INTERRUPTED, Status.FAILED):
+            self._complain(f"LaplaceEvidence: {best.status.value}")
         return self.posterior
+
+    def _complain(self, message: str) -> None:
+        if self.stop.throw:
+            raise NotConverged(f"{message}. The posterior so far is in this error's .posterior.", self.posterior)
+        warnings.warn(message, stacklevel=3)
 
     def _maximise(self) -> Fit[TypeII]:
         """Every distinct mode to its own hyperparameters, best fit last looked at; an interruption ends all."""
@@ -89,15 +95,17 @@ class LaplaceEvidence:
         else:
             fit = self._fits[0]
             state = type2.step(fit.state) if fit.state.gradient_norm else fit.state
-            self._fits = (Fit(state, Status.STEP_LIMIT, (*fit.objectives, state.objective)),)
+            self._fits = (Fit(state, Status.BY_HAND, (*fit.objectives, state.objective)),)
         return -self._fits[0].state.objective
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
         at = problem(joint, self.curvature)
-        self._found = search(at, joint.initial(self.restarts, self.seed), joint.initial_theta, progress=self.stop.progress)
+        self._found = search(
+            at, joint.initial(self.restarts, self.seed), joint.initial_theta, progress=self.stop.progress
+        )
         states = [type2.at(state) for state in self._found.states]
-        self._fits = tuple(Fit(state, Status.STEP_LIMIT, (state.objective,)) for state in states)
+        self._fits = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
         self._data = (args, kwargs)
 
     @property
@@ -109,12 +117,20 @@ class LaplaceEvidence:
         if self._found is None:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         best = max(self._fits, key=lambda fit: fit.state.objective)
-        heights = torch.tensor([float(f.state.laplace.log_evidence) for f in self._fits] + [torch.nan], dtype=torch.float64)
+        heights = torch.tensor(
+            [float(f.state.laplace.log_evidence) for f in self._fits] + [torch.nan], dtype=torch.float64
+        )
         reached = self._found.reached.clone()
         reached[reached >= len(self._fits)] = -1
-        return LaplacePosterior(best.state.laplace, best.status.value, best.objectives, heights[reached], self._found.failures)
+        return LaplacePosterior(
+            best.state.laplace, best.status.value, best.objectives, heights[reached], self._found.failures
+        )
 
 
 def _same(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
     """Whether two calls have the same objects as arguments."""
-    return len(a[0]) == len(b[0]) and a[1].keys() == b[1].keys() and all(x is y for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))
+    return (
+        len(a[0]) == len(b[0])
+        and a[1].keys() == b[1].keys()
+        and all(x is y for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))
+    )

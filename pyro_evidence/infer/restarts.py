@@ -53,7 +53,9 @@ def _sorted(states: list[LaplaceState], reached: Tensor, failures: tuple[str, ..
 def _all_failed(failures: dict[int, ArithmeticError]) -> ArithmeticError:
     if len(failures) == 1:
         return failures[0]
-    return NotAMode("\n".join(["all restarts failed."] + [f"restart {row}: {error}" for row, error in failures.items()]))
+    return NotAMode(
+        "\n".join(["all restarts failed."] + [f"restart {row}: {error}" for row, error in failures.items()])
+    )
 
 
 def _show(bar: Any, log_joint: Tensor) -> None:

@@ -127,7 +127,7 @@ def _prune(state: LaplaceState) -> LaplaceState:
 
 
 def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> LaplaceState:
-    """The state without group ``t``, when the log evidence is no lower there than here and than a little before infinity.
+    """The state without group ``t``, if the log evidence is no lower there than here and than just before infinity.
 
     To first order in the prior variance the log evidence near infinity is linear, so the second comparison says
     whether infinity is a local maximum.

@@ -67,7 +67,11 @@ def _line_search(f: ValueAndGradient, at: tuple[Tensor, Tensor, Tensor], step: T
         trial_value, trial_slope = f(trial)
         gain = trial_value - at[1][rows]
         good = torch.isfinite(trial_value) & (gain >= 1e-4 * scale[rows] * rise[rows])
-        u[rows[good]], value[rows[good]], slope[rows[good]] = trial[good], trial_value[good], trial_slope[good]
+        u[rows[good]], value[rows[good]], slope[rows[good]] = (
+            trial[good],
+            trial_value[good],
+            trial_slope[good],
+        )
         scale[rows] = _shorter(scale[rows], rise[rows], gain)
         rows = rows[~good]
         if not len(rows):

@@ -65,7 +65,17 @@ def _start(density: Density, u: Tensor, theta: Tensor) -> Mode:
     value, slope = density.gradient(u, theta)
     unknown = torch.full_like(value, torch.inf)
     no = torch.zeros_like(value, dtype=torch.bool)
-    return Mode(u.detach().clone(), value, slope, torch.empty(0), unknown, no, no.clone(), torch.zeros_like(slope), torch.zeros_like(slope))
+    return Mode(
+        u.detach().clone(),
+        value,
+        slope,
+        torch.empty(0),
+        unknown,
+        no,
+        no.clone(),
+        torch.zeros_like(slope),
+        torch.zeros_like(slope),
+    )
 
 
 def _measure(found: Mode, rows: Tensor, curvature: CurvatureAt) -> Mode:
@@ -74,7 +84,12 @@ def _measure(found: Mode, rows: Tensor, curvature: CurvatureAt) -> Mode:
     if not found.precision.numel():
         found = replace(found, precision=A.new_zeros(len(found.u), *A.shape[1:]))
     step, definite, lowest = _step(A, found.gradient[rows])
-    found.precision[rows], found.definite[rows], found.step[rows], found.lowest[rows] = A, definite, step, lowest
+    found.precision[rows], found.definite[rows], found.step[rows], found.lowest[rows] = (
+        A,
+        definite,
+        step,
+        lowest,
+    )
     found.decrement[rows] = (found.gradient[rows] * step).sum(-1)
     return found
 

@@ -99,4 +99,9 @@ def curve(num: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def two_clusters(num: int = 50, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.cat([torch.randn(num // 2, generator=generator) - 3.0, 0.7 * torch.randn(num // 2, generator=generator) + 2.0])
+    return torch.cat(
+        [
+            torch.randn(num // 2, generator=generator) - 3.0,
+            0.7 * torch.randn(num // 2, generator=generator) + 2.0,
+        ]
+    )

@@ -52,7 +52,9 @@ def test_a_verdict_of_the_state_ends_the_loop() -> None:
     assert iterate(give_up, Number(1.0), Stop(progress=False), "test").status is Status.STUCK
 
 
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, Status.INTERRUPTED), (ArithmeticError, Status.FAILED)])
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, Status.INTERRUPTED), (ArithmeticError, Status.FAILED)]
+)
 def test_the_last_good_state_survives(error: type[BaseException], status: Status) -> None:
     def breaks(state: Number) -> Number:
         if state.x < 0.2:

@@ -1,5 +1,6 @@
 """LaplaceEvidence against closed forms, other programs and itself by another route."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -7,6 +8,20 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from torch import Tensor
+
+from pyro_evidence import (
+    LaplaceEvidence,
+    LogJoint,
+    NotConverged,
+    Status,
+    Stop,
+    exact_hessian,
+    gauss_newton,
+    laplace,
+)
+from pyro_evidence.infer import type2
+from pyro_evidence.infer.iterate import iterate
 from tests.infer.engine_models import (
     classes,
     curve,
@@ -21,11 +36,6 @@ from tests.infer.engine_models import (
     targets,
     two_clusters,
 )
-from torch import Tensor
-
-from pyro_evidence import LaplaceEvidence, LogJoint, NotConverged, Status, Stop, exact_hessian, gauss_newton, laplace
-from pyro_evidence.infer import type2
-from pyro_evidence.infer.iterate import iterate
 
 
 def exact_log_evidence(X: Tensor, y: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
@@ -100,7 +110,13 @@ def test_pima_log_evidence(data_dir) -> None:  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(
     ("model", "data"),
-    [(linear, targets()), (logistic_ard, classes(120)), (logistic_shared, classes()), (network, curve()), (mixture, (two_clusters(),))],
+    [
+        (linear, targets()),
+        (logistic_ard, classes(120)),
+        (logistic_shared, classes()),
+        (network, curve()),
+        (mixture, (two_clusters(),)),
+    ],
 )
 def test_mackays_metric_and_the_plain_gradient_agree_at_convergence(model, data) -> None:  # type: ignore[no-untyped-def]
     joint = LogJoint(model, data)
@@ -109,7 +125,10 @@ def test_mackays_metric_and_the_plain_gradient_agree_at_convergence(model, data)
     plain = replace(at, structure=replace(at.structure, groups=None))
     start = joint.initial(1, seed=0)[0]
     stop = Stop(gradient_tolerance=1e-7, num_steps=300, progress=False)
-    fits = [iterate(type2.step, type2.at(laplace.laplace_state(p, joint.initial_theta, start, cold=True)), stop, "x") for p in (at, plain)]
+    fits = [
+        iterate(type2.step, type2.at(laplace.laplace_state(p, joint.initial_theta, start, cold=True)), stop, "x")
+        for p in (at, plain)
+    ]
     assert [f.status for f in fits] == [Status.CONVERGED] * 2
     assert fits[0].state.objective == pytest.approx(fits[1].state.objective, abs=1e-8)
     torch.testing.assert_close(fits[0].state.laplace.theta, fits[1].state.laplace.theta, rtol=1e-5, atol=1e-5)
@@ -128,11 +147,18 @@ def test_parametrisation_changes_nothing() -> None:
     """Law: precisions, standard deviations, and a non-centred site are one model."""
     X, t = classes()
     by_precision, by_sd = LaplaceEvidence(logistic_ard).run(X, t), LaplaceEvidence(logistic_sd).run(X, t)
-    torch.testing.assert_close(by_precision.hyperparameters["alpha"].rsqrt(), by_sd.hyperparameters["sd"], rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(
+        by_precision.hyperparameters["alpha"].rsqrt(), by_sd.hyperparameters["sd"], rtol=1e-5, atol=0.0
+    )
     assert float(by_precision.log_evidence) == pytest.approx(float(by_sd.log_evidence), abs=1e-9)
-    centred, noncentred = LaplaceEvidence(logistic_shared).run(X, t), LaplaceEvidence(logistic_noncentred).run(X, t)
+    centred, noncentred = (
+        LaplaceEvidence(logistic_shared).run(X, t),
+        LaplaceEvidence(logistic_noncentred).run(X, t),
+    )
     assert float(centred.log_evidence) == pytest.approx(float(noncentred.log_evidence), abs=1e-9)
-    torch.testing.assert_close(centred.hyperparameters["alpha"], noncentred.hyperparameters["alpha"], rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(
+        centred.hyperparameters["alpha"], noncentred.hyperparameters["alpha"], rtol=1e-5, atol=0.0
+    )
 
 
 def test_rescaled_targets_move_the_log_evidence_by_n_log_c() -> None:
@@ -219,7 +245,7 @@ def test_step_descends_and_arrives_where_run_arrives() -> None:
     engine = LaplaceEvidence(logistic_ard)
     losses = [engine.step(X, t) for _ in range(40)]
     assert isinstance(losses[0], float)
-    assert all(b <= a + 1e-9 for a, b in zip(losses, losses[1:], strict=False))
+    assert all(b <= a + 1e-9 for a, b in itertools.pairwise(losses))
     expected = LaplaceEvidence(logistic_ard).run(X, t)
     assert -losses[-1] == pytest.approx(float(expected.log_evidence), abs=1e-7)
     torch.testing.assert_close(engine.posterior.mode["w"], expected.mode["w"], rtol=1e-4, atol=1e-6)

@@ -5,6 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from pyro_evidence import LogJoint, block_diagonal, damped, diagonal, exact_hessian, gauss_newton, laplace
+from pyro_evidence.ops.curvature import Curvature
 from tests.infer.engine_models import (
     classes,
     curve,
@@ -18,10 +22,6 @@ from tests.infer.engine_models import (
     targets,
     two_clusters,
 )
-from torch import Tensor
-
-from pyro_evidence import LogJoint, block_diagonal, damped, diagonal, exact_hessian, gauss_newton, laplace
-from pyro_evidence.ops.curvature import Curvature
 
 CASES = {
     "logistic, ARD": (logistic_ard, classes(), exact_hessian, None),

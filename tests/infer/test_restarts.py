@@ -4,11 +4,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from tests.infer.engine_models import classes, curve, logistic_ard, mixture, network, two_clusters
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, LogJoint, NotAMode, laplace
 from pyro_evidence.infer.restarts import search
+from tests.infer.engine_models import classes, curve, logistic_ard, mixture, network, two_clusters
 
 
 def double_well(height: Tensor) -> None:
@@ -36,7 +36,9 @@ def test_mirrored_modes_count_once() -> None:
     assert len(set(posterior.restarts.round(decimals=6).tolist())) == 1
 
 
-@pytest.mark.parametrize(("model", "data"), [(network, curve()), (mixture, (two_clusters(),)), (logistic_ard, classes())])
+@pytest.mark.parametrize(
+    ("model", "data"), [(network, curve()), (mixture, (two_clusters(),)), (logistic_ard, classes())]
+)
 def test_a_batch_of_restarts_equals_a_loop(model, data) -> None:  # type: ignore[no-untyped-def]
     joint = LogJoint(model, data)
     at = laplace.problem(joint)
@@ -45,7 +47,10 @@ def test_a_batch_of_restarts_equals_a_loop(model, data) -> None:  # type: ignore
     for row, start in enumerate(starts):
         alone = laplace.find_modes(at, start.unsqueeze(0), joint.initial_theta, cold=True)
         assert bool(batch.converged[row]) and bool(alone.converged[0])
-        levels = [float(m.log_joint[0]) for m in (laplace.find_modes(at, s.unsqueeze(0), joint.initial_theta, cold=True) for s in starts)]
+        levels = [
+            float(m.log_joint[0])
+            for m in (laplace.find_modes(at, s.unsqueeze(0), joint.initial_theta, cold=True) for s in starts)
+        ]
         assert min(abs(float(batch.log_joint[row]) - level) for level in levels) < 1e-8
 
 

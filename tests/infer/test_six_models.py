@@ -129,7 +129,9 @@ def wider_importance_estimate(posterior: LaplacePosterior, num_samples: int) -> 
     z = torch.randn(num_samples, len(state.u)) / torch.distributions.Chi2(df).sample((num_samples, 1)).div(df).sqrt()
     u = state.u + z @ scale_tril.T
     D = torch.tensor(float(len(state.u)))
-    log_norm = torch.lgamma((df + D) / 2) - torch.lgamma(torch.tensor(df / 2)) - D / 2 * torch.log(torch.tensor(df * torch.pi))
+    log_norm = (
+        torch.lgamma((df + D) / 2) - torch.lgamma(torch.tensor(df / 2)) - D / 2 * torch.log(torch.tensor(df * torch.pi))
+    )
     log_q = log_norm - scale_tril.diagonal().log().sum() - (df + D) / 2 * torch.log1p(z.square().sum(-1) / df)
     log_p = torch.cat([state.problem.density.log_joint(part, state.theta).detach() for part in u.split(500)])
     ratio = (log_p - log_q).nan_to_num(-torch.inf)
@@ -157,5 +159,9 @@ def test_laplace_runs_and_its_check_can_be_believed(name: str, capsys: pytest.Ca
 
 def test_reliable_checks_are_not_the_exception() -> None:
     """So that the branch above is not empty."""
-    good = [n for n in ("LKJ covariance", "gamma-Poisson") if LaplaceEvidence(CASES[n][0]).run(*CASES[n][1]).diagnostics(4000)["pareto_k"] < 0.5]
+    good = [
+        n
+        for n in ("LKJ covariance", "gamma-Poisson")
+        if LaplaceEvidence(CASES[n][0]).run(*CASES[n][1]).diagnostics(4000)["pareto_k"] < 0.5
+    ]
     assert len(good) == 2

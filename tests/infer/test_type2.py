@@ -1,5 +1,7 @@
 """One outer step: MacKay's round, the metric, the caps, the verdicts."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -10,7 +12,9 @@ from tests.infer.engine_models import classes, linear, logistic_ard, logistic_no
 
 def first(model, data):  # type: ignore[no-untyped-def]
     joint = LogJoint(model, data)
-    return type2.at(laplace.laplace_state(laplace.problem(joint), joint.initial_theta, joint.initial(1, seed=0)[0], cold=True))
+    return type2.at(
+        laplace.laplace_state(laplace.problem(joint), joint.initial_theta, joint.initial(1, seed=0)[0], cold=True)
+    )
 
 
 def test_the_first_step_of_a_linear_model_is_mackays_round() -> None:
@@ -46,7 +50,7 @@ def test_no_step_ever_lowers_the_objective() -> None:
     for _ in range(15):
         state = type2.step(state)
         heights.append(state.objective)
-    assert all(b >= a - 1e-10 for a, b in zip(heights, heights[1:], strict=False))
+    assert all(b >= a - 1e-10 for a, b in itertools.pairwise(heights))
 
 
 def test_steps_are_capped() -> None:
