@@ -53,7 +53,7 @@ class Stop:
     """
 
     tolerance: float = 1e-8
-    gradient_tolerance: float = 1e-6
+    gradient_tolerance: float = 1e-6  # |d log evidence / d log hyperparameter| in nats
     num_steps: int = 300
     throw: bool = True
     progress: bool = True
