@@ -1,21 +1,49 @@
 """A Laplace state as a file of tensors and settings, and back."""
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyro
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace import LaplaceState, Problem, problem
-from pyro_evidence.ops.curvature import Curvature, block_diagonal, diagonal, exact_hessian, gauss_newton
-from pyro_evidence.ops.precision import Dense, Diagonal
-from pyro_evidence.program import LogJoint, Model
+from pyro_evidence.laplace import LaplaceState, Problem
+from pyro_evidence.ops.curvature import (
+    Curvature,
+    Density,
+    block_diagonal,
+    diagonal,
+    exact_hessian,
+    gauss_newton,
+)
+from pyro_evidence.ops.precision import Dense, Diagonal, Precision
+from pyro_evidence.program import LogJoint, Model, empty_store
+from pyro_evidence.structure import recognise
 
 FORMAT = "pyro_evidence laplace posterior 1"
-CURVATURES: dict[str, Curvature] = {f.__name__: f for f in (exact_hessian, gauss_newton, block_diagonal, diagonal)}
+NAMED: dict[str, Curvature] = {f.__name__: f for f in (exact_hessian, gauss_newton, block_diagonal, diagonal)}
+PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class Unsaved:
+    """Stands for a curvature that a file cannot hold; a loaded posterior keeps its name."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, density: Density, u: Tensor, theta: Tensor) -> Tensor:
+        """Refuse.
+
+        :raises BadInput: always.
+        """
+        raise BadInput(
+            f"this posterior was saved with curvature {self.__name__}, a function that a file of tensors and "
+            f"settings cannot hold. Its numbers are all there; to refit, give LaplaceEvidence that curvature."
+        )
 
 
 def record(state: LaplaceState) -> dict[str, Any]:
@@ -23,106 +51,154 @@ def record(state: LaplaceState) -> dict[str, Any]:
 
     :raises BadInput: when the model's arguments hold anything else.
     """
-    joint = state.problem.joint
-    refuse_objects(joint.args, "positional arguments")
-    refuse_objects(joint.kwargs, "keyword arguments")
-    precision = state.precision
+    joint, precision = state.problem.joint, state.precision
     return {
         "format": FORMAT,
-        "args": list(joint.args),
-        "kwargs": dict(joint.kwargs),
-        "integrate": list(joint.latents.names),
+        "args": [storable(a, f"argument {i}") for i, a in enumerate(joint.args)],
+        "kwargs": {n: storable(a, f"argument {n!r}") for n, a in joint.kwargs.items()},
         "hyper": list(joint.hyper_sites),
-        "held": {n: v.detach() for n, v in joint.held.items()},
+        "free": [n for n in joint.hypers.names if n not in joint.hyper_sites],
+        "held": {n: v.detach().clone() for n, v in joint.held.items()},
         "shapes": shapes(joint),
-        "curvature": getattr(state.problem.curvature, "__name__", "?"),
+        "curvature": getattr(state.problem.curvature, "__name__", "of the caller's"),
         "active": state.problem.active,
         "theta": state.theta,
         "u": state.u,
         "precision": precision.tril if isinstance(precision, Dense) else precision.adjoint.reciprocal(),
         "log_joint": state.log_joint,
+        "log_joint_beside": _log_joint_beside(state),
         "decrement": state.decrement,
         "log_evidence": state.log_evidence,
         "log_hyperprior": state.log_hyperprior,
     }
 
 
-def refuse_objects(value: Any, where: str) -> None:
-    """Only what a file without code can hold.
+def storable(value: Any, where: str) -> Any:
+    """A copy of an argument without the storage around it, where a file without code can hold it.
 
-    :raises BadInput: naming the type that it cannot.
+    :raises BadInput: where it cannot, naming the type.
     """
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            refuse_objects(item, where)
-    elif not isinstance(value, Tensor | int | float | str | bool | None):
-        raise BadInput(
-            f"the model's {where} hold a {type(value).__name__}, which a file of tensors and settings cannot; bind it to the "
-            f"model first, for example model = functools.partial(model, {type(value).__name__.lower()}=...)."
-        )
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(storable(item, f"{where}[{i}]") for i, item in enumerate(value))
+    if type(value) is dict and all(type(k) in PLAIN for k in value):
+        return {k: storable(item, f"{where}[{k!r}]") for k, item in value.items()}
+    if type(value) in PLAIN:
+        return value
+    kind = type(value).__name__
+    raise BadInput(
+        f"{where} of the model is a {kind}, which a file of tensors and settings cannot hold. Pass tensors, "
+        f"numbers, strings, or lists, tuples and dicts of them, or bind it to the model by functools.partial."
+    )
 
 
 def shapes(joint: LogJoint) -> dict[str, list[int]]:
     """What identifies a model: its sites and hyperparameters with their shapes."""
-    return {p.name: list(p.shape) for part in (joint.latents, joint.hypers) for p in part}
+    named = {p.name: p.shape for part in (joint.latents, joint.hypers) for p in part}
+    named |= {n: v.shape for n, v in joint.held.items()}
+    return {n: list(named[n]) for n in sorted(named)}
+
+
+def _log_joint_beside(state: LaplaceState) -> Tensor:
+    """Log joint one posterior standard deviation beside the mode, in a direction without symmetry, nats."""
+    index = torch.arange(1.0, len(state.u) + 1.0, dtype=state.u.dtype, device=state.u.device)
+    white = torch.where(state.problem.active, (1.7 * index).sin(), 0.0).unsqueeze(0)
+    beside = state.u + state.precision.colour(white / white.norm())
+    return _log_joint(state, beside[0])
+
+
+def _log_joint(state: LaplaceState, u: Tensor) -> Tensor:
+    with torch.no_grad(), pyro.validation_enabled(False):
+        return state.problem.density.log_joint(u.unsqueeze(0), state.theta)[0]
 
 
 def write(content: dict[str, Any], path: str | Path) -> None:
     """Save, through a temporary file so that a crash leaves no half file."""
     part = Path(f"{path}.part")
-    torch.save(content, part)
-    part.replace(path)
+    try:
+        torch.save(content, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
-def read(path: str | Path) -> Mapping[str, Any]:
+def read(path: str | Path, map_location: Any = None) -> Mapping[str, Any]:
     """The content of a file of ours.
 
+    :param map_location: as for ``torch.load``.
     :raises BadInput: for any other file.
+    :raises FileNotFoundError: where there is none.
     """
     try:
-        content = torch.load(path, weights_only=True)
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()  # torch.load does not look at the check sums
+        content = None if damaged else torch.load(path, map_location=map_location, weights_only=True)
     except FileNotFoundError:
         raise
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise BadInput(f"{path} cannot be read as a saved posterior ({type(error).__name__}): it is damaged or foreign.") from error
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise _unreadable(path, type(error).__name__) from error
+    if damaged:
+        raise _unreadable(path, f"the check sum of {damaged} does not fit")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise BadInput(f"{path} is not a saved Laplace posterior; expected one that posterior.save(path) wrote.")
+        raise BadInput(f"{path} is not a saved Laplace posterior; expected a file that posterior.save(path) wrote.")
     return content
 
 
+def _unreadable(path: str | Path, reason: str) -> BadInput:
+    return BadInput(
+        f"{path} cannot be read as a saved posterior ({reason}): it is damaged or foreign; expected a file "
+        f"that posterior.save(path) wrote."
+    )
+
+
 def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
-    """The saved state over ``model``.
+    """The saved state over ``model``; nothing is fitted.
 
     :raises BadInput: when the model's sites, shapes or density differ from the saved ones.
     """
     joint = _joint(content, model)
-    if shapes(joint) != content["shapes"]:
-        raise BadInput(f"the file holds sites {content['shapes']}; this model has {shapes(joint)}. Load it with the model it was fitted to.")
-    at = Problem(joint, *_structure(joint, content), content["active"])
-    precision = Dense(content["precision"]) if content["precision"].dim() == 3 else Diagonal(content["precision"])
-    numbers = (content["log_joint"], precision, content["decrement"], content["log_evidence"], content["log_hyperprior"])
-    state = LaplaceState(at, content["theta"], content["u"], *numbers)
-    found = at.density.log_joint(state.u.unsqueeze(0), state.theta)[0].detach()
-    if not bool(torch.isclose(found, state.log_joint, rtol=1e-6)):
-        raise BadInput(
-            f"this model's log joint at the saved mode is {float(found):.6g}; the file was saved with {float(state.log_joint):.6g}. "
-            f"It has the same sites but is another density."
-        )
+    name = content["curvature"]
+    at = Problem(joint, recognise(joint), NAMED.get(name) or Unsaved(name), content["active"])
+    numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
+    state = LaplaceState(at, content["theta"], content["u"], content["log_joint"], _precision(content), *numbers)
+    _require_same_density(state, content)
     return state
 
 
+def _precision(content: Mapping[str, Any]) -> Precision:
+    stored = content["precision"]
+    return Dense(stored) if stored.dim() == 3 else Diagonal(stored)
+
+
 def _joint(content: Mapping[str, Any], model: Model) -> LogJoint:
-    hyper: list[str] | tuple[str, ...] | None = content["hyper"] or (() if content["held"] else None)
+    """The log joint with the sites, roles and held values of the file, whatever the param store holds now."""
+    hyper = content["hyper"] or (None if content["free"] else ())
     try:
-        joint = LogJoint(model, content["args"], content["kwargs"], hyper=hyper)
+        with empty_store():
+            joint = LogJoint(model, content["args"], content["kwargs"], hyper=hyper)
     except (ValueError, TypeError) as error:
         raise BadInput(f"the saved data do not fit this model: {error}") from error
+    if shapes(joint) != content["shapes"] or joint.held.keys() != content["held"].keys():
+        raise BadInput(
+            f"the file holds sites and hyperparameters of shapes {content['shapes']}; this model has "
+            f"{shapes(joint)}. Load it with the model that it was fitted to."
+        )
     joint.held = dict(content["held"])
     return joint
 
 
-def _structure(joint: LogJoint, content: Mapping[str, Any]) -> tuple[Any, Curvature]:
-    fresh = problem(joint)
-    return fresh.structure, CURVATURES.get(content["curvature"], exact_hessian)
+def _require_same_density(state: LaplaceState, content: Mapping[str, Any]) -> None:
+    """Compare the log joint with the saved one, at the mode and beside it.
+
+    :raises BadInput: where they differ by more than rounding.
+    """
+    found = torch.stack([_log_joint(state, state.u), _log_joint_beside(state)])
+    expected = torch.stack([content["log_joint"], content["log_joint_beside"]])
+    tolerance = 1e-6 if state.problem.joint.dtype == torch.float64 else 1e-3  # rounding of a sum over the data
+    if not bool(((found - expected).abs() <= tolerance * (1.0 + expected.abs())).all()):
+        raise BadInput(
+            f"this model's log joint is {float(found[0]):.6g} at the saved mode and {float(found[1]):.6g} "
+            f"beside it; the file was saved with {float(expected[0]):.6g} and {float(expected[1]):.6g}. The sites "
+            f"are the same, the density is another: load it with the model that it was fitted to."
+        )

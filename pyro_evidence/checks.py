@@ -1,23 +1,42 @@
 """What a model and its data must satisfy before anything is fitted; every refusal is a letter."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
-from pyro.distributions import Distribution
-from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
+from torch.distributions import biject_to
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.ops.coordinates import Coordinates, is_identity
+from pyro_evidence.sites import Node, Trace, is_discrete, is_empty, is_observation, is_plate, sample_nodes
 
-Trace = Any
-Node = Mapping[str, Any]
+
+class Joint(Protocol):
+    """What the checks need of a log joint density."""
+
+    latents: Coordinates
+    hypers: Coordinates
+    hyper_sites: tuple[str, ...]
+    discrete: tuple[str, ...]
+    observed: tuple[str, ...]
+    initial_theta: Tensor
+    dtype: torch.dtype
+
+    def trace(self, u: Tensor, theta: Tensor) -> Trace:
+        """The model run at one point."""
+
+    def density(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Tensor:
+        """The log density at constrained values."""
+
+    def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
+        """The log prior of the maximised sites."""
 
 
 def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """The tensors among the arguments, one level of containers deep, with what to call them."""
-    named = [(f"argument {i}", a) for i, a in enumerate(args)] + [(f"argument {k!r}", a) for k, a in kwargs.items()]
-    for name, value in named:
+    named = {f"argument {i}": a for i, a in enumerate(args)} | {f"argument {k!r}": a for k, a in kwargs.items()}
+    for name, value in named.items():
         if isinstance(value, Tensor):
             yield name, value
         elif isinstance(value, list | tuple):
@@ -28,64 +47,70 @@ def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[st
 
 def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The arguments as a reader of an error message wants them: shape, dtype, how many are not finite."""
-    lines = [f"{name}: shape {tuple(t.shape)}, {t.dtype}{_bad_entries(t)}" for name, t in tensors(args, kwargs)]
-    return "; ".join(lines) or "no tensors among the arguments"
+    found = [f"{n}: shape {tuple(t.shape)}, {t.dtype}{bad_entries(t)}" for n, t in tensors(args, kwargs)]
+    return "; ".join(found) or "no tensors among the arguments"
 
 
-def _bad_entries(value: Tensor) -> str:
+def bad_entries(value: Tensor) -> str:
+    """How many entries are not finite, in words; empty when all are."""
     if not value.is_floating_point():
         return ""
-    nan, inf = int(value.isnan().sum()), int(value.isinf().sum())
-    return "".join(f", {n} {word}" for n, word in ((nan, "nan"), (inf, "inf")) if n)
+    counts = {"nan": int(value.isnan().sum()), "inf": int(value.isinf().sum())}
+    return "".join(f", {n} {word}" for word, n in counts.items() if n)
 
 
-def is_plate(node: Node) -> bool:
-    """Whether a trace node is the bookkeeping of a plate."""
-    return isinstance(node["fn"], _Subsample)
-
-
-def sample_nodes(trace: Trace) -> dict[str, Node]:
-    """The sample sites of a trace, without the bookkeeping of plates."""
-    return {n: s for n, s in trace.nodes.items() if s["type"] == "sample" and not is_plate(s)}
-
-
-def is_observation(node: Node) -> bool:
-    """Whether a site carries data: observed, and not a ``pyro.deterministic``."""
-    return bool(node["is_observed"]) and not node["infer"].get("_deterministic", False)
+def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BadInput:
+    """The letter for a model that its arguments break."""
+    empty = any(t.numel() == 0 for _, t in tensors(args, kwargs))
+    return BadInput(
+        f"the model cannot be run on these arguments ({describe(args, kwargs)}): "
+        f"{' '.join(str(error).split())[:600]}. "
+        f"{'Expected at least one datum. ' if empty else ''}Shapes must broadcast, all floating tensors must "
+        f"have one dtype (build priors with X.new_ones(...), or set torch's default dtype), and data must lie "
+        f"in the support of their distribution."
+    )
 
 
 def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse what no engine can integrate.
 
+    :param trace: of a plain run, log probabilities computed.
     :raises UnsupportedModel: subsampled plate, no latent, no continuous latent, unsummable discrete latent.
-    :raises BadInput: no observation, empty data.
+    :raises BadInput: no observation, empty data, shapes or dtypes that do not fit.
     """
     _check_plates(trace)
     nodes = sample_nodes(trace)
-    _check_observations({n: s for n, s in nodes.items() if is_observation(s)}, describe(args, kwargs))
-    _check_latents({n: s for n, s in nodes.items() if not s["is_observed"]})
+    latent = {n: s for n, s in nodes.items() if not s["is_observed"]}
+    _check_observations({n: s for n, s in nodes.items() if is_observation(s)}, args, kwargs)
+    _check_latents(latent)
+    for name, node in nodes.items():
+        _check_shape(name, node, has_discrete=any(is_discrete(s) for s in latent.values()))
+    _check_dtypes({n: s for n, s in latent.items() if not is_discrete(s)}, nodes)
 
 
 def _check_plates(trace: Trace) -> None:
     for name, node in trace.nodes.items():
-        if node["type"] == "sample" and is_plate(node):
-            size, subsample = node["fn"].size, node["fn"].subsample_size
-            if subsample is not None and subsample < size:
-                raise UnsupportedModel(
-                    f"plate '{name}' subsamples {subsample} of {size}; expected the whole data, because an evidence is "
-                    f"not an average over minibatches. Drop subsample_size."
-                )
+        if node["type"] == "sample" and is_plate(node) and len(node["value"]) < node["fn"].size:
+            raise UnsupportedModel(
+                f"plate '{name}' subsamples {len(node['value'])} of {node['fn'].size}; expected the whole "
+                f"data, because an evidence is not an average over minibatches. Drop subsample_size."
+            )
 
 
-def _check_observations(observed: Mapping[str, Node], arguments: str) -> None:
+def _check_observations(observed: Mapping[str, Node], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     if not observed:
         raise BadInput(
-            f"the model has no observed site; expected at least one pyro.sample(..., obs=data) or pyro.factor. "
-            f"Pass the data to run(...), or use poutine.condition. Arguments: {arguments}."
+            f"the model has no observed site; expected at least one pyro.sample(..., obs=data) or "
+            f"pyro.factor. Pass the data to run(...), or use poutine.condition. "
+            f"Arguments: {describe(args, kwargs)}."
         )
     for name, node in observed.items():
-        if node["value"] is not None and node["value"].numel() == 0 and node["fn"].batch_shape.numel() == 0:
-            raise BadInput(f"site '{name}' observes no data, shape {tuple(node['value'].shape)}. Arguments: {arguments}.")
+        if is_empty(node):
+            shape = tuple(node["value"].shape)
+            raise BadInput(
+                f"site '{name}' observes no data, shape {shape}. Expected at least one datum. "
+                f"Arguments: {describe(args, kwargs)}."
+            )
 
 
 def _check_latents(latent: Mapping[str, Node]) -> None:
@@ -98,33 +123,102 @@ def _check_latents(latent: Mapping[str, Node]) -> None:
     for name, node in discrete.items():
         if not node["fn"].has_enumerate_support:
             raise UnsupportedModel(
-                f"site '{name}' is a discrete latent, {type(node['fn']).__name__}, without finite support; it cannot be "
-                f"summed out. Truncate it (Categorical), or marginalise it by hand."
+                f"site '{name}' is a discrete latent, {type(node['fn']).__name__}, without finite support; "
+                f"it cannot be summed out. Truncate it (Categorical), or marginalise it by hand."
             )
     if len(discrete) == len(latent):
         raise UnsupportedModel(
-            f"the model has only discrete latents ({', '.join(discrete)}): their sum is exact and leaves nothing for "
-            f"Laplace's approximation. Give the parameters that you hold fixed a prior."
+            f"the model has only discrete latents ({', '.join(discrete)}): their sum is exact and leaves "
+            f"nothing for Laplace's approximation. Give the parameters that you hold fixed a prior."
         )
 
 
-def is_discrete(node: Node) -> bool:
-    """Whether a latent site is to be summed rather than integrated."""
-    fn: Distribution = node["fn"]
-    return bool(fn.has_enumerate_support or getattr(fn.support, "is_discrete", False))
-
-
-def check_parameter(name: str, value: Tensor, constraint: Any) -> None:
-    """Refuse a hyperparameter that starts on or beyond the edge of its constraint.
-
-    :raises BadInput: with the name, the value and the constraint.
-    """
-    inside = constraint.check(value).all() & torch.isfinite(value).all()
-    edge = torch.distributions.biject_to(constraint).inv(value) if bool(inside) else value
-    if not bool(inside) or not bool(torch.isfinite(edge).all()):
+def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
+    """Refuse an accidental outer product of data and parameters, and axes that a discrete site might take."""
+    if "log_prob" not in node:
+        return
+    shape, batch = node["log_prob"].shape, node["fn"].batch_shape
+    value = torch.as_tensor(node["value"]).shape
+    data = value[: len(value) - node["fn"].event_dim]
+    if shape not in (batch, data):
         raise BadInput(
-            f"hyperparameter '{name}', shape {tuple(value.shape)}, starts at {value.detach().reshape(-1)[:5].tolist()}; "
-            f"expected finite values strictly inside {constraint}. Start it elsewhere, for example at 1."
+            f"site '{name}': values of shape {tuple(data)} and parameters of shape {tuple(batch)} do not "
+            f"match one by one, they broadcast to {tuple(shape)}. Expected equal shapes, such as (N,) and "
+            f"(N,): squeeze the data or the predictor."
+        )
+    plates = {f.dim for f in node["cond_indep_stack"] if f.vectorized}
+    loose = [d for d in range(-len(shape), 0) if shape[d] > 1 and d not in plates]
+    if has_discrete and loose:
+        raise UnsupportedModel(
+            f"site '{name}', batch shape {tuple(shape)}: no plate declares axis {loose[-1]}, size "
+            f"{shape[loose[-1]]}, which a discrete site of this model could then take for its own. Put the "
+            f"site into a pyro.plate, or call .to_event({len(shape)})."
+        )
+
+
+def _check_dtypes(latent: Mapping[str, Node], nodes: Mapping[str, Node]) -> None:
+    """Refuse single precision latents under double precision data, where derivatives would be noise."""
+    dtypes = {n: s["value"].dtype for n, s in latent.items()}
+    results = {n: s["log_prob"].dtype for n, s in nodes.items() if n in latent or is_observation(s)}
+    if len(set(dtypes.values())) > 1 or (torch.float32 in dtypes.values() and torch.float64 in results.values()):
+        double = [n for n, dtype in (results | dtypes).items() if dtype == torch.float64]
+        single = [n for n, dtype in dtypes.items() if dtype != torch.float64]
+        raise BadInput(
+            f"float32 and float64 are mixed: latent {', '.join(single)} are single precision, "
+            f"{', '.join(double)} double. Expected one dtype: torch.set_default_dtype(torch.float64) before "
+            f"the model is built, or data.float()."
+        )
+
+
+def check_supports(before: Mapping[str, Node], after: Mapping[str, Node]) -> None:
+    """Refuse latents whose support moves with other sites or with hyperparameters.
+
+    :param before: the latent nodes of one run.
+    :param after: those of another, at other values.
+    :raises UnsupportedModel: with the site and its support at both.
+    """
+    for name, node in before.items():
+        supports = node["fn"].support, after[name]["fn"].support
+        images = [_image(support, node["value"]) for support in supports]
+        if not torch.equal(*images):
+            raise UnsupportedModel(
+                f"site '{name}' has support {supports[0]} at one point and {supports[1]} at another: it "
+                f"depends on another site or on a hyperparameter. Expected a fixed support, because the "
+                f"change of variables is fixed (in NUTS too, which would be silently wrong). Draw a site on "
+                f"a fixed support and transform it, for example x = bound * pyro.sample('{name}', Uniform(0, "
+                f"1))."
+            )
+
+
+def _image(support: Any, like: Tensor) -> Tensor:
+    """What the support's transform makes of 1."""
+    transform = biject_to(support)
+    if is_identity(transform):
+        return like.new_zeros(())
+    shape = torch.Size(transform.inverse_shape(like.shape))
+    return transform(torch.ones(shape, dtype=like.dtype, device=like.device)).detach()
+
+
+def check_structure(trace: Trace, latent: Iterable[str], known: frozenset[str]) -> None:
+    """Refuse a run that has other latent sites, or other params, than the first run had.
+
+    :param latent: the latent sites of the first run.
+    :param known: those that may be left to chance in this run, and the params.
+    """
+    nodes = trace.nodes
+    gone = [n for n in latent if n not in nodes]
+    new = [
+        n
+        for n, s in nodes.items()
+        if n not in known
+        and (s["type"] == "param" or (s["type"] == "sample" and not s["is_observed"] and not is_plate(s)))
+    ]
+    if gone or new:
+        raise UnsupportedModel(
+            f"the model's sites change from run to run: {', '.join(f'{n!r}' for n in new + gone)} "
+            f"{'appeared' if new else 'vanished'} where the first run had them otherwise. Expected the same "
+            f"latent sites and params at every value; look for an if or a loop that depends on a sampled "
+            f"value."
         )
 
 
@@ -133,10 +227,100 @@ def check_module_parameters(names: Sequence[str]) -> None:
 
     :raises UnsupportedModel: with the parameters' names.
     """
-    hidden = [n for n in names if "$$$" in n]
+    hidden = [n.replace("$$$", ".") for n in names if "$$$" in n]
     if hidden:
         raise UnsupportedModel(
-            f"pyro.module hides {', '.join(n.replace('$$$', '.') for n in hidden)}: such weights can be neither "
-            f"integrated nor maximised by the evidence. Make the network a PyroModule with PyroSample priors, "
-            f"or pass hyper=() to hold them fixed."
+            f"pyro.module hides {', '.join(hidden)}: such weights can be neither integrated nor maximised by "
+            f"the evidence. Make the network a PyroModule with PyroSample priors, or pass hyper=() to hold "
+            f"them fixed."
         )
+
+
+def check_dependence(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) -> None:
+    """Supports depend on nothing, the density on every param, and no hyperprior on what is integrated.
+
+    :param u: a point where the density is finite.
+    :param continuous: the continuous latent nodes of a plain run.
+    :raises UnsupportedModel: otherwise.
+    """
+    nodes = joint.trace(u, joint.initial_theta + 0.01).nodes
+    _check_data([n for n in joint.observed if n not in nodes])
+    check_supports(continuous, nodes)
+    if len(joint.hypers.names) > len(joint.hyper_sites):
+        _check_influence(joint, u)
+    if joint.hyper_sites:
+        _check_hyperprior(joint, u, continuous)
+
+
+def _check_data(gone: Sequence[str]) -> None:
+    if gone:
+        raise UnsupportedModel(
+            f"observed site(s) {', '.join(gone)} were there in the model's first run and then no more. Expected "
+            f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
+        )
+
+
+def _check_influence(joint: Joint, u: Tensor) -> None:
+    hypers = joint.hypers.constrained(joint.initial_theta.to(joint.dtype))
+    values = {n: v.detach().requires_grad_() for n, v in hypers.items()}
+    density = joint.density(joint.latents.constrained(u.to(joint.dtype)), values)
+    params = [n for n in values if n not in joint.hyper_sites]
+    idle = params
+    if density.requires_grad:
+        slopes = torch.autograd.grad(density, [values[n] for n in params], allow_unused=True)
+        idle = [n for n, slope in zip(params, slopes, strict=True) if slope is None]
+    if idle:
+        raise UnsupportedModel(
+            f"the log joint density does not depend on hyperparameter(s) {', '.join(idle)}, so nothing can "
+            f"be maximised over them. Expected tensors that the model computes with: look for float(...), "
+            f".item(), .detach() or torch.tensor(...) on them; declare a network's own nn.Parameter as "
+            f"PyroParam; or drop them, or pass hyper=() to hold them fixed."
+        )
+
+
+def _check_hyperprior(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) -> None:
+    u = u.clone().requires_grad_()
+    nodes = joint.trace(u, joint.initial_theta).nodes
+    if any(nodes[n]["fn"].batch_shape != continuous[n]["fn"].batch_shape for n in joint.hyper_sites):
+        raise _hyperprior_depends(joint.hyper_sites, ", ".join(joint.discrete))
+    prior = joint.log_hyperprior(joint.initial_theta, u)
+    slope = torch.autograd.grad(prior, u, allow_unused=True)[0] if prior.requires_grad else None
+    if slope is not None and bool((slope != 0).any()):
+        raise _hyperprior_depends(joint.hyper_sites, joint.latents.label(int(slope.abs().argmax())))
+
+
+def _hyperprior_depends(names: Sequence[str], other: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the prior of {', '.join(names)} depends on {other}, which is integrated: p(D | hyperparameters) is "
+        f"then not defined. Maximise that site too, or integrate both."
+    )
+
+
+def check_same(first: float, second: float) -> None:
+    """Refuse a density that is random.
+
+    :raises UnsupportedModel: when two values at one point differ.
+    """
+    if first != second:
+        raise UnsupportedModel(
+            f"the log joint density is not a fixed function: {first!r} and then {second!r} at the same "
+            f"point. Look for unnamed sampling (torch.randn, dist.Normal(...).sample()), dropout, or a "
+            f"subsampled plate; every random number must come from a named pyro.sample site."
+        )
+
+
+def not_finite(nodes: Mapping[str, Node], arguments: str) -> BadInput:
+    """The letter for a density without a finite value or gradient.
+
+    :param nodes: of a run at a point where that is so, log probabilities computed.
+    """
+    bad = [n for n, s in nodes.items() if not bool(torch.isfinite(s["log_prob_sum"]))]
+    values = {n: torch.as_tensor(nodes[n]["value"]) for n in bad}
+    sites = [f"{n} (shape {tuple(v.shape)}{bad_entries(v)})" for n, v in values.items()]
+    where = f"its value is not finite at site(s) {', '.join(sites)}" if bad else "its gradient is not finite"
+    return BadInput(
+        f"the log joint density has no finite value and gradient at any of 100 random starts; at the last, "
+        f"{where}. Arguments: {arguments}. Remove rows with nan or inf (a mask hides their value, not their "
+        f"gradient: put any number of the support there), and check that the data lie in the support of "
+        f"their distribution."
+    )

@@ -123,9 +123,7 @@ def _from_file(name: str, source: str) -> Dataset:
         return Dataset(table, None, header, source)
     label = table[:, -1]
     if missing := (label.isnan().nonzero().flatten() + 1).tolist():
-        raise BadInput(
-            f"{name}.csv: row {missing[0]} has no label ({len(missing)} in all); expected one in each."
-        )
+        raise BadInput(f"{name}.csv: row {missing[0]} has no label ({len(missing)} in all); expected one in each.")
     return Dataset(table[:, :-1], _targets(label), header[:-1], source)
 
 

@@ -1,4 +1,4 @@
-"""Every way in which the package says no.  Each message is a short letter: what, expected, got, what to do."""
+"""Every way in which the package says no.  Each message is a letter: what, expected, got, what to do."""
 
 
 class BadInput(ValueError):

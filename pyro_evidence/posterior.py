@@ -2,6 +2,7 @@
 
 import copy
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,25 +10,26 @@ from typing import Any
 
 import pyro
 import torch
+from pyro import poutine
 from pyro.infer.mcmc.util import print_summary
-from pyro.ops.stats import fit_generalized_pareto
 from torch import Tensor
 
-from pyro_evidence import archive
-from pyro_evidence.errors import BadInput
+from pyro_evidence import archive, report
+from pyro_evidence.checks import run_failed, tensors
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.guide import LaplaceGuide
 from pyro_evidence.laplace import LaplaceState
-from pyro_evidence.ops import importance
-from pyro_evidence.program import LogJoint, Model
+from pyro_evidence.parameters import Home
+from pyro_evidence.program import LogJoint, Model, own_random_numbers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LaplacePosterior:
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     :ivar state: the last iterate; every number below is of this one.
     :ivar status: why the fit stopped, as a sentence.
-    :ivar log_evidences: log evidence (plus log hyperprior, where sites were maximised) after each outer step, nats.
+    :ivar log_evidences: log evidence (plus log hyperprior, where sites were maximised) after each step, nats.
     :ivar restarts: log evidence each restart arrived at, shape ``(R,)``; nan where it failed.
     :ivar failures: what the failed restarts said.
     """
@@ -38,13 +40,20 @@ class LaplacePosterior:
     restarts: Tensor
     failures: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        sites, hypers = (list(part.names) for part in (self._joint.latents, self._joint.hypers))
+        return (
+            f"LaplacePosterior(log_evidence={float(self.log_evidence):.6g}, sites={sites}, "
+            f"hyperparameters={hypers}, status={self.status!r})"
+        )
+
     @property
     def _joint(self) -> LogJoint:
         return self.state.problem.joint
 
     @property
     def log_evidence(self) -> Tensor:
-        """``log p(D | hyperparameters)`` by Laplace's approximation, nats, total, constants included, shape ``()``."""
+        """``log p(D | hyperparameters)`` by Laplace's approximation, nats, total, shape ``()``."""
         return self.state.log_evidence
 
     @property
@@ -69,14 +78,17 @@ class LaplacePosterior:
     @property
     def mode(self) -> dict[str, Tensor]:
         """Constrained site values at the mode of the density in unconstrained space."""
-        return self._joint.latents.constrained(self.state.u.to(self._joint.dtype))
+        return self._constrained(self.state.u)
+
+    def _constrained(self, u: Tensor) -> dict[str, Tensor]:
+        return self._joint.latents.constrained(u.to(self._joint.dtype))
 
     @property
     def gamma(self) -> dict[str, Tensor]:
         """Number of well-determined parameters of each precision that a hyperparameter holds; 0 where pruned.
 
-        MacKay (1992), eq. 4.9.  Only hyperparameters that are recognised as precisions (or variances, scales, log
-        precisions) of Gaussian latents are listed; each entry has the hyperparameter's shape.
+        MacKay (1992), eq. 4.9.  Only hyperparameters that are recognised as precisions (or variances, scales,
+        log precisions) of Gaussian latents are listed; each entry has the hyperparameter's shape.
         """
         hypers, gamma = self._joint.hypers, self.state.gamma
         parts = {p.name: gamma[hypers.slices[p.name]] for p in hypers}
@@ -88,22 +100,22 @@ class LaplacePosterior:
         return self._joint.latents.unconstrained(~self.state.problem.active)
 
     def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
-        """Independent draws, shaped and constrained as ``MCMC.get_samples()`` gives them: ``(S,) + site shape``.
+        """Independent draws, shaped and constrained as by ``MCMC.get_samples()``: ``(S,) + site shape``.
 
-        :param seed: None continues from the caller's generator; either way that generator is left where it was.
+        :param seed: None takes one from the state of the caller's generator.  That generator stays where it
+            is, so that the draws are the same until it moves, and unrelated to those that it gives next.
         """
-        u, _ = self._draw(num_samples, seed)
-        return self._joint.latents.constrained(u.to(self._joint.dtype))
+        return self._constrained(self._coloured(self._white(num_samples, _generator(seed))))
 
-    def _draw(self, num_samples: int, seed: int | None) -> tuple[Tensor, Tensor]:
-        """Unconstrained draws ``(S, D)`` and their log density under the approximation ``(S,)``."""
-        with torch.random.fork_rng():
-            if seed is not None:
-                torch.manual_seed(seed)
-            white = torch.randn(num_samples, len(self.state.u), dtype=torch.float64).to(self.state.u.device)
-        white = white * self.state.problem.active
-        log_norm = 0.5 * (self.state.precision.log_det[0] - self.state.problem.active.sum() * math.log(math.tau))
-        return self.state.u + self.state.precision.colour(white), log_norm - 0.5 * white.square().sum(-1)
+    def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """Standard normal in the coordinates that are not pruned, ``(S, D)``; the same on every device."""
+        u = self.state.u
+        white = torch.randn(num_samples, len(u), generator=generator, dtype=u.dtype, device="cpu")
+        return white.to(u.device) * self.state.problem.active
+
+    def _coloured(self, white: Tensor) -> Tensor:
+        """Unconstrained draws ``(S, D)`` from white noise."""
+        return self.state.u + self.state.precision.colour(white)
 
     @property
     def guide(self) -> LaplaceGuide:
@@ -112,10 +124,10 @@ class LaplacePosterior:
 
     @property
     def model(self) -> Model:
-        """The user's model with the hyperparameters put in as constants, for NUTS and Predictive, in any process.
+        """The user's model with the hyperparameters put in as constants, for NUTS and Predictive anywhere.
 
-        A pruned precision is put in as a finite value at which the data move the weight by less than 1e-4 of its
-        prior variance.
+        A pruned precision is put in as a finite value at which the data move the weight by less than 1e-4 of
+        its prior variance.
         """
         return self._joint.substituted(self.state.theta)
 
@@ -124,50 +136,78 @@ class LaplacePosterior:
         return self.mode
 
     def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles, taken in unconstrained space as ``AutoGuide.quantiles`` takes them: ``(len(q),) + shape``."""
-        levels = torch.as_tensor(q, dtype=torch.float64, device=self.state.u.device)
-        sd = self.state.precision.variance[0].sqrt() * self.state.problem.active
-        u = self.state.u + torch.special.ndtri(levels).unsqueeze(-1) * sd
-        return self._joint.latents.constrained(u.to(self._joint.dtype))
+        """Marginal quantiles, taken in unconstrained space as ``AutoGuide.quantiles`` takes them.
+
+        :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
+        :raises BadInput: for a ``q`` outside 0 to 1.
+        """
+        levels = torch.as_tensor(q, dtype=self.state.u.dtype, device=self.state.u.device)
+        if not bool(((levels >= 0.0) & (levels <= 1.0)).all()):
+            raise BadInput(f"quantiles({q}): expected probabilities between 0 and 1.")
+        sd = self.state.precision.variance[0].sqrt()
+        away = torch.where(self.state.problem.active, torch.special.ndtri(levels).unsqueeze(-1) * sd, 0.0)
+        return self._constrained(self.state.u + away)
 
     def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Pointwise log density of every observed site at the mode, nats; the training data without arguments."""
-        joint = self._joint
+        """Pointwise log density of every observed site at the mode, nats; by default of the training data.
+
+        :return: site name -> one number per datum; sites that share a discrete site are joined by ``+``.
+        :raises BadInput: when the model cannot be run on the arguments, or they lack an observed site's data.
+        """
+        joint = copy.copy(self._joint)
         if args or kwargs:
-            joint = copy.copy(joint)
             joint.args, joint.kwargs = args, kwargs
-        trace = joint.trace(self.state.u, self.state.theta)
-        missing = [n for n in joint.observed if not trace.nodes[n]["is_observed"]]
-        if missing:
-            raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")
-        return {n: v.detach() for n, v in joint.pointwise(self.state.u, self.state.theta).items()}
+        try:
+            _require_targets(joint, self.state)
+            return {n: v.detach() for n, v in joint.pointwise(self.state.u, self.state.theta).items()}
+        except (BadInput, UnsupportedModel):
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise run_failed(error, joint.args, joint.kwargs) from error
 
     def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Pointwise log predictive density at the mode, nats, shape ``(N,)``, summed over observed sites of one shape.
+        """Pointwise log predictive density at the mode, nats, shape ``(N,)``, summed over observed sites.
 
-        :raises BadInput: when the model has observed sites of different shapes; see :meth:`log_likelihood`.
+        :raises BadInput: as :meth:`log_likelihood`, and when observed sites have different shapes.
         """
         parts = self.log_likelihood(*args, **kwargs)
         shapes = {n: tuple(v.shape) for n, v in parts.items()}
         if len(set(shapes.values())) != 1:
-            raise BadInput(f"observed sites have different shapes, {shapes}; use log_likelihood(...), one entry per site.")
+            raise BadInput(
+                f"observed sites have different shapes, {shapes}; use log_likelihood(...), an entry per site."
+            )
         return torch.stack(list(parts.values())).sum(0)
 
-    def log_weights(self, num_samples: int = 10_000, seed: int = 0) -> Tensor:
-        """Log importance ratios of draws from the approximation to the exact density, nats, shape ``(S,)``."""
-        u, log_density = self._draw(num_samples, seed)
+    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
+        """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""
+        generator, rows = _generator(seed), self._rows
+        sizes = [min(rows, num_samples - done) for done in range(0, num_samples, rows)]
         with torch.no_grad(), pyro.validation_enabled(False):
-            parts = [self.state.problem.density.log_joint(part, self.state.theta) for part in u.split(512)]
-        log_weights = torch.cat(parts) - log_density
-        return torch.where(log_weights.isnan(), -math.inf, log_weights)  # outside the support: density 0
+            log_weights = torch.cat([self._log_weight(self._white(size, generator)) for size in sizes])
+        return torch.where(log_weights.isnan(), -math.inf, log_weights)  # beyond the largest float: density 0
 
-    def diagnostics(self, num_samples: int = 10_000, seed: int = 0) -> dict[str, Any]:
+    def _log_weight(self, white: Tensor) -> Tensor:
+        active, precision = self.state.problem.active, self.state.precision
+        log_norm = 0.5 * (precision.log_det[0] - active.sum() * math.log(math.tau))
+        log_joint = self.state.problem.density.log_joint(self._coloured(white), self.state.theta)
+        return log_joint - (log_norm - 0.5 * white.square().sum(-1))
+
+    @property
+    def _rows(self) -> int:
+        """Draws per batch: about 32 MB of a tensor as large as the data."""
+        largest = max((t.numel() for _, t in tensors(self._joint.args, self._joint.kwargs)), default=1)
+        return max(1, min(512, 2**22 // max(largest, len(self.state.u), 1)))
+
+    def diagnostics(self, num_samples: int = 4_000, seed: int = 0) -> dict[str, Any]:
         """How far to trust the numbers.
 
-        ``pareto_k`` is the shape of the importance ratios' tail (Vehtari et al. 2024): below 0.5 the importance-sampled
-        log evidence and its standard error (nats) are reliable, above 0.7 neither it nor the approximation is.
+        ``pareto_k`` is the shape of the importance ratios' tail (Vehtari et al. 2024): below 0.5 the
+        importance-sampled log evidence and its standard error (nats) are reliable, above 0.7 neither it nor
+        the approximation is.
+        ``gradient_norm`` is the slope left at the mode, in nats per posterior standard deviation;
+        ``smallest_eigenvalue`` is of the posterior precision in unconstrained space.
         """
-        log_weights = self.log_weights(num_samples, seed)
+        curvature = self.state.problem.curvature
         return {
             "status": self.status,
             "log_evidence": float(self.log_evidence),
@@ -176,12 +216,9 @@ class LaplacePosterior:
             "failed_restarts": list(self.failures),
             "gradient_norm": math.sqrt(max(self.state.decrement, 0.0)),
             "smallest_eigenvalue": self._smallest_eigenvalue(),
-            "curvature": getattr(self.state.problem.curvature, "__name__", str(self.state.problem.curvature)),
+            "curvature": getattr(curvature, "__name__", str(curvature)),
             "num_pruned": int((~self.state.problem.active).sum()),
-            "pareto_k": _pareto_k(log_weights),
-            "log_evidence_importance": float(importance.log_mean(log_weights)),
-            "log_evidence_importance_se": float(importance.standard_error(log_weights)),
-            "effective_sample_size": float(importance.effective_sample_size(log_weights)),
+            **report.importance_check(self.log_weights(num_samples, seed)),
         }
 
     def _smallest_eigenvalue(self) -> float:
@@ -190,33 +227,26 @@ class LaplacePosterior:
         return float(1.0 / variances.max())
 
     def summary(self, prob: float = 0.9) -> None:
-        """Print the table that ``MCMC.summary()`` prints, then hyperparameters, log evidence and how far to trust it."""
+        """Print what ``MCMC.summary()`` prints, then hyperparameters, evidence and how far to trust it."""
         samples = {n: v.reshape(4, 250, *v.shape[1:]) for n, v in self.get_samples(1000, seed=0).items()}
         print_summary(samples, prob)
-        print("\n".join(self._report()))  # noqa: T201 - printing is what summary() is for, as in MCMC
-
-    def _report(self) -> list[str]:
-        found, gamma = self.diagnostics(), self.gamma
-        lines = [f"{n} = {_short(v)}" + (f"   (gamma {_short(gamma[n])})" if n in gamma else "") for n, v in self.hyperparameters.items()]
-        check = f"{found['log_evidence_importance']:.4f} +- {found['log_evidence_importance_se']:.4f}"
-        lines += [f"log evidence = {float(self.log_evidence):.4f} nats   (importance sampling {check}, k-hat {found['pareto_k']:.2f})"]
-        if not found["pareto_k"] <= 0.7:
-            lines += ["k-hat is above 0.7: the posterior is far from Gaussian; trust neither number, run NUTS on posterior.model."]
-        levels = self.restarts[~self.restarts.isnan()]
-        if len(levels) > 1 and float(levels.max() - levels.min()) > 1e-3:
-            lines += [f"restarts reached different modes: log evidences {sorted(set(levels.round(decimals=3).tolist()), reverse=True)}"]
-        return [*lines, f"status: {self.status}", *self.failures]
+        print("\n".join(report.lines(self.diagnostics(), self.hyperparameters, self.gamma)))  # noqa: T201 - as MCMC does
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store, so that the rest of an SVI script reads them there.
 
-        Pruned precisions are written as the finite values that :attr:`model` uses.
+        Pruned precisions are written as the finite values that :attr:`model` uses.  A network's own
+        parameters are overwritten, as by SVI, and the model is run once, so that a ``PyroModule`` sees the store.
         """
-        store = pyro.get_param_store()
-        params, _ = self._joint.split_hypers(self.state.theta)
+        store, joint = pyro.get_param_store(), self._joint
+        params, sites = joint.split_hypers(self.state.theta)
         for name, value in params.items():
-            store.setdefault(name, value.detach().clone(), self._joint.param_constraints[name])
-            store[name] = value.detach().clone()
+            if name in store:  # perhaps of another shape or constraint
+                del store[name]
+            if not _overwritten(joint._homes.get(name, ()), value):
+                store.setdefault(name, value.detach().clone(), joint.param_constraints[name])
+        with own_random_numbers(), pyro.validation_enabled(False), poutine.block(), torch.no_grad():
+            poutine.condition(joint.model, data=self.mode | sites)(*joint.args, **joint.kwargs)
 
     def save(self, path: str | Path) -> None:
         """Write tensors and settings, no code: what ``torch.load(..., weights_only=True)`` accepts.
@@ -224,26 +254,49 @@ class LaplacePosterior:
         :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
         """
         record = archive.record(self.state)
-        record |= {"status": self.status, "log_evidences": list(self.log_evidences), "restarts": self.restarts}
+        record |= {
+            "status": self.status,
+            "log_evidences": list(self.log_evidences),
+            "restarts": self.restarts,
+        }
         archive.write(record | {"failures": list(self.failures)}, path)
 
     @classmethod
-    def load(cls, path: str | Path, model: Model) -> "LaplacePosterior":
+    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "LaplacePosterior":
         """A saved posterior, over the same model.
 
+        :param map_location: as for ``torch.load``: ``"cpu"`` for a file that was written with a GPU.
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
-        record: Mapping[str, Any] = archive.read(path)
+        record: Mapping[str, Any] = archive.read(path, map_location)
         state = archive.restore(record, model)
-        return cls(state, record["status"], tuple(record["log_evidences"]), record["restarts"], tuple(record["failures"]))
+        return cls(
+            state,
+            record["status"],
+            tuple(record["log_evidences"]),
+            record["restarts"],
+            tuple(record["failures"]),
+        )
 
 
-def _pareto_k(log_weights: Tensor) -> float:
-    excess = importance.tail(log_weights)
-    return float(fit_generalized_pareto(excess)[0]) if len(excess) >= 5 else math.inf
+def _generator(seed: int | None) -> torch.Generator:
+    """Our own random numbers; the caller's generator stays where it is."""
+    if seed is None:
+        with torch.random.fork_rng(devices=()):
+            seed = int(torch.randint(2**62, (), device="cpu"))
+    return torch.Generator(device="cpu").manual_seed(operator.index(seed))
 
 
-def _short(value: Tensor) -> str:
-    flat = [f"{v:.4g}" for v in value.reshape(-1)[:12].tolist()]
-    inside = ", ".join(flat + (["..."] if value.numel() > 12 else []))
-    return f"[{inside}]" if value.dim() else inside
+def _require_targets(joint: LogJoint, state: LaplaceState) -> None:
+    nodes = joint.trace(state.u, state.theta).nodes
+    missing = [n for n in joint.observed if n not in nodes or not nodes[n]["is_observed"]]
+    if missing:
+        raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")
+
+
+def _overwritten(homes: Sequence[Home], value: Tensor) -> bool:
+    """Write into the parameters of a network, where there are any."""
+    with torch.no_grad():
+        for module, key in homes:
+            module.get_parameter(key).copy_(value)
+    return bool(homes)

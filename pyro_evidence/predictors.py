@@ -1,24 +1,60 @@
-"""Where observed sites see the latents: one parameter, behind a fixed link, found by derivative rather than by name."""
+"""Where observed sites see the latents: one parameter, behind a fixed link, found by derivative, not by name."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import pyro
 import torch
-from pyro.distributions import MixtureSameFamily
+from pyro.distributions import Unit
+from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Tensor
-from torch.distributions import Independent
+from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal
 
+from pyro_evidence.contraction import exact
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.ops import links
+from pyro_evidence.ops import links, rows
 from pyro_evidence.ops.links import Link
-from pyro_evidence.ops.predictor import Layout
+from pyro_evidence.ops.predictor import Layout, LogLikelihood
 from pyro_evidence.ops.reduce import log_sum_exp
 from pyro_evidence.program import LogJoint
 
 Trace = Any
 Node = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Unwrapped:
+    """A distribution without its wrappers."""
+
+    base: Any
+    mixing: Any | None  # the weights of a MixtureSameFamily, whose component is base
+    inner: int  # batch dims of base that are one datum's
+    outer: int  # dims of a MixtureSameFamily's batch that to_event has summed
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The parameters that base was given."""
+        every, own = self.base.arg_constraints, self.base.__dict__
+        given = [k for k in every if k in own] or list(every)
+        if "logits" in given and "probs" in given:
+            by_probs = "probs" in own and getattr(self.base, "_param", None) is own["probs"]
+            given.remove("logits" if by_probs else "probs")
+        return given
+
+
+def unwrapped(fn: Any) -> Unwrapped:
+    """What is inside ``to_event``, ``expand`` and ``MixtureSameFamily``."""
+    mixing, inner, outer = None, 0, 0
+    while True:
+        if isinstance(fn, MixtureSameFamily) and mixing is None:
+            mixing, inner, outer, fn = fn.mixture_distribution, 0, inner, fn.component_distribution
+        elif isinstance(fn, Independent | ExpandedDistribution):
+            inner += getattr(fn, "reinterpreted_batch_ndims", 0)
+            fn = fn.base_dist
+        else:
+            return Unwrapped(fn, mixing, inner, outer)
 
 
 @dataclass(frozen=True)
@@ -28,116 +64,182 @@ class Slot:
     site: str
     parameter: str  # "loc", "logits", "rate", ...
     link: Link
-    layout: Layout
+    layout: Layout  # of eta; dims along which a plate or ``expand`` only repeats it have size one
     mixture: str | None  # the discrete site, "" for MixtureSameFamily, None for neither
+
+    def value(self, trace: Trace) -> Tensor:
+        """The parameter in a trace."""
+        fn = unwrapped(trace.nodes[self.site]["fn"]).base
+        value = getattr(fn, self.parameter)
+        return _unrepeated(value, value.dim() - len(fn.batch_shape))
 
     def predictor(self, trace: Trace) -> Tensor:
         """``eta`` of this site in a trace, shape ``layout.shape``."""
-        return self.link.inverse(getattr(innermost(trace.nodes[self.site]["fn"])[0], self.parameter))
+        return self.link.inverse(self.value(trace)).reshape(self.layout.shape)
 
-    def log_likelihood(self, trace: Trace) -> Callable[[Tensor], Tensor]:
+    def blocks(self, trace: Trace) -> Tensor:
+        """The same as data of coupled elements, shape ``(N, C)``."""
+        return self.layout.blocks(self.predictor(trace).unsqueeze(0))[0]
+
+    def log_likelihood(self, trace: Trace) -> LogLikelihood:
         """Log likelihood of the site as a function of ``eta`` ``(R,) + shape``; all else is the trace's."""
         node = trace.nodes[self.site]
-        base, num_event = innermost(node["fn"])
-        fixed = {k: getattr(base, k) for k in _parameters(base) if k != self.parameter}
-        value = node["value"].unsqueeze(-1 - num_event) if self.mixture == "" else node["value"]
+        parts = unwrapped(node["fn"])
+        fixed = {k: getattr(parts.base, k) for k in parts.names if k != self.parameter}
+        component = -1 - parts.inner - len(parts.base.event_shape)
+        value = node["value"] if parts.mixing is None else node["value"].unsqueeze(component)
 
         def log_likelihood(eta: Tensor) -> Tensor:
             with pyro.validation_enabled(False):
-                fn = type(base)(**fixed, **{self.parameter: self.link.forward(eta)}, validate_args=False)
-                cells = fn.log_prob(value)
-            cells = cells.sum(tuple(range(-num_event, 0))) if num_event else cells
-            return self._reduce(trace, cells).reshape(len(eta), -1).sum(-1)
+                given = fixed | {self.parameter: self.link.forward(eta)}
+                cells = exact(type(parts.base)(**given, validate_args=False)).log_prob(value)
+            cells = cells.expand(broadcast(cells.shape, parts.base.batch_shape))
+            cells = self._reduced(trace, _summed(cells, parts.inner), parts)
+            return cells.reshape(len(eta), -1).sum(-1)
 
         return log_likelihood
 
-    def _reduce(self, trace: Trace, cells: Tensor) -> Tensor:
-        """Mixture summed out, mask and scale applied."""
+    def kind(self, trace: Trace) -> tuple[Any, ...]:
+        """What must not change from run to run: distributions, names of parameters, the shape of this one."""
+        parts = unwrapped(trace.nodes[self.site]["fn"])
+        value = getattr(parts.base, self.parameter, None)
+        return (
+            type(parts.base),
+            type(parts.mixing),
+            parts.names,
+            None if value is None else (value.shape, value.stride()),
+        )
+
+    def others(self, trace: Trace) -> list[Any]:
+        """Everything but ``eta`` that the log likelihood is made of."""
         node = trace.nodes[self.site]
-        if self.mixture == "":
-            cells = log_sum_exp(cells + _unwrapped(node["fn"]).mixture_distribution.logits.log_softmax(-1), -1)
-        cells = cells if node["mask"] is None else torch.where(torch.as_tensor(node["mask"]), cells, 0.0)
-        cells = cells * node["scale"]
+        parts = unwrapped(node["fn"])
+        found = [getattr(parts.base, k) for k in parts.names if k != self.parameter]
+        found += [node["value"], node["mask"], node["scale"]]
+        if parts.mixing is not None:
+            found.append(parts.mixing.probs)
         if self.mixture:
             choice = trace.nodes[self.mixture]
-            prior = choice["fn"].log_prob(choice["value"])
-            cells = log_sum_exp(cells + prior, choice["infer"]["_enumerate_dim"])
-        return cells
+            found += [choice["fn"].log_prob(choice["value"]), choice["mask"], choice["scale"]]
+        return found
+
+    def _reduced(self, trace: Trace, cells: Tensor, parts: Unwrapped) -> Tensor:
+        """Mixture summed out, mask and scale applied."""
+        node = trace.nodes[self.site]
+        if parts.mixing is not None:
+            log_mixing = exact(parts.mixing).logits.log_softmax(-1)
+            cells = _summed(log_sum_exp(cells + log_mixing, -1), parts.outer)
+        cells = _masked(node, cells) * node["scale"]
+        return _chosen(node, trace.nodes[self.mixture], cells) if self.mixture else cells
 
 
-def _unwrapped(fn: Any) -> Any:
-    while isinstance(fn, Independent) or type(fn).__name__ == "ExpandedDistribution":
-        fn = fn.base_dist
-    return fn
+def _chosen(node: Node, choice: Node, cells: Tensor) -> Tensor:
+    """An enumerated site summed out; its scale counts outside the sum, a cell masked in both sites as 1."""
+    prior = _masked(choice, choice["fn"].log_prob(choice["value"]))
+    scale = choice["scale"]
+    total = scale * log_sum_exp((cells if _is_one(scale) else cells / scale) + prior, choice["infer"]["_enumerate_dim"])
+    if node["mask"] is None or choice["mask"] is None:
+        return total
+    return torch.where(torch.as_tensor(node["mask"]) | torch.as_tensor(choice["mask"]), total, 0.0)
 
 
-def innermost(fn: Any) -> tuple[Any, int]:
-    """The innermost distribution whose parameters matter, and how many of its batch dims are one datum's."""
-    num_event = 0
-    while True:
-        if isinstance(fn, Independent):
-            num_event += fn.reinterpreted_batch_ndims
-            fn = fn.base_dist
-        elif type(fn).__name__ == "ExpandedDistribution":
-            fn = fn.base_dist
-        elif isinstance(fn, MixtureSameFamily | torch.distributions.MixtureSameFamily):
-            fn = fn.component_distribution
-        else:
-            return fn, num_event
+def _masked(node: Node, cells: Tensor) -> Tensor:
+    return cells if node["mask"] is None else torch.where(torch.as_tensor(node["mask"]), cells, 0.0)
 
 
-def _parameters(base: Any) -> list[str]:
-    """The constructor's arguments as this instance was given them."""
-    given = [k for k in base.arg_constraints if k in base.__dict__]
-    if "logits" in given and "probs" in given:
-        given.remove("logits" if getattr(base, "_param", None) is base.__dict__["probs"] else "probs")
-    return given or list(base.arg_constraints)
+def _summed(cells: Tensor, num_dims: int) -> Tensor:
+    return cells.sum(tuple(range(-num_dims, 0))) if num_dims else cells
 
 
-def slots(joint: LogJoint, trace: Trace, u: Tensor) -> tuple[Slot, ...] | None:
-    """One slot per observed site that depends on ``u``; None when a site does in a way that no slot describes.
+def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """The shape to which two compatible ones broadcast (torch's own takes 20 microseconds)."""
+    num = max(len(a), len(b))
+    pairs = zip((1,) * (num - len(a)) + tuple(a), (1,) * (num - len(b)) + tuple(b), strict=True)
+    return tuple(y if x == 1 else x for x, y in pairs)
+
+
+def _unrepeated(value: Tensor, num_event: int) -> Tensor:
+    """``value`` without the copies that ``expand`` made along batch dims."""
+    for dim in range(value.dim() - num_event):
+        if value.stride(dim) == 0:
+            value = value.narrow(dim, 0, 1)
+    return value
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The observed sites of a model by how they see the latents."""
+
+    slots: tuple[Slot, ...]
+    free: tuple[str, ...]  # those that do not
+
+
+def read(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
+    """How each observed site sees the latents; None when one does in a way that no slot describes.
+
+    A proposal: it holds where :func:`pyro_evidence.structure.recognise` has verified it.
 
     :param trace: run at ``u``, which requires a gradient.
     """
-    if len(joint.discrete) > 1:
-        return None
-    found = []
+    slots, free = [], []
     for name in joint.observed:
-        node = trace.nodes[name]
-        base, num_event = innermost(node["fn"])
-        dependent = [k for k in _parameters(base) if depends(getattr(base, k), u)]
-        if len(dependent) > 1:
+        parts = unwrapped(trace.nodes[name]["fn"])
+        dependent = [k for k in parts.names if depends(getattr(parts.base, k), u)]
+        if not dependent and not _touched(joint, trace, name) and not _sees(trace.nodes[name], u):
+            free.append(name)
+            continue
+        slot = _slot(joint, name, trace, parts, dependent)
+        if slot is None:
             return None
-        if dependent:
-            found.append(_slot(joint, name, (base, num_event), dependent[0], trace))
-    return tuple(found)
+        slots.append(slot)
+    return Sites(tuple(slots), tuple(free))
 
 
-def _slot(joint: LogJoint, name: str, base: tuple[Any, int], parameter: str, trace: Trace) -> Slot:
-    fn, num_event = base
-    value = getattr(fn, parameter)
-    mixture = _mixture(joint, trace.nodes[name], value, trace)
-    normalised = parameter == "logits" and value.dim() > len(fn.batch_shape)
-    link = links.candidates(fn.arg_constraints[parameter], normalised)[0]
-    shape = link.inverse(value).shape
-    trailing = len(shape) - len(fn.batch_shape)
-    enumerated = trace.nodes[mixture]["infer"]["_enumerate_dim"] if mixture else -1
-    num_batch = len(shape) - trailing - (num_event if mixture is not None else 0)
-    coupled = _coupled(num_batch, len(shape), enumerated, mixture)
-    return Slot(name, parameter, link, Layout(shape, coupled), mixture)
+def _sees(node: Node, u: Tensor) -> bool:
+    with pyro.validation_enabled(False):
+        return depends(node["fn"].log_prob(node["value"]), u)
 
 
-def _coupled(num_batch: int, num_dims: int, component: int, mixture: str | None) -> tuple[int, ...]:
-    """Dims of the predictor that one datum's likelihood ties together."""
-    if mixture is None:
-        return tuple(range(num_batch, num_dims))
-    return (num_batch + component, *range(num_batch, num_dims))
+def _touched(joint: LogJoint, trace: Trace, name: str) -> list[str]:
+    """The discrete sites on whose value a site's distribution depends."""
+    shape = trace.nodes[name]["fn"].batch_shape
+    dims = {n: trace.nodes[n]["infer"].get("_enumerate_dim", 0) for n in joint.discrete}
+    return [n for n, d in dims.items() if -len(shape) <= d < 0 and shape[d] > 1]
 
 
-def _mixture(joint: LogJoint, node: Node, value: Tensor, trace: Trace) -> str | None:
-    if isinstance(_unwrapped(node["fn"]), MixtureSameFamily | torch.distributions.MixtureSameFamily):
-        return ""
-    return joint.discrete[0] if joint.discrete else None
+def _slot(joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent: list[str]) -> Slot | None:
+    touched = _touched(joint, trace, name)
+    if len(dependent) != 1 or isinstance(parts.base, Unit) or len(touched) + (parts.mixing is not None) > 1:
+        return None
+    mixture = "" if parts.mixing is not None else touched[0] if touched else None
+    return _laid_out(trace, Slot(name, dependent[0], links.identity, Layout(torch.Size(), ()), mixture))
+
+
+def _laid_out(trace: Trace, slot: Slot) -> Slot:
+    """The slot with its first link, and with the shape of ``eta`` and the dims that one datum ties together."""
+    node = trace.nodes[slot.site]
+    parts = unwrapped(node["fn"])
+    link = candidates(slot, trace)[0]
+    shape = link.inverse(slot.value(trace)).shape
+    num_event = max(0, len(shape) - len(parts.base.batch_shape))
+    enumerated = -trace.nodes[slot.mixture]["infer"]["_enumerate_dim"] if slot.mixture else 0
+    value_dims = node["value"].dim() - len(parts.base.event_shape) + (slot.mixture == "")
+    num_dims = num_event + max(len(parts.base.batch_shape), value_dims, parts.inner + enumerated)
+    shape = torch.Size([1] * (num_dims - len(shape))) + shape
+    events = range(num_dims - num_event, num_dims)
+    if slot.mixture is None:
+        return replace(slot, link=link, layout=Layout(shape, tuple(events)))
+    first = num_dims - num_event - parts.inner
+    coupled = (first - (enumerated or 1), *range(first, num_dims))
+    return replace(slot, link=link, layout=Layout(shape, coupled))
+
+
+def candidates(slot: Slot, trace: Trace) -> list[Link]:
+    """Every link that the constraint on a slot's parameter admits."""
+    base = unwrapped(trace.nodes[slot.site]["fn"]).base
+    value = getattr(base, slot.parameter)
+    normalised = slot.parameter == "logits" and value.dim() > len(base.batch_shape)
+    return list(links.candidates(base.arg_constraints[slot.parameter], normalised))
 
 
 def depends(value: Any, u: Tensor) -> bool:
@@ -148,22 +250,25 @@ def depends(value: Any, u: Tensor) -> bool:
     return found is not None
 
 
-def candidates(slot: Slot, trace: Trace) -> list[Slot]:
-    """The same slot under every link that its parameter's constraint admits."""
-    base, _ = innermost(trace.nodes[slot.site]["fn"])
-    value = getattr(base, slot.parameter)
-    normalised = slot.parameter == "logits" and value.dim() > len(base.batch_shape)
-    every = links.candidates(base.arg_constraints[slot.parameter], normalised)
-    return [Slot(slot.site, slot.parameter, link, slot.layout, slot.mixture) for link in every]
+def log_prob_sum(trace: Trace, names: Sequence[str]) -> Tensor | float:
+    """Log density of the named sites, as they stand in a trace; nats, shape ``()``."""
+    with pyro.validation_enabled(False):
+        trace.compute_log_prob(lambda name, _: name in names)
+    return sum(trace.nodes[n]["log_prob_sum"] for n in names)
 
 
 def log_prior(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
-    """Log prior density of the integrated sites at one point, Jacobian included, shape ``()``."""
-    trace = joint.trace(u, theta)
-    counted = set(joint.latents.names)
-    _, log_det = joint.latents.constrained_with_log_det(u.to(joint.dtype))
-    with pyro.validation_enabled(False):
-        return cast(Tensor, trace.log_prob_sum(lambda name, _: name in counted) + log_det).double()
+    """Log prior density of the integrated sites, Jacobian included, shape ``(R,)``.
+
+    :param u: rows ``(R, D)``.
+    :param theta: the hyperparameters of all rows, shape ``(T,)``.
+    """
+
+    def one(row: Tensor) -> Tensor:
+        _, log_det = joint.latents.constrained_with_log_det(row.to(joint.dtype))
+        return (log_prob_sum(joint.trace(row, theta), joint.latents.names) + log_det).double()
+
+    return rows.apply(one, (u,), 2**20, one)
 
 
 def gaussian_prior(joint: LogJoint, trace: Trace) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,22 +282,27 @@ def gaussian_prior(joint: LogJoint, trace: Trace) -> tuple[Tensor, Tensor, Tenso
 
 
 def _gaussian_site(node: Node, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    base, _ = innermost(node["fn"])
-    value = node["value"]
-    plain = node["mask"] is None and _is_one(node["scale"]) and value.numel() == size
-    if plain and isinstance(base, torch.distributions.Normal):
-        pair = base.loc.expand_as(value).reshape(-1), base.scale.expand_as(value).reshape(-1).pow(-2)
-        return *pair, torch.ones(size, dtype=torch.bool, device=value.device)
-    if plain and isinstance(base, torch.distributions.MultivariateNormal):
-        return _multivariate(base, value)
+    value, parts = node["value"], unwrapped(node["fn"])
+    plain = node["mask"] is None and _is_one(node["scale"]) and value.numel() == size and parts.mixing is None
+    if plain and _is_like(parts.base, Normal, value.shape):
+        pair = parts.base.loc.expand_as(value), parts.base.scale.expand_as(value).pow(-2)
+        return pair[0].reshape(-1), pair[1].reshape(-1), torch.ones(size, dtype=torch.bool, device=value.device)
+    if plain and _is_like(parts.base, MultivariateNormal, value.shape[:-1]):
+        return _multivariate(parts.base, value)
     zeros = torch.zeros(size, dtype=value.dtype, device=value.device)
     return zeros, zeros + 1.0, zeros.bool()
+
+
+def _is_like(base: Any, family: Any, shape: torch.Size) -> bool:
+    """Whether ``base`` has the log density of ``family``, and no batch dims beyond ``shape``."""
+    same = isinstance(base, family) and type(base).log_prob is family.log_prob
+    return same and broadcast(base.batch_shape, shape) == tuple(shape)
 
 
 def _multivariate(base: Any, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     matrix = base.precision_matrix
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    separate = bool((matrix - diagonal.diag_embed()).abs().max() <= 1e-12 * diagonal.abs().max())
+    separate = bool((matrix.detach().tril(-1).abs().amax((-2, -1)) <= 1e-12 * diagonal.abs().amax(-1)).all())
     known = torch.full((value.numel(),), separate, device=value.device)
     return base.loc.expand_as(value).reshape(-1), diagonal.expand_as(value).reshape(-1), known
 
@@ -201,19 +311,22 @@ def _is_one(scale: Any) -> bool:
     return bool((torch.as_tensor(scale) == 1).all())
 
 
-def noise_scale(node: Node) -> Tensor | None:
-    """Standard deviation of each element of a plain Normal observation, or None."""
-    base, _ = innermost(node["fn"])
-    if not isinstance(base, torch.distributions.Normal) or node["mask"] is not None or not _is_one(node["scale"]):
+def gaussian_noise(joint: LogJoint, trace: Trace, name: str) -> tuple[Tensor, Tensor] | None:
+    """Residual and log precision of each element of a plain Normal observation, both ``(n,)``, or None."""
+    node = trace.nodes[name]
+    parts = unwrapped(node["fn"])
+    plain = node["mask"] is None and _is_one(node["scale"]) and parts.mixing is None
+    if not plain or _touched(joint, trace, name) or not _is_like(parts.base, Normal, parts.base.batch_shape):
         return None
-    if isinstance(_unwrapped(node["fn"]), torch.distributions.MixtureSameFamily | MixtureSameFamily):
-        return None
-    return base.scale.expand((node["value"] - base.loc).shape)
+    residual = node["value"] - parts.base.loc
+    scale = parts.base.scale.expand(residual.shape)
+    return residual.reshape(-1).double(), -2.0 * scale.reshape(-1).double().log()
 
 
 def no_predictor(joint: LogJoint) -> UnsupportedModel:
     """The letter for a model that Gauss-Newton cannot treat."""
     return UnsupportedModel(
-        f"Gauss-Newton needs observed sites that see the latents through one parameter; {', '.join(joint.observed)} "
-        f"do not. Use curvature=exact_hessian."
+        f"Gauss-Newton needs observed sites that see the latents through one parameter each; among "
+        f"{', '.join(joint.observed)} one sees them otherwise (through two parameters, a pyro.factor, its mask or "
+        f"value, or the mixing of a discrete site), or none does. Use curvature=exact_hessian."
     )

@@ -3,58 +3,135 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 import pyro
 import torch
 from pyro import poutine
-from pyro.infer.enum import config_enumerate
+from pyro.params.param_store import ParamStoreDict
 from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import biject_to, constraints
+from torch.distributions import constraints
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence import contraction
-from pyro_evidence.checks import (
-    check_module_parameters,
-    check_parameter,
-    check_trace,
-    describe,
+from pyro_evidence import checks, contraction, parameters
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.ops import rows
+from pyro_evidence.ops.coordinates import Coordinates
+from pyro_evidence.parameters import Declaration, WithParameters, in_place
+from pyro_evidence.sites import (
+    Node,
+    bijection,
+    central_value,
     is_discrete,
+    is_empty,
     is_observation,
     sample_nodes,
 )
-from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.ops.coordinates import Coordinates
 
 Model = Callable[..., Any]
 Trace = Any
 
 
 class _Enumerate(EnumMessenger):
-    """Pyro's enumeration, which reads ``value.data.shape``; here of a stand-in that ``vmap`` can see through."""
+    """Pyro's enumeration, of every discrete latent site whatever its settings, with exact probabilities."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not msg["is_observed"] and getattr(msg["fn"], "has_enumerate_support", False):
+            msg["fn"] = contraction.exact(msg["fn"])
+            msg["infer"] |= {"enumerate": "parallel", "num_samples": None}
+        super()._pyro_sample(msg)
 
     def _pyro_post_sample(self, msg: Any) -> None:
         value = msg["value"]
-        if isinstance(value, Tensor):
-            msg["value"] = torch.empty(value.shape, device="meta")
+        msg["value"] = _Shape(value) if isinstance(value, Tensor) else value
         super()._pyro_post_sample(msg)
         msg["value"] = value
 
 
+class _Shape:
+    """A stand-in for a tensor whose ``value.data.shape`` Pyro reads, because ``vmap`` allows no ``data``."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.shape, self.data = value.shape, self
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+
+class _FirstRun(Messenger):
+    """Starts latents well inside their support, and takes down param statements before they are carried out.
+
+    :param stored: what params without a value of their own begin with, in an empty store.
+    :param limits: their constraints.
+    """
+
+    def __init__(self, stored: Mapping[str, Tensor], limits: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.stored, self.limits = stored, limits
+        self.found: dict[str, Declaration] = {}
+        self.fixed: set[str] = set()  # given a value by a handler of the user's
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["value"] is None and hasattr(msg["fn"], "support") and not is_discrete(msg):
+            msg["value"] = central_value(msg["fn"])
+
+    def _pyro_param(self, msg: Any) -> None:
+        name, given = msg["name"], msg["args"][1:]
+        if name in self.found or name in self.fixed:
+            return
+        if msg["value"] is not None:
+            self.fixed.add(name)
+        elif given:
+            value = torch.as_tensor(given[0]() if callable(given[0]) else given[0])
+            msg["args"] = (name, value)
+            self._note(msg, value, value if isinstance(value, torch.nn.Parameter) else None)
+        elif name in self.stored:
+            pyro.get_param_store().setdefault(name, self.stored[name], self.limits[name])
+
+    def _pyro_post_param(self, msg: Any) -> None:
+        if msg["name"] not in self.found and msg["name"] not in self.fixed:
+            self._note(msg, msg["value"], None)
+
+    def _note(self, msg: Any, value: Tensor, source: torch.nn.Parameter | None) -> None:
+        limits = pyro.get_param_store().get_state()["constraints"]
+        constraint = limits.get(msg["name"], msg["kwargs"].get("constraint", constraints.real))
+        frozen = source is not None and not source.requires_grad
+        self.found[msg["name"]] = Declaration(value.detach().clone(), constraint, source, frozen)
+
+
+@contextmanager
+def empty_store() -> Iterator[None]:
+    """An empty param store inside; outside the very same one as before."""
+    contents = vars(pyro.get_param_store())
+    before = dict(contents)
+    contents.update(vars(ParamStoreDict()))
+    try:
+        yield
+    finally:
+        contents.update(before)
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Validation off, an empty param store inside, everything as it was outside."""
-    with pyro.validation_enabled(False), pyro.get_param_store().scope():
+    """Validation off and an empty param store inside."""
+    with pyro.validation_enabled(False), empty_store():
         yield
+
+
+def own_random_numbers() -> Any:
+    """A context that leaves the caller's random state as it is, on every device that is in use."""
+    return torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ())
 
 
 class LogJoint:
     """``log p(D, w | hyperparameters)`` of a Pyro model as a function of flat unconstrained vectors.
 
-    Latent sites are in MCMC's order (sorted by name) and in NUTS's unconstrained space, Jacobian included, so this
-    is minus the potential that NUTS would use; discrete sites are summed out.  The global param store is read once,
-    for starting values, and never written.
+    Latent sites are in MCMC's order (sorted by name) and in NUTS's unconstrained space, Jacobian included, so
+    this is minus the potential that NUTS would use; discrete sites are summed out, for which see
+    :mod:`pyro_evidence.contraction`.  The global param store is read once, for starting values, and never
+    written.  A network's own ``nn.Parameter`` counts as a param, held where its ``requires_grad`` is False.
 
     :param model: a Pyro model.
     :param args: its positional arguments, data included.
@@ -77,126 +154,134 @@ class LogJoint:
         hyper: Sequence[str] | None = None,
     ) -> None:
         self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs or {})
-        trace, params, self.param_constraints = self._prototype()
-        check_trace(trace, self.args, self.kwargs)
+        trace, declared = self._prototype()
         nodes = sample_nodes(trace)
         latent = {n: s for n, s in nodes.items() if not s["is_observed"]}
-        self.discrete = tuple(n for n, s in latent.items() if is_discrete(s))
+        continuous = {n: s for n, s in latent.items() if not is_discrete(s)}
+        self.discrete = tuple(n for n in latent if n not in continuous)
         self.observed = tuple(n for n, s in nodes.items() if is_observation(s))
-        continuous = {n: s for n, s in latent.items() if n not in self.discrete}
-        self.hyper_sites = _hyper_sites(tuple(continuous), integrate, hyper, tuple(params))
-        self._enumerated = self._summing(trace)
-        self._choose(params, continuous, hold=hyper is not None and len(hyper) == 0)
-        self._check_density()
+        self.hyper_sites = parameters.maximised_sites(tuple(continuous), tuple(declared), integrate, hyper)
+        self._inexact = tuple(n for n in self.observed if contraction.exact(nodes[n]["fn"]) is not nodes[n]["fn"])
+        self._known = frozenset({*self.discrete, *self.observed, *trace.param_nodes})
+        self._enumerated = self._summing(nodes)
+        free = self._hold(declared, everything=hyper is not None and len(hyper) == 0)
+        self._choose(free, continuous)
+        self._check_density(continuous)
 
-    def _prototype(self) -> tuple[Trace, dict[str, Tensor], dict[str, Any]]:
-        """A validated run, the params it declares (at their stored values if there are any), their constraints."""
+    def _prototype(self) -> tuple[Trace, dict[str, Declaration]]:
+        """A validated run, and the params that it declares."""
         store = pyro.get_param_store()
-        stored = {n: store[n].detach().clone() for n in store}
-        with torch.random.fork_rng(), store.scope(), warnings.catch_warnings():
+        limits = store.get_state()["constraints"]
+        statements = _FirstRun(dict(store.items()), limits)
+        with own_random_numbers(), empty_store(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
+            trace = self._validated_run(statements)
+        checks.check_trace(trace, self.args, self.kwargs)
+        found = parameters.without_ties(statements.found)
+        return trace, {n: parameters.start(n, d, statements.stored.get(n)) for n, d in found.items()}
+
+    def _validated_run(self, statements: _FirstRun) -> Trace:
+        try:
+            with statements:
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
-                declared = {n: _declared(trace, n) for n in trace.param_nodes}
-                trace.compute_log_prob(lambda _, site: not is_observation(site) or site["value"].numel() > 0)
-            except (RuntimeError, ValueError, IndexError) as error:
-                raise self._run_failed(error) from error
-            limits = store.get_state()["constraints"]
-        params = {n: _start(n, v, stored.get(n, v)) for n, v in declared.items()}
-        return trace, params, {n: limits.get(n, constraints.real) for n in params}
+            trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
+        except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
+            for name, declaration in statements.found.items():
+                parameters.check_start(name, declaration)
+            raise checks.run_failed(error, self.args, self.kwargs) from error
+        finally:
+            for declaration in statements.found.values():
+                declaration.freeze()
+        return trace
 
-    def _run_failed(self, error: Exception) -> Exception:
-        return BadInput(
-            f"the model cannot be run on these arguments ({describe(self.args, self.kwargs)}): "
-            f"{' '.join(str(error).split())[:600]}. Shapes must broadcast, all floating tensors must have one dtype "
-            f"(build priors with X.new_ones(...), or set torch's default dtype), and data must lie in the support."
-        )
-
-    def _summing(self, trace: Trace) -> Model:
+    def _summing(self, nodes: Mapping[str, Node]) -> Model:
         """The model with its discrete sites enumerated beyond its plates."""
         if not self.discrete:
             return self.model
-        dims = [f.dim for s in sample_nodes(trace).values() for f in s["cond_indep_stack"] if f.vectorized]
-        return cast(Model, _Enumerate(min(dims, default=0) - 1)(config_enumerate(self.model, "parallel")))
+        dims = [f.dim for s in nodes.values() for f in s["cond_indep_stack"] if f.vectorized]
+        return _Enumerate(min(dims, default=0) - 1)(self.model)
 
-    def _choose(self, params: dict[str, Tensor], continuous: Mapping[str, Any], hold: bool) -> None:
-        """Which tensors are integrated, maximised, held."""
-        if not hold:
-            check_module_parameters(tuple(params))
-        self.held = params if hold else {}
-        free = {} if hold else params
-        for name, value in free.items():
-            check_parameter(name, value, self.param_constraints[name])
-        inner = {n: s for n, s in continuous.items() if n not in self.hyper_sites}
-        outer = {n: continuous[n] for n in self.hyper_sites}
-        self.latents = Coordinates({n: (biject_to(s["fn"].support), s["value"].shape) for n, s in inner.items()})
-        parts = {n: (biject_to(self.param_constraints[n]), v.shape) for n, v in free.items()}
-        parts |= {n: (biject_to(s["fn"].support), s["value"].shape) for n, s in outer.items()}
-        self.hypers = Coordinates(parts)
-        start = free | {n: _central(s["fn"]) for n, s in outer.items()}
-        values = [s["value"] for s in continuous.values()] + list(params.values())
-        floating = [v for v in values if v.is_floating_point()]
-        self.device = floating[0].device
-        self.dtype = torch.float32 if {v.dtype for v in floating} == {torch.float32} else torch.float64
-        self.initial_theta = self.hypers.flat(start).detach().double().to(self.device)
+    def _hold(self, declared: Mapping[str, Declaration], everything: bool) -> dict[str, Declaration]:
+        """Set apart the params that are held; the others, which are maximised."""
+        free = {n: d for n, d in declared.items() if not (everything or d.frozen)}
+        checks.check_module_parameters(tuple(free))
+        for name, declaration in free.items():
+            parameters.check_start(name, declaration)
+        own = {n: d.source for n, d in declared.items() if d.source is not None and "$$$" not in n}
+        networks = parameters.modules(self.model, *self.args, *self.kwargs.values()) if own else []
+        self._homes = {n: parameters.homes(p, networks) for n, p in own.items()}
+        self.held = {n: d.value for n, d in declared.items() if n not in free and "$$$" not in n}
+        self.param_constraints = {n: d.constraint for n, d in declared.items()}
+        return free
 
-    def _check_density(self) -> None:
-        """Finite somewhere, the same twice.
+    def _choose(self, free: Mapping[str, Declaration], continuous: Mapping[str, Node]) -> None:
+        """The coordinates of what is integrated and of what is maximised."""
+        sites = {n: (bijection(n, s["fn"]), s["value"].shape) for n, s in continuous.items()}
+        outer = {n: sites.pop(n) for n in self.hyper_sites}
+        self.latents = Coordinates(sites)
+        self._counted = (*self.latents.names, *self.discrete, *self.observed)
+        self._scored = frozenset(self._counted)
+        params = {n: (parameters.transform_of(d.constraint), d.value.shape) for n, d in free.items()}
+        self.hypers = Coordinates(params | outer)
+        like = next(iter(continuous.values()))["value"]
+        self.dtype, self.device = like.dtype, like.device
+        origin = {n: t(like.new_zeros(t.inverse_shape(shape))) for n, (t, shape) in outer.items()}
+        flat = self.hypers.flat({n: d.value for n, d in free.items()} | origin)
+        self.initial_theta = flat.detach().to(self.device, torch.float64)
+
+    def _check_density(self, continuous: Mapping[str, Node]) -> None:
+        """Finite somewhere, the same twice, of fixed structure, dependent on every param.
 
         :raises BadInput: not finite at any of 100 random starts.
-        :raises UnsupportedModel: the log joint is random, or a maximised site's prior depends on an integrated one.
+        :raises UnsupportedModel: otherwise.
         """
-        u = self.initial(1, seed=0)[0]
-        values = []
-        for seed in (0, 1):
-            with torch.random.fork_rng():
-                torch.manual_seed(seed)
-                values.append(float(self.log_joint(u, self.initial_theta)))
-        if values[0] != values[1]:
-            raise UnsupportedModel(
-                f"the log joint density is not a fixed function: {values[0]!r} and then {values[1]!r} at the same point. "
-                f"Look for unnamed sampling (torch.randn, dist.Normal(...).sample()), dropout, or a subsampled plate; "
-                f"every random number must come from a named pyro.sample site."
-            )
-        self._check_hyperprior(u)
-
-    def _check_hyperprior(self, u: Tensor) -> None:
-        u = u.clone().requires_grad_()
-        prior = self.log_hyperprior(self.initial_theta, u)
-        gradient = torch.autograd.grad(prior, u, allow_unused=True)[0] if prior.requires_grad else None
-        if gradient is not None and bool((gradient != 0).any()):
-            raise UnsupportedModel(
-                f"the prior of {', '.join(self.hyper_sites)} depends on "
-                f"{self.latents.label(int(gradient.abs().argmax()))}, which is integrated: p(D | hyperparameters) is "
-                f"then not defined. Maximise that site too, or integrate both."
-            )
+        self._row_bytes: int | None = None
+        try:
+            with own_random_numbers():
+                u = self.initial(1, seed=0)[0]
+                first, second = (float(self.log_joint(u, self.initial_theta).detach()) for _ in range(2))
+                checks.check_same(first, second)
+                checks.check_dependence(self, u, continuous)
+                self._row_bytes = rows.bytes_per_row(self._one, u, self.initial_theta)
+        except (RuntimeError, IndexError) as error:
+            raise checks.run_failed(error, self.args, self.kwargs) from error
 
     def initial(self, num: int, seed: int) -> Tensor:
         """Starting points, uniform on (-2, 2) in unconstrained space as NUTS draws them, shape ``(num, D)``.
 
-        :raises BadInput: when the log joint density is not finite at any of 100 draws for one of them.
+        :raises BadInput: when density or gradient are not finite at any of 100 draws for one of them.
         """
         generator = torch.Generator().manual_seed(seed)
-        draw = partial(torch.rand, self.latents.size, generator=generator, dtype=torch.float64)
-        return torch.stack([self._finite_start(draw) for _ in range(num)])
-
-    def _finite_start(self, draw: Callable[[], Tensor]) -> Tensor:
+        u = torch.zeros(num, self.latents.size, dtype=torch.float64, device=self.device)
+        bad = torch.ones(num, dtype=torch.bool, device=self.device)
         for _ in range(100):
-            u = (4.0 * draw() - 2.0).to(self.device)
-            if bool(torch.isfinite(self.log_joint(u, self.initial_theta))):
+            draw = torch.rand(num, self.latents.size, generator=generator, dtype=torch.float64)
+            u = torch.where(bad.unsqueeze(-1), 4.0 * draw.to(self.device) - 2.0, u)
+            bad = bad & ~self._usable(u)
+            if not bool(bad.any()):
                 return u
-        raise BadInput(self._not_finite(u))
+        raise self._not_finite(u[bad][0])
 
-    def _not_finite(self, u: Tensor) -> str:
-        trace = self.trace(u, self.initial_theta)
-        trace.compute_log_prob()
-        bad = [n for n, s in sample_nodes(trace).items() if not bool(torch.isfinite(s["log_prob_sum"]))]
-        held = {n: _extent(trace.nodes[n]["value"]) for n in bad if trace.nodes[n]["value"] is not None}
-        return (
-            f"the log joint density is not finite at any of 100 random starts; first seen at site(s) {held or bad}. "
-            f"Arguments: {describe(self.args, self.kwargs)}. Remove or mask rows with nan or inf, and check that the "
-            f"data lie in the support of their distribution."
-        )
+    def _usable(self, u: Tensor) -> Tensor:
+        """Whether density and gradient are finite, shape ``(num,)``."""
+        u = u.clone().requires_grad_()
+        value = self.log_joint(u, self.initial_theta)
+        slope = torch.autograd.grad(value.sum(), u)[0]
+        return torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1)
+
+    def _not_finite(self, u: Tensor) -> BadInput:
+        arguments = checks.describe(self.args, self.kwargs)
+        try:
+            trace = self.trace(u, self.initial_theta)
+            trace.compute_log_prob()
+        except LinAlgError as error:
+            return checks.not_finite({}, f"{arguments}; {error}")
+        return checks.not_finite(sample_nodes(trace), arguments)
+
+    @property
+    def initial_u(self) -> Tensor:
+        """The origin of the unconstrained latent space, shape ``(D,)``."""
+        return torch.zeros(self.latents.size, dtype=torch.float64, device=self.device)
 
     def trace(self, u: Tensor, theta: Tensor) -> Trace:
         """The model run at one point, shapes ``(D,)`` and ``(T,)``; discrete sites enumerated."""
@@ -207,177 +292,92 @@ class LogJoint:
         sites = latents | {n: hypers[n] for n in self.hyper_sites}
         params = self.held | {n: v for n, v in hypers.items() if n not in self.hyper_sites}
         model = poutine.condition(poutine.substitute(self._enumerated, data=params), data=sites)
-        with quiet():
+        with quiet(), in_place(params, self._homes):
             trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)
-        for name in self.discrete:
-            _exact_logits(trace.nodes[name]["fn"])
+        checks.check_structure(trace, sites, self._known)
+        for name in self._inexact:
+            trace.nodes[name]["fn"] = contraction.exact(trace.nodes[name]["fn"])
         return trace
+
+    def density(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Tensor:
+        """Log density of all sites but the maximised ones at constrained values, nats, shape ``()``."""
+        trace = self._trace(latents, hypers)
+        with pyro.validation_enabled(False):
+            if self.discrete:
+                return contraction.total(trace, self._counted)
+            return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self._scored))
 
     def _one(self, u: Tensor, theta: Tensor) -> Tensor:
         values, log_det = self.latents.constrained_with_log_det(u.to(self.dtype))
-        trace = self._trace(values, self.hypers.constrained(theta.to(self.dtype)))
-        with pyro.validation_enabled(False):
-            if not self.discrete:
-                return cast(Tensor, trace.log_prob_sum(lambda name, _: name not in self.hyper_sites) + log_det)
-            trace.compute_log_prob()
-        return contraction.total(trace, self.hyper_sites) + log_det
+        return (self.density(values, self.hypers.constrained(theta.to(self.dtype))) + log_det).double()
+
+    def _point(self, u: Tensor, theta: Tensor) -> Tensor:
+        """One row; nan where a matrix of the model's is singular, as NUTS has it."""
+        try:
+            return self._one(u, theta)
+        except LinAlgError:
+            return (u.sum() + theta.sum()) * torch.nan
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        """``log p(D, w | hyperparameters)`` in nats, all constants and the Jacobian of ``u`` included, float64.
+        """``log p(D, w | hyperparameters)``, nats, float64; all constants and the Jacobian of ``u`` included.
 
         :param u: unconstrained latents, ``(D,)`` or ``(R, D)``.
         :param theta: unconstrained hyperparameters, ``(T,)`` or ``(R, T)``.
         :return: ``()`` or ``(R,)``.
         """
         if u.dim() == 1:
-            return self._one(u, theta).double()
-        theta = theta.expand(len(u), -1)
-        if len(u) == 1:
-            return self._one(u[0], theta[0]).double().unsqueeze(0)
-        return self._rows(u, theta)
-
-    def _rows(self, u: Tensor, theta: Tensor) -> Tensor:
-        """All rows at once; one by one where the model's own Python cannot be vectorised."""
-        if getattr(self, "_vectorises", True):
-            try:
-                return cast(Tensor, torch.vmap(self._one, chunk_size=self._chunk)(u, theta)).double()
-            except RuntimeError:
-                self._vectorises = False
-        return torch.stack([self._one(*row) for row in zip(u, theta, strict=True)]).double()
-
-    @property
-    def _chunk(self) -> int:
-        """Rows per batch: about 32 MB of a tensor as long as the data."""
-        longest = max((t.shape[0] for t in self.args if isinstance(t, Tensor) and t.dim()), default=1)
-        return max(1, 2**22 // max(longest, self.latents.size, 1))
+            return self._point(u, theta)
+        return rows.apply(self._one, (u, theta.expand(len(u), -1)), self._row_bytes, self._point)
 
     def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
-        """Log prior density of the maximised latent sites in their own (constrained) space, nats, shape ``()``."""
+        """Log prior density of the maximised latent sites in their constrained space, nats, shape ``()``."""
         if not self.hyper_sites:
             return theta.new_zeros(())
-        u = self.initial_u if u is None else u
-        trace = self.trace(u, theta)
+        trace = self.trace(self.initial_u if u is None else u, theta)
         with pyro.validation_enabled(False):
             return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self.hyper_sites)).double()
-
-    @property
-    def initial_u(self) -> Tensor:
-        """The origin of the unconstrained latent space, shape ``(D,)``."""
-        return torch.zeros(self.latents.size, dtype=torch.float64, device=self.device)
 
     def pointwise(self, u: Tensor, theta: Tensor) -> dict[str, Tensor]:
         """Log likelihood of every observed site, one number per datum, discrete sites summed out.
 
-        :return: site name -> the site's plate shape; sites that share a discrete site are joined by ``+``.
+        :return: site name -> one number per cell of its plates, or per data point of a ``to_event`` without
+            plates; sites that share a discrete site have one entry, their names joined by ``+``.
+        :raises UnsupportedModel: when a discrete site outside the plates couples the data points.
         """
-        return pointwise(self.trace(u, theta), self.observed, self.discrete)
+        trace = self.trace(u, theta)
+        with pyro.validation_enabled(False):
+            return contraction.pointwise(trace, self.observed + self.discrete)
 
     def table(self, u: Tensor, theta: Tensor) -> Tensor:
-        """``log p(x_n, z_n = k | w)`` of the one local discrete site, shape ``plate_shape + (K,)``.
+        """``log p(x_n, z_n = k | w)`` of the one discrete site, shape ``plate_shape + (K,)``.
+
+        Latent sites that depend on ``z_n`` count with the data.
 
         :raises UnsupportedModel: when the model has no discrete site, or several.
         """
         if len(self.discrete) != 1:
             raise UnsupportedModel(
-                f"a table of components needs exactly one discrete latent site; this model has {len(self.discrete)}"
-                f" ({', '.join(self.discrete) or 'none'})."
+                f"a table of components needs exactly one discrete latent site; this model has "
+                f"{len(self.discrete)} ({', '.join(self.discrete) or 'none'})."
             )
         trace = self.trace(u, theta)
         with pyro.validation_enabled(False):
-            trace.compute_log_prob()
-        return contraction.component_table(trace, self.discrete[0], self.observed + self.discrete)
+            return contraction.component_table(trace, self.discrete[0], self._counted)
 
     def responsibilities(self, u: Tensor, theta: Tensor) -> Tensor:
-        """``p(z_n = k | x_n, w)`` of the one local discrete site, shape ``plate_shape + (K,)``."""
+        """``p(z_n = k | x_n, w)`` of the one discrete site, shape ``plate_shape + (K,)``."""
         return self.table(u, theta).softmax(-1)
 
     def split_hypers(self, theta: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Constrained hyperparameters: the params (held ones included), and the maximised sites."""
         values = self.hypers.constrained(theta.to(self.dtype))
-        sites = {n: values[n] for n in self.hyper_sites}
-        return self.held | {n: v for n, v in values.items() if n not in sites}, sites
+        sites = {n: values.pop(n) for n in self.hyper_sites}
+        return self.held | values, sites
 
     def substituted(self, theta: Tensor) -> Model:
         """The user's model with the hyperparameters put in as constants; picklable if the model is."""
         params, sites = self.split_hypers(theta.detach())
-        model = poutine.substitute(self.model, data=params) if params else self.model
-        return cast(Model, poutine.condition(model, data=sites) if sites else model)
-
-
-def pointwise(trace: Trace, observed: Sequence[str], discrete: Sequence[str]) -> dict[str, Tensor]:
-    """Log likelihood of each observed site of a trace, per datum; see :meth:`LogJoint.pointwise`."""
-    with pyro.validation_enabled(False):
-        if discrete:
-            trace.compute_log_prob()
-            return contraction.pointwise(trace, (*observed, *discrete))
-        return {name: _elementwise(trace.nodes[name]) for name in observed}
-
-
-def _elementwise(node: Any) -> Tensor:
-    """Log density per datum; ``to_event`` dims of an observed site are data too."""
-    fn = node["fn"]
-    while isinstance(fn, torch.distributions.Independent):
-        fn = fn.base_dist
-    log_prob = fn.log_prob(node["value"])
-    mask = node["mask"]
-    log_prob = log_prob if mask is None else torch.where(torch.as_tensor(mask), log_prob, 0.0)
-    return cast(Tensor, log_prob * node["scale"])
-
-
-def _hyper_sites(
-    continuous: tuple[str, ...], integrate: Sequence[str] | None, hyper: Sequence[str] | None, params: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Names of the latent sites that are maximised."""
-    for argument, names in (("integrate", integrate or ()), ("hyper", hyper or ())):
-        allowed = continuous + (params if argument == "hyper" else ())
-        unknown = [n for n in names if n not in allowed]
-        if isinstance(names, str) or unknown:
-            raise BadInput(f"{argument}={names!r}: no such site. The model has {', '.join(allowed)}; give a list of names.")
-    left_out = [n for n in continuous if integrate is not None and n not in integrate]
-    chosen = tuple(n for n in continuous if n in (hyper or ()) or n in left_out)
-    if set(integrate or ()) & set(chosen):
-        raise BadInput(f"sites {sorted(set(integrate or ()) & set(chosen))} are both in integrate and in hyper.")
-    if left_out and hyper is not None and not len(hyper):
-        raise BadInput(
-            f"hyper=() holds the hyperparameters fixed, but {left_out} are not integrated and have no value to be "
-            f"held at. Use poutine.condition(model, data={{...}}), or leave hyper out to maximise them."
-        )
-    if len(chosen) == len(continuous):
-        raise BadInput(f"every latent site ({', '.join(chosen)}) is maximised; leave at least one to integrate.")
-    return chosen
-
-
-def _declared(trace: Trace, name: str) -> Tensor:
-    """The value that the model declares for a param: the argument of ``pyro.param`` where there is one."""
-    node = trace.nodes[name]
-    given = node["args"][0] if node["args"] else node["value"]
-    given = given() if callable(given) and not isinstance(given, Tensor) else given
-    unusable = bool(torch.isnan(node["value"]).any()) if isinstance(node["value"], Tensor) else False
-    return torch.as_tensor(given if unusable else node["value"]).detach().clone()
-
-
-def _start(name: str, declared: Tensor, stored: Tensor) -> Tensor:
-    if declared.shape != stored.shape:
-        raise BadInput(
-            f"hyperparameter '{name}' has shape {tuple(declared.shape)} in this model, but the param store holds one of "
-            f"shape {tuple(stored.shape)} from another model. Call pyro.clear_param_store(), or rename one of them."
-        )
-    return stored.to(declared.dtype)
-
-
-def _central(fn: Any) -> Tensor:
-    """A finite interior value of a distribution: its transform's image of zero."""
-    transform = biject_to(fn.support)
-    shape = torch.Size(transform.inverse_shape(fn.batch_shape + fn.event_shape))
-    return cast(Tensor, transform(torch.zeros(shape)))
-
-
-def _exact_logits(fn: Any) -> None:
-    """Logarithms of a Categorical's own ``probs``, where torch's would be of clamped ones."""
-    if isinstance(fn, torch.distributions.Categorical) and "probs" in fn.__dict__ and "logits" not in fn.__dict__:
-        empty = fn.probs == 0
-        fn.__dict__["logits"] = torch.where(empty, -torch.inf, torch.where(empty, 1.0, fn.probs).log())
-
-
-def _extent(value: Tensor) -> str:
-    return f"shape {tuple(value.shape)}, {int((~torch.isfinite(value)).sum())} not finite"
+        model = WithParameters(self.model, params, self._homes) if self._homes else self.model
+        params = {n: v for n, v in params.items() if n not in self._homes}
+        model = poutine.substitute(model, data=params) if params else model
+        return poutine.condition(model, data=sites) if sites else model

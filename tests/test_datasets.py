@@ -83,9 +83,7 @@ def test_without_a_folder_the_letter_says_what_to_set(monkeypatch: pytest.Monkey
     monkeypatch.delenv("PYRO_EVIDENCE_DATA", raising=False)
     if value is not None:
         monkeypatch.setenv("PYRO_EVIDENCE_DATA", value)
-    with pytest.raises(
-        FileNotFoundError, match=r"Set .* PYRO_EVIDENCE_DATA to the folder that holds pima\.csv"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"Set .* PYRO_EVIDENCE_DATA to the folder that holds pima\.csv"):
         datasets.pima()
 
 

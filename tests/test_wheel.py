@@ -88,9 +88,7 @@ def fresh_environment(folder: Path, installed: Iterable[Distribution]) -> Path:
 
 def modules(names: Iterable[str]) -> set[str]:
     """Those that are the package's files."""
-    return {
-        name for name in names if name.startswith("pyro_evidence/") and name.endswith((".py", "py.typed"))
-    }
+    return {name for name in names if name.startswith("pyro_evidence/") and name.endswith((".py", "py.typed"))}
 
 
 def test_wheel_runs_the_readme_on_its_declared_dependencies(tmp_path: Path, readme_blocks: list[str]) -> None:

@@ -93,6 +93,4 @@ def classifier(
     if num_classes < 2:
         raise BadInput(f"num_classes is {num_classes}; expected 2 or more. It counts the different labels.")
     prior = weight_prior(basis, alpha, alpha_bias, groups)
-    return (
-        LogisticRegression(basis, prior) if num_classes == 2 else SoftmaxRegression(basis, prior, num_classes)
-    )
+    return LogisticRegression(basis, prior) if num_classes == 2 else SoftmaxRegression(basis, prior, num_classes)

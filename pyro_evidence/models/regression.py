@@ -68,9 +68,7 @@ class WeightPrior(TensorValue):
         return per_weight.expand(num_weights)
 
 
-def weight_prior(
-    basis: Basis, alpha: Precision, alpha_bias: Precision | None, groups: Tensor | None
-) -> WeightPrior:
+def weight_prior(basis: Basis, alpha: Precision, alpha_bias: Precision | None, groups: Tensor | None) -> WeightPrior:
     """The checked prior; ``alpha_bias`` is dropped when ``basis`` has no bias column.
 
     :raises BadInput: on values that are no precisions, on groups that skip a number, and on a precision for a

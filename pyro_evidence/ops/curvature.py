@@ -43,7 +43,7 @@ def exact_hessian(density: Density, u: Tensor, theta: Tensor) -> Tensor:
 
 
 def gauss_newton(density: Density, u: Tensor, theta: Tensor) -> Tensor:
-    """Prior precision plus ``J' diag(-l'') J``; positive definite wherever the likelihood is log-concave in its predictor.
+    """Prior precision plus ``J' diag(-l'') J``; positive where prior, and likelihood in its predictor, are log-concave.
 
     Equal to the exact Hessian for linear predictors; for networks it leaves out the network's own curvature.
     """

@@ -1,48 +1,133 @@
-"""Derivatives of ``f(u, theta)`` with rows ``(R, D)``, ``(R, T)`` in and ``(R,)`` out, by plain reverse mode."""
+"""Derivatives of ``f(u, theta)`` with rows ``(R, D)``, ``(R, T)`` in and ``(R,)`` out, by plain reverse mode.
 
-from collections.abc import Callable
+Many derivatives of one value are taken as batched reverse passes, in chunks that keep the memory of a chunk near
+:data:`CHUNK_BYTES`; without a graph the result is filled in place, so that no second copy of it ever exists.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+CHUNK_BYTES = 2**28  # of what the reverse passes of one chunk may write
+LARGEST_CHUNK = 256  # passes; more at once are no faster
 
 Function = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Kept:
+    """What autograd keeps for the reverse pass of the work done under :func:`measured`."""
+
+    tensors: dict[int, Tensor] = field(default_factory=dict)  # one for each piece of memory
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes, shared memory counted once."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors.values())
+
+    @property
+    def passes_at_once(self) -> int:
+        """How many reverse passes fit into a chunk, were each to write as much as is kept."""
+        return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // max(1, self.num_bytes)))
+
+
+@contextmanager
+def measured() -> Iterator[Kept]:
+    """Measure the graph that is built inside."""
+    kept = Kept()
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.tensors.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        yield kept
 
 
 def gradient(f: Function, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     """Values ``(R,)`` and gradients in ``u`` ``(R, D)``, detached."""
     u = u.detach().requires_grad_()
     value = f(u, theta)
-    return value.detach(), pullback(value.sum(), u)
+    return value.detach(), pullback(value.sum(), u).contiguous()  # not the expanded gradient of a sum
 
 
 def hessian(f: Function, u: Tensor, theta: Tensor, *, create_graph: bool = False) -> Tensor:
-    """Second derivatives in ``u``, shape ``(R, D, D)``; differentiable in ``u`` and ``theta`` on request.
-
-    Batched double backward, in chunks that keep about 2**25 numbers of a row's graph alive.
-    """
+    """Second derivatives in ``u``, shape ``(R, D, D)``; differentiable in ``u`` and ``theta`` on request."""
     u = u if u.requires_grad else u.detach().requires_grad_()
-    slope = pullback(f(u, theta).sum(), u, create_graph=True)
-    basis = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device).unsqueeze(1).expand(-1, *u.shape)
+    with measured() as kept:
+        slope = pullback(f(u, theta).sum(), u, create_graph=True)
     if not slope.requires_grad:
         return u.new_zeros(*u.shape, u.shape[-1])
-    rows = [_passes(slope, u, part, create_graph) for part in basis.split(max(1, min(256, 2**25 // u.numel())))]
-    return torch.cat(rows).transpose(0, 1)
+
+    def rows(index: Tensor) -> Tensor:
+        return passes(slope, u, _one_hot(index, u).unsqueeze(1).expand(-1, *u.shape), create_graph)
+
+    return _filled(rows, u, kept.passes_at_once).transpose(0, 1)
 
 
-def hessian_diagonal(f: Function, u: Tensor, theta: Tensor, *, create_graph: bool = False) -> Tensor:
-    """Diagonal of the second derivatives, shape ``(R, D)``, never more than a chunk of rows in memory."""
+def hessian_diagonal(
+    f: Function, u: Tensor, theta: Tensor, blocks: Sequence[slice] = (), *, create_graph: bool = False
+) -> Tensor:
+    """Diagonal of :func:`hessian`, shape ``(R, D)``; the Hessian is never held.
+
+    :param blocks: consecutive coordinates that may be uncoupled among themselves, as those of one site in a plate:
+        where two reverse passes confirm that, no more are made for that block.
+    """
     u = u if u.requires_grad else u.detach().requires_grad_()
-    slope = pullback(f(u, theta).sum(), u, create_graph=True)
+    with measured() as kept:
+        slope = pullback(f(u, theta).sum(), u, create_graph=True)
     if not slope.requires_grad:
         return torch.zeros_like(u)
-    chunks = torch.arange(u.shape[-1], device=u.device).split(max(1, min(256, 2**25 // u.numel())))
-    return torch.cat([_diagonal_part(slope, u, index, create_graph) for index in chunks], -1)
+    diagonal = _Diagonal(slope, u, kept.passes_at_once, create_graph)
+    return torch.cat([diagonal.of(block) for block in blocks or (slice(0, u.shape[-1]),)], -1)
 
 
-def _diagonal_part(slope: Tensor, u: Tensor, index: Tensor, create_graph: bool) -> Tensor:
-    basis = torch.nn.functional.one_hot(index, u.shape[-1]).to(u.dtype).unsqueeze(1).expand(-1, *u.shape)
-    rows = _passes(slope, u, basis, create_graph)
-    return rows.gather(-1, index[:, None, None].expand(-1, len(u), 1)).squeeze(-1).T
+@dataclass(frozen=True)
+class _Diagonal:
+    """The diagonal of the derivative of ``slope`` in ``u``, block by block."""
+
+    slope: Tensor  # (R, D)
+    u: Tensor  # (R, D)
+    at_once: int
+    create_graph: bool
+
+    def of(self, block: slice) -> Tensor:
+        """Its entries in ``block``, shape ``(R, block)``."""
+        size = block.stop - block.start
+        found = self._uncoupled(block, size) if size > 2 else None
+        if found is not None:
+            return found
+        chunks = torch.arange(block.start, block.stop, device=self.u.device).split(self.at_once)
+        return torch.cat([self._part(index) for index in chunks], -1)
+
+    def _part(self, index: Tensor) -> Tensor:
+        one_hot = _one_hot(index, self.u).unsqueeze(1).expand(-1, *self.u.shape)
+        found = passes(self.slope, self.u, one_hot, self.create_graph)
+        return found.gather(-1, index[:, None, None].expand(-1, len(self.u), 1)).squeeze(-1).mT
+
+    def _uncoupled(self, block: slice, size: int) -> Tensor | None:
+        """The diagonal from two products with generic vectors; None when they contradict each other."""
+        probes = generic(2, size, self.u)
+        cotangents = self.u.new_zeros(2, *self.u.shape)
+        cotangents[..., block] = probes.unsqueeze(1)
+        found = passes(self.slope, self.u, cotangents, self.create_graph)[..., block] / probes.unsqueeze(1)
+        first, second = found.detach()
+        close = (first - second).abs() <= 1e-12 * (first.abs() + first.abs().amax(-1, keepdim=True))
+        return found[0] if bool(close.all()) else None
+
+
+def generic(num: int, size: int, like: Tensor) -> Tensor:
+    """Fixed directions in which nothing cancels by accident: entries of size 1 to 2, any sign, ``(num, size)``."""
+    generator = torch.Generator().manual_seed(0)
+    draw = torch.rand(num, size, generator=generator, dtype=torch.float64)
+    sign = torch.where(torch.rand(num, size, generator=generator) < 0.5, -1.0, 1.0)
+    return ((1.0 + draw) * sign).to(like)
 
 
 def pullback(value: Tensor, x: Tensor, cotangent: Tensor | None = None, *, create_graph: bool = False) -> Tensor:
@@ -53,27 +138,103 @@ def pullback(value: Tensor, x: Tensor, cotangent: Tensor | None = None, *, creat
     return torch.zeros_like(x) if found is None else found
 
 
-def jacobian(value: Tensor, x: Tensor, *, create_graph: bool = False) -> Tensor:
-    """``d value / d x`` for vectors ``(n,)`` and ``(D,)``, shape ``(n, D)``, in ``min(n, D)`` passes."""
-    if not value.requires_grad or not value.numel() or not x.numel():
-        return x.new_zeros(value.numel(), x.numel())
-    if value.numel() <= x.numel():
-        return _passes(value, x, torch.eye(value.numel(), dtype=value.dtype, device=x.device), create_graph)
-    return _by_columns(value, x, create_graph)
+class Forward:
+    """The derivative of a vector ``(n,)`` in a vector ``(D,)`` as a linear map.
+
+    Forward derivatives are derivatives of the reverse one, which is linear in its cotangent.
+    """
+
+    def __init__(self, value: Tensor, x: Tensor, *, at_once: int = LARGEST_CHUNK, create_graph: bool = False) -> None:
+        self.value, self.x, self.at_once, self.create_graph = value, x, at_once, create_graph
+        self.cotangent = torch.zeros_like(value).requires_grad_()
+
+    @cached_property
+    def slope(self) -> Tensor | None:
+        """The reverse derivative as a function of its cotangent; None where it is zero."""
+        if not (self.value.requires_grad and self.value.numel() and self.x.numel()):
+            return None
+        found = torch.autograd.grad(self.value, self.x, self.cotangent, create_graph=True, allow_unused=True)[0]
+        return found if found is not None and found.requires_grad else None
+
+    def along(self, directions: Tensor) -> Tensor:
+        """Derivatives along each of ``(P, D)``, shape ``(P, n)``."""
+        if self.slope is None:
+            return self.x.new_zeros(len(directions), self.value.numel())
+        return passes(self.slope, self.cotangent, directions.to(self.slope), self.create_graph)
+
+    def matrix(self) -> Tensor:
+        """All of it, shape ``(n, D)``, in ``min(n, D)`` passes."""
+        if self.slope is None:
+            return self.x.new_zeros(self.value.numel(), self.x.numel())
+        if self.value.numel() <= self.x.numel():
+            return self._rows(self.value, self.x)
+        into = self.x.new_empty(self.value.numel(), self.x.numel())
+        return self._rows(self.slope, self.cotangent, into.mT).mT
+
+    def _rows(self, value: Tensor, x: Tensor, into: Tensor | None = None) -> Tensor:
+        """One reverse pass per element of ``value``."""
+        most = min(self.at_once, CHUNK_BYTES // (64 * max(value.numel(), x.numel())))  # some numbers per pass
+        return _filled(lambda i: passes(value, x, _one_hot(i, value), self.create_graph), value, most, into)
+
+    def columns(self, block: slice, guesses: Iterable[Tensor]) -> Tensor:
+        """The columns in ``block``, shape ``(n, block)``; a guess itself when it, each row scaled, is right.
+
+        Whether it is, products with two generic vectors tell; without a right guess one pass per column is made.
+        """
+        size, n = block.stop - block.start, self.value.numel()
+        probes = generic(2, size, self.x)
+        directions = self.x.new_zeros(2, self.x.numel())
+        directions[:, block] = probes
+        expected = self.along(directions).mT.double()
+        for guess in guesses:
+            if guess.numel() == n * size and guess.is_floating_point():
+                for design in (guess.reshape(n, size), guess.reshape(size, n).mT):
+                    scale = _row_scale(design.to(probes) @ probes.mT, expected, guess.dtype)
+                    if scale is not None:
+                        return design.double() if bool((scale == 1).all()) else design * scale.unsqueeze(-1)
+        into = self.x.new_empty(n, size)
+        index = torch.arange(block.start, block.stop, device=self.x.device)
+        return _filled(lambda i: self.along(_one_hot(index[i], self.x)), into[0], self.at_once, into.mT).mT
 
 
-def _by_columns(value: Tensor, x: Tensor, create_graph: bool) -> Tensor:
-    """Forward derivatives as the derivative of the reverse ones, which are linear in their cotangent."""
-    cotangent = torch.zeros_like(value).requires_grad_()
-    slope = torch.autograd.grad(value, x, cotangent, create_graph=True, allow_unused=True)[0]
-    if slope is None or not slope.requires_grad:
-        return x.new_zeros(value.numel(), x.numel())
-    return _passes(slope, cotangent, torch.eye(x.numel(), dtype=x.dtype, device=x.device), create_graph).T
+def _row_scale(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """The factor of each row with which ``found`` ``(n, 2)`` is ``expected``: exactly one if that will do, or None."""
+    rounding = 1e3 * torch.finfo(dtype).eps * expected.abs().amax()
+    if bool(((found - expected).abs() <= rounding).all()):
+        return torch.ones_like(found[:, 0])
+    scale = (found * expected).sum(-1) / found.square().sum(-1)
+    return scale if bool(((found * scale.unsqueeze(-1) - expected).abs() <= rounding).all()) else None
 
 
-def _passes(value: Tensor, x: Tensor, cotangents: Tensor, create_graph: bool) -> Tensor:
+def passes(value: Tensor, x: Tensor, cotangents: Tensor, create_graph: bool) -> Tensor:
     """One reverse pass per cotangent, shape ``(P,) + x.shape``; zeros where nothing flows."""
     found = torch.autograd.grad(
-        value, x, cotangents, is_grads_batched=True, retain_graph=True, create_graph=create_graph, allow_unused=True
+        value,
+        x,
+        cotangents,
+        is_grads_batched=True,
+        retain_graph=True,
+        create_graph=create_graph,
+        allow_unused=True,
     )[0]
     return x.new_zeros(len(cotangents), *x.shape) if found is None else found
+
+
+def _one_hot(index: Tensor, like: Tensor) -> Tensor:
+    """Unit vectors of the length of ``like``'s last axis, shape ``(P, n)``."""
+    return torch.nn.functional.one_hot(index, like.shape[-1]).to(like)
+
+
+def _filled(rows: Callable[[Tensor], Tensor], like: Tensor, at_once: int, into: Tensor | None = None) -> Tensor:
+    """``rows`` of the positions in ``like``'s last axis, chunk by chunk, one axis in front.
+
+    Into one piece of memory, so that a second copy never exists, unless they carry a graph.
+    """
+    chunks = torch.arange(like.shape[-1], device=like.device).split(max(1, min(LARGEST_CHUNK, at_once)))
+    first = rows(chunks[0])
+    if first.requires_grad or (len(chunks) == 1 and into is None):
+        return torch.cat([first, *(rows(index) for index in chunks[1:])])
+    total = first.new_empty(like.shape[-1], *first.shape[1:]) if into is None else into
+    for index, part in zip(chunks, chain([first], map(rows, chunks[1:])), strict=True):
+        total[index[0] : index[-1] + 1] = part
+    return total

@@ -28,7 +28,7 @@ def tail(log_weights: Tensor) -> Tensor:
 
     The largest ``min(S/5, 3 sqrt S)`` of them; Vehtari, Simpson, Gelman, Yao and Gabry (2024), section 2.
     """
-    num_tail = int(min(0.2 * len(log_weights), 3.0 * math.sqrt(len(log_weights))))
+    num_tail = math.ceil(min(0.2 * len(log_weights), 3.0 * math.sqrt(len(log_weights))))
     ordered = (log_weights - log_weights.max()).sort().values.exp()
     excess = ordered[-num_tail:] - ordered[-num_tail - 1]
     return excess[excess > torch.finfo(excess.dtype).tiny]

@@ -25,7 +25,7 @@ def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, 
         step = torch.where(moving.unsqueeze(-1), _direction(slope, history), 0.0)
         new, new_value, new_slope = _line_search(f, (u, value, slope), step)
         moving = moving & (new != u).any(-1)
-        history = [*history[1 - MEMORY :], (new - u, slope - new_slope)]
+        history = [*history, (new - u, slope - new_slope)][-MEMORY:]
         u, value, slope = new, new_value, new_slope
         watch(value)
     return u

@@ -1,12 +1,18 @@
 """Cholesky factors that are right or refused, and the memory that a dense matrix asks for."""
 
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite, TooLarge
+
+SMALL = 2**22  # bytes that nobody need ask for
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+MEMORY_TABLE = Path("/proc/meminfo")
 
 Label = Callable[[int], str]  # flat coordinate -> what a reader calls it
 
@@ -24,30 +30,63 @@ def cholesky(A: Tensor, name: str, label: Label = coordinate) -> Tensor:
     :raises NotPositiveDefinite: with the smallest eigenvalue and the row it points at.
     """
     tril, info = torch.linalg.cholesky_ex(A.double())
-    if bool(info.any()):
+    if bool(info.any()) or not bool(torch.isfinite(tril.diagonal(dim1=-2, dim2=-1)).all()):
         raise NotPositiveDefinite(_not_positive_definite(A.double(), name, label))
     return tril
 
 
 def _not_positive_definite(A: Tensor, name: str, label: Label) -> str:
-    if not bool(torch.isfinite(A).all()):
-        return f"{name}, shape {tuple(A.shape)}, contains inf or nan; expected finite curvature. Look for a density that is not smooth at the mode."
-    values, vectors = torch.linalg.eigh(A.reshape(-1, *A.shape[-2:]))
+    matrices = A.reshape(-1, *A.shape[-2:])
+    broken = torch.nonzero(~torch.isfinite(matrices))
+    if len(broken):
+        return (
+            f"{name}, shape {tuple(A.shape)}, contains inf or nan, first in the row of {label(int(broken[0, 1]))}; "
+            f"expected finite curvature. Look for a density that is not smooth at the mode."
+        )
+    values, vectors = torch.linalg.eigh(matrices)
     worst = int(values[:, 0].argmin())
     row = int(vectors[worst, :, 0].abs().argmax())
     return (
         f"{name}, shape {tuple(A.shape)}, has smallest eigenvalue {float(values[worst, 0]):.2e}; expected all > 0. "
-        f"The direction points at {label(row)}. Either the point is a saddle (try restarts=8), or two columns of a "
-        f"design coincide and the prior is flat: give that site a proper prior. "
+        f"The direction points at {label(row)}. Either the point is a saddle (try restarts=8), or two columns of "
+        f"a design coincide and the prior is flat: give that site a proper prior. "
         f"To damp on purpose, pass curvature=damped(exact_hessian, 1e-3)."
     )
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory of ``device`` in bytes, as far as the system tells."""
+    """Memory of ``device`` that can still be had, in bytes, as far as the system tells."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+    return min(_system_bytes(), _control_group_bytes())
+
+
+def _system_bytes() -> int:
+    """What the kernel could hand out: caches count as free."""
+    try:
+        table = dict(line.split(":") for line in MEMORY_TABLE.read_text().splitlines())
+        return 1024 * int(table["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return _installed_bytes()
+
+
+def _installed_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # a system that does not say
+        return sys.maxsize
+
+
+def _control_group_bytes() -> int:
+    """What is left under a container's own limit; unlimited where there is none."""
+    try:
+        limit = int((CONTROL_GROUP / "memory.max").read_text())
+        used = int((CONTROL_GROUP / "memory.current").read_text())
+        lines = (CONTROL_GROUP / "memory.stat").read_text().splitlines()
+        return limit - used + int(dict(line.split() for line in lines)["file"])  # caches can be dropped
+    except (OSError, KeyError, ValueError):
+        return sys.maxsize
 
 
 def require_memory(num_bytes: int, what: str, device: torch.device) -> None:
@@ -55,6 +94,8 @@ def require_memory(num_bytes: int, what: str, device: torch.device) -> None:
 
     :raises TooLarge: when ``num_bytes`` exceeds the free memory of ``device``.
     """
+    if num_bytes <= SMALL:
+        return
     free = available_bytes(device)
     if num_bytes > free:
         raise TooLarge(

@@ -11,11 +11,48 @@ from torch.distributions import constraints
 
 @dataclass(frozen=True)
 class Link:
-    """``parameter = forward(eta)``, ``eta = inverse(parameter)``."""
+    """``parameter = forward(eta)``, ``eta = inverse(parameter)``, element by element."""
 
     name: str
     forward: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor]
+
+    def explains(self, parameter: Tensor, eta: Tensor, error: Tensor) -> Tensor:
+        """Whether ``parameter`` lies between ``forward(eta - error)`` and ``forward(eta + error)``, up to rounding.
+
+        Behind the link, because far out its inverse is rounding only; what is nan cannot be judged and passes.
+        """
+        ends = torch.stack([self.forward(eta - error), self.forward(eta + error)])
+        slack = _rounding(ends.abs().amax(0))
+        inside = (parameter >= ends.amin(0) - slack) & (parameter <= ends.amax(0) + slack)
+        return inside | (parameter == ends[0]) | parameter.isnan()  # equal: both infinite
+
+
+@dataclass(frozen=True)
+class LogitsAgainstFirst(Link):
+    """Logits of all classes, up to a common constant, from those of all but the first."""
+
+    def explains(self, parameter: Tensor, eta: Tensor, error: Tensor) -> Tensor:
+        """Whether the normalised logits are those of ``eta``, up to rounding."""
+        expected = self.forward(eta).log_softmax(-1)
+        worst = 2.0 * error.amax(-1, keepdim=True) + _rounding(expected.abs())
+        return ((parameter - expected).abs() <= worst) | parameter.isnan()
+
+
+@dataclass(frozen=True)
+class SoftmaxAgainstFirst(Link):
+    """Probabilities of all classes from the logits of all but the first."""
+
+    def explains(self, parameter: Tensor, eta: Tensor, error: Tensor) -> Tensor:
+        """Whether the probabilities are those of ``eta``, up to rounding."""
+        expected = self.forward(eta)
+        worst = (2.0 * error.amax(-1, keepdim=True)).expm1() * expected + _rounding(expected)
+        return ((parameter - expected).abs() <= worst) | parameter.isnan()
+
+
+def _rounding(size: Tensor) -> Tensor:
+    """What a few operations on numbers of this size may lose."""
+    return 16.0 * torch.finfo(size.dtype).eps * size.nan_to_num(posinf=0.0)
 
 
 def _same(x: Tensor) -> Tensor:
@@ -46,15 +83,19 @@ def _complementary_inverse(p: Tensor) -> Tensor:
     return (-torch.log1p(-p)).log()
 
 
+def _softplus_inverse(x: Tensor) -> Tensor:
+    return x + torch.log(-torch.expm1(-x))
+
+
 identity = Link("identity", _same, _same)
 log = Link("log", torch.exp, torch.log)
 square_root = Link("square root", torch.square, torch.sqrt)
-inverse_softplus = Link("inverse softplus", torch.nn.functional.softplus, lambda x: x + torch.log(-torch.expm1(-x)))
+inverse_softplus = Link("inverse softplus", torch.nn.functional.softplus, _softplus_inverse)
 logit = Link("logit", torch.sigmoid, torch.logit)
 probit = Link("probit", torch.special.ndtr, torch.special.ndtri)
 complementary_log_log = Link("complementary log-log", _complementary, _complementary_inverse)
-baseline_logits = Link("logits against the first class", _with_first, _against_first)
-baseline_softmax = Link("softmax against the first class", _softmax_with_first, _log_odds_against_first)
+baseline_logits = LogitsAgainstFirst("logits against the first class", _with_first, _against_first)
+baseline_softmax = SoftmaxAgainstFirst("softmax against the first class", _softmax_with_first, _log_odds_against_first)
 
 
 def candidates(constraint: Any, normalised_logits: bool) -> tuple[Link, ...]:

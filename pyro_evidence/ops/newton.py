@@ -107,15 +107,19 @@ def _step(A: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Newton step per row, which rows are positive definite, and each row's direction of lowest curvature."""
     if A.dim() == 2:
         step = slope / torch.where(A == 0, 1.0, A.abs())
-        return step, (A > 0).all(-1), torch.zeros_like(slope).scatter(-1, A.argmin(-1, keepdim=True), 1.0)
+        finite = torch.isfinite(A).all(-1)
+        step = torch.where(finite.unsqueeze(-1), step, 0.0)
+        return step, finite & (A > 0).all(-1), torch.zeros_like(slope).scatter(-1, A.argmin(-1, keepdim=True), 1.0)
     tril, info = torch.linalg.cholesky_ex(A)
-    if not bool(info.any()):
-        return torch.cholesky_solve(slope.unsqueeze(-1), tril).squeeze(-1), info == 0, torch.zeros_like(slope)
-    values, vectors = torch.linalg.eigh(A)
+    finite = torch.isfinite(A).all(-1).all(-1)
+    if not bool((info != 0).any()) and bool(finite.all()):
+        return torch.cholesky_solve(slope.unsqueeze(-1), tril).squeeze(-1), finite, torch.zeros_like(slope)
+    values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None], A, 0.0))
     size = values.abs()
     size = torch.maximum(size, 1e-12 * size.amax(-1, keepdim=True) + torch.finfo(A.dtype).tiny)
     step = (vectors @ ((vectors.mT @ slope.unsqueeze(-1)) / size.unsqueeze(-1))).squeeze(-1)
-    return step, info == 0, vectors[..., 0] * size[..., :1].rsqrt()
+    step = torch.where(finite.unsqueeze(-1), step, 0.0)  # a row without curvature stays, and is given up
+    return step, finite & (info == 0), vectors[..., 0] * size[..., :1].rsqrt()
 
 
 def _escape(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> None:

@@ -127,13 +127,19 @@ def factorise(A: Tensor, label: Label = coordinate) -> Precision:
     """
     if A.dim() == 3:
         return Dense(cholesky(A, "posterior precision A", label))
-    smallest, where = A.double().min(-1)
-    if not bool((smallest > 0).all()):
-        raise NotPositiveDefinite(
-            f"diagonal of the posterior precision A, shape {tuple(A.shape)}, has smallest entry {float(smallest.min()):.2e} at "
-            f"{label(int(where[smallest.argmin()]))}; expected all > 0. The point is a saddle: try restarts=8."
-        )
+    if not bool((torch.isfinite(A) & (A > 0)).all()):
+        raise NotPositiveDefinite(_not_positive(A, label))
     return Diagonal(A.double())
+
+
+def _not_positive(A: Tensor, label: Label) -> str:
+    worst = torch.where(torch.isfinite(A), A, -torch.inf).argmin()  # what is not finite goes first
+    row, column = divmod(int(worst), A.shape[-1])
+    return (
+        f"diagonal of the posterior precision A, {tuple(A.shape)}, has smallest entry {float(A[row, column]):.2e} "
+        f"at {label(column)}; expected all > 0 and finite. The point is a saddle (try restarts=8), or the density is "
+        f"not smooth there."
+    )
 
 
 def gaussian_log_prob(offset: Tensor, precision: Precision, A_offset: Tensor) -> Tensor:

@@ -1,12 +1,17 @@
 """Likelihoods that see the weights only through predictors: their curvature as dense linear algebra."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.ops.derivatives import generic, measured, passes, pullback
+
 LogLikelihood = Callable[[Tensor], Tensor]  # eta (R,) + shape -> (R,)
+
+CHUNK = 2**21  # numbers of a second, weighted J that may be held at a time
 
 
 @dataclass(frozen=True)
@@ -22,22 +27,19 @@ class Layout:
         return torch.Size([self.shape[d] for d in self.coupled]).numel()
 
     @property
-    def order(self) -> Tensor:
-        """Positions of the elements of ``shape``, laid out as ``(N * C,)``."""
-        data = [d for d in range(len(self.shape)) if d not in self.coupled]
-        return torch.arange(self.shape.numel()).reshape(self.shape).permute(*data, *self.coupled).reshape(-1)
+    def order(self) -> tuple[int, ...]:
+        """The dims of ``shape``, those of data first."""
+        return (*(d for d in range(len(self.shape)) if d not in self.coupled), *self.coupled)
 
     def blocks(self, eta: Tensor) -> Tensor:
         """``(R,) + shape`` to ``(R, N, C)``."""
-        flat = eta.reshape(len(eta), -1)
-        flat = flat[:, self.order] if self.coupled else flat
-        return flat.reshape(len(eta), -1, self.num_coupled)
+        laid_out = eta.permute(0, *(1 + d for d in self.order))
+        return laid_out.reshape(len(eta), -1, self.num_coupled)
 
     def natural(self, blocks: Tensor) -> Tensor:
         """``(R, N, C)`` to ``(R,) + shape``."""
-        flat = blocks.reshape(len(blocks), -1)
-        flat = flat[:, self.order.argsort()] if self.coupled else flat
-        return flat.reshape(len(blocks), *self.shape)
+        laid_out = blocks.reshape(len(blocks), *(self.shape[d] for d in self.order))
+        return laid_out.permute(0, *(1 + self.order.index(d) for d in range(len(self.shape))))
 
 
 def curvature_blocks(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor, *, create_graph: bool) -> Tensor:
@@ -45,35 +47,89 @@ def curvature_blocks(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor,
 
     :param eta: blocks ``(R, N, C)`` that require a gradient.
     """
-    slope = torch.autograd.grad(log_likelihood(layout.natural(eta)).sum(), eta, create_graph=True)[0]
+    with measured() as kept:
+        slope = pullback(log_likelihood(layout.natural(eta)).sum(), eta, create_graph=True)
+    return _blocks(slope, eta, kept.passes_at_once, create_graph)
+
+
+def _blocks(slope: Tensor, eta: Tensor, at_once: int, create_graph: bool) -> Tensor:
     if not slope.requires_grad:
         return eta.new_zeros(*eta.shape, eta.shape[-1])
+    if eta.shape[-1] == 1:
+        return -pullback(slope.sum(), eta, create_graph=create_graph).unsqueeze(-1)
     one_hot = torch.eye(eta.shape[-1], dtype=eta.dtype, device=eta.device)
     cotangents = one_hot[:, None, None, :].expand(-1, *eta.shape)
-    if eta.shape[-1] == 1:
-        return -torch.autograd.grad(slope.sum(), eta, create_graph=create_graph)[0].unsqueeze(-1)
-    rows = torch.autograd.grad(slope, eta, cotangents, is_grads_batched=True, create_graph=create_graph)[0]
+    rows = torch.cat([passes(slope, eta, chunk, create_graph) for chunk in cotangents.split(at_once)])
     return -rows.permute(1, 2, 0, 3)
 
 
-def gram(J: Tensor, B: Tensor, *, rows_per_chunk: int = 2048) -> Tensor:
-    """``sum_n J_n' B_n J_n``, shape ``(R, D, D)``, in chunks of data so that no second ``J`` is held.
+def is_separable(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor, tolerance: float) -> bool:
+    """Whether the second derivatives at ``eta``, blocks ``(R, N, C)``, vanish outside the layout's blocks.
 
-    :param J: ``(N, C, D)`` or, one per row, ``(R, N, C, D)``.
+    One product with a generic vector tells.
+    """
+    eta = eta.detach().clone().requires_grad_()
+    slope = pullback(log_likelihood(layout.natural(eta)).sum(), eta, create_graph=True)
+    v = generic(1, eta.numel(), eta).reshape(eta.shape)
+    inside = (_blocks(slope, eta, 1, False) @ v.unsqueeze(-1)).squeeze(-1)
+    everywhere = -pullback(slope, eta, v)
+    return bool(((everywhere - inside).abs() <= tolerance * (1.0 + inside.abs().amax())).all())
+
+
+def gram(J: Tensor, B: Tensor) -> Tensor:
+    """``sum_n J_n' B_n J_n``, shape ``(R, D, D)``; no second ``J`` is ever held.
+
+    :param J: ``(N, C, D)``.
     :param B: ``(R, N, C, C)``.
     """
-    parts = zip(J.split(rows_per_chunk, -3), B.split(rows_per_chunk, -3), strict=True)
-    total: Tensor | None = None
-    for J_part, B_part in parts:
-        weighted = B_part * J_part if B.shape[-1] == 1 else B_part @ J_part
-        left = J_part.flatten(-3, -2)
-        part = left.mT @ weighted.flatten(-3, -2)
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+    if J.requires_grad:
+        return J.flatten(0, 1).mT @ (B @ J).flatten(1, 2)
+    return _Gram.apply(J, B)
+
+
+class _Gram(torch.autograd.Function):
+    """:func:`gram` of a constant ``J``: keeps nothing for its derivative but its arguments."""
+
+    @staticmethod
+    def forward(J: Tensor, B: Tensor) -> Tensor:
+        num_rows, D = len(B), J.shape[-1]
+        total = J.new_zeros(num_rows, D, D)
+        for part, rows in _chunks(J, num_rows):
+            weighted = _weighted(part, B[:, rows]).flatten(1, 2)
+            total.baddbmm_(part.flatten(0, 1).mT.expand(num_rows, -1, -1), weighted)
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, Tensor]:
+        (J,), (G,) = ctx.saved_tensors, cotangents
+        return None, torch.cat([_sandwiched(part, G) for part, _ in _chunks(J, len(G))], 1)
+
+
+def _sandwiched(J: Tensor, G: Tensor) -> Tensor:
+    """``J_n G J_n'``, shape ``(R, N, C, C)``."""
+    left = (J.flatten(0, 1) @ G).unflatten(1, J.shape[:2])
+    if J.shape[1] == 1:
+        return (left * J).sum(-1, keepdim=True)
+    return torch.einsum("rnid,njd->rnij", left, J)
 
 
 def gram_diagonal(J: Tensor, B: Tensor) -> Tensor:
     """Diagonal of :func:`gram`, shape ``(R, D)``."""
-    weighted = B * J if B.shape[-1] == 1 else B @ J
-    return (J * weighted).sum((-3, -2))
+    parts = [(part * _weighted(part, B[:, rows])).sum((1, 2)) for part, rows in _chunks(J, len(B))]
+    return torch.stack(parts).sum(0)
+
+
+def _chunks(J: Tensor, num_rows: int) -> Iterator[tuple[Tensor, slice]]:
+    """Runs of data, few enough for :data:`CHUNK`."""
+    size = max(1, CHUNK // max(1, num_rows * J[:1].numel()))
+    for start in range(0, len(J), size):
+        yield J[start : start + size], slice(start, start + size)
+
+
+def _weighted(J: Tensor, B: Tensor) -> Tensor:
+    """``B_n J_n``, shape ``(R, N, C, D)``."""
+    return B * J if B.shape[-1] == 1 else B @ J

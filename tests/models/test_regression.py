@@ -237,9 +237,7 @@ def test_impossible_settings_are_refused(settings, match: str) -> None:
 def test_a_precision_for_no_bias_is_refused(alpha_bias) -> None:
     with pytest.raises(BadInput, match=r"has no bias column; give it bias=True"):
         regression(Linear(bias=False), alpha_bias=alpha_bias)
-    assert regression(Linear(bias=False), alpha_bias=None) == regression(
-        Linear(bias=False), alpha_bias=LEARNED
-    )
+    assert regression(Linear(bias=False), alpha_bias=None) == regression(Linear(bias=False), alpha_bias=LEARNED)
 
 
 @pytest.mark.parametrize(
@@ -272,9 +270,7 @@ def test_targets_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 def test_a_stale_param_store_is_refused() -> None:
     X, t = problem()
     regression(Linear(), groups=torch.arange(3))(X, t)
-    with pytest.raises(
-        BadInput, match=r"holds 'alpha' with shape \(3,\).*this model has \(\).*clear_param_store"
-    ):
+    with pytest.raises(BadInput, match=r"holds 'alpha' with shape \(3,\).*this model has \(\).*clear_param_store"):
         regression(Linear())(X, t)
     pyro.clear_param_store()
     regression(Linear())(X, t)

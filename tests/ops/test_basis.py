@@ -31,9 +31,7 @@ def inputs(num_data: int = 7) -> Tensor:
 
 
 def rbf(bias: bool = True) -> GaussianRBF:
-    return GaussianRBF(
-        torch.tensor([[0.0, 0.0], [1.0, -1.0], [0.5, 2.0]]), torch.tensor([0.5, 1.0, 2.0]), bias
-    )
+    return GaussianRBF(torch.tensor([[0.0, 0.0], [1.0, -1.0], [0.5, 2.0]]), torch.tensor([0.5, 1.0, 2.0]), bias)
 
 
 def rvfl(bias: bool = True) -> RandomVectorFunctionalLink:

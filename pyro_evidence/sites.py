@@ -1,0 +1,79 @@
+"""The sites of a trace: which of them are latent, discrete, data or mere bookkeeping."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from pyro.distributions import Unit
+from torch import Tensor
+from torch.distributions import Transform, biject_to
+
+from pyro_evidence.errors import UnsupportedModel
+
+Trace = Any  # pyro.poutine.Trace
+Node = Mapping[str, Any]
+
+
+def is_plate(node: Node) -> bool:
+    """Whether a trace node is the bookkeeping of a plate."""
+    return hasattr(node["fn"], "subsample_size")
+
+
+def sample_nodes(trace: Trace) -> dict[str, Node]:
+    """The sample sites of a trace, without the bookkeeping of plates."""
+    return {n: s for n, s in trace.nodes.items() if s["type"] == "sample" and not is_plate(s)}
+
+
+def is_observation(node: Node) -> bool:
+    """Whether a site carries data: observed, and not a ``pyro.deterministic``."""
+    return bool(node["is_observed"]) and not node["infer"].get("_deterministic", False)
+
+
+def is_discrete(node: Node) -> bool:
+    """Whether a latent site is to be summed rather than integrated."""
+    fn = node["fn"]
+    return bool(fn.has_enumerate_support or getattr(fn.support, "is_discrete", False))
+
+
+def is_empty(node: Node) -> bool:
+    """Whether an observed site has no data; the value of a ``pyro.factor`` is always empty, its batch is not."""
+    fn, value = node["fn"], torch.as_tensor(node["value"])
+    return bool((fn.batch_shape if isinstance(fn, Unit) else value.shape).numel() == 0)
+
+
+def bijection(name: str, fn: Any) -> Transform:
+    """From the real line to the support of a latent site.
+
+    :raises UnsupportedModel: where torch knows none.
+    """
+    try:
+        return biject_to(fn.support)
+    except NotImplementedError as error:
+        raise UnsupportedModel(
+            f"site '{name}', {type(fn).__name__}, has support {fn.support}, for which torch knows no change "
+            f"of variables to the real line; neither NUTS nor Laplace can use it. Draw it from sites that "
+            f"have one, or register the transform with torch.distributions.biject_to."
+        ) from error
+
+
+def central_value(fn: Any) -> Tensor | None:
+    """A value well inside the support of a latent site: uniform in unconstrained space, as NUTS starts.
+
+    :return: None where torch knows no change of variables.
+    """
+    try:
+        transform = biject_to(fn.support)
+    except NotImplementedError:
+        return None
+    shape = torch.Size(transform.inverse_shape(fn.shape()))
+    like = _sample(fn)
+    uniform = torch.rand(shape, dtype=like.dtype, device=like.device)
+    return cast(Tensor, transform(4.0 * uniform - 2.0)).detach()
+
+
+def _sample(fn: Any) -> Tensor:
+    """Something of the distribution's dtype."""
+    try:
+        return cast(Tensor, fn.sample())
+    except NotImplementedError:  # improper; NUTS cannot start it by itself
+        return torch.zeros(())
