@@ -1,5 +1,6 @@
 """Hyperparameters, a posterior and a log evidence for Pyro models: change the engine, keep the model."""
 
+from pyro_evidence.compare_evidence import EvidenceComparison, compare_evidence
 from pyro_evidence.errors import (
     BadInput,
     ImproperPosterior,
@@ -8,6 +9,14 @@ from pyro_evidence.errors import (
     NotPositiveDefinite,
     TooLarge,
     UnsupportedModel,
+)
+from pyro_evidence.evidence_check import (
+    EvidenceEstimate,
+    bridge_sampling,
+    find_modes,
+    importance_sampling,
+    tempered_smc,
+    thames,
 )
 from pyro_evidence.infer.iterate import Status, Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
@@ -20,6 +29,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadInput",
+    "EvidenceComparison",
+    "EvidenceEstimate",
     "ImproperPosterior",
     "LaplaceEvidence",
     "LaplaceKernel",
@@ -33,8 +44,14 @@ __all__ = [
     "TooLarge",
     "UnsupportedModel",
     "block_diagonal",
+    "bridge_sampling",
+    "compare_evidence",
     "damped",
     "diagonal",
     "exact_hessian",
+    "find_modes",
     "gauss_newton",
+    "importance_sampling",
+    "tempered_smc",
+    "thames",
 ]

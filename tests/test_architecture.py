@@ -20,13 +20,13 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 LAYERS = [
     ["errors"],
     ["ops"],
-    ["contraction", "checks", "program", "predictors", "density", "structure"],
+    ["contraction", "checks", "program", "predictors", "simulate", "density", "structure"],
     ["models", "posterior"],
     ["infer"],
-    ["diagnostics", "datasets", "interop", "evidence_check", "compare", "plots", "sklearn"],
+    ["diagnostics", "datasets", "interop", "evidence_check", "compare_evidence", "compare", "plots", "sklearn"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
-RUN_MODELS = {"program", "models", "posterior", "compare"}
+RUN_MODELS = {"program", "simulate", "models", "posterior", "compare"}
 MAX_LINES = 400
 
 Rule = Callable[[Path], list[str]]
