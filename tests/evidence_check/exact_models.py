@@ -82,12 +82,27 @@ def two_normals_data(separation: float, num: int = 50) -> Tensor:
     return x + separation * ((torch.arange(num) % 2) - 0.5)
 
 
-def two_normals_log_evidence(x: Tensor) -> float:
-    """Oracle: quadrature over both centres."""
-    grid = torch.linspace(-8.0, 8.0, 401)
-    a, b = torch.meshgrid(grid, grid, indexing="ij")
+GRID = torch.linspace(-8.0, 8.0, 401, dtype=torch.float64)
+
+
+def _log_joint_on_grid(x: Tensor) -> Tensor:
+    a, b = torch.meshgrid(GRID, GRID, indexing="ij")
     total = dist.Normal(0.0, 5.0).log_prob(a) + dist.Normal(0.0, 5.0).log_prob(b)
     for value in x:
         pair = torch.stack([dist.Normal(a, 1.0).log_prob(value), dist.Normal(b, 1.0).log_prob(value)])
         total = total + pair.logsumexp(0) - math.log(2.0)
-    return float(total.flatten().logsumexp(0)) + 2.0 * math.log(float(grid[1] - grid[0]))
+    return total
+
+
+def two_normals_log_evidence(x: Tensor) -> float:
+    """Oracle: quadrature over both centres."""
+    return float(_log_joint_on_grid(x).flatten().logsumexp(0)) + 2.0 * math.log(float(GRID[1] - GRID[0]))
+
+
+def two_normals_draws(x: Tensor, num: int) -> Tensor:
+    """Independent posterior draws ``(num, 2)`` to within a grid cell."""
+    generator = torch.Generator().manual_seed(11)
+    cell = torch.multinomial(_log_joint_on_grid(x).flatten().softmax(0), num, replacement=True, generator=generator)
+    centres = torch.stack([GRID[cell // len(GRID)], GRID[cell % len(GRID)]], -1)
+    jitter = torch.rand(num, 2, generator=generator, dtype=torch.float64) - 0.5
+    return centres + jitter * (GRID[1] - GRID[0])

@@ -29,6 +29,7 @@ from tests.evidence_check.exact_models import (
     straight_posterior,
     two_normals,
     two_normals_data,
+    two_normals_draws,
     two_normals_log_evidence,
 )
 
@@ -94,6 +95,7 @@ def test_errors_are_within_three_standard_errors(method: str, case: str) -> None
     z = torch.tensor([(e.log_evidence - exact) / e.standard_error for e in found])
     assert (z.abs() < 3.0).sum() >= 95
     errors = torch.tensor([e.standard_error for e in found])
+    assert float(z.square().mean().sqrt()) < 1.6, "standard errors are too small"
     if float(errors.median()) > 1e-6:  # exact to rounding otherwise: Laplace on a Gaussian
         assert float(z.square().mean().sqrt()) > 0.5, "standard errors are too large"
 
@@ -136,6 +138,25 @@ def test_one_mode_misses_log_two_and_thames_does_not() -> None:
         abs(switched.log_evidence - found.log_evidence) < 0.1 * found.standard_error
     )  # the volume points differ
     assert switched.diagnostics["label_switches"] == 299.0
+
+
+def test_a_sticky_chain_has_the_larger_error() -> None:
+    posterior, _ = straight_case()
+    mean, covariance = straight_posterior(*straight_data())
+    errors = {}
+    for rho in (0.0, 0.95):
+        chain = sticky(mean, covariance, 2000, rho, torch.Generator().manual_seed(7)).unsqueeze(0)
+        errors[rho] = [f(posterior, {"w": chain}).standard_error for f in (bridge_sampling, thames)]
+    assert all(b > 1.5 * a for a, b in zip(errors[0.0], errors[0.95], strict=True))
+
+
+def test_thames_where_the_labellings_overlap() -> None:
+    x = two_normals_data(0.0)
+    posterior = LaplaceEvidence(two_normals, hyper=(), restarts=4).run(x)
+    draws = {"centre": two_normals_draws(x, 3000).unsqueeze(0)}
+    found = thames(posterior, draws)
+    assert abs(found.log_evidence - two_normals_log_evidence(x)) < 3.0 * found.standard_error
+    assert found.standard_error < 0.1
 
 
 def mixed(x: Tensor) -> None:
