@@ -54,7 +54,11 @@ class Comparison:
     def notes(self) -> list[str]:
         """What cannot be said in numbers: rows that could not run, sites that are missing, divergences."""
         found = [f"{n}: did not run. {r.failure}" for n, r in self.runs.items() if r.failure]
-        found += [f"{n}: {r.divergences} divergent transitions; its draws are biased." for n, r in self.runs.items() if r.divergences]
+        found += [
+            f"{n}: {r.divergences} divergent transitions; its draws are biased."
+            for n, r in self.runs.items()
+            if r.divergences
+        ]
         return found + [f"{n}: {note}" for n, r in self.runs.items() for note in r.notes]
 
     def _cells(self) -> list[list[str]]:
@@ -76,7 +80,9 @@ class Comparison:
         """The table for a README or an issue."""
         head, *body = self._cells()
         lines = [head, ["---"] * len(head), *body]
-        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        table = "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        )
         return "\n".join([table, *(f"- {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
@@ -119,18 +125,26 @@ def compare(
     :return: a :class:`Comparison`; an engine that fails is a row that says why.
     :raises BadInput: for fewer than two engines, an unknown reference, or one that failed.
     """
-    name = list(engines)[-1] if reference is None and engines else reference
+    name = reference if reference is not None else next(reversed(list(engines)), "")
     if len(engines) < 2 or name not in engines:
-        raise BadInput(f"engines {list(engines)}, reference {reference!r}; expected two engines or more, the reference among them.")
+        raise BadInput(
+            f"engines {list(engines)}, reference {reference!r}; expected two engines or more, the "
+            "reference among them."
+        )
     done: dict[str, Run] = {}
     for each, engine in engines.items():
         done[each] = run(each, engine, model, (args, kwargs), done)
     if done[name].failure or done[name].num_draws < 2:
-        raise BadInput(f"the reference '{name}' gave {done[name].num_draws} draws; expected at least 2. {done[name].failure}")
+        raise BadInput(
+            f"the reference '{name}' gave {done[name].num_draws} draws; expected at least 2. "
+            f"{done[name].failure}"
+        )
     return _compared(_relabelled(done, name, (args, kwargs)), name, (held_out, kwargs), seed)
 
 
-def _relabelled(done: dict[str, Run], name: str, data: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Run]:
+def _relabelled(
+    done: dict[str, Run], name: str, data: tuple[tuple[Any, ...], dict[str, Any]]
+) -> dict[str, Run]:
     """All runs of a mixture under the reference's labels; others as they are."""
     joint = _joint(done[name], data)
     if num_components(joint) == 1:
@@ -160,7 +174,9 @@ def _compared(done: dict[str, Run], name: str, held_out: tuple[Any, dict[str, An
             numbers |= _distances(each.draws, done[name].draws, shared, seed)
             sites[n] = {s: _site(each.draws[s], done[name].draws[s]) for s in shared}
         if missing and each.num_draws:
-            done[n] = replace(each, notes=(*each.notes, f"site(s) {missing} are not in both posteriors and not compared."))
+            done[n] = replace(
+                each, notes=(*each.notes, f"site(s) {missing} are not in both posteriors and not compared.")
+            )
         rows[n] = dict.fromkeys(COLUMNS, math.nan) | numbers
     return Comparison(done, name, rows, sites)
 
@@ -191,7 +207,15 @@ def _distances(a: Draws, b: Draws, sites: list[str], seed: int) -> dict[str, flo
 
 
 def _flat(draws: Draws, sites: list[str]) -> Tensor:
-    return torch.cat([draws[s].double().flatten(0, 1).flatten(1) if draws[s].dim() > 2 else draws[s].double().reshape(-1, 1) for s in sites], -1)
+    return torch.cat(
+        [
+            draws[s].double().flatten(0, 1).flatten(1)
+            if draws[s].dim() > 2
+            else draws[s].double().reshape(-1, 1)
+            for s in sites
+        ],
+        -1,
+    )
 
 
 def _site(a: Tensor, b: Tensor) -> tuple[float, float]:
@@ -204,7 +228,7 @@ def _furthest(ratio: Tensor) -> float:
 
 
 def _log_predictive(each: Run, held_out: tuple[Sequence[Any], dict[str, Any]]) -> Tensor | None:
-    """Log posterior predictive density of every held-out datum, nats, ``(N,)``; None for runs without draws."""
+    """Log posterior predictive density of each held-out datum, nats, ``(N,)``; None without draws."""
     if not each.num_draws:
         return None
     joint = _joint(each, held_out)
@@ -217,5 +241,3 @@ def _log_predictive(each: Run, held_out: tuple[Sequence[Any], dict[str, Any]]) -
 
 def _short(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3g}"
-
-

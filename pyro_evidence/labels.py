@@ -1,4 +1,4 @@
-"""Mixture components under one labelling: every draw is renamed to agree with a reference on who owns which datum."""
+"""Mixture components under one labelling: draws are renamed to agree on who owns which datum."""
 
 from collections.abc import Mapping
 
@@ -41,7 +41,8 @@ def matched(joint: LogJoint, draws: Draws, reference: Tensor | None = None) -> t
 
     :param draws: ``(C, T) + site shape``.
     :param reference: responsibilities ``(N, K)``; None takes those of the first draw, refined by one pass.
-    :return: renamed draws; mean responsibilities after renaming ``(N, K)``; number of label switches within chains.
+    :return: renamed draws; mean responsibilities after renaming ``(N, K)``; number of label switches within
+        chains.
     """
     resp = responsibilities(joint, draws)
     orders = _orders(resp, resp[0] if reference is None else reference)

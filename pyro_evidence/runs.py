@@ -1,4 +1,4 @@
-"""One engine's run on a model, brought to one form: draws of the model's sites, and the model they belong to."""
+"""One engine's run on a model: draws of the model's sites, and the model they belong to."""
 
 import math
 import time
@@ -48,7 +48,7 @@ class Run:
         return next((v.shape[0] * v.shape[1] for v in self.draws.values()), 0)
 
     def chain_numbers(self) -> tuple[float, float]:
-        """The smallest effective sample size and the largest R-hat over all elements; nan for too few draws."""
+        """Smallest effective sample size and largest R-hat over all elements; nan for too few draws."""
         if self.num_draws < 8 or next(iter(self.draws.values())).shape[1] < 4:
             return math.nan, math.nan
         found = chain_diagnostics({n: v.double() for n, v in self.draws.items()})
@@ -110,10 +110,10 @@ class Svi:
         for _ in range(self.num_steps):
             svi.step(*args, **kwargs)
         trace = poutine.trace(model).get_trace(*args, **kwargs)
-        params = {n: trace.nodes[n]["value"].detach().clone() for n in trace.param_nodes}
+        params = {n: torch.as_tensor(trace.nodes[n]["value"]).detach().clone() for n in trace.param_nodes}
         names = [n for n in trace.stochastic_nodes if not trace.nodes[n]["is_observed"]]
         drawn = Predictive(model, guide=guide, num_samples=self.num_samples)(*args, **kwargs)
-        shapes = {n: trace.nodes[n]["value"].shape for n in names if n in drawn}
+        shapes = {n: torch.as_tensor(trace.nodes[n]["value"]).shape for n in names if n in drawn}
         draws = {n: drawn[n].detach().reshape(1, self.num_samples, *s) for n, s in shapes.items()}
         return draws, poutine.substitute(model, data=params) if params else model
 
@@ -127,8 +127,17 @@ def run(name: str, engine: Any, model: Model, data: tuple[Any, ...], done: Mappi
     with pyro.get_param_store().scope(), torch.random.fork_rng():
         try:
             found = _run(name, engine, model, data, done)
-        except (ArithmeticError, ValueError, RuntimeError, TypeError, MemoryError, NotImplementedError) as error:
-            found = Run(name, {}, model, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+        except (
+            ArithmeticError,
+            ValueError,
+            RuntimeError,
+            TypeError,
+            MemoryError,
+            NotImplementedError,
+        ) as error:
+            found = Run(
+                name, {}, model, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+            )
     return replace(found, seconds=time.perf_counter() - start)
 
 
@@ -148,7 +157,10 @@ def _base(engine: Nuts, model: Model, done: Mapping[str, Run]) -> Model:
     if engine.of is None:
         return model
     if engine.of not in done or done[engine.of].failure:
-        raise BadInput(f"Nuts(of={engine.of!r}) needs that engine's fit, listed before it; finished so far: {list(done)}.")
+        raise BadInput(
+            f"Nuts(of={engine.of!r}) needs that engine's fit, listed before it; finished so far: "
+            f"{list(done)}."
+        )
     return done[engine.of].model
 
 
@@ -165,7 +177,9 @@ def _of_fit(name: str, engine: Any, fit: Any) -> Run:
     if isinstance(fit, MCMC):
         return of_mcmc(name, fit)
     if not hasattr(fit, "get_samples") or not hasattr(fit, "model"):
-        raise BadInput(f"run(...) returned a {type(fit).__name__}; expected an object with get_samples and model.")
+        raise BadInput(
+            f"run(...) returned a {type(fit).__name__}; expected an object with get_samples and model."
+        )
     size = {"seed": 0} if isinstance(fit, LaplacePosterior) else {}
     draws = fit.get_samples(1000, **size)
     return Run(name, {n: v.detach().unsqueeze(0) for n, v in draws.items()}, fit.model, 0.0, fit=fit)

@@ -1,4 +1,4 @@
-"""Simulation-based calibration: does an engine's posterior cover the truth as often as it says?"""
+"""Simulation-based calibration: how often the truth is where an engine's posterior says."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,8 @@ class Calibration:
 
     :ivar names: of the ``Q`` quantities, ``site[element]``.
     :ivar ranks: shape ``(S, Q)``, 0 to ``num_draws``; uniform for an exact posterior.
-    :ivar statistic: Pearson's chi-square of each quantity, ``num_bins - 1`` degrees of freedom, shape ``(Q,)``.
+    :ivar statistic: Pearson's chi-square of each quantity, ``num_bins - 1`` degrees of freedom, shape
+        ``(Q,)``.
     :ivar p_values: their p-values, shape ``(Q,)``.
     :ivar failures: what the runs said that failed; their data sets are not counted.
     """
@@ -52,9 +53,10 @@ class Calibration:
 
     def __str__(self) -> str:
         expected = len(self.ranks) / self.num_bins
-        head = f"{len(self.ranks)} data sets, {self.num_draws} draws each; {expected:.1f} ranks expected in each bin"
+        head = f"{len(self.ranks)} data sets, {self.num_draws} draws; {expected:.1f} ranks expected in a bin"
         lines = [
-            f"{n}: chi-square {float(s):.1f} on {self.num_bins - 1}, p = {float(p):.3g}, ranks {self.histogram(n).tolist()}"
+            f"{n}: chi-square {float(s):.1f} on {self.num_bins - 1}, p = {float(p):.3g}, ranks "
+            f"{self.histogram(n).tolist()}"
             for n, s, p in zip(self.names, self.statistic, self.p_values, strict=True)
         ]
         return "\n".join([head, *lines, f"together: p = {self.p_value:.3g}", *self.failures[:3]])
@@ -72,8 +74,9 @@ def sbc(
 ) -> Calibration:
     """Draw parameters and data from the model, fit, and rank the truth among the posterior's draws.
 
-    Hyperparameters are held at their starting values: calibration is a property of a proper joint density.  Talts,
-    Betancourt, Simpson, Vehtari and Gelman (2018), algorithm 1; draws must be independent, thin chains before.
+    Hyperparameters are held at their starting values: calibration is a property of a proper joint density.
+    Talts, Betancourt, Simpson, Vehtari and Gelman (2018), algorithm 1; draws must be independent, thin
+    chains before.
 
     :param model: a Pyro model whose prior can be sampled.
     :param engine: model -> engine, for example ``lambda m: LaplaceEvidence(m, hyper=())``.
@@ -85,7 +88,8 @@ def sbc(
     """
     if (num_draws + 1) % num_bins or num_simulations < 5 * num_bins:
         raise BadInput(
-            f"num_draws={num_draws}, num_bins={num_bins}, num_simulations={num_simulations}; expected num_draws + 1 to be a multiple "
+            f"num_draws={num_draws}, num_bins={num_bins}, num_simulations={num_simulations}; expected "
+            "num_draws + 1 to be a multiple "
             f"of num_bins, and at least {5 * num_bins} simulations, five in each bin."
         )
     joint = LogJoint(model, args, kwargs, hyper=())
@@ -94,7 +98,9 @@ def sbc(
     for i in range(num_simulations):
         data = {n: truth[n][i] for n in joint.observed if n in truth}
         try:
-            draws = _draws(engine(with_data(joint, joint.initial_theta, data)), (args, kwargs), num_draws, seed + i)
+            draws = _draws(
+                engine(with_data(joint, joint.initial_theta, data)), (args, kwargs), num_draws, seed + i
+            )
             ranks.append(torch.cat([rank(truth[n][i], draws[n]).reshape(-1) for n in joint.latents.names]))
         except (ArithmeticError, ValueError, RuntimeError) as error:
             failures.append(f"data set {i}: {' '.join(str(error).split())[:300]}")
@@ -102,16 +108,22 @@ def sbc(
         raise BadInput(f"{len(failures)} of {num_simulations} runs failed; the first said: {failures[0]}")
     names = tuple(_label(p.name, p.shape, e) for p in joint.latents for e in range(math.prod(p.shape)))
     table = torch.stack(ranks)
-    return Calibration(names, table, num_draws, num_bins, *chi_square(table, num_draws, num_bins), tuple(failures))
+    return Calibration(
+        names, table, num_draws, num_bins, *chi_square(table, num_draws, num_bins), tuple(failures)
+    )
 
 
-def _draws(engine: Engine, data: tuple[tuple[Any, ...], dict[str, Any]], num: int, seed: int) -> dict[str, Tensor]:
+def _draws(
+    engine: Engine, data: tuple[tuple[Any, ...], dict[str, Any]], num: int, seed: int
+) -> dict[str, Tensor]:
     args, kwargs = data
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         draws: dict[str, Tensor] = engine.run(*args, **kwargs).get_samples(num)
     if any(len(v) != num for v in draws.values()):
-        raise BadInput(f"get_samples({num}) gave { {n: len(v) for n, v in draws.items()} } draws; expected {num}.")
+        raise BadInput(
+            f"get_samples({num}) gave { {n: len(v) for n, v in draws.items()} } draws; expected {num}."
+        )
     return draws
 
 

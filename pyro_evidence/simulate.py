@@ -65,7 +65,7 @@ def pointwise_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
 
 
 def responsibility_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
-    """``p(z_n = k | x_n, w)`` of the one discrete site at rows ``(R, D)``, shape ``(R,) + plate_shape + (K,)``."""
+    """``p(z_n = k | x_n, w)`` of the one discrete site at rows ``(R, D)``, ``(R,) + plate_shape + (K,)``."""
     with torch.no_grad():
         return _vectorised(lambda v: {"": joint.responsibilities(v, theta)}, u)[""]
 

@@ -23,7 +23,19 @@ LAYERS = [
     ["contraction", "checks", "program", "predictors", "simulate", "density", "structure"],
     ["models", "posterior"],
     ["infer"],
-    ["diagnostics", "datasets", "interop", "evidence_check", "compare_evidence", "labels", "runs", "compare", "sbc", "plots", "sklearn"],
+    [
+        "diagnostics",
+        "datasets",
+        "interop",
+        "evidence_check",
+        "compare_evidence",
+        "labels",
+        "runs",
+        "compare",
+        "sbc",
+        "plots",
+        "sklearn",
+    ],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
 RUN_MODELS = {"program", "simulate", "models", "posterior", "runs", "compare"}

@@ -8,12 +8,18 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
-from tests.evidence_check.exact_models import straight, straight_data, straight_posterior, two_normals, two_normals_data
-from tests.infer.engine_models import linear, targets
 from torch import Tensor
 
 from pyro_evidence import BadInput, Comparison, LaplaceEvidence, LogJoint, Nuts, Svi, compare
 from pyro_evidence.labels import matched
+from tests.evidence_check.exact_models import (
+    straight,
+    straight_data,
+    straight_posterior,
+    two_normals,
+    two_normals_data,
+)
+from tests.infer.engine_models import linear, targets
 
 QUICK = {"num_samples": 400, "warmup_steps": 200}
 
@@ -108,7 +114,12 @@ def test_lifted_nuts_integrates_the_hyperparameters_and_fitted_nuts_does_not() -
 def test_labels_are_matched_before_anything_is_compared() -> None:
     x = two_normals_data(6.0)
     joint = LogJoint(two_normals, (x,), hyper=())
-    draws = LaplaceEvidence(two_normals, hyper=(), restarts=2).run(x).get_samples(200, seed=0)["centre"].reshape(1, 200, 2)
+    draws = (
+        LaplaceEvidence(two_normals, hyper=(), restarts=2)
+        .run(x)
+        .get_samples(200, seed=0)["centre"]
+        .reshape(1, 200, 2)
+    )
     switched = draws.clone()
     switched[0, 50:120] = switched[0, 50:120].flip(-1)
     _, owners, none = matched(joint, {"centre": draws})
@@ -123,10 +134,15 @@ def test_mixture_engines_stuck_in_different_labellings_agree() -> None:
     flipped = LaplaceEvidence(two_normals, hyper=(), restarts=2).run(x)
     other = SimpleNamespace(
         run=lambda *_: SimpleNamespace(
-            model=two_normals, get_samples=lambda _: {"centre": flipped.get_samples(1000, seed=1)["centre"].flip(-1)}
+            model=two_normals,
+            get_samples=lambda _: {"centre": flipped.get_samples(1000, seed=1)["centre"].flip(-1)},
         )
     )
-    found = compare(two_normals, x, engines={"other": other, "laplace": LaplaceEvidence(two_normals, hyper=(), restarts=2)})
+    found = compare(
+        two_normals,
+        x,
+        engines={"other": other, "laplace": LaplaceEvidence(two_normals, hyper=(), restarts=2)},
+    )
     assert found.rows["other"]["mean"] < 0.2
     assert found.rows["other"]["switches"] == 0
 
@@ -135,7 +151,12 @@ def test_random_state_and_store_are_left_alone() -> None:
     X, y = straight_data()
     pyro.get_param_store().setdefault("mine", torch.ones(1))
     before = torch.random.get_rng_state()
-    compare(straight, X, y, engines={"a": LaplaceEvidence(straight, hyper=()), "b": Nuts(num_samples=20, warmup_steps=20)})
+    compare(
+        straight,
+        X,
+        y,
+        engines={"a": LaplaceEvidence(straight, hyper=()), "b": Nuts(num_samples=20, warmup_steps=20)},
+    )
     assert torch.equal(before, torch.random.get_rng_state())
     assert list(pyro.get_param_store().keys()) == ["mine"]
 

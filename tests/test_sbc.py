@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.evidence_check.exact_models import location, straight, straight_data
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, sbc
 from pyro_evidence.ops.ranks import chi_square, rank
+from tests.evidence_check.exact_models import location, straight, straight_data
 
 
 def laplace(model: Any) -> LaplaceEvidence:
@@ -27,7 +27,10 @@ class Inflated:
         posterior = laplace(self.model).run(*args)
 
         def get_samples(num: int) -> dict[str, Tensor]:
-            return {n: posterior.mode[n] + 1.3 * (v - posterior.mode[n]) for n, v in posterior.get_samples(num).items()}
+            return {
+                n: posterior.mode[n] + 1.3 * (v - posterior.mode[n])
+                for n, v in posterior.get_samples(num).items()
+            }
 
         return SimpleNamespace(get_samples=get_samples)
 
@@ -67,6 +70,10 @@ def test_same_seed_same_ranks_and_nothing_global_moves() -> None:
 def test_letters() -> None:
     with pytest.raises(BadInput, match="multiple of num_bins"):
         sbc(location, laplace, torch.zeros(3), num_draws=100)
-    failing = SimpleNamespace(run=lambda *_: SimpleNamespace(get_samples=lambda n: {"mean": torch.zeros(n - 1)}))
-    with pytest.raises(BadInput, match=r"50 of 50 runs failed; the first said: data set 0: get_samples\(99\) gave"):
+    failing = SimpleNamespace(
+        run=lambda *_: SimpleNamespace(get_samples=lambda n: {"mean": torch.zeros(n - 1)})
+    )
+    with pytest.raises(
+        BadInput, match=r"50 of 50 runs failed; the first said: data set 0: get_samples\(99\) gave"
+    ):
         sbc(location, lambda _: failing, torch.zeros(3), num_simulations=50)

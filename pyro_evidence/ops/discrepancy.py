@@ -7,7 +7,7 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def mean_difference(a: Tensor, b: Tensor) -> Tensor:
-    """Difference of the means of rows ``(S, D)`` and ``(T, D)``, in standard deviations of ``b``, ``(D,)``."""
+    """Difference of the means of rows ``(S, D)``, ``(T, D)``, in standard deviations of ``b``, ``(D,)``."""
     return (a.mean(0) - b.mean(0)) / b.std(0)
 
 
@@ -17,7 +17,7 @@ def sd_ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 def quantile_error(a: Tensor, b: Tensor) -> Tensor:
-    """Mean absolute difference of the 5, 25, 50, 75 and 95 % quantiles, in standard deviations of ``b``, ``(D,)``."""
+    """Mean absolute difference of five quantiles, in standard deviations of ``b``, shape ``(D,)``."""
     levels = torch.tensor(LEVELS).to(a)
     return (a.quantile(levels, 0) - b.quantile(levels, 0)).abs().mean(0) / b.std(0)
 

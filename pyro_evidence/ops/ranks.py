@@ -12,7 +12,8 @@ def rank(truth: Tensor, draws: Tensor) -> Tensor:
 def chi_square(ranks: Tensor, num_draws: int, num_bins: int) -> tuple[Tensor, Tensor]:
     """Pearson's statistic of ranks against uniform bins, and its p-value.
 
-    :param ranks: whole numbers 0 to ``num_draws``, shape ``(S, Q)``; ``num_draws + 1`` a multiple of the bins.
+    :param ranks: whole numbers 0 to ``num_draws``, shape ``(S, Q)``; ``num_draws + 1`` a multiple of the
+        bins.
     :return: two of shape ``(Q,)``; ``num_bins - 1`` degrees of freedom.
     """
     bins = ranks * num_bins // (num_draws + 1)

@@ -12,7 +12,10 @@ def test_assignment_is_the_cheapest_permutation() -> None:
     for size in (1, 2, 3, 4, 5, 6):
         for _ in range(20):
             cost = torch.randn(size, size, generator=generator)
-            best = min(itertools.permutations(range(size)), key=lambda p, c=cost: float(sum(c[i, j] for i, j in enumerate(p))))
+            best = min(
+                itertools.permutations(range(size)),
+                key=lambda p, c=cost: float(sum(c[i, j] for i, j in enumerate(p))),
+            )
             assert assign(cost) == list(best)
 
 
