@@ -21,12 +21,15 @@ LAYERS = [
     ["errors"],
     ["ops"],
     "contraction sites checks parameters program predictors probes groups density structure pruned laplace".split(),
-    ["models", "guide", "archive", "report", "posterior"],
+    "simulate weights mixture_kernels mixture_structure".split(),
+    ["models", "guide", "archive", "report", "posterior", "mixture_posterior"],
+    "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
+    ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
-    ["diagnostics", "datasets", "interop", "evidence_check", "compare", "plots", "sklearn"],
+    "diagnostics datasets interop evidence_check compare_evidence labels runs compare sbc plots sklearn".split(),
 ]
 ORDER = [name for layer in LAYERS for name in layer]
-RUN_MODELS = {"program", "models", "guide", "posterior", "compare"}
+RUN_MODELS = {"program", "simulate", "models", "guide", "posterior", "reparametrised", "runs", "compare"}
 MAX_LINES = 400
 
 Rule = Callable[[Path], list[str]]

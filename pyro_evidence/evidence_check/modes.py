@@ -1,0 +1,162 @@
+"""All the modes one can find: from random starts, and from relabelling the components of those found."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.evidence_check.target import Target, precision_tril, target
+from pyro_evidence.laplace import LaplaceState, state_at
+from pyro_evidence.laplace import find_modes as climb
+from pyro_evidence.ops.proposal import NormalMixture
+from pyro_evidence.posterior import LaplacePosterior
+from pyro_evidence.program import LogJoint
+
+MOST_PERMUTATIONS = 120  # five components
+
+Axes = Mapping[str, int]  # latent site -> which axis of its value counts components
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The distinct modes of one posterior density at fixed hyperparameters, highest first.
+
+    :ivar states: Laplace's approximation at each.
+    :ivar num_components: number of mixture components whose labels were permuted, 1 without a mixture.
+    """
+
+    posterior: LaplacePosterior
+    states: tuple[LaplaceState, ...]
+    num_components: int
+
+    @property
+    def target(self) -> Target:
+        """The density they are modes of."""
+        return target(self.posterior)
+
+    @property
+    def log_evidences(self) -> Tensor:
+        """Laplace log evidence of each mode alone, nats, shape ``(M,)``."""
+        return torch.stack([s.log_evidence for s in self.states])
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Log of the sum of the modes' evidences, nats, shape ``()``; too high where modes overlap."""
+        return self.log_evidences.logsumexp(0)
+
+    @property
+    def proposal(self) -> NormalMixture:
+        """Normals of all modes, in proportion to their evidences but at least a hundredth of the largest."""
+        raised = self.log_evidences.clamp(
+            min=float(self.log_evidences.max()) - math.log(100.0)
+        )  # no mode without draws
+        active = self.posterior.state.problem.active
+        trils = [precision_tril(s.precision, active) for s in self.states]
+        return NormalMixture(
+            raised.log_softmax(0), torch.stack([s.u[active] for s in self.states]), torch.stack(trils)
+        )
+
+
+def find_modes(
+    posterior: LaplacePosterior, *, restarts: int = 16, labels: Axes | None = None, seed: int = 0
+) -> Modes:
+    """Modes at the posterior's hyperparameters, told apart by where they are, not by how high.
+
+    Climbs from the posterior's own mode, from random starts, and from the relabellings of all modes found so
+    far.
+
+    :param restarts: number of random starts.
+    :param labels: latent site -> the axis of its value that counts mixture components; default: the first
+        axis as long as the discrete site has states, in every site that has one.  ``{}`` relabels nothing.
+    :param seed: of the starts.
+    :raises BadInput: when an axis does not exist, or there are more than 120 relabellings.
+    """
+    at = posterior.state.problem
+    axes, num_components = component_axes(at.joint, posterior.state, labels)
+    starts = torch.cat([posterior.state.u.unsqueeze(0), at.joint.initial(restarts, seed)])
+    found = _distinct([posterior.state], posterior, starts)
+    if axes:
+        relabelled = torch.cat([permuted(at.joint, state.u, axes, num_components) for state in found])
+        found = _distinct(found, posterior, relabelled)
+    order = sorted(found, key=lambda s: -float(s.log_evidence))
+    return Modes(posterior, tuple(order), num_components)
+
+
+def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) -> tuple[dict[str, int], int]:
+    """Which axis of which latent site counts components, and how many there are."""
+    shapes = {p.name: p.shape for p in joint.latents}
+    if labels is None:
+        num = num_states(joint, state)
+        return {n: list(s).index(num) for n, s in shapes.items() if num > 1 and num in s}, num
+    for name, axis in labels.items():
+        if name not in shapes or not 0 <= axis < len(shapes[name]):
+            raise BadInput(
+                f"labels={dict(labels)}: expected latent sites and axes of theirs; the sites are "
+                f"{ {n: tuple(s) for n, s in shapes.items()} }."
+            )
+    sizes = {shapes[n][a] for n, a in labels.items()}
+    if len(sizes) > 1:
+        raise BadInput(
+            f"labels={dict(labels)} name axes of different lengths, {sorted(sizes)}; expected one number "
+            "of components."
+        )
+    return dict(labels), next(iter(sizes), 1)
+
+
+def num_states(joint: LogJoint, state: LaplaceState) -> int:
+    """Number of states of the one discrete site, 1 where there is none or where there are several."""
+    if len(joint.discrete) != 1:
+        return 1
+    try:
+        return int(joint.table(state.u, state.theta).shape[-1])
+    except (UnsupportedModel, RuntimeError, ValueError):
+        return 1
+
+
+def permutations(num_components: int) -> list[tuple[int, ...]]:
+    """All relabellings, the identity first.
+
+    :raises BadInput: when there are more than 120.
+    """
+    if math.factorial(num_components) > MOST_PERMUTATIONS:
+        raise BadInput(
+            f"{num_components} components have {math.factorial(num_components)} labellings; expected at "
+            f"most {MOST_PERMUTATIONS} to be enumerated. "
+            "If the hyperparameters are the same for all components and the modes are apart, use "
+            f"labels={{}} and add log {num_components}!."
+        )
+    return list(itertools.permutations(range(num_components)))
+
+
+def permuted(joint: LogJoint, u: Tensor, axes: Axes, num_components: int) -> Tensor:
+    """One point with its components relabelled in every way, shape ``(K!, D)``."""
+    values = joint.latents.constrained(u.to(joint.dtype))
+    orders = [torch.tensor(p, device=u.device) for p in permutations(num_components)]
+    rows = [values | {n: values[n].index_select(a, order) for n, a in axes.items()} for order in orders]
+    return torch.stack([joint.latents.flat(row) for row in rows]).double()
+
+
+def _distinct(known: list[LaplaceState], posterior: LaplacePosterior, starts: Tensor) -> list[LaplaceState]:
+    """The known states and those reached elsewhere from ``starts``; failed climbs are left out."""
+    theta, at = posterior.state.theta, posterior.state.problem
+    mode = climb(at, starts, theta, cold=True)
+    found = list(known)
+    for row in range(len(starts)):
+        try:
+            state = state_at(at, theta, mode, row)
+        except ArithmeticError:
+            continue
+        if not any(_same_place(state, other) for other in found):
+            found.append(state)
+    return found
+
+
+def _same_place(a: LaplaceState, b: LaplaceState) -> bool:
+    """Closer than a hundredth of a posterior standard deviation in every coordinate."""
+    active = a.problem.active
+    distance = (a.u - b.u).abs() / b.precision.variance[0].sqrt()
+    return bool((distance[active] < 0.01).all())

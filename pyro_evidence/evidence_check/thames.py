@@ -1,0 +1,227 @@
+"""The evidence by a truncated harmonic mean that does not care how mixture components are labelled."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import biject_to, constraints
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.evidence_check.bridge import effective_draws
+from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
+from pyro_evidence.evidence_check.modes import Axes, component_axes, permutations
+from pyro_evidence.evidence_check.target import Draws, Target, check_halves, target
+from pyro_evidence.ops import ellipsoid, importance
+from pyro_evidence.ops.coordinates import Coordinate
+from pyro_evidence.posterior import LaplacePosterior
+
+SIMPLEX = type(biject_to(constraints.simplex))
+
+
+def thames(
+    posterior: LaplacePosterior,
+    draws: Draws,
+    *,
+    labels: Axes | None = None,
+    num_volume: int = 20_000,
+    seed: int = 0,
+) -> EvidenceEstimate:
+    """Log evidence by the truncated harmonic mean over a set that contains every relabelling of itself.
+
+    The set is an ellipsoid of radius ``sqrt(D + 1)`` around the relabelled first halves of the chains,
+    joined with its images under all permutations of the components and cut to the half of the draws of
+    highest density; its volume is found by uniform points.  Whether the chains switched labels or stayed in
+    one makes no difference. After Metodiev et al. (2025), arXiv 2504.21812; the ellipsoid is that of
+    Metodiev et al. (2024), THAMES.
+
+    :param posterior: whose model the chains ran on.
+    :param draws: ``MCMC(NUTS(posterior.model), ...).get_samples(group_by_chain=True)``.
+    :param labels: as in :func:`find_modes`; without mixture components this is the plain THAMES.
+    :param num_volume: uniform points for the volume.
+    :param seed: of those points.
+    :return: diagnostics ``effective_sample_size``, ``share_inside`` (of draws in the set) and
+        ``label_switches``.
+    :raises BadInput: when the density changes under relabelling (hyperparameters that differ between
+        components), for pruned posteriors, and for the draws that :func:`bridge_sampling` refuses.
+    """
+    at = target(posterior)
+    if at.size < len(at.active):
+        raise BadInput("some coordinates are pruned; expected none. Use bridge_sampling.")
+    axes, num = component_axes(at.joint, posterior.state, labels)
+    space = _Space(at, axes, permutations(num) if axes else [()])
+    chains = at.coordinates(draws)
+    first, second = check_halves(at, chains)
+    return _estimate(_region(space, first.flatten(0, 1)), second, num_volume, seed)
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Coordinates in which relabelling keeps volumes: unconstrained, simplices by K - 1 of their entries."""
+
+    at: Target
+    axes: Axes
+    orders: list[tuple[int, ...]]
+
+    def images(self, u: Tensor) -> Tensor:
+        """All relabellings of unconstrained rows ``(S, D)``, identity first, shape ``(K!, S, D)``."""
+        if not self.axes:
+            return u.unsqueeze(0)
+        values = self.at.joint.latents.constrained(u.to(self.at.joint.dtype))
+        return torch.stack(
+            [self._relabelled(values, torch.tensor(order, device=u.device)) for order in self.orders]
+        )
+
+    def _relabelled(self, values: dict[str, Tensor], order: Tensor) -> Tensor:
+        values = values | {n: values[n].index_select(a + 1, order) for n, a in self.axes.items()}
+        parts = [
+            p.transform.inv(values[p.name]).reshape(len(values[p.name]), -1) for p in self.at.joint.latents
+        ]
+        return torch.cat(parts, -1).double()
+
+    def flat(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Coordinates ``(..., D)`` and ``log |d coordinates / d u|`` ``(...)``."""
+        log_det = u.new_zeros(u.shape[:-1])
+        parts = self.at.joint.latents.unconstrained(u)
+        for part in self._simplices():
+            value = part.transform(parts[part.name])
+            log_det = log_det + part.transform.log_abs_det_jacobian(parts[part.name], value).reshape(
+                *u.shape[:-1], -1
+            ).sum(-1)
+            parts[part.name] = value[..., :-1]
+        return torch.cat(
+            [parts[p.name].reshape(*u.shape[:-1], -1) for p in self.at.joint.latents], -1
+        ), log_det
+
+    def unflat(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The way back, and which rows are inside the support, ``(...)`` bool."""
+        inside = torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
+        parts = self.at.joint.latents.unconstrained(y)
+        for part in self._simplices():
+            value = torch.cat([parts[part.name], 1.0 - parts[part.name].sum(-1, keepdim=True)], -1)
+            inside &= (value > 0).reshape(*y.shape[:-1], -1).all(-1)
+            safe = torch.where(value > 0, value, 1.0)
+            parts[part.name] = part.transform.inv(safe / safe.sum(-1, keepdim=True))
+        return torch.cat(
+            [parts[p.name].reshape(*y.shape[:-1], -1) for p in self.at.joint.latents], -1
+        ), inside
+
+    def _simplices(self) -> list[Coordinate]:
+        return [p for p in self.at.joint.latents if isinstance(p.transform, SIMPLEX) and p.name in self.axes]
+
+    def log_density(self, u: Tensor) -> Tensor:
+        """Log joint density per volume of these coordinates, nats, shape ``(S,)``."""
+        return self.at.log_joint(u) - self.flat(u)[1]
+
+
+@dataclass(frozen=True)
+class _Region:
+    """The ellipsoid's images, cut at a density."""
+
+    space: _Space
+    mean: Tensor
+    tril: Tensor
+    cut: float
+
+    @property
+    def radius(self) -> float:
+        """``sqrt(D + 1)``: the radius of least variance for a normal posterior."""
+        return math.sqrt(len(self.mean) + 1.0)
+
+    def hits(self, images: Tensor) -> Tensor:
+        """How many relabellings of each row are in the ellipsoid, shape ``(S,)``."""
+        return (
+            ellipsoid.squared_distance(self.space.flat(images)[0], self.mean, self.tril) <= self.radius**2
+        ).sum(0)
+
+    def log_volume(self, num: int, seed: int) -> tuple[float, float]:
+        """Log volume and its standard error, nats."""
+        generator = torch.Generator().manual_seed(seed)
+        white = torch.randn(num, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
+        uniform = torch.rand(num, generator=generator, dtype=torch.float64).to(self.mean)
+        u, inside = self.space.unflat(
+            ellipsoid.uniform_points(white, uniform, self.mean, self.tril, self.radius)
+        )
+        counted = inside & (self.space.log_density(u) > self.cut)
+        hits = self.hits(self.space.images(u)).clamp(min=1)  # rounding aside, a point is in its own ellipsoid
+        shares = torch.where(counted, 1.0 / hits, 0.0)
+        whole = float(ellipsoid.log_volume(self.tril, self.radius)) + math.log(len(self.space.orders))
+        return whole + math.log(float(shares.mean())), float(shares.std() / shares.mean()) / math.sqrt(num)
+
+
+def _region(space: _Space, u: Tensor) -> _Region:
+    """From the first halves of the chains: relabel towards the draw of highest density, then take moments."""
+    images = space.images(u)
+    _check_invariance(space, images)
+    log_density = space.log_density(u)
+    y = space.flat(images)[0]
+    pivot = y[0, log_density.argmax()]
+    scale = y[0].std(0)
+    for _ in range(5):
+        nearest = ((y - pivot) / scale).square().sum(-1).argmin(0)
+        chosen = y[nearest, torch.arange(y.shape[1])]
+        pivot, scale = chosen.mean(0), chosen.std(0)
+    tril = torch.linalg.cholesky(torch.cov(chosen.mT).reshape(len(pivot), len(pivot)))
+    return _Region(space, pivot, tril, float(log_density.median()))
+
+
+def _check_invariance(space: _Space, images: Tensor) -> None:
+    some = torch.stack([space.log_density(image[:10]) for image in images])
+    gap = float((some - some[0]).abs().max())
+    if not gap <= 1e-8 * (1.0 + float(some[0].abs().max())):
+        raise BadInput(
+            f"relabelling {sorted(space.axes)} changes the log joint by up to {gap:.3g} nats; expected no "
+            "change. Hyperparameters or priors differ "
+            "between components, so the labels mean something: use "
+            f"importance_sampling(find_modes(posterior)), or pass labels={{}}."
+        )
+
+
+def _estimate(region: _Region, second: Tensor, num_volume: int, seed: int) -> EvidenceEstimate:
+    u = second.flatten(0, 1)
+    images = region.space.images(u)
+    log_density = region.space.log_density(u)
+    inside = (log_density > region.cut) & (region.hits(images) > 0)
+    if not bool(inside.any()):
+        raise BadInput(
+            "none of the draws of the second halves is where the first halves were: the chains have not "
+            "converged. Run them longer."
+        )
+    terms = torch.where(inside, -log_density, -math.inf)
+    log_volume, volume_error = region.log_volume(num_volume, seed)
+    value = log_volume - float(importance.log_mean(terms))
+    effective = effective_draws((terms - terms.max()).exp().reshape(second.shape[:2]))
+    error = float(importance.standard_error(terms)) * math.sqrt(len(terms) / effective)
+    numbers = {
+        "effective_sample_size": effective,
+        "share_inside": float(inside.double().mean()),
+        "label_switches": _switches(region, images, second.shape),
+    }
+    error = math.sqrt(error**2 + volume_error**2 + rounding(value) ** 2)
+    return EvidenceEstimate(
+        f"THAMES over {len(region.space.orders)} labellings", value, error, numbers, _doubts(numbers)
+    )
+
+
+def _switches(region: _Region, images: Tensor, shape: torch.Size) -> float:
+    """How often neighbouring draws of a chain have different labellings."""
+    y = region.space.flat(images)[0]
+    label = ellipsoid.squared_distance(y, region.mean, region.tril).argmin(0).reshape(shape[:2])
+    return float((label[:, 1:] != label[:, :-1]).sum())
+
+
+def _doubts(numbers: dict[str, float]) -> tuple[str, ...]:
+    effective, share = numbers["effective_sample_size"], numbers["share_inside"]
+    letters = [
+        (
+            effective < 50.0,
+            f"the chains are worth only {effective:.0f} independent draws; expected at least 50. Run them "
+            "longer.",
+        ),
+        (
+            share < 0.05,
+            f"only {share:.1%} of the draws are in the truncation set; expected at least 5 %: the chains' "
+            "halves disagree.",
+        ),
+    ]
+    return tuple(text for wrong, text in letters if wrong)
