@@ -32,7 +32,7 @@ def gaussian_log_evidence(alpha: Tensor, h: Tensor, u: Tensor) -> Tensor:
 
 
 def gaussian_alpha(h: Tensor, u: Tensor) -> Tensor:
-    r"""The prior precision of highest evidence, :math:`h / (h u^2 - 1)`; ``inf`` iff :math:`h u^2 \le 1`, ``(...)``.
+    r"""The prior precision of highest evidence, :math:`h / (h u^2 - 1)`; ``inf`` iff :math:`h u^2 \le 1`.
 
     Kropotov and Vetrov (2007), eq. 11.
     """
@@ -42,7 +42,7 @@ def gaussian_alpha(h: Tensor, u: Tensor) -> Tensor:
 
 
 def gaussian_log_gain(wald: Tensor) -> Tensor:
-    r"""What the best ``alpha`` gains over ``inf``, :math:`(z^2 - 1 - \log z^2)/2` nats; 0 for pruned axes, ``(...)``.
+    r"""What the best ``alpha`` gains over ``inf``, :math:`(z^2 - 1 - \log z^2)/2` nats; 0 where pruned.
 
     :param wald: :math:`z^2 = h u^2`.
     """
@@ -51,10 +51,11 @@ def gaussian_log_gain(wald: Tensor) -> Tensor:
 
 
 def group_gaussian_alpha(h: Tensor, u: Tensor, block: Tensor) -> Tensor:
-    r"""Prior precisions of highest evidence when the axes of a block share one prior variance in units of their own.
+    r"""Prior precisions of highest evidence when the axes of a block share one scaled prior variance.
 
-    With :math:`\alpha_i = h_i / s_B` the best :math:`1 + s_B` is the mean of :math:`z^2` over the block where that
-    exceeds 1; otherwise the whole block is pruned.  Noise survives only with probability :math:`P(\chi^2_b > b)`.
+    With :math:`\alpha_i = h_i / s_B` the best :math:`1 + s_B` is the mean of :math:`z^2` over the block
+    where that exceeds 1; otherwise the whole block is pruned.  Noise survives only with probability
+    :math:`P(\chi^2_b > b)`.
 
     :param block: index of each axis' block, int64, shape ``(M,)`` as ``h`` and ``u``.
     """
@@ -67,10 +68,10 @@ def group_gaussian_alpha(h: Tensor, u: Tensor, block: Tensor) -> Tensor:
 
 
 def log_laplace_integral(a: Tensor, z: Tensor) -> Tensor:
-    r""":math:`\log \int \exp(-\tfrac12 (s - z)^2 - a|s|)\, ds`, shape ``(...)``, without over- or underflow.
+    r""":math:`\log \int \exp(-\tfrac12 (s - z)^2 - a|s|)\, ds`, ``(...)``, without over- or underflow.
 
-    Each half line is an ``erfcx`` where its mode lies at 0 and an ``erfc`` where it lies inside.  Kropotov and Vetrov
-    (2007), eq. 13 and appendix A.
+    Each half line is an ``erfcx`` where its mode lies at 0 and an ``erfc`` where it lies inside.  Kropotov
+    and Vetrov (2007), eq. 13 and appendix A.
 
     :param a: rate of the Laplace prior in units of the likelihood's width, non-negative.
     :param z: centre, non-negative.
@@ -84,7 +85,7 @@ def log_laplace_integral(a: Tensor, z: Tensor) -> Tensor:
 
 
 def laplace_log_evidence(alpha: Tensor, h: Tensor, u: Tensor) -> Tensor:
-    r"""Log evidence factor :math:`\log f^L` of an axis under the density :math:`\tfrac\alpha4 e^{-\alpha|u|/2}`, nats.
+    r"""Log evidence factor :math:`\log f^L` under the density :math:`\tfrac\alpha4 e^{-\alpha|u|/2}`, nats.
 
     Kropotov and Vetrov (2007), eq. 12 and 13; for ``alpha = inf`` its limit :math:`-h u^2 / 2`.
     """
@@ -108,21 +109,24 @@ def laplace_log_gain(wald: Tensor) -> Tensor:
 
 
 def laplace_alpha(h: Tensor, u: Tensor) -> Tensor:
-    r"""The Laplace hyperparameter of highest evidence, :math:`2\sqrt h\, a^*(\sqrt h |u|)`; ``inf`` iff pruned, ``(...)``.
+    r"""The Laplace hyperparameter of highest evidence, :math:`2\sqrt h\, a^*(\sqrt h |u|)`; ``inf`` iff pruned.
 
-    The threshold :math:`h u^2 > 1` is the Gaussian's: to second order in its scale, every symmetric prior of finite
-    variance gains :math:`(z^2 - 1)/2` times that variance.
+    The threshold :math:`h u^2 > 1` is the Gaussian's: to second order in its scale, every symmetric prior of
+    finite variance gains :math:`(z^2 - 1)/2` times that variance.
     """
     a = scaled_laplace_alpha(h.sqrt() * u.abs())
     return torch.where(torch.isfinite(a), 2.0 * h.sqrt() * a, torch.inf)
 
 
 def scaled_laplace_alpha(z: Tensor) -> Tensor:
-    r"""The one universal function :math:`a^*(z)`, where :math:`\tfrac a2 \int e^{-(s-z)^2/2 - a|s|} ds` is highest.
+    r"""The universal function :math:`a^*(z)`, where :math:`\tfrac a2 \int e^{-(s-z)^2/2 - a|s|} ds` is highest.
 
-    ``inf`` for :math:`z \le 1`.  Unique: with :math:`k(s) = \cosh(zs) e^{-s^2/2}` and :math:`\beta = 1/a` the integral is
-    :math:`\int \beta^{-1} e^{-s/\beta} k(s) ds`, a scale mixture with a totally positive kernel, so that its derivative
-    changes sign no oftener than :math:`k'`: never for :math:`z \le 1`, once for :math:`z > 1`.  Near 1 it goes as
+    ``inf`` for :math:`z \le 1`.  Unique: with :math:`k(s) = \cosh(zs) e^{-s^2/2}` and :math:`\beta = 1/a`
+    the integral is
+    :math:`\int \beta^{-1} e^{-s/\beta} k(s) ds`, a scale mixture with a totally positive kernel, so that its
+        derivative
+    changes sign no oftener than :math:`k'`: never for :math:`z \le 1`, once for :math:`z > 1`.  Near 1 it
+    goes as
     :math:`2/\sqrt{z^2 - 1}`, far out as :math:`2/(z + \sqrt{z^2 - 4})`.
     """
     z = z.double()
@@ -148,7 +152,7 @@ def _soft(a: Tensor, z: Tensor) -> _Score:
 
 
 def _stiff(a: Tensor, z: Tensor) -> _Score:
-    """The same by Gauss-Laguerre in ``x = a s``, with the leading 1 of ``k`` taken out, which contributes nothing."""
+    """The same by Gauss-Laguerre in ``x = a s``; the leading 1 of ``k`` contributes nothing and is taken out."""
     x, weights = _laguerre(a)
     s = x / a.unsqueeze(-1)
     zs = z.unsqueeze(-1) * s
@@ -200,7 +204,7 @@ class Moments(NamedTuple):
 
 
 def laplace_moments(a: Tensor, z: Tensor) -> Moments:
-    """Posterior moments of an axis under the Laplace prior, in closed form, shape ``(...)``; multiply by ``h**-0.5``.
+    """Posterior moments of an axis under the Laplace prior, in closed form, in units of ``h**-0.5``.
 
     A mixture of two normals, each truncated at 0; relative errors grow as ``a**2`` units of rounding.
 
@@ -233,15 +237,17 @@ def _half_line(x: Tensor) -> _Half:
 
 
 def optimal_prior_covariance(A: Tensor, mu: Tensor) -> Tensor:
-    r"""The Gaussian prior covariance of highest evidence among all: :math:`S = (1 - 1/q)_+\, \mu\mu'`, ``(M, M)``.
+    r"""The Gaussian prior covariance of highest evidence, :math:`S = (1 - 1/q)_+\, \mu\mu'`, ``(M, M)``.
 
-    For the likelihood :math:`\exp(-\tfrac12 (w - \mu)' A (w - \mu))`, :math:`q = \mu' A \mu`.  Kropotov and Vetrov (2007),
-    section 5, ask for it.  Proof: with :math:`z = A^{1/2}\mu` and :math:`P = (I + A^{1/2} S A^{1/2})^{-1}` the log evidence
-    is :math:`\tfrac12 \log|P| - \tfrac12 z'Pz`, strictly concave on :math:`0 < P \le I`.  Its Karush-Kuhn-Tucker conditions
+    For the likelihood :math:`\exp(-\tfrac12 (w - \mu)' A (w - \mu))`, :math:`q = \mu' A \mu`.  Kropotov and
+    Vetrov (2007), section 5, ask for it.  Proof: with :math:`z = A^{1/2}\mu` and :math:`P = (I + A^{1/2} S
+    A^{1/2})^{-1}` the log evidence is :math:`\tfrac12 \log|P| - \tfrac12 z'Pz`, strictly concave on :math:`0
+    < P \le I`.  Its Karush-Kuhn-Tucker conditions
     :math:`P^{-1} - zz' = \Lambda \ge 0,\ \Lambda (I - P) = 0` hold at :math:`P = I - (1 - 1/q) zz'/q`, where
     :math:`P^{-1} = I + (q - 1) zz'/q` and :math:`\Lambda = I - zz'/q`.
 
-    Nobody should use it: the prior has rank one, along the maximum-likelihood weights themselves, so the posterior mean is
+    Nobody should use it: the prior has rank one, along the maximum-likelihood weights themselves, so the
+    posterior mean is
     :math:`(1 - 1/q)\mu` and every decision is the unregularised one.
 
     :param A: curvature, positive semidefinite, shape ``(M, M)``.
