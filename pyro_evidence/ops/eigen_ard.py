@@ -1,9 +1,10 @@
 r"""Automatic relevance determination along the eigenvectors of a likelihood's curvature, axis by axis.
 
-Along axis ``i`` the likelihood is :math:`\exp(-\tfrac12 h_i (u - u_i)^2)` times its maximum: ``h`` is the curvature (an
-eigenvalue, a precision), ``u`` the centre, and :math:`z = \sqrt{h}\,|u|` the Wald statistic.  Each axis has one
-hyperparameter ``alpha``, chosen where its evidence is highest; ``inf`` means that the axis is pruned.
-Kropotov and Vetrov (2007), "On one method of non-diagonal regularization in sparse Bayesian learning", ICML.
+Along axis ``i`` the likelihood is :math:`\exp(-\tfrac12 h_i (u - u_i)^2)` times its maximum: ``h`` is the
+curvature (an eigenvalue, a precision), ``u`` the centre, and :math:`z = \sqrt{h}\,|u|` the Wald statistic.
+Each axis has one hyperparameter ``alpha``, chosen where its evidence is highest; ``inf`` means that the axis
+is pruned. Kropotov and Vetrov (2007), "On one method of non-diagonal regularization in sparse Bayesian
+learning", ICML.
 """
 
 import math
@@ -53,8 +54,8 @@ def gaussian_log_gain(wald: Tensor) -> Tensor:
 def group_gaussian_alpha(h: Tensor, u: Tensor, block: Tensor) -> Tensor:
     r"""Prior precisions of highest evidence when the axes of a block share one scaled prior variance.
 
-    With :math:`\alpha_i = h_i / s_B` the best :math:`1 + s_B` is the mean of :math:`z^2` over the block
-    where that exceeds 1; otherwise the whole block is pruned.  Noise survives only with probability
+    With :math:`\alpha_i = h_i / s_B` the best :math:`1 + s_B` is the mean of :math:`z^2` over the block where
+    that exceeds 1; otherwise the whole block is pruned.  Noise survives only with probability
     :math:`P(\chi^2_b > b)`.
 
     :param block: index of each axis' block, int64, shape ``(M,)`` as ``h`` and ``u``.
@@ -109,7 +110,7 @@ def laplace_log_gain(wald: Tensor) -> Tensor:
 
 
 def laplace_alpha(h: Tensor, u: Tensor) -> Tensor:
-    r"""The Laplace hyperparameter of highest evidence, :math:`2\sqrt h\, a^*(\sqrt h |u|)`; ``inf`` iff pruned.
+    r"""The Laplace ``alpha`` of highest evidence, :math:`2\sqrt h\, a^*(\sqrt h |u|)`; ``inf`` iff pruned.
 
     The threshold :math:`h u^2 > 1` is the Gaussian's: to second order in its scale, every symmetric prior of
     finite variance gains :math:`(z^2 - 1)/2` times that variance.
@@ -119,15 +120,12 @@ def laplace_alpha(h: Tensor, u: Tensor) -> Tensor:
 
 
 def scaled_laplace_alpha(z: Tensor) -> Tensor:
-    r"""The universal function :math:`a^*(z)`, where :math:`\tfrac a2 \int e^{-(s-z)^2/2 - a|s|} ds` is highest.
+    r"""The universal :math:`a^*(z)`, where :math:`\tfrac a2 \int e^{-(s-z)^2/2 - a|s|} ds` is highest.
 
-    ``inf`` for :math:`z \le 1`.  Unique: with :math:`k(s) = \cosh(zs) e^{-s^2/2}` and :math:`\beta = 1/a`
-    the integral is
-    :math:`\int \beta^{-1} e^{-s/\beta} k(s) ds`, a scale mixture with a totally positive kernel, so that its
-        derivative
-    changes sign no oftener than :math:`k'`: never for :math:`z \le 1`, once for :math:`z > 1`.  Near 1 it
-    goes as
-    :math:`2/\sqrt{z^2 - 1}`, far out as :math:`2/(z + \sqrt{z^2 - 4})`.
+    ``inf`` for :math:`z \le 1`.  Unique: with :math:`k(s) = \cosh(zs) e^{-s^2/2}` and :math:`\beta = 1/a` the
+    integral is :math:`\int \beta^{-1} e^{-s/\beta} k(s) ds`, a scale mixture with a totally positive kernel,
+    so that its derivative changes sign no oftener than :math:`k'`: never for :math:`z \le 1`, once for
+    :math:`z > 1`.  Near 1 it goes as :math:`2/\sqrt{z^2 - 1}`, far out as :math:`2/(z + \sqrt{z^2 - 4})`.
     """
     z = z.double()
     far = 2.0 / (z + (z.square() - 4.0).clamp(min=0.0).sqrt())  # used where z >= FAR only
@@ -152,7 +150,7 @@ def _soft(a: Tensor, z: Tensor) -> _Score:
 
 
 def _stiff(a: Tensor, z: Tensor) -> _Score:
-    """The same by Gauss-Laguerre in ``x = a s``; the leading 1 of ``k`` contributes nothing and is taken out."""
+    """The same by Gauss-Laguerre in ``x = a s``, without the leading 1 of ``k``, which contributes nothing."""
     x, weights = _laguerre(a)
     s = x / a.unsqueeze(-1)
     zs = z.unsqueeze(-1) * s
@@ -242,13 +240,12 @@ def optimal_prior_covariance(A: Tensor, mu: Tensor) -> Tensor:
     For the likelihood :math:`\exp(-\tfrac12 (w - \mu)' A (w - \mu))`, :math:`q = \mu' A \mu`.  Kropotov and
     Vetrov (2007), section 5, ask for it.  Proof: with :math:`z = A^{1/2}\mu` and :math:`P = (I + A^{1/2} S
     A^{1/2})^{-1}` the log evidence is :math:`\tfrac12 \log|P| - \tfrac12 z'Pz`, strictly concave on :math:`0
-    < P \le I`.  Its Karush-Kuhn-Tucker conditions
-    :math:`P^{-1} - zz' = \Lambda \ge 0,\ \Lambda (I - P) = 0` hold at :math:`P = I - (1 - 1/q) zz'/q`, where
-    :math:`P^{-1} = I + (q - 1) zz'/q` and :math:`\Lambda = I - zz'/q`.
+    < P \le I`.  Its Karush-Kuhn-Tucker conditions :math:`P^{-1} - zz' = \Lambda \ge 0,\ \Lambda (I - P) = 0`
+    hold at :math:`P = I - (1 - 1/q) zz'/q`, where :math:`P^{-1} = I + (q - 1) zz'/q` and :math:`\Lambda = I -
+    zz'/q`.
 
     Nobody should use it: the prior has rank one, along the maximum-likelihood weights themselves, so the
-    posterior mean is
-    :math:`(1 - 1/q)\mu` and every decision is the unregularised one.
+    posterior mean is :math:`(1 - 1/q)\mu` and every decision is the unregularised one.
 
     :param A: curvature, positive semidefinite, shape ``(M, M)``.
     :param mu: maximum-likelihood weights, shape ``(M,)``.
