@@ -20,13 +20,14 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 LAYERS = [
     ["errors"],
     ["ops"],
-    ["contraction", "checks", "program", "predictors", "density", "structure"],
-    ["models", "posterior"],
+    ["contraction", "checks", "program", "predictors", "density", "structure", "pruned", "laplace", "weights"],
+    ["models", "guide", "archive", "posterior"],
+    ["axis_priors", "quadratic", "eigen_state", "reparametrised", "posterior_revm"],
     ["infer"],
     ["diagnostics", "datasets", "interop", "evidence_check", "compare", "plots", "sklearn"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
-RUN_MODELS = {"program", "models", "posterior", "compare"}
+RUN_MODELS = {"program", "models", "guide", "posterior", "reparametrised", "compare"}
 MAX_LINES = 400
 
 Rule = Callable[[Path], list[str]]
