@@ -2,19 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.axes_state import OnAxesState
 from pyro_evidence.axis_priors import AxisPrior, climbed
 from pyro_evidence.errors import BadInput, ImproperPosterior, NotAMode
 from pyro_evidence.ops import lbfgs, spectrum
-from pyro_evidence.ops.evidence import log_evidence
-from pyro_evidence.ops.linalg import cholesky
 from pyro_evidence.ops.spectrum import Axes
 from pyro_evidence.quadratic import Approximation, Quadratic
-from pyro_evidence.weights import LinearTarget, Penalised, Target, Weights
+from pyro_evidence.weights import LinearTarget, Penalised, Target
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
 
@@ -55,7 +54,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class EigenState:
+class EigenState(OnAxesState):
     """Built only by :func:`eigen_state`, so its parts always agree."""
 
     recipe: Recipe
@@ -69,24 +68,26 @@ class EigenState:
     null_log_likelihood: Tensor  # () at w = 0
 
     @property
+    def prior(self) -> AxisPrior:
+        """Along each axis."""
+        return self.recipe.prior
+
+    @property
     def directions(self) -> Tensor:
         """Active axes, shape ``(M, K_active)``."""
         return self.axes.directions[:, self.active]
 
-    @property
-    def num_active(self) -> int:
-        """How many."""
-        return int(self.active.sum())
-
-    @property
-    def y(self) -> Tensor:
-        """The mode: weights, then the other coordinates, shape ``(D,)``."""
-        return self.embedding @ self.x
-
-    @cached_property
-    def embedding(self) -> Tensor:
-        """``y = T x``, shape ``(D, K_active + V)``."""
-        return torch.block_diag(self.directions, torch.eye(len(self.x) - self.num_active).to(self.x))
+    def record(self) -> dict[str, Any]:
+        """What a file keeps of it."""
+        return {
+            "ridge": self.ridge,
+            "axes": list(self.axes),
+            "base": self.quadratic.y,
+            "alpha": self.alpha,
+            "active": self.active,
+            "x": self.x,
+            "log_likelihoods": [self.base_log_likelihood, self.null_log_likelihood],
+        }
 
     @property
     def misfit(self) -> Tensor:
@@ -211,28 +212,3 @@ def recipe_mode(target: Target, recipe: Recipe, prior: tuple[Tensor, Tensor], st
         return alpha
     T = torch.block_diag(directions, torch.eye(len(start[1])).to(alpha))
     return recipe.prior.mode(target.along(T), alpha, torch.cat(start))
-
-
-@dataclass(frozen=True)
-class GaussianFit:
-    """The Laplace approximation over ``x``."""
-
-    precision_tril: Tensor  # (K + V, K + V)
-    log_evidence: Tensor  # ()
-
-
-def gaussian_fit(weights: Weights, state: EigenState) -> GaussianFit:
-    """Curvature and Laplace log evidence at the mode, hyperparameters and axes held."""
-    target, K = weights.target.along(state.embedding), state.num_active
-    alpha = state.alpha[state.active]
-    prior = state.recipe.prior.distribution(alpha)
-    smooth = alpha if _is_normal(prior) else torch.zeros_like(alpha)
-    density = Penalised(target, torch.cat([smooth, state.x.new_zeros(len(state.x) - K)]))
-    A = density.precision(state.x.unsqueeze(0), state.x.new_zeros(0))[0]
-    tril = cholesky(A, "the posterior precision in the active axes") if len(A) else A
-    log_joint = target.value(state.x.unsqueeze(0))[0] + prior.log_prob(state.x[:K]).sum()
-    return GaussianFit(tril, log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(A)))
-
-
-def _is_normal(prior: object) -> bool:
-    return isinstance(prior, torch.distributions.Normal)

@@ -1,54 +1,24 @@
 """What a relevance eigenvector machine returns."""
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_evidence import archive
-from pyro_evidence.axis_priors import GaussianPrior, LaplacePrior
-from pyro_evidence.eigen_state import EigenState, GaussianFit, gaussian_fit, separable
-from pyro_evidence.errors import BadInput
-from pyro_evidence.guide import LaplaceGuide
-from pyro_evidence.laplace import laplace_state, problem
-from pyro_evidence.ops.derivatives import jacobian
-from pyro_evidence.ops.evidence import well_determined
-from pyro_evidence.ops.predictive import mackay
-from pyro_evidence.posterior import LaplacePosterior
-from pyro_evidence.program import LogJoint, Model
-from pyro_evidence.reparametrised import AXES, OnAxes, WithWeights
-from pyro_evidence.weights import Weights
-
-Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
+from pyro_evidence.axis_priors import AxisPrior
+from pyro_evidence.eigen_state import EigenState, Recipe, base_centre, fixed_others, separable
+from pyro_evidence.ops.spectrum import Axes
+from pyro_evidence.posterior_axes import AxesPosterior
+from pyro_evidence.quadratic import Quadratic, laplace
 
 
 @dataclass(frozen=True)
-class REVMPosterior:
-    """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
+class REVMPosterior(AxesPosterior):
+    """Gaussian approximation in the active eigenvectors, at the mode of likelihood times learned prior."""
 
-    :ivar of: the weights it is of.
-    :ivar state: the fit; every number below is of this one.
-    """
-
-    of: Weights
     state: EigenState
-
-    @cached_property
-    def _fit(self) -> GaussianFit:
-        return gaussian_fit(self.of, self.state)
-
-    @property
-    def log_evidence(self) -> Tensor:
-        """``log p(D | alpha)`` by Laplace's approximation at the mode, nats, total, constants included, shape ``()``.
-
-        The axes themselves come from the data, so this cannot choose a ridge, a kernel or a prior: cross-validate.
-        """
-        return self._fit.log_evidence
 
     @property
     def eigenvalues(self) -> Tensor:
@@ -61,226 +31,35 @@ class REVMPosterior:
         return self.state.axes.wald
 
     @property
-    def alpha(self) -> Tensor:
-        """Learned hyperparameter of each axis, ``inf`` where pruned, shape ``(K,)``.
-
-        A precision under the Gaussian prior, twice the rate under the Laplace prior.
-        """
-        return self.state.alpha
-
-    @property
-    def active(self) -> Tensor:
-        """Which axes carry weight at the mode, bool, shape ``(K,)``."""
-        return self.state.active
-
-    @property
-    def num_active(self) -> int:
-        """How many of them."""
-        return self.state.num_active
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """The weights at the mode, by site."""
-        return {n: v for n, v in self.mode.items() if n in self.of.sites}
-
-    @property
     def hyperparameters(self) -> dict[str, Tensor]:
         """``alpha`` of every axis and the ``ridge`` under which the axes were found."""
         return {"alpha": self.alpha, "ridge": torch.tensor(self.state.ridge, dtype=torch.float64)}
 
-    @property
-    def mode(self) -> dict[str, Tensor]:
-        """Constrained values of every latent site at the mode."""
-        return self._sites(self.state.y)
-
-    def _sites(self, y: Tensor) -> dict[str, Tensor]:
-        joint = self.of.joint
-        return {n: v.detach() for n, v in joint.latents.constrained(self.of.flat(y).to(joint.dtype)).items()}
-
-    @property
-    def gamma(self) -> dict[str, Tensor]:
-        """How far the data determine each active axis, 0 to 1; Gaussian prior only.  MacKay (1992), eq. 4.9."""
-        if not isinstance(self.state.recipe.prior, GaussianPrior) or not len(self.state.x):
-            return {}
-        variance = torch.cholesky_inverse(self._fit.precision_tril).diagonal()[: self.num_active]
-        return {"alpha": well_determined(self.alpha[self.active], variance)}
-
-    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
-        """Independent draws of every latent site of the user's model: ``(S,) + site shape``.
-
-        :param seed: None continues from the caller's generator; either way that generator is left where it was.
-        """
-        with torch.random.fork_rng():
-            if seed is not None:
-                torch.manual_seed(seed)
-            white = torch.randn(num_samples, len(self.state.x), dtype=torch.float64)
-        return self._sites((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
-
-    def _colour(self, white: Tensor) -> Tensor:
-        tril = self._fit.precision_tril
-        return torch.linalg.solve_triangular(tril.mT, white.mT, upper=True).mT if len(tril) else white
-
-    @cached_property
-    def _laplace(self) -> LaplacePosterior:
-        """The same mode as a Laplace posterior of :attr:`model`."""
-        joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, hyper=())
-        u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()
-        state = laplace_state(problem(joint), joint.initial_theta, u)
-        return LaplacePosterior(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
-
-    @property
-    def guide(self) -> LaplaceGuide:
-        """The posterior as a guide of :attr:`model`, whose latent site is ``axes``."""
-        if not len(self.state.x):
-            raise BadInput("every axis was pruned, so there is nothing to sample; raise the ridge.")
-        return self._laplace.guide
-
-    @property
-    def model(self) -> Model:
-        """The user's model with the learned prior, for NUTS and Predictive, in any process.
-
-        Its latent site ``axes``, shape ``(num_active,)``, takes the place of the weights, which are deterministic
-        sites of their own names.  Every prior precision is finite there: pruned axes are not in it.
-        """
-        joint = self.of.joint
-        user = joint.substituted(joint.initial_theta)
-        if not self.num_active:
-            return WithWeights(user, self.weights)
-        prior = self.state.recipe.prior.distribution(self.alpha[self.active].to(joint.dtype))
-        shapes = {n: tuple(v.shape) for n, v in self.weights.items()}
-        return OnAxes(user, self.state.directions.to(joint.dtype), prior, shapes)
-
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
-        return self.mode
-
-    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles, taken in unconstrained space: ``(len(q),) + shape``."""
-        levels = torch.as_tensor(q, dtype=torch.float64)
-        sd = self._colour_rows().square().sum(-1).sqrt()
-        return self._sites(self.state.y + torch.special.ndtri(levels).unsqueeze(-1) * sd)
-
-    def _colour_rows(self) -> Tensor:
-        """``F`` with ``F F'`` the posterior covariance of the weights and the others, shape ``(D, K + V)``."""
-        return self.state.embedding @ self._colour(torch.eye(len(self.state.x)).to(self.state.x)).mT
-
-    def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Pointwise log density of every observed site at the mode, nats; the training data without arguments."""
-        joint = self._with(args, kwargs)
-        u = self.of.flat(self.state.y)
-        nodes = joint.trace(u, joint.initial_theta).nodes
-        missing = [n for n in joint.observed if not nodes[n]["is_observed"]]
-        if missing:
-            raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")
-        return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
-
-    def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
-        joint = copy.copy(self.of.joint)
-        if args or kwargs:
-            joint.args, joint.kwargs = args, kwargs
-        return joint
-
-    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Pointwise log predictive density at the mode, nats, shape ``(N,)``, summed over observed sites of one shape."""
-        parts = self.log_likelihood(*args, **kwargs)
-        shapes = {n: tuple(v.shape) for n, v in parts.items()}
-        if len(set(shapes.values())) != 1:
-            raise BadInput(f"observed sites have different shapes, {shapes}; use log_likelihood(...), one entry per site.")
-        return torch.stack(list(parts.values())).sum(0)
-
-    def predictor(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Posterior mean and variance of the linear predictor of the first observed site, each of its shape.
-
-        :param args: the model's arguments; the targets may be left out.  Random state is left alone.
-        """
-        joint, slot = self._with(args, kwargs), self.of.slots[0]
-        x = self.state.x.clone().requires_grad_()
-        with torch.random.fork_rng():
-            trace = joint.trace(self.of.flat(self.state.embedding @ x), joint.initial_theta)
-        eta = slot.predictor(trace).double()
-        J = jacobian(eta.reshape(-1), x)
-        spread = self._colour(torch.eye(len(x)).to(x)) @ J.mT
-        return eta.detach(), spread.square().sum(0).reshape(eta.shape)
-
-    def probability(self, *args: Any, integral: Integral = mackay, **kwargs: Any) -> Tensor:
-        """Predictive probability of label 1 of a Bernoulli site in log odds, shape ``(N,)``.
-
-        :param integral: :func:`mackay`, :func:`hermite`, or your own; none of the two changes a decision.
-        """
-        return integral(*self.predictor(*args, **kwargs))
+    def columns(self) -> dict[str, Tensor]:
+        """Eigenvalue, Wald statistic, ``alpha`` and mode of the active axes."""
+        return {"h": self.eigenvalues[self.active], "z^2": self.wald[self.active]} | super().columns()
 
     def diagnostics(self) -> dict[str, Any]:
         """How far to trust the numbers; ``misfit`` and the log likelihoods are in nats.
 
-        ``separable``: the likelihood grows along the weights without end.  ``misfit``: error of the quadratic at 0; where
-        it is large the Wald statistics are not to be believed.  Importance sampling is that of :class:`LaplacePosterior`.
+        ``separable``: the likelihood grows along the weights without end.  ``misfit``: error of the quadratic at 0;
+        where it is large the Wald statistics are not to be believed.  The rest is as in :class:`LaplacePosterior`.
         """
         state = self.state
-        found: dict[str, Any] = {
-            "status": "converged",
+        return super().diagnostics() | {
             "separable": separable(self.of.target, state.quadratic.y, self.of.num_weights),
             "misfit": float(state.misfit),
             "wald_sum": float(self.wald.sum()),
             "base_log_likelihood": float(state.base_log_likelihood),
             "null_log_likelihood": float(state.null_log_likelihood),
-            "log_evidence": float(self.log_evidence),
             "factorised_log_evidence": float(state.factorised_log_evidence),
             "ridge": state.ridge,
-            "num_active": self.num_active,
         }
-        if not len(state.x):
-            return found
-        keys = ("gradient_norm", "smallest_eigenvalue", "pareto_k", "log_evidence_importance", "log_evidence_importance_se")
-        laplace = self._laplace.diagnostics()
-        return found | {k: laplace[k] for k in (*keys, "effective_sample_size")}
 
-    def summary(self) -> None:
-        """Print the active axes, log evidence and how far to trust it."""
-        lines = [f"{'axis':>6}{'h':>12}{'z^2':>12}{'alpha':>12}{'u':>12}"]
-        rows = zip(torch.nonzero(self.active).flatten().tolist(), self.state.x.tolist(), strict=False)
-        lines += [
-            f"{i:>6}{float(self.eigenvalues[i]):>12.4g}{float(self.wald[i]):>12.4g}{float(self.alpha[i]):>12.4g}{u:>12.4g}"
-            for i, u in rows
-        ]
-        lines += [f"{k} = {v}" for k, v in self.diagnostics().items()]
-        print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
-
-    def update_param_store(self) -> None:
-        """Nothing: the params of the model were held, and ``alpha`` is no param of it."""
-
-    def save(self, path: str | Path) -> None:
-        """Write tensors and settings, no code.
-
-        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
-        """
-        joint, state, prior = self.of.joint, self.state, self.state.recipe.prior
-        archive.refuse_objects(joint.args, "positional arguments")
-        archive.refuse_objects(joint.kwargs, "keyword arguments")
-        if not isinstance(prior, GaussianPrior | LaplacePrior):
-            raise BadInput(f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of ours.")
-        archive.write(
-            {
-                "format": archive.FORMAT,
-                "kind": "revm",
-                "args": list(joint.args),
-                "kwargs": dict(joint.kwargs),
-                "sites": list(self.of.sites),
-                "held": {n: v.detach() for n, v in joint.held.items()},
-                "octant": prior.octant if isinstance(prior, LaplacePrior) else None,
-                "ridge": state.ridge,
-                "axes": list(state.axes),
-                "base": state.quadratic.y,
-                "alpha": state.alpha,
-                "active": state.active,
-                "x": state.x,
-                "log_likelihoods": [state.base_log_likelihood, state.null_log_likelihood],
-            },
-            path,
-        )
-
-
-def _with_axes(mode: dict[str, Tensor], state: EigenState, joint: LogJoint) -> dict[str, Tensor]:
-    """The mode as :attr:`REVMPosterior.model` names it."""
-    axes = {AXES: state.x[: state.num_active].to(joint.dtype)}
-    return {n: (axes | mode)[n] for n in joint.latents.names}
-
+    @staticmethod
+    def restored(record: Mapping[str, Any], prior: AxisPrior) -> EigenState:
+        """The state of a file's record; the local quadratic itself is not kept."""
+        recipe = Recipe(prior, base_centre, laplace, fixed_others)
+        quadratic = Quadratic(record["base"], (), (), (), None)
+        parts = (record["alpha"], record["active"], record["x"], *record["log_likelihoods"])
+        return EigenState(recipe, record["ridge"], quadratic, Axes(*record["axes"]), *parts)

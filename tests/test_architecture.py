@@ -22,7 +22,7 @@ LAYERS = [
     ["ops"],
     ["contraction", "checks", "program", "predictors", "density", "structure", "pruned", "laplace", "weights"],
     ["models", "guide", "archive", "posterior"],
-    ["axis_priors", "quadratic", "eigen_state", "reparametrised", "posterior_revm"],
+    ["axis_priors", "axes_state", "quadratic", "eigen_state", "reparametrised", "posterior_axes", "posterior_revm"],
     ["infer"],
     ["diagnostics", "datasets", "interop", "evidence_check", "compare", "plots", "sklearn"],
 ]

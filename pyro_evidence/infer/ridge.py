@@ -1,5 +1,6 @@
 """Ways to choose the ridge of a relevance eigenvector machine: functions to pass as ``ridge=``."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -37,7 +38,7 @@ def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:
     alpha[: weights.num_weights] = ridge
     density = Penalised(weights.target, alpha)
     tril = cholesky(density.precision(y.unsqueeze(0), y)[0], "the posterior precision")
-    log_joint = density.log_joint(y.unsqueeze(0), y)[0] + 0.5 * weights.num_weights * torch.tensor(ridge / torch.tau).log()
+    log_joint = density.log_joint(y.unsqueeze(0), y)[0] + 0.5 * weights.num_weights * torch.tensor(ridge / math.tau).log()
     return float(log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(y)))
 
 
