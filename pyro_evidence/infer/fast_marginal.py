@@ -7,7 +7,7 @@ a linear predictor: with :math:`B` the curvature and :math:`g` the slope in ``et
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from pyro_evidence.axis_priors import climbed
 from pyro_evidence.infer.iterate import Status
 from pyro_evidence.ops.evidence import log_evidence
 from pyro_evidence.ops.linalg import cholesky
-from pyro_evidence.ops.predictor import gram_diagonal
+from pyro_evidence.ops.predictor import gram, gram_diagonal
 from pyro_evidence.weights import LinearTarget
 
 SETTLED = 1e-6  # nats that the best single change must promise, or the fit has converged
@@ -57,15 +57,27 @@ class FastState:
         return columns(self.target, self.active)
 
     @cached_property
+    def mode(self) -> "Mode":
+        """Newton from the warm start; the careful one where that does not go straight up."""
+        alpha, x = self.alpha[self.active], self.start[self.active]
+        for _ in range(12):
+            found = mode_at(self.sub, alpha, x)
+            slope = sum((s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.sub.parts, found.slopes, strict=True)), -alpha * x)
+            move = torch.cholesky_solve(slope.unsqueeze(-1), found.tril).squeeze(-1) if len(x) else slope
+            if float(slope @ move) <= 1e-15:
+                return found
+            x = x + move
+        return mode_at(self.sub, alpha, climbed(self.sub, alpha, torch.zeros_like(x)))
+
+    @property
     def x(self) -> Tensor:
         """Mode of the active weights, shape ``(K,)``."""
-        return climbed(self.sub, self.alpha[self.active], self.start[self.active]) if bool(self.active.any()) else self.alpha[:0]
+        return self.mode.x
 
-    @cached_property
+    @property
     def tril(self) -> Tensor:
         """Cholesky factor of the posterior precision, ``(K, K)``."""
-        A = self.sub.precision(self.x.unsqueeze(0))[0] + self.alpha[self.active].diag()
-        return cholesky(A, "the posterior precision of the relevant weights") if len(A) else A
+        return self.mode.tril
 
     @cached_property
     def objective(self) -> float:
@@ -79,23 +91,15 @@ class FastState:
     def factors(self) -> Factors:
         """``s, q, S, Q`` of every column.  Tipping and Faul (2003), eq. 22 to 25."""
         S, Q = torch.zeros_like(self.alpha), torch.zeros_like(self.alpha)
-        for part, own in zip(self.target.parts, self.sub.parts, strict=True):
-            eta = own.eta(self.x.unsqueeze(0))
-            B = part.curvature(eta)
-            S = S + gram_diagonal(part.J, B)[0]
-            Q = Q + part.slope(eta)[1][0].flatten() @ part.J.flatten(0, 1)
-        S = S - torch.linalg.solve_triangular(self.tril, self._cross, upper=False).square().sum(0)
+        cross = self.alpha.new_zeros(len(self.x), len(self.alpha))  # Phi_active' B Phi
+        found = self.mode
+        for part, own, B, slope in zip(self.target.parts, self.sub.parts, found.curvatures, found.slopes, strict=True):
+            S = S + gram_diagonal(part.J, B.unsqueeze(0))[0]
+            Q = Q + slope.flatten() @ part.J.flatten(0, 1)
+            cross = cross + (B @ own.J).flatten(0, 1).mT @ part.J.flatten(0, 1)
+        S = S - torch.linalg.solve_triangular(self.tril, cross, upper=False).square().sum(0)
         ratio = torch.where(self.active, self.alpha / (self.alpha - S), 1.0)
         return Factors(ratio * S, ratio * Q, S, Q)
-
-    @property
-    def _cross(self) -> Tensor:
-        """``Phi_active' B Phi``, shape ``(K, M)``."""
-        total = self.alpha.new_zeros(len(self.x), len(self.alpha))
-        for part, own in zip(self.target.parts, self.sub.parts, strict=True):
-            B = own.curvature(own.eta(self.x.unsqueeze(0)))[0]
-            total = total + (B @ own.J).flatten(0, 1).mT @ part.J.flatten(0, 1)
-        return total
 
     @cached_property
     def changes(self) -> tuple[Tensor, Tensor]:
@@ -124,10 +128,28 @@ class FastState:
         return Status.CONVERGED if self.gradient_norm == 0.0 else None
 
 
+class Mode(NamedTuple):
+    """The local quadratic at ``x``."""
+
+    x: Tensor  # (K,)
+    curvatures: tuple[Tensor, ...]  # (N, C, C) each
+    slopes: tuple[Tensor, ...]  # (N, C) each
+    tril: Tensor  # (K, K) of the posterior precision
+
+
+def mode_at(sub: LinearTarget, alpha: Tensor, x: Tensor) -> Mode:
+    """Derivatives at ``x``."""
+    etas = [p.eta(x.unsqueeze(0)) for p in sub.parts]
+    curvatures = tuple(p.curvature(e)[0] for p, e in zip(sub.parts, etas, strict=True))
+    slopes = tuple(p.slope(e)[1][0] for p, e in zip(sub.parts, etas, strict=True))
+    A = sum((gram(p.J, B.unsqueeze(0))[0] for p, B in zip(sub.parts, curvatures, strict=True)), alpha.diag())
+    return Mode(x, curvatures, slopes, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
+
+
 def columns(target: LinearTarget, chosen: Tensor) -> LinearTarget:
     """The target as a function of some weights, the others 0."""
     index = torch.nonzero(chosen).flatten()
-    parts = [type(p)(p.log_likelihood, p.J.index_select(-1, index), p.c) for p in target.parts]
+    parts = [replace(p, J=p.J.index_select(-1, index)) for p in target.parts]
     return LinearTarget(tuple(parts), None)
 
 
