@@ -56,8 +56,9 @@ class GaussianPrior:
 class LaplacePrior:
     """Density ``alpha/4 exp(-alpha |u| / 2)``: LREVM, with some axes exactly zero at the mode.
 
-    :ivar octant: hold every axis on the side of its centre, as algorithm 2 of Kropotov and Vetrov (2007) does.  Without
-        it the mode is the maximum over all ``u``, which may lie on another side; the two differ rarely.
+    :ivar octant: hold every axis on the side of its centre, as algorithm 2 of Kropotov and Vetrov (2007)
+        does.  Without it the mode is the maximum over all ``u``, which may lie on another side; the two
+        differ rarely.
     """
 
     octant: bool = False
@@ -81,7 +82,8 @@ class LaplacePrior:
         found = l1.maximise(density, rate, start, start.sign() if self.octant else None, tolerance=1e-9)
         if not found.converged:
             raise NotAMode(
-                f"the L1 search stopped with optimality residual {found.residual:.2e}; expected below 1e-9. Scale the "
+                f"the L1 search stopped with optimality residual {found.residual:.2e}; expected below 1e-9. "
+                "Scale the "
                 f"design's columns to unit variance, or raise the ridge."
             )
         return found.u
@@ -100,11 +102,18 @@ def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
     density, theta = Penalised(target, padded), start.new_zeros(0)
     tolerance = 100.0 * torch.finfo(torch.float64).eps
     found = newton.climb(
-        density, lambda u: density.precision(u, theta), start.unsqueeze(0), theta, tolerance=tolerance, num_steps=200
+        density,
+        lambda u: density.precision(u, theta),
+        start.unsqueeze(0),
+        theta,
+        tolerance=tolerance,
+        num_steps=200,
     )
     if not bool(found.converged[0]):
         raise NotAMode(
-            f"Newton stopped where its next step still promises {0.5 * float(found.decrement[0]):.2e} nats; expected a "
-            f"maximum. Classes that can be separated have none without a ridge: pass ridge=1e-2, or scale the columns."
+            f"Newton stopped where its next step still promises {0.5 * float(found.decrement[0]):.2e} nats; "
+            "expected a "
+            f"maximum. Classes that can be separated have none without a ridge: pass ridge=1e-2, or scale "
+            "the columns."
         )
     return found.u[0].detach()

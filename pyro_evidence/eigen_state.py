@@ -22,12 +22,12 @@ Others = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # A (D, D), g (
 
 
 def base_centre(slope: Tensor) -> Tensor:
-    """The quadratic is centred where it was taken, as the paper has it: the ridge mode stands for a maximum."""
+    """Centred where the quadratic was taken, as in the paper: the ridge mode stands for a maximum."""
     return torch.zeros_like(slope)
 
 
 def score_centre(slope: Tensor) -> Tensor:
-    """The quadratic is centred at its own maximum ``u + g/h``: the right local quadratic, but it keeps more axes."""
+    """Centred at the quadratic's own maximum ``u + g/h``: the right one, but it keeps more axes."""
     return slope
 
 
@@ -91,16 +91,19 @@ class EigenState(OnAxesState):
 
     @property
     def misfit(self) -> Tensor:
-        """``D``: the quadratic's log likelihood at ``w = 0`` minus the true one, nats.  Large: not to be believed."""
+        """``D``: the quadratic's log likelihood at ``w = 0`` minus the true one, nats; large is bad."""
         return self.base_log_likelihood - 0.5 * self.axes.wald.sum() - self.null_log_likelihood
 
     @property
     def factorised_log_evidence(self) -> Tensor:
-        """Kropotov and Vetrov (2007), eq. 8, at the optimum, nats, ``()``; exact for a Gaussian likelihood without ridge.
+        """Kropotov and Vetrov (2007), eq. 8, at its optimum, nats, ``()``; exact for Gaussian noise, ridge 0.
 
         Not for comparing models: the axes come from the data, and it errs high where the quadratic does.
         """
-        return self.base_log_likelihood + (self.recipe.prior.log_gain(self.axes.wald) - 0.5 * self.axes.wald).sum()
+        return (
+            self.base_log_likelihood
+            + (self.recipe.prior.log_gain(self.axes.wald) - 0.5 * self.axes.wald).sum()
+        )
 
 
 def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) -> Tensor:
@@ -113,24 +116,34 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
         raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
     alpha = torch.full_like(start[:num_weights], ridge)
     try:
-        y = climbed(target, alpha, start if isinstance(target, LinearTarget) else _approached(target, alpha, start))
-    except (NotAMode, torch.linalg.LinAlgError) as error:
+        y = climbed(
+            target, alpha, start if isinstance(target, LinearTarget) else _approached(target, alpha, start)
+        )
+    except (NotAMode, RuntimeError) as error:
         raise _improper() if ridge == 0.0 else error from error
-    if ridge == 0.0 and separable(target, y, num_weights):
+    if ridge == 0.0 and (separable(target, y, num_weights) or _singular(target.precision(y.unsqueeze(0))[0])):
         raise _improper()
     return y
+
+
+def _singular(A: Tensor) -> bool:
+    h = torch.linalg.eigvalsh(A)
+    return bool(h[0] <= 10.0 * len(h) * torch.finfo(h.dtype).eps * h[-1])
 
 
 def _approached(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
     """L-BFGS first, where the likelihood is not concave in the weights."""
     density = Penalised(target, torch.cat([alpha, start.new_zeros(len(start) - len(alpha))]))
     theta = start.new_zeros(0)
-    return lbfgs.ascend(lambda u: density.gradient(u, theta), start.unsqueeze(0), tolerance=1e-4, num_steps=500)[0]
+    return lbfgs.ascend(
+        lambda u: density.gradient(u, theta), start.unsqueeze(0), tolerance=1e-4, num_steps=500
+    )[0]
 
 
 def _improper() -> ImproperPosterior:
     return ImproperPosterior(
-        "with ridge=0 the likelihood has no single maximum: the classes can be separated, or columns of the design "
+        "with ridge=0 the likelihood has no single maximum: the classes can be separated, or columns of the "
+        "design "
         "coincide. Pass ridge=1e-2, or ridge=isotropic_evidence or cross_validation(...)."
     )
 
@@ -144,21 +157,27 @@ def separable(target: Target, y: Tensor, num_weights: int) -> bool:
 
 
 def axes_of(quadratic: Quadratic, num_weights: int, recipe: Recipe) -> Axes:
-    """Eigenvectors of the curvature: by singular values where there are fewer data than weights or a score to follow."""
+    """Eigenvectors of the curvature: by singular values for fewer data than weights, or a score to follow."""
     w = quadratic.y[:num_weights]
     slopes = tuple(recipe.centre(s) for s in quadratic.slopes)
     followed = any(bool((s != 0).any()) for s in slopes)
     if len(quadratic.y) > num_weights:
-        followed_quadratic = Quadratic(quadratic.y, quadratic.parts, quadratic.curvatures, slopes, quadratic.precision)
+        followed_quadratic = Quadratic(
+            quadratic.y, quadratic.parts, quadratic.curvatures, slopes, quadratic.precision
+        )
         return spectrum.from_gram(*_effective(followed_quadratic, w, recipe))
     num_rows = sum(s.numel() for s in slopes)
     roots = [_root(B) for B in quadratic.curvatures]
-    if any(r is None for r in roots) or (num_rows >= num_weights and not followed and num_weights <= TRUNCATE):
+    if any(r is None for r in roots) or (
+        num_rows >= num_weights and not followed and num_weights <= TRUNCATE
+    ):
         return spectrum.from_gram(quadratic.gram, w, torch.zeros_like(w))
     if num_weights > TRUNCATE and not followed:
         return spectrum.truncated(lambda v: _product(quadratic, v), w)
     pairs = zip(quadratic.parts, roots, slopes, strict=True)
-    rows = [((r[0] @ p.J).flatten(0, 1), (r[1] @ s.unsqueeze(-1)).flatten()) for p, r, s in pairs if r is not None]
+    rows = [
+        ((r[0] @ p.J).flatten(0, 1), (r[1] @ s.unsqueeze(-1)).flatten()) for p, r, s in pairs if r is not None
+    ]
     return spectrum.from_rows(torch.cat([r for r, _ in rows]), w, torch.cat([s for _, s in rows]))
 
 
@@ -168,12 +187,15 @@ def _effective(quadratic: Quadratic, w: Tensor, recipe: Recipe) -> tuple[Tensor,
 
 
 def _product(quadratic: Quadratic, v: Tensor) -> Tensor:
-    found = [((B @ (p.J @ v).unsqueeze(-1)).squeeze(-1).flatten() @ p.J.flatten(0, 1)) for p, B in zip(quadratic.parts, quadratic.curvatures, strict=True)]
+    found = [
+        ((B @ (p.J @ v).unsqueeze(-1)).squeeze(-1).flatten() @ p.J.flatten(0, 1))
+        for p, B in zip(quadratic.parts, quadratic.curvatures, strict=True)
+    ]
     return torch.stack(found).sum(0)
 
 
 def _root(B: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Symmetric square root and its pseudo-inverse of every block, or None where one is not positive semidefinite."""
+    """Symmetric square root and its pseudo-inverse of every block; None where a block has none."""
     if B.shape[-1] == 1:
         values, vectors = B[..., 0], torch.ones_like(B)
     else:
@@ -195,7 +217,9 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, r
     axes = axes_of(quadratic, num_weights, recipe)
     alpha = recipe.prior.alpha(axes.h, axes.u)
     kept = torch.isfinite(alpha)
-    u = recipe_mode(target, recipe, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:]))
+    u = recipe_mode(
+        target, recipe, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:])
+    )
     nonzero = u[: int(kept.sum())] != 0
     active = kept.clone()
     active[kept] = nonzero
@@ -205,7 +229,9 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, r
     return EigenState(recipe, ridge, quadratic, axes, alpha, active, x, values[0], values[1])
 
 
-def recipe_mode(target: Target, recipe: Recipe, prior: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor]) -> Tensor:
+def recipe_mode(
+    target: Target, recipe: Recipe, prior: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor]
+) -> Tensor:
     """The mode over the kept axes and the other coordinates."""
     directions, alpha = prior
     if not sum(len(s) for s in start):

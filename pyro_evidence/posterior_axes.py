@@ -44,9 +44,10 @@ class AxesPosterior:
 
     @property
     def log_evidence(self) -> Tensor:
-        """``log p(D | alpha)`` by Laplace's approximation at the mode, nats, total, constants included, shape ``()``.
+        """``log p(D | alpha)`` by Laplace's approximation at the mode, nats, constants included.
 
-        Where the axes come from the data, as in REVM, it cannot choose a ridge, a kernel or a prior: cross-validate.
+        Where the axes come from the data, as in REVM, it cannot choose a ridge, a kernel or a prior:
+        cross-validate.
         """
         return self._fit.log_evidence
 
@@ -89,7 +90,7 @@ class AxesPosterior:
 
     @property
     def gamma(self) -> dict[str, Tensor]:
-        """How far the data determine each active axis, 0 to 1; Gaussian prior only.  MacKay (1992), eq. 4.9."""
+        """How far the data determine each active axis, 0 to 1; Gaussian prior only."""
         if not isinstance(self.state.prior, GaussianPrior) or not len(self.state.x):
             return {}
         variance = torch.cholesky_inverse(self._fit.precision_tril).diagonal()[: self.num_active]
@@ -98,7 +99,8 @@ class AxesPosterior:
     def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
         """Independent draws of every latent site of the user's model: ``(S,) + site shape``.
 
-        :param seed: None continues from the caller's generator; either way that generator is left where it was.
+        :param seed: None continues from the caller's generator; either way that generator is left where it
+            was.
         """
         with torch.random.fork_rng():
             if seed is not None:
@@ -116,7 +118,9 @@ class AxesPosterior:
         joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, hyper=())
         u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()
         state = laplace_state(problem(joint), joint.initial_theta, u)
-        return LaplacePosterior(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
+        return LaplacePosterior(
+            state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1)
+        )
 
     @property
     def guide(self) -> LaplaceGuide:
@@ -129,8 +133,9 @@ class AxesPosterior:
     def model(self) -> Model:
         """The user's model with the learned prior, for NUTS and Predictive, in any process.
 
-        Its latent site ``axes``, shape ``(num_active,)``, takes the place of the weights, which are deterministic
-        sites of their own names.  Every prior precision is finite there: pruned axes are not in it.
+        Its latent site ``axes``, shape ``(num_active,)``, takes the place of the weights, which are
+        deterministic sites of their own names.  Every prior precision is finite there: pruned axes are not in
+        it.
         """
         joint = self.of.joint
         user = joint.substituted(joint.initial_theta)
@@ -151,17 +156,19 @@ class AxesPosterior:
         return self._sites(self.state.y + torch.special.ndtri(levels).unsqueeze(-1) * sd)
 
     def _colour_rows(self) -> Tensor:
-        """``F`` with ``F F'`` the posterior covariance of the weights and the others, shape ``(D, K + V)``."""
+        """``F``, ``(D, K + V)``, with ``F F'`` the posterior covariance of the weights and the others."""
         return self.state.embedding @ self._colour(torch.eye(len(self.state.x)).to(self.state.x)).mT
 
     def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Pointwise log density of every observed site at the mode, nats; the training data without arguments."""
+        """Pointwise log density of every observed site at the mode, nats; of the training data by default."""
         joint = self._with(args, kwargs)
         u = self.of.flat(self.state.y)
         nodes = joint.trace(u, joint.initial_theta).nodes
         missing = [n for n in joint.observed if not nodes[n]["is_observed"]]
         if missing:
-            raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")
+            raise BadInput(
+                f"site(s) {missing} have no data in these arguments; pass the targets as in run(...)."
+            )
         return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
 
     def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
@@ -171,15 +178,18 @@ class AxesPosterior:
         return joint
 
     def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Pointwise log predictive density at the mode, nats, shape ``(N,)``, summed over observed sites of one shape."""
+        """Pointwise log predictive density at the mode, nats, ``(N,)``, summed over sites of one shape."""
         parts = self.log_likelihood(*args, **kwargs)
         shapes = {n: tuple(v.shape) for n, v in parts.items()}
         if len(set(shapes.values())) != 1:
-            raise BadInput(f"observed sites have different shapes, {shapes}; use log_likelihood(...), one entry per site.")
+            raise BadInput(
+                f"observed sites have different shapes, {shapes}; use log_likelihood(...), one entry per "
+                "site."
+            )
         return torch.stack(list(parts.values())).sum(0)
 
     def predictor(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Posterior mean and variance of the linear predictor of the first observed site, each of its shape.
+        """Posterior mean and variance of the first observed site's predictor, each of its shape.
 
         :param args: the model's arguments; the targets may be left out.  Random state is left alone.
         """
@@ -204,7 +214,11 @@ class AxesPosterior:
 
     def diagnostics(self) -> dict[str, Any]:
         """How far to trust the numbers; importance sampling is that of :class:`LaplacePosterior`."""
-        found = {"status": self.status, "log_evidence": float(self.log_evidence), "num_active": self.num_active}
+        found = {
+            "status": self.status,
+            "log_evidence": float(self.log_evidence),
+            "num_active": self.num_active,
+        }
         if not len(self.state.x):
             return found
         keys = ("gradient_norm", "smallest_eigenvalue", "pareto_k", "log_evidence_importance")
@@ -225,7 +239,10 @@ class AxesPosterior:
         columns = self.columns()
         index = torch.nonzero(self.active).flatten().tolist()
         lines = ["".join(f"{name:>12}" for name in ("axis", *columns))]
-        lines += ["".join([f"{i:>12}", *(f"{float(c[k]):>12.4g}" for c in columns.values())]) for k, i in enumerate(index)]
+        lines += [
+            "".join([f"{i:>12}", *(f"{float(c[k]):>12.4g}" for c in columns.values())])
+            for k, i in enumerate(index)
+        ]
         lines += [f"{k} = {v}" for k, v in self.diagnostics().items()]
         print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
 
@@ -238,9 +255,17 @@ class AxesPosterior:
         archive.refuse_objects(joint.args, "positional arguments")
         archive.refuse_objects(joint.kwargs, "keyword arguments")
         if not isinstance(prior, GaussianPrior | LaplacePrior):
-            raise BadInput(f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of ours.")
+            raise BadInput(
+                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of "
+                "ours."
+            )
         octant = prior.octant if isinstance(prior, LaplacePrior) else None
-        record = {"format": archive.FORMAT, "kind": type(self).__name__, "octant": octant, "sites": list(self.of.sites)}
+        record: dict[str, Any] = {
+            "format": archive.FORMAT,
+            "kind": type(self).__name__,
+            "octant": octant,
+            "sites": list(self.of.sites),
+        }
         record |= {"args": list(joint.args), "kwargs": dict(joint.kwargs), "state": self.state.record()}
         archive.write(record | {"log_evidence": self.log_evidence}, path)
 
@@ -252,13 +277,16 @@ class AxesPosterior:
         """
         record = archive.read(path)
         if record.get("kind") != cls.__name__:
-            raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
+            raise BadInput(
+                f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}."
+            )
         of = weights_of(LogJoint(model, record["args"], record["kwargs"], hyper=()), record["sites"])
         prior = GaussianPrior() if record["octant"] is None else LaplacePrior(record["octant"])
         posterior = cls(of, cls.restored(record["state"], prior))
         if not torch.allclose(posterior.log_evidence, record["log_evidence"], rtol=1e-7):
             raise BadInput(
-                f"this model's log evidence at the saved mode is {float(posterior.log_evidence):.6g}; the file was saved "
+                f"this model's log evidence at the saved mode is {float(posterior.log_evidence):.6g}; the "
+                "file was saved "
                 f"with {float(record['log_evidence']):.6g}. It is another density."
             )
         return posterior
@@ -273,4 +301,3 @@ def _with_axes(mode: dict[str, Tensor], state: OnAxesState, joint: LogJoint) -> 
     """The mode as :attr:`AxesPosterior.model` names it."""
     axes = {AXES: state.x[: state.num_active].to(joint.dtype)}
     return {n: (axes | mode)[n] for n in joint.latents.names}
-

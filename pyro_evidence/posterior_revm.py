@@ -11,7 +11,7 @@ from pyro_evidence.axis_priors import AxisPrior
 from pyro_evidence.eigen_state import EigenState, Recipe, base_centre, fixed_others, separable
 from pyro_evidence.ops.spectrum import Axes
 from pyro_evidence.posterior_axes import AxesPosterior
-from pyro_evidence.quadratic import Quadratic, laplace
+from pyro_evidence.quadratic import Quadratic, laplace_at_base
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class REVMPosterior(AxesPosterior):
 
     @property
     def eigenvalues(self) -> Tensor:
-        """Curvature of the log likelihood along each axis, largest first, null axes left out, shape ``(K,)``."""
+        """Curvature of the log likelihood along each axis, largest first, no null axes, shape ``(K,)``."""
         return self.state.axes.h
 
     @property
@@ -42,8 +42,9 @@ class REVMPosterior(AxesPosterior):
     def diagnostics(self) -> dict[str, Any]:
         """How far to trust the numbers; ``misfit`` and the log likelihoods are in nats.
 
-        ``separable``: the likelihood grows along the weights without end.  ``misfit``: error of the quadratic at 0;
-        where it is large the Wald statistics are not to be believed.  The rest is as in :class:`LaplacePosterior`.
+        ``separable``: the likelihood grows along the weights without end.  ``misfit``: error of the quadratic
+        at 0; where it is large the Wald statistics are not to be believed.  The rest is as in
+        :class:`LaplacePosterior`.
         """
         state = self.state
         return super().diagnostics() | {
@@ -59,7 +60,7 @@ class REVMPosterior(AxesPosterior):
     @staticmethod
     def restored(record: Mapping[str, Any], prior: AxisPrior) -> EigenState:
         """The state of a file's record; the local quadratic itself is not kept."""
-        recipe = Recipe(prior, base_centre, laplace, fixed_others)
+        recipe = Recipe(prior, base_centre, laplace_at_base, fixed_others)
         quadratic = Quadratic(record["base"], (), (), (), None)
         parts = (record["alpha"], record["active"], record["x"], *record["log_likelihoods"])
         return EigenState(recipe, record["ridge"], quadratic, Axes(*record["axes"]), *parts)

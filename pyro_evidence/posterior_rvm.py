@@ -38,7 +38,11 @@ class ColumnState(OnAxesState):
 
     def record(self) -> dict[str, Any]:
         """What a file keeps of it."""
-        return {"alpha": self.alpha, "x": self.x, "fit": None if self.fit is None else list(vars(self.fit).values())}
+        return {
+            "alpha": self.alpha,
+            "x": self.x,
+            "fit": None if self.fit is None else list(vars(self.fit).values()),
+        }
 
 
 @dataclass(frozen=True)
@@ -70,4 +74,6 @@ class RVMPosterior(AxesPosterior):
     @staticmethod
     def restored(record: Mapping[str, Any], prior: AxisPrior) -> ColumnState:
         """The state of a file's record."""
-        return ColumnState(record["alpha"], record["x"], None if record["fit"] is None else GaussianFit(*record["fit"]))
+        return ColumnState(
+            record["alpha"], record["x"], None if record["fit"] is None else GaussianFit(*record["fit"])
+        )

@@ -18,13 +18,15 @@ from pyro_evidence.weights import Part, Target
 
 @dataclass(frozen=True)
 class Quadratic:
-    """A Gaussian in place of the likelihood: per part a curvature and a slope in ``eta`` at the point ``y``."""
+    """A Gaussian in place of the likelihood: each part's curvature and slope in ``eta`` at ``y``."""
 
     y: Tensor  # (D,) the weights, then the other coordinates
     parts: tuple[Part, ...]
     curvatures: tuple[Tensor, ...]  # (N, C, C) each
     slopes: tuple[Tensor, ...]  # (N, C) each
-    precision: Tensor | None  # (D, D) where other coordinates carry a prior; None: the parts' Gram matrix is all
+    precision: (
+        Tensor | None
+    )  # (D, D) where other coordinates carry a prior; None: the parts' Gram matrix is all
 
     @property
     def gram(self) -> Tensor:
@@ -37,13 +39,15 @@ class Quadratic:
     @property
     def score(self) -> Tensor:
         """Gradient of the log likelihood in ``y``, shape ``(D,)``."""
-        return torch.stack([s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.parts, self.slopes, strict=True)]).sum(0)
+        return torch.stack(
+            [s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.parts, self.slopes, strict=True)]
+        ).sum(0)
 
 
 Approximation = Callable[[Target, float, Tensor], Quadratic]
 
 
-def laplace(target: Target, ridge: float, y: Tensor) -> Quadratic:
+def laplace_at_base(target: Target, ridge: float, y: Tensor) -> Quadratic:
     """The second-order expansion at the ridge mode; Gauss-Newton where the predictor is not linear."""
     return _quadratic(target, y, lambda part, eta: (part.curvature(eta), part.slope(eta)[1]))
 
@@ -58,14 +62,18 @@ def empirical_fisher(target: Target, ridge: float, y: Tensor) -> Quadratic:
     return _quadratic(target, y, outer)
 
 
-def _quadratic(target: Target, y: Tensor, local: Callable[[Part, Tensor], tuple[Tensor, Tensor]]) -> Quadratic:
+def _quadratic(
+    target: Target, y: Tensor, local: Callable[[Part, Tensor], tuple[Tensor, Tensor]]
+) -> Quadratic:
     parts = target.linearised(y)
     found = [local(p, p.eta(y.unsqueeze(0))) for p in parts]
     curvatures, slopes = (tuple(x[0] for x in xs) for xs in zip(*found, strict=True))
     return Quadratic(y, parts, curvatures, slopes, _rest(target, y, parts, curvatures))
 
 
-def _rest(target: Target, y: Tensor, parts: tuple[Part, ...], curvatures: tuple[Tensor, ...]) -> Tensor | None:
+def _rest(
+    target: Target, y: Tensor, parts: tuple[Part, ...], curvatures: tuple[Tensor, ...]
+) -> Tensor | None:
     """The curvature with that of the other coordinates' prior, where there are any."""
     if getattr(target, "rest", None) is None:
         return None
@@ -77,9 +85,10 @@ def _rest(target: Target, y: Tensor, parts: tuple[Part, ...], curvatures: tuple[
 
 @dataclass(frozen=True)
 class JaakkolaJordan:
-    """Jaakkola and Jordan's quadratic bound on the logistic likelihood, tightened under the ridge prior: VGREVM.
+    """Jaakkola and Jordan's bound on the logistic likelihood, tightened under the ridge prior: VGREVM.
 
-    Jaakkola and Jordan (2000), eq. 3 and 12; at most ``num_steps`` rounds, until the bound's parameters settle.
+    Jaakkola and Jordan (2000), eq. 3 and 12; at most ``num_steps`` rounds, until the bound's parameters
+    settle.
     """
 
     num_steps: int = 500
@@ -128,23 +137,29 @@ def logistic_parts(target: Target, y: Tensor) -> tuple[Part]:
     """
     parts = target.linearised(y)
     eta = parts[0].c * 0.0
-    at = [parts[0].curvature((eta + x).unsqueeze(0))[0, :, 0, 0] for x in (0.0, 1.0, -2.5)] if eta.shape[1] == 1 else []
+    at = (
+        [parts[0].curvature((eta + x).unsqueeze(0))[0, :, 0, 0] for x in (0.0, 1.0, -2.5)]
+        if eta.shape[1] == 1
+        else []
+    )
     expected = [torch.sigmoid(eta[:, 0] + x) * torch.sigmoid(-eta[:, 0] - x) for x in (0.0, 1.0, -2.5)]
     same = [torch.allclose(4.0 * at[0] * e, a, atol=1e-10) for a, e in zip(at, expected, strict=False)]
     if len(parts) != 1 or not same or not all(same):
         raise UnsupportedModel(
-            "the Jaakkola-Jordan bound needs one observed site, Bernoulli with a linear predictor in log odds; the "
-            "curvature of this likelihood is another. Use approximation=laplace or LeastKL()."
+            "the Jaakkola-Jordan bound needs one observed site, Bernoulli with a linear predictor in log "
+            "odds; the "
+            "curvature of this likelihood is another. Use approximation=laplace_at_base or LeastKL()."
         )
     return (parts[0],)
 
 
 @dataclass(frozen=True)
 class LeastKL:
-    """The Gaussian nearest to likelihood times ridge prior in Kullback-Leibler divergence, for any one-element predictor.
+    """The Gaussian of least Kullback-Leibler divergence from likelihood times ridge prior.
 
-    A damped fixed point on expected slope and curvature under Gauss-Hermite.  Opper and Archambeau (2009), eq. 9 and 10.
-    Without a ridge the divergence of separable data has no minimum; small ridges converge slowly or not at all.
+    A damped fixed point on expected slope and curvature under Gauss-Hermite.  Opper and Archambeau (2009),
+    eq. 9 and 10. Without a ridge the divergence of separable data has no minimum; small ridges converge
+    slowly or not at all.
     """
 
     num_steps: int = 500
@@ -158,7 +173,9 @@ class LeastKL:
         """
         parts = target.linearised(y)
         if len(parts) != 1 or parts[0].c.shape[1] != 1:
-            raise UnsupportedModel("LeastKL needs one observed site whose predictor has one element per datum; use laplace.")
+            raise UnsupportedModel(
+                "LeastKL needs one observed site whose predictor has one element per datum."
+            )
         part, J = parts[0], parts[0].J[:, 0]
         nodes = gauss_hermite(self.num_nodes, y)
         mean, marginal = y, torch.zeros_like(part.c[:, 0])
@@ -172,11 +189,16 @@ class LeastKL:
             if float((J @ change).abs().max()) <= 1e-8 and bool(((new - B).abs() <= 1e-8).all()):
                 slope, B = _expected(part, J @ mean + part.c[:, 0], marginal, nodes)
                 return Quadratic(mean, parts, (B[:, None, None],), (slope.unsqueeze(-1),), None)
-        raise NotConverged(f"LeastKL did not settle in {self.num_steps} rounds at ridge {ridge:g}; raise the ridge or the damping.")
+        raise NotConverged(
+            f"LeastKL did not settle in {self.num_steps} rounds at ridge {ridge:g}; raise the ridge or the "
+            "damping."
+        )
 
 
-def _expected(part: Part, mean: Tensor, variance: Tensor, nodes: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Expected slope and curvature of each datum's log likelihood under ``N(mean, variance)``, ``(N,)`` each."""
+def _expected(
+    part: Part, mean: Tensor, variance: Tensor, nodes: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Expected slope and curvature of each datum under ``N(mean, variance)``, ``(N,)`` each."""
     points, weights = nodes
     eta = (mean + variance.sqrt() * points.unsqueeze(-1)).unsqueeze(-1).detach().requires_grad_()
     slope = pullback(part.log_likelihood(eta).sum(), eta, create_graph=True)

@@ -14,7 +14,7 @@ AXES = "axes"  # the latent site that replaces the weights
 
 @dataclass(frozen=True)
 class OnAxes:
-    """The user's model with ``w = directions u``: latent site ``axes``, shape ``(K,)``, in place of the weights.
+    """The user's model with ``w = directions u``: latent ``axes``, shape ``(K,)``, in place of the weights.
 
     The weights are recorded as ``pyro.deterministic`` under their own names; their prior is not counted.
     """

@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class LogisticPart(Part):
-    """A site whose log likelihood is ``half eta - trials log(2 cosh(eta/2))`` each, derivatives in closed form."""
+    """A datum's log likelihood is ``half eta - trials log(2 cosh(eta/2))``; derivatives in closed form."""
 
     half: Tensor  # (N, 1) t - 1/2, times the datum's weight
     trials: Tensor  # (N, 1) the datum's weight
@@ -63,7 +63,7 @@ class LogisticPart(Part):
 
 
 def logistic(part: Part) -> Part:
-    """The same part in closed form when it is Bernoulli in log odds, recognised by its derivatives; else itself."""
+    """The part in closed form when its derivatives say that it is Bernoulli in log odds; else itself."""
     if part.c.shape[1] != 1:
         return part
     zero = torch.zeros_like(part.c).unsqueeze(0)
@@ -80,7 +80,9 @@ def logistic(part: Part) -> Part:
     same = all(
         torch.allclose(a, b, rtol=1e-9, atol=1e-9)
         for eta in places
-        for a, b in zip((*closed.slope(eta), closed.curvature(eta)), (*part.slope(eta), part.curvature(eta)), strict=True)
+        for a, b in zip(
+            (*closed.slope(eta), closed.curvature(eta)), (*part.slope(eta), part.curvature(eta)), strict=True
+        )
     )
     return closed if same else part
 
@@ -119,7 +121,9 @@ class LinearTarget:
     def along(self, T: Tensor) -> "LinearTarget":
         """The same as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
         rest = self.rest
-        return LinearTarget(tuple(p.along(T) for p in self.parts), None if rest is None else lambda x: rest(x @ T.mT))
+        return LinearTarget(
+            tuple(p.along(T) for p in self.parts), None if rest is None else lambda x: rest(x @ T.mT)
+        )
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ class Penalised:
 
 @dataclass(frozen=True)
 class Weights:
-    """Which latent coordinates are the weights, and the target over ``y``: the weights first, then the others."""
+    """Which latent coordinates are the weights; the target over ``y``, the weights first, then the others."""
 
     joint: LogJoint
     sites: tuple[str, ...]
@@ -229,9 +233,11 @@ class Weights:
 def weights_of(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
     """The weight vector of a model.
 
-    :param site: name of the latent site that holds the weights, or several names; None when there is only one.
+    :param site: name of the latent site that holds the weights, or several names; None when there is only
+        one.
     :raises BadInput: for a site that is not there, not real-valued, or of another dtype than the other sites.
-    :raises UnsupportedModel: when no linear predictor and no Gauss-Newton curvature can be read off the model.
+    :raises UnsupportedModel: when no linear predictor and no Gauss-Newton curvature can be read off the
+        model.
     """
     sites = _chosen(joint, site)
     slices = joint.latents.slices
@@ -239,27 +245,39 @@ def weights_of(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
     index = torch.cat([position[slices[n]] for n in sites])
     other = position[~torch.isin(position, index)]
     order = torch.cat([index, other])
-    require_memory(8 * (_num_data(joint) + 3 * len(order)) * len(order), "the design matrix and its Gram matrix", joint.device)
+    require_memory(
+        8 * (_num_data(joint) + 3 * len(order)) * len(order),
+        "the design matrix and its Gram matrix",
+        joint.device,
+    )
     structure = recognise(joint)
-    slots = structure.slots or () if structure.linear is None else tuple(p.slot for p in structure.linear.linear)
+    slots = (
+        structure.slots or () if structure.linear is None else tuple(p.slot for p in structure.linear.linear)
+    )
     return Weights(joint, sites, order, len(index), _target(joint, structure, sites, order), slots)
 
 
 def _num_data(joint: LogJoint) -> int:
-    nodes = joint.trace(torch.zeros(joint.latents.size, dtype=torch.float64, device=joint.device), joint.initial_theta).nodes
+    nodes = joint.trace(
+        torch.zeros(joint.latents.size, dtype=torch.float64, device=joint.device), joint.initial_theta
+    ).nodes
     return sum(nodes[n]["value"].numel() for n in joint.observed if nodes[n]["value"] is not None)
 
 
 def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...]:
     names = joint.latents.names if site is None else (site,) if isinstance(site, str) else tuple(site)
     if site is None and len(names) > 1:
-        raise BadInput(f"the model has latent sites {', '.join(names)}; say which hold the weights: site='{names[0]}'.")
+        raise BadInput(
+            f"the model has latent sites {', '.join(names)}; say which hold the weights: site='{names[0]}'."
+        )
     unknown = [n for n in names if n not in joint.latents.names]
     if unknown or not names:
         raise BadInput(f"site={site!r}: no such latent site. The model has {', '.join(joint.latents.names)}.")
     constrained = [p.name for p in joint.latents if p.name in names and not is_identity(p.transform)]
     if constrained:
-        raise BadInput(f"site(s) {', '.join(constrained)} are constrained; weights must live on the whole real line.")
+        raise BadInput(
+            f"site(s) {', '.join(constrained)} are constrained; weights must live on the whole real line."
+        )
     _one_dtype(joint, names)
     return tuple(n for n in joint.latents.names if n in names)
 
@@ -269,7 +287,9 @@ def _one_dtype(joint: LogJoint, names: Sequence[str]) -> None:
     dtypes = {n: nodes[n]["value"].dtype for n in names}
     if len(set(dtypes.values())) > 1:
         said = ", ".join(f"{n} {str(d).removeprefix('torch.')}" for n, d in dtypes.items())
-        raise BadInput(f"the weights' sites have different dtypes ({said}); expected one. Cast the priors' parameters.")
+        raise BadInput(
+            f"the weights' sites have different dtypes ({said}); expected one. Cast the priors' parameters."
+        )
 
 
 def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order: Tensor) -> Target:
@@ -291,7 +311,11 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
         trace = joint.trace(joint.initial_u, theta)
         same = bool((order == torch.arange(len(order))).all())
         parts = [
-            Part(_in_blocks(joint, p.layout, p.slot.log_likelihood(trace)), p.J if same else p.J[..., order], p.c)
+            Part(
+                _in_blocks(joint, p.layout, p.slot.log_likelihood(trace)),
+                p.J if same else p.J[..., order],
+                p.c,
+            )
             for p in structure.linear.linear
         ]
         return LinearTarget(tuple(logistic(p) for p in parts), rest if others else None)
@@ -311,7 +335,8 @@ def _tangents(joint: LogJoint, structure: Structure, y: Tensor, inverse: Tensor)
     """Predictors of every observed site to first order around ``y`` ``(D,)``."""
     if not structure.slots:
         raise UnsupportedModel(
-            f"observed site(s) {', '.join(joint.observed)} do not see the weights through one parameter, so there is no "
+            f"observed site(s) {', '.join(joint.observed)} do not see the weights through one parameter, so "
+            "there is no "
             f"Gauss-Newton curvature. Use LaplaceEvidence, which needs none."
         )
     y = y.detach().requires_grad_()

@@ -1,12 +1,15 @@
 """Tables 1 to 3 of Kropotov and Vetrov (2007), and the same by an honest protocol.
 
-One command, to be run again after an interruption: finished fits are read from ``.benchmarks/revm2007.jsonl``.
+One command, to be run again after an interruption: finished fits are read from
+``.benchmarks/revm2007.jsonl``.
 
-    PYRO_EVIDENCE_DATA=folder python benchmarks/papers/revm2007.py [--kernels squared printed] [--datasets BUPA ...]
+    PYRO_EVIDENCE_DATA=folder python benchmarks/papers/revm2007.py [--kernels squared printed] [--datasets
+    BUPA ...]
 
-Five random halvings, each half trained on once (5 x 2-fold).  Table A chooses sigma as the paper does, on the same
-test errors that it reports; table B inside each training half, by 2-fold cross-validation of the error (and the ridge
-of REVM with it).  CONTRACTIONS, LARYNGEAL1, RESPIRATORY and WEANING are not to be had any more.
+Five random halvings, each half trained on once (5 x 2-fold).  Table A chooses sigma as the paper does, on the
+same test errors that it reports; table B inside each training half, by 2-fold cross-validation of the error
+(and the ridge of REVM with it).  CONTRACTIONS, LARYNGEAL1, RESPIRATORY and WEANING are not to be had any
+more.
 """
 
 import argparse
@@ -28,7 +31,7 @@ from pyro_evidence.eigen_state import Recipe, base_centre, eigen_state, fixed_ot
 from pyro_evidence.infer import fast_marginal, variational
 from pyro_evidence.infer.iterate import Stop, iterate
 from pyro_evidence.program import LogJoint
-from pyro_evidence.quadratic import JaakkolaJordan, laplace
+from pyro_evidence.quadratic import JaakkolaJordan, laplace_at_base
 from pyro_evidence.weights import Weights, weights_of
 
 torch.set_default_dtype(torch.float64)
@@ -55,7 +58,9 @@ Fit = Callable[[Weights], tuple[Tensor, int]]  # -> weights, number of non-zero 
 def load(name: str) -> tuple[Tensor, Tensor]:
     """Inputs standardised on the whole sample as the paper says, and labels 0 and 1."""
     if name in MISSING:
-        raise SystemExit(f"{name} is not to be had: its source no longer offers it. Available: {', '.join(DATASETS)}.")
+        raise SystemExit(
+            f"{name} is not to be had: its source no longer offers it. Available: {', '.join(DATASETS)}."
+        )
     data = csv(name.lower())
     X = torch.where(data.X.isnan(), data.X.nanmean(0), data.X)
     if name == "HEART":
@@ -83,10 +88,12 @@ def model(Phi: Tensor, t: Tensor | None = None) -> Tensor:
 
 def revm(prior: AxisPrior, ridge: float, *, score: bool = False, bound: bool = False) -> Fit:
     centre = score_centre if score else base_centre
-    recipe = Recipe(prior, centre, JaakkolaJordan(300) if bound else laplace, fixed_others)
+    recipe = Recipe(prior, centre, JaakkolaJordan(300) if bound else laplace_at_base, fixed_others)
 
     def fit(weights: Weights) -> tuple[Tensor, int]:
-        state = eigen_state(weights.target, weights.num_weights, torch.zeros(weights.num_weights), ridge, recipe)
+        state = eigen_state(
+            weights.target, weights.num_weights, torch.zeros(weights.num_weights), ridge, recipe
+        )
         return state.y, state.num_active
 
     return fit
@@ -143,7 +150,14 @@ class Cache:
         return self.known[key]
 
 
-def fits(cache: Cache, key: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], kernel: str, sigma: float) -> dict[str, list[float]]:
+def fits(
+    cache: Cache,
+    key: str,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    kernel: str,
+    sigma: float,
+) -> dict[str, list[float]]:
     """Errors, non-zero parameters and seconds of every method and setting, one training set and sigma."""
     weights: list[Weights] = []
     Phi = design(train[0], train[0], sigma, kernel)
@@ -187,7 +201,14 @@ def measure(name: str, kernel: str, cache: Cache, bar: tqdm) -> dict[str, dict[s
                 outer[sigma] = fits(cache, key, (X[train], t[train]), (X[test], t[test]), kernel, sigma)
                 folds = halves(len(train), 7)
                 inner[sigma] = [
-                    fits(cache, f"{key}|fold{k}", (X[train[a]], t[train[a]]), (X[train[b]], t[train[b]]), kernel, sigma)
+                    fits(
+                        cache,
+                        f"{key}|fold{k}",
+                        (X[train[a]], t[train[a]]),
+                        (X[train[b]], t[train[b]]),
+                        kernel,
+                        sigma,
+                    )
                     for k, (a, b) in enumerate(folds)
                 ]
                 bar.update()
@@ -207,7 +228,9 @@ def best_sigma(grid: list, num_data: int) -> dict[str, list[list[float]]]:
     for key in grid[0][0][SIGMAS[0]]:
         tables = []
         for sigma in SIGMAS:
-            per_rep = [[(a + b) for a, b in zip(r[0][sigma][key], r[1][sigma][key], strict=True)] for r in grid]
+            per_rep = [
+                [(a + b) for a, b in zip(r[0][sigma][key], r[1][sigma][key], strict=True)] for r in grid
+            ]
             tables.append([[100.0 * w / num_data, n / 2, s / 2] for w, n, s in per_rep])
         found[key] = min(tables, key=lambda rows: sum(r[0] for r in rows))
     return found
@@ -220,20 +243,39 @@ def cell(rows: list[list[float]]) -> str:
 
 def markdown(results: dict) -> str:
     """Everything as Markdown."""
-    lines = ["# Kropotov and Vetrov (2007), tables 1 to 3", "", "Error % ± sd over five repetitions / non-zero parameters. Generated by", "`python benchmarks/papers/revm2007.py`.", ""]
+    lines = [
+        "# Kropotov and Vetrov (2007), tables 1 to 3",
+        "",
+        "Error % ± sd over five repetitions / non-zero parameters. Generated by",
+        "`python benchmarks/papers/revm2007.py`.",
+        "",
+    ]
     lines += [f"Not to be had: {', '.join(MISSING)}.", ""]
     for kernel, tables in results.items():
         names = list(tables)
         head = ["| method | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
         exponent = "d²" if kernel == "squared" else "d"
-        lines += [f"## Kernel exp(-{exponent} / 2σ²)", "", "### A. σ by the paper's protocol (chosen on the reported error)", "", *head]
+        lines += [
+            f"## Kernel exp(-{exponent} / 2σ²)",
+            "",
+            "### A. σ by the paper's protocol (chosen on the reported error)",
+            "",
+            *head,
+        ]
         keys = [k for k in tables[names[0]]["A"] if k.split("|")[1] in ("", "0.01", "0.001")]
-        lines += [f"| {k.replace('|', ' ridge ').removesuffix(' ridge ')} | " + " | ".join(cell(tables[n]["A"][k]) for n in names) + " |" for k in keys]
+        lines += [
+            f"| {k.replace('|', ' ridge ').removesuffix(' ridge ')} | "
+            + " | ".join(cell(tables[n]["A"][k]) for n in names)
+            + " |"
+            for k in keys
+        ]
         lines += ["", "### B. σ (and the ridge) by cross-validation inside each training half", "", *head]
         lines += [f"| {m} | " + " | ".join(cell(tables[n]["B"][m]) for n in names) + " |" for m in methods()]
         lines += ["", "### C. Seconds as ratios to GREVM (ridge 0.01, same σ protocol as A)", "", *head]
         for k in ("LREVM|0.01", "RVM|", "VRVM|", "VGREVM|0.01"):
-            ratio = [mean_seconds(tables[n]["A"][k]) / mean_seconds(tables[n]["A"]["GREVM|0.01"]) for n in names]
+            ratio = [
+                mean_seconds(tables[n]["A"][k]) / mean_seconds(tables[n]["A"]["GREVM|0.01"]) for n in names
+            ]
             lines += [f"| {k.split('|')[0]} | " + " | ".join(f"{r:.1f}" for r in ratio) + " |"]
         lines += [""]
     return "\n".join([*lines, *paper()])
@@ -246,8 +288,16 @@ def mean_seconds(rows: list[list[float]]) -> float:
 def paper() -> list[str]:
     """The printed numbers under both readings of their headers, with times as ratios to GREVM."""
     lines = ["## The paper's numbers", ""]
-    for title, header in (("Headers as printed", AS_PRINTED), ("First three headers permuted to RVM, GREVM, LREVM", PERMUTED)):
-        lines += [f"### {title}: error % / non-zero (seconds as a ratio to GREVM)", "", "| method | " + " | ".join(PAPER) + " |", "|---" * 6 + "|"]
+    for title, header in (
+        ("Headers as printed", AS_PRINTED),
+        ("First three headers permuted to RVM, GREVM, LREVM", PERMUTED),
+    ):
+        lines += [
+            f"### {title}: error % / non-zero (seconds as a ratio to GREVM)",
+            "",
+            "| method | " + " | ".join(PAPER) + " |",
+            "|---" * 6 + "|",
+        ]
         for i in sorted(range(5), key=lambda i, h=header: AS_PRINTED.index(h[i])):
             cells = []
             for errors, seconds, counts in PAPER.values():
@@ -259,8 +309,12 @@ def paper() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernels", nargs="+", default=["squared", "printed"], choices=["squared", "printed"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kernels", nargs="+", default=["squared", "printed"], choices=["squared", "printed"]
+    )
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS))
     args = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -1,7 +1,8 @@
 r"""Sequential maximisation of the evidence, one weight's precision at a time.
 
-Tipping and Faul (2003), "Fast marginal likelihood maximisation for sparse Bayesian models", for any likelihood with
-a linear predictor: with :math:`B` the curvature and :math:`g` the slope in ``eta`` at the mode, column ``m`` has
+Tipping and Faul (2003), "Fast marginal likelihood maximisation for sparse Bayesian models", for any
+likelihood with a linear predictor: with :math:`B` the curvature and :math:`g` the slope in ``eta`` at the
+mode, column ``m`` has
 
 .. math:: S_m = \phi_m' B \phi_m - \phi_m' B \Phi \Sigma \Phi' B \phi_m, \qquad Q_m = \phi_m' g .
 """
@@ -25,7 +26,7 @@ SETTLED = 1e-6  # nats that the best single change must promise, or the fit has 
 
 
 class Factors(NamedTuple):
-    """Sparsity and quality of every column with its own contribution left out, and in the full model; ``(M,)`` each."""
+    """Sparsity and quality of every column, its own part left out (``s``, ``q``) or not; ``(M,)`` each."""
 
     s: Tensor
     q: Tensor
@@ -62,7 +63,10 @@ class FastState:
         alpha, x = self.alpha[self.active], self.start[self.active]
         for _ in range(12):
             found = mode_at(self.sub, alpha, x)
-            slope = sum((s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.sub.parts, found.slopes, strict=True)), -alpha * x)
+            slope = sum(
+                (s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.sub.parts, found.slopes, strict=True)),
+                -alpha * x,
+            )
             move = torch.cholesky_solve(slope.unsqueeze(-1), found.tril).squeeze(-1) if len(x) else slope
             if float(slope @ move) <= 1e-15:
                 return found
@@ -93,7 +97,9 @@ class FastState:
         S, Q = torch.zeros_like(self.alpha), torch.zeros_like(self.alpha)
         cross = self.alpha.new_zeros(len(self.x), len(self.alpha))  # Phi_active' B Phi
         found = self.mode
-        for part, own, B, slope in zip(self.target.parts, self.sub.parts, found.curvatures, found.slopes, strict=True):
+        for part, own, B, slope in zip(
+            self.target.parts, self.sub.parts, found.curvatures, found.slopes, strict=True
+        ):
             S = S + gram_diagonal(part.J, B.unsqueeze(0))[0]
             Q = Q + slope.flatten() @ part.J.flatten(0, 1)
             cross = cross + (B @ own.J).flatten(0, 1).mT @ part.J.flatten(0, 1)
@@ -104,7 +110,7 @@ class FastState:
     @cached_property
     def changes(self) -> tuple[Tensor, Tensor]:
         """Best new ``alpha`` of every column and what it gains, nats, ``(M,)`` each."""
-        s, q, S, Q = self.factors
+        s, _, S, Q = self.factors
         theta, quality = self.factors.theta, Q.square()
         usable = S > torch.finfo(S.dtype).tiny
         best = torch.where((theta > 0) & usable, s.square() / torch.where(theta > 0, theta, 1.0), torch.inf)
@@ -143,7 +149,9 @@ def mode_at(sub: LinearTarget, alpha: Tensor, x: Tensor) -> Mode:
     curvatures = tuple(p.curvature(e)[0] for p, e in zip(sub.parts, etas, strict=True))
     slopes = tuple(p.slope(e)[1][0] for p, e in zip(sub.parts, etas, strict=True))
     A = sum((gram(p.J, B.unsqueeze(0))[0] for p, B in zip(sub.parts, curvatures, strict=True)), alpha.diag())
-    return Mode(x, curvatures, slopes, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
+    return Mode(
+        x, curvatures, slopes, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A
+    )
 
 
 def columns(target: LinearTarget, chosen: Tensor) -> LinearTarget:
@@ -171,5 +179,3 @@ def step(state: FastState) -> FastState:
     start = torch.zeros_like(state.start)
     start[state.active] = state.x
     return FastState(state.target, alpha, start)
-
-

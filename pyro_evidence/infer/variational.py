@@ -23,7 +23,7 @@ class LocalBound(Protocol):
     """A likelihood's quadratic lower bound for given moments of ``eta``."""
 
     def at(self, mean: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Curvature ``(N,)`` and slope at ``eta = 0``, ``(N,)``, of the tightest bound; ``second`` is ``E eta^2``."""
+        """Curvature and slope at ``eta = 0``, ``(N,)``, of the tightest bound; ``second`` is ``E eta^2``."""
 
     def expected(self, mean: Tensor, second: Tensor) -> Tensor:
         """The tightest bound's expected value, nats, shape ``()``."""
@@ -44,7 +44,9 @@ class Logistic:
     def expected(self, mean: Tensor, second: Tensor) -> Tensor:
         """At its best ``xi^2 = E eta^2`` the quadratic term vanishes."""
         xi = second.sqrt()
-        return self.constant + self.half @ mean + self.trials @ (torch.nn.functional.logsigmoid(xi) - 0.5 * xi)
+        return (
+            self.constant + self.half @ mean + self.trials @ (torch.nn.functional.logsigmoid(xi) - 0.5 * xi)
+        )
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,14 @@ class Quadratic:
 def local_bound(target: LinearTarget) -> tuple[Part, LocalBound]:
     """What the observed site's likelihood allows.
 
-    :raises UnsupportedModel: unless it is Gaussian, or Bernoulli in log odds, of one predictor element per datum.
+    :raises UnsupportedModel: unless it is Gaussian, or Bernoulli in log odds, of one predictor element per
+        datum.
     """
     part = target.parts[0]
     if len(target.parts) != 1 or part.c.shape[1] != 1:
-        raise UnsupportedModel("VRVM needs one observed site with one predictor element per datum. RVM takes softmax.")
+        raise UnsupportedModel(
+            "VRVM needs one observed site with one predictor element per datum. RVM takes softmax."
+        )
     zero = torch.zeros_like(part.c).unsqueeze(0)
     value, slope = part.slope(zero)
     there, beyond = (part.curvature(zero + x)[0, :, 0, 0] for x in (0.0, 3.0))

@@ -13,14 +13,15 @@ from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
 from pyro_evidence.program import Model
 from pyro_evidence.weights import LinearTarget, Weights
 
-SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)
+SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none
 
 
 class VRVM:
-    """``q(w) q(alpha)`` under a Gamma(1e-6, 1e-6) prior on every precision, by a lower bound that never falls.
+    """``q(w) q(alpha)`` under Gamma(1e-6, 1e-6) priors on all precisions, by a bound that never falls.
 
-    Bishop and Tipping (2000).  Gaussian noise of fixed scale, or Bernoulli in log odds by Jaakkola and Jordan's bound.
-    No weight becomes exactly zero.  The posterior's ``log_evidence`` is the lower bound, not Laplace's approximation.
+    Bishop and Tipping (2000).  Gaussian noise of fixed scale, or Bernoulli in log odds by Jaakkola and
+    Jordan's bound. No weight becomes exactly zero.  The posterior's ``log_evidence`` is the lower bound, not
+    Laplace's approximation.
 
     :param model: a Pyro model with a linear predictor and no latent sites besides the weights.
     :param site: the site(s) that hold the weights; may be left out when there is only one latent site.
@@ -29,7 +30,9 @@ class VRVM:
 
     def __init__(self, model: Model, *, site: str | Sequence[str] | None = None, stop: Stop = SLOW) -> None:
         if not callable(model):
-            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
+            raise BadInput(
+                f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...)."
+            )
         self.model, self.site, self.stop = model, site, stop
         self._of: Weights | None = None
         self._fit: Fit[VariationalState] | None = None
@@ -45,7 +48,10 @@ class VRVM:
         assert isinstance(self._of.target, LinearTarget)
         self._fit = iterate(variational.step, variational.start(self._of.target), self.stop, "VRVM")
         if self._fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
-            raise NotConverged(f"VRVM: {self._fit.status.value}. The posterior so far is in the error's .posterior.", self.posterior)
+            raise NotConverged(
+                f"VRVM: {self._fit.status.value}. The posterior so far is in the error's .posterior.",
+                self.posterior,
+            )
         return self.posterior
 
     @property
@@ -58,4 +64,6 @@ class VRVM:
             raise BadInput("nothing is fitted yet; call run(...) with the model's data first.")
         state = self._fit.state
         fit = GaussianFit(state.tril, state.mean.new_tensor(state.objective))
-        return RVMPosterior(self._of, ColumnState(state.alpha, state.mean, fit), self._fit.status.value, self._fit.objectives)
+        return RVMPosterior(
+            self._of, ColumnState(state.alpha, state.mean, fit), self._fit.status.value, self._fit.objectives
+        )

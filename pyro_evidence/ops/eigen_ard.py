@@ -150,7 +150,7 @@ def _soft(a: Tensor, z: Tensor) -> _Score:
 
 
 def _stiff(a: Tensor, z: Tensor) -> _Score:
-    """The same by Gauss-Laguerre in ``x = a s``, without the leading 1 of ``k``, which contributes nothing."""
+    """The same by Gauss-Laguerre in ``x = a s``, without the leading 1 of ``k``, which adds nothing."""
     x, weights = _laguerre(a)
     s = x / a.unsqueeze(-1)
     zs = z.unsqueeze(-1) * s

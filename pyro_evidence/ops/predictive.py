@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def mackay(mean: Tensor, variance: Tensor) -> Tensor:
-    r"""``E sigmoid(eta)`` by :math:`\sigma(\kappa \mu),\ \kappa = (1 + \pi v / 8)^{-1/2}`.  MacKay (1992), eq. 10."""
+    r"""``E sigmoid(eta)`` by :math:`\sigma(\mu / \sqrt{1 + \pi v / 8})`.  MacKay (1992), eq. 10."""
     return torch.sigmoid(mean / (1.0 + math.pi * variance / 8.0).sqrt())
 
 

@@ -1,6 +1,7 @@
 """Eigenvectors of a likelihood's curvature and where the likelihood is centred along them."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,9 @@ SAME = 1e-8  # relative gap below which eigenvalues count as one
 class Axes(NamedTuple):
     """The axes of a local quadratic, largest curvature first, null directions left out.
 
-    Each points the way of the weights (``u >= 0``).  Axes whose eigenvalues agree to 1e-8 are rotated among themselves
-    so that at most one has ``u > 0``: the choice of highest evidence, and one that does not depend on the library.
+    Each points the way of the weights (``u >= 0``).  Axes whose eigenvalues agree to 1e-8 are rotated among
+    themselves so that at most one has ``u > 0``: the choice of highest evidence, and one that does not depend
+    on the library.
     """
 
     h: Tensor  # (K,) eigenvalues
@@ -38,9 +40,12 @@ def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
     h, V = torch.linalg.eigh(A)
     if float(h[0]) < -1e-8 * float(h.abs().max()):
         raise NotPositiveDefinite(
-            f"the curvature of the log likelihood, shape {tuple(A.shape)}, has smallest eigenvalue {float(h[0]):.2e}; "
-            f"expected none below zero (largest {float(h[-1]):.2e}), or no quadratic is centred there. The likelihood "
-            f"is not log-concave: pass approximation=empirical_fisher, a Gauss-Newton curvature that is never negative."
+            f"the curvature of the log likelihood, shape {tuple(A.shape)}, has smallest eigenvalue "
+            f"{float(h[0]):.2e}; "
+            f"expected none below zero (largest {float(h[-1]):.2e}), or no quadratic is centred there. The "
+            "likelihood "
+            f"is not log-concave: pass approximation=empirical_fisher, a Gauss-Newton curvature that is "
+            "never negative."
         )
     kept = h > torch.finfo(h.dtype).eps * len(h) * h[-1]
     h, V = h[kept].flip(0), V[:, kept].flip(1)
@@ -48,7 +53,7 @@ def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
 
 
 def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> Axes:
-    """The same from a factor, ``A = root' root``, by its singular values: small eigenvalues keep their digits.
+    """The same from a factor, ``A = root' root``, by singular values: small eigenvalues keep their digits.
 
     :param root: shape ``(n, M)``.
     :param residual: ``score = root' residual``, shape ``(n,)``; zeros to stay at ``w``.
@@ -66,7 +71,7 @@ def aligned(h: Tensor, V: Tensor, u: Tensor) -> Axes:
     breaks = torch.nonzero(h[:-1] - h[1:] > SAME * h[:-1]).flatten() + 1
     edges = [0, *breaks.tolist(), len(h)]
     if len(edges) <= len(h):
-        for a, b in zip(edges[:-1], edges[1:], strict=True):
+        for a, b in pairwise(edges):
             if b - a > 1:
                 u, V = u.clone(), V.clone()
                 u[a:b], V[:, a:b] = _onto_first(u[a:b], V[:, a:b])
@@ -87,13 +92,15 @@ def _onto_first(u: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
 def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
     r"""The axes that can be kept, without the others: Lanczos started at ``w``, for large ``M``.
 
-    Every axis with :math:`h \le 1/|w|^2` is pruned for certain, and an axis orthogonal to ``w`` has ``u = 0``.  So the
-    Krylov space of ``w`` holds all axes that matter, and it is grown until each Ritz value above the bound has
-    converged and one below it has appeared.  For the centre at ``w`` only.
+    Every axis with :math:`h \le 1/|w|^2` is pruned for certain, and an axis orthogonal to ``w`` has ``u =
+    0``.  So the Krylov space of ``w`` holds all axes that matter, and it is grown until each Ritz value above
+    the bound has converged and one below it has appeared.  For the centre at ``w`` only.
 
     :param product: multiplies a vector ``(M,)`` by the curvature.
     """
-    Q, diagonal, beside = [w / w.norm()], [], []  # type: ignore[var-annotated]
+    Q: list[Tensor] = [w / w.norm()]
+    diagonal: list[Tensor] = []
+    beside: list[Tensor] = []
     while True:
         r = product(Q[-1])
         diagonal.append(r @ Q[-1])
