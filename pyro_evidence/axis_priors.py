@@ -10,9 +10,10 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_evidence import linear_newton
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.ops import eigen_ard, l1, newton
-from pyro_evidence.weights import Penalised, Target
+from pyro_evidence.weights import LinearTarget, Penalised, Target
 
 
 class AxisPrior(Protocol):
@@ -99,7 +100,15 @@ def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
     :raises NotAMode: when Newton does not arrive.
     """
     padded = torch.cat([alpha, start.new_zeros(len(start) - len(alpha))])
-    density, theta = Penalised(target, padded), start.new_zeros(0)
+    if isinstance(target, LinearTarget) and target.rest is None:
+        found = linear_newton.mode(target, padded, start)
+        if found.converged:
+            return found.x
+    return _climbed(target, padded, start)
+
+
+def _climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
+    density, theta = Penalised(target, alpha), start.new_zeros(0)
     tolerance = 100.0 * torch.finfo(torch.float64).eps
     found = newton.climb(
         density,

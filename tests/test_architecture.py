@@ -33,6 +33,7 @@ LAYERS = [
     ],
     ["models", "guide", "archive", "posterior"],
     [
+        "linear_newton",
         "axis_priors",
         "axes_state",
         "quadratic",

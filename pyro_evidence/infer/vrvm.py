@@ -13,7 +13,9 @@ from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
 from pyro_evidence.program import Model
 from pyro_evidence.weights import LinearTarget, Weights
 
-SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none
+SLOW = Stop(
+    tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000
+)  # a rise of 1e-6 of the bound counts as none
 
 
 class VRVM:

@@ -19,6 +19,7 @@ from pyro_evidence.errors import (
     BadInput,
     ImproperPosterior,
     NotPositiveDefinite,
+    TooLarge,
     UnsupportedModel,
 )
 from pyro_evidence.infer.revm import REVM
@@ -402,6 +403,15 @@ def test_sites_of_different_dtype_are_refused() -> None:
     Phi, t = problem(M=3)
     with pytest.raises(BadInput, match="a float64, b float32"):
         REVM(mixed, site=["a", "b"]).run(Phi[:, :2], t)
+
+
+def test_a_design_that_does_not_fit_is_refused_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    Phi, t = problem()
+    monkeypatch.setattr("pyro_evidence.ops.linalg.available_bytes", lambda device: 6000)
+    with pytest.raises(
+        TooLarge, match=r"design matrix and its Gram matrix needs 6,624 bytes; 6,000 are free"
+    ):
+        REVM(models.logistic).run(Phi, t)
 
 
 def test_constrained_weights_are_refused() -> None:
