@@ -1,4 +1,4 @@
-"""Newton for linear predictors under a Gaussian prior: few Gram matrices, backtracking without matrix products."""
+"""Newton for linear predictors under a Gaussian prior, with few Gram matrices."""
 
 from typing import NamedTuple
 
@@ -28,8 +28,9 @@ class _Point(NamedTuple):
 def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Found:
     """Mode of the target, which has no other coordinates, under ``N(0, 1/alpha)``, shape ``(D,)``.
 
-    Each step solves with the last Cholesky factor as preconditioner of conjugate gradients, and renews the factor when
-    that takes long.  Not converged where the curvature is not positive definite or no step goes up.
+    Each step solves with the last Cholesky factor as preconditioner of conjugate gradients, and renews the
+    factor when that takes long.  Not converged where the curvature is not positive definite or no step goes
+    up.
     """
     at = _point(target, alpha, start, tuple(p.eta(start.unsqueeze(0)) for p in target.parts))
     tril: Tensor | None = None
