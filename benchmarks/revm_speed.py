@@ -2,8 +2,8 @@
 
     PYRO_EVIDENCE_DATA=folder python benchmarks/revm_speed.py [--size 2000]
 
-With sklearn-rvm and fastrvm installed beside it, RVM is compared with both on Ripley's data; scikit-rvm is on no
-package index.
+With sklearn-rvm and fastrvm installed beside it, RVM is compared with both on Ripley's data; scikit-rvm is
+on no package index.
 """
 
 import argparse
@@ -130,7 +130,7 @@ def against_eigh(size: int) -> None:
     one = seconds(lambda: torch.linalg.eigh(A), 1)
     whole = seconds(lambda: REVM(model, ridge=1e-2).run(Phi, t), 1)
     print(
-        f"\nGREVM end to end, N = M = {size}: {whole:.2f} s = {whole / one:.2f} eigh of that size ({one:.2f} s)"
+        f"\nGREVM end to end, N = M = {size}: {whole:.2f} s, {whole / one:.2f} times one eigh ({one:.2f} s)"
     )
 
 

@@ -316,6 +316,16 @@ def test_probabilities_keep_the_decision_of_the_mode() -> None:
     torch.testing.assert_close(fresh, posterior.probability()[:3])
 
 
+def test_the_predictors_moments_are_those_of_the_draws() -> None:
+    Phi, t = problem(N=400)
+    posterior = REVM(models.logistic).run(Phi, t)
+    assert posterior.num_active > 1
+    draws = posterior.get_samples(20_000, seed=0)["w"] @ Phi.T
+    mean, variance = posterior.predictor()
+    torch.testing.assert_close(variance, draws.var(0), rtol=0.06, atol=0)
+    assert float(((draws.mean(0) - mean).abs() / variance.sqrt()).max()) < 4.0 / 20_000**0.5
+
+
 def test_saved_and_loaded(tmp_path: Path) -> None:
     Phi, t = problem()
     posterior = REVM(models.logistic, prior=LaplacePrior()).run(Phi, t)

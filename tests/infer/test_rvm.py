@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.datasets import ripley_test, ripley_train
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
-from pyro_evidence.infer import fast_marginal
+from pyro_evidence.infer import fast_marginal, variational
 from pyro_evidence.infer.iterate import Stop
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
@@ -184,6 +184,29 @@ def test_the_bound_is_the_evidence_lower_bound_of_its_own_posterior() -> None:
     ratios = log_likelihood - log_q + log_p.sum(-1)
     error = float(ratios.std()) / math.sqrt(200_000)
     assert abs(float(ratios.mean()) - float(posterior.log_evidence)) < 4.0 * error
+
+
+def test_the_local_bound_touches_the_likelihood_where_eta_is_certain() -> None:
+    Phi, w = problem()
+    t = labels(Phi, w)
+    _, local = variational.local_bound(VRVM(models.logistic).run(Phi, t).of.target)  # type: ignore[arg-type]
+    eta = Phi @ torch.randn(8)
+    exact_value = dist.Bernoulli(logits=eta).log_prob(t).sum()
+    torch.testing.assert_close(local.expected(eta, eta.square()), exact_value, rtol=1e-12, atol=0)
+    spread = dist.Bernoulli(logits=eta + 0.7 * torch.randn(20_000, 1)).log_prob(t).sum(-1).mean()
+    assert float(local.expected(eta, eta.square() + 0.49)) < float(spread)
+
+
+def test_the_weights_part_of_the_bound_from_torchs_divergence() -> None:
+    tril, rate = torch.linalg.cholesky(torch.eye(3) + 0.2), torch.tensor([0.3, 2.0, 1e-3])
+    q, prior = (
+        dist.Gamma(torch.full((3,), 1e-6 + a), r) for a, r in ((0.5, rate), (0.0, torch.full((3,), 1e-6)))
+    )
+    second = 2.0 * (rate - 1e-6)
+    likelihood = 0.5 * ((torch.digamma(q.concentration) - rate.log()) - math.log(math.tau) - q.mean * second)
+    entropy = dist.MultivariateNormal(torch.zeros(3), precision_matrix=tril @ tril.T).entropy()
+    expected = (likelihood - torch.distributions.kl_divergence(q, prior)).sum() + entropy
+    torch.testing.assert_close(variational._weights_bound(tril, rate), expected, rtol=1e-11, atol=0)
 
 
 def test_variational_mean_is_near_the_sequential_one() -> None:
