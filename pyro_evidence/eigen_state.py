@@ -1,0 +1,240 @@
+"""One fitted relevance eigenvector machine: ridge mode, axes, hyperparameters, mode in the active axes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.axes_state import OnAxesState
+from pyro_evidence.axis_priors import AxisPrior, climbed
+from pyro_evidence.errors import BadInput, ImproperPosterior, NotAMode
+from pyro_evidence.ops import lbfgs, spectrum
+from pyro_evidence.ops.spectrum import Axes
+from pyro_evidence.quadratic import Approximation, Quadratic
+from pyro_evidence.weights import LinearTarget, Penalised, Target
+
+TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
+
+Centre = Callable[[Tensor], Tensor]  # slopes (N, C) -> those that are followed to the centre
+Others = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # A (D, D), g (D,), M -> (M, M), (M,)
+
+
+def base_centre(slope: Tensor) -> Tensor:
+    """Centred where the quadratic was taken, as in the paper: the ridge mode stands for a maximum."""
+    return torch.zeros_like(slope)
+
+
+def score_centre(slope: Tensor) -> Tensor:
+    """Centred at the quadratic's own maximum ``u + g/h``: the right one, but it keeps more axes."""
+    return slope
+
+
+def fixed_others(A: Tensor, g: Tensor, num_weights: int) -> tuple[Tensor, Tensor]:
+    """Other latents stay at their mode."""
+    return A[:num_weights, :num_weights], g[:num_weights]
+
+
+def schur_complement(A: Tensor, g: Tensor, num_weights: int) -> tuple[Tensor, Tensor]:
+    r"""Other latents follow the weights: :math:`A_{ww} - A_{wv} A_{vv}^{-1} A_{vw}`."""
+    M = num_weights
+    gain = torch.linalg.solve(A[M:, M:], A[M:, :M]).mT
+    return A[:M, :M] - gain @ A[M:, :M], g[:M] - gain @ g[M:]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an engine was told."""
+
+    prior: AxisPrior
+    centre: Centre
+    approximation: Approximation
+    others: Others
+
+
+@dataclass(frozen=True)
+class EigenState(OnAxesState):
+    """Built only by :func:`eigen_state`, so its parts always agree."""
+
+    recipe: Recipe
+    ridge: float
+    quadratic: Quadratic
+    axes: Axes
+    alpha: Tensor  # (K,) of every axis, inf where pruned
+    active: Tensor  # (K,) bool: neither pruned nor zero at the mode
+    x: Tensor  # (K_active + V,) the mode: active axes, then the other coordinates
+    base_log_likelihood: Tensor  # () at the ridge mode
+    null_log_likelihood: Tensor  # () at w = 0
+
+    @property
+    def prior(self) -> AxisPrior:
+        """Along each axis."""
+        return self.recipe.prior
+
+    @property
+    def directions(self) -> Tensor:
+        """Active axes, shape ``(M, K_active)``."""
+        return self.axes.directions[:, self.active]
+
+    def record(self) -> dict[str, Any]:
+        """What a file keeps of it."""
+        return {
+            "ridge": self.ridge,
+            "axes": list(self.axes),
+            "base": self.quadratic.y,
+            "alpha": self.alpha,
+            "active": self.active,
+            "x": self.x,
+            "log_likelihoods": [self.base_log_likelihood, self.null_log_likelihood],
+        }
+
+    @property
+    def misfit(self) -> Tensor:
+        """``D``: the quadratic's log likelihood at ``w = 0`` minus the true one, nats; large is bad."""
+        return self.base_log_likelihood - 0.5 * self.axes.wald.sum() - self.null_log_likelihood
+
+    @property
+    def factorised_log_evidence(self) -> Tensor:
+        """Kropotov and Vetrov (2007), eq. 8, at its optimum, nats, ``()``; exact for Gaussian noise, ridge 0.
+
+        Not for comparing models: the axes come from the data, and it errs high where the quadratic does.
+        """
+        return (
+            self.base_log_likelihood
+            + (self.recipe.prior.log_gain(self.axes.wald) - 0.5 * self.axes.wald).sum()
+        )
+
+
+def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) -> Tensor:
+    """Mode under ``N(0, 1/ridge)`` on the weights, shape ``(D,)``.
+
+    :raises BadInput: for a negative ridge.
+    :raises ImproperPosterior: for ridge 0 where the likelihood has no maximum.
+    """
+    if not ridge >= 0.0:
+        raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
+    alpha = torch.full_like(start[:num_weights], ridge)
+    try:
+        y = climbed(
+            target, alpha, start if isinstance(target, LinearTarget) else _approached(target, alpha, start)
+        )
+    except (NotAMode, RuntimeError) as error:
+        raise _improper() if ridge == 0.0 else error from error
+    if ridge == 0.0 and (separable(target, y, num_weights) or _singular(target.precision(y.unsqueeze(0))[0])):
+        raise _improper()
+    return y
+
+
+def _singular(A: Tensor) -> bool:
+    h = torch.linalg.eigvalsh(A)
+    return bool(h[0] <= 10.0 * len(h) * torch.finfo(h.dtype).eps * h[-1])
+
+
+def _approached(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
+    """L-BFGS first, where the likelihood is not concave in the weights."""
+    density = Penalised(target, torch.cat([alpha, start.new_zeros(len(start) - len(alpha))]))
+    theta = start.new_zeros(0)
+    return lbfgs.ascend(
+        lambda u: density.gradient(u, theta), start.unsqueeze(0), tolerance=1e-4, num_steps=500
+    )[0]
+
+
+def _improper() -> ImproperPosterior:
+    return ImproperPosterior(
+        "with ridge=0 the likelihood has no single maximum: the classes can be separated, or columns of the "
+        "design "
+        "coincide. Pass ridge=1e-2, or ridge=isotropic_evidence or cross_validation(...)."
+    )
+
+
+def separable(target: Target, y: Tensor, num_weights: int) -> bool:
+    """Whether the likelihood does not fall on the way from the weights to a thousand times them."""
+    scale = torch.ones_like(y)
+    scale[:num_weights] = 1e3
+    values = target.value(torch.stack([y, y * scale]))
+    return bool(values[1] >= values[0])
+
+
+def axes_of(quadratic: Quadratic, num_weights: int, recipe: Recipe) -> Axes:
+    """Eigenvectors of the curvature: by singular values for fewer data than weights, or a score to follow."""
+    w = quadratic.y[:num_weights]
+    slopes = tuple(recipe.centre(s) for s in quadratic.slopes)
+    followed = any(bool((s != 0).any()) for s in slopes)
+    if len(quadratic.y) > num_weights:
+        followed_quadratic = Quadratic(
+            quadratic.y, quadratic.parts, quadratic.curvatures, slopes, quadratic.precision
+        )
+        return spectrum.from_gram(*_effective(followed_quadratic, w, recipe))
+    num_rows = sum(s.numel() for s in slopes)
+    roots = [_root(B) for B in quadratic.curvatures]
+    if any(r is None for r in roots) or (
+        num_rows >= num_weights and not followed and num_weights <= TRUNCATE
+    ):
+        return spectrum.from_gram(quadratic.gram, w, torch.zeros_like(w))
+    if num_weights > TRUNCATE and not followed:
+        return spectrum.truncated(lambda v: _product(quadratic, v), w)
+    pairs = zip(quadratic.parts, roots, slopes, strict=True)
+    rows = [
+        ((r[0] @ p.J).flatten(0, 1), (r[1] @ s.unsqueeze(-1)).flatten()) for p, r, s in pairs if r is not None
+    ]
+    return spectrum.from_rows(torch.cat([r for r, _ in rows]), w, torch.cat([s for _, s in rows]))
+
+
+def _effective(quadratic: Quadratic, w: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
+    A, g = recipe.others(quadratic.gram, quadratic.score, len(w))
+    return A, w, g
+
+
+def _product(quadratic: Quadratic, v: Tensor) -> Tensor:
+    found = [
+        ((B @ (p.J @ v).unsqueeze(-1)).squeeze(-1).flatten() @ p.J.flatten(0, 1))
+        for p, B in zip(quadratic.parts, quadratic.curvatures, strict=True)
+    ]
+    return torch.stack(found).sum(0)
+
+
+def _root(B: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Symmetric square root and its pseudo-inverse of every block; None where a block has none."""
+    if B.shape[-1] == 1:
+        values, vectors = B[..., 0], torch.ones_like(B)
+    else:
+        values, vectors = torch.linalg.eigh(B)
+    if bool((values < -1e-10 * values.abs().max()).any()):
+        return None
+    root = values.clamp(min=0.0).sqrt()  # rounding below zero
+    inverse = torch.where(root > 0, root.reciprocal(), 0.0)
+    return (vectors * root.unsqueeze(-2)) @ vectors.mT, (vectors * inverse.unsqueeze(-2)) @ vectors.mT
+
+
+def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, recipe: Recipe) -> EigenState:
+    """Algorithms 1 and 2 of Kropotov and Vetrov (2007), with a ridge mode where they ask for a maximum.
+
+    :param start: where the search for the ridge mode starts, shape ``(D,)``.
+    """
+    base = base_point(target, ridge, start, num_weights)
+    quadratic = recipe.approximation(target, ridge, base)
+    axes = axes_of(quadratic, num_weights, recipe)
+    alpha = recipe.prior.alpha(axes.h, axes.u)
+    kept = torch.isfinite(alpha)
+    u = recipe_mode(
+        target, recipe, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:])
+    )
+    nonzero = u[: int(kept.sum())] != 0
+    active = kept.clone()
+    active[kept] = nonzero
+    x = torch.cat([u[: len(nonzero)][nonzero], u[len(nonzero) :]])
+    null = torch.cat([torch.zeros_like(base[:num_weights]), base[num_weights:]])
+    values = target.value(torch.stack([quadratic.y, null]))
+    return EigenState(recipe, ridge, quadratic, axes, alpha, active, x, values[0], values[1])
+
+
+def recipe_mode(
+    target: Target, recipe: Recipe, prior: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The mode over the kept axes and the other coordinates."""
+    directions, alpha = prior
+    if not sum(len(s) for s in start):
+        return alpha
+    T = torch.block_diag(directions, torch.eye(len(start[1])).to(alpha))
+    return recipe.prior.mode(target.along(T), alpha, torch.cat(start))

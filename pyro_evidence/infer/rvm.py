@@ -1,0 +1,109 @@
+"""The relevance vector machine for any Pyro model with a linear predictor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
+from pyro_evidence.infer import fast_marginal
+from pyro_evidence.infer.fast_marginal import FastState
+from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
+from pyro_evidence.program import LogJoint, Model
+from pyro_evidence.weights import LinearTarget, Weights, weights_of
+
+
+class RVM:
+    """One prior precision per weight, chosen by the evidence, one weight at a time; most weights are pruned.
+
+    Tipping (2001); the sequential algorithm of Tipping and Faul (2003).  Any likelihood with a linear
+    predictor: exact evidence for a Gaussian one, Laplace's otherwise, classes by softmax.  What the user
+    wrote as the weights' prior is not counted; params, a noise scale among them, stay at their stored or
+    declared values.
+
+    The search is greedy.  It can stop at a poor model, even the constant one, where no single weight helps
+    alone; and the predictive variance of localised basis functions falls far from the data, where it should
+    rise.
+
+    :param model: a Pyro model with a linear predictor and no latent sites besides the weights.
+    :param site: the site(s) that hold the weights; may be left out when there is only one latent site.
+    :param stop: most steps, whether to raise and to show a progress bar.
+    """
+
+    def __init__(
+        self, model: Model, *, site: str | Sequence[str] | None = None, stop: Stop = Stop(num_steps=2000)
+    ) -> None:
+        if not callable(model):
+            raise BadInput(
+                f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...)."
+            )
+        self.model, self.site, self.stop = model, site, stop
+        self._of: Weights | None = None
+        self._fit: Fit[FastState] | None = None
+        self._data: tuple[Any, ...] = ()
+
+    def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
+        """Fit to data.
+
+        :param args: the model's arguments, as for ``MCMC.run``.
+        :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
+        :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
+        """
+        self._of = linear_weights(self.model, self.site, args, kwargs)
+        assert isinstance(self._of.target, LinearTarget)
+        self._fit = iterate(fast_marginal.step, fast_marginal.empty(self._of.target), self.stop, "RVM")
+        if self._fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
+            raise NotConverged(
+                f"RVM: {self._fit.status.value}. The posterior so far is in the error's .posterior.",
+                self.posterior,
+            )
+        return self.posterior
+
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """One weight's change, as ``SVI.step``; other data start anew.
+
+        :return: minus the log evidence, nats.
+        """
+        data = (*args, *kwargs.values())
+        if (
+            self._fit is None
+            or len(data) != len(self._data)
+            or any(a is not b for a, b in zip(data, self._data, strict=True))
+        ):
+            self._of, self._data = linear_weights(self.model, self.site, args, kwargs), data
+            assert isinstance(self._of.target, LinearTarget)
+            state = fast_marginal.empty(self._of.target)
+            self._fit = Fit(state, Status.STEP_LIMIT, (state.objective,))
+        state = fast_marginal.step(self._fit.state)
+        self._fit = Fit(state, state.verdict or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
+        return -state.objective
+
+    @property
+    def posterior(self) -> RVMPosterior:
+        """The posterior at the last state.
+
+        :raises BadInput: before the first ``run`` or ``step``.
+        """
+        if self._fit is None or self._of is None:
+            raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
+        state = self._fit.state
+        return RVMPosterior(
+            self._of, ColumnState(state.alpha, state.x), self._fit.status.value, self._fit.objectives
+        )
+
+
+def linear_weights(
+    model: Model, site: str | Sequence[str] | None, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Weights:
+    """The weights of a model in which they are all that is latent, behind a linear predictor.
+
+    :raises UnsupportedModel: for any other model.
+    """
+    weights = weights_of(LogJoint(model, args, kwargs, hyper=()), site)
+    if not isinstance(weights.target, LinearTarget) or weights.num_others:
+        other = sorted(set(weights.joint.latents.names) - set(weights.sites))
+        raise UnsupportedModel(
+            f"expected observed sites with linear predictors and no latent sites besides the weights; "
+            f"{'there are ' + ', '.join(other) if other else 'a predictor is not linear'}. REVM takes such "
+            "models."
+        )
+    return weights

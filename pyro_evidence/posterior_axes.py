@@ -1,0 +1,303 @@
+"""What a fit on a few axes of weight space returns."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence import archive
+from pyro_evidence.axes_state import GaussianFit, OnAxesState, gaussian_fit
+from pyro_evidence.axis_priors import AxisPrior, GaussianPrior, LaplacePrior
+from pyro_evidence.errors import BadInput
+from pyro_evidence.guide import LaplaceGuide
+from pyro_evidence.laplace import laplace_state, problem
+from pyro_evidence.ops.derivatives import jacobian
+from pyro_evidence.ops.evidence import well_determined
+from pyro_evidence.ops.predictive import mackay
+from pyro_evidence.posterior import LaplacePosterior
+from pyro_evidence.program import LogJoint, Model
+from pyro_evidence.reparametrised import AXES, OnAxes, WithWeights
+from pyro_evidence.weights import Weights, weights_of
+
+Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
+
+
+@dataclass(frozen=True)
+class AxesPosterior:
+    """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
+
+    :ivar of: the weights it is of.
+    :ivar state: the fit; every number below is of this one.
+    """
+
+    of: Weights
+    state: OnAxesState
+
+    @cached_property
+    def _fit(self) -> GaussianFit:
+        return gaussian_fit(self.of, self.state)
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """``log p(D | alpha)`` by Laplace's approximation at the mode, nats, constants included.
+
+        Where the axes come from the data, as in REVM, it cannot choose a ridge, a kernel or a prior:
+        cross-validate.
+        """
+        return self._fit.log_evidence
+
+    @property
+    def alpha(self) -> Tensor:
+        """Learned hyperparameter of each axis, ``inf`` where pruned, shape ``(K,)``.
+
+        A precision under the Gaussian prior, twice the rate under the Laplace prior.
+        """
+        return self.state.alpha
+
+    @property
+    def active(self) -> Tensor:
+        """Which axes carry weight at the mode, bool, shape ``(K,)``."""
+        return self.state.active
+
+    @property
+    def num_active(self) -> int:
+        """How many of them."""
+        return self.state.num_active
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights at the mode, by site."""
+        return {n: v for n, v in self.mode.items() if n in self.of.sites}
+
+    @property
+    def hyperparameters(self) -> dict[str, Tensor]:
+        """``alpha`` of every axis."""
+        return {"alpha": self.alpha}
+
+    @property
+    def mode(self) -> dict[str, Tensor]:
+        """Constrained values of every latent site at the mode."""
+        return self._sites(self.state.y)
+
+    def _sites(self, y: Tensor) -> dict[str, Tensor]:
+        joint = self.of.joint
+        return {n: v.detach() for n, v in joint.latents.constrained(self.of.flat(y).to(joint.dtype)).items()}
+
+    @property
+    def gamma(self) -> dict[str, Tensor]:
+        """How far the data determine each active axis, 0 to 1; Gaussian prior only."""
+        if not isinstance(self.state.prior, GaussianPrior) or not len(self.state.x):
+            return {}
+        variance = torch.cholesky_inverse(self._fit.precision_tril).diagonal()[: self.num_active]
+        return {"alpha": well_determined(self.alpha[self.active], variance)}
+
+    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
+        """Independent draws of every latent site of the user's model: ``(S,) + site shape``.
+
+        :param seed: None continues from the caller's generator; either way that generator is left where it
+            was.
+        """
+        with torch.random.fork_rng():
+            if seed is not None:
+                torch.manual_seed(seed)
+            white = torch.randn(num_samples, len(self.state.x), dtype=torch.float64)
+        return self._sites((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
+
+    def _colour(self, white: Tensor) -> Tensor:
+        tril = self._fit.precision_tril
+        return torch.linalg.solve_triangular(tril.mT, white.mT, upper=True).mT if len(tril) else white
+
+    @cached_property
+    def _laplace(self) -> LaplacePosterior:
+        """The same mode as a Laplace posterior of :attr:`model`."""
+        joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, hyper=())
+        u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()
+        state = laplace_state(problem(joint), joint.initial_theta, u)
+        return LaplacePosterior(
+            state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1)
+        )
+
+    @property
+    def guide(self) -> LaplaceGuide:
+        """The posterior as a guide of :attr:`model`, whose latent site is ``axes``."""
+        if not len(self.state.x):
+            raise BadInput("every axis was pruned, so there is nothing to sample; raise the ridge.")
+        return self._laplace.guide
+
+    @property
+    def model(self) -> Model:
+        """The user's model with the learned prior, for NUTS and Predictive, in any process.
+
+        Its latent site ``axes``, shape ``(num_active,)``, takes the place of the weights, which are
+        deterministic sites of their own names.  Every prior precision is finite there: pruned axes are not in
+        it.
+        """
+        joint = self.of.joint
+        user = joint.substituted(joint.initial_theta)
+        if not self.num_active:
+            return WithWeights(user, self.weights)
+        prior = self.state.prior.distribution(self.alpha[self.active].to(joint.dtype))
+        shapes = {n: tuple(v.shape) for n, v in self.weights.items()}
+        return OnAxes(user, self.state.directions.to(joint.dtype), prior, shapes)
+
+    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
+        return self.mode
+
+    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Marginal quantiles, taken in unconstrained space: ``(len(q),) + shape``."""
+        levels = torch.as_tensor(q, dtype=torch.float64)
+        sd = self._colour_rows().square().sum(-1).sqrt()
+        return self._sites(self.state.y + torch.special.ndtri(levels).unsqueeze(-1) * sd)
+
+    def _colour_rows(self) -> Tensor:
+        """``F``, ``(D, K + V)``, with ``F F'`` the posterior covariance of the weights and the others."""
+        return self.state.embedding @ self._colour(torch.eye(len(self.state.x)).to(self.state.x)).mT
+
+    def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Pointwise log density of every observed site at the mode, nats; of the training data by default."""
+        joint = self._with(args, kwargs)
+        u = self.of.flat(self.state.y)
+        nodes = joint.trace(u, joint.initial_theta).nodes
+        missing = [n for n in joint.observed if not nodes[n]["is_observed"]]
+        if missing:
+            raise BadInput(
+                f"site(s) {missing} have no data in these arguments; pass the targets as in run(...)."
+            )
+        return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
+
+    def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
+        joint = copy.copy(self.of.joint)
+        if args or kwargs:
+            joint.args, joint.kwargs = args, kwargs
+        return joint
+
+    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Pointwise log predictive density at the mode, nats, ``(N,)``, summed over sites of one shape."""
+        parts = self.log_likelihood(*args, **kwargs)
+        shapes = {n: tuple(v.shape) for n, v in parts.items()}
+        if len(set(shapes.values())) != 1:
+            raise BadInput(
+                f"observed sites have different shapes, {shapes}; use log_likelihood(...), one entry per "
+                "site."
+            )
+        return torch.stack(list(parts.values())).sum(0)
+
+    def predictor(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Posterior mean and variance of the first observed site's predictor, each of its shape.
+
+        :param args: the model's arguments; the targets may be left out.  Random state is left alone.
+        """
+        joint, slot = self._with(args, kwargs), self.of.slots[0]
+        x = self.state.x.clone().requires_grad_()
+        with torch.random.fork_rng():
+            trace = joint.trace(self.of.flat(self.state.embedding @ x), joint.initial_theta)
+        eta = slot.predictor(trace).double()
+        J = jacobian(eta.reshape(-1), x)
+        spread = self._colour(torch.eye(len(x)).to(x)) @ J.mT
+        return eta.detach(), spread.square().sum(0).reshape(eta.shape)
+
+    def probability(self, *args: Any, integral: Integral = mackay, **kwargs: Any) -> Tensor:
+        """Predictive probability of label 1 of a Bernoulli site in log odds, shape ``(N,)``.
+
+        :param integral: :func:`mackay`, :func:`hermite`, or your own; none of the two changes a decision.
+        """
+        return integral(*self.predictor(*args, **kwargs))
+
+    def update_param_store(self) -> None:
+        """Nothing: the params of the model were held, and ``alpha`` is no param of it."""
+
+    def diagnostics(self) -> dict[str, Any]:
+        """How far to trust the numbers; importance sampling is that of :class:`LaplacePosterior`."""
+        found = {
+            "status": self.status,
+            "log_evidence": float(self.log_evidence),
+            "num_active": self.num_active,
+        }
+        if not len(self.state.x):
+            return found
+        keys = ("gradient_norm", "smallest_eigenvalue", "pareto_k", "log_evidence_importance")
+        laplace = self._laplace.diagnostics()
+        return found | {k: laplace[k] for k in (*keys, "log_evidence_importance_se", "effective_sample_size")}
+
+    @property
+    def status(self) -> str:
+        """Why the fit stopped, as a sentence."""
+        return "converged"
+
+    def columns(self) -> dict[str, Tensor]:
+        """What :meth:`summary` tabulates, one number per active axis."""
+        return {"alpha": self.alpha[self.active], "u": self.state.x[: self.num_active]}
+
+    def summary(self) -> None:
+        """Print the active axes, log evidence and how far to trust it."""
+        columns = self.columns()
+        index = torch.nonzero(self.active).flatten().tolist()
+        lines = ["".join(f"{name:>12}" for name in ("axis", *columns))]
+        lines += [
+            "".join([f"{i:>12}", *(f"{float(c[k]):>12.4g}" for c in columns.values())])
+            for k, i in enumerate(index)
+        ]
+        lines += [f"{k} = {v}" for k, v in self.diagnostics().items()]
+        print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
+
+    def save(self, path: str | Path) -> None:
+        """Write tensors and settings, no code.
+
+        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
+        """
+        joint, prior = self.of.joint, self.state.prior
+        archive.refuse_objects(joint.args, "positional arguments")
+        archive.refuse_objects(joint.kwargs, "keyword arguments")
+        if not isinstance(prior, GaussianPrior | LaplacePrior):
+            raise BadInput(
+                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of "
+                "ours."
+            )
+        octant = prior.octant if isinstance(prior, LaplacePrior) else None
+        record: dict[str, Any] = {
+            "format": archive.FORMAT,
+            "kind": type(self).__name__,
+            "octant": octant,
+            "sites": list(self.of.sites),
+        }
+        record |= {"args": list(joint.args), "kwargs": dict(joint.kwargs), "state": self.state.record()}
+        archive.write(record | {"log_evidence": self.log_evidence}, path)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model) -> "AxesPosterior":
+        """A saved posterior, over the same model.
+
+        :raises BadInput: when the file is not one of ours, or the model is another.
+        """
+        record = archive.read(path)
+        if record.get("kind") != cls.__name__:
+            raise BadInput(
+                f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}."
+            )
+        of = weights_of(LogJoint(model, record["args"], record["kwargs"], hyper=()), record["sites"])
+        prior = GaussianPrior() if record["octant"] is None else LaplacePrior(record["octant"])
+        posterior = cls(of, cls.restored(record["state"], prior))
+        if not torch.allclose(posterior.log_evidence, record["log_evidence"], rtol=1e-7):
+            raise BadInput(
+                f"this model's log evidence at the saved mode is {float(posterior.log_evidence):.6g}; the "
+                "file was saved "
+                f"with {float(record['log_evidence']):.6g}. It is another density."
+            )
+        return posterior
+
+    @staticmethod
+    def restored(record: Mapping[str, Any], prior: AxisPrior) -> OnAxesState:
+        """The state of a file's record."""
+        raise NotImplementedError
+
+
+def _with_axes(mode: dict[str, Tensor], state: OnAxesState, joint: LogJoint) -> dict[str, Tensor]:
+    """The mode as :attr:`AxesPosterior.model` names it."""
+    axes = {AXES: state.x[: state.num_active].to(joint.dtype)}
+    return {n: (axes | mode)[n] for n in joint.latents.names}

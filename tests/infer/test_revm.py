@@ -1,0 +1,465 @@
+"""The relevance eigenvector machine: published numbers, exact cases, invariances, bad input."""
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import MCMC, NUTS, Predictive
+from torch import Tensor
+
+from pyro_evidence.axis_priors import GaussianPrior, LaplacePrior
+from pyro_evidence.datasets import ripley_test, ripley_train
+from pyro_evidence.eigen_state import schur_complement, score_centre
+from pyro_evidence.errors import (
+    BadInput,
+    ImproperPosterior,
+    NotPositiveDefinite,
+    TooLarge,
+    UnsupportedModel,
+)
+from pyro_evidence.infer.revm import REVM
+from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
+from pyro_evidence.ops.predictive import hermite, mackay
+from pyro_evidence.posterior_revm import REVMPosterior
+from pyro_evidence.quadratic import JaakkolaJordan, LeastKL, empirical_fisher
+from tests.infer import weight_models as models
+from tests.infer.weight_models import kernel, labels
+
+
+def ripley(data_dir: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    train, test = ripley_train(), ripley_test()
+    assert train.t is not None and test.t is not None
+    return train.X, train.t, test.X, test.t
+
+
+def with_one(X: Tensor) -> Tensor:
+    return torch.cat([X, torch.ones(len(X), 1)], 1)
+
+
+def error(posterior: REVMPosterior, Phi: Tensor, t: Tensor) -> float:
+    return float(((posterior.predictor(Phi)[0] > 0) != t.bool()).double().mean())
+
+
+@pytest.mark.parametrize(
+    ("prior", "weights"),
+    [
+        (GaussianPrior(), [1.764032149, 11.844996244, -6.155473413]),
+        (LaplacePrior(), [1.763728960, 11.842960414, -6.154415455]),
+    ],
+)
+def test_ripleys_problem_with_three_columns_and_no_ridge(
+    prior: Any, weights: list[float], data_dir: Path
+) -> None:
+    X, t, X_test, t_test = ripley(data_dir)
+    posterior = REVM(models.logistic, prior=prior, ridge=0.0).run(with_one(X), t)
+    base = torch.tensor([2.071918263, 11.997331661, -6.074622918])
+    torch.testing.assert_close(posterior.state.quadratic.y, base, rtol=0, atol=1e-9)
+    h = torch.tensor([32.268200750, 4.717466492, 0.319140033])
+    torch.testing.assert_close(posterior.eigenvalues, h, rtol=0, atol=1e-9)
+    torch.testing.assert_close(posterior.weights["w"], torch.tensor(weights), rtol=0, atol=5e-8)
+    assert error(posterior, with_one(X_test), t_test) == pytest.approx(0.111)
+    assert float((((with_one(X_test) @ base) > 0) != t_test.bool()).double().mean()) == pytest.approx(0.114)
+
+
+@pytest.mark.parametrize(
+    ("prior", "ridge", "percent", "axes"),
+    [
+        (GaussianPrior(), 0.1, 9.5, 7),
+        (GaussianPrior(), 1e-2, 9.7, 7),
+        (LaplacePrior(), 0.1, 9.5, 6),
+        (LaplacePrior(), 1e-2, 9.6, 6),
+    ],
+)
+def test_ripleys_problem_with_kernels(
+    prior: Any, ridge: float, percent: float, axes: int, data_dir: Path
+) -> None:
+    X, t, X_test, t_test = ripley(data_dir)
+    posterior = REVM(models.logistic, prior=prior, ridge=ridge).run(kernel(X, X, 0.25), t)
+    assert posterior.num_active == axes
+    assert 100.0 * error(posterior, kernel(X_test, X, 0.25), t_test) == pytest.approx(percent, abs=0.11)
+
+
+def problem(N: int = 120, M: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    Phi = torch.randn(N, M, generator=generator)
+    w = torch.tensor([2.0, -1.0, 0.5] + [0.0] * (M - 3))
+    return Phi, labels(Phi, w, seed)
+
+
+def test_a_gaussian_likelihood_makes_the_factorised_evidence_exact() -> None:
+    Phi, _ = problem()
+    t = Phi @ torch.tensor([1.0, -0.4, 0.1, 0.0, 0.0, 0.0]) + 0.5 * torch.randn(120)
+    posterior = REVM(models.gaussian, ridge=0.0).run(Phi, t)
+    active = posterior.state.directions
+    covariance = (
+        0.25 * torch.eye(120)
+        + Phi @ active @ (1.0 / posterior.alpha[posterior.active]).diag() @ active.T @ Phi.T
+    )
+    exact = dist.MultivariateNormal(torch.zeros(120), covariance).log_prob(t)
+    torch.testing.assert_close(posterior.state.factorised_log_evidence, exact, rtol=1e-11, atol=0)
+    torch.testing.assert_close(posterior.log_evidence, exact, rtol=1e-11, atol=0)
+
+
+def test_the_same_mode_under_the_non_diagonal_prior_in_weight_space() -> None:
+    Phi, t = problem()
+    posterior = REVM(models.logistic).run(Phi, t)
+    alpha = torch.where(posterior.active, posterior.alpha, 1e9)
+    R = posterior.state.axes.directions @ alpha.diag() @ posterior.state.axes.directions.T
+    w = torch.zeros(6)
+    for _ in range(50):  # Newton, by hand
+        s = torch.sigmoid(Phi @ w)
+        A = Phi.T @ ((s * (1 - s))[:, None] * Phi) + R
+        w = w + torch.linalg.solve(A, Phi.T @ (t - s) - R @ w)
+    torch.testing.assert_close(posterior.weights["w"], w, rtol=0, atol=1e-5)
+
+
+def test_rotating_the_basis_changes_nothing_and_scaling_a_column_does() -> None:
+    Phi, t = problem()
+    Q, _ = torch.linalg.qr(torch.randn(6, 6))
+    eta = REVM(models.logistic).run(Phi, t).predictor()[0]
+    torch.testing.assert_close(REVM(models.logistic).run(Phi @ Q, t).predictor()[0], eta, rtol=0, atol=1e-6)
+    scaled = Phi * torch.tensor([1.0, 30.0, 1.0, 1.0, 1.0, 1.0])
+    assert float((REVM(models.logistic).run(scaled, t).predictor()[0] - eta).abs().max()) > 1e-3
+
+
+def test_a_duplicated_column_with_half_the_ridge_changes_no_prediction() -> None:
+    Phi, t = problem()
+    root = math.sqrt(0.5)
+    twice = torch.cat([root * Phi[:, :1], root * Phi[:, :1], Phi[:, 1:]], 1)  # an isometry of weight space
+    eta = REVM(models.logistic).run(Phi, t).predictor()[0]
+    posterior = REVM(models.logistic).run(twice, t)
+    torch.testing.assert_close(posterior.predictor()[0], eta, rtol=0, atol=1e-8)
+    assert len(posterior.eigenvalues) == 6  # the difference of the two is a null direction
+
+
+def test_shift_directions_of_softmax_are_null() -> None:
+    Phi, _ = problem(M=4)
+    t = torch.randint(0, 3, (120,))
+    t[Phi[:, 0] > 0.5] = 1
+    posterior = REVM(models.softmax).run(Phi, t)
+    assert len(posterior.eigenvalues) == 8  # of 12 weights; 4 shifts over 3 classes
+    torch.testing.assert_close(posterior.weights["w"].sum(0), torch.zeros(4), rtol=0, atol=1e-9)
+    assert posterior.num_active >= 2
+
+
+@pytest.mark.parametrize("model", [models.probit, models.poisson, models.negative_binomial, models.gaussian])
+def test_other_likelihoods_end_at_a_mode_of_their_own_model(model: Any) -> None:
+    Phi, t = problem()
+    posterior = REVM(model).run(Phi, t)
+    assert posterior.num_active >= 1
+    assert posterior.diagnostics()["gradient_norm"] < 1e-7
+
+
+def test_wald_statistics_of_a_logistic_likelihood_are_bounded() -> None:
+    for ridge in (1.0, 1e-3, 1e-6):
+        Phi = torch.randn(40, 41)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            posterior = REVM(models.logistic, ridge=ridge).run(Phi, (torch.rand(40) < 0.5).double())
+        assert float(posterior.wald.sum()) <= 0.43922884 * 40
+
+
+def test_when_everything_is_pruned_it_says_so() -> None:
+    X = torch.randn(40, 2)
+    t = (X[:, 0] > 0).double()
+    with pytest.warns(UserWarning, match="every axis was pruned although the weights explain 27.7 nats"):
+        posterior = REVM(models.logistic, ridge=1e-13).run(kernel(X, X, 0.3), t)
+    assert posterior.num_active == 0
+    assert bool((posterior.weights["w"] == 0).all())
+    assert float(posterior.log_evidence) == pytest.approx(-40 * math.log(2.0))
+    assert posterior.get_samples(3)["w"].shape == (3, 41)
+    assert posterior.diagnostics()["separable"]
+    with pytest.raises(BadInput, match="every axis was pruned"):
+        posterior.guide  # noqa: B018 - the property raises
+    assert posterior.model(kernel(X, X, 0.3)).shape == (40,)
+
+
+@pytest.mark.parametrize(
+    ("prior", "share", "spread"), [(GaussianPrior(), 0.317, 0.04), (LaplacePrior(), 0.151, 0.03)]
+)
+def test_how_much_pure_noise_is_kept(prior: Any, share: float, spread: float) -> None:
+    kept = 0
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        Phi = torch.randn(2000, 50, generator=generator)
+        t = (torch.rand(2000, generator=generator) < 0.5).double()
+        kept += REVM(models.logistic, prior=prior, ridge=0.0).run(Phi, t).num_active
+    assert kept / 300 == pytest.approx(share, abs=spread)
+
+
+def test_singular_values_and_gram_matrix_give_the_same_axes() -> None:
+    Phi, t = problem(N=40, M=6)
+    few = REVM(models.logistic).run(Phi, t)
+    padded = torch.cat([Phi, torch.zeros(40, 60)], 1)  # more weights than data: singular values
+    many = REVM(models.logistic).run(padded, t)
+    torch.testing.assert_close(many.eigenvalues, few.eigenvalues)
+    torch.testing.assert_close(many.alpha, few.alpha)
+    torch.testing.assert_close(many.weights["w"][:6], few.weights["w"])
+
+
+def test_the_score_centre_is_where_the_quadratic_has_its_maximum() -> None:
+    Phi, t = problem()
+    posterior = REVM(models.logistic, centre=score_centre, ridge=3.0).run(Phi, t)
+    quadratic = posterior.state.quadratic
+    expected = quadratic.y + torch.linalg.solve(quadratic.gram, quadratic.score)
+    actual = posterior.state.axes.directions @ posterior.state.axes.u
+    torch.testing.assert_close(actual, expected)
+
+
+def test_nuts_on_the_posteriors_model_agrees() -> None:
+    Phi, t = problem(N=400)
+    posterior = REVM(models.logistic).run(Phi, t)
+    mcmc = MCMC(NUTS(posterior.model), num_samples=400, warmup_steps=200, disable_progbar=True)
+    mcmc.run(Phi, t)
+    w = mcmc.get_samples()["axes"] @ posterior.state.directions.T
+    ours = posterior.get_samples(20_000, seed=1)["w"]
+    assert float(((w.mean(0) - ours.mean(0)).abs() / ours.std(0)).max()) < 0.35
+    assert float((w.std(0) / ours.std(0) - 1.0).abs().max()) < 0.2
+    assert posterior.diagnostics()["pareto_k"] < 0.7
+
+
+def test_importance_sampling_confirms_the_log_evidence() -> None:
+    Phi, t = problem(N=400)
+    posterior = REVM(models.logistic).run(Phi, t)
+    found = posterior.diagnostics()
+    assert abs(found["log_evidence_importance"] - float(posterior.log_evidence)) < 0.05
+    torch.testing.assert_close(posterior._laplace.log_evidence, posterior.log_evidence)
+
+
+def test_predictive_records_the_weights() -> None:
+    Phi, t = problem()
+    posterior = REVM(models.logistic).run(Phi, t)
+    draws = Predictive(posterior.model, guide=posterior.guide, num_samples=50, return_sites=("w", "t"))(Phi)
+    assert draws["w"].reshape(50, 6).shape == (50, 6)
+    assert draws["t"].shape == (50, 120)
+
+
+def test_other_latents_fixed_or_eliminated() -> None:
+    Phi, t = problem()
+    fixed = REVM(models.with_offset, site="w").run(Phi, t)
+    schur = REVM(models.with_offset, site="w", others=schur_complement).run(Phi, t)
+    assert set(fixed.mode) == {"b", "w"}
+    s = torch.sigmoid(Phi @ fixed.state.quadratic.y[:6] + fixed.state.quadratic.y[6])
+    B = (s * (1 - s))[:, None]
+    A, cross, own = Phi.T @ (B * Phi), (B * Phi).sum(0), B.sum() + 0.25
+    torch.testing.assert_close(fixed.eigenvalues, torch.linalg.eigvalsh(A).flip(0))
+    torch.testing.assert_close(
+        schur.eigenvalues, torch.linalg.eigvalsh(A - torch.outer(cross, cross) / own).flip(0)
+    )
+    assert fixed.diagnostics()["gradient_norm"] < 1e-7
+
+
+def test_a_network_by_gauss_newton() -> None:
+    X = torch.randn(150, 3)
+    t = labels(torch.tanh(X), torch.tensor([3.0, -2.0, 0.0]))
+    posterior = REVM(models.network, ridge=0.1).run(X, t)
+    assert 1 <= posterior.num_active < 16
+    assert float(posterior.log_prob().sum()) > -150 * math.log(2.0)
+
+
+@pytest.mark.parametrize("approximation", [JaakkolaJordan(), LeastKL(), empirical_fisher])
+def test_other_gaussians_in_place_of_the_likelihood(approximation: Any) -> None:
+    Phi, t = problem(N=400)
+    eta = REVM(models.logistic).run(Phi, t).predictor()[0]
+    other = REVM(models.logistic, approximation=approximation, centre=score_centre).run(Phi, t).predictor()[0]
+    assert float((eta - other).abs().max()) < 0.4 * float(eta.abs().max())
+
+
+def test_least_kl_has_the_moments_that_make_it_stationary() -> None:
+    """Precision = E[-l''] and E[l'] = 0, prior included; expectations by brute force."""
+    Phi, t = problem(N=60, M=3)
+    quadratic = LeastKL()(REVM(models.logistic).run(Phi, t).of.target, 0.5, torch.zeros(3))
+    S = torch.linalg.inv(quadratic.gram + 0.5 * torch.eye(3))
+    eta = quadratic.y @ Phi.T + torch.randn(200_000, 3) @ torch.linalg.cholesky(S).T @ Phi.T
+    s = torch.sigmoid(eta)
+    torch.testing.assert_close((s * (1 - s)).mean(0), quadratic.curvatures[0][:, 0, 0], rtol=0.02, atol=1e-3)
+    gradient = Phi.T @ (t - s.mean(0)) - 0.5 * quadratic.y
+    assert float(gradient.abs().max()) < 0.1
+
+
+def test_ridges_by_function() -> None:
+    Phi, t = problem(N=300)
+    evidence = REVM(models.logistic, ridge=isotropic_evidence).run(Phi, t)
+    ridge = float(evidence.hyperparameters["ridge"])
+    assert 0.3 < ridge < 5.0  # mean square of the true weights is 0.875
+
+    def isotropic(value: float) -> float:
+        """Oracle: Laplace's log evidence by the generic engine."""
+        from pyro_evidence import LaplaceEvidence
+
+        def model(Phi: Tensor, t: Tensor) -> None:
+            w = pyro.sample("w", dist.Normal(torch.zeros(6), value**-0.5).to_event(1))
+            with pyro.plate("data", len(Phi)):
+                pyro.sample("t", dist.Bernoulli(logits=Phi @ w), obs=t)
+
+        return float(LaplaceEvidence(model, hyper=()).run(Phi, t).log_evidence)
+
+    assert isotropic(ridge) >= max(isotropic(1.2 * ridge), isotropic(ridge / 1.2))
+    assert REVM(models.logistic, ridge=cross_validation((1e-2, 1e4))).run(Phi, t).state.ridge == 1e-2
+
+
+def test_probabilities_keep_the_decision_of_the_mode() -> None:
+    Phi, t = problem(N=40)
+    posterior = REVM(models.logistic).run(Phi, t)
+    mean, variance = posterior.predictor()
+    exact = torch.sigmoid(mean + variance.sqrt() * torch.randn(400_000, 1)).mean(0)
+    for integral, near in ((mackay, 0.02), (hermite, 0.005)):
+        p = posterior.probability(integral=integral)
+        assert torch.equal(p > 0.5, mean > 0)
+        torch.testing.assert_close(p, exact, rtol=0, atol=near)
+    fresh = posterior.probability(Phi[:3])  # targets left out
+    torch.testing.assert_close(fresh, posterior.probability()[:3])
+
+
+def test_the_predictors_moments_are_those_of_the_draws() -> None:
+    Phi, t = problem(N=400)
+    posterior = REVM(models.logistic).run(Phi, t)
+    assert posterior.num_active > 1
+    draws = posterior.get_samples(20_000, seed=0)["w"] @ Phi.T
+    mean, variance = posterior.predictor()
+    torch.testing.assert_close(variance, draws.var(0), rtol=0.06, atol=0)
+    assert float(((draws.mean(0) - mean).abs() / variance.sqrt()).max()) < 4.0 / 20_000**0.5
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    Phi, t = problem()
+    posterior = REVM(models.logistic, prior=LaplacePrior()).run(Phi, t)
+    posterior.save(tmp_path / "p")
+    again = REVMPosterior.load(tmp_path / "p", models.logistic)
+    torch.testing.assert_close(again.weights["w"], posterior.weights["w"])
+    torch.testing.assert_close(again.log_evidence, posterior.log_evidence)
+    with pytest.raises(BadInput, match="another density"):
+        REVMPosterior.load(tmp_path / "p", models.probit)
+
+
+def test_leaves_store_and_generator_alone() -> None:
+    Phi, t = problem()
+    before = torch.get_rng_state()
+    posterior = REVM(models.logistic).run(Phi, t)
+    posterior.get_samples(3)
+    posterior.predictor(Phi)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not list(pyro.get_param_store().keys())
+
+
+def test_quantiles_agree_with_draws() -> None:
+    Phi, t = problem()
+    posterior = REVM(models.logistic).run(Phi, t)
+    draws = posterior.get_samples(40_000, seed=0)["w"]
+    expected = draws.quantile(torch.tensor([0.1, 0.9]), 0)
+    torch.testing.assert_close(posterior.quantiles([0.1, 0.9])["w"], expected, rtol=0, atol=0.03)
+
+
+# Bad input
+
+
+def test_negative_ridge_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"ridge=-1\.0; expected a precision of at least 0"):
+        REVM(models.logistic, ridge=-1.0)
+
+
+def test_no_ridge_on_separable_classes_is_refused() -> None:
+    Phi, _ = problem()
+    with pytest.raises(ImproperPosterior, match="the classes can be separated"):
+        REVM(models.logistic, ridge=0.0).run(Phi, (Phi[:, 0] > 0).double())
+
+
+def test_no_ridge_with_a_duplicated_column_is_refused() -> None:
+    Phi, t = problem()
+    with pytest.raises(ImproperPosterior, match="columns of the design coincide"):
+        REVM(models.logistic, ridge=0.0).run(torch.cat([Phi, Phi[:, :1]], 1), t)
+
+
+def test_a_curvature_that_is_not_positive_is_refused_with_the_remedy() -> None:
+    Phi = torch.ones(20, 1)
+    t = torch.tensor([-5.0, 5.0]).repeat(10)
+    with pytest.raises(NotPositiveDefinite, match=r"smallest eigenvalue -.*approximation=empirical_fisher"):
+        REVM(models.student, ridge=10.0).run(Phi, t)
+    REVM(models.student, ridge=10.0, approximation=empirical_fisher).run(Phi, t)
+
+
+def test_nan_features_are_refused() -> None:
+    Phi, t = problem()
+    Phi[3, 2] = math.nan
+    with pytest.raises(BadInput, match="1 nan"):
+        REVM(models.logistic).run(Phi, t)
+
+
+def test_several_latents_ask_for_the_site() -> None:
+    Phi, t = problem()
+    with pytest.raises(BadInput, match="latent sites b, w; say which hold the weights"):
+        REVM(models.with_offset).run(Phi, t)
+    with pytest.raises(BadInput, match="site='v': no such latent site"):
+        REVM(models.with_offset, site="v").run(Phi, t)
+
+
+def test_sites_of_different_dtype_are_refused() -> None:
+    def mixed(X: Tensor, t: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(X.new_zeros(2), 1.0).to_event(1))
+        b = pyro.sample(
+            "b",
+            dist.Normal(torch.zeros(2, dtype=torch.float32), torch.tensor(1.0, dtype=torch.float32)).to_event(
+                1
+            ),
+        )
+        with pyro.plate("data", len(X)):
+            pyro.sample("t", dist.Bernoulli(logits=X @ a + X @ b.double()), obs=t)
+
+    Phi, t = problem(M=3)
+    with pytest.raises(BadInput, match="a float64, b float32"):
+        REVM(mixed, site=["a", "b"]).run(Phi[:, :2], t)
+
+
+def test_a_design_that_does_not_fit_is_refused_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    Phi, t = problem()
+    monkeypatch.setattr("pyro_evidence.ops.linalg.available_bytes", lambda device: 6000)
+    with pytest.raises(
+        TooLarge, match=r"design matrix and its Gram matrix needs 6,624 bytes; 6,000 are free"
+    ):
+        REVM(models.logistic).run(Phi, t)
+
+
+def test_constrained_weights_are_refused() -> None:
+    def positive(X: Tensor, t: Tensor) -> None:
+        w = pyro.sample("w", dist.LogNormal(X.new_zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("t", dist.Bernoulli(logits=X @ w), obs=t)
+
+    Phi, t = problem(M=3)
+    with pytest.raises(BadInput, match="w are constrained"):
+        REVM(positive).run(Phi, t)
+
+
+def test_the_bound_refuses_another_likelihood() -> None:
+    Phi, t = problem()
+    with pytest.raises(UnsupportedModel, match=r"Bernoulli with a linear predictor in log odds"):
+        REVM(models.poisson, approximation=JaakkolaJordan()).run(Phi, t)
+
+
+@pytest.mark.parametrize(
+    ("Phi", "t"),
+    [
+        (torch.ones(1, 2), torch.ones(1)),
+        (torch.cat([torch.randn(20, 2), torch.ones(20, 1)], 1), torch.ones(20)),
+        (torch.cat([torch.zeros(20, 1), torch.ones(20, 1)], 1), torch.arange(20).fmod(2.0)),
+        (torch.randn(5, 40), torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0])),
+    ],
+    ids=["one observation", "one label", "constant columns", "more weights than data"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # some are pruned altogether, and say so
+def test_poor_data_give_finite_numbers(Phi: Tensor, t: Tensor) -> None:
+    posterior = REVM(models.logistic).run(Phi, t)
+    assert bool(torch.isfinite(posterior.weights["w"]).all())
+    assert bool(torch.isfinite(posterior.log_evidence))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # two classes are separated, and that is said
+def test_an_absent_class_of_softmax() -> None:
+    Phi, _ = problem(M=3)
+    posterior = REVM(models.softmax).run(Phi, (Phi[:, 0] > 0).long())
+    assert bool(torch.isfinite(posterior.weights["w"]).all())

@@ -1,0 +1,248 @@
+"""Relevance vectors, fast and variational."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence.datasets import ripley_test, ripley_train
+from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
+from pyro_evidence.infer import fast_marginal, variational
+from pyro_evidence.infer.iterate import Stop
+from pyro_evidence.infer.rvm import RVM
+from pyro_evidence.infer.vrvm import VRVM
+from pyro_evidence.posterior_rvm import RVMPosterior
+from tests.infer import weight_models as models
+from tests.infer.weight_models import kernel, labels
+
+
+def problem(N: int = 100, M: int = 8) -> tuple[Tensor, Tensor]:
+    Phi = torch.randn(N, M, generator=torch.Generator().manual_seed(1))
+    return Phi, torch.tensor([2.0, -1.0, 0.5] + [0.0] * (M - 3))
+
+
+def noisy() -> tuple[Tensor, Tensor]:
+    Phi, w = problem()
+    return Phi, Phi @ w + 0.5 * torch.randn(100, generator=torch.Generator().manual_seed(2))
+
+
+def exact(Phi: Tensor, t: Tensor, alpha: Tensor) -> Tensor:
+    """Oracle: the Gaussian evidence with the weights integrated out on paper."""
+    covariance = 0.25 * torch.eye(len(t)) + Phi @ (1.0 / alpha).diag() @ Phi.T
+    return dist.MultivariateNormal(torch.zeros(len(t)), covariance).log_prob(t)
+
+
+def test_ripleys_problem_needs_four_vectors(data_dir: Path) -> None:
+    train, test = ripley_train(), ripley_test()
+    assert train.t is not None and test.t is not None
+    posterior = RVM(models.logistic).run(kernel(train.X, train.X, 0.25), train.t)
+    assert posterior.num_active == 4 and len(posterior.relevant) == 4
+    wrong = (posterior.predictor(kernel(test.X, train.X, 0.25))[0] > 0) != test.t.bool()
+    assert float(wrong.double().mean()) == pytest.approx(0.096, abs=0.003)
+    assert posterior.status == "converged"
+
+
+def test_gaussian_evidence_is_exact_and_at_its_maximum() -> None:
+    Phi, t = noisy()
+    posterior = RVM(models.gaussian).run(Phi, t)
+    at = exact(Phi, t, posterior.alpha)
+    torch.testing.assert_close(posterior.log_evidence, at, rtol=1e-10, atol=0)
+    assert posterior.log_evidences[-1] == pytest.approx(float(at), rel=1e-10)
+    for m in range(8):
+        for factor in (0.5, 2.0):
+            alpha = posterior.alpha.clone()
+            alpha[m] = alpha[m] * factor if bool(posterior.active[m]) else 1.0 * factor
+            assert float(exact(Phi, t, alpha)) <= float(at) + 1e-6
+
+
+def test_every_gain_is_the_difference_of_two_evidences() -> None:
+    Phi, t = noisy()
+    target = RVM(models.gaussian).run(Phi, t).of.target
+    state = fast_marginal.empty(target)  # type: ignore[arg-type]
+    for _ in range(6):
+        best, gain = state.changes
+        new = fast_marginal.step(state)
+        assert new.objective - state.objective == pytest.approx(float(gain.max()), abs=1e-9)
+        for m in range(8):
+            alpha = state.alpha.clone()
+            alpha[m] = best[m]
+            if bool(torch.isfinite(alpha).any()):
+                assert float(exact(Phi, t, alpha)) - state.objective == pytest.approx(
+                    float(gain[m]), abs=1e-9
+                )
+        state = new
+
+
+def test_gaussian_evidence_never_falls() -> None:
+    Phi, t = noisy()
+    rises = torch.tensor(RVM(models.gaussian).run(Phi, t).log_evidences).diff()
+    assert float(rises.min()) > 0.0
+
+
+def test_threads_do_not_change_the_result() -> None:
+    X = torch.randn(60, 2)
+    t = labels(X, torch.tensor([3.0, 0.0]))
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            found.append(RVM(models.logistic).run(kernel(X, X, 1.0), t))
+        finally:
+            torch.set_num_threads(1)
+    assert torch.equal(found[0].relevant, found[1].relevant)
+    torch.testing.assert_close(found[0].weights["w"], found[1].weights["w"], rtol=1e-6, atol=1e-8)
+
+
+def test_softmax_is_one_model_of_all_classes() -> None:
+    generator = torch.Generator().manual_seed(3)
+    centres = torch.tensor([[0.0, 2.0], [2.0, -1.0], [-2.0, -1.0]])
+    t = torch.arange(90) % 3
+    X = centres[t] + 0.7 * torch.randn(90, 2, generator=generator)
+    posterior = RVM(models.softmax).run(kernel(X, X, 4.0), t)
+    eta = kernel(X, X, 4.0) @ posterior.weights["w"].T
+    assert float((eta.argmax(-1) == t).double().mean()) > 0.93
+    assert posterior.num_active < 20
+
+
+def test_says_why_it_stopped() -> None:
+    Phi, w = problem()
+    t = labels(Phi, w)
+    with pytest.raises(NotConverged, match="ran out of steps") as caught:
+        RVM(models.logistic, stop=Stop(num_steps=2)).run(Phi, t)
+    assert isinstance(caught.value.posterior, RVMPosterior)
+    assert (
+        RVM(models.logistic, stop=Stop(num_steps=2, throw=False))
+        .run(Phi, t)
+        .status.startswith("ran out of steps")
+    )
+
+
+def test_nothing_relevant_is_an_answer() -> None:
+    Phi, _ = problem(N=40)
+    t = torch.arange(40).fmod(2.0)
+    half = torch.cat(
+        [Phi[:20].repeat_interleave(2, 0)]
+    )  # every row with both labels: no column explains anything
+    posterior = RVM(models.logistic).run(half, t)
+    assert posterior.num_active == 0
+    assert float(posterior.log_evidence) == pytest.approx(-40.0 * math.log(2.0))
+
+
+def test_step_by_step_is_run() -> None:
+    Phi, t = noisy()
+    engine = RVM(models.gaussian)
+    losses = [engine.step(Phi, t) for _ in range(40)]
+    assert losses[-1] == pytest.approx(-float(RVM(models.gaussian).run(Phi, t).log_evidence), abs=1e-5)
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    Phi, t = noisy()
+    for posterior in (RVM(models.gaussian).run(Phi, t), VRVM(models.gaussian).run(Phi, t)):
+        posterior.save(tmp_path / "p")
+        again = RVMPosterior.load(tmp_path / "p", models.gaussian)
+        torch.testing.assert_close(again.mode["w"], posterior.mode["w"])
+        torch.testing.assert_close(again.log_evidence, posterior.log_evidence)
+
+
+# Variational
+
+
+@pytest.mark.parametrize("model", [models.gaussian, models.logistic])
+def test_the_bound_never_falls_and_is_a_bound(model: Any) -> None:
+    Phi, w = problem()
+    t = noisy()[1] if model is models.gaussian else labels(Phi, w)
+    posterior = VRVM(model).run(Phi, t)
+    rises = torch.tensor(posterior.log_evidences).diff()
+    assert float(rises.min()) > -1e-10
+    assert float(posterior.log_evidence) < float(RVM(model).run(Phi, t).log_evidence)
+
+
+def test_the_bound_is_the_evidence_lower_bound_of_its_own_posterior() -> None:
+    """Oracle: a Monte Carlo ELBO of q(w) q(alpha) under the model written with a Gamma prior."""
+    Phi, t = noisy()
+    posterior = VRVM(models.gaussian).run(Phi, t)
+    shape = torch.tensor(0.5 + 1e-6)
+    q = dist.Gamma(shape, shape / posterior.alpha)
+    alpha, w = q.sample((200_000,)), posterior.get_samples(200_000, seed=0)["w"]
+    fit = posterior._fit
+    log_q = dist.MultivariateNormal(
+        posterior.mode["w"], precision_matrix=fit.precision_tril @ fit.precision_tril.T
+    ).log_prob(w)
+    log_p = (
+        dist.Normal(0.0, alpha.rsqrt()).log_prob(w)
+        + dist.Gamma(1e-6, 1e-6).log_prob(alpha)
+        - q.log_prob(alpha)
+    )
+    log_likelihood = -0.5 * ((t - w @ Phi.T) / 0.5).square().sum(-1) - 100 * math.log(
+        0.5 * math.sqrt(math.tau)
+    )
+    ratios = log_likelihood - log_q + log_p.sum(-1)
+    error = float(ratios.std()) / math.sqrt(200_000)
+    assert abs(float(ratios.mean()) - float(posterior.log_evidence)) < 4.0 * error
+
+
+def test_the_local_bound_touches_the_likelihood_where_eta_is_certain() -> None:
+    Phi, w = problem()
+    t = labels(Phi, w)
+    _, local = variational.local_bound(VRVM(models.logistic).run(Phi, t).of.target)  # type: ignore[arg-type]
+    eta = Phi @ torch.randn(8)
+    exact_value = dist.Bernoulli(logits=eta).log_prob(t).sum()
+    torch.testing.assert_close(local.expected(eta, eta.square()), exact_value, rtol=1e-12, atol=0)
+    spread = dist.Bernoulli(logits=eta + 0.7 * torch.randn(20_000, 1)).log_prob(t).sum(-1).mean()
+    assert float(local.expected(eta, eta.square() + 0.49)) < float(spread)
+
+
+def test_the_weights_part_of_the_bound_from_torchs_divergence() -> None:
+    tril, rate = torch.linalg.cholesky(torch.eye(3) + 0.2), torch.tensor([0.3, 2.0, 1e-3])
+    q, prior = (
+        dist.Gamma(torch.full((3,), 1e-6 + a), r) for a, r in ((0.5, rate), (0.0, torch.full((3,), 1e-6)))
+    )
+    second = 2.0 * (rate - 1e-6)
+    likelihood = 0.5 * ((torch.digamma(q.concentration) - rate.log()) - math.log(math.tau) - q.mean * second)
+    entropy = dist.MultivariateNormal(torch.zeros(3), precision_matrix=tril @ tril.T).entropy()
+    expected = (likelihood - torch.distributions.kl_divergence(q, prior)).sum() + entropy
+    torch.testing.assert_close(variational._weights_bound(tril, rate), expected, rtol=1e-11, atol=0)
+
+
+def test_variational_mean_is_near_the_sequential_one() -> None:
+    Phi, t = noisy()
+    assert (
+        float(
+            (VRVM(models.gaussian).run(Phi, t).mode["w"] - RVM(models.gaussian).run(Phi, t).mode["w"])
+            .abs()
+            .max()
+        )
+        < 0.1
+    )
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("engine", [RVM, VRVM])
+def test_models_without_a_linear_predictor_are_refused(engine: Any) -> None:
+    X = torch.randn(50, 3)
+    with pytest.raises(UnsupportedModel, match="a predictor is not linear"):
+        engine(models.network).run(X, (X[:, 0] > 0).double())
+    with pytest.raises(UnsupportedModel, match="there are b"):
+        engine(models.with_offset, site="w").run(X, (X[:, 0] > 0).double())
+
+
+def test_the_bound_refuses_other_likelihoods() -> None:
+    Phi, _ = problem()
+    with pytest.raises(UnsupportedModel, match="RVM takes softmax"):
+        VRVM(models.softmax).run(Phi, torch.arange(100) % 3)
+    with pytest.raises(UnsupportedModel, match="Bernoulli with a linear predictor in log odds"):
+        VRVM(models.poisson).run(Phi, torch.arange(100).fmod(4.0))
+
+
+@pytest.mark.parametrize("engine", [RVM, VRVM])
+def test_nothing_fitted_yet(engine: Any) -> None:
+    with pytest.raises(BadInput, match="nothing is fitted yet"):
+        engine(models.logistic).posterior  # noqa: B018 - the property raises
+    assert not list(pyro.get_param_store().keys())
