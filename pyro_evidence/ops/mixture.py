@@ -77,6 +77,11 @@ class Mixture:
         return self.noise if self.noise.dim() == 4 else self.noise.diag_embed()
 
     @property
+    def noise_diagonal(self) -> Tensor:
+        """Noise precision of each output, the others held, shape ``(R, K, m)``."""
+        return self.noise if self.noise.dim() == 3 else self.noise.diagonal(dim1=-2, dim2=-1)
+
+    @property
     def log_det_noise(self) -> Tensor:
         """Log determinant of the noise precision, shape ``(R, K)``."""
         if self.noise.dim() == 3:
