@@ -256,7 +256,7 @@ def _next(
     old, ties = at.mixture, at.ties
     counts = at.stats.counts if expected is None else expected
     noise = noise if noise.dim() == 4 else torch.where(ties.beta_free, noise, old.noise)
-    alpha = torch.where(ties.alpha_free, alpha, old.alpha)
+    alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
     keep = _survivors(at, subtracted)
     log_mixing = (counts / counts.sum(-1, keepdim=True)).log() if ties.mixing_free else old.log_mixing
     return pruned(Mixture(w, noise, log_mixing, alpha, old.loc), keep)
