@@ -222,6 +222,8 @@ class _Site:
         scale = self.base.scale_tril if self.full else self.base.scale
         parts = [self._laid_out(self.base.loc, position, event), self._laid_out(scale, position, event + self.full)]
         weight = torch.as_tensor(self.node["scale"]).to(value.dtype).expand(len(value))
+        if self.joint.discrete and bool((weight != 1).any()):
+            raise _No("poutine.scale around an enumerated site is not a weight of the data; write it as MixtureSameFamily")
         return Kernels(parts[0], parts[1], probs, value.detach(), weight)
 
     def _components(self, event: int) -> tuple[int, Tensor]:
@@ -267,10 +269,10 @@ def _weight_index(joint: LogJoint, point: _Point) -> Tensor:
         raise _No("components or outputs have different numbers of weights")
     values, order = torch.where(used, slope, torch.inf).sort(-1)
     values, order = values[:, :num_basis], order[:, :num_basis]
-    if not bool(((values - values[:1]).abs() <= TOLERANCE * (1.0 + values[:1].abs())).all()):
-        raise _No("its means are not one set of basis functions times weights")
     if len(order.unique()) != joint.latents.size or order.numel() != joint.latents.size:
         raise _No("weights are shared between components or outputs, or other latent sites are integrated")
+    if not bool(((values - values[:1]).abs() <= TOLERANCE * (1.0 + values[:1].abs())).all()):
+        raise _No("its means are not one set of basis functions times weights")
     num_components = len(point.kernels.probs)
     if loc.shape[0] != num_components:
         raise _No("the mean is the same in all components")

@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 
-from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mixture_em
 from pyro_evidence.infer.iterate import Fit, Status, Stop
 from pyro_evidence.infer.mixture_em import Batch, Deletion, GreedyDeletion
+from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.mixture_posterior import MixturePosterior, laplace_state
 from pyro_evidence.mixture_structure import MixtureStructure, recognise_mixture
@@ -15,6 +16,7 @@ from pyro_evidence.ops import mixture_evidence, mixture_mode, mixture_rows
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
 from pyro_evidence.ops.mixture_units import ResponseUnits, response_units
 from pyro_evidence.ops.mixture_updates import Guarded, Update, estep
+from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.program import LogJoint, Model
 
 
@@ -49,14 +51,25 @@ class EvidenceEM:
         self.model, self.update, self.curvature = model, update, curvature
         self.start, self.deletion, self.stop = start, deletion, stop
 
-    def run(self, *args: Any, **kwargs: Any) -> MixturePosterior:
+    def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
+        Any other model with one local discrete site takes a slower way, without pruning: EM to a mode by Newton's method
+        on the expected log joint, then the hyperparameters by the exact gradient of the Laplace evidence.
+
         :param args: the model's arguments.
+        :return: a :class:`~pyro_evidence.mixture_posterior.MixturePosterior` for a recognised mixture.
         :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed.
         :raises BadInput, UnsupportedModel: see errors.
         """
-        structure = recognise_mixture(LogJoint(self.model, args, kwargs))
+        joint = LogJoint(self.model, args, kwargs)
+        try:
+            structure = recognise_mixture(joint)
+        except UnsupportedModel as why:
+            return run_generic(joint, why, self.start.restarts, self.start.seed, self.stop)
+        return self._run_recognised(structure)
+
+    def _run_recognised(self, structure: MixtureStructure) -> MixturePosterior:
         units = response_units(structure.Y, structure.G, structure.weight)
         fit = mixture_em.em(self._first(structure, units), self.update, self.start.warm_up, self.stop)
         if bool(fit.state.failed.all()):

@@ -12,6 +12,7 @@ from typing import Protocol
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from pyro.ops.indexing import Vindex
 from torch import Size, Tensor
 from torch.distributions import constraints
@@ -109,6 +110,24 @@ def _component(num_components: int, like: Tensor) -> Tensor:
     return pyro.sample("z", dist.Categorical(mixing), infer={"enumerate": "parallel"})
 
 
+def _weighted(components: dist.Distribution, num_components: int, Y: Tensor | None, weight: Tensor) -> Tensor:
+    """The data with their weights, components summed out: ``weight_n log p(y_n)`` each."""
+    _check_weight(weight, Y)
+    start = weight.new_full((num_components,), 1.0 / num_components)
+    mixing = pyro.param("mixing", start, constraint=constraints.simplex)
+    with pyro.plate("data", len(weight)), poutine.scale(scale=weight):
+        return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(mixing), components), obs=Y)
+
+
+def _check_weight(weight: Tensor, Y: Tensor | None) -> None:
+    good = weight.dim() == 1 and bool((weight >= 0).all()) and bool(weight.isfinite().all()) and float(weight.sum()) > 0
+    if not good or (Y is not None and len(weight) != len(Y)):
+        raise BadInput(
+            f"weight has shape {tuple(weight.shape)} and sum {float(weight.sum()):g}; expected one finite number >= 0 for each "
+            f"datum, not all 0."
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class GaussianMixture(TensorValue):
     """The Pyro model that :func:`gaussian_mixture` returns: call it with ``Y``.
@@ -121,14 +140,16 @@ class GaussianMixture(TensorValue):
     noise: Noise
     units: Units
 
-    def __call__(self, Y: Tensor) -> Tensor:
-        """Draw or observe the data, shape ``(N, m)``."""
+    def __call__(self, Y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Draw or observe the data, shape ``(N, m)``; ``weight`` ``(N,)`` says how often each datum counts."""
         check_responses(Y)
         loc, scale = self.units(Y)
         alpha = precision_value("alpha", self.alpha, _start_shape(self.alpha), Y)
         prior_scale = (scale * alpha.rsqrt().unsqueeze(-1)).expand(self.num_components, -1)
         noise = self.noise(self.num_components, scale)
         w = pyro.sample("w", dist.Normal(loc.expand_as(prior_scale), prior_scale).to_event(2))
+        if weight is not None:
+            return _weighted(noise(w, torch.arange(self.num_components)), self.num_components, Y, weight)
         with pyro.plate("data", len(Y)):
             z = _component(self.num_components, Y)
             return pyro.sample("y", noise(Vindex(w)[..., z, :], z), obs=Y)
@@ -147,8 +168,8 @@ class LinearMixture(TensorValue):
     alpha: Precision
     noise: Noise
 
-    def __call__(self, X: Tensor, Y: Tensor | None = None) -> Tensor:
-        """Draw or observe the responses, shape ``(N, m)``, given inputs ``(N, D)``."""
+    def __call__(self, X: Tensor, Y: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """Draw or observe the responses, shape ``(N, m)``, given inputs ``(N, D)``; ``weight`` as for a density."""
         Phi = self.basis(X)
         if Y is not None:
             check_responses(Y, (len(Phi), self.num_outputs))
@@ -157,6 +178,9 @@ class LinearMixture(TensorValue):
         prior_scale = alpha.rsqrt().reshape(-1, 1, 1).expand(shape)
         noise = self.noise(self.num_components, Phi.new_ones(self.num_outputs))
         w = pyro.sample("w", dist.Normal(Phi.new_zeros(shape), prior_scale).to_event(3))
+        if weight is not None:
+            loc = torch.einsum("...kmb,nb->...nkm", w, Phi)
+            return _weighted(noise(loc, torch.arange(self.num_components)), self.num_components, Y, weight)
         with pyro.plate("data", len(Phi)):
             z = _component(self.num_components, Phi)
             loc = (Vindex(w)[..., z, :, :] @ Phi.unsqueeze(-1)).squeeze(-1)
