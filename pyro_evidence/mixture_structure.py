@@ -214,7 +214,7 @@ class _Site:
     def kernels(self) -> Kernels:
         if self.node["mask"] is not None:
             raise _No("its data are masked")
-        value, event = self.node["value"], 1 if self.full else self.num_event
+        value, event = self._value, 1 if self.full else self.num_event
         if value.dim() - event != 1 or event > 1:
             raise _No(f"data of shape {tuple(value.shape)} are not in one plate, one datum a number or a vector")
         value = value if event else value.unsqueeze(-1)
@@ -225,6 +225,12 @@ class _Site:
         if self.joint.discrete and bool((weight != 1).any()):
             raise _No("poutine.scale around an enumerated site is not a weight of the data; write it as MixtureSameFamily")
         return Kernels(parts[0], parts[1], probs, value.detach(), weight)
+
+    @property
+    def _value(self) -> Tensor:
+        """The data; zeros of their shape where they are not given and the trace holds draws for every component."""
+        fn, value = self.node["fn"], self.node["value"]
+        return value if self.node["is_observed"] else value.new_zeros(fn.batch_shape[-1:] + fn.event_shape)
 
     def _components(self, event: int) -> tuple[int, Tensor]:
         """Dim of the components among the batch dims, and their probabilities."""

@@ -105,7 +105,8 @@ def test_units_change_nothing_else(noise: DiagonalNoise | FullNoise | SharedNois
     assert isinstance(one, MixturePosterior) and isinstance(other, MixturePosterior)
     assert_approx(other.log_evidence, one.log_evidence - len(Y) * math.log(1000.0), rtol=1e-6, atol=1e-4)
     assert one.num_components == other.num_components
-    assert_approx(other.mode["w"], one.mode["w"] * scale + shift, rtol=1e-5, atol=1e-4)
+    centres = [p.mode["w"][p.active].sort(0).values for p in (one, other)]
+    assert_approx(centres[1], centres[0] * scale + shift, rtol=1e-5, atol=1e-4)
     assert_approx(other.mean(), one.mean() * scale + shift, rtol=1e-6, atol=1e-4)
 
 
