@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pyro_evidence import archive
 from pyro_evidence.density import AutogradDensity
-from pyro_evidence.errors import BadInput, NotPositiveDefinite
 from pyro_evidence.laplace import LaplaceState, Problem
-from pyro_evidence.mixture_structure import Kernels, MixtureStructure, kernels, recognise_mixture
+from pyro_evidence.mixture_kernels import Kernels, kernels
+from pyro_evidence.mixture_structure import MixtureStructure, recognise_mixture
 from pyro_evidence.ops import mixture_evidence
 from pyro_evidence.ops.curvature import exact_hessian
 from pyro_evidence.ops.evidence import log_evidence
@@ -41,10 +41,17 @@ def laplace_state(structure: MixtureStructure, mixture: Mixture) -> LaplaceState
     log_joint = mixture_evidence.log_joint(data, mixture)[0]
     precision = Dense(tril.unsqueeze(0))
     evidence = log_evidence(log_joint, precision.log_det[0], len(u))
-    problem = Problem(joint, Structure(None, None, None, AutogradDensity(joint, None)), exact_hessian, torch.ones(len(u), dtype=torch.bool))
+    problem = Problem(
+        joint,
+        Structure(None, None, None, AutogradDensity(joint, None)),
+        exact_hessian,
+        torch.ones(len(u), dtype=torch.bool),
+    )
     gradient = _gradient(structure, data, mixture)
     decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
-    return LaplaceState(problem, joint.initial_theta, u, log_joint, precision, decrement, evidence, torch.zeros_like(evidence))
+    return LaplaceState(
+        problem, joint.initial_theta, u, log_joint, precision, decrement, evidence, torch.zeros_like(evidence)
+    )
 
 
 def _precision(structure: MixtureStructure, data: MixtureData, mixture: Mixture) -> Tensor:
@@ -173,12 +180,14 @@ class MixturePosterior(LaplacePosterior):
         structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
         mixture = recognise_mixture(state.problem.joint).start
         mixture = Mixture(state.u[structure.index].unsqueeze(0), *_hypers(mixture))
-        numbers = (record["status"], tuple(record["log_evidences"]), record["restarts"], tuple(record["failures"]))
+        numbers = (
+            record["status"],
+            tuple(record["log_evidences"]),
+            record["restarts"],
+            tuple(record["failures"]),
+        )
         return cls(state, *numbers, structure=structure, mixture=mixture)
 
 
 def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return mixture.noise, mixture.log_mixing, mixture.alpha, mixture.loc
-
-
-__all__ = ["BadInput", "MixturePosterior", "NotPositiveDefinite", "laplace_state"]

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import MultivariateNormal, Normal
+from torch.distributions import constraints
 
 from pyro_evidence import predictors
 from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.mixture_kernels import Kernels, NoMixture, kernels
 from pyro_evidence.ops.coordinates import Coordinates
 from pyro_evidence.ops.derivatives import jacobian
 from pyro_evidence.ops.mixture import Mixture
@@ -23,17 +24,6 @@ from pyro_evidence.program import LogJoint
 
 Trace = Any
 TOLERANCE = 1e-9  # relative: what counts as equal at random points in float64
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """What one trace says of the observed site, component by component; the data axis has size 1 where it does not matter."""
-
-    loc: Tensor  # (K, N or 1, m)
-    scale: Tensor  # (K, N or 1, m); or (K, N or 1, m, m), lower Cholesky factors
-    probs: Tensor  # (K,)
-    value: Tensor  # (N, m)
-    weight: Tensor  # (N,)
 
 
 @dataclass(frozen=True)
@@ -64,9 +54,9 @@ class MixtureStructure:
     @property
     def ties(self) -> Ties:
         """Which hyperparameters are shared, and which are learned."""
-        pairs = [_groups(x) for x in (self.alpha, self.beta)]
-        free = [x.index >= 0 for x in (self.alpha, self.beta)]
-        return Ties(*pairs[0], *pairs[1], *free, self.mixing is not None)
+        alpha, beta = _groups(self.alpha), _groups(self.beta)
+        free = self.alpha.index >= 0, self.beta.index >= 0
+        return Ties(alpha[0], alpha[1], beta[0], beta[1], free[0], free[1], self.mixing is not None)
 
     def theta(self, mixture: Mixture) -> Tensor:
         """Unconstrained hyperparameters of the first row; those of pruned components stay where the model has them."""
@@ -97,12 +87,18 @@ class MixtureStructure:
 
     def flat(self, w: Tensor) -> Tensor:
         """Weights ``(K, m, B)`` as the flat latent vector."""
-        return torch.zeros(self.joint.latents.size, dtype=torch.float64, device=w.device).index_copy(0, self.index.flatten(), w.flatten())
+        return torch.zeros(self.joint.latents.size, dtype=torch.float64, device=w.device).index_copy(
+            0, self.index.flatten(), w.flatten()
+        )
 
     def fixed(self, params: Mapping[str, Tensor]) -> LogJoint:
         """The log joint with its hyperparameters held at ``params``."""
         joint = copy.copy(self.joint)
-        joint.held, joint.hypers, joint.initial_theta = dict(params), Coordinates({}), self.joint.initial_theta[:0]
+        joint.held, joint.hypers, joint.initial_theta = (
+            dict(params),
+            Coordinates({}),
+            self.joint.initial_theta[:0],
+        )
         return joint
 
 
@@ -133,10 +129,6 @@ def _read(theta: Tensor, scaling: Scaling) -> Tensor:
     return (torch.where(scaling.index >= 0, scaling.power, 0.0) * padded[scaling.index] + scaling.offset).exp()
 
 
-class _No(Exception):
-    """Not a mixture of linear-Gaussian kernels, and why."""
-
-
 def recognise_mixture(joint: LogJoint) -> MixtureStructure:
     """The mixture that ``joint`` is.
 
@@ -144,10 +136,10 @@ def recognise_mixture(joint: LogJoint) -> MixtureStructure:
     """
     try:
         return _recognise(joint)
-    except _No as reason:
+    except NoMixture as reason:
         raise UnsupportedModel(
             f"the model is not a mixture of linear-Gaussian kernels: {reason}. Expected one local discrete site (or a "
-            f"MixtureSameFamily) in one plate, and Normal or MultivariateNormal data whose mean is linear in Normal weights."
+            f"MixtureSameFamily) in one plate, and Normal or MultivariateNormal data of a mean linear in Normal weights."
         ) from None
 
 
@@ -161,7 +153,9 @@ def _recognise(joint: LogJoint) -> MixtureStructure:
     kernels = points[0].kernels
     start = _start(_Point.at(joint, None).kernels, alpha, joint.initial_theta, loc)
     Y = (kernels.value - offset).double()
-    structure = MixtureStructure(joint, index, Y, G, kernels.weight.double(), loc, alpha, beta, correlation, mixing, start)
+    structure = MixtureStructure(
+        joint, index, Y, G, kernels.weight.double(), loc, alpha, beta, correlation, mixing, start
+    )
     _verify(structure, points[1])
     return structure
 
@@ -178,93 +172,17 @@ class _Point:
         """Random weights and hyperparameters near the start; ``None``: the start itself."""
         generator = torch.Generator().manual_seed(seed or 0)
         scale = 0.0 if seed is None else 1.0
-        noise = [torch.randn(n, generator=generator, dtype=torch.float64) for n in (joint.latents.size, joint.hypers.size)]
+        noise = [
+            torch.randn(n, generator=generator, dtype=torch.float64) for n in (joint.latents.size, joint.hypers.size)
+        ]
         u = (scale * noise[0].to(joint.device) if u is None else u).requires_grad_()
         theta = (joint.initial_theta + 0.1 * scale * noise[1].to(joint.device)).requires_grad_()
         trace = joint.trace(u, theta)
         return _Point(u, theta, trace, kernels(joint, trace))
 
 
-def kernels(joint: LogJoint, trace: Trace) -> Kernels:
-    """The kernels of one trace.
-
-    :raises _No: when the observed site is not a mixture of Gaussians.
-    """
-    if len(joint.observed) != 1 or len(joint.discrete) > 1:
-        raise _No(f"it has {len(joint.observed)} observed and {len(joint.discrete)} discrete sites")
-    node = trace.nodes[joint.observed[0]]
-    base, num_event = predictors.innermost(node["fn"])
-    if type(base).__mro__[1] not in (Normal, MultivariateNormal) and not isinstance(base, Normal | MultivariateNormal):
-        raise _No(f"site '{joint.observed[0]}' is {type(base).__name__}")
-    return _Site(joint, trace, node, base, num_event).kernels()
-
-
-@dataclass(frozen=True)
-class _Site:
-    joint: LogJoint
-    trace: Trace
-    node: Any
-    base: Any
-    num_event: int
-
-    @property
-    def full(self) -> bool:
-        return isinstance(self.base, MultivariateNormal)
-
-    def kernels(self) -> Kernels:
-        if self.node["mask"] is not None:
-            raise _No("its data are masked")
-        value, event = self._value, 1 if self.full else self.num_event
-        if value.dim() - event != 1 or event > 1:
-            raise _No(f"data of shape {tuple(value.shape)} are not in one plate, one datum a number or a vector")
-        value = value if event else value.unsqueeze(-1)
-        position, probs = self._components(event)
-        scale = self.base.scale_tril if self.full else self.base.scale
-        parts = [self._laid_out(self.base.loc, position, event), self._laid_out(scale, position, event + self.full)]
-        weight = torch.as_tensor(self.node["scale"]).to(value.dtype).expand(len(value))
-        if self.joint.discrete and bool((weight != 1).any()):
-            raise _No("poutine.scale around an enumerated site is not a weight of the data; write it as MixtureSameFamily")
-        return Kernels(parts[0], parts[1], probs, value.detach(), weight)
-
-    @property
-    def _value(self) -> Tensor:
-        """The data; zeros of their shape where they are not given and the trace holds draws for every component."""
-        fn, value = self.node["fn"], self.node["value"]
-        return value if self.node["is_observed"] else value.new_zeros(fn.batch_shape[-1:] + fn.event_shape)
-
-    def _components(self, event: int) -> tuple[int, Tensor]:
-        """Dim of the components among the batch dims, and their probabilities."""
-        if self.joint.discrete:
-            choice = self.trace.nodes[self.joint.discrete[0]]
-            if len(choice["cond_indep_stack"]) != 1:
-                raise _No(f"site '{self.joint.discrete[0]}' is not in one plate")
-            return choice["infer"]["_enumerate_dim"], _common(choice["fn"].probs)
-        fn = predictors._unwrapped(self.node["fn"])
-        if not hasattr(fn, "mixture_distribution"):
-            raise _No("it has no components")
-        return -1, _common(fn.mixture_distribution.probs)
-
-    def _laid_out(self, x: Tensor, position: int, event: int) -> Tensor:
-        """``x`` as ``(K, N or 1) + event``."""
-        num_outputs_missing = event == (1 if self.full and event == 2 else 0)
-        x = x.unsqueeze(-1) if num_outputs_missing else x
-        event = max(event, 1)
-        x = x[(None,) * max(0, 2 + event - x.dim())]
-        x = x.movedim(position - event, 0)
-        x = x.reshape(x.shape[0], -1, *x.shape[x.dim() - event :]) if x.dim() > 2 + event else x
-        return x[:, :1] if x.shape[1] > 1 and x.stride(1) == 0 else x
-
-
-def _common(probs: Tensor) -> Tensor:
-    """Probabilities ``(..., K)`` that are the same for all data, ``(K,)``."""
-    flat = probs.reshape(-1, probs.shape[-1])
-    if not bool((flat == flat[:1]).all()):
-        raise _No("its mixing depends on the datum")
-    return flat[0]
-
-
 def _weight_index(joint: LogJoint, point: _Point) -> Tensor:
-    """The flat coordinates behind each component and output, in the order of their basis functions, ``(K, m, B)``."""
+    """The flat coordinates behind each component and output, in order of the basis functions, ``(K, m, B)``."""
     loc = point.kernels.loc
     generator = torch.Generator().manual_seed(3)
     blend = torch.rand(loc.shape[1], generator=generator, dtype=torch.float64).to(loc) + 0.5
@@ -272,25 +190,25 @@ def _weight_index(joint: LogJoint, point: _Point) -> Tensor:
     used = slope != 0
     num_basis = int(used[0].sum())
     if num_basis == 0 or not bool((used.sum(-1) == num_basis).all()):
-        raise _No("components or outputs have different numbers of weights")
+        raise NoMixture("components or outputs have different numbers of weights")
     values, order = torch.where(used, slope, torch.inf).sort(-1)
     values, order = values[:, :num_basis], order[:, :num_basis]
     if len(order.unique()) != joint.latents.size or order.numel() != joint.latents.size:
-        raise _No("weights are shared between components or outputs, or other latent sites are integrated")
+        raise NoMixture("weights are shared between components or outputs, or other latent sites are integrated")
     if not bool(((values - values[:1]).abs() <= TOLERANCE * (1.0 + values[:1].abs())).all()):
-        raise _No("its means are not one set of basis functions times weights")
+        raise NoMixture("its means are not one set of basis functions times weights")
     num_components = len(point.kernels.probs)
     if loc.shape[0] != num_components:
-        raise _No("the mean is the same in all components")
+        raise NoMixture("the mean is the same in all components")
     return order.reshape(num_components, -1, num_basis)
 
 
 def _basis(joint: LogJoint, index: Tensor, point: _Point) -> tuple[Tensor | None, Tensor]:
-    """Basis functions ``(N, B)``, None for the constant 1, and the part of the mean that is no one's ``(N or 1, m)``."""
+    """Basis functions ``(N, B)``, None for the constant 1, and the mean without weights ``(N or 1, m)``."""
     zero = torch.zeros_like(point.u.detach())
     origin = _Point.at(joint, None, zero.clone()).kernels.loc.detach()
     if not bool((origin - origin[:1]).abs().max() <= TOLERANCE * (1.0 + origin.abs().max())):
-        raise _No("its components have different fixed parts of the mean")
+        raise NoMixture("its components have different fixed parts of the mean")
     columns = []
     for b in range(index.shape[-1]):
         unit = zero.index_fill(0, index[:, :, b].flatten(), 1.0)
@@ -305,9 +223,11 @@ def _prior(joint: LogJoint, points: list[_Point], index: Tensor) -> tuple[Tensor
     """Prior means of the weights and how their precisions scale."""
     found = [predictors.gaussian_prior(joint, p.trace) for p in points]
     if not bool(found[0][2].all()):
-        raise _No("its weights are not Normal")
-    if predictors.depends(found[0][0], points[0].theta) or any(predictors.depends(x, points[0].u) for x in found[0][:2]):
-        raise _No("the prior mean of its weights is learned, or depends on other latent sites")
+        raise NoMixture("its weights are not Normal")
+    if predictors.depends(found[0][0], points[0].theta) or any(
+        predictors.depends(x, points[0].u) for x in found[0][:2]
+    ):
+        raise NoMixture("the prior mean of its weights is learned, or depends on other latent sites")
     logs = [f[1].log()[index] for f in found]
     return found[0][0].detach()[index], _scaling(logs, points)
 
@@ -316,9 +236,9 @@ def _noise(joint: LogJoint, points: list[_Point]) -> tuple[Scaling, str | None]:
     """How the reciprocal noise variances scale, and the name of the param that holds correlations."""
     scales = [p.kernels.scale for p in points]
     if any(s.shape[1] > 1 and bool((s != s[:, :1]).any()) for s in scales):
-        raise _No("its noise depends on the datum")
+        raise NoMixture("its noise depends on the datum")
     if any(predictors.depends(s, points[0].u) for s in scales[:1]):
-        raise _No("its noise depends on a latent site")
+        raise NoMixture("its noise depends on a latent site")
     scales = [s[:, 0] for s in scales]
     shape = (len(points[0].kernels.probs), points[0].kernels.value.shape[-1])
     full = scales[0].dim() == 3
@@ -331,7 +251,7 @@ def _holder(joint: LogJoint, point: _Point, value: Tensor) -> str:
     values = joint.hypers.constrained(point.theta.to(joint.dtype))
     names = [n for n, v in values.items() if v.shape == value.shape and bool(torch.isclose(v, value).all())]
     if not names:
-        raise _No("the correlations of its noise are not one param of lower Cholesky factors (K, m, m)")
+        raise NoMixture("the correlations of its noise are not one param of lower Cholesky factors (K, m, m)")
     return names[0]
 
 
@@ -339,10 +259,10 @@ def _scaling(log_precision: list[Tensor], points: list[_Point]) -> Scaling:
     """Which hyperparameter scales each precision, verified at both points."""
     slopes = [jacobian(x.reshape(-1).double(), p.theta) for x, p in zip(log_precision, points, strict=True)]
     if not bool(((slopes[0] - slopes[1]).abs() <= TOLERANCE).all()):
-        raise _No("a precision is not one hyperparameter times a constant")
+        raise NoMixture("a precision is not one hyperparameter times a constant")
     used = slopes[0].abs() > TOLERANCE
     if bool((used.sum(-1) > 1).any()):
-        raise _No("a precision depends on several hyperparameters")
+        raise NoMixture("a precision depends on several hyperparameters")
     shape = log_precision[0].shape
     if not slopes[0].shape[1]:
         return Scaling(torch.full(shape, -1), torch.zeros(shape).double(), log_precision[0].detach().double())
@@ -357,19 +277,24 @@ def _mixing(joint: LogJoint, point: _Point, scalings: list[Scaling], correlation
     """The param that holds the mixing; all other params must be accounted for."""
     values = joint.hypers.constrained(point.theta.to(joint.dtype))
     probs = point.kernels.probs
-    holders = [n for n, v in values.items() if v.shape == probs.shape and bool(torch.isclose(v, probs).all()) and v.numel() > 1]
-    if predictors.depends(probs, point.theta) and not holders and len(probs) > 1:
-        raise _No("its mixing is learned but is not itself one param on the simplex")
-    name = holders[0] if holders else next((n for n, v in values.items() if v.shape == (1,) and probs.shape == (1,) and n in joint.param_constraints and bool((v == 1).all())), None)
+    learned = [n for n in values if n in joint.param_constraints and values[n].shape == probs.shape]
+    holders = [n for n in learned if bool(torch.isclose(values[n], probs).all())]
+    name = next((n for n in holders if _is_simplex(joint.param_constraints[n])), None)
+    if predictors.depends(probs, point.theta) and name is None:
+        raise NoMixture("its mixing is learned but is not itself one param on the simplex")
     known = {n for n in (name, correlation) if n is not None}
     scaled = {int(i) for s in scalings for i in s.index.unique().tolist() if i >= 0}
     for part in joint.hypers:
         where = joint.hypers.slices[part.name]
         if part.name not in known and not set(range(where.start, where.stop)) <= scaled:
-            raise _No(f"hyperparameter '{part.name}' is neither a precision of weights or noise nor the mixing")
+            raise NoMixture(f"hyperparameter '{part.name}' is neither a precision of weights or noise nor the mixing")
     if joint.hyper_sites:
-        raise _No(f"latent sites {list(joint.hyper_sites)} are to be maximised")
+        raise NoMixture(f"latent sites {list(joint.hyper_sites)} are to be maximised")
     return name
+
+
+def _is_simplex(constraint: Any) -> bool:
+    return isinstance(constraint, type(constraints.simplex))
 
 
 def _start(at: Kernels, alpha: Scaling, theta: Tensor, loc: Tensor) -> Mixture:
@@ -390,9 +315,4 @@ def _verify(structure: MixtureStructure, point: _Point) -> None:
     expected = torch.einsum("kib,nb->kni", w, G) + (point.kernels.value - structure.Y)
     actual = point.kernels.loc.detach().double()
     if not bool(((actual - expected).abs() <= 1e-8 * (1.0 + expected.abs())).all()):
-        raise _No("its means are not linear in the weights")
-
-
-def with_start(structure: MixtureStructure, start: Mixture) -> MixtureStructure:
-    """The same structure with other hyperparameters to begin from."""
-    return replace(structure, start=start)
+        raise NoMixture("its means are not linear in the weights")

@@ -20,8 +20,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 LAYERS = [
     ["errors"],
     ["ops"],
-    ["contraction", "checks", "program", "predictors", "density", "structure"],
-    ["models", "posterior"],
+    ["contraction", "checks", "program", "predictors", "density", "structure", "mixture_kernels", "mixture_structure"],
+    ["models", "posterior", "mixture_posterior"],
     ["infer"],
     ["diagnostics", "datasets", "interop", "evidence_check", "compare", "plots", "sklearn"],
 ]

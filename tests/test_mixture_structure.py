@@ -94,7 +94,10 @@ CASES: dict[str, tuple[Model, Callable[[], tuple[Tensor, ...]]]] = {
     "spherical": (library(SphericalNoise(), Learned(torch.ones(4))), lambda: (data(),)),
     "shared": (library(SharedNoise()), lambda: (data(),)),
     "one kernel": (gaussian_mixture(1), lambda: (data(),)),
-    "linear": (linear_mixture(3, Polynomial(2), num_outputs=2), lambda: (torch.linspace(-1, 1, 30)[:, None], data())),
+    "linear": (
+        linear_mixture(3, Polynomial(2), num_outputs=2),
+        lambda: (torch.linspace(-1, 1, 30)[:, None], data()),
+    ),
     "same family": (same_family, lambda: (data(),)),
     "by hand": (by_hand, lambda: (data(),)),
     "two lines": (two_lines, lambda: (torch.linspace(-1, 1, 30), data()[:, 0])),
@@ -145,7 +148,13 @@ def not_gaussian(Y: Tensor) -> None:
     rate = pyro.sample("rate", dist.Normal(torch.zeros(2), 4.0).to_event(1))
     with pyro.plate("data", len(Y)):
         k = pyro.sample("k", dist.Categorical(torch.tensor([0.3, 0.7])))
-        pyro.sample("y", dist.StudentT(4.0, rate[k].unsqueeze(-1).expand(-1, -1, 2) if k.dim() > 1 else rate[k].unsqueeze(-1)).to_event(1), obs=Y)
+        pyro.sample(
+            "y",
+            dist.StudentT(
+                4.0, rate[k].unsqueeze(-1).expand(-1, -1, 2) if k.dim() > 1 else rate[k].unsqueeze(-1)
+            ).to_event(1),
+            obs=Y,
+        )
 
 
 def not_linear(Y: Tensor) -> None:

@@ -61,7 +61,9 @@ class ClassConditional:
         return self.classes[self.log_proba(X).argmax(-1)]
 
 
-def class_conditional(engine: DensityEngine, X: Tensor, labels: Tensor, log_prior: Tensor | None = None) -> ClassConditional:
+def class_conditional(
+    engine: DensityEngine, X: Tensor, labels: Tensor, log_prior: Tensor | None = None
+) -> ClassConditional:
     """Fit ``engine`` to each class on its own.
 
     :param X: shape ``(N, m)``.
@@ -76,7 +78,9 @@ def class_conditional(engine: DensityEngine, X: Tensor, labels: Tensor, log_prio
         raise BadInput(f"log_prior has shape {tuple(log_prior.shape)}; expected ({len(classes)},), one for each class.")
     if bool((counts < 2).any()):
         rare = classes[counts < 2].tolist()
-        raise BadInput(f"classes {rare} have a single datum; expected at least two of each, or no density can be fitted.")
+        raise BadInput(
+            f"classes {rare} have a single datum; expected at least two of each, or no density can be fitted."
+        )
     posteriors = tuple(engine.run(X[labels == c]) for c in classes)
     shares = counts.to(X).log() - math.log(len(labels)) if log_prior is None else log_prior
     return ClassConditional(classes, posteriors, shares)

@@ -12,12 +12,16 @@ from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.mixture_posterior import MixturePosterior, laplace_state
 from pyro_evidence.mixture_structure import MixtureStructure, recognise_mixture
-from pyro_evidence.ops import mixture_evidence, mixture_mode, mixture_rows
+from pyro_evidence.ops import mixture_evidence, mixture_rows
+from pyro_evidence.ops.mixture import Mixture
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
 from pyro_evidence.ops.mixture_units import ResponseUnits, response_units
 from pyro_evidence.ops.mixture_updates import Guarded, Update, estep
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.program import LogJoint, Model
+
+UPDATE, START, DELETION = Guarded(), Start(), GreedyDeletion()
+STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=100, throw=False)  # rounds go slowly at the end
 
 
 class EvidenceEM:
@@ -29,7 +33,8 @@ class EvidenceEM:
     Husmeier (2000).
 
     :param model: from :mod:`pyro_evidence.models.mixture`, or one's own.
-    :param update: one round: ``Guarded()``, ``literal``, ``derived``, ``exact``, ``Unregularised()``, ``WeightDecay(alpha)``.
+    :param update: one round: ``Guarded()``, ``literal``, ``derived``, ``exact``, ``Unregularised()`` or
+        ``WeightDecay(alpha)``.
     :param curvature: of gamma: ``mixture_evidence.full``, ``coordinate`` or ``block``.
     :param start: where to begin, how often, and how many rounds without regularisation.
     :param deletion: what to try after the rounds: ``GreedyDeletion()``, or None for nothing.
@@ -40,11 +45,11 @@ class EvidenceEM:
         self,
         model: Model,
         *,
-        update: Update = Guarded(),
+        update: Update = UPDATE,
         curvature: MixtureCurvature = mixture_evidence.coordinate,
-        start: Start = Start(),
-        deletion: Deletion | None = GreedyDeletion(),
-        stop: Stop = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=100, throw=False),
+        start: Start = START,
+        deletion: Deletion | None = DELETION,
+        stop: Stop = STOP,
     ) -> None:
         if not callable(model):
             raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
@@ -54,8 +59,8 @@ class EvidenceEM:
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
-        Any other model with one local discrete site takes a slower way, without pruning: EM to a mode by Newton's method
-        on the expected log joint, then the hyperparameters by the exact gradient of the Laplace evidence.
+        Any other model with one local discrete site takes a slower way, without pruning: EM to a mode by Newton's
+        method on the expected log joint, then hyperparameters by the exact gradient of the Laplace evidence.
 
         :param args: the model's arguments.
         :return: a :class:`~pyro_evidence.mixture_posterior.MixturePosterior` for a recognised mixture.
@@ -73,11 +78,16 @@ class EvidenceEM:
         units = response_units(structure.Y, structure.G, structure.weight)
         fit = mixture_em.em(self._first(structure, units), self.update, self.start.warm_up, self.stop)
         if bool(fit.state.failed.all()):
-            raise NotConverged("EvidenceEM: every restart left the finite numbers. Pass update=Guarded(), whose gamma prior bounds it.")
+            raise NotConverged(
+                "EvidenceEM: every restart left the finite numbers. Pass update=Guarded(), whose gamma prior bounds it."
+            )
         state = self.deletion(fit.state) if self.deletion and fit.status is not Status.INTERRUPTED else fit.state
         posterior = _posterior(structure, units, Fit(state, fit.status, fit.objectives))
         if fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
-            raise NotConverged(f"EvidenceEM: {fit.status.value}. The posterior so far is in the error's .posterior.", posterior)
+            raise NotConverged(
+                f"EvidenceEM: {fit.status.value}. The posterior so far is in the error's .posterior.",
+                posterior,
+            )
         return posterior
 
     def _first(self, structure: MixtureStructure, units: ResponseUnits) -> Batch:
@@ -106,7 +116,7 @@ def _posterior(structure: MixtureStructure, units: ResponseUnits, fit: Fit[Batch
     )
 
 
-def _log_evidences(batch: Batch, modes: mixture_mode.Mixture) -> torch.Tensor:
+def _log_evidences(batch: Batch, modes: Mixture) -> torch.Tensor:
     """Laplace log evidence of each restart at its mode, full Hessian, nan where it failed."""
     at = estep(batch.at.data, modes, batch.at.ties, mixture_evidence.full)
     found = mixture_evidence.log_evidence(mixture_evidence.log_joint(at.data, modes), at.A, modes.alpha)

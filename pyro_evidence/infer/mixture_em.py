@@ -88,7 +88,7 @@ def rounds(batch: Batch, update: Update, num_steps: int) -> Batch:
 
 
 def em(batch: Batch, update: Update, warm_up: int, stop: Stop) -> Fit[Batch]:
-    """Unregularised warm-up, the gamma prior of ``update`` on if it has one, then rounds of ``update`` until ``stop``."""
+    """Unregularised warm-up, with the gamma prior of ``update`` if it has one, then ``update`` until ``stop``."""
     warm = rounds(batch, Unregularised(rho=getattr(update, "rho", 0.0)), warm_up)
     return iterate(advance, replace(warm, update=update, moved=torch.inf), stop, "EvidenceEM")
 
@@ -134,8 +134,8 @@ class GreedyDeletion:
             return batch, height, torch.zeros_like(alive)
         keep = mixture.active[rows].scatter(-1, out.unsqueeze(-1), False)
         small = pruned(mixture_rows.row(mixture, rows), keep)
-        small = first(_rows_of(batch.at.data, rows), small, batch.at.ties, batch.at.curvature, batch.update)
-        tried = rounds(small, batch.update, self.num_steps)
+        begun = first(_rows_of(batch.at.data, rows), small, batch.at.ties, batch.at.curvature, batch.update)
+        tried = rounds(begun, batch.update, self.num_steps)
         heights = torch.where(tried.failed, -torch.inf, occam(tried.at)[0])
         return _adopted(batch, height, (rows, heights, tried.at.mixture))
 

@@ -73,10 +73,16 @@ def run_generic(joint: LogJoint, why_not: Exception, restarts: int, seed: int, s
     :raises NotConverged: with ``stop.throw``, unless converged.
     """
     if len(joint.discrete) != 1:
-        raise UnsupportedModel(f"{why_not} Nor has it exactly one discrete latent site; LaplaceEvidence may do.") from None
+        raise UnsupportedModel(
+            f"{why_not} Nor has it exactly one discrete latent site; LaplaceEvidence may do."
+        ) from None
     best, found = climb_evidence(joint, joint.initial(restarts, seed), 5, stop)
     heights = torch.tensor([float(s.log_evidence) for s in found.states] + [torch.nan], dtype=torch.float64)
-    posterior = LaplacePosterior(best.state.laplace, best.status.value, best.objectives, heights[found.reached], found.failures)
+    posterior = LaplacePosterior(
+        best.state.laplace, best.status.value, best.objectives, heights[found.reached], found.failures
+    )
     if best.status not in (Status.CONVERGED, Status.INTERRUPTED) and stop.throw:
-        raise NotConverged(f"EvidenceEM: {best.status.value}. The posterior so far is in the error's .posterior.", posterior)
+        raise NotConverged(
+            f"EvidenceEM: {best.status.value}. The posterior so far is in the error's .posterior.", posterior
+        )
     return posterior

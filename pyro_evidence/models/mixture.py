@@ -7,7 +7,7 @@ Husmeier (2000), eqs. 1.1 to 1.3 and 2.1.  Every model here is an ordinary Pyro 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyro
 import pyro.distributions as dist
@@ -38,7 +38,7 @@ def no_units(Y: Tensor) -> tuple[Tensor, Tensor]:
 class Noise(Protocol):
     """How the noise of a component is parametrised."""
 
-    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], dist.Distribution]:
+    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
         """Declare the params; the result maps ``(loc, z)`` to the distribution of one datum."""
 
 
@@ -48,7 +48,7 @@ class DiagonalNoise(TensorValue):
 
     beta: Precision = LEARNED
 
-    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], dist.Distribution]:
+    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
         """Declares ``beta``."""
         beta = _in_units(self.beta, Size([num_components, len(scale)]), scale)
         return lambda loc, z: dist.Normal(loc, Vindex(beta)[..., z, :].rsqrt()).to_event(1)
@@ -60,7 +60,7 @@ class SphericalNoise(TensorValue):
 
     beta: Precision = LEARNED
 
-    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], dist.Distribution]:
+    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
         """Declares ``beta``."""
         beta = precision_value("beta", self.beta, Size([num_components]), scale)
         return lambda loc, z: dist.Normal(loc, scale * Vindex(beta.unsqueeze(-1))[..., z, :].rsqrt()).to_event(1)
@@ -72,7 +72,7 @@ class SharedNoise(TensorValue):
 
     beta: Precision = LEARNED
 
-    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], dist.Distribution]:
+    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
         """Declares ``beta``."""
         beta = precision_value("beta", self.beta, Size(), scale)
         return lambda loc, z: dist.Normal(loc, scale * beta.rsqrt()).to_event(1)
@@ -82,11 +82,11 @@ class SharedNoise(TensorValue):
 class FullNoise(TensorValue):
     """A noise covariance for each component.
 
-    Its diagonal is ``1 / beta``, ``beta`` ``(K, m)``; ``correlation_tril`` ``(K, m, m)`` is the lower Cholesky factor of its
-    correlations.
+    Its diagonal is ``1 / beta``, ``beta`` ``(K, m)``; ``correlation_tril`` ``(K, m, m)`` is the lower Cholesky factor
+    of its correlations.
     """
 
-    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], dist.Distribution]:
+    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
         """Declares ``beta`` and ``correlation_tril``."""
         beta = _in_units(LEARNED, Size([num_components, len(scale)]), scale)
         start = torch.eye(len(scale), dtype=scale.dtype, device=scale.device).expand(num_components, -1, -1)
@@ -110,7 +110,7 @@ def _component(num_components: int, like: Tensor) -> Tensor:
     return pyro.sample("z", dist.Categorical(mixing), infer={"enumerate": "parallel"})
 
 
-def _weighted(components: dist.Distribution, num_components: int, Y: Tensor | None, weight: Tensor) -> Tensor:
+def _weighted(components: Any, num_components: int, Y: Tensor | None, weight: Tensor) -> Tensor:
     """The data with their weights, components summed out: ``weight_n log p(y_n)`` each."""
     _check_weight(weight, Y)
     start = weight.new_full((num_components,), 1.0 / num_components)
@@ -123,8 +123,8 @@ def _check_weight(weight: Tensor, Y: Tensor | None) -> None:
     good = weight.dim() == 1 and bool((weight >= 0).all()) and bool(weight.isfinite().all()) and float(weight.sum()) > 0
     if not good or (Y is not None and len(weight) != len(Y)):
         raise BadInput(
-            f"weight has shape {tuple(weight.shape)} and sum {float(weight.sum()):g}; expected one finite number >= 0 for each "
-            f"datum, not all 0."
+            f"weight has shape {tuple(weight.shape)} and sum {float(weight.sum()):g}; expected one finite number >= 0 "
+            f"for each datum, not all 0."
         )
 
 
@@ -201,8 +201,8 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
     expected = "(N, m), one row per datum" if shape is None else str(shape)
     if Y.dim() != 2 or not Y.is_floating_point() or (shape is not None and tuple(Y.shape) != shape):
         raise BadInput(
-            f"Y has shape {tuple(Y.shape)} and dtype {Y.dtype}; expected floats of shape {expected}. Write Y[:, None] for one "
-            f"response, Y.double() for integers."
+            f"Y has shape {tuple(Y.shape)} and dtype {Y.dtype}; expected floats of shape {expected}. Write Y[:, None] "
+            f"for one response, Y.double() for integers."
         )
 
 
@@ -211,21 +211,27 @@ def _check(num_components: int, alpha: Precision) -> None:
         raise BadInput(f"num_components={num_components!r}; expected a whole number of at least 1.")
     check_precision("alpha", alpha, largest_dim=1)
     if _start_shape(alpha) not in (Size(), Size([num_components])):
-        raise BadInput(f"alpha has shape {tuple(_start_shape(alpha))}; expected () or ({num_components},), one per component.")
+        raise BadInput(
+            f"alpha has shape {tuple(_start_shape(alpha))}; expected () or ({num_components},), one per component."
+        )
 
 
 def gaussian_mixture(
-    num_components: int, *, alpha: Precision = LEARNED, noise: Noise = DiagonalNoise(), units: Units = data_units
+    num_components: int,
+    *,
+    alpha: Precision = LEARNED,
+    noise: Noise = DiagonalNoise(),
+    units: Units = data_units,
 ) -> GaussianMixture:
     """A Gaussian mixture as a Pyro model ``model(Y)`` with a Normal prior on its centres.
 
     The prior of each centre is Normal about the mean of the data, with precision ``alpha`` in units of the data's
     variance, column by column, so that a change of units changes nothing else.
 
-    :param num_components: ``K``; :class:`~pyro_evidence.infer.evidence_em.EvidenceEM` leaves out those it does not need.
+    :param num_components: ``K``; ``EvidenceEM`` leaves out those that it does not need.
     :param alpha: prior precision of the centres: one for all, or one each, by ``Learned(torch.ones(K))``.
     :param noise: :class:`DiagonalNoise`, :class:`SphericalNoise`, :class:`SharedNoise` or :class:`FullNoise`.
-    :param units: origin and unit of each column: :func:`data_units`, :func:`no_units`, or a function ``Y -> (loc, scale)``.
+    :param units: origin and unit of each column: :func:`data_units`, :func:`no_units`, or one's own function of ``Y``.
     :raises BadInput: on settings that cannot be meant.
     """
     _check(num_components, alpha)

@@ -3,8 +3,8 @@ r"""Expectation and maximisation for mixtures of linear-Gaussian kernels, a batc
 .. math:: p(y_n | x_n) = \sum_k \pi_k\, N(y_n | W_k g(x_n), \Lambda_k^{-1})
 
 A Gaussian mixture is the case ``g = 1``.  All that a datum contributes is linear in its *features*: products of its
-basis functions and responses.  The E-step is one matrix product with them, the M-step's statistics another, and restarts
-and components share both.  Husmeier (2000), eqs. 1.1 to 1.3, 2.14 and 2.22.
+basis functions and responses.  The E-step is one matrix product with them, the M-step's statistics another, and
+restarts and components share both.  Husmeier (2000), eqs. 1.1 to 1.3, 2.14 and 2.22.
 """
 
 import math
@@ -51,9 +51,7 @@ class MixtureData:
     @property
     def is_constant(self) -> bool:
         """Whether the only basis function is 1: an unconditional density."""
-        return self.layout.gram.shape[-1] == 1 and bool(
-            (self.layout.gram.flatten() == self.layout.present).all()
-        )
+        return self.layout.gram.shape[-1] == 1 and bool((self.layout.gram.flatten() == self.layout.present).all())
 
 
 @dataclass(frozen=True)
@@ -124,9 +122,7 @@ def mixture_data(
     ones = Y.new_ones(*Y.shape[:-1], 1)
     weight = Y.new_ones(Y.shape[-2]) if weight is None else weight
     blocks = [ones, *_gram_blocks(G, observed, Y), *_response_blocks(Y, ones if G is None else G, products)]
-    layout = _layout(
-        (Y.shape[-1], 1 if G is None else G.shape[-1]), G is None, observed is not None, products
-    )
+    layout = _layout((Y.shape[-1], 1 if G is None else G.shape[-1]), G is None, observed is not None, products)
     return MixtureData(Y, ones if G is None else G, weight, observed, torch.cat(blocks, -1), layout)
 
 
@@ -162,11 +158,7 @@ def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: boo
         start += size * (m if missing else 1)
     cross = start + torch.arange(m * B).reshape(m, B)
     start += m * B
-    square = (
-        start + _symmetric(m)
-        if products
-        else torch.full((m, m), -1).diagonal_scatter(start + torch.arange(m))
-    )
+    square = start + _symmetric(m) if products else torch.full((m, m), -1).diagonal_scatter(start + torch.arange(m))
     return Layout(present, gram, cross, square, int(square.max()) + 1)
 
 
@@ -267,9 +259,7 @@ def data_precision(gram: Tensor, noise: Tensor) -> Tensor:
     :param noise: precision matrices, shape ``(R, K, m, m)``.
     """
     num_outputs, num_basis = gram.shape[-3:-1]
-    blocks = noise[..., :, None, :, None] * gram.unsqueeze(
-        -2
-    )  # (R, K, m, B, m, B) with gram of the row's output
+    blocks = noise[..., :, None, :, None] * gram.unsqueeze(-2)  # (R, K, m, B, m, B) with gram of the row's output
     return blocks.reshape(*gram.shape[:2], num_outputs * num_basis, -1)
 
 
@@ -278,9 +268,7 @@ def residual_squares(stats: Statistics, layout: Layout, w: Tensor) -> Tensor:
     gram, cross = stats.moments[..., layout.gram], stats.moments[..., layout.cross]
     square = stats.moments[..., layout.square.diagonal()]
     fitted = (gram @ w.unsqueeze(-1)).squeeze(-1)
-    return (square + ((fitted - 2.0 * cross) * w).sum(-1)).clamp(
-        min=0.0
-    )  # rounding may leave a tiny negative
+    return (square + ((fitted - 2.0 * cross) * w).sum(-1)).clamp(min=0.0)  # rounding may leave a tiny negative
 
 
 def residual_products(stats: Statistics, layout: Layout, w: Tensor) -> Tensor:

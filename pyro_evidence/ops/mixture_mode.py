@@ -1,4 +1,4 @@
-"""The posterior mode of a mixture's weights at fixed hyperparameters, its evidence there, and what it costs to be flexible."""
+"""The posterior mode of a mixture's weights at fixed hyperparameters, and an evidence that charges for these."""
 
 import math
 from dataclasses import dataclass, replace
@@ -52,7 +52,12 @@ def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 10, num_newton:
         return mixture
     rows: Any = _Rows(data, mixture)
     mode = newton.climb(
-        rows, rows.precision, mixture.w.flatten(1), mixture.w.new_zeros(0), tolerance=TOLERANCE, num_steps=num_newton
+        rows,
+        rows.precision,
+        mixture.w.flatten(1),
+        mixture.w.new_zeros(0),
+        tolerance=TOLERANCE,
+        num_steps=num_newton,
     )
     return replace(mixture, w=mode.u.reshape(mixture.w.shape))
 

@@ -1,5 +1,6 @@
 """Rows and components of a batch of mixtures: choosing, checking, leaving out, packing together."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,9 +12,14 @@ from pyro_evidence.ops.mixture_updates import Ties, pruned
 FIELDS = ("w", "noise", "log_mixing", "alpha")
 
 
+def rebuilt(mixture: Mixture, change: Callable[[str, Tensor], Tensor]) -> Mixture:
+    """The mixture with ``change(name, value)`` in the place of each of its batched fields."""
+    return replace(mixture, **{f: change(f, getattr(mixture, f)) for f in FIELDS})
+
+
 def row(mixture: Mixture, index: Tensor) -> Mixture:
     """Some rows of a batch of mixtures."""
-    return Mixture(*(getattr(mixture, f)[index] for f in FIELDS), mixture.loc)
+    return rebuilt(mixture, lambda _, x: x[index])
 
 
 def chosen(take: Tensor, a: Mixture, b: Mixture) -> Mixture:
@@ -22,14 +28,17 @@ def chosen(take: Tensor, a: Mixture, b: Mixture) -> Mixture:
     def pick(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(take.reshape(-1, *[1] * (x.dim() - 1)), x, y)
 
-    parts = (pick(getattr(a, f), getattr(b, f)) for f in FIELDS)
-    return Mixture(*parts, a.loc)
+    return rebuilt(a, lambda f, x: pick(x, getattr(b, f)))
 
 
 def is_sound(mixture: Mixture) -> Tensor:
     """Rows whose numbers are finite and whose precisions are positive, shape ``(R,)`` bool."""
     noise = mixture.noise_diagonal
-    parts = [mixture.w.isfinite(), noise.isfinite() & (noise > 0), mixture.alpha.isfinite() & (mixture.alpha > 0)]
+    parts = [
+        mixture.w.isfinite(),
+        noise.isfinite() & (noise > 0),
+        mixture.alpha.isfinite() & (mixture.alpha > 0),
+    ]
     return torch.stack([p.flatten(1).all(-1) for p in parts]).all(0) & ~mixture.log_mixing.isnan().any(-1)
 
 
@@ -54,9 +63,14 @@ def packed(mixture: Mixture, ties: Ties) -> tuple[Mixture, Ties]:
     num = int(mixture.active.sum(-1).max())
     order = mixture.active.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :num]
     rows = torch.arange(len(order), device=order.device).unsqueeze(-1)
-    parts = (getattr(mixture, f)[rows, order] for f in FIELDS)
-    cut = {f: v[:num] if isinstance(v, Tensor) else v for f, v in vars(ties).items()}
-    return Mixture(*parts, mixture.loc[:num]), Ties(**cut)
+    smaller = rebuilt(mixture, lambda _, x: x[rows, order])
+    return replace(smaller, loc=mixture.loc[:num]), _first_of(ties, num)
+
+
+def _first_of(ties: Ties, num: int) -> Ties:
+    alpha = (ties.alpha_group[:num], ties.alpha_ratio[:num])
+    beta = (ties.beta_group[:num], ties.beta_ratio[:num])
+    return Ties(*alpha, *beta, ties.alpha_free[:num], ties.beta_free[:num], ties.mixing_free)
 
 
 def padded(mixture: Mixture, like: Mixture) -> Mixture:
@@ -64,12 +78,11 @@ def padded(mixture: Mixture, like: Mixture) -> Mixture:
     missing = like.w.shape[1] - mixture.w.shape[1]
     if not missing:
         return mixture
-    rows = len(mixture.w)
-    parts = [torch.cat([getattr(mixture, f), getattr(like, f)[:1, -missing:].expand(rows, *_tail(like, f, missing))], 1) for f in FIELDS]
-    keep = torch.arange(like.w.shape[1]) < mixture.w.shape[1]
-    whole = replace(Mixture(*parts, like.loc), log_mixing=torch.where(keep, parts[2], -torch.inf))
-    return pruned(whole, whole.active)
 
+    def longer(field: str, x: Tensor) -> Tensor:
+        more = getattr(like, field)[:1, -missing:]
+        return torch.cat([x, more.expand(len(x), *more.shape[1:])], 1)
 
-def _tail(like: Mixture, field: str, missing: int) -> tuple[int, ...]:
-    return (missing, *getattr(like, field).shape[2:])
+    keep = torch.arange(like.w.shape[1], device=like.w.device) < mixture.w.shape[1]
+    whole = replace(rebuilt(mixture, longer), loc=like.loc)
+    return pruned(whole, keep & whole.active)

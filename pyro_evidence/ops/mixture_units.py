@@ -40,7 +40,11 @@ class ResponseUnits:
     def ties(self, ties: Ties) -> Ties:
         """Ties with ratios in standard units, of geometric mean 1 within each group."""
         alpha = _centred(ties.alpha_ratio * self.unit.square().unsqueeze(-1), ties.alpha_group)
-        return replace(ties, alpha_ratio=alpha, beta_ratio=_centred(ties.beta_ratio * self.unit.square(), ties.beta_group))
+        return replace(
+            ties,
+            alpha_ratio=alpha,
+            beta_ratio=_centred(ties.beta_ratio * self.unit.square(), ties.beta_group),
+        )
 
     def log_jacobian(self, data: MixtureData) -> Tensor:
         """What the log density of all data loses by going from standard to the caller's units, nats, shape ``()``."""

@@ -71,7 +71,7 @@ class EStep:
 
     @property
     def subtracted(self) -> Tensor:
-        """What the paper takes from ``N_k``: the component's whole gamma if unconditional (A.39), else the output's (2.23)."""
+        """What is taken from ``N_k``: the component's whole gamma if unconditional (A.39), else the output's (2.23)."""
         gamma = self.gamma
         return gamma.sum(-1, keepdim=True).expand_as(gamma) if self.data.is_constant else gamma
 
@@ -124,7 +124,9 @@ def exact(at: EStep) -> Mixture:
     w = solve_weights(at.stats, at.data.layout, at.mixture)
     slopes = mixture_slopes.log_det_slopes(at.data, at.mixture)
     if at.mixture.noise.dim() == 4:
-        noise = _inverse((residual_products(at.stats, at.data.layout, w) + slopes.noise) / at.stats.counts[..., None, None])
+        noise = _inverse(
+            (residual_products(at.stats, at.data.layout, w) + slopes.noise) / at.stats.counts[..., None, None]
+        )
     else:
         noise = _noise(at, w, slopes.noise, 0.0)
     squares = at.ties.alpha_ratio * (w - at.mixture.loc).square()
@@ -279,4 +281,3 @@ def pruned(mixture: Mixture, keep: Tensor) -> Mixture:
         return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(keep.unsqueeze(-1), mixture.noise, 1.0))
     eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
     return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(on, mixture.noise, eye))
-

@@ -20,7 +20,13 @@ from pyro_evidence.infer.iterate import Stop
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.laplace import laplace_state, problem
 from pyro_evidence.mixture_posterior import MixturePosterior
-from pyro_evidence.models.mixture import DiagonalNoise, FullNoise, SharedNoise, gaussian_mixture, linear_mixture
+from pyro_evidence.models.mixture import (
+    DiagonalNoise,
+    FullNoise,
+    SharedNoise,
+    gaussian_mixture,
+    linear_mixture,
+)
 from pyro_evidence.models.regression import Learned
 from pyro_evidence.ops import mixture_evidence
 from pyro_evidence.ops.basis import Linear
@@ -172,7 +178,13 @@ def test_nuts_runs_on_the_models_posterior_and_agrees() -> None:
     found = fit(two_blobs(), num_components=2)
     kernel = NUTS(found.model)
     kernel.setup(10, two_blobs())
-    mcmc = MCMC(NUTS(found.model), num_samples=200, warmup_steps=50, initial_params={"w": found.mode["w"]}, disable_progbar=True)
+    mcmc = MCMC(
+        NUTS(found.model),
+        num_samples=200,
+        warmup_steps=50,
+        initial_params={"w": found.mode["w"]},
+        disable_progbar=True,
+    )
     mcmc.run(two_blobs())
     drawn, sd = mcmc.get_samples()["w"], found.get_samples(4000, seed=0)["w"].std(0)
     assert float(((drawn.mean(0) - found.mode["w"]).abs() / sd).max()) < 0.4

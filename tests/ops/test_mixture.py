@@ -182,9 +182,7 @@ def test_a_pruned_component_takes_nothing() -> None:
     log_mixing = torch.tensor([[0.5, 0.0, 0.3, 0.2]]).log()
     pruned = Mixture(at.w, at.noise, log_mixing, at.alpha, at.loc)
     keep = torch.tensor([0, 2, 3])
-    three = Mixture(
-        *(getattr(pruned, f)[:, keep] for f in ("w", "noise", "log_mixing", "alpha")), at.loc[keep]
-    )
+    three = Mixture(*(getattr(pruned, f)[:, keep] for f in ("w", "noise", "log_mixing", "alpha")), at.loc[keep])
     four = mixture.e_step(mixture_data(Y), pruned, spread=True)
     small = mixture.e_step(mixture_data(Y), three, spread=True)
     assert_exact(four.log_likelihood, small.log_likelihood)

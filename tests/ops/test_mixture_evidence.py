@@ -23,7 +23,13 @@ def problem(shape: tuple[int, int, int], *, full: bool = False, constant: bool =
     if full:
         root = torch.randn(1, K, m, m)
         noise = 0.3 * root @ root.mT + torch.eye(m)
-    at = Mixture(torch.randn(1, *shape), noise, torch.randn(1, K).log_softmax(-1), torch.rand(1, *shape), torch.randn(shape))
+    at = Mixture(
+        torch.randn(1, *shape),
+        noise,
+        torch.randn(1, K).log_softmax(-1),
+        torch.rand(1, *shape),
+        torch.randn(shape),
+    )
     return mixture_data(Y, None if constant else G, products=True, weight=torch.rand(40)), at
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
 
 def per_kernel(shape: tuple[int, int, int]) -> Ties:
     """One alpha per kernel, one beta per kernel and output."""
-    K, m, B = shape
+    K, m, _ = shape
     ones = torch.ones(shape)
     alpha = torch.arange(K)[:, None, None].expand(shape)
     beta = torch.arange(K * m).reshape(K, m)
@@ -68,7 +68,10 @@ def evidence(data: MixtureData, at: Mixture) -> Tensor:
 
 
 # Log evidences of converged K = 2 fits from an independent implementation, and of L-BFGS on the evidence itself.
-@pytest.mark.parametrize(("label", "update", "expected"), [(0, literal, -19.93), (1, literal, 2.48), (0, derived, -19.59), (1, derived, 3.96)])
+@pytest.mark.parametrize(
+    ("label", "update", "expected"),
+    [(0, literal, -19.93), (1, literal, 2.48), (0, derived, -19.59), (1, derived, 3.96)],
+)
 def test_fixed_points_on_ripley(label: int, update: Update, expected: float, data_dir: Path) -> None:
     data, start, ties = ripley(label, 2, 5)
     at = run(data, start, ties, [(Unregularised(rho=0.02), 20), (update, 400)])
@@ -91,18 +94,31 @@ def test_slopes_are_those_of_the_evidence() -> None:
     Y = torch.cat([torch.randn(20, 2), 2.0 + 0.5 * torch.randn(20, 2)])
     loc = Y.mean(0).expand(2, 2).unsqueeze(-1)
     w = torch.tensor([[[0.0, 0.0], [2.0, 2.0]]]).unsqueeze(-1)
-    at = Mixture(w, torch.tensor([[[1.0, 1.5], [3.0, 2.0]]]), torch.tensor([[0.4, 0.6]]).log(), torch.full_like(w, 0.5), loc)
+    at = Mixture(
+        w,
+        torch.tensor([[[1.0, 1.5], [3.0, 2.0]]]),
+        torch.tensor([[0.4, 0.6]]).log(),
+        torch.full_like(w, 0.5),
+        loc,
+    )
     data = mixture_data(Y, products=True)
     at = mixture_mode.find_mode(data, at)
     slopes = mixture_slopes.log_evidence_slopes(data, at)
-    for name, of in (("noise", lambda m, d: replace(m, noise=m.noise * d.exp())), ("alpha", lambda m, d: replace(m, alpha=m.alpha * d.exp()))):
+    for name, of in (
+        ("noise", lambda m, d: replace(m, noise=m.noise * d.exp())),
+        ("alpha", lambda m, d: replace(m, alpha=m.alpha * d.exp())),
+    ):
         expected = differences(data, at, of, getattr(at, name))
         assert_approx(getattr(slopes, name), expected, rtol=1e-5, atol=1e-6)
-    expected = differences(data, at, lambda m, d: replace(m, log_mixing=(m.log_mixing + d).log_softmax(-1)), at.log_mixing)
+    expected = differences(
+        data, at, lambda m, d: replace(m, log_mixing=(m.log_mixing + d).log_softmax(-1)), at.log_mixing
+    )
     assert_approx(slopes.logits, expected, rtol=1e-5, atol=1e-6)
 
 
-def differences(data: MixtureData, at: Mixture, of: Callable[[Mixture, Tensor], Mixture], like: Tensor, size: float = 1e-4) -> Tensor:
+def differences(
+    data: MixtureData, at: Mixture, of: Callable[[Mixture, Tensor], Mixture], like: Tensor, size: float = 1e-4
+) -> Tensor:
     steps = torch.eye(like.numel()).reshape(-1, *like.shape) * size
     pairs = [(evidence(data, of(at, s)), evidence(data, of(at, -s))) for s in steps]
     return torch.stack([(up - down) / (2.0 * size) for up, down in pairs]).reshape(like.shape)
@@ -119,8 +135,11 @@ def test_one_kernel_climbs_to_the_maximum_of_the_exact_evidence() -> None:
     for _ in range(200):
         at = derived(estep(data, at, per_kernel((1, 1, 3)), mixture_evidence.block))
         path.append(float(evidence(data, at)))
-    assert all(after >= before - 1e-9 for before, after in zip(path[:-1], path[1:], strict=True))
-    log_alpha, log_beta = at.alpha[0, 0, 0, 0].log().requires_grad_(), at.noise[0, 0, 0].log().requires_grad_()
+    assert all(after >= before - 1e-9 for before, after in pairwise(path))
+    log_alpha, log_beta = (
+        at.alpha[0, 0, 0, 0].log().requires_grad_(),
+        at.noise[0, 0, 0].log().requires_grad_(),
+    )
     covariance = torch.eye(40) / log_beta.exp() + G @ G.mT / log_alpha.exp()
     found = torch.distributions.MultivariateNormal(torch.zeros(40), covariance).log_prob(t)
     assert_exact(evidence(data, at)[0], found.detach())
@@ -133,7 +152,13 @@ def test_permuting_kernels_changes_nothing(update: Update) -> None:
     torch.manual_seed(0)
     shape = (3, 2, 1)
     data = mixture_data(torch.randn(50, 2), products=True)
-    at = Mixture(torch.randn(1, *shape), torch.rand(1, 3, 2) + 0.5, torch.randn(1, 3).log_softmax(-1), torch.rand(1, 3, 1, 1).expand(1, *shape), torch.zeros(shape))
+    at = Mixture(
+        torch.randn(1, *shape),
+        torch.rand(1, 3, 2) + 0.5,
+        torch.randn(1, 3).log_softmax(-1),
+        torch.rand(1, 3, 1, 1).expand(1, *shape),
+        torch.zeros(shape),
+    )
     expected = update(estep(data, at, per_kernel(shape), mixture_evidence.coordinate))
     for order in permutations(range(3)):
         mixed = Mixture(*(getattr(at, f)[:, order] for f in mixture_rows.FIELDS), at.loc)
@@ -146,7 +171,13 @@ def test_unregularised_is_plain_em() -> None:
     """Oracle: sums written out."""
     torch.manual_seed(0)
     Y, shape = torch.randn(50, 2), (3, 2, 1)
-    at = Mixture(torch.randn(1, *shape), torch.rand(1, 3, 2) + 0.5, torch.randn(1, 3).log_softmax(-1), torch.ones(1, *shape), torch.zeros(shape))
+    at = Mixture(
+        torch.randn(1, *shape),
+        torch.rand(1, 3, 2) + 0.5,
+        torch.randn(1, 3).log_softmax(-1),
+        torch.ones(1, *shape),
+        torch.zeros(shape),
+    )
     cells = Normal(at.w[0, ..., 0], at.noise[0].rsqrt()).log_prob(Y[:, None]).sum(-1) + at.log_mixing[0]
     resp = cells.softmax(-1)
     mean = resp.T @ Y / resp.sum(0)[:, None]
@@ -162,7 +193,13 @@ def test_laplace_misses_log_2_of_the_exact_evidence_of_two_separated_kernels() -
     normal = torch.special.ndtri((torch.arange(25) + 0.5) / 25)
     y = torch.cat([normal, 6.0 + normal])
     loc = y.mean().expand(2, 1, 1)
-    at = Mixture(torch.tensor([0.0, 6.0]).reshape(1, 2, 1, 1), torch.ones(1, 2, 1), torch.full((1, 2), -math.log(2.0)), torch.full((1, 2, 1, 1), 0.1), loc)
+    at = Mixture(
+        torch.tensor([0.0, 6.0]).reshape(1, 2, 1, 1),
+        torch.ones(1, 2, 1),
+        torch.full((1, 2), -math.log(2.0)),
+        torch.full((1, 2, 1, 1), 0.1),
+        loc,
+    )
     data = mixture_data(y[:, None], products=True)
     laplace = float(evidence(data, at))
     grid = torch.linspace(-3.0, 9.0, 1201)
@@ -179,7 +216,13 @@ def test_collapse_is_bounded_by_the_gamma_prior_only() -> None:
     torch.manual_seed(0)
     Y = torch.cat([torch.zeros(10, 1), torch.randn(20, 1)])
     w = torch.tensor([0.0, 0.3]).reshape(1, 2, 1, 1)
-    start = Mixture(w, torch.tensor([[[100.0], [1.0]]]), torch.full((1, 2), -math.log(2.0)), torch.full_like(w, 0.1), Y.mean().expand(2, 1, 1))
+    start = Mixture(
+        w,
+        torch.tensor([[[100.0], [1.0]]]),
+        torch.full((1, 2), -math.log(2.0)),
+        torch.full_like(w, 0.1),
+        Y.mean().expand(2, 1, 1),
+    )
     data, ties = mixture_data(Y), per_kernel((2, 1, 1))
     plain = run(data, start, ties, [(Unregularised(), 300)])
     guarded = run(data, start, ties, [(Guarded(rho=0.05), 300)])
@@ -192,7 +235,13 @@ def test_the_last_component_is_never_pruned() -> None:
     Y = torch.tensor([[0.0, 1.0, 2.0, 3.0], [1.0, 0.0, -1.0, 2.0]])
     torch.manual_seed(0)
     w = torch.randn(3, 4, 4, 1)
-    start = Mixture(w, torch.ones(3, 4, 4), torch.full((3, 4), -math.log(4.0)), torch.full_like(w, 0.01), torch.zeros(4, 4, 1))
+    start = Mixture(
+        w,
+        torch.ones(3, 4, 4),
+        torch.full((3, 4), -math.log(4.0)),
+        torch.full_like(w, 0.01),
+        torch.zeros(4, 4, 1),
+    )
     at = run(mixture_data(Y, products=True), start, per_kernel((4, 4, 1)), [(Guarded(), 50)])
     assert at.active.sum(-1).tolist() == [1, 1, 1]
     assert bool(mixture_rows.is_sound(at).all())
@@ -202,7 +251,13 @@ def test_mixture_density_oracle_is_torchs() -> None:
     """The log joint of one row against MixtureSameFamily."""
     torch.manual_seed(0)
     Y, w = torch.randn(9, 1), torch.randn(1, 3, 1, 1)
-    at = Mixture(w, torch.rand(1, 3, 1) + 0.5, torch.randn(1, 3).log_softmax(-1), torch.ones_like(w), torch.zeros(3, 1, 1))
+    at = Mixture(
+        w,
+        torch.rand(1, 3, 1) + 0.5,
+        torch.randn(1, 3).log_softmax(-1),
+        torch.ones_like(w),
+        torch.zeros(3, 1, 1),
+    )
     fn = MixtureSameFamily(Categorical(logits=at.log_mixing[0]), Normal(w[0, :, 0, 0], at.noise[0, :, 0].rsqrt()))
     expected = fn.log_prob(Y[:, 0]).sum() + Normal(0.0, 1.0).log_prob(w).sum()
     assert_exact(mixture_evidence.log_joint(mixture_data(Y), at)[0], expected)
