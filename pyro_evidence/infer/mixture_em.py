@@ -59,7 +59,7 @@ def advance(batch: Batch) -> Batch:
     old = batch.at.mixture
     new = batch.update(batch.at)
     failed = batch.failed | ~mixture_rows.is_sound(new)
-    new = mixture_rows.chosen(failed, old, new)
+    new = mixture_rows.chosen(failed, old, new) if bool(failed.any()) else new
     moved = _moved(old, new)
     new, ties = _packed(new, batch.at.ties)
     return Batch(estep(batch.at.data, new, ties, batch.at.curvature), batch.update, failed, moved)

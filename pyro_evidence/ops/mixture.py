@@ -9,6 +9,7 @@ restarts and components share both.  Husmeier (2000), eqs. 1.1 to 1.3, 2.14 and 
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class MixtureData:
         """Total weight of the data, shape ``()``."""
         return self.weight.sum()
 
-    @property
+    @cached_property
     def is_constant(self) -> bool:
         """Whether the only basis function is 1: an unconditional density."""
         return self.layout.gram.shape[-1] == 1 and bool((self.layout.gram.flatten() == self.layout.present).all())
@@ -64,7 +65,7 @@ class Mixture:
     alpha: Tensor  # (R, K, m, B)  prior precision of each weight
     loc: Tensor  # (K, m, B)       prior mean of each weight
 
-    @property
+    @cached_property
     def active(self) -> Tensor:
         """Components that are not pruned, shape ``(R, K)``."""
         return self.log_mixing > -torch.inf
@@ -203,6 +204,8 @@ def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Stat
     """
     natural = natural_parameters(mixture, data.layout)
     rows = max(64, BLOCK // natural[..., 0].numel())
+    if len(data.weight) <= rows:
+        return _block(data.features, data.weight, natural, spread)
     parts = zip(data.features.split(rows, -2), data.weight.split(rows), strict=True)
     F, weight = next(parts)
     total = _block(F, weight, natural, spread)

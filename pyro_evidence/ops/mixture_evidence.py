@@ -168,7 +168,14 @@ def log_evidence(log_joint: Tensor, A: Tensor, alpha: Tensor) -> Tensor:
     At a mode full >= coordinate >= block, by Fischer's inequality.  Husmeier (2000), eq. 2.11 with all K m B weights.
     A pruned component, at its prior mean, contributes exactly nothing.
     """
-    tril, info = torch.linalg.cholesky_ex(A + alpha.reshape(A.shape[:-1]).diag_embed())
+    H = A + alpha.reshape(A.shape[:-1]).diag_embed() if A.shape[-1] > 1 else A.flatten(1) + alpha.flatten(1)
+    return laplace(log_joint, _log_det(H), alpha[0].numel())
+
+
+def _log_det(H: Tensor) -> Tensor:
+    """Sum of the log determinants of blocks ``(R, groups, d, d)``, or of numbers ``(R, groups)``; nan if not positive."""
+    if H.dim() == 2:
+        return H.log().sum(-1)
+    tril, info = torch.linalg.cholesky_ex(H)
     log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
-    log_det = torch.where((info == 0).all(-1), log_det, torch.nan)
-    return laplace(log_joint, log_det, alpha[0].numel())
+    return torch.where((info == 0).all(-1), log_det, torch.nan)

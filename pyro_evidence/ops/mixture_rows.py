@@ -33,13 +33,10 @@ def chosen(take: Tensor, a: Mixture, b: Mixture) -> Mixture:
 
 def is_sound(mixture: Mixture) -> Tensor:
     """Rows whose numbers are finite and whose precisions are positive, shape ``(R,)`` bool."""
-    noise = mixture.noise_diagonal
-    parts = [
-        mixture.w.isfinite(),
-        noise.isfinite() & (noise > 0),
-        mixture.alpha.isfinite() & (mixture.alpha > 0),
-    ]
-    return torch.stack([p.flatten(1).all(-1) for p in parts]).all(0) & ~mixture.log_mixing.isnan().any(-1)
+    shares = torch.where(mixture.active, mixture.log_mixing, 0.0)
+    logs = (mixture.w, mixture.noise_diagonal.log(), mixture.alpha.log(), shares)
+    total = torch.stack([x.flatten(1).sum(-1) for x in logs]).sum(0)  # finite only if every term is
+    return total.isfinite()
 
 
 def is_exchangeable(ties: Ties, loc: Tensor) -> bool:

@@ -64,12 +64,12 @@ class EStep:
         """Gamma of each weight, shape ``(R, K, m, B)``, pruned components at zero."""
         return well_determined(self.A, self.mixture.alpha)
 
-    @property
+    @cached_property
     def gamma(self) -> Tensor:
         """Gamma per component and output, shape ``(R, K, m)``."""
         return self.well_determined.gamma.sum(-1)
 
-    @property
+    @cached_property
     def subtracted(self) -> Tensor:
         """What is taken from ``N_k``: the component's whole gamma if unconditional (A.39), else the output's (2.23)."""
         gamma = self.gamma
