@@ -138,8 +138,8 @@ def recognise_mixture(joint: LogJoint) -> MixtureStructure:
         return _recognise(joint)
     except NoMixture as reason:
         raise UnsupportedModel(
-            f"the model is not a mixture of linear-Gaussian kernels: {reason}. Expected one local discrete site (or a "
-            f"MixtureSameFamily) in one plate, and Normal or MultivariateNormal data of a mean linear in Normal weights."
+            f"the model is not a mixture of linear-Gaussian kernels: {reason}. Expected one local discrete site "
+            f"(or a MixtureSameFamily) in one plate, and Normal or MultivariateNormal data, linear in Normal weights."
         ) from None
 
 

@@ -1,24 +1,22 @@
 """Mixtures that do not overfit: evidence-regularised EM for Pyro models."""
 
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mixture_em
 from pyro_evidence.infer.iterate import Fit, Status, Stop
-from pyro_evidence.infer.mixture_em import Batch, Deletion, GreedyDeletion
+from pyro_evidence.infer.mixture_em import Deletion, GreedyDeletion
 from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
-from pyro_evidence.mixture_posterior import MixturePosterior, laplace_state
-from pyro_evidence.mixture_structure import MixtureStructure, recognise_mixture
-from pyro_evidence.ops import mixture_evidence, mixture_rows
-from pyro_evidence.ops.mixture import Mixture
+from pyro_evidence.infer.mixture_task import Task, begin, posterior_of
+from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.ops import mixture_evidence
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
-from pyro_evidence.ops.mixture_units import ResponseUnits, response_units
-from pyro_evidence.ops.mixture_updates import Guarded, Update, estep
+from pyro_evidence.ops.mixture_updates import Guarded, Update
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.program import LogJoint, Model
+
 
 UPDATE, START, DELETION = Guarded(), Start(), GreedyDeletion()
 STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=100, throw=False)  # rounds go slowly at the end
@@ -55,6 +53,8 @@ class EvidenceEM:
             raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
         self.model, self.update, self.curvature = model, update, curvature
         self.start, self.deletion, self.stop = start, deletion, stop
+        self._task: Task | None = None
+        self._data: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
@@ -69,55 +69,48 @@ class EvidenceEM:
         """
         joint = LogJoint(self.model, args, kwargs)
         try:
-            structure = recognise_mixture(joint)
+            task = self._begin(joint)
         except UnsupportedModel as why:
             return run_generic(joint, why, self.start.restarts, self.start.seed, self.stop)
-        return self._run_recognised(structure)
-
-    def _run_recognised(self, structure: MixtureStructure) -> MixturePosterior:
-        units = response_units(structure.Y, structure.G, structure.weight)
-        fit = mixture_em.em(self._first(structure, units), self.update, self.start.warm_up, self.stop)
+        fit = mixture_em.em(task.batch, self.update, self.start.warm_up, self.stop)
         if bool(fit.state.failed.all()):
-            raise NotConverged(
-                "EvidenceEM: every restart left the finite numbers. Pass update=Guarded(), whose gamma prior bounds it."
-            )
+            raise NotConverged("EvidenceEM: every restart left the finite numbers. Pass update=Guarded().")
         state = self.deletion(fit.state) if self.deletion and fit.status is not Status.INTERRUPTED else fit.state
-        posterior = _posterior(structure, units, Fit(state, fit.status, fit.objectives))
+        posterior = posterior_of(task, Fit(state, fit.status, fit.objectives))
         if fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
-            raise NotConverged(
-                f"EvidenceEM: {fit.status.value}. The posterior so far is in the error's .posterior.",
-                posterior,
-            )
+            raise NotConverged(f"EvidenceEM: {fit.status.value}. What was reached is in .posterior.", posterior)
         return posterior
 
-    def _first(self, structure: MixtureStructure, units: ResponseUnits) -> Batch:
-        """All restarts before the first round."""
-        products = self.curvature is not mixture_evidence.block or structure.correlation is not None
-        data = units.data(structure.Y, structure.G, structure.weight, products=products)
-        ties, own = units.ties(structure.ties), units.standard(structure.start)
-        return mixture_em.first(data, self.start(data, own, ties), ties, self.curvature, self.update)
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.
+
+        :return: minus the log evidence of the best restart at its current weights, nats, the model's units.
+        :raises UnsupportedModel: for a model that is not recognised as a mixture; see :meth:`run`.
+        """
+        if self._task is None or not _same(self._data, (args, kwargs)):
+            self._task, self._data = self._begin(LogJoint(self.model, args, kwargs)), (args, kwargs)
+            batch = mixture_em.warmed(self._task.batch, self.update, self.start.warm_up)
+        else:
+            batch = mixture_em.advance(self._task.batch)
+        self._task = replace(self._task, batch=batch)
+        return float(self._task.jacobian) - batch.objective
+
+    @property
+    def posterior(self) -> MixturePosterior:
+        """The posterior at the state that :meth:`step` has reached.
+
+        :raises BadInput: before the first step.
+        """
+        if self._task is None:
+            raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
+        batch = self._task.batch
+        return posterior_of(self._task, Fit(batch, Status.STEP_LIMIT, (batch.objective,)))
+
+    def _begin(self, joint: LogJoint) -> Task:
+        return begin(joint, self.start, self.update, self.curvature)
 
 
-def _posterior(structure: MixtureStructure, units: ResponseUnits, fit: Fit[Batch]) -> MixturePosterior:
-    """The best restart at its mode, in the model's units."""
-    batch = fit.state
-    heights, modes = mixture_em.occam(batch.at)
-    heights = torch.where(batch.failed, -torch.inf, heights)
-    best = heights.argmax().reshape(1)
-    like = units.standard(structure.start)
-    mixture = structure.consistent(units.original(mixture_rows.padded(mixture_rows.row(modes, best), like)))
-    state = laplace_state(structure, mixture)
-    jacobian = units.log_jacobian(batch.at.data)
-    restarts = _log_evidences(batch, modes) - jacobian
-    path = tuple(v - float(jacobian) for v in fit.objectives)
-    clipped = int(batch.at.well_determined.num_clipped[best])
-    return MixturePosterior(
-        state, fit.status.value, path, restarts, structure=structure, mixture=mixture, num_clipped=clipped
-    )
-
-
-def _log_evidences(batch: Batch, modes: Mixture) -> torch.Tensor:
-    """Laplace log evidence of each restart at its mode, full Hessian, nan where it failed."""
-    at = estep(batch.at.data, modes, batch.at.ties, mixture_evidence.full)
-    found = mixture_evidence.log_evidence(mixture_evidence.log_joint(at.data, modes), at.A, modes.alpha)
-    return torch.where(batch.failed, torch.nan, found)
+def _same(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether two calls have the same objects as arguments."""
+    pairs = zip((*a[0], *a[1].values()), (*b[0], *b[1].values()), strict=False)
+    return len(a[0]) == len(b[0]) and a[1].keys() == b[1].keys() and all(x is y for x, y in pairs)

@@ -89,8 +89,13 @@ def rounds(batch: Batch, update: Update, num_steps: int) -> Batch:
 
 def em(batch: Batch, update: Update, warm_up: int, stop: Stop) -> Fit[Batch]:
     """Unregularised warm-up, with the gamma prior of ``update`` if it has one, then ``update`` until ``stop``."""
-    warm = rounds(batch, Unregularised(rho=getattr(update, "rho", 0.0)), warm_up)
-    return iterate(advance, replace(warm, update=update, moved=torch.inf), stop, "EvidenceEM")
+    return iterate(advance, warmed(batch, update, warm_up), stop, "EvidenceEM")
+
+
+def warmed(batch: Batch, update: Update, num_steps: int) -> Batch:
+    """The batch after the warm-up, ready for ``update``."""
+    warm = rounds(batch, Unregularised(rho=getattr(update, "rho", 0.0)), num_steps)
+    return replace(warm, update=update, moved=torch.inf)
 
 
 def occam(at: EStep) -> tuple[Tensor, Mixture]:

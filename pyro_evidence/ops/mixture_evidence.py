@@ -173,7 +173,7 @@ def log_evidence(log_joint: Tensor, A: Tensor, alpha: Tensor) -> Tensor:
 
 
 def _log_det(H: Tensor) -> Tensor:
-    """Sum of the log determinants of blocks ``(R, groups, d, d)``, or of numbers ``(R, groups)``; nan if not positive."""
+    """Sum of log determinants of blocks ``(R, groups, d, d)`` or numbers ``(R, groups)``; nan if not positive."""
     if H.dim() == 2:
         return H.log().sum(-1)
     tril, info = torch.linalg.cholesky_ex(H)

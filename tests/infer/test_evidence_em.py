@@ -102,6 +102,15 @@ def test_the_posterior_is_laplaces_of_the_pyro_model(noise: DiagonalNoise | Full
     assert_approx(state.precision.variance[0], found.state.precision.variance[0])
 
 
+def test_steps_are_a_run() -> None:
+    Y = two_blobs()
+    engine = EvidenceEM(gaussian_mixture(3), deletion=None, stop=Stop(num_steps=20, tolerance=0.0, throw=False))
+    whole = engine.run(Y)
+    losses = [engine.step(Y) for _ in range(21)]
+    assert_exact(engine.posterior.log_evidence, whole.log_evidence)
+    assert_exact(torch.tensor(losses), -torch.tensor(whole.log_evidences))
+
+
 @pytest.mark.parametrize("noise", [DiagonalNoise(), FullNoise(), SharedNoise()])
 def test_units_change_nothing_else(noise: DiagonalNoise | FullNoise | SharedNoise) -> None:
     Y = two_blobs()
