@@ -17,7 +17,6 @@ from pyro_evidence.ops.mixture_updates import Guarded, Update
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.program import LogJoint, Model
 
-
 UPDATE, START, DELETION = Guarded(), Start(), GreedyDeletion()
 STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=100, throw=False)  # rounds go slowly at the end
 
