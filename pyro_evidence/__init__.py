@@ -21,15 +21,21 @@ from pyro_evidence.evidence_check import (
     tempered_smc,
     thames,
 )
+from pyro_evidence.infer.class_conditional import ClassConditional, class_conditional
+from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.iterate import Status, Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.infer.laplace_kernel import LaplaceKernel
+from pyro_evidence.infer.mixture_em import GreedyDeletion
+from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
+from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
+from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
 from pyro_evidence.ops.predictive import hermite, mackay
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.posterior_revm import REVMPosterior
@@ -47,10 +53,14 @@ __all__ = [
     "VRVM",
     "BadInput",
     "Calibration",
+    "ClassConditional",
     "Comparison",
     "EvidenceComparison",
+    "EvidenceEM",
     "EvidenceEstimate",
     "GaussianPrior",
+    "GreedyDeletion",
+    "Guarded",
     "ImproperPosterior",
     "JaakkolaJordan",
     "LaplaceEvidence",
@@ -59,27 +69,34 @@ __all__ = [
     "LaplacePrior",
     "LeastKL",
     "LogJoint",
+    "MixturePosterior",
     "NotAMode",
     "NotConverged",
     "NotPositiveDefinite",
     "Nuts",
     "REVMPosterior",
     "RVMPosterior",
+    "Start",
     "Status",
     "Stop",
     "Svi",
     "TooLarge",
+    "Unregularised",
     "UnsupportedModel",
+    "WeightDecay",
     "arviz_groups",
     "base_centre",
     "block_diagonal",
     "bridge_sampling",
+    "class_conditional",
     "compare",
     "compare_evidence",
     "cross_validation",
     "damped",
+    "derived",
     "diagonal",
     "empirical_fisher",
+    "exact",
     "exact_hessian",
     "find_modes",
     "fixed_others",
@@ -88,6 +105,7 @@ __all__ = [
     "importance_sampling",
     "isotropic_evidence",
     "laplace_at_base",
+    "literal",
     "mackay",
     "sbc",
     "schur_complement",

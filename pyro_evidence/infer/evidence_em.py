@@ -1,0 +1,115 @@
+"""Mixtures that do not overfit: evidence-regularised EM for Pyro models."""
+
+from dataclasses import replace
+from typing import Any
+
+from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
+from pyro_evidence.infer import mixture_em
+from pyro_evidence.infer.iterate import Fit, Status, Stop
+from pyro_evidence.infer.mixture_em import Deletion, GreedyDeletion
+from pyro_evidence.infer.mixture_generic import run_generic
+from pyro_evidence.infer.mixture_start import Start
+from pyro_evidence.infer.mixture_task import Task, begin, posterior_of
+from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.ops import mixture_evidence
+from pyro_evidence.ops.mixture_evidence import MixtureCurvature
+from pyro_evidence.ops.mixture_updates import Guarded, Update
+from pyro_evidence.posterior import LaplacePosterior
+from pyro_evidence.program import LogJoint, Model
+
+UPDATE, START, DELETION = Guarded(), Start(), GreedyDeletion()
+STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=100, throw=False)  # rounds go slowly at the end
+
+
+class EvidenceEM:
+    """Takes the place of ``SVI`` for a mixture: no collapse, no validation set, a number of components, a log evidence.
+
+    The model is any Pyro mixture of Gaussian kernels whose means are linear in Normal weights, enumerated or
+    ``MixtureSameFamily``.  Weights are integrated by Laplace's approximation; prior and noise precisions and the mixing
+    are set by regularised EM.  Responses are standardised inside; all results are in the model's units.
+    Husmeier (2000).
+
+    :param model: from :mod:`pyro_evidence.models.mixture`, or one's own.
+    :param update: one round: ``Guarded()``, ``literal``, ``derived``, ``exact``, ``Unregularised()`` or
+        ``WeightDecay(alpha)``.
+    :param curvature: of gamma: ``mixture_evidence.full``, ``coordinate`` or ``block``.
+    :param start: where to begin, how often, and how many rounds without regularisation.
+    :param deletion: what to try after the rounds: ``GreedyDeletion()``, or None for nothing.
+    :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        update: Update = UPDATE,
+        curvature: MixtureCurvature = mixture_evidence.coordinate,
+        start: Start = START,
+        deletion: Deletion | None = DELETION,
+        stop: Stop = STOP,
+    ) -> None:
+        if not callable(model):
+            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
+        self.model, self.update, self.curvature = model, update, curvature
+        self.start, self.deletion, self.stop = start, deletion, stop
+        self._task: Task | None = None
+        self._data: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
+        """Fit to data, from scratch.
+
+        Any other model with one local discrete site takes a slower way, without pruning: EM to a mode by Newton's
+        method on the expected log joint, then hyperparameters by the exact gradient of the Laplace evidence.
+
+        :param args: the model's arguments.
+        :return: a :class:`~pyro_evidence.mixture_posterior.MixturePosterior` for a recognised mixture.
+        :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed.
+        :raises BadInput, UnsupportedModel: see errors.
+        """
+        joint = LogJoint(self.model, args, kwargs)
+        try:
+            task = self._begin(joint)
+        except UnsupportedModel as why:
+            return run_generic(joint, why, self.start.restarts, self.start.seed, self.stop)
+        fit = mixture_em.em(task.batch, self.update, self.start.warm_up, self.stop)
+        if bool(fit.state.failed.all()):
+            raise NotConverged("EvidenceEM: every restart left the finite numbers. Pass update=Guarded().")
+        state = self.deletion(fit.state) if self.deletion and fit.status is not Status.INTERRUPTED else fit.state
+        posterior = posterior_of(task, Fit(state, fit.status, fit.objectives))
+        if fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
+            raise NotConverged(f"EvidenceEM: {fit.status.value}. What was reached is in .posterior.", posterior)
+        return posterior
+
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.
+
+        :return: minus the log evidence of the best restart at its current weights, nats, the model's units.
+        :raises UnsupportedModel: for a model that is not recognised as a mixture; see :meth:`run`.
+        """
+        if self._task is None or not _same(self._data, (args, kwargs)):
+            self._task, self._data = self._begin(LogJoint(self.model, args, kwargs)), (args, kwargs)
+            batch = mixture_em.warmed(self._task.batch, self.update, self.start.warm_up)
+        else:
+            batch = mixture_em.advance(self._task.batch)
+        self._task = replace(self._task, batch=batch)
+        return float(self._task.jacobian) - batch.objective
+
+    @property
+    def posterior(self) -> MixturePosterior:
+        """The posterior at the state that :meth:`step` has reached.
+
+        :raises BadInput: before the first step.
+        """
+        if self._task is None:
+            raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
+        batch = self._task.batch
+        return posterior_of(self._task, Fit(batch, Status.STEP_LIMIT, (batch.objective,)))
+
+    def _begin(self, joint: LogJoint) -> Task:
+        return begin(joint, self.start, self.update, self.curvature)
+
+
+def _same(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether two calls have the same objects as arguments."""
+    pairs = zip((*a[0], *a[1].values()), (*b[0], *b[1].values()), strict=False)
+    return len(a[0]) == len(b[0]) and a[1].keys() == b[1].keys() and all(x is y for x, y in pairs)

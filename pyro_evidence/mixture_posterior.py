@@ -1,0 +1,193 @@
+"""What a fit of a mixture returns."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence import archive
+from pyro_evidence.density import AutogradDensity
+from pyro_evidence.laplace import LaplaceState, Problem
+from pyro_evidence.mixture_kernels import Kernels, kernels
+from pyro_evidence.mixture_structure import MixtureStructure, recognise_mixture
+from pyro_evidence.ops import mixture_evidence
+from pyro_evidence.ops.curvature import exact_hessian
+from pyro_evidence.ops.evidence import log_evidence
+from pyro_evidence.ops.linalg import cholesky
+from pyro_evidence.ops.mixture import Mixture, MixtureData, e_step, mixture_data
+from pyro_evidence.ops.mixture_density import MixtureDensity
+from pyro_evidence.ops.mixture_evidence import well_determined
+from pyro_evidence.ops.precision import Dense
+from pyro_evidence.posterior import LaplacePosterior
+from pyro_evidence.program import LogJoint, Model
+from pyro_evidence.structure import Structure
+
+
+def laplace_state(structure: MixtureStructure, mixture: Mixture) -> LaplaceState:
+    """Laplace's approximation of the model at the mode ``mixture.w``, full Hessian in closed form, model's own units.
+
+    :param mixture: one row, in the model's units.
+    :raises NotPositiveDefinite: when the weights are not at a mode.
+    """
+    joint = structure.fixed(structure.params(mixture))
+    data = mixture_data(structure.Y, structure.G, weight=structure.weight, products=structure.correlation is not None)
+    A = _precision(structure, data, mixture)
+    tril = cholesky(A, "posterior precision A", joint.latents.label)
+    u = structure.flat(mixture.w[0])
+    log_joint = mixture_evidence.log_joint(data, mixture)[0]
+    precision = Dense(tril.unsqueeze(0))
+    evidence = log_evidence(log_joint, precision.log_det[0], len(u))
+    problem = Problem(
+        joint,
+        Structure(None, None, None, AutogradDensity(joint, None)),
+        exact_hessian,
+        torch.ones(len(u), dtype=torch.bool),
+    )
+    gradient = _gradient(structure, data, mixture)
+    decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
+    return LaplaceState(
+        problem, joint.initial_theta, u, log_joint, precision, decrement, evidence, torch.zeros_like(evidence)
+    )
+
+
+def _precision(structure: MixtureStructure, data: MixtureData, mixture: Mixture) -> Tensor:
+    """Posterior precision in the order of the flat latents, shape ``(D, D)``."""
+    A = mixture_evidence.full(data, mixture, e_step(data, mixture))[0, 0] + mixture.alpha.flatten().diag()
+    place = structure.index.flatten().argsort()
+    return A[place][:, place]
+
+
+def _gradient(structure: MixtureStructure, data: MixtureData, mixture: Mixture) -> Tensor:
+    at = mixture_evidence.pulls(data, mixture)
+    slope = (at.u * (at.resp * data.weight)[..., None, None, :]).sum(-1) - mixture.alpha * (mixture.w - mixture.loc)
+    return structure.flat(slope[0])
+
+
+@dataclass(frozen=True)
+class MixturePosterior(LaplacePosterior):
+    """A Laplace posterior over the weights of a mixture, with what the mixture says about data.
+
+    Pruned components keep their place, with mixing 0 and their weights at the prior, so that shapes are the model's.
+
+    :ivar structure: the model, recognised.
+    :ivar mixture: weights and hyperparameters, one row, in the model's units.
+    :ivar num_clipped: negative eigenvalues of the curvature that the last round took as zero.
+    """
+
+    structure: MixtureStructure | None = None
+    mixture: Mixture | None = None
+    num_clipped: int = 0
+
+    @property
+    def _mixture(self) -> Mixture:
+        assert self.mixture is not None
+        return self.mixture
+
+    @property
+    def active(self) -> Tensor:
+        """Components that are not pruned, shape ``(K,)`` bool."""
+        return self._mixture.active[0]
+
+    @property
+    def num_components(self) -> int:
+        """Number of components that are left."""
+        return int(self.active.sum())
+
+    @property
+    def gamma(self) -> dict[str, Tensor]:
+        """Number of well-determined parameters of each prior precision, in the hyperparameter's shape.
+
+        From the full Hessian at the mode.
+        """
+        assert self.structure is not None
+        joint, scaling = self.structure.joint, self.structure.alpha
+        each = self._gamma_of_weights()
+        total = torch.zeros(joint.hypers.size, dtype=torch.float64)
+        free = scaling.index >= 0
+        total.index_add_(0, scaling.index[free], each[free])
+        named = {p.name: joint.hypers.slices[p.name] for p in joint.hypers}
+        used = set(scaling.index.unique().tolist())
+        shapes = {p.name: p.unconstrained_shape for p in joint.hypers}
+        return {n: total[s].reshape(shapes[n]) for n, s in named.items() if set(range(s.start, s.stop)) & used}
+
+    def _gamma_of_weights(self) -> Tensor:
+        assert self.structure is not None
+        tril = self.state.precision.tril[0]  # type: ignore[attr-defined]
+        place = self.structure.index.flatten()
+        A = (tril @ tril.mT)[place][:, place] - self._mixture.alpha.flatten().diag()
+        return well_determined(A[None, None], self._mixture.alpha).gamma[0]
+
+    def _kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
+        joint = self._joint
+        if args or kwargs:
+            joint = copy.copy(joint)
+            joint.args, joint.kwargs = args, dict(kwargs)
+        with torch.random.fork_rng():  # a response that is not given is drawn, and not looked at
+            trace = joint.trace(self.state.u, self.state.theta)
+        return kernels(joint, trace)
+
+    def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
+        """The fitted density at the mode; for a conditional model one for each row of the inputs given.
+
+        :param args: as for the model, responses optional; the training data without arguments.
+        """
+        found = self._kernels(args, kwargs)
+        scale = found.scale.diag_embed() if found.scale.dim() == 3 else found.scale
+        num = len(found.probs)
+        loc = found.loc.movedim(0, 1).detach()
+        scale = scale.expand(num, -1, -1, -1).movedim(0, 1).detach()
+        tril = scale.expand(scale.shape[0], num, loc.shape[-1], -1)
+        tril = tril if tril.shape[-1] == loc.shape[-1] else tril.expand(*tril.shape[:-1], loc.shape[-1])
+        return MixtureDensity(found.probs.detach().log().unsqueeze(0), loc, tril)
+
+    def responsibilities(self, *args: Any, **kwargs: Any) -> Tensor:
+        """``p(component | datum)`` at the mode, shape ``(N, K)``; the training data without arguments.
+
+        :raises BadInput: when the arguments hold no responses.
+        """
+        found = self._kernels(args, kwargs)
+        return self.density(*args, **kwargs).component_log_prob(found.value).softmax(-1)
+
+    def mean(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Mean of the response, shape ``(N, m)``, or ``(1, m)`` for an unconditional density."""
+        return self.density(*args, **kwargs).mean
+
+    def variance(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Variance of the response, shape ``(N, m)``, or ``(1, m)`` for an unconditional density."""
+        return self.density(*args, **kwargs).variance
+
+    def sample(self, num_samples: int, *args: Any, seed: int = 0, **kwargs: Any) -> Tensor:
+        """Draws of the response at the mode, shape ``(S, N, m)``, or ``(S, 1, m)`` for an unconditional density."""
+        return self.density(*args, **kwargs).sample(num_samples, torch.Generator().manual_seed(seed))
+
+    def diagnostics(self, num_samples: int = 10_000, seed: int = 0) -> dict[str, Any]:
+        """As :meth:`LaplacePosterior.diagnostics`, with the number of components and of clipped eigenvalues."""
+        found = super().diagnostics(num_samples, seed)
+        return found | {"num_components": self.num_components, "num_clipped": self.num_clipped}
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model) -> "MixturePosterior":
+        """A saved posterior, over the same model.
+
+        :raises BadInput: when the file is not one of ours, or the model is another.
+        """
+        record: Mapping[str, Any] = archive.read(path)
+        state = archive.restore(record, model)
+        structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
+        mixture = recognise_mixture(state.problem.joint).start
+        mixture = Mixture(state.u[structure.index].unsqueeze(0), *_hypers(mixture))
+        numbers = (
+            record["status"],
+            tuple(record["log_evidences"]),
+            record["restarts"],
+            tuple(record["failures"]),
+        )
+        return cls(state, *numbers, structure=structure, mixture=mixture)
+
+
+def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return mixture.noise, mixture.log_mixing, mixture.alpha, mixture.loc

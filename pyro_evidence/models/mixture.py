@@ -1,0 +1,259 @@
+r"""Mixtures with a Gaussian prior on their centres: densities, and conditional densities on a basis.
+
+.. math:: p(y_n | x_n) = \sum_k \pi_k\, N(y_n | W_k g(x_n), \beta_k^{-1}), \qquad w_k \sim N(M, \alpha_k^{-1})
+
+Husmeier (2000), eqs. 1.1 to 1.3 and 2.1.  Every model here is an ordinary Pyro model, for any engine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.ops.indexing import Vindex
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value
+from pyro_evidence.ops.basis import Basis, TensorValue
+
+Units = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def data_units(Y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and population standard deviation of each column, ``(m,)`` each; 1 for a constant column."""
+    scale = Y.std(-2, correction=0)
+    return Y.mean(-2), torch.where(scale > 0, scale, 1.0)
+
+
+def no_units(Y: Tensor) -> tuple[Tensor, Tensor]:
+    """Origin 0 and unit 1: the prior is in the units of the data."""
+    return torch.zeros_like(Y[0]), torch.ones_like(Y[0])
+
+
+class Noise(Protocol):
+    """How the noise of a component is parametrised."""
+
+    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
+        """Declare the params; the result maps ``(loc, z)`` to the distribution of one datum."""
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalNoise(TensorValue):
+    """One noise precision for each component and output, ``beta`` ``(K, m)``, in units of ``y`` to the power -2."""
+
+    beta: Precision = LEARNED
+
+    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
+        """Declares ``beta``."""
+        beta = _in_units(self.beta, Size([num_components, len(scale)]), scale)
+        return lambda loc, z: dist.Normal(loc, Vindex(beta)[..., z, :].rsqrt()).to_event(1)
+
+
+@dataclass(frozen=True, eq=False)
+class SphericalNoise(TensorValue):
+    """One noise precision for each component, ``beta`` ``(K,)``, outputs measured in the model's units."""
+
+    beta: Precision = LEARNED
+
+    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
+        """Declares ``beta``."""
+        beta = precision_value("beta", self.beta, Size([num_components]), scale)
+        return lambda loc, z: dist.Normal(loc, scale * Vindex(beta.unsqueeze(-1))[..., z, :].rsqrt()).to_event(1)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedNoise(TensorValue):
+    """One noise precision for all components and outputs, ``beta`` ``()``, outputs measured in the model's units."""
+
+    beta: Precision = LEARNED
+
+    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
+        """Declares ``beta``."""
+        beta = precision_value("beta", self.beta, Size(), scale)
+        return lambda loc, z: dist.Normal(loc, scale * beta.rsqrt()).to_event(1)
+
+
+@dataclass(frozen=True, eq=False)
+class FullNoise(TensorValue):
+    """A noise covariance for each component.
+
+    Its diagonal is ``1 / beta``, ``beta`` ``(K, m)``; ``correlation_tril`` ``(K, m, m)`` is the lower Cholesky factor
+    of its correlations.
+    """
+
+    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
+        """Declares ``beta`` and ``correlation_tril``."""
+        beta = _in_units(LEARNED, Size([num_components, len(scale)]), scale)
+        start = torch.eye(len(scale), dtype=scale.dtype, device=scale.device).expand(num_components, -1, -1)
+        correlation = pyro.param("correlation_tril", start.clone(), constraint=constraints.corr_cholesky)
+        tril = beta.rsqrt().unsqueeze(-1) * correlation
+        return lambda loc, z: dist.MultivariateNormal(loc, scale_tril=Vindex(tril)[..., z, :, :])
+
+
+def _in_units(beta: Precision, shape: Size, scale: Tensor) -> Tensor:
+    """A precision per output whose start is 1 in the model's units."""
+    if beta is LEARNED:
+        start = scale.pow(-2).expand(shape)
+        return torch.as_tensor(pyro.param("beta", start.clone(), constraint=constraints.positive))
+    return precision_value("beta", beta, shape, scale)
+
+
+def _component(num_components: int, like: Tensor) -> Tensor:
+    """The datum's component, from the param ``mixing``."""
+    start = like.new_full((num_components,), 1.0 / num_components)
+    mixing = pyro.param("mixing", start, constraint=constraints.simplex)
+    return pyro.sample("z", dist.Categorical(mixing), infer={"enumerate": "parallel"})
+
+
+def _weighted(components: Any, num_components: int, Y: Tensor | None, weight: Tensor) -> Tensor:
+    """The data with their weights, components summed out: ``weight_n log p(y_n)`` each."""
+    _check_weight(weight, Y)
+    start = weight.new_full((num_components,), 1.0 / num_components)
+    mixing = pyro.param("mixing", start, constraint=constraints.simplex)
+    with pyro.plate("data", len(weight)), poutine.scale(scale=weight):
+        return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(mixing), components), obs=Y)
+
+
+def _check_weight(weight: Tensor, Y: Tensor | None) -> None:
+    good = weight.dim() == 1 and bool((weight >= 0).all()) and bool(weight.isfinite().all()) and float(weight.sum()) > 0
+    if not good or (Y is not None and len(weight) != len(Y)):
+        raise BadInput(
+            f"weight has shape {tuple(weight.shape)} and sum {float(weight.sum()):g}; expected one finite number >= 0 "
+            f"for each datum, not all 0."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianMixture(TensorValue):
+    """The Pyro model that :func:`gaussian_mixture` returns: call it with ``Y``.
+
+    Sites: ``w``, the centres, shape ``(K, m)``; ``z``, enumerated, and ``y``, in the plate ``data``.
+    """
+
+    num_components: int
+    alpha: Precision
+    noise: Noise
+    units: Units
+
+    def __call__(self, Y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Draw or observe the data, shape ``(N, m)``; ``weight`` ``(N,)`` says how often each datum counts."""
+        check_responses(Y)
+        loc, scale = self.units(Y)
+        alpha = precision_value("alpha", self.alpha, _start_shape(self.alpha), Y)
+        prior_scale = (scale * alpha.rsqrt().unsqueeze(-1)).expand(self.num_components, -1)
+        noise = self.noise(self.num_components, scale)
+        w = pyro.sample("w", dist.Normal(loc.expand_as(prior_scale), prior_scale).to_event(2))
+        if weight is not None:
+            return _weighted(noise(w, torch.arange(self.num_components)), self.num_components, Y, weight)
+        with pyro.plate("data", len(Y)):
+            z = _component(self.num_components, Y)
+            return pyro.sample("y", noise(Vindex(w)[..., z, :], z), obs=Y)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMixture(TensorValue):
+    """The Pyro model that :func:`linear_mixture` returns: call it with ``X`` and ``Y``, or with ``X`` alone.
+
+    Sites: ``w``, shape ``(K, m, B)``; ``z``, enumerated, and ``y``, in the plate ``data``.
+    """
+
+    num_components: int
+    basis: Basis
+    num_outputs: int
+    alpha: Precision
+    noise: Noise
+
+    def __call__(self, X: Tensor, Y: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """Draw or observe the responses, shape ``(N, m)``, given inputs ``(N, D)``; ``weight`` as for a density."""
+        Phi = self.basis(X)
+        if Y is not None:
+            check_responses(Y, (len(Phi), self.num_outputs))
+        alpha = precision_value("alpha", self.alpha, _start_shape(self.alpha), Phi)
+        shape = (self.num_components, self.num_outputs, Phi.shape[-1])
+        prior_scale = alpha.rsqrt().reshape(-1, 1, 1).expand(shape)
+        noise = self.noise(self.num_components, Phi.new_ones(self.num_outputs))
+        w = pyro.sample("w", dist.Normal(Phi.new_zeros(shape), prior_scale).to_event(3))
+        if weight is not None:
+            loc = torch.einsum("...kmb,nb->...nkm", w, Phi)
+            return _weighted(noise(loc, torch.arange(self.num_components)), self.num_components, Y, weight)
+        with pyro.plate("data", len(Phi)):
+            z = _component(self.num_components, Phi)
+            loc = (Vindex(w)[..., z, :, :] @ Phi.unsqueeze(-1)).squeeze(-1)
+            return pyro.sample("y", noise(loc, z), obs=Y)
+
+
+def _start_shape(alpha: Precision) -> Size:
+    """Shape of the values: one for all components, or one each."""
+    start = getattr(alpha, "start", alpha)
+    return torch.as_tensor(start).shape
+
+
+def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
+    """Refuse anything but floats of shape ``(N, m)``.
+
+    :raises BadInput: with the shape that was given.
+    """
+    expected = "(N, m), one row per datum" if shape is None else str(shape)
+    if Y.dim() != 2 or not Y.is_floating_point() or (shape is not None and tuple(Y.shape) != shape):
+        raise BadInput(
+            f"Y has shape {tuple(Y.shape)} and dtype {Y.dtype}; expected floats of shape {expected}. Write Y[:, None] "
+            f"for one response, Y.double() for integers."
+        )
+
+
+def _check(num_components: int, alpha: Precision) -> None:
+    if isinstance(num_components, bool) or not isinstance(num_components, int) or num_components < 1:
+        raise BadInput(f"num_components={num_components!r}; expected a whole number of at least 1.")
+    check_precision("alpha", alpha, largest_dim=1)
+    if _start_shape(alpha) not in (Size(), Size([num_components])):
+        raise BadInput(
+            f"alpha has shape {tuple(_start_shape(alpha))}; expected () or ({num_components},), one per component."
+        )
+
+
+def gaussian_mixture(
+    num_components: int,
+    *,
+    alpha: Precision = LEARNED,
+    noise: Noise = DiagonalNoise(),
+    units: Units = data_units,
+) -> GaussianMixture:
+    """A Gaussian mixture as a Pyro model ``model(Y)`` with a Normal prior on its centres.
+
+    The prior of each centre is Normal about the mean of the data, with precision ``alpha`` in units of the data's
+    variance, column by column, so that a change of units changes nothing else.
+
+    :param num_components: ``K``; ``EvidenceEM`` leaves out those that it does not need.
+    :param alpha: prior precision of the centres: one for all, or one each, by ``Learned(torch.ones(K))``.
+    :param noise: :class:`DiagonalNoise`, :class:`SphericalNoise`, :class:`SharedNoise` or :class:`FullNoise`.
+    :param units: origin and unit of each column: :func:`data_units`, :func:`no_units`, or one's own function of ``Y``.
+    :raises BadInput: on settings that cannot be meant.
+    """
+    _check(num_components, alpha)
+    return GaussianMixture(num_components, alpha, noise, units)
+
+
+def linear_mixture(
+    num_components: int,
+    basis: Basis,
+    *,
+    num_outputs: int = 1,
+    alpha: Precision = LEARNED,
+    noise: Noise = DiagonalNoise(),
+) -> LinearMixture:
+    """A conditional density ``p(y | x)`` as a mixture of linear regressions on ``basis``: ``model(X, Y)``.
+
+    :param num_components: ``K``.
+    :param basis: ``X`` to ``Phi``, such as :class:`~pyro_evidence.ops.basis.RandomVectorFunctionalLink`.
+    :param num_outputs: ``m``, columns of ``Y``.
+    :param alpha: prior precision of the weights: one for all components, or one each, by ``Learned(torch.ones(K))``.
+    :param noise: as for :func:`gaussian_mixture`.
+    :raises BadInput: on settings that cannot be meant.
+    """
+    _check(num_components, alpha)
+    return LinearMixture(num_components, basis, num_outputs, alpha, noise)

@@ -1,0 +1,181 @@
+r"""Laplace's evidence of a mixture of linear-Gaussian kernels: Hessian, gamma, log evidence, all restarts at once.
+
+With :math:`u_{ki}(n) = [\Lambda_k (y_n - W_k g_n)]_i\, g_n` the Hessian of minus the log joint density is
+
+.. math:: H_{(ki),(k'j)} = \delta_{kk'}(\Lambda_{k,ij}\, G\Pi_kG^\top + \alpha\,\delta_{ij})
+    - \delta_{kk'} \sum_n r_{nk}\, u_{ki} u_{kj}^\top + \sum_n r_{nk} r_{nk'}\, u_{ki} u_{k'j}^\top .
+
+Husmeier (2000), eqs. A.25 to A.28 and A.37, where different parts of it are dropped.  Curvatures are given without the
+prior, in blocks: shape ``(R, groups, d, d)``, rows and columns in the order component, output, basis function.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.ops.evidence import log_evidence as laplace
+from pyro_evidence.ops.mixture import Mixture, MixtureData, Statistics, data_precision
+
+MixtureCurvature = Callable[[MixtureData, Mixture, Statistics], Tensor]
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """What every datum says at one point; differentiable."""
+
+    log_joint: Tensor  # (R, K, N)  log p(y_n, k | w)
+    u: Tensor  # (R, K, m, B, N)    its derivative in w
+
+    @property
+    def log_density(self) -> Tensor:
+        """``log p(y_n | w)``, shape ``(R, N)``."""
+        return self.log_joint.logsumexp(-2)
+
+    @property
+    def resp(self) -> Tensor:
+        """``p(k | y_n, w)``, shape ``(R, K, N)``."""
+        return self.log_joint.softmax(-2)
+
+
+def pulls(data: MixtureData, mixture: Mixture) -> Pulls:
+    """Log joint table and its derivative by residuals: no cancellation, and derivatives of every order."""
+    Gt = data.G.unsqueeze(-3).mT  # (..., 1, B, N)
+    e = data.Y.unsqueeze(-3).mT - mixture.w @ Gt
+    seen = torch.ones_like(data.Y) if data.observed is None else data.observed.to(data.Y)
+    e = e * seen.unsqueeze(-3).mT
+    full = mixture.noise.dim() == 4
+    pull = mixture.noise @ e if full else mixture.noise.unsqueeze(-1) * e
+    if full:
+        log_norm = 0.5 * (mixture.noise.logdet() - e.shape[-2] * math.log(math.tau)).unsqueeze(-1)
+    else:
+        log_norm = (0.5 * (mixture.noise / math.tau).log()) @ seen.mT
+    log_joint = log_norm + mixture.log_mixing.unsqueeze(-1) - 0.5 * (e * pull).sum(-2)
+    return Pulls(log_joint, pull.unsqueeze(-2) * Gt.unsqueeze(-3))
+
+
+def log_prior(mixture: Mixture) -> Tensor:
+    """Log prior density of the weights, nats, shape ``(R,)``; pruned components included."""
+    quadratic = mixture.alpha * (mixture.w - mixture.loc).square()
+    return 0.5 * ((mixture.alpha / math.tau).log() - quadratic).sum((-3, -2, -1))
+
+
+def log_joint(data: MixtureData, mixture: Mixture) -> Tensor:
+    """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
+    return pulls(data, mixture).log_density @ data.weight + log_prior(mixture)
+
+
+def full(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    """The exact Hessian, couplings between all components and outputs included, shape ``(R, 1, K m B, K m B)``."""
+    at = pulls(data, mixture)
+    u, weighted = at.u.flatten(-3, -2), at.resp * data.weight
+    own = _expected(data, mixture, weighted) - (u * weighted.unsqueeze(-2)) @ u.mT
+    v = (u * (at.resp * data.weight.sqrt()).unsqueeze(-2)).flatten(-3, -2)
+    return (_block_diagonal(own) + v @ v.mT).unsqueeze(-3)
+
+
+def coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    """One block per component, couplings between its outputs included, shape ``(R, K, m B, m B)``; eq. A.37."""
+    if data.is_constant and data.layout.has_products and data.observed is None:
+        return _coordinate_from_sums(data, mixture, stats)
+    at = pulls(data, mixture)
+    u, weighted = at.u.flatten(-3, -2), at.resp * data.weight
+    return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - at.resp)).unsqueeze(-2)) @ u.mT
+
+
+def block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    """One block per component and output, shape ``(R, K m, B, B)``; eq. A.28.
+
+    For a constant basis with diagonal noise it comes from the E-step's sums at no further cost.
+    """
+    if data.is_constant and mixture.noise.dim() == 3:
+        return _block_from_sums(data, mixture, stats)
+    at = pulls(data, mixture)
+    weighted = at.resp * data.weight
+    expected = _expected(data, mixture, weighted).unflatten(-1, at.u.shape[2:4]).unflatten(-3, at.u.shape[2:4])
+    diagonal = expected.diagonal(dim1=2, dim2=4).movedim(-1, 2)
+    spread = (weighted * (1.0 - at.resp))[..., None, None, :]
+    return (diagonal - (at.u * spread) @ at.u.mT).flatten(1, 2)
+
+
+def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
+    """``Lambda (x) G Pi G'``, shape ``(R, K, m B, m B)``, from responsibilities ``(R, K, N)``."""
+    G = data.G.unsqueeze(-3).unsqueeze(-3)  # (..., 1, 1, N, B)
+    weighted = weighted.unsqueeze(-2).expand(*weighted.shape[:2], data.Y.shape[-1], -1)
+    if data.observed is not None:
+        weighted = weighted * data.observed.mT
+    gram = (weighted.unsqueeze(-2) * G.mT) @ G
+    return data_precision(gram, mixture.noise_matrix)
+
+
+def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    """The same for a constant basis, from ``sum r (1 - r)`` of the features."""
+    layout, w = data.layout, mixture.w.squeeze(-1)
+    mixed = w.unsqueeze(-1) * stats.spread[..., layout.cross.T]
+    squares = w.unsqueeze(-1) * w.unsqueeze(-2) * stats.spread[..., :1, None]
+    products = stats.spread[..., layout.square] - mixed - mixed.mT + squares
+    noise = mixture.noise_matrix
+    return noise * stats.counts[..., None, None] - noise @ products @ noise
+
+
+def _block_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    layout, w, beta = data.layout, mixture.w.squeeze(-1), mixture.noise
+    spread, present = stats.spread, layout.present
+    squares = spread[..., layout.square.diagonal()] - 2.0 * w * spread[..., layout.cross[:, 0]]
+    squares = squares + w.square() * spread[..., present]
+    return (beta * stats.moments[..., present] - beta.square() * squares).flatten(1)[..., None, None]
+
+
+def _block_diagonal(blocks: Tensor) -> Tensor:
+    """Blocks ``(R, K, d, d)`` on the diagonal of ``(R, K d, K d)``."""
+    num, size = blocks.shape[-3:-1]
+    eye = torch.eye(num, dtype=blocks.dtype, device=blocks.device)
+    return (blocks.unsqueeze(-2) * eye[:, None, :, None]).reshape(len(blocks), num * size, num * size)
+
+
+@dataclass(frozen=True)
+class WellDetermined:
+    """How far the data determine each weight."""
+
+    gamma: Tensor  # (R, K, m, B)  between 0 and 1
+    num_clipped: Tensor  # (R,)    negative eigenvalues of the curvature that were taken as zero
+
+
+def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
+    r"""Well-determinedness of each weight; sums over a block are :math:`\sum_v \epsilon_v / (\alpha + \epsilon_v)`.
+
+    Husmeier (2000), eq. 2.20, with the eigenvalues clipped at zero: away from a mode, and in blocks of the Hessian
+    even there, they may be negative, and gamma with them.
+
+    :param A: curvature without the prior, shape ``(R, groups, d, d)``.
+    :param alpha: prior precision, shape ``(R, K, m, B)``.
+    """
+    scale = alpha.reshape(A.shape[:-1]).rsqrt()
+    if A.shape[-1] == 1:
+        ratio = (A.squeeze(-1) * scale.square()).clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0
+        return WellDetermined((ratio / (1.0 + ratio)).reshape(alpha.shape), (A < 0).sum((1, 2, 3)))
+    values, vectors = torch.linalg.eigh(scale.unsqueeze(-1) * A * scale.unsqueeze(-2))
+    kept = values.clamp(min=0.0)  # as above
+    gamma = (vectors.square() @ (kept / (1.0 + kept)).unsqueeze(-1)).reshape(alpha.shape)
+    return WellDetermined(gamma, (values < -1e-10 * values.abs().amax(-1, keepdim=True)).sum((1, 2)))
+
+
+def log_evidence(log_joint: Tensor, A: Tensor, alpha: Tensor) -> Tensor:
+    """Laplace's log evidence, nats, shape ``(R,)``; nan where curvature plus prior is not positive definite.
+
+    At a mode full >= coordinate >= block, by Fischer's inequality.  Husmeier (2000), eq. 2.11 with all K m B weights.
+    A pruned component, at its prior mean, contributes exactly nothing.
+    """
+    H = A + alpha.reshape(A.shape[:-1]).diag_embed() if A.shape[-1] > 1 else A.flatten(1) + alpha.flatten(1)
+    return laplace(log_joint, _log_det(H), alpha[0].numel())
+
+
+def _log_det(H: Tensor) -> Tensor:
+    """Sum of log determinants of blocks ``(R, groups, d, d)`` or numbers ``(R, groups)``; nan if not positive."""
+    if H.dim() == 2:
+        return H.log().sum(-1)
+    tril, info = torch.linalg.cholesky_ex(H)
+    log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
+    return torch.where((info == 0).all(-1), log_det, torch.nan)

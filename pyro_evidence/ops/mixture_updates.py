@@ -1,0 +1,283 @@
+r"""Rounds of evidence-regularised EM: functions that an engine is handed, each with its equation and its flaw.
+
+Every one of them maps an :class:`EStep` to the next :class:`Mixture`.  In all, ``s`` is the component's sum of weighted
+squared residuals, ``N_k`` its expected number of data, ``M`` the prior mean; sums run over whatever shares a
+hyperparameter.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.ops import mixture_slopes
+from pyro_evidence.ops.mixture import (
+    Mixture,
+    MixtureData,
+    Statistics,
+    e_step,
+    residual_products,
+    residual_squares,
+    solve_weights,
+)
+from pyro_evidence.ops.mixture_evidence import MixtureCurvature, WellDetermined, well_determined
+
+LARGEST_NOISE = 1e12  # precision in units of the data's: one point, or ties, make the likelihood unbounded
+ALPHA_RANGE = (1e-8, 1e8)  # in units of the data's variance; beyond, the prior is flat or a point
+
+
+@dataclass(frozen=True)
+class Ties:
+    """Which weights share a prior precision, which outputs a noise precision, and which of them are learned.
+
+    A precision is its group's value times a ratio.
+    """
+
+    alpha_group: Tensor  # (K, m, B) long
+    alpha_ratio: Tensor  # (K, m, B)
+    beta_group: Tensor  # (K, m) long
+    beta_ratio: Tensor  # (K, m)
+    alpha_free: Tensor  # (K, m, B) bool
+    beta_free: Tensor  # (K, m) bool
+    mixing_free: bool = True
+
+
+@dataclass(frozen=True)
+class EStep:
+    """One iterate with all that an update may ask of it.  Its parts belong to the same point."""
+
+    data: MixtureData
+    mixture: Mixture
+    ties: Ties
+    curvature: MixtureCurvature
+    stats: Statistics
+
+    @cached_property
+    def A(self) -> Tensor:
+        """Curvature of the log likelihood, shape ``(R, groups, d, d)``."""
+        return self.curvature(self.data, self.mixture, self.stats)
+
+    @cached_property
+    def well_determined(self) -> WellDetermined:
+        """Gamma of each weight, shape ``(R, K, m, B)``, pruned components at zero."""
+        return well_determined(self.A, self.mixture.alpha)
+
+    @cached_property
+    def gamma(self) -> Tensor:
+        """Gamma per component and output, shape ``(R, K, m)``."""
+        return self.well_determined.gamma.sum(-1)
+
+    @cached_property
+    def subtracted(self) -> Tensor:
+        """What is taken from ``N_k``: the component's whole gamma if unconditional (A.39), else the output's (2.23)."""
+        gamma = self.gamma
+        return gamma.sum(-1, keepdim=True).expand_as(gamma) if self.data.is_constant else gamma
+
+
+Update = Callable[[EStep], Mixture]
+
+
+def estep(data: MixtureData, mixture: Mixture, ties: Ties, curvature: MixtureCurvature) -> EStep:
+    """The iterate at ``mixture``."""
+    return EStep(data, mixture, ties, curvature, e_step(data, mixture, spread=data.is_constant))
+
+
+def literal(at: EStep) -> Mixture:
+    r"""Husmeier (2000), eqs. 2.21 to 2.24, and A.38, A.39 for an unconditional density, as printed.
+
+    .. math:: 1/\beta_{ki} = s_{ki} / (N_k - \gamma_k), \quad \alpha_k = \gamma_k / \|w_k\|^2
+
+    Flaws: the norm is not centred on the prior mean, so that the prior vanishes when the data are moved away from the
+    origin; unconditionally the component's whole gamma is taken from every output, which inflates variances and is
+    what regularises; not a stationary point of the evidence; nothing bounds it when values are tied.
+    """
+    w = solve_weights(at.stats, at.data.layout, at.mixture)
+    noise = _noise(at, w, at.subtracted, 0.0)
+    return _next(at, w, noise, _alpha(at, w.square()), at.subtracted)
+
+
+def derived(at: EStep) -> Mixture:
+    r"""The paper's derivation carried through: gamma of the output itself, norm centred on the prior mean.
+
+    .. math:: 1/\beta_{ki} = s_{ki} / (N_k - \gamma_{ki}), \quad \alpha_k = \gamma_k / \|w_k - M\|^2
+
+    Flaws: exact for one kernel only, since responsibilities move with beta and with the mixing; the mixing is that of
+    EM; on small samples it keeps superfluous kernels; nothing bounds it when values are tied.
+    """
+    w = solve_weights(at.stats, at.data.layout, at.mixture)
+    noise = _noise(at, w, at.gamma, 0.0)
+    return _next(at, w, noise, _alpha(at, (w - at.mixture.loc).square()), at.gamma)
+
+
+def exact(at: EStep) -> Mixture:
+    r"""A fixed point at which the Laplace log evidence is stationary.
+
+    .. math:: \beta_{ki} = \frac{N_k - c_{ki}}{s_{ki}},\quad \alpha_k = \frac{m\tilde n - d_k}{\|w_k - M\|^2},\quad
+        \pi_k = \frac{N_k - e_k/2}{N}
+
+    with c, d, e the *total* derivatives of log det H in log beta, log alpha and the logits of the mixing, the mode's
+    own movement included.  Flaw: it finds the nearest maximum of an evidence that has spurious ones, where a kernel
+    sits on a few points; start it from the end of another update.
+    """
+    w = solve_weights(at.stats, at.data.layout, at.mixture)
+    slopes = mixture_slopes.log_det_slopes(at.data, at.mixture)
+    if at.mixture.noise.dim() == 4:
+        noise = _inverse(
+            (residual_products(at.stats, at.data.layout, w) + slopes.noise) / at.stats.counts[..., None, None]
+        )
+    else:
+        noise = _noise(at, w, slopes.noise, 0.0)
+    squares = at.ties.alpha_ratio * (w - at.mixture.loc).square()
+    alpha = _tied((1.0 - slopes.alpha) * _on(at), squares * _on(at), at.ties.alpha_group) * at.ties.alpha_ratio
+    return _next(at, w, noise, alpha, at.gamma, at.stats.counts - 0.5 * slopes.logits)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    r"""The default: the paper's inflation of variances, norm centred, and a gamma prior on beta.
+
+    .. math:: 1/\beta_{ki} = (s_{ki} + 2\rho v_i) / (N_k - \gamma_k), \quad \alpha_k = \gamma_k / \|w_k - M\|^2
+
+    with ``v_i`` the variance of output i.  A component with ``N_k <= gamma_k`` is pruned.  Taking the whole gamma from
+    every output is a heuristic that widens kernels on few data, not a consequence of the evidence; the gamma prior
+    (Ormoneit and Tresp, 1996) is needed because tied values make the evidence unbounded.
+
+    :ivar rho: strength of the gamma prior, in data.
+    """
+
+    rho: float = 0.05
+
+    def __call__(self, at: EStep) -> Mixture:
+        """One round."""
+        w = solve_weights(at.stats, at.data.layout, at.mixture)
+        noise = _noise(at, w, at.subtracted, self.rho)
+        return _next(at, w, noise, _alpha(at, (w - at.mixture.loc).square()), at.subtracted)
+
+
+@dataclass(frozen=True)
+class Unregularised:
+    """EM without a prior on the weights; directions of eigenvalue below ``cutoff`` times the largest are left at zero.
+
+    With ``rho = 0`` and a constant basis it is plain EM, with ``cutoff`` the eigenvalue cut-off of Husmeier (2000),
+    sec. 4.2.  Flaw: the likelihood is unbounded; kernels collapse on single points.
+
+    :ivar rho: strength of a gamma prior on beta, in data; 0 for none.
+    """
+
+    rho: float = 0.0
+    cutoff: float = 1e-6  # relative; Husmeier (2000), footnote 12
+
+    def __call__(self, at: EStep) -> Mixture:
+        """One round; alpha stays."""
+        w = _pseudo_solve(at, self.cutoff)
+        nothing = torch.zeros_like(at.stats.counts).unsqueeze(-1).expand(*w.shape[:-1])
+        return _next(at, w, _noise(at, w, nothing, self.rho), at.mixture.alpha, nothing)
+
+
+@dataclass(frozen=True)
+class WeightDecay:
+    """A fixed prior precision of the weights, and a gamma prior on beta: MAP of Ormoneit and Tresp (1996), eq. 4.4.
+
+    :ivar alpha: prior precision, in units of the standardised data.
+    :ivar rho: strength of the gamma prior, in data; 0 for plain weight decay.
+    """
+
+    alpha: float
+    rho: float = 0.0
+
+    def __call__(self, at: EStep) -> Mixture:
+        """One round; gamma is not looked at."""
+        fixed = replace(at.mixture, alpha=torch.full_like(at.mixture.alpha, self.alpha))
+        w = solve_weights(at.stats, at.data.layout, fixed)
+        nothing = torch.zeros_like(at.stats.counts).unsqueeze(-1).expand(*w.shape[:-1])
+        return _next(at, w, _noise(at, w, nothing, self.rho), fixed.alpha, nothing)
+
+
+def _tied(top: Tensor, bottom: Tensor, group: Tensor) -> Tensor:
+    """Ratio of the sums over each group, expanded again, shape of ``top``."""
+    sums = top.new_zeros(2, len(top), int(group.max()) + 1)
+    sums[0].index_add_(1, group.flatten(), top.flatten(1))
+    sums[1].index_add_(1, group.flatten(), bottom.flatten(1))
+    return (sums[0] / sums[1])[:, group]
+
+
+def _on(at: EStep) -> Tensor:
+    """1 for weights of components that are not pruned, shape ``(R, K, 1, 1)``."""
+    return at.mixture.active[..., None, None].to(at.mixture.w)
+
+
+def _alpha(at: EStep, squares: Tensor) -> Tensor:
+    """Prior precisions ``gamma / squares``, ties kept."""
+    ratio = at.ties.alpha_ratio
+    gamma = at.well_determined.gamma
+    return _tied(gamma * _on(at), ratio * squares * _on(at), at.ties.alpha_group).clamp(*ALPHA_RANGE) * ratio
+
+
+def _noise(at: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor:
+    """Noise precisions ``(N_k - subtracted) / (s + 2 rho)``, ties kept."""
+    counts = _output_counts(at)
+    left = counts - subtracted
+    left = torch.where(left > 0, left, counts)  # the last kernel of all is kept, without correction
+    if at.mixture.noise.dim() == 4:
+        scatter = residual_products(at.stats, at.data.layout, w)
+        ridge = 2.0 * rho * torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
+        return _inverse((scatter + ridge) / left[..., :1].unsqueeze(-1))
+    squares = at.ties.beta_ratio * (residual_squares(at.stats, at.data.layout, w) + 2.0 * rho)
+    on = _on(at).squeeze(-1)
+    return _tied(left * on, squares * on, at.ties.beta_group).clamp(max=LARGEST_NOISE) * at.ties.beta_ratio
+
+
+def _output_counts(at: EStep) -> Tensor:
+    """Expected number of observed values of each output, shape ``(R, K, m)``."""
+    return at.stats.moments[..., at.data.layout.present]
+
+
+def _inverse(covariance: Tensor) -> Tensor:
+    return torch.linalg.inv(0.5 * (covariance + covariance.mT))
+
+
+def _pseudo_solve(at: EStep, cutoff: float) -> Tensor:
+    """Unregularised weights, zero along poorly determined directions, shape ``(R, K, m, B)``."""
+    layout = at.data.layout
+    gram, cross = at.stats.moments[..., layout.gram], at.stats.moments[..., layout.cross]
+    if gram.shape[-1] == 1:
+        return cross / gram.squeeze(-1)
+    gram = gram if at.data.observed is not None else gram[..., :1, :, :]
+    values, vectors = torch.linalg.eigh(gram)
+    kept = values > cutoff * values[..., -1:]
+    inverse = torch.where(kept, 1.0 / torch.where(kept, values, 1.0), 0.0)
+    return (vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ cross.unsqueeze(-1)))).squeeze(-1)
+
+
+def _next(
+    at: EStep, w: Tensor, noise: Tensor, alpha: Tensor, subtracted: Tensor, expected: Tensor | None = None
+) -> Mixture:
+    """The next mixture: what is held fixed put back, components that have died put out."""
+    old, ties = at.mixture, at.ties
+    counts = at.stats.counts if expected is None else expected
+    noise = noise if noise.dim() == 4 else torch.where(ties.beta_free, noise, old.noise)
+    alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
+    keep = _survivors(at, subtracted)
+    log_mixing = (counts / counts.sum(-1, keepdim=True)).log() if ties.mixing_free else old.log_mixing
+    return pruned(Mixture(w, noise, log_mixing, alpha, old.loc), keep)
+
+
+def _survivors(at: EStep, subtracted: Tensor) -> Tensor:
+    """Components with more data than well-determined parameters; at least one, shape ``(R, K)`` bool."""
+    margin = at.stats.counts - subtracted.amax(-1)
+    keep = at.mixture.active & (margin > 1e-6)  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
+    best = torch.where(at.mixture.active, margin, -torch.inf).argmax(-1, keepdim=True)
+    return keep.scatter(-1, best, True)
+
+
+def pruned(mixture: Mixture, keep: Tensor) -> Mixture:
+    """The mixture without the components where ``keep`` ``(R, K)`` is False; they stand at their prior mean."""
+    log_mixing = torch.where(keep, mixture.log_mixing, -torch.inf).log_softmax(-1)
+    on = keep[..., None, None]
+    w = torch.where(on, mixture.w, mixture.loc)
+    if mixture.noise.dim() == 3:
+        return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(keep.unsqueeze(-1), mixture.noise, 1.0))
+    eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
+    return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(on, mixture.noise, eye))

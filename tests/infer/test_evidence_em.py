@@ -1,0 +1,299 @@
+"""The engine: numbers on Ripley's data, laws of units and weights, agreement of its ways, and what it refuses."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import MCMC, NUTS
+from torch import Tensor
+
+from pyro_evidence import datasets
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.infer import mixture_generic
+from pyro_evidence.infer.class_conditional import class_conditional
+from pyro_evidence.infer.evidence_em import EvidenceEM
+from pyro_evidence.infer.iterate import Stop
+from pyro_evidence.infer.mixture_start import Start
+from pyro_evidence.laplace import laplace_state, problem
+from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.models.mixture import (
+    DiagonalNoise,
+    FullNoise,
+    SharedNoise,
+    gaussian_mixture,
+    linear_mixture,
+)
+from pyro_evidence.models.regression import Learned
+from pyro_evidence.ops import mixture_evidence
+from pyro_evidence.ops.basis import Linear
+from pyro_evidence.ops.mixture_updates import Unregularised, WeightDecay, exact
+from pyro_evidence.program import LogJoint
+
+assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
+
+
+def two_blobs(num_data: int = 60) -> Tensor:
+    torch.manual_seed(0)
+    half = num_data // 2
+    return torch.cat([torch.randn(half, 2), torch.tensor([6.0, 3.0]) + 0.5 * torch.randn(num_data - half, 2)])
+
+
+def fit(Y: Tensor, num_components: int = 6, **settings: object) -> MixturePosterior:
+    found = EvidenceEM(gaussian_mixture(num_components), **settings).run(Y)  # type: ignore[arg-type]
+    assert isinstance(found, MixturePosterior)
+    return found
+
+
+@pytest.mark.parametrize("num_components", [2, 10, 20])
+def test_ripley_with_default_settings(num_components: int, data_dir: Path) -> None:
+    """The numbers that were set before this code was written: E1, E2 and the error on the test set, K = 2 per class."""
+    train, test = datasets.ripley_train(), datasets.ripley_test()
+    engine = EvidenceEM(gaussian_mixture(num_components), start=Start(seed=num_components))
+    found = class_conditional(engine, train.X, train.t)
+    log_density = found.log_density(test.X)
+    assert [p.num_components for p in found.posteriors] == [2, 2]
+    assert -float(log_density[test.t == 0, 0].mean()) <= 0.080
+    assert -float(log_density[test.t == 1, 1].mean()) <= 0.073
+    assert float((found.predict(test.X) != test.t).double().mean()) <= 0.091
+
+
+def test_exact_update_reaches_the_maximum_of_the_evidence(data_dir: Path) -> None:
+    """-19.5917 by L-BFGS on the evidence of the model with one alpha per kernel, in raw units."""
+    train = datasets.ripley_train()
+    model = gaussian_mixture(2, units=raw_units, alpha=Learned(torch.ones(2)))
+    stop = Stop(tolerance=1e-12, gradient_tolerance=1e-10, num_steps=1000, throw=False)
+    engine = EvidenceEM(model, update=exact, deletion=None, start=Start(warm_up=30, alpha=1.0), stop=stop)
+    assert float(engine.run(train.X[train.t == 0]).log_evidence) == pytest.approx(-19.5917, abs=5e-5)
+
+
+def raw_units(Y: Tensor) -> tuple[Tensor, Tensor]:
+    """Prior about the mean, in the units of the data."""
+    return Y.mean(0), torch.ones_like(Y[0])
+
+
+def test_closed_form_and_generic_way_agree() -> None:
+    """Same model: exact update against the gradient of the evidence by autograd, from a start nearby."""
+    Y = two_blobs()
+    model = gaussian_mixture(2, units=raw_units, alpha=Learned(torch.ones(2)))
+    stop = Stop(tolerance=1e-13, gradient_tolerance=1e-11, num_steps=2000, throw=False)
+    engine = EvidenceEM(model, update=exact, deletion=None, start=Start(restarts=1, warm_up=30), stop=stop)
+    found = engine.run(Y)
+    assert isinstance(found, MixturePosterior)
+    joint = LogJoint(model, (Y,))
+    start = found.state.u + 0.01
+    best, _ = mixture_generic.climb_evidence(joint, start.unsqueeze(0), 3, Stop(throw=False, progress=False))
+    assert_approx(best.state.laplace.log_evidence, found.log_evidence, rtol=1e-8, atol=1e-8)
+    assert_approx(best.state.laplace.u, found.state.u, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("noise", [DiagonalNoise(), FullNoise(), SharedNoise()])
+def test_the_posterior_is_laplaces_of_the_pyro_model(noise: DiagonalNoise | FullNoise | SharedNoise) -> None:
+    """Oracle: the generic Laplace approximation of the very model that NUTS would sample, by autograd."""
+    found = EvidenceEM(gaussian_mixture(4, noise=noise)).run(two_blobs())
+    joint = LogJoint(found.model, (two_blobs(),))
+    state = laplace_state(problem(joint), joint.initial_theta, found.state.u)
+    assert_approx(state.log_evidence, found.log_evidence)
+    assert_approx(state.u, found.state.u)
+    assert_approx(state.precision.variance[0], found.state.precision.variance[0])
+
+
+def test_steps_are_a_run() -> None:
+    Y = two_blobs()
+    engine = EvidenceEM(gaussian_mixture(3), deletion=None, stop=Stop(num_steps=20, tolerance=0.0, throw=False))
+    whole = engine.run(Y)
+    losses = [engine.step(Y) for _ in range(21)]
+    assert_exact(engine.posterior.log_evidence, whole.log_evidence)
+    assert_exact(torch.tensor(losses), -torch.tensor(whole.log_evidences))
+
+
+@pytest.mark.parametrize("noise", [DiagonalNoise(), FullNoise(), SharedNoise()])
+def test_units_change_nothing_else(noise: DiagonalNoise | FullNoise | SharedNoise) -> None:
+    Y = two_blobs()
+    scale, shift = torch.tensor([1000.0, 1.0]), torch.tensor([0.0, 1e6])
+    one = EvidenceEM(gaussian_mixture(5, noise=noise)).run(Y)
+    other = EvidenceEM(gaussian_mixture(5, noise=noise)).run(Y * scale + shift)
+    assert isinstance(one, MixturePosterior) and isinstance(other, MixturePosterior)
+    assert_approx(other.log_evidence, one.log_evidence - len(Y) * math.log(1000.0), rtol=1e-6, atol=1e-4)
+    assert one.num_components == other.num_components
+    centres = [p.mode["w"][p.active].sort(0).values for p in (one, other)]
+    assert_approx(centres[1], centres[0] * scale + shift, rtol=1e-5, atol=1e-4)
+    assert_approx(other.mean(), one.mean() * scale + shift, rtol=1e-6, atol=1e-4)
+
+
+def test_weights_are_copies() -> None:
+    """Up to the prior, which stands about the mean of the data as they are given."""
+    Y = two_blobs(30)
+    weight = torch.arange(30) % 3 + 1.0
+    model = gaussian_mixture(3, units=unit_prior)
+    once = EvidenceEM(model).run(Y, weight)
+    copies = EvidenceEM(model).run(Y.repeat_interleave(weight.long(), 0))
+    assert_approx(once.log_evidence, copies.log_evidence)
+    assert_approx(once.mode["w"], copies.mode["w"])
+
+
+def unit_prior(Y: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.tensor([2.0, 1.0]), torch.tensor([3.0, 2.0])
+
+
+def test_nothing_global_changes() -> None:
+    pyro.get_param_store()["mine"] = torch.ones(())
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    found = fit(two_blobs(), start=Start(restarts=2))
+    torch.manual_seed(5)
+    fit(two_blobs(), start=Start(restarts=2))
+    found.get_samples(3, seed=0), found.responsibilities(), found.sample(2, seed=1)
+    assert list(pyro.get_param_store().keys()) == ["mine"]
+    torch.manual_seed(5)
+    Y = two_blobs()
+    state = torch.random.get_rng_state()
+    fit(Y)
+    assert torch.equal(state, torch.random.get_rng_state()) and before is not None
+
+
+def test_what_a_posterior_says() -> None:
+    Y = two_blobs()
+    found = fit(Y)
+    resp = found.responsibilities()
+    assert found.num_components == 2 and resp.shape == (60, 6)
+    assert_exact(resp.sum(-1), torch.ones(60))
+    assert_exact(resp[:, ~found.active], torch.zeros(60, 4))
+    assert_exact(found.responsibilities(Y[:7]), resp[:7])
+    assert_approx(found.mean()[0], Y.mean(0), rtol=0.05, atol=0.05)
+    assert_exact(found.density().log_prob(Y), found.log_prob(Y))
+    assert found.get_samples(9, seed=0)["w"].shape == (9, 6, 2)
+    median = found.density().quantile(0.5)
+    assert_exact(found.density().cdf(median[0]), torch.full((1, 2), 0.5))
+    assert found.gamma.keys() == {"alpha"} and 3.5 < float(found.gamma["alpha"]) <= 4.0
+    assert found.diagnostics(500)["num_components"] == 2
+
+
+def test_a_posterior_survives_the_disk(tmp_path: Path) -> None:
+    found = fit(two_blobs())
+    found.save(tmp_path / "fit.pt")
+    again = MixturePosterior.load(tmp_path / "fit.pt", gaussian_mixture(6))
+    assert_exact(again.log_evidence, found.log_evidence)
+    assert_exact(again.responsibilities(), found.responsibilities())
+    assert_exact(again.gamma["alpha"], found.gamma["alpha"])
+    assert again.num_components == found.num_components
+
+
+def test_nuts_runs_on_the_models_posterior_and_agrees() -> None:
+    found = fit(two_blobs(), num_components=2)
+    kernel = NUTS(found.model)
+    kernel.setup(10, two_blobs())
+    mcmc = MCMC(
+        NUTS(found.model),
+        num_samples=200,
+        warmup_steps=50,
+        initial_params={"w": found.mode["w"]},
+        disable_progbar=True,
+    )
+    mcmc.run(two_blobs())
+    drawn, sd = mcmc.get_samples()["w"], found.get_samples(4000, seed=0)["w"].std(0)
+    assert float(((drawn.mean(0) - found.mode["w"]).abs() / sd).max()) < 0.4
+    assert float((drawn.std(0) / sd - 1.0).abs().max()) < 0.35
+
+
+def test_conditional_density_of_two_lines() -> None:
+    torch.manual_seed(0)
+    x = 4.0 * torch.rand(200, 1) - 2.0
+    sign = torch.where(torch.rand(200, 1) < 0.3, 1.0, -1.0)
+    y = sign * x + 0.2 * torch.randn(200, 1)
+    found = EvidenceEM(linear_mixture(5, Linear())).run(x, y)
+    assert isinstance(found, MixturePosterior)
+    assert found.num_components == 2
+    assert_approx(found.mode["w"][found.active, 0, 0].sort().values, torch.tensor([-1.0, 1.0]), rtol=0.1, atol=0.1)
+    ahead = torch.tensor([[2.0], [0.0]])
+    assert found.mean(ahead).shape == (2, 1)
+    assert float(found.mean(ahead)[0, 0]) == pytest.approx(0.3 * 2.0 - 0.7 * 2.0, abs=0.4)
+    assert float(found.variance(ahead)[0, 0]) > 1.0 > float(found.variance(ahead)[1, 0])
+    assert found.sample(11, ahead, seed=0).shape == (11, 2, 1)
+
+
+def student(Y: Tensor) -> None:
+    """No Gaussian kernels."""
+    centre = pyro.sample("centre", dist.Normal(torch.tensor([0.0, 6.0]), 1.0).to_event(1))
+    with pyro.plate("data", len(Y)):
+        k = pyro.sample("k", dist.Categorical(torch.tensor([0.5, 0.5])))
+        pyro.sample("y", dist.StudentT(4.0, centre[k]), obs=Y)
+
+
+def test_any_model_with_one_discrete_site_takes_the_generic_way() -> None:
+    """Oracle: quadrature over both centres."""
+    Y = two_blobs()[:, 0]
+    found = EvidenceEM(student, start=Start(restarts=2)).run(Y)
+    grid = torch.linspace(-3.0, 9.0, 401)
+    each = dist.StudentT(4.0, grid[:, None]).log_prob(Y) - math.log(2.0)
+    prior = [dist.Normal(m, 1.0).log_prob(grid) for m in (0.0, 6.0)]
+    rows = torch.stack([torch.logaddexp(row, each).sum(-1) for row in each])
+    expected = (rows + prior[0][:, None] + prior[1]).logsumexp((0, 1)) + 2.0 * (grid[1] - grid[0]).log()
+    assert float(found.log_evidence) == pytest.approx(float(expected), abs=0.02)
+
+
+def no_labels(Y: Tensor) -> None:
+    mean = pyro.sample("mean", dist.StudentT(4.0, 0.0, 1.0))
+    with pyro.plate("data", len(Y)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=Y)
+
+
+def test_a_model_without_components_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="discrete"):
+        EvidenceEM(no_labels).run(torch.randn(9))
+
+
+@pytest.mark.parametrize(
+    ("Y", "message"),
+    [
+        (torch.tensor([[1.0, math.nan], [0.0, 1.0]]), "nan"),
+        (torch.tensor([[1.0, math.inf], [0.0, 1.0]]), "inf"),
+        (torch.zeros(3), r"shape \(3,\)"),
+        (torch.zeros(0, 2), "shape|empty|rows"),
+    ],
+)
+def test_bad_data_are_refused(Y: Tensor, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        fit(Y)
+
+
+@pytest.mark.parametrize("num_components", [0, -1, 2.0, True])
+def test_bad_numbers_of_components_are_refused(num_components: object) -> None:
+    with pytest.raises(BadInput, match="num_components"):
+        gaussian_mixture(num_components)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "Y",
+    [
+        torch.tensor([[1.0, 2.0]]),
+        torch.tensor([[1.0, 2.0]] * 5),
+        torch.cat([torch.linspace(0, 1, 9)[:, None], torch.ones(9, 1)], -1),
+        torch.cat([two_blobs(), torch.tensor([[1e9, 0.0]])]),
+        torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.0, 1.0]]),
+    ],
+    ids=["one point", "identical points", "constant column", "far outlier", "fewer points than components"],
+)
+def test_poor_data_give_a_finite_answer(Y: Tensor) -> None:
+    found = fit(Y)
+    assert math.isfinite(float(found.log_evidence)) and found.num_components >= 1
+
+
+def test_weights_that_sum_to_zero_are_refused() -> None:
+    with pytest.raises(BadInput, match="weight"):
+        EvidenceEM(gaussian_mixture(2)).run(two_blobs(), torch.zeros(60))
+
+
+@pytest.mark.parametrize("update", [Unregularised(rho=0.01), WeightDecay(0.1, rho=0.1)])
+def test_baselines_are_one_line_each(update: Unregularised | WeightDecay) -> None:
+    found = fit(two_blobs(), update=update, deletion=None, curvature=mixture_evidence.block)
+    assert math.isfinite(float(found.log_evidence))
+
+
+def test_a_class_with_one_datum_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"classes \[1"):
+        class_conditional(EvidenceEM(gaussian_mixture(2)), torch.randn(5, 2), torch.tensor([0, 0, 0, 0, 1]))
