@@ -65,9 +65,7 @@ def half(name: str, sigma: float) -> tuple[Tensor, Tensor]:
     rows = torch.randperm(len(X), generator=torch.Generator().manual_seed(100))[: len(X) // 2]
     assert data.t is not None
     t = (data.t == data.t.max()).double()[rows]
-    return torch.cat(
-        [(-torch.cdist(X[rows], X[rows]) / (2.0 * sigma**2)).exp(), torch.ones(len(rows), 1)], 1
-    ), t
+    return torch.cat([(-torch.cdist(X[rows], X[rows]) / (2.0 * sigma**2)).exp(), torch.ones(len(rows), 1)], 1), t
 
 
 def revm_seconds(problem: tuple[Tensor, Tensor], prior: AxisPrior) -> float:
@@ -89,9 +87,7 @@ def against_each_other() -> None:
     for name, sigmas in SIGMAS.items():
         ours, theirs = (half(name, sigma) for sigma in sigmas)
         grevm, lrevm = (revm_seconds(ours, prior) for prior in (GaussianPrior(), LaplacePrior()))
-        engines = seconds(partial(RVM(model, stop=STOP).run, *theirs), 2) / seconds(
-            partial(REVM(model).run, *ours)
-        )
+        engines = seconds(partial(RVM(model, stop=STOP).run, *theirs), 2) / seconds(partial(REVM(model).run, *ours))
         ratios = f"{lrevm / grevm:.1f} | {rvm_seconds(theirs) / grevm:.1f} | {engines:.1f}"
         print(f"| {name} | {len(ours[0])} | {grevm:.4f} | {ratios} |", flush=True)
 
@@ -129,15 +125,11 @@ def against_eigh(size: int) -> None:
     A = Phi.T @ Phi
     one = seconds(lambda: torch.linalg.eigh(A), 1)
     whole = seconds(lambda: REVM(model, ridge=1e-2).run(Phi, t), 1)
-    print(
-        f"\nGREVM end to end, N = M = {size}: {whole:.2f} s, {whole / one:.2f} times one eigh ({one:.2f} s)"
-    )
+    print(f"\nGREVM end to end, N = M = {size}: {whole:.2f} s, {whole / one:.2f} times one eigh ({one:.2f} s)")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=2000)
     size = parser.parse_args().size
     against_each_other()

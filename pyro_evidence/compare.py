@@ -80,9 +80,7 @@ class Comparison:
         """The table for a README or an issue."""
         head, *body = self._cells()
         lines = [head, ["---"] * len(head), *body]
-        table = "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-        )
+        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
         return "\n".join([table, *(f"- {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
@@ -128,23 +126,19 @@ def compare(
     name = reference if reference is not None else next(reversed(list(engines)), "")
     if len(engines) < 2 or name not in engines:
         raise BadInput(
-            f"engines {list(engines)}, reference {reference!r}; expected two engines or more, the "
-            "reference among them."
+            f"engines {list(engines)}, reference {reference!r}; expected two engines or more, the reference among them."
         )
     done: dict[str, Run] = {}
     for each, engine in engines.items():
         done[each] = run(each, engine, model, (args, kwargs), done)
     if done[name].failure or done[name].num_draws < 2:
         raise BadInput(
-            f"the reference '{name}' gave {done[name].num_draws} draws; expected at least 2. "
-            f"{done[name].failure}"
+            f"the reference '{name}' gave {done[name].num_draws} draws; expected at least 2. {done[name].failure}"
         )
     return _compared(_relabelled(done, name, (args, kwargs)), name, (held_out, kwargs), seed)
 
 
-def _relabelled(
-    done: dict[str, Run], name: str, data: tuple[tuple[Any, ...], dict[str, Any]]
-) -> dict[str, Run]:
+def _relabelled(done: dict[str, Run], name: str, data: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Run]:
     """All runs of a mixture under the reference's labels; others as they are."""
     joint = _joint(done[name], data)
     if num_components(joint) == 1:
@@ -209,9 +203,7 @@ def _distances(a: Draws, b: Draws, sites: list[str], seed: int) -> dict[str, flo
 def _flat(draws: Draws, sites: list[str]) -> Tensor:
     return torch.cat(
         [
-            draws[s].double().flatten(0, 1).flatten(1)
-            if draws[s].dim() > 2
-            else draws[s].double().reshape(-1, 1)
+            draws[s].double().flatten(0, 1).flatten(1) if draws[s].dim() > 2 else draws[s].double().reshape(-1, 1)
             for s in sites
         ],
         -1,

@@ -68,13 +68,9 @@ class EvidenceComparison:
 
     def __str__(self) -> str:
         width = max(5, *(len(row.name) for row in self.rows))
-        head = (
-            f"{'model':{width}}  log evidence      +-   log BF     +-  probability   Laplace  hypers  log K!"
-        )
+        head = f"{'model':{width}}  log evidence      +-   log BF     +-  probability   Laplace  hypers  log K!"
         lines = [head, *(self._line(row, width) for row in self.rows)]
-        return "\n".join(
-            [*lines, *self.doubts, *(f"{row.name}: {d}" for row in self.rows for d in row.doubts)]
-        )
+        return "\n".join([*lines, *self.doubts, *(f"{row.name}: {d}" for row in self.rows for d in row.doubts)])
 
     def _line(self, row: Row, width: int) -> str:
         factor, error = self.log_bayes_factor(row.name, self.rows[0].name)
@@ -128,9 +124,7 @@ def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, object]
         )
     odd = {n: type(p).__name__ for n, p in posteriors.items() if not isinstance(p, LaplacePosterior)}
     if odd:
-        raise BadInput(
-            f"{odd} have no density to check; expected posteriors as engine.run(...) returns them."
-        )
+        raise BadInput(f"{odd} have no density to check; expected posteriors as engine.run(...) returns them.")
     unknown = [n for names in others for n in names if n not in posteriors]
     if unknown:
         raise BadInput(f"{unknown} name no posterior; expected names among {list(posteriors)}.")
@@ -174,8 +168,7 @@ def different_data(posteriors: Mapping[str, LaplacePosterior]) -> list[str]:
     if len(set(hashes.values())) == 1:
         return []
     sites = "; ".join(
-        f"{n} observes {_described(joint, posteriors[n])}, hash {hashes[n][:8]}"
-        for n, joint in joints.items()
+        f"{n} observes {_described(joint, posteriors[n])}, hash {hashes[n][:8]}" for n, joint in joints.items()
     )
     return [
         f"the posteriors were fitted to different data: {sites}. Evidences of different data cannot be "

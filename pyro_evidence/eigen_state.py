@@ -100,10 +100,7 @@ class EigenState(OnAxesState):
 
         Not for comparing models: the axes come from the data, and it errs high where the quadratic does.
         """
-        return (
-            self.base_log_likelihood
-            + (self.recipe.prior.log_gain(self.axes.wald) - 0.5 * self.axes.wald).sum()
-        )
+        return self.base_log_likelihood + (self.recipe.prior.log_gain(self.axes.wald) - 0.5 * self.axes.wald).sum()
 
 
 def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) -> Tensor:
@@ -116,9 +113,7 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
         raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
     alpha = torch.full_like(start[:num_weights], ridge)
     try:
-        y = climbed(
-            target, alpha, start if isinstance(target, LinearTarget) else _approached(target, alpha, start)
-        )
+        y = climbed(target, alpha, start if isinstance(target, LinearTarget) else _approached(target, alpha, start))
     except (NotAMode, RuntimeError) as error:
         raise _improper() if ridge == 0.0 else error from error
     if ridge == 0.0 and (separable(target, y, num_weights) or _singular(target.precision(y.unsqueeze(0))[0])):
@@ -135,9 +130,7 @@ def _approached(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
     """L-BFGS first, where the likelihood is not concave in the weights."""
     density = Penalised(target, torch.cat([alpha, start.new_zeros(len(start) - len(alpha))]))
     theta = start.new_zeros(0)
-    return lbfgs.ascend(
-        lambda u: density.gradient(u, theta), start.unsqueeze(0), tolerance=1e-4, num_steps=500
-    )[0]
+    return lbfgs.ascend(lambda u: density.gradient(u, theta), start.unsqueeze(0), tolerance=1e-4, num_steps=500)[0]
 
 
 def _improper() -> ImproperPosterior:
@@ -162,22 +155,16 @@ def axes_of(quadratic: Quadratic, num_weights: int, recipe: Recipe) -> Axes:
     slopes = tuple(recipe.centre(s) for s in quadratic.slopes)
     followed = any(bool((s != 0).any()) for s in slopes)
     if len(quadratic.y) > num_weights:
-        followed_quadratic = Quadratic(
-            quadratic.y, quadratic.parts, quadratic.curvatures, slopes, quadratic.precision
-        )
+        followed_quadratic = Quadratic(quadratic.y, quadratic.parts, quadratic.curvatures, slopes, quadratic.precision)
         return spectrum.from_gram(*_effective(followed_quadratic, w, recipe))
     num_rows = sum(s.numel() for s in slopes)
     roots = [_root(B) for B in quadratic.curvatures]
-    if any(r is None for r in roots) or (
-        num_rows >= num_weights and not followed and num_weights <= TRUNCATE
-    ):
+    if any(r is None for r in roots) or (num_rows >= num_weights and not followed and num_weights <= TRUNCATE):
         return spectrum.from_gram(quadratic.gram, w, torch.zeros_like(w))
     if num_weights > TRUNCATE and not followed:
         return spectrum.truncated(lambda v: _product(quadratic, v), w)
     pairs = zip(quadratic.parts, roots, slopes, strict=True)
-    rows = [
-        ((r[0] @ p.J).flatten(0, 1), (r[1] @ s.unsqueeze(-1)).flatten()) for p, r, s in pairs if r is not None
-    ]
+    rows = [((r[0] @ p.J).flatten(0, 1), (r[1] @ s.unsqueeze(-1)).flatten()) for p, r, s in pairs if r is not None]
     return spectrum.from_rows(torch.cat([r for r, _ in rows]), w, torch.cat([s for _, s in rows]))
 
 
@@ -217,9 +204,7 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, r
     axes = axes_of(quadratic, num_weights, recipe)
     alpha = recipe.prior.alpha(axes.h, axes.u)
     kept = torch.isfinite(alpha)
-    u = recipe_mode(
-        target, recipe, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:])
-    )
+    u = recipe_mode(target, recipe, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:]))
     nonzero = u[: int(kept.sum())] != 0
     active = kept.clone()
     active[kept] = nonzero
@@ -229,9 +214,7 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, r
     return EigenState(recipe, ridge, quadratic, axes, alpha, active, x, values[0], values[1])
 
 
-def recipe_mode(
-    target: Target, recipe: Recipe, prior: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor]
-) -> Tensor:
+def recipe_mode(target: Target, recipe: Recipe, prior: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor]) -> Tensor:
     """The mode over the kept axes and the other coordinates."""
     directions, alpha = prior
     if not sum(len(s) for s in start):

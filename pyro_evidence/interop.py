@@ -67,9 +67,7 @@ def to_inference_data(
     return arviz.from_dict(**groups)
 
 
-def to_datatree(
-    fit: LaplacePosterior | MCMC, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any
-) -> Any:
+def to_datatree(fit: LaplacePosterior | MCMC, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Any:
     """An ``xarray.DataTree`` as ArviZ 1.x uses it; needs ``arviz-base`` (or ``arviz`` 1.x).
 
     See :func:`arviz_groups` for the parameters and the groups.
@@ -103,34 +101,25 @@ def arviz_groups(
     :raises BadInput: when MCMC has not run, or its draws and its model disagree.
     """
     if num_samples < NUM_CHAINS or num_samples % NUM_CHAINS:
-        raise BadInput(
-            f"num_samples={num_samples}; expected a positive multiple of {NUM_CHAINS}, the chains shown."
-        )
+        raise BadInput(f"num_samples={num_samples}; expected a positive multiple of {NUM_CHAINS}, the chains shown.")
     chains = _of_mcmc(fit, args, kwargs) if isinstance(fit, MCMC) else _of_posterior(fit, num_samples, seed)
     sites = chains.joint.latents.names
     prior = _or_nothing(lambda: from_prior(chains.joint, chains.theta, num_samples, seed))
     groups = {
         "posterior": {n: _array(chains.draws[n]) for n in sites},
         "posterior_predictive": chains.grouped(_predictive(chains, seed)),
-        "log_likelihood": chains.grouped(
-            _or_nothing(lambda: pointwise_rows(chains.joint, chains.u, chains.theta))
-        ),
-        "sample_stats": {n: _array(v) for n, v in chains.stats.items()}
-        | chains.grouped({"lp": _log_joint(chains)}),
+        "log_likelihood": chains.grouped(_or_nothing(lambda: pointwise_rows(chains.joint, chains.u, chains.theta))),
+        "sample_stats": {n: _array(v) for n, v in chains.stats.items()} | chains.grouped({"lp": _log_joint(chains)}),
         "observed_data": _observed(chains),
         "prior": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in sites},
-        "prior_predictive": {
-            n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in chains.joint.observed
-        },
+        "prior_predictive": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in chains.joint.observed},
     }
     return {name: group for name, group in groups.items() if group}
 
 
 def _of_posterior(fit: LaplacePosterior, num_samples: int, seed: int) -> Chains:
     if not isinstance(fit, LaplacePosterior):
-        raise BadInput(
-            f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or MCMC."
-        )
+        raise BadInput(f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or MCMC.")
     draws = fit.get_samples(num_samples, seed=seed)
     grouped = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
     return Chains(fit.state.problem.joint, fit.state.theta, grouped, {})
@@ -194,9 +183,7 @@ def _arviz_0() -> Any:
         raise ImportError("ArviZ is missing: pip install 'pyro-evidence[arviz]'.") from error
     version = str(getattr(arviz, "__version__", "?"))
     if not version.startswith("0."):
-        raise ImportError(
-            f"ArviZ {version} has no InferenceData; expected 0.x. Use to_datatree(...) for 1.x."
-        )
+        raise ImportError(f"ArviZ {version} has no InferenceData; expected 0.x. Use to_datatree(...) for 1.x.")
     return arviz
 
 
@@ -208,6 +195,4 @@ def _arviz_1() -> Any:
             continue
         if not (name == "arviz" and str(getattr(found, "__version__", "?")).startswith(("0.", "?"))):
             return found
-    raise ImportError(
-        "arviz-base is missing: pip install arviz-base. For ArviZ 0.x use to_inference_data(...)."
-    )
+    raise ImportError("arviz-base is missing: pip install arviz-base. For ArviZ 0.x use to_inference_data(...).")

@@ -118,9 +118,7 @@ class AxesPosterior:
         joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, hyper=())
         u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()
         state = laplace_state(problem(joint), joint.initial_theta, u)
-        return LaplacePosterior(
-            state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1)
-        )
+        return LaplacePosterior(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
 
     @property
     def guide(self) -> LaplaceGuide:
@@ -166,9 +164,7 @@ class AxesPosterior:
         nodes = joint.trace(u, joint.initial_theta).nodes
         missing = [n for n in joint.observed if not nodes[n]["is_observed"]]
         if missing:
-            raise BadInput(
-                f"site(s) {missing} have no data in these arguments; pass the targets as in run(...)."
-            )
+            raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")
         return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
 
     def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
@@ -183,8 +179,7 @@ class AxesPosterior:
         shapes = {n: tuple(v.shape) for n, v in parts.items()}
         if len(set(shapes.values())) != 1:
             raise BadInput(
-                f"observed sites have different shapes, {shapes}; use log_likelihood(...), one entry per "
-                "site."
+                f"observed sites have different shapes, {shapes}; use log_likelihood(...), one entry per site."
             )
         return torch.stack(list(parts.values())).sum(0)
 
@@ -240,8 +235,7 @@ class AxesPosterior:
         index = torch.nonzero(self.active).flatten().tolist()
         lines = ["".join(f"{name:>12}" for name in ("axis", *columns))]
         lines += [
-            "".join([f"{i:>12}", *(f"{float(c[k]):>12.4g}" for c in columns.values())])
-            for k, i in enumerate(index)
+            "".join([f"{i:>12}", *(f"{float(c[k]):>12.4g}" for c in columns.values())]) for k, i in enumerate(index)
         ]
         lines += [f"{k} = {v}" for k, v in self.diagnostics().items()]
         print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
@@ -256,8 +250,7 @@ class AxesPosterior:
         archive.refuse_objects(joint.kwargs, "keyword arguments")
         if not isinstance(prior, GaussianPrior | LaplacePrior):
             raise BadInput(
-                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of "
-                "ours."
+                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of ours."
             )
         octant = prior.octant if isinstance(prior, LaplacePrior) else None
         record: dict[str, Any] = {
@@ -277,9 +270,7 @@ class AxesPosterior:
         """
         record = archive.read(path)
         if record.get("kind") != cls.__name__:
-            raise BadInput(
-                f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}."
-            )
+            raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
         of = weights_of(LogJoint(model, record["args"], record["kwargs"], hyper=()), record["sites"])
         prior = GaussianPrior() if record["octant"] is None else LaplacePrior(record["octant"])
         posterior = cls(of, cls.restored(record["state"], prior))

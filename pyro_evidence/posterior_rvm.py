@@ -74,6 +74,4 @@ class RVMPosterior(AxesPosterior):
     @staticmethod
     def restored(record: Mapping[str, Any], prior: AxisPrior) -> ColumnState:
         """The state of a file's record."""
-        return ColumnState(
-            record["alpha"], record["x"], None if record["fit"] is None else GaussianFit(*record["fit"])
-        )
+        return ColumnState(record["alpha"], record["x"], None if record["fit"] is None else GaussianFit(*record["fit"]))

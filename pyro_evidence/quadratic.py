@@ -24,9 +24,7 @@ class Quadratic:
     parts: tuple[Part, ...]
     curvatures: tuple[Tensor, ...]  # (N, C, C) each
     slopes: tuple[Tensor, ...]  # (N, C) each
-    precision: (
-        Tensor | None
-    )  # (D, D) where other coordinates carry a prior; None: the parts' Gram matrix is all
+    precision: Tensor | None  # (D, D) where other coordinates carry a prior; None: the parts' Gram matrix is all
 
     @property
     def gram(self) -> Tensor:
@@ -39,9 +37,9 @@ class Quadratic:
     @property
     def score(self) -> Tensor:
         """Gradient of the log likelihood in ``y``, shape ``(D,)``."""
-        return torch.stack(
-            [s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.parts, self.slopes, strict=True)]
-        ).sum(0)
+        return torch.stack([s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.parts, self.slopes, strict=True)]).sum(
+            0
+        )
 
 
 Approximation = Callable[[Target, float, Tensor], Quadratic]
@@ -62,18 +60,14 @@ def empirical_fisher(target: Target, ridge: float, y: Tensor) -> Quadratic:
     return _quadratic(target, y, outer)
 
 
-def _quadratic(
-    target: Target, y: Tensor, local: Callable[[Part, Tensor], tuple[Tensor, Tensor]]
-) -> Quadratic:
+def _quadratic(target: Target, y: Tensor, local: Callable[[Part, Tensor], tuple[Tensor, Tensor]]) -> Quadratic:
     parts = target.linearised(y)
     found = [local(p, p.eta(y.unsqueeze(0))) for p in parts]
     curvatures, slopes = (tuple(x[0] for x in xs) for xs in zip(*found, strict=True))
     return Quadratic(y, parts, curvatures, slopes, _rest(target, y, parts, curvatures))
 
 
-def _rest(
-    target: Target, y: Tensor, parts: tuple[Part, ...], curvatures: tuple[Tensor, ...]
-) -> Tensor | None:
+def _rest(target: Target, y: Tensor, parts: tuple[Part, ...], curvatures: tuple[Tensor, ...]) -> Tensor | None:
     """The curvature with that of the other coordinates' prior, where there are any."""
     if getattr(target, "rest", None) is None:
         return None
@@ -137,11 +131,7 @@ def logistic_parts(target: Target, y: Tensor) -> tuple[Part]:
     """
     parts = target.linearised(y)
     eta = parts[0].c * 0.0
-    at = (
-        [parts[0].curvature((eta + x).unsqueeze(0))[0, :, 0, 0] for x in (0.0, 1.0, -2.5)]
-        if eta.shape[1] == 1
-        else []
-    )
+    at = [parts[0].curvature((eta + x).unsqueeze(0))[0, :, 0, 0] for x in (0.0, 1.0, -2.5)] if eta.shape[1] == 1 else []
     expected = [torch.sigmoid(eta[:, 0] + x) * torch.sigmoid(-eta[:, 0] - x) for x in (0.0, 1.0, -2.5)]
     same = [torch.allclose(4.0 * at[0] * e, a, atol=1e-10) for a, e in zip(at, expected, strict=False)]
     if len(parts) != 1 or not same or not all(same):
@@ -173,9 +163,7 @@ class LeastKL:
         """
         parts = target.linearised(y)
         if len(parts) != 1 or parts[0].c.shape[1] != 1:
-            raise UnsupportedModel(
-                "LeastKL needs one observed site whose predictor has one element per datum."
-            )
+            raise UnsupportedModel("LeastKL needs one observed site whose predictor has one element per datum.")
         part, J = parts[0], parts[0].J[:, 0]
         nodes = gauss_hermite(self.num_nodes, y)
         mean, marginal = y, torch.zeros_like(part.c[:, 0])
@@ -190,14 +178,11 @@ class LeastKL:
                 slope, B = _expected(part, J @ mean + part.c[:, 0], marginal, nodes)
                 return Quadratic(mean, parts, (B[:, None, None],), (slope.unsqueeze(-1),), None)
         raise NotConverged(
-            f"LeastKL did not settle in {self.num_steps} rounds at ridge {ridge:g}; raise the ridge or the "
-            "damping."
+            f"LeastKL did not settle in {self.num_steps} rounds at ridge {ridge:g}; raise the ridge or the damping."
         )
 
 
-def _expected(
-    part: Part, mean: Tensor, variance: Tensor, nodes: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
+def _expected(part: Part, mean: Tensor, variance: Tensor, nodes: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Expected slope and curvature of each datum under ``N(mean, variance)``, ``(N,)`` each."""
     points, weights = nodes
     eta = (mean + variance.sqrt() * points.unsqueeze(-1)).unsqueeze(-1).detach().requires_grad_()

@@ -76,9 +76,7 @@ class Nuts:
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MCMC:
         """The finished chains."""
         kernel = NUTS(self.prepared(model))
-        mcmc = MCMC(
-            kernel, self.num_samples, self.warmup_steps, num_chains=self.num_chains, disable_progbar=True
-        )
+        mcmc = MCMC(kernel, self.num_samples, self.warmup_steps, num_chains=self.num_chains, disable_progbar=True)
         pyro.set_rng_seed(self.seed)
         mcmc.run(*args, **kwargs)
         return mcmc
@@ -135,9 +133,7 @@ def run(name: str, engine: Any, model: Model, data: tuple[Any, ...], done: Mappi
             MemoryError,
             NotImplementedError,
         ) as error:
-            found = Run(
-                name, {}, model, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-            )
+            found = Run(name, {}, model, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
     return replace(found, seconds=time.perf_counter() - start)
 
 
@@ -158,8 +154,7 @@ def _base(engine: Nuts, model: Model, done: Mapping[str, Run]) -> Model:
         return model
     if engine.of not in done or done[engine.of].failure:
         raise BadInput(
-            f"Nuts(of={engine.of!r}) needs that engine's fit, listed before it; finished so far: "
-            f"{list(done)}."
+            f"Nuts(of={engine.of!r}) needs that engine's fit, listed before it; finished so far: {list(done)}."
         )
     return done[engine.of].model
 
@@ -177,9 +172,7 @@ def _of_fit(name: str, engine: Any, fit: Any) -> Run:
     if isinstance(fit, MCMC):
         return of_mcmc(name, fit)
     if not hasattr(fit, "get_samples") or not hasattr(fit, "model"):
-        raise BadInput(
-            f"run(...) returned a {type(fit).__name__}; expected an object with get_samples and model."
-        )
+        raise BadInput(f"run(...) returned a {type(fit).__name__}; expected an object with get_samples and model.")
     size = {"seed": 0} if isinstance(fit, LaplacePosterior) else {}
     draws = fit.get_samples(1000, **size)
     return Run(name, {n: v.detach().unsqueeze(0) for n, v in draws.items()}, fit.model, 0.0, fit=fit)

@@ -98,9 +98,7 @@ def sbc(
     for i in range(num_simulations):
         data = {n: truth[n][i] for n in joint.observed if n in truth}
         try:
-            draws = _draws(
-                engine(with_data(joint, joint.initial_theta, data)), (args, kwargs), num_draws, seed + i
-            )
+            draws = _draws(engine(with_data(joint, joint.initial_theta, data)), (args, kwargs), num_draws, seed + i)
             ranks.append(torch.cat([rank(truth[n][i], draws[n]).reshape(-1) for n in joint.latents.names]))
         except (ArithmeticError, ValueError, RuntimeError) as error:
             failures.append(f"data set {i}: {' '.join(str(error).split())[:300]}")
@@ -108,22 +106,16 @@ def sbc(
         raise BadInput(f"{len(failures)} of {num_simulations} runs failed; the first said: {failures[0]}")
     names = tuple(_label(p.name, p.shape, e) for p in joint.latents for e in range(math.prod(p.shape)))
     table = torch.stack(ranks)
-    return Calibration(
-        names, table, num_draws, num_bins, *chi_square(table, num_draws, num_bins), tuple(failures)
-    )
+    return Calibration(names, table, num_draws, num_bins, *chi_square(table, num_draws, num_bins), tuple(failures))
 
 
-def _draws(
-    engine: Engine, data: tuple[tuple[Any, ...], dict[str, Any]], num: int, seed: int
-) -> dict[str, Tensor]:
+def _draws(engine: Engine, data: tuple[tuple[Any, ...], dict[str, Any]], num: int, seed: int) -> dict[str, Tensor]:
     args, kwargs = data
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         draws: dict[str, Tensor] = engine.run(*args, **kwargs).get_samples(num)
     if any(len(v) != num for v in draws.values()):
-        raise BadInput(
-            f"get_samples({num}) gave { {n: len(v) for n, v in draws.items()} } draws; expected {num}."
-        )
+        raise BadInput(f"get_samples({num}) gave { {n: len(v) for n, v in draws.items()} } draws; expected {num}.")
     return draws
 
 

@@ -73,9 +73,7 @@ def responsibility_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
 def _run(joint: LogJoint, model: Model) -> Values:
     with quiet():
         trace = poutine.trace(model).get_trace(*joint.args, **joint.kwargs)
-    return {
-        n: s["value"] for n, s in sample_nodes(trace).items() if s["value"].numel() and not _is_function(s)
-    }
+    return {n: s["value"] for n, s in sample_nodes(trace).items() if s["value"].numel() and not _is_function(s)}
 
 
 def _is_function(node: Any) -> bool:
@@ -93,9 +91,7 @@ def _vectorised(function: Callable[[Tensor], Values], u: Tensor) -> Values:
     """All rows at once; one by one where the model's own Python, or a sampler, cannot be vectorised."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error"
-            )  # a sampler that only warns may return rows that are not independent
+            warnings.simplefilter("error")  # a sampler that only warns may return rows that are not independent
             return torch.vmap(function, randomness="different")(u)
     except (RuntimeError, NotImplementedError, ValueError, Warning):
         rows = [function(v) for v in u]

@@ -121,9 +121,7 @@ class LinearTarget:
     def along(self, T: Tensor) -> "LinearTarget":
         """The same as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
         rest = self.rest
-        return LinearTarget(
-            tuple(p.along(T) for p in self.parts), None if rest is None else lambda x: rest(x @ T.mT)
-        )
+        return LinearTarget(tuple(p.along(T) for p in self.parts), None if rest is None else lambda x: rest(x @ T.mT))
 
 
 @dataclass(frozen=True)
@@ -251,9 +249,7 @@ def weights_of(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
         joint.device,
     )
     structure = recognise(joint)
-    slots = (
-        structure.slots or () if structure.linear is None else tuple(p.slot for p in structure.linear.linear)
-    )
+    slots = structure.slots or () if structure.linear is None else tuple(p.slot for p in structure.linear.linear)
     return Weights(joint, sites, order, len(index), _target(joint, structure, sites, order), slots)
 
 
@@ -267,17 +263,13 @@ def _num_data(joint: LogJoint) -> int:
 def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...]:
     names = joint.latents.names if site is None else (site,) if isinstance(site, str) else tuple(site)
     if site is None and len(names) > 1:
-        raise BadInput(
-            f"the model has latent sites {', '.join(names)}; say which hold the weights: site='{names[0]}'."
-        )
+        raise BadInput(f"the model has latent sites {', '.join(names)}; say which hold the weights: site='{names[0]}'.")
     unknown = [n for n in names if n not in joint.latents.names]
     if unknown or not names:
         raise BadInput(f"site={site!r}: no such latent site. The model has {', '.join(joint.latents.names)}.")
     constrained = [p.name for p in joint.latents if p.name in names and not is_identity(p.transform)]
     if constrained:
-        raise BadInput(
-            f"site(s) {', '.join(constrained)} are constrained; weights must live on the whole real line."
-        )
+        raise BadInput(f"site(s) {', '.join(constrained)} are constrained; weights must live on the whole real line.")
     _one_dtype(joint, names)
     return tuple(n for n in joint.latents.names if n in names)
 
@@ -287,9 +279,7 @@ def _one_dtype(joint: LogJoint, names: Sequence[str]) -> None:
     dtypes = {n: nodes[n]["value"].dtype for n in names}
     if len(set(dtypes.values())) > 1:
         said = ", ".join(f"{n} {str(d).removeprefix('torch.')}" for n, d in dtypes.items())
-        raise BadInput(
-            f"the weights' sites have different dtypes ({said}); expected one. Cast the priors' parameters."
-        )
+        raise BadInput(f"the weights' sites have different dtypes ({said}); expected one. Cast the priors' parameters.")
 
 
 def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order: Tensor) -> Target:

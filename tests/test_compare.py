@@ -115,10 +115,7 @@ def test_labels_are_matched_before_anything_is_compared() -> None:
     x = two_normals_data(6.0)
     joint = LogJoint(two_normals, (x,), hyper=())
     draws = (
-        LaplaceEvidence(two_normals, hyper=(), restarts=2)
-        .run(x)
-        .get_samples(200, seed=0)["centre"]
-        .reshape(1, 200, 2)
+        LaplaceEvidence(two_normals, hyper=(), restarts=2).run(x).get_samples(200, seed=0)["centre"].reshape(1, 200, 2)
     )
     switched = draws.clone()
     switched[0, 50:120] = switched[0, 50:120].flip(-1)

@@ -32,9 +32,7 @@ def many_data() -> tuple[Tensor, Tensor]:
 
 
 def run_nuts(model: object, *args: Tensor, num_chains: int = 1, num_samples: int = 60) -> MCMC:
-    mcmc = MCMC(
-        NUTS(model), num_samples=num_samples, warmup_steps=60, num_chains=num_chains, disable_progbar=True
-    )
+    mcmc = MCMC(NUTS(model), num_samples=num_samples, warmup_steps=60, num_chains=num_chains, disable_progbar=True)
     mcmc.run(*args)
     return mcmc
 
@@ -184,9 +182,7 @@ def vector_of_another_name(X: Tensor, y: Tensor) -> None:
     pyro.sample("y", dist.Normal(X @ v, 0.5).to_event(1), obs=y)
 
 
-def test_datatree_is_asked_for_by_nested_groups(
-    fitted: LaplacePosterior, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_datatree_is_asked_for_by_nested_groups(fitted: LaplacePosterior, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = ModuleType("arviz_base")
     fake.from_dict = lambda groups: groups  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "arviz_base", fake)

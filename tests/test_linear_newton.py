@@ -22,9 +22,7 @@ def test_the_gradient_is_zero(num_weights: int, ridge: float) -> None:
     centres = torch.randn(num_weights, 3)
     Phi = torch.exp(-torch.cdist(X, centres))
     t = (X[:, 0] + 0.3 * torch.randn(120) > 0).double()
-    found = linear_newton.mode(
-        logistic_target(Phi, t), torch.full((num_weights,), ridge), torch.zeros(num_weights)
-    )
+    found = linear_newton.mode(logistic_target(Phi, t), torch.full((num_weights,), ridge), torch.zeros(num_weights))
     gradient = Phi.T @ (t - torch.sigmoid(Phi @ found.x)) - ridge * found.x
     assert found.converged
     assert float(gradient.abs().max()) < 1e-7

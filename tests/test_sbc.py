@@ -27,10 +27,7 @@ class Inflated:
         posterior = laplace(self.model).run(*args)
 
         def get_samples(num: int) -> dict[str, Tensor]:
-            return {
-                n: posterior.mode[n] + 1.3 * (v - posterior.mode[n])
-                for n, v in posterior.get_samples(num).items()
-            }
+            return {n: posterior.mode[n] + 1.3 * (v - posterior.mode[n]) for n, v in posterior.get_samples(num).items()}
 
         return SimpleNamespace(get_samples=get_samples)
 
@@ -70,10 +67,6 @@ def test_same_seed_same_ranks_and_nothing_global_moves() -> None:
 def test_letters() -> None:
     with pytest.raises(BadInput, match="multiple of num_bins"):
         sbc(location, laplace, torch.zeros(3), num_draws=100)
-    failing = SimpleNamespace(
-        run=lambda *_: SimpleNamespace(get_samples=lambda n: {"mean": torch.zeros(n - 1)})
-    )
-    with pytest.raises(
-        BadInput, match=r"50 of 50 runs failed; the first said: data set 0: get_samples\(99\) gave"
-    ):
+    failing = SimpleNamespace(run=lambda *_: SimpleNamespace(get_samples=lambda n: {"mean": torch.zeros(n - 1)}))
+    with pytest.raises(BadInput, match=r"50 of 50 runs failed; the first said: data set 0: get_samples\(99\) gave"):
         sbc(location, lambda _: failing, torch.zeros(3), num_simulations=50)

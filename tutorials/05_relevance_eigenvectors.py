@@ -101,8 +101,6 @@ for name, (wrong, number) in errors.items():
 
 # %%
 assert gaussian.num_active == 7 and corner.num_active == 6 and greedy.num_active == 4
-assert bool((gaussian.wald[gaussian.active] > 1.0).all()) and bool(
-    (gaussian.wald[~gaussian.active] <= 1.0).all()
-)
+assert bool((gaussian.wald[gaussian.active] > 1.0).all()) and bool((gaussian.wald[~gaussian.active] <= 1.0).all())
 assert all(0.085 < wrong < 0.105 for wrong, _ in errors.values())
 assert gaussian.diagnostics()["pareto_k"] < 0.7

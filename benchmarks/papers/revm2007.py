@@ -58,9 +58,7 @@ Fit = Callable[[Weights], tuple[Tensor, int]]  # -> weights, number of non-zero 
 def load(name: str) -> tuple[Tensor, Tensor]:
     """Inputs standardised on the whole sample as the paper says, and labels 0 and 1."""
     if name in MISSING:
-        raise SystemExit(
-            f"{name} is not to be had: its source no longer offers it. Available: {', '.join(DATASETS)}."
-        )
+        raise SystemExit(f"{name} is not to be had: its source no longer offers it. Available: {', '.join(DATASETS)}.")
     data = csv(name.lower())
     X = torch.where(data.X.isnan(), data.X.nanmean(0), data.X)
     if name == "HEART":
@@ -91,9 +89,7 @@ def revm(prior: AxisPrior, ridge: float, *, score: bool = False, bound: bool = F
     recipe = Recipe(prior, centre, JaakkolaJordan(300) if bound else laplace_at_base, fixed_others)
 
     def fit(weights: Weights) -> tuple[Tensor, int]:
-        state = eigen_state(
-            weights.target, weights.num_weights, torch.zeros(weights.num_weights), ridge, recipe
-        )
+        state = eigen_state(weights.target, weights.num_weights, torch.zeros(weights.num_weights), ridge, recipe)
         return state.y, state.num_active
 
     return fit
@@ -228,9 +224,7 @@ def best_sigma(grid: list, num_data: int) -> dict[str, list[list[float]]]:
     for key in grid[0][0][SIGMAS[0]]:
         tables = []
         for sigma in SIGMAS:
-            per_rep = [
-                [(a + b) for a, b in zip(r[0][sigma][key], r[1][sigma][key], strict=True)] for r in grid
-            ]
+            per_rep = [[(a + b) for a, b in zip(r[0][sigma][key], r[1][sigma][key], strict=True)] for r in grid]
             tables.append([[100.0 * w / num_data, n / 2, s / 2] for w, n, s in per_rep])
         found[key] = min(tables, key=lambda rows: sum(r[0] for r in rows))
     return found
@@ -273,9 +267,7 @@ def markdown(results: dict) -> str:
         lines += [f"| {m} | " + " | ".join(cell(tables[n]["B"][m]) for n in names) + " |" for m in methods()]
         lines += ["", "### C. Seconds as ratios to GREVM (ridge 0.01, same σ protocol as A)", "", *head]
         for k in ("LREVM|0.01", "RVM|", "VRVM|", "VGREVM|0.01"):
-            ratio = [
-                mean_seconds(tables[n]["A"][k]) / mean_seconds(tables[n]["A"]["GREVM|0.01"]) for n in names
-            ]
+            ratio = [mean_seconds(tables[n]["A"][k]) / mean_seconds(tables[n]["A"]["GREVM|0.01"]) for n in names]
             lines += [f"| {k.split('|')[0]} | " + " | ".join(f"{r:.1f}" for r in ratio) + " |"]
         lines += [""]
     return "\n".join([*lines, *paper()])
@@ -309,12 +301,8 @@ def paper() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--kernels", nargs="+", default=["squared", "printed"], choices=["squared", "printed"]
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", nargs="+", default=["squared", "printed"], choices=["squared", "printed"])
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS))
     args = parser.parse_args()
     warnings.simplefilter("ignore")

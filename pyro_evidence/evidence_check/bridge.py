@@ -42,9 +42,7 @@ def bridge_sampling(of: LaplacePosterior | LogJoint, draws: Draws, *, seed: int 
             "posterior. Were they made with the same data and hyperparameters?"
         )
     share = effective_draws(log_ratio.reshape(second.shape[:2])) / len(log_ratio)
-    white = torch.randn(
-        len(log_ratio), at.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+    white = torch.randn(len(log_ratio), at.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     found = bridge.bridge(
         log_ratio, _log_ratio(at, proposal, proposal.colour(white.to(log_ratio))), share / (1.0 + share)
     )
@@ -56,9 +54,7 @@ def effective_draws(chains: Tensor) -> float:
 
     Geyer (1992), initial monotone sequence, with the variance between chains.
     """
-    if float(chains.std()) <= 1e-12 * (
-        1.0 + float(chains.abs().max())
-    ):  # constant to rounding: no error to speak of
+    if float(chains.std()) <= 1e-12 * (1.0 + float(chains.abs().max())):  # constant to rounding: no error to speak of
         return float(chains.numel())
     found = float(effective_sample_size(chains, chain_dim=0, sample_dim=1))
     return min(max(found, 1.0), float(chains.numel())) if math.isfinite(found) else 1.0

@@ -16,9 +16,7 @@ from pyro_evidence.posterior import LaplacePosterior
 FEWEST = 100  # draws below which a tail cannot be fitted
 
 
-def importance_sampling(
-    of: LaplacePosterior | Modes, *, num_samples: int = 10_000, seed: int = 0
-) -> EvidenceEstimate:
+def importance_sampling(of: LaplacePosterior | Modes, *, num_samples: int = 10_000, seed: int = 0) -> EvidenceEstimate:
     """Log evidence by importance sampling from the Laplace posterior, weights Pareto-smoothed.
 
     The estimate is consistent whatever the posterior's shape, and its k-hat says whether ``num_samples`` are
@@ -49,8 +47,7 @@ def importance_sampling(
         )
     return _estimate(
         log_weights,
-        f"importance sampling from {len(proposal.loc)} mode{'s' if len(proposal.loc) > 1 else ''}, "
-        f"S={num_samples}",
+        f"importance sampling from {len(proposal.loc)} mode{'s' if len(proposal.loc) > 1 else ''}, S={num_samples}",
     )
 
 

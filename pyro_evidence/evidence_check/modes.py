@@ -56,14 +56,10 @@ class Modes:
         )  # no mode without draws
         active = self.posterior.state.problem.active
         trils = [precision_tril(s.precision, active) for s in self.states]
-        return NormalMixture(
-            raised.log_softmax(0), torch.stack([s.u[active] for s in self.states]), torch.stack(trils)
-        )
+        return NormalMixture(raised.log_softmax(0), torch.stack([s.u[active] for s in self.states]), torch.stack(trils))
 
 
-def find_modes(
-    posterior: LaplacePosterior, *, restarts: int = 16, labels: Axes | None = None, seed: int = 0
-) -> Modes:
+def find_modes(posterior: LaplacePosterior, *, restarts: int = 16, labels: Axes | None = None, seed: int = 0) -> Modes:
     """Modes at the posterior's hyperparameters, told apart by where they are, not by how high.
 
     Climbs from the posterior's own mode, from random starts, and from the relabellings of all modes found so
@@ -101,8 +97,7 @@ def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) ->
     sizes = {shapes[n][a] for n, a in labels.items()}
     if len(sizes) > 1:
         raise BadInput(
-            f"labels={dict(labels)} name axes of different lengths, {sorted(sizes)}; expected one number "
-            "of components."
+            f"labels={dict(labels)} name axes of different lengths, {sorted(sizes)}; expected one number of components."
         )
     return dict(labels), next(iter(sizes), 1)
 

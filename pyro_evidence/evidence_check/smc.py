@@ -103,8 +103,7 @@ def _start(at: Target, num: int, seed: int) -> _Swarm:
     prior, joint = _prior(at, x)[0], at.log_joint(x)
     if not bool((joint > -math.inf).any()):
         raise BadInput(
-            f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can "
-            "produce."
+            f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can produce."
         )
     return _Swarm(at, torch.Generator().manual_seed(seed), x, prior, joint, 0.0, x.new_zeros(NUM_GROUPS), 0.5)
 
@@ -165,8 +164,7 @@ def _estimate(swarm: _Swarm) -> EvidenceEstimate:
     letters = [
         (
             swarm.power < 1.0,
-            f"the likelihood reached power {swarm.power:.2g} only after {MOST_TEMPERATURES} steps; use "
-            "more particles.",
+            f"the likelihood reached power {swarm.power:.2g} only after {MOST_TEMPERATURES} steps; use more particles.",
         ),
         (
             acceptance < 0.2,

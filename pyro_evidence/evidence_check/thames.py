@@ -68,15 +68,11 @@ class _Space:
         if not self.axes:
             return u.unsqueeze(0)
         values = self.at.joint.latents.constrained(u.to(self.at.joint.dtype))
-        return torch.stack(
-            [self._relabelled(values, torch.tensor(order, device=u.device)) for order in self.orders]
-        )
+        return torch.stack([self._relabelled(values, torch.tensor(order, device=u.device)) for order in self.orders])
 
     def _relabelled(self, values: dict[str, Tensor], order: Tensor) -> Tensor:
         values = values | {n: values[n].index_select(a + 1, order) for n, a in self.axes.items()}
-        parts = [
-            p.transform.inv(values[p.name]).reshape(len(values[p.name]), -1) for p in self.at.joint.latents
-        ]
+        parts = [p.transform.inv(values[p.name]).reshape(len(values[p.name]), -1) for p in self.at.joint.latents]
         return torch.cat(parts, -1).double()
 
     def flat(self, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,9 +85,7 @@ class _Space:
                 *u.shape[:-1], -1
             ).sum(-1)
             parts[part.name] = value[..., :-1]
-        return torch.cat(
-            [parts[p.name].reshape(*u.shape[:-1], -1) for p in self.at.joint.latents], -1
-        ), log_det
+        return torch.cat([parts[p.name].reshape(*u.shape[:-1], -1) for p in self.at.joint.latents], -1), log_det
 
     def unflat(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """The way back, and which rows are inside the support, ``(...)`` bool."""
@@ -102,9 +96,7 @@ class _Space:
             inside &= (value > 0).reshape(*y.shape[:-1], -1).all(-1)
             safe = torch.where(value > 0, value, 1.0)
             parts[part.name] = part.transform.inv(safe / safe.sum(-1, keepdim=True))
-        return torch.cat(
-            [parts[p.name].reshape(*y.shape[:-1], -1) for p in self.at.joint.latents], -1
-        ), inside
+        return torch.cat([parts[p.name].reshape(*y.shape[:-1], -1) for p in self.at.joint.latents], -1), inside
 
     def _simplices(self) -> list[Coordinate]:
         return [p for p in self.at.joint.latents if isinstance(p.transform, SIMPLEX) and p.name in self.axes]
@@ -130,18 +122,14 @@ class _Region:
 
     def hits(self, images: Tensor) -> Tensor:
         """How many relabellings of each row are in the ellipsoid, shape ``(S,)``."""
-        return (
-            ellipsoid.squared_distance(self.space.flat(images)[0], self.mean, self.tril) <= self.radius**2
-        ).sum(0)
+        return (ellipsoid.squared_distance(self.space.flat(images)[0], self.mean, self.tril) <= self.radius**2).sum(0)
 
     def log_volume(self, num: int, seed: int) -> tuple[float, float]:
         """Log volume and its standard error, nats."""
         generator = torch.Generator().manual_seed(seed)
         white = torch.randn(num, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
         uniform = torch.rand(num, generator=generator, dtype=torch.float64).to(self.mean)
-        u, inside = self.space.unflat(
-            ellipsoid.uniform_points(white, uniform, self.mean, self.tril, self.radius)
-        )
+        u, inside = self.space.unflat(ellipsoid.uniform_points(white, uniform, self.mean, self.tril, self.radius))
         counted = inside & (self.space.log_density(u) > self.cut)
         hits = self.hits(self.space.images(u)).clamp(min=1)  # rounding aside, a point is in its own ellipsoid
         shares = torch.where(counted, 1.0 / hits, 0.0)
@@ -215,8 +203,7 @@ def _doubts(numbers: dict[str, float]) -> tuple[str, ...]:
     letters = [
         (
             effective < 50.0,
-            f"the chains are worth only {effective:.0f} independent draws; expected at least 50. Run them "
-            "longer.",
+            f"the chains are worth only {effective:.0f} independent draws; expected at least 50. Run them longer.",
         ),
         (
             share < 0.05,

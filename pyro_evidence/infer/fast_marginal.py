@@ -97,9 +97,7 @@ class FastState:
         S, Q = torch.zeros_like(self.alpha), torch.zeros_like(self.alpha)
         cross = self.alpha.new_zeros(len(self.x), len(self.alpha))  # Phi_active' B Phi
         found = self.mode
-        for part, own, B, slope in zip(
-            self.target.parts, self.sub.parts, found.curvatures, found.slopes, strict=True
-        ):
+        for part, own, B, slope in zip(self.target.parts, self.sub.parts, found.curvatures, found.slopes, strict=True):
             S = S + gram_diagonal(part.J, B.unsqueeze(0))[0]
             Q = Q + slope.flatten() @ part.J.flatten(0, 1)
             cross = cross + (B @ own.J).flatten(0, 1).mT @ part.J.flatten(0, 1)
@@ -149,9 +147,7 @@ def mode_at(sub: LinearTarget, alpha: Tensor, x: Tensor) -> Mode:
     curvatures = tuple(p.curvature(e)[0] for p, e in zip(sub.parts, etas, strict=True))
     slopes = tuple(p.slope(e)[1][0] for p, e in zip(sub.parts, etas, strict=True))
     A = sum((gram(p.J, B.unsqueeze(0))[0] for p, B in zip(sub.parts, curvatures, strict=True)), alpha.diag())
-    return Mode(
-        x, curvatures, slopes, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A
-    )
+    return Mode(x, curvatures, slopes, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
 
 
 def columns(target: LinearTarget, chosen: Tensor) -> LinearTarget:

@@ -48,7 +48,7 @@ class REVM:
     :param others: what happens to latent sites that are no weights: ``fixed_others`` or ``schur_complement``.
     """
 
-    def __init__(  # noqa: PLR0913 - the model and six settings
+    def __init__(
         self,
         model: Model,
         *,
@@ -60,9 +60,7 @@ class REVM:
         others: Others = fixed_others,
     ) -> None:
         if not callable(model):
-            raise BadInput(
-                f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...)."
-            )
+            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
         if not callable(ridge) and not ridge >= 0.0:
             raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
         self.model, self.site, self.ridge = model, site, ridge

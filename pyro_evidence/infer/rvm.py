@@ -33,9 +33,7 @@ class RVM:
         self, model: Model, *, site: str | Sequence[str] | None = None, stop: Stop = Stop(num_steps=2000)
     ) -> None:
         if not callable(model):
-            raise BadInput(
-                f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...)."
-            )
+            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
         self.model, self.site, self.stop = model, site, stop
         self._of: Weights | None = None
         self._fit: Fit[FastState] | None = None
@@ -86,9 +84,7 @@ class RVM:
         if self._fit is None or self._of is None:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         state = self._fit.state
-        return RVMPosterior(
-            self._of, ColumnState(state.alpha, state.x), self._fit.status.value, self._fit.objectives
-        )
+        return RVMPosterior(self._of, ColumnState(state.alpha, state.x), self._fit.status.value, self._fit.objectives)
 
 
 def linear_weights(

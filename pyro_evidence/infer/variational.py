@@ -44,9 +44,7 @@ class Logistic:
     def expected(self, mean: Tensor, second: Tensor) -> Tensor:
         """At its best ``xi^2 = E eta^2`` the quadratic term vanishes."""
         xi = second.sqrt()
-        return (
-            self.constant + self.half @ mean + self.trials @ (torch.nn.functional.logsigmoid(xi) - 0.5 * xi)
-        )
+        return self.constant + self.half @ mean + self.trials @ (torch.nn.functional.logsigmoid(xi) - 0.5 * xi)
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,7 @@ def local_bound(target: LinearTarget) -> tuple[Part, LocalBound]:
     """
     part = target.parts[0]
     if len(target.parts) != 1 or part.c.shape[1] != 1:
-        raise UnsupportedModel(
-            "VRVM needs one observed site with one predictor element per datum. RVM takes softmax."
-        )
+        raise UnsupportedModel("VRVM needs one observed site with one predictor element per datum. RVM takes softmax.")
     zero = torch.zeros_like(part.c).unsqueeze(0)
     value, slope = part.slope(zero)
     there, beyond = (part.curvature(zero + x)[0, :, 0, 0] for x in (0.0, 3.0))

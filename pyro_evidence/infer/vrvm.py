@@ -13,9 +13,7 @@ from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
 from pyro_evidence.program import Model
 from pyro_evidence.weights import LinearTarget, Weights
 
-SLOW = Stop(
-    tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000
-)  # a rise of 1e-6 of the bound counts as none
+SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none
 
 
 class VRVM:
@@ -32,9 +30,7 @@ class VRVM:
 
     def __init__(self, model: Model, *, site: str | Sequence[str] | None = None, stop: Stop = SLOW) -> None:
         if not callable(model):
-            raise BadInput(
-                f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...)."
-            )
+            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
         self.model, self.site, self.stop = model, site, stop
         self._of: Weights | None = None
         self._fit: Fit[VariationalState] | None = None

@@ -39,9 +39,7 @@ def bridge_step(log_evidence: Tensor, posterior: Tensor, proposal: Tensor, poste
     :param posterior: ``log p(u, D) - log q(u)`` at posterior draws, shape ``(N1,)``.
     :param proposal: the same at draws from ``q``, shape ``(N2,)``.
     """
-    above = (proposal - log_bridge(proposal, log_evidence, posterior_share)).logsumexp(0) - math.log(
-        len(proposal)
-    )
+    above = (proposal - log_bridge(proposal, log_evidence, posterior_share)).logsumexp(0) - math.log(len(proposal))
     below = (-log_bridge(posterior, log_evidence, posterior_share)).logsumexp(0) - math.log(len(posterior))
     return above - below
 

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 FAR = 9.0  # beyond this z the likelihood's mass on the other side of 0 is below exp(-40)
-STIFF = (
-    1.15  # below this z the best a exceeds 3, where the closed form of the score loses a^2 units of rounding
-)
+STIFF = 1.15  # below this z the best a exceeds 3, where the closed form of the score loses a^2 units of rounding
 NUM_NODES = 96  # of Gauss-Laguerre: exact to rounding for a >= 2.5
 
 
@@ -60,9 +58,7 @@ def group_gaussian_alpha(h: Tensor, u: Tensor, block: Tensor) -> Tensor:
 
     :param block: index of each axis' block, int64, shape ``(M,)`` as ``h`` and ``u``.
     """
-    sums = torch.zeros(int(block.max()) + 1, dtype=h.dtype, device=h.device).index_add(
-        0, block, h * u.square()
-    )
+    sums = torch.zeros(int(block.max()) + 1, dtype=h.dtype, device=h.device).index_add(0, block, h * u.square())
     excess = (sums / torch.bincount(block).to(h))[block] - 1.0
     kept = excess > 0.0
     return torch.where(kept, h / torch.where(kept, excess, 1.0), torch.inf)
@@ -167,9 +163,7 @@ def _stiff(a: Tensor, z: Tensor) -> _Score:
 def _laguerre(like: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes and weights of Gauss-Laguerre.  Golub and Welsch (1969)."""
     k = torch.arange(NUM_NODES, dtype=torch.float64, device=like.device)
-    values, vectors = torch.linalg.eigh(
-        torch.diag(2.0 * k + 1.0) + torch.diag(k[1:], 1) + torch.diag(k[1:], -1)
-    )
+    values, vectors = torch.linalg.eigh(torch.diag(2.0 * k + 1.0) + torch.diag(k[1:], 1) + torch.diag(k[1:], -1))
     return values, vectors[0].square()
 
 

@@ -16,9 +16,7 @@ class Sparse(NamedTuple):
     converged: bool
 
 
-def maximise(
-    density: Density, rate: Tensor, start: Tensor, orthant: Tensor | None, *, tolerance: float
-) -> Sparse:
+def maximise(density: Density, rate: Tensor, start: Tensor, orthant: Tensor | None, *, tolerance: float) -> Sparse:
     r"""Maximise ``log_joint(u) - sum(rate |u|)``, shape ``(K,)``.
 
     Newton on the free coordinates, those that are not 0 or whose gradient exceeds their rate, projected on
@@ -50,9 +48,7 @@ def _at(density: Density, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
 
 def _uphill(u: Tensor, gradient: Tensor, rate: Tensor, orthant: Tensor | None) -> Tensor:
     """The steepest way up; 0 exactly where the optimality conditions hold."""
-    beyond = gradient.sign() * (gradient.abs() - rate).clamp(
-        min=0.0
-    )  # at 0 the penalty holds |gradient| <= rate
+    beyond = gradient.sign() * (gradient.abs() - rate).clamp(min=0.0)  # at 0 the penalty holds |gradient| <= rate
     if orthant is not None:
         beyond = torch.where((rate > 0) & (beyond * orthant < 0), 0.0, beyond)
     return torch.where(u == 0, beyond, gradient - rate * u.sign())
@@ -73,8 +69,8 @@ def _step(density: Density, at: tuple[Tensor, Tensor], uphill: Tensor, rate: Ten
             trial = torch.where((rate > 0) & (trial * signs <= 0), 0.0, trial)
             after = density.log_joint(trial.unsqueeze(0), theta)[0] - rate @ trial.abs()
             rise = 1e-4 * float(uphill @ (trial - u))
-            if float(after - before) >= max(rise, 0.0) - 1e-14 * (
-                1.0 + abs(float(before))
-            ) and not torch.equal(trial, u):
+            if float(after - before) >= max(rise, 0.0) - 1e-14 * (1.0 + abs(float(before))) and not torch.equal(
+                trial, u
+            ):
                 return trial
     return None

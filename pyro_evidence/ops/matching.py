@@ -22,9 +22,7 @@ def assign(cost: Tensor) -> list[int]:
     return found
 
 
-def _augment(
-    table: list[list[float]], row: int, owner: list[int], rows: list[float], columns: list[float]
-) -> None:
+def _augment(table: list[list[float]], row: int, owner: list[int], rows: list[float], columns: list[float]) -> None:
     """Give ``row`` a column, moving others along the cheapest path."""
     size = len(table)
     cheapest, came_from, done = [math.inf] * size, [-1] * size, [False] * size

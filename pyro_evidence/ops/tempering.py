@@ -18,9 +18,7 @@ def next_temperature(log_ratio: Tensor, before: float, share: float = 0.5) -> fl
     low, high = before, 1.0
     for _ in range(60):
         middle = 0.5 * (low + high)
-        low, high = (
-            (middle, high) if _effective_share((middle - before) * log_ratio) >= share else (low, middle)
-        )
+        low, high = (middle, high) if _effective_share((middle - before) * log_ratio) >= share else (low, middle)
     return high
 
 

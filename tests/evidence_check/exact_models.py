@@ -102,9 +102,7 @@ def two_normals_log_evidence(x: Tensor) -> float:
 def two_normals_draws(x: Tensor, num: int) -> Tensor:
     """Independent posterior draws ``(num, 2)`` to within a grid cell."""
     generator = torch.Generator().manual_seed(11)
-    cell = torch.multinomial(
-        _log_joint_on_grid(x).flatten().softmax(0), num, replacement=True, generator=generator
-    )
+    cell = torch.multinomial(_log_joint_on_grid(x).flatten().softmax(0), num, replacement=True, generator=generator)
     centres = torch.stack([GRID[cell // len(GRID)], GRID[cell % len(GRID)]], -1)
     jitter = torch.rand(num, 2, generator=generator, dtype=torch.float64) - 0.5
     return centres + jitter * (GRID[1] - GRID[0])

@@ -73,9 +73,7 @@ def exact_draws(case: str, seed: int, num: int = 300) -> dict[str, Tensor]:
         at, spread = torch.tensor([mean]), torch.tensor([[sd**2]])
         return {"mean": torch.stack([sticky(at, spread, num, 0.7, generator)[:, 0] for _ in range(2)])}
     white = torch.rand(2, num, int(HEADS) + 1 + TOSSES - int(HEADS), generator=generator)
-    return {
-        "p": white.sort(-1).values[..., int(HEADS)]
-    }  # order statistic of n + 1 uniforms: Beta(h + 1, n - h + 1)
+    return {"p": white.sort(-1).values[..., int(HEADS)]}  # order statistic of n + 1 uniforms: Beta(h + 1, n - h + 1)
 
 
 def estimate(method: str, case: str, posterior: LaplacePosterior, seed: int) -> EvidenceEstimate:
@@ -137,9 +135,7 @@ def test_one_mode_misses_log_two_and_thames_does_not() -> None:
     flips = torch.arange(600) % 2 == 0
     draws["centre"][0, flips] = draws["centre"][0, flips].flip(-1)
     switched = thames(posterior, draws)
-    assert (
-        abs(switched.log_evidence - found.log_evidence) < 0.1 * found.standard_error
-    )  # the volume points differ
+    assert abs(switched.log_evidence - found.log_evidence) < 0.1 * found.standard_error  # the volume points differ
     assert switched.diagnostics["label_switches"] == 299.0
 
 

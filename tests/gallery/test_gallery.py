@@ -110,9 +110,7 @@ def lkj(y: Tensor) -> None:
     theta = pyro.sample("theta", dist.HalfCauchy(1.0).expand([3]).to_event(1))
     tril = pyro.sample("L_omega", dist.LKJCholesky(3, torch.tensor(1.0)))
     with pyro.plate("observations", len(y)):
-        pyro.sample(
-            "obs", dist.MultivariateNormal(y.new_zeros(3), scale_tril=theta.sqrt().diag() @ tril), obs=y
-        )
+        pyro.sample("obs", dist.MultivariateNormal(y.new_zeros(3), scale_tril=theta.sqrt().diag() @ tril), obs=y)
 
 
 def test_lkj_finds_the_correlations() -> None:
@@ -142,9 +140,7 @@ def life(phi: float, rho: float, num: int, num_times: int) -> Tensor:
     alive, rows = torch.ones(num), []
     for t in range(num_times):
         alive = alive * torch.bernoulli(torch.full((num,), phi), generator=generator(t)) if t else alive
-        seen = (
-            torch.bernoulli(torch.full((num,), rho), generator=generator(100 + t)) if t else torch.ones(num)
-        )
+        seen = torch.bernoulli(torch.full((num,), rho), generator=generator(100 + t)) if t else torch.ones(num)
         rows.append(alive * seen)
     return torch.stack(rows, -1)
 
@@ -223,9 +219,7 @@ def process_log_evidence(x: Tensor, y: Tensor) -> float:
     """Oracle: quadrature over both log hyperparameters."""
     a, b = torch.meshgrid(torch.linspace(-3.0, 3.0, 121), torch.linspace(-6.0, 0.0, 121), indexing="ij")
     a, b = a.flatten(), b.flatten()
-    likelihood = dist.MultivariateNormal(
-        torch.zeros(len(x)), process_covariance(x, a.exp(), b.exp())
-    ).log_prob(y)
+    likelihood = dist.MultivariateNormal(torch.zeros(len(x)), process_covariance(x, a.exp(), b.exp())).log_prob(y)
     prior = dist.Normal(0.0, 0.5).log_prob(a) + dist.Normal(-3.0, 0.5).log_prob(b)
     return float((likelihood + prior).logsumexp(0)) + 2.0 * math.log(0.05)
 
@@ -270,9 +264,7 @@ def test_bnn_has_symmetric_modes_and_k_hat_says_so() -> None:
     y = torch.tanh(1.5 * x) + 0.2 * torch.randn(40, generator=generator())
     posterior = LaplaceEvidence(network, restarts=8).run(x, y)
     assert not importance_sampling(posterior, num_samples=2000).reliable
-    fitted = (
-        torch.tanh(torch.stack([x, torch.ones(40)], -1) @ posterior.mode["first"]) @ posterior.mode["second"]
-    )
+    fitted = torch.tanh(torch.stack([x, torch.ones(40)], -1) @ posterior.mode["first"]) @ posterior.mode["second"]
     assert float((fitted - y).square().mean().sqrt()) < 0.3
 
 

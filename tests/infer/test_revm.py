@@ -52,9 +52,7 @@ def error(posterior: REVMPosterior, Phi: Tensor, t: Tensor) -> float:
         (LaplacePrior(), [1.763728960, 11.842960414, -6.154415455]),
     ],
 )
-def test_ripleys_problem_with_three_columns_and_no_ridge(
-    prior: Any, weights: list[float], data_dir: Path
-) -> None:
+def test_ripleys_problem_with_three_columns_and_no_ridge(prior: Any, weights: list[float], data_dir: Path) -> None:
     X, t, X_test, t_test = ripley(data_dir)
     posterior = REVM(models.logistic, prior=prior, ridge=0.0).run(with_one(X), t)
     base = torch.tensor([2.071918263, 11.997331661, -6.074622918])
@@ -75,9 +73,7 @@ def test_ripleys_problem_with_three_columns_and_no_ridge(
         (LaplacePrior(), 1e-2, 9.6, 6),
     ],
 )
-def test_ripleys_problem_with_kernels(
-    prior: Any, ridge: float, percent: float, axes: int, data_dir: Path
-) -> None:
+def test_ripleys_problem_with_kernels(prior: Any, ridge: float, percent: float, axes: int, data_dir: Path) -> None:
     X, t, X_test, t_test = ripley(data_dir)
     posterior = REVM(models.logistic, prior=prior, ridge=ridge).run(kernel(X, X, 0.25), t)
     assert posterior.num_active == axes
@@ -97,8 +93,7 @@ def test_a_gaussian_likelihood_makes_the_factorised_evidence_exact() -> None:
     posterior = REVM(models.gaussian, ridge=0.0).run(Phi, t)
     active = posterior.state.directions
     covariance = (
-        0.25 * torch.eye(120)
-        + Phi @ active @ (1.0 / posterior.alpha[posterior.active]).diag() @ active.T @ Phi.T
+        0.25 * torch.eye(120) + Phi @ active @ (1.0 / posterior.alpha[posterior.active]).diag() @ active.T @ Phi.T
     )
     exact = dist.MultivariateNormal(torch.zeros(120), covariance).log_prob(t)
     torch.testing.assert_close(posterior.state.factorised_log_evidence, exact, rtol=1e-11, atol=0)
@@ -179,9 +174,7 @@ def test_when_everything_is_pruned_it_says_so() -> None:
     assert posterior.model(kernel(X, X, 0.3)).shape == (40,)
 
 
-@pytest.mark.parametrize(
-    ("prior", "share", "spread"), [(GaussianPrior(), 0.317, 0.04), (LaplacePrior(), 0.151, 0.03)]
-)
+@pytest.mark.parametrize(("prior", "share", "spread"), [(GaussianPrior(), 0.317, 0.04), (LaplacePrior(), 0.151, 0.03)])
 def test_how_much_pure_noise_is_kept(prior: Any, share: float, spread: float) -> None:
     kept = 0
     for seed in range(6):
@@ -248,9 +241,7 @@ def test_other_latents_fixed_or_eliminated() -> None:
     B = (s * (1 - s))[:, None]
     A, cross, own = Phi.T @ (B * Phi), (B * Phi).sum(0), B.sum() + 0.25
     torch.testing.assert_close(fixed.eigenvalues, torch.linalg.eigvalsh(A).flip(0))
-    torch.testing.assert_close(
-        schur.eigenvalues, torch.linalg.eigvalsh(A - torch.outer(cross, cross) / own).flip(0)
-    )
+    torch.testing.assert_close(schur.eigenvalues, torch.linalg.eigvalsh(A - torch.outer(cross, cross) / own).flip(0))
     assert fixed.diagnostics()["gradient_norm"] < 1e-7
 
 
@@ -403,9 +394,7 @@ def test_sites_of_different_dtype_are_refused() -> None:
         a = pyro.sample("a", dist.Normal(X.new_zeros(2), 1.0).to_event(1))
         b = pyro.sample(
             "b",
-            dist.Normal(torch.zeros(2, dtype=torch.float32), torch.tensor(1.0, dtype=torch.float32)).to_event(
-                1
-            ),
+            dist.Normal(torch.zeros(2, dtype=torch.float32), torch.tensor(1.0, dtype=torch.float32)).to_event(1),
         )
         with pyro.plate("data", len(X)):
             pyro.sample("t", dist.Bernoulli(logits=X @ a + X @ b.double()), obs=t)
@@ -418,9 +407,7 @@ def test_sites_of_different_dtype_are_refused() -> None:
 def test_a_design_that_does_not_fit_is_refused_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
     Phi, t = problem()
     monkeypatch.setattr("pyro_evidence.ops.linalg.available_bytes", lambda device: 6000)
-    with pytest.raises(
-        TooLarge, match=r"design matrix and its Gram matrix needs 6,624 bytes; 6,000 are free"
-    ):
+    with pytest.raises(TooLarge, match=r"design matrix and its Gram matrix needs 6,624 bytes; 6,000 are free"):
         REVM(models.logistic).run(Phi, t)
 
 

@@ -72,9 +72,7 @@ def test_every_gain_is_the_difference_of_two_evidences() -> None:
             alpha = state.alpha.clone()
             alpha[m] = best[m]
             if bool(torch.isfinite(alpha).any()):
-                assert float(exact(Phi, t, alpha)) - state.objective == pytest.approx(
-                    float(gain[m]), abs=1e-9
-                )
+                assert float(exact(Phi, t, alpha)) - state.objective == pytest.approx(float(gain[m]), abs=1e-9)
         state = new
 
 
@@ -115,19 +113,13 @@ def test_says_why_it_stopped() -> None:
     with pytest.raises(NotConverged, match="ran out of steps") as caught:
         RVM(models.logistic, stop=Stop(num_steps=2)).run(Phi, t)
     assert isinstance(caught.value.posterior, RVMPosterior)
-    assert (
-        RVM(models.logistic, stop=Stop(num_steps=2, throw=False))
-        .run(Phi, t)
-        .status.startswith("ran out of steps")
-    )
+    assert RVM(models.logistic, stop=Stop(num_steps=2, throw=False)).run(Phi, t).status.startswith("ran out of steps")
 
 
 def test_nothing_relevant_is_an_answer() -> None:
     Phi, _ = problem(N=40)
     t = torch.arange(40).fmod(2.0)
-    half = torch.cat(
-        [Phi[:20].repeat_interleave(2, 0)]
-    )  # every row with both labels: no column explains anything
+    half = torch.cat([Phi[:20].repeat_interleave(2, 0)])  # every row with both labels: no column explains anything
     posterior = RVM(models.logistic).run(half, t)
     assert posterior.num_active == 0
     assert float(posterior.log_evidence) == pytest.approx(-40.0 * math.log(2.0))
@@ -173,14 +165,8 @@ def test_the_bound_is_the_evidence_lower_bound_of_its_own_posterior() -> None:
     log_q = dist.MultivariateNormal(
         posterior.mode["w"], precision_matrix=fit.precision_tril @ fit.precision_tril.T
     ).log_prob(w)
-    log_p = (
-        dist.Normal(0.0, alpha.rsqrt()).log_prob(w)
-        + dist.Gamma(1e-6, 1e-6).log_prob(alpha)
-        - q.log_prob(alpha)
-    )
-    log_likelihood = -0.5 * ((t - w @ Phi.T) / 0.5).square().sum(-1) - 100 * math.log(
-        0.5 * math.sqrt(math.tau)
-    )
+    log_p = dist.Normal(0.0, alpha.rsqrt()).log_prob(w) + dist.Gamma(1e-6, 1e-6).log_prob(alpha) - q.log_prob(alpha)
+    log_likelihood = -0.5 * ((t - w @ Phi.T) / 0.5).square().sum(-1) - 100 * math.log(0.5 * math.sqrt(math.tau))
     ratios = log_likelihood - log_q + log_p.sum(-1)
     error = float(ratios.std()) / math.sqrt(200_000)
     assert abs(float(ratios.mean()) - float(posterior.log_evidence)) < 4.0 * error
@@ -199,9 +185,7 @@ def test_the_local_bound_touches_the_likelihood_where_eta_is_certain() -> None:
 
 def test_the_weights_part_of_the_bound_from_torchs_divergence() -> None:
     tril, rate = torch.linalg.cholesky(torch.eye(3) + 0.2), torch.tensor([0.3, 2.0, 1e-3])
-    q, prior = (
-        dist.Gamma(torch.full((3,), 1e-6 + a), r) for a, r in ((0.5, rate), (0.0, torch.full((3,), 1e-6)))
-    )
+    q, prior = (dist.Gamma(torch.full((3,), 1e-6 + a), r) for a, r in ((0.5, rate), (0.0, torch.full((3,), 1e-6))))
     second = 2.0 * (rate - 1e-6)
     likelihood = 0.5 * ((torch.digamma(q.concentration) - rate.log()) - math.log(math.tau) - q.mean * second)
     entropy = dist.MultivariateNormal(torch.zeros(3), precision_matrix=tril @ tril.T).entropy()
@@ -212,11 +196,7 @@ def test_the_weights_part_of_the_bound_from_torchs_divergence() -> None:
 def test_variational_mean_is_near_the_sequential_one() -> None:
     Phi, t = noisy()
     assert (
-        float(
-            (VRVM(models.gaussian).run(Phi, t).mode["w"] - RVM(models.gaussian).run(Phi, t).mode["w"])
-            .abs()
-            .max()
-        )
+        float((VRVM(models.gaussian).run(Phi, t).mode["w"] - RVM(models.gaussian).run(Phi, t).mode["w"]).abs().max())
         < 0.1
     )
 

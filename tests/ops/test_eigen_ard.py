@@ -22,9 +22,7 @@ def exact_log_integral(a: float, z: float) -> float:
     return mp.log(mp.sqrt(mp.pi / 2) * sum(halves))
 
 
-GRID = [
-    (10.0**p, z) for p in range(-8, 8) for z in (0.0, 1e-3, 0.5, 1.0, 1.01, 2.0, 8.0, 37.0, 100.0, 1e3, 1e4)
-]
+GRID = [(10.0**p, z) for p in range(-8, 8) for z in (0.0, 1e-3, 0.5, 1.0, 1.01, 2.0, 8.0, 37.0, 100.0, 1e3, 1e4)]
 
 
 @pytest.mark.parametrize(("a", "z"), GRID)
@@ -95,21 +93,14 @@ def test_optimum_is_infinite_exactly_where_the_wald_statistic_is_at_most_one() -
 @pytest.mark.parametrize("evidence", [eigen_ard.gaussian_log_evidence, eigen_ard.laplace_log_evidence])
 @pytest.mark.parametrize(("h", "u"), [(4.0, 1.0), (0.3, -5.0), (25.0, 0.25)])
 def test_no_alpha_on_a_grid_beats_the_optimum(evidence: object, h: float, u: float) -> None:
-    optimum = (
-        eigen_ard.gaussian_alpha if evidence is eigen_ard.gaussian_log_evidence else eigen_ard.laplace_alpha
-    )
+    optimum = eigen_ard.gaussian_alpha if evidence is eigen_ard.gaussian_log_evidence else eigen_ard.laplace_alpha
     best = optimum(number(h), number(u))
     grid = best * torch.logspace(-3, 3, 4001, dtype=torch.float64)
     assert callable(evidence)
-    assert (
-        float(evidence(grid, number(h), number(u)).max())
-        <= float(evidence(best, number(h), number(u))) + 1e-14
-    )
+    assert float(evidence(grid, number(h), number(u)).max()) <= float(evidence(best, number(h), number(u))) + 1e-14
 
 
-@pytest.mark.parametrize(
-    ("a", "z"), [(0.3, 0.0), (0.7, 2.0), (3.0, 1.2), (0.1, 9.5), (1e-3, 40.0), (50.0, 3.0)]
-)
+@pytest.mark.parametrize(("a", "z"), [(0.3, 0.0), (0.7, 2.0), (3.0, 1.2), (0.1, 9.5), (1e-3, 40.0), (50.0, 3.0)])
 def test_moments_under_the_laplace_prior_against_quadrature(a: float, z: float) -> None:
     def density(s: float) -> float:
         return mp.exp(-((s - z) ** 2) / 2 - a * abs(s))
@@ -139,9 +130,7 @@ def test_group_threshold_is_on_the_mean_wald_statistic() -> None:
 
 def test_groups_of_one_are_the_axes_themselves() -> None:
     h, u = torch.rand(9) * 5.0, torch.randn(9)
-    torch.testing.assert_close(
-        eigen_ard.group_gaussian_alpha(h, u, torch.arange(9)), eigen_ard.gaussian_alpha(h, u)
-    )
+    torch.testing.assert_close(eigen_ard.group_gaussian_alpha(h, u, torch.arange(9)), eigen_ard.gaussian_alpha(h, u))
 
 
 def test_no_prior_covariance_beats_the_rank_one_optimum() -> None:

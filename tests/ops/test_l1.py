@@ -54,10 +54,7 @@ def test_optimality_conditions_by_hand_and_no_point_nearby_is_better() -> None:
         found = l1.maximise(bowl, rate, torch.zeros(8), None, tolerance=1e-10)
         g = bowl.gradient(found.u, found.u)[1]
         assert bool(
-            (
-                torch.where(found.u == 0, (g.abs() - rate).clamp(min=0.0), (g - rate * found.u.sign()).abs())
-                < 1e-9
-            ).all()
+            (torch.where(found.u == 0, (g.abs() - rate).clamp(min=0.0), (g - rate * found.u.sign()).abs()) < 1e-9).all()
         )
         near = found.u + 0.01 * torch.randn(500, 8, generator=generator)
         assert float((bowl.log_joint(near, near) - near.abs() @ rate).max()) < float(
