@@ -115,8 +115,7 @@ def _climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
         lambda u: density.precision(u, theta),
         start.unsqueeze(0),
         theta,
-        tolerance=tolerance,
-        num_steps=200,
+        newton.Limits(tolerance, 200),
     )
     if not bool(found.converged[0]):
         raise NotAMode(

@@ -91,11 +91,9 @@ class LaplaceState:
         return torch.where(groups.is_weight, sums, total)
 
 
-def _unwatched(log_joint: Tensor) -> None:
-    """Nobody is told of the steps."""
-
-
-def find_modes(at: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch = _unwatched) -> newton.Mode:
+def find_modes(
+    at: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch = lbfgs.unwatched
+) -> newton.Mode:
     """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite.
 
     :param cold: whether the start may be far from a mode.

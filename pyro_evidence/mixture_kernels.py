@@ -36,7 +36,8 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     if len(joint.observed) != 1 or len(joint.discrete) > 1:
         raise NoMixture(f"it has {len(joint.observed)} observed and {len(joint.discrete)} discrete sites")
     node = trace.nodes[joint.observed[0]]
-    base, num_event = predictors.innermost(node["fn"])
+    parts = predictors.unwrapped(node["fn"])
+    base, num_event = parts.base, parts.inner
     if not isinstance(base, Normal | MultivariateNormal):
         raise NoMixture(f"site '{joint.observed[0]}' is {type(base).__name__}")
     return _Site(joint, trace, node, base, num_event).kernels()
@@ -87,10 +88,10 @@ class _Site:
             if len(choice["cond_indep_stack"]) != 1:
                 raise NoMixture(f"site '{self.joint.discrete[0]}' is not in one plate")
             return choice["infer"]["_enumerate_dim"], _common(choice["fn"].probs)
-        fn = predictors._unwrapped(self.node["fn"])
-        if not hasattr(fn, "mixture_distribution"):
+        mixing = predictors.unwrapped(self.node["fn"]).mixing
+        if mixing is None:
             raise NoMixture("it has no components")
-        return -1, _common(fn.mixture_distribution.probs)
+        return -1, _common(mixing.probs)
 
     def _laid_out(self, x: Tensor, position: int, event: int) -> Tensor:
         """``x`` as ``(K, N or 1) + event``."""

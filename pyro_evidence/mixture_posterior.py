@@ -170,12 +170,12 @@ class MixturePosterior(LaplacePosterior):
         return found | {"num_components": self.num_components, "num_clipped": self.num_clipped}
 
     @classmethod
-    def load(cls, path: str | Path, model: Model) -> "MixturePosterior":
+    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MixturePosterior":
         """A saved posterior, over the same model.
 
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
-        record: Mapping[str, Any] = archive.read(path)
+        record: Mapping[str, Any] = archive.read(path, map_location)
         state = archive.restore(record, model)
         structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
         mixture = recognise_mixture(state.problem.joint).start

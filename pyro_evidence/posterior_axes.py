@@ -246,8 +246,8 @@ class AxesPosterior:
         :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
         """
         joint, prior = self.of.joint, self.state.prior
-        archive.refuse_objects(joint.args, "positional arguments")
-        archive.refuse_objects(joint.kwargs, "keyword arguments")
+        archive.storable(joint.args, "positional arguments")
+        archive.storable(joint.kwargs, "keyword arguments")
         if not isinstance(prior, GaussianPrior | LaplacePrior):
             raise BadInput(
                 f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of ours."

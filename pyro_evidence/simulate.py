@@ -9,9 +9,9 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_evidence.checks import is_observation, sample_nodes
 from pyro_evidence.predictors import log_prior
 from pyro_evidence.program import LogJoint, Model, quiet
+from pyro_evidence.sites import is_observation, sample_nodes
 
 Values = dict[str, Tensor]
 

@@ -304,9 +304,9 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
             Part(
                 _in_blocks(joint, p.layout, p.slot.log_likelihood(trace)),
                 p.J if same else p.J[..., order],
-                p.c,
+                offset,
             )
-            for p in structure.linear.linear
+            for p, offset in zip(structure.linear.linear, structure.linear.parts(theta).offsets, strict=True)
         ]
         return LinearTarget(tuple(logistic(p) for p in parts), rest if others else None)
 

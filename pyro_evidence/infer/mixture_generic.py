@@ -48,7 +48,7 @@ def expectation_maximisation(joint: LogJoint, u: Tensor, theta: Tensor, num_step
         def curvature(v: Tensor, f: Any = expected) -> Tensor:
             return -derivatives.hessian(f.log_joint, v, theta)
 
-        mode = newton.climb(expected, curvature, u.unsqueeze(0), theta, tolerance=1e-8, num_steps=5)
+        mode = newton.climb(expected, curvature, u.unsqueeze(0), theta, newton.Limits(1e-8, 5))
         u = mode.u[0].detach()
     return u
 

@@ -197,6 +197,11 @@ class Forward:
         return _filled(lambda i: self.along(_one_hot(index[i], self.x)), into[0], self.at_once, into.mT).mT
 
 
+def jacobian(value: Tensor, x: Tensor, *, create_graph: bool = False) -> Tensor:
+    """``d value / d x`` for vectors ``(n,)`` and ``(D,)``, shape ``(n, D)``."""
+    return Forward(value, x, create_graph=create_graph).matrix()
+
+
 def _row_scale(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor | None:
     """The factor of each row with which ``found`` ``(n, 2)`` is ``expected``: exactly one if that will do, or None."""
     rounding = 1e3 * torch.finfo(dtype).eps * expected.abs().amax()

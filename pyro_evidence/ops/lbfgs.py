@@ -10,7 +10,11 @@ Watch = Callable[[Tensor], None]  # told every row's value once per step
 MEMORY = 10  # pairs of steps and changes of the gradient that are kept
 
 
-def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, watch: Watch) -> Tensor:
+def unwatched(values: Tensor) -> None:
+    """Nobody is told."""
+
+
+def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, watch: Watch = unwatched) -> Tensor:
     """Rows moved uphill until each row's largest gradient component is below ``tolerance``, shape ``(R, D)``.
 
     Nocedal and Wright (2006), algorithm 7.4, with backtracking; a row that cannot rise any more stays.

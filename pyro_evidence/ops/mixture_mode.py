@@ -56,8 +56,7 @@ def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 10, num_newton:
         rows.precision,
         mixture.w.flatten(1),
         mixture.w.new_zeros(0),
-        tolerance=TOLERANCE,
-        num_steps=num_newton,
+        newton.Limits(TOLERANCE, num_newton),
     )
     return replace(mixture, w=mode.u.reshape(mixture.w.shape))
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.ops.curvature import Density
+from pyro_evidence.ops.lbfgs import Watch, unwatched
 
 CurvatureAt = Callable[[Tensor], Tensor]
 
@@ -32,7 +33,7 @@ class Limits:
 
     tolerance: float  # nats
     num_steps: int
-    watch: Callable[[Tensor], None]  # told every row's log joint
+    watch: Watch = unwatched  # told every row's log joint
 
 
 def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:
