@@ -36,8 +36,8 @@ tests: $(READY)  ## pytest; one thread in each of WORKERS processes
 tutorials: $(READY)  ## execute tutorials/*.py into the notebooks beside them
 	$(INLINE) $(BIN)/python -m jupytext --to ipynb --execute --set-kernel python3 $(sort $(wildcard tutorials/[0-9]*.py))
 
-benchmarks: $(READY)  ## pytest-benchmark against other engines, one thread
-	$(ONE_THREAD) $(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only $(ARGS)
+benchmarks: $(READY)  ## speed against other engines, one thread; wants PYRO_EVIDENCE_DATA
+	$(ONE_THREAD) $(BIN)/python benchmarks/speed.py $(ARGS)
 
 format: $(READY)  ## let ruff rewrite what it can
 	$(BIN)/python -m ruff check --fix .

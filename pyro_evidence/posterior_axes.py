@@ -192,7 +192,7 @@ class AxesPosterior:
         x = self.state.x.clone().requires_grad_()
         with torch.random.fork_rng():
             trace = joint.trace(self.of.flat(self.state.embedding @ x), joint.initial_theta)
-        eta = slot.predictor(trace).double()
+        eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
         J = jacobian(eta.reshape(-1), x)
         spread = self._colour(torch.eye(len(x)).to(x)) @ J.mT
         return eta.detach(), spread.square().sum(0).reshape(eta.shape)

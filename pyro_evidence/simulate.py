@@ -55,7 +55,7 @@ def from_predictive(joint: LogJoint, theta: Tensor, u: Tensor, seed: int) -> Val
 
 def log_prior_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
     """Log prior density of the latents in unconstrained space, Jacobian included, nats, shape ``(R,)``."""
-    return _vectorised(lambda v: {"": log_prior(joint, v, theta)}, u)[""]
+    return log_prior(joint, u, theta)
 
 
 def pointwise_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:

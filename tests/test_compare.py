@@ -94,6 +94,7 @@ def test_held_out_density_against_the_formula() -> None:
     assert found.rows["a"]["held_out"] == pytest.approx(float((densities[0] - densities[1]).mean()), abs=0.01)
 
 
+@pytest.mark.slow
 def test_lifted_nuts_integrates_the_hyperparameters_and_fitted_nuts_does_not() -> None:
     X, y = targets(num=30)
     priors = {"alpha": dist.Gamma(2.0, 2.0), "beta": dist.Gamma(2.0, 0.5)}

@@ -32,6 +32,7 @@ class Inflated:
         return SimpleNamespace(get_samples=get_samples)
 
 
+@pytest.mark.slow
 def test_exact_posteriors_are_calibrated() -> None:
     X, y = straight_data()
     found = sbc(straight, laplace, X, y, num_simulations=500)

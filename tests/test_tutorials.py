@@ -1,5 +1,6 @@
 """Every tutorial runs to its last assertion, and its notebook is that same tutorial, executed."""
 
+import os
 import runpy
 from pathlib import Path
 
@@ -26,6 +27,10 @@ def test_there_are_tutorials_and_no_notebook_without_one() -> None:
 def test_tutorial_runs(path: Path) -> None:
     try:
         runpy.run_path(str(path))
+    except FileNotFoundError as error:
+        if "PYRO_EVIDENCE_DATA" not in str(error) or "PYRO_EVIDENCE_DATA" in os.environ:
+            raise
+        pytest.skip(str(error))
     finally:
         plt.close("all")
 

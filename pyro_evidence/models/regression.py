@@ -45,7 +45,7 @@ class WeightPrior(TensorValue):
 
     def precision(self, Phi: Tensor) -> Tensor:
         """Prior precision of each weight, shape ``(M,)``, bias last.  Declares the params of the prior."""
-        num_weights = Phi.shape[-1] - (self.alpha_bias is not None)
+        num_weights = Phi.shape[-1] - int(self.alpha_bias is not None)
         alpha = self._grouped(precision_value("alpha", self.alpha, self._shape(), Phi), num_weights)
         if self.alpha_bias is None:
             return alpha

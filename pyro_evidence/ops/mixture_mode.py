@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.ops import mixture_evidence, newton
 from pyro_evidence.ops.mixture import Mixture, MixtureData, e_step, solve_weights
+from pyro_evidence.ops.mixture_rows import row
 from pyro_evidence.ops.mixture_updates import EStep
 
 LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter; 1 to 100 lead to the same choices
@@ -50,15 +51,15 @@ def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 10, num_newton:
         mixture = replace(mixture, w=solve_weights(e_step(data, mixture), data.layout, mixture))
     if not num_newton:
         return mixture
-    rows: Any = _Rows(data, mixture)
-    mode = newton.climb(
-        rows,
-        rows.precision,
-        mixture.w.flatten(1),
-        mixture.w.new_zeros(0),
-        newton.Limits(TOLERANCE, num_newton),
-    )
-    return replace(mixture, w=mode.u.reshape(mixture.w.shape))
+    each = torch.arange(len(mixture.w), device=mixture.w.device).split(1)
+    return replace(mixture, w=torch.cat([_polished(data, row(mixture, index), num_newton) for index in each]))
+
+
+def _polished(data: MixtureData, mixture: Mixture, num_newton: int) -> Tensor:
+    """Weights of a single row at the mode, ``(1, K, m, B)``; rows differ in when they arrive."""
+    density: Any = _Rows(data, mixture)
+    start, limits = mixture.w.flatten(1), newton.Limits(TOLERANCE, num_newton)
+    return newton.climb(density, density.precision, start, start.new_zeros(0), limits).u.reshape(mixture.w.shape)
 
 
 def log_evidence_occam(at: EStep) -> Tensor:

@@ -123,6 +123,7 @@ def test_sum_over_labelled_modes_is_the_quadrature(separation: float) -> None:
         assert abs(float(modes.log_evidence) - exact) < 0.01
 
 
+@pytest.mark.slow
 def test_one_mode_misses_log_two_and_thames_does_not() -> None:
     x = two_normals_data(6.0)
     posterior = LaplaceEvidence(two_normals, hyper=(), restarts=4).run(x)
@@ -180,6 +181,7 @@ def mixed(x: Tensor) -> None:
         pyro.sample("x", dist.Normal(centre[z], 0.5), obs=x)
 
 
+@pytest.mark.slow
 def test_thames_with_latent_proportions_agrees_with_all_modes() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(45, generator=generator) * 0.5 + torch.tensor([-4.0, 0.0, 4.0]).repeat(15)
@@ -218,6 +220,7 @@ def test_pima_importance_sampling(pima_case: tuple[LaplacePosterior, Tensor, Ten
     assert found.diagnostics["pareto_k"] < 0.5
 
 
+@pytest.mark.slow
 def test_pima_bridge_from_nuts(pima_case: tuple[LaplacePosterior, Tensor, Tensor]) -> None:
     posterior, X, t = pima_case
     found = bridge_sampling(posterior, nuts(posterior, X, t, num_samples=2000))
