@@ -92,11 +92,6 @@ def toy_mixture(data: Tensor) -> None:
         pyro.sample("C", dist.Bernoulli(p_c[b.long()]), obs=data[:, 1])
 
 
-@pytest.mark.xfail(
-    raises=RuntimeError,
-    strict=False,
-    reason="a predictor of an enumerated site, narrower than its data, is misread",
-)
 def test_toy_mixture_of_ten_thousand_points_says_that_it_is_not_identified() -> None:
     a = torch.bernoulli(torch.full((10_000,), 0.5), generator=generator())
     b = torch.bernoulli(torch.where(a > 0, 0.8, 0.2), generator=generator(1))
