@@ -78,6 +78,11 @@ def watched(f: Callable[[], Any]) -> tuple[Any, Watched]:
     return result, watch
 
 
+def fastest(f: Callable[[], Any]) -> Watched:
+    """Of five runs, so that a busy machine does not bend the ratios."""
+    return min((watched(f)[1] for _ in range(5)), key=lambda watch: watch.seconds)
+
+
 def newton_step(at: laplace.Problem, state: laplace.LaplaceState) -> Tensor:
     u, theta = state.u.unsqueeze(0), state.theta.clone()
     return factorise(at.density.precision(u, theta)).solve(at.density.gradient(u, theta)[1])
@@ -89,12 +94,11 @@ def main() -> None:
     b = torch.rand(N, dtype=torch.float64)
     joint = LogJoint(logistic, (X, t))
     theta = joint.initial_theta
-    _, product = min((watched(lambda: X.T @ (b[:, None] * X)) for _ in range(5)), key=lambda x: x[1].seconds)
+    product = fastest(lambda: X.T @ (b[:, None] * X))
     at, looking = watched(lambda: laplace.problem(joint))
     assert at.structure.linear is not None
     state, fitting = watched(lambda: laplace.laplace_state(at, theta, joint.initial_u, cold=True))
-    _, step = watched(lambda: newton_step(at, state))
-    _, gradient = watched(lambda: laplace.slope(state))
+    step, gradient = fastest(lambda: newton_step(at, state)), fastest(lambda: laplace.slope(state))
     numbers = 8 * (D * D + N * D)
     print(f"N = {N}, D = {D}; log evidence {float(state.log_evidence):.6f}")
     print(f"{'':34}{'seconds':>9}{'products':>10}{'MB':>8}{'x (D^2 + N D)':>15}")

@@ -90,7 +90,7 @@ class Linear:
     """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
 
     slot: Slot
-    J: Tensor  # (N, C, D)
+    J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
 
     @property
     def layout(self) -> Layout:

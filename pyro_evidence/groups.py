@@ -110,17 +110,15 @@ def _from_slopes(origin: Probe) -> Guess:
     inside = cells.known & (owner >= 0) & (owner < len(theta))
     owner = torch.where(inside, owner, 0)
     single = (mixed - slope * mixer[owner]).abs() <= _tolerance(origin) * slope.abs()
-    return _with_common_power(slope, torch.where(inside & single, owner, -1), origin)
+    return _snapped(slope, torch.where(inside & single, owner, -1), origin)
 
 
-def _with_common_power(slope: Tensor, owner: Tensor, origin: Probe) -> Guess:
-    """The guess made of the hyperparameters whose terms all have one slope, snapped to a half."""
-    owned, theta = owner >= 0, origin.theta.detach()
+def _snapped(slope: Tensor, owner: Tensor, origin: Probe) -> Guess:
+    """Powers to the nearest half; where terms of one owner differ, the largest, which the others then contradict."""
     half = (2.0 * slope).round() / 2.0
-    slope = torch.where((half - slope).abs() <= _tolerance(origin), half, slope).to(theta)
-    largest = torch.full_like(theta, -torch.inf).scatter_reduce(0, owner[owned], slope[owned], "amax")
-    smallest = torch.full_like(theta, torch.inf).scatter_reduce(0, owner[owned], slope[owned], "amin")
-    power = torch.where(largest - smallest <= _tolerance(origin), largest, 0.0).nan_to_num(neginf=0.0)
+    slope = torch.where((half - slope).abs() <= _tolerance(origin), half, slope)
+    owned, least = owner >= 0, torch.full_like(origin.theta.detach(), -torch.inf)
+    power = least.scatter_reduce(0, owner[owned], slope[owned].to(least), "amax").nan_to_num(neginf=0.0)
     return Guess(power, owner).without(power == 0)
 
 

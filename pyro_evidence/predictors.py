@@ -99,22 +99,13 @@ class Slot:
 
         return log_likelihood
 
-    def kind(self, trace: Trace) -> tuple[Any, ...]:
-        """What must not change from run to run: distributions, names of parameters, the shape of this one."""
-        parts = unwrapped(trace.nodes[self.site]["fn"])
-        value = getattr(parts.base, self.parameter, None)
-        return (
-            type(parts.base),
-            type(parts.mixing),
-            parts.names,
-            None if value is None else (value.shape, value.stride()),
-        )
-
     def others(self, trace: Trace) -> list[Any]:
         """Everything but ``eta`` that the log likelihood is made of."""
         node = trace.nodes[self.site]
         parts = unwrapped(node["fn"])
-        found = [getattr(parts.base, k) for k in parts.names if k != self.parameter]
+        value = getattr(parts.base, self.parameter, torch.empty(0))
+        found = [type(parts.base), type(parts.mixing), parts.names, value.shape, value.stride()]
+        found += [getattr(parts.base, k) for k in parts.names if k != self.parameter]
         found += [node["value"], node["mask"], node["scale"]]
         if parts.mixing is not None:
             found.append(parts.mixing.probs)

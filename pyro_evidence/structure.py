@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -172,30 +171,30 @@ def _matches(slot: Slot, probe: Probe, eta: Tensor, size: Tensor) -> bool:
 
 def _explains(linear: LinearDensity, base: Probe, probe: Probe) -> bool:
     """Whether the linear density, its parts read at ``base``, has the prior, predictors and likelihoods of a run."""
-    with pyro.validation_enabled(False), torch.no_grad():
-        prior = not linear.gaussian or _same(base.prior[:2], probe.prior[:2], probe)
+    with torch.no_grad():
         rest = [[predictors.log_prob_sum(p.trace, linear.free)] for p in (base, probe)]
+        prior = not linear.gaussian or _same(base.prior[:2], probe.prior[:2], probe)
         return prior and _same(rest[0], rest[1], probe) and all(_explained(p, base, probe) for p in linear.linear)
 
 
 def _explained(part: Linear, base: Probe, probe: Probe) -> bool:
-    """Whether one site's predictor is as expected, and the site sees the latents through it alone."""
-    if part.slot.kind(base.trace) != part.slot.kind(probe.trace):
+    """Whether one site sees the latents through its predictor alone, and that is as expected."""
+    if not _same(part.slot.others(base.trace), part.slot.others(probe.trace), probe):
         return False
     u, offset = probe.u, part.slot.blocks(base.trace).double()
     size = torch.cat([J.abs() @ u.abs() for J in part.J.split(1 + 2**20 // part.J[0].numel())])
-    if not _matches(part.slot, probe, part.eta(u.unsqueeze(0), offset)[0], size + offset.abs()):
-        return False
-    return _same(part.slot.others(base.trace), part.slot.others(probe.trace), probe)
+    return _matches(part.slot, probe, part.eta(u.unsqueeze(0), offset)[0], size + offset.abs())
 
 
 def _same(first: Sequence[Any], second: Sequence[Any], probe: Probe) -> bool:
     """Whether two readings are the same up to rounding; what is not finite in the second cannot be judged."""
-    return all(a is b or _close(a, b, _tolerance(probe.joint)) for a, b in zip(first, second, strict=True))
+    pairs = zip(first, second, strict=False)  # of a length, or their first items differ
+    return all(a is b or _alike(a, b, _tolerance(probe.joint)) for a, b in pairs)
 
 
-def _close(a: Any, b: Any, tolerance: float) -> bool:
-    if a is None or b is None:
-        return False
-    a, b = torch.as_tensor(a).double(), torch.as_tensor(b).double()
+def _alike(a: Any, b: Any, tolerance: float) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return type(a) is type(b) and bool(a == b)
+    if a.shape != b.shape or torch.equal(a, b):
+        return a.shape == b.shape
     return bool(((a - b).abs() <= tolerance * b.abs()).logical_or(~torch.isfinite(b)).all())

@@ -323,6 +323,16 @@ def test_an_error_of_the_models_own_is_not_dressed_up() -> None:
         LogJoint(lambda: {}["nowhere"])
 
 
+def test_a_model_that_autograd_cannot_follow() -> None:
+    def model(t: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        scale = w.exp().expand(4).clone().sqrt()
+        scale[0] += 1.0
+        pyro.sample("t", dist.Normal(0.0, scale).to_event(1), obs=t)
+
+    says(refused(BadInput, model, T), "inplace operation", "argument 0: shape (4,)")
+
+
 def test_a_matrix_that_is_never_positive_definite() -> None:
     def model(t: Tensor) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0))

@@ -15,7 +15,7 @@ from tests.recognised_models import X, binary, positive, real
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 
-MEAN = torch.tensor([0.5, 0.0, -0.3])
+MEAN = torch.tensor([0.5, 0.8, -0.3])
 
 
 def ard(X, t, mean):

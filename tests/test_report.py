@@ -160,13 +160,14 @@ def test_one_mode_reached_by_many_restarts_is_no_news(capsys) -> None:
     assert "different modes" not in printed(posterior, capsys)
 
 
-def test_summary_names_failed_restarts(capsys) -> None:
-    posterior = dataclasses.replace(
-        fitted_mixture(), restarts=torch.tensor([-11.7, math.nan]), failures=("restart 1: no mode",)
-    )
-    text = printed(posterior, capsys)
-    assert text.endswith("status: converged\nrestart 1: no mode\n")
+def test_summary_names_failed_restarts_and_compares_the_others(capsys) -> None:
+    failed = dataclasses.replace(fitted_mixture(), failures=("restart 0: no mode",))
+    alike = dataclasses.replace(failed, restarts=torch.tensor([math.nan, -11.7, -11.7]))
+    text = printed(alike, capsys)
+    assert text.endswith("status: converged\nrestart 0: no mode\n")
     assert "different modes" not in text
+    unlike = dataclasses.replace(failed, restarts=torch.tensor([math.nan, -11.7, -64.6]))
+    assert "restarts reached different modes: log evidences [-11.7, -64.6]\n" in printed(unlike, capsys)
 
 
 def test_summary_names_a_curvature_that_is_not_the_exact_one(capsys) -> None:

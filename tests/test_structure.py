@@ -15,12 +15,12 @@ from pyro_evidence.ops.derivatives import generic, pullback
 from pyro_evidence.ops.linalg import available_bytes
 from pyro_evidence.program import LogJoint
 from pyro_evidence.structure import Structure, recognise
-from tests import deceptive_models, recognised_models
+from tests import deceptive_models, deceptive_priors, recognised_models
 from tests.recognised_models import X, binary, positive, real
 
 assert_same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 
-RECOGNISED, DECEPTIVE = recognised_models.CASES, deceptive_models.CASES
+RECOGNISED, DECEPTIVE = recognised_models.CASES, deceptive_models.CASES | deceptive_priors.CASES
 
 
 @cache

@@ -7,7 +7,7 @@ Many derivatives of one value are taken as batched reverse passes, in chunks tha
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 
 import torch
@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 CHUNK_BYTES = 2**28  # of what the reverse passes of one chunk may write
 LARGEST_CHUNK = 256  # passes; more at once are no faster
+FEW = 4  # passes that are faster one by one
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -124,10 +125,17 @@ class _Diagonal:
 
 def generic(num: int, size: int, like: Tensor) -> Tensor:
     """Fixed directions in which nothing cancels by accident: entries of size 1 to 2, any sign, ``(num, size)``."""
+    return (_few_directions if num * size <= 2**14 else _directions)(num, size).to(like)
+
+
+def _directions(num: int, size: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     draw = torch.rand(num, size, generator=generator, dtype=torch.float64)
     sign = torch.where(torch.rand(num, size, generator=generator) < 0.5, -1.0, 1.0)
-    return ((1.0 + draw) * sign).to(like)
+    return (1.0 + draw) * sign
+
+
+_few_directions = lru_cache(maxsize=64)(_directions)
 
 
 def pullback(value: Tensor, x: Tensor, cotangent: Tensor | None = None, *, create_graph: bool = False) -> Tensor:
@@ -213,15 +221,10 @@ def _row_scale(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor | 
 
 def passes(value: Tensor, x: Tensor, cotangents: Tensor, create_graph: bool) -> Tensor:
     """One reverse pass per cotangent, shape ``(P,) + x.shape``; zeros where nothing flows."""
-    found = torch.autograd.grad(
-        value,
-        x,
-        cotangents,
-        is_grads_batched=True,
-        retain_graph=True,
-        create_graph=create_graph,
-        allow_unused=True,
-    )[0]
+    if len(cotangents) <= FEW:
+        return torch.stack([pullback(value, x, c, create_graph=create_graph) for c in cotangents])
+    options = {"is_grads_batched": True, "retain_graph": True, "allow_unused": True}
+    found = torch.autograd.grad(value, x, cotangents, create_graph=create_graph, **options)[0]
     return x.new_zeros(len(cotangents), *x.shape) if found is None else found
 
 
