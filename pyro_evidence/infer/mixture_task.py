@@ -11,12 +11,13 @@ from pyro_evidence.infer.mixture_em import Batch
 from pyro_evidence.infer.mixture_start import Starting
 from pyro_evidence.mixture_posterior import MixturePosterior, laplace_state
 from pyro_evidence.mixture_structure import MixtureStructure, recognise_mixture
-from pyro_evidence.ops import mixture_evidence, mixture_rows
-from pyro_evidence.ops.mixture import Mixture
+from pyro_evidence.ops import mixture_evidence, mixture_mode, mixture_rows
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
 from pyro_evidence.ops.mixture_units import ResponseUnits, response_units
-from pyro_evidence.ops.mixture_updates import Update, estep
+from pyro_evidence.ops.mixture_updates import Update
 from pyro_evidence.program import LogJoint
+
+SAME = 1e-6  # relative difference between the evidences of two restarts at one mode
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,27 @@ def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCu
 def posterior_of(task: Task, fit: Fit[Batch]) -> MixturePosterior:
     """The best restart at its mode, in the model's units."""
     batch, structure, units = fit.state, task.structure, task.units
-    heights, modes = mixture_em.occam(batch.at)
-    heights = torch.where(batch.failed, -torch.inf, heights)
-    best = heights.argmax().reshape(1)
+    modes = mixture_mode.modes(batch.at)
+    best = highest(torch.where(batch.failed, -torch.inf, modes.occam))
     like = units.standard(structure.start)
-    mixture = structure.consistent(units.original(mixture_rows.padded(mixture_rows.row(modes, best), like)))
+    mixture = mixture_rows.padded(mixture_rows.row(modes.mixture, best), like)
+    mixture = structure.consistent(units.original(mixture))
     state = laplace_state(structure, mixture)
-    restarts = _log_evidences(batch, modes) - task.jacobian
+    restarts = torch.where(batch.failed, torch.nan, modes.log_evidence) - task.jacobian
     path = tuple(v - float(task.jacobian) for v in fit.objectives)
-    clipped = int(batch.at.well_determined.num_clipped[best])
     return MixturePosterior(
-        state, fit.status.value, path, restarts, structure=structure, mixture=mixture, num_clipped=clipped
+        state,
+        fit.status.value,
+        path,
+        restarts,
+        batch.reasons,
+        structure=structure,
+        mixture=mixture,
+        num_clipped=int(batch.at.well_determined.num_clipped[best]),
     )
 
 
-def _log_evidences(batch: Batch, modes: Mixture) -> Tensor:
-    """Laplace log evidence of each restart at its mode, full Hessian, nan where it failed."""
-    at = estep(batch.at.data, modes, batch.at.ties, mixture_evidence.full)
-    found = mixture_evidence.log_evidence(mixture_evidence.log_joint(at.data, modes), at.A, modes.alpha)
-    return torch.where(batch.failed, torch.nan, found)
+def highest(heights: Tensor) -> Tensor:
+    """The first row that is as high as any, up to rounding: restarts often meet, shape ``(1,)``."""
+    top = heights.max()
+    return (heights >= top - SAME * (1.0 + top.abs())).to(torch.int8).argmax().reshape(1)
