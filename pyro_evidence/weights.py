@@ -275,8 +275,7 @@ def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...
 
 
 def _one_dtype(joint: LogJoint, names: Sequence[str]) -> None:
-    nodes = joint._prototype()[0].nodes
-    dtypes = {n: nodes[n]["value"].dtype for n in names}
+    dtypes = {n: joint.dtypes[n] for n in names}
     if len(set(dtypes.values())) > 1:
         said = ", ".join(f"{n} {str(d).removeprefix('torch.')}" for n, d in dtypes.items())
         raise BadInput(f"the weights' sites have different dtypes ({said}); expected one. Cast the priors' parameters.")
