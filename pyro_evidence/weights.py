@@ -41,6 +41,10 @@ class Part:
         eta = eta.detach().requires_grad_()
         return curvature_blocks(self.log_likelihood, Layout(self.c.shape, ()), eta, create_graph=False)
 
+    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivative ``(R, N, C)`` and :meth:`curvature` in ``eta``."""
+        return self.slope(eta)[1], self.curvature(eta)
+
     def along(self, T: Tensor) -> "Part":
         """The same as a function of ``x``, ``y = T x``."""
         return replace(self, J=self.J @ T)
@@ -60,6 +64,12 @@ class LogisticPart(Part):
     def curvature(self, eta: Tensor) -> Tensor:
         """``trials s (1 - s)``, without cancellation."""
         return (self.trials * eta.sigmoid() * (-eta).sigmoid()).unsqueeze(-1)
+
+    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at once."""
+        s = eta.sigmoid()
+        slope = self.half - self.trials * (s - 0.5)
+        return slope, (self.trials * s * (-eta).sigmoid()).unsqueeze(-1)
 
 
 def logistic(part: Part) -> Part:
