@@ -33,6 +33,7 @@ from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
+from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
@@ -67,6 +68,7 @@ __all__ = [
     "LaplaceKernel",
     "LaplacePosterior",
     "LaplacePrior",
+    "LearningCurve",
     "LeastKL",
     "LogJoint",
     "MixturePosterior",
@@ -105,6 +107,7 @@ __all__ = [
     "importance_sampling",
     "isotropic_evidence",
     "laplace_at_base",
+    "learning_curve",
     "literal",
     "mackay",
     "sbc",

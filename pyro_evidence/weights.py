@@ -41,6 +41,10 @@ class Part:
         eta = eta.detach().requires_grad_()
         return curvature_blocks(self.log_likelihood, Layout(self.c.shape, ()), eta, create_graph=False)
 
+    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivative ``(R, N, C)`` and :meth:`curvature` in ``eta``."""
+        return self.slope(eta)[1], self.curvature(eta)
+
     def along(self, T: Tensor) -> "Part":
         """The same as a function of ``x``, ``y = T x``."""
         return replace(self, J=self.J @ T)
@@ -60,6 +64,12 @@ class LogisticPart(Part):
     def curvature(self, eta: Tensor) -> Tensor:
         """``trials s (1 - s)``, without cancellation."""
         return (self.trials * eta.sigmoid() * (-eta).sigmoid()).unsqueeze(-1)
+
+    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at once."""
+        s = eta.sigmoid()
+        slope = self.half - self.trials * (s - 0.5)
+        return slope, (self.trials * s * (-eta).sigmoid()).unsqueeze(-1)
 
 
 def logistic(part: Part) -> Part:
@@ -275,8 +285,7 @@ def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...
 
 
 def _one_dtype(joint: LogJoint, names: Sequence[str]) -> None:
-    nodes = joint._prototype()[0].nodes
-    dtypes = {n: nodes[n]["value"].dtype for n in names}
+    dtypes = {n: joint.dtypes[n] for n in names}
     if len(set(dtypes.values())) > 1:
         said = ", ".join(f"{n} {str(d).removeprefix('torch.')}" for n, d in dtypes.items())
         raise BadInput(f"the weights' sites have different dtypes ({said}); expected one. Cast the priors' parameters.")

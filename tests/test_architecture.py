@@ -26,7 +26,9 @@ LAYERS = [
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
-    "diagnostics datasets interop evidence_check compare_evidence labels runs compare sbc plots sklearn".split(),
+    "diagnostics datasets interop evidence_check compare_evidence labels tables chains runs held_out".split(),
+    "compare sbc plots plots_compare".split(),
+    ["learning_curve", "plots_mixture", "sklearn"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
 RUN_MODELS = {"program", "simulate", "models", "guide", "posterior", "reparametrised", "runs", "compare"}

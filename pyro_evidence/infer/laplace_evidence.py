@@ -71,8 +71,11 @@ class LaplaceEvidence:
         return self.posterior
 
     def _complain(self, message: str) -> None:
+        posterior = self.posterior
+        reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
+        message = f"{message}. Hyperparameters reached, at most five elements of each: {reached}"
         if self.stop.throw:
-            raise NotConverged(f"{message}. The posterior so far is in this error's .posterior.", self.posterior)
+            raise NotConverged(f"{message}. The posterior so far is in this error's .posterior.", posterior)
         warnings.warn(message, stacklevel=3)
 
     def _maximise(self) -> Fit[TypeII]:

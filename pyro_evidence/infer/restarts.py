@@ -30,6 +30,8 @@ def search(at: Problem, starts: Tensor, theta: Tensor, *, progress: bool = False
     """
     with tqdm(desc="posterior mode", delay=1.0, disable=not progress, leave=False) as bar:
         mode = find_modes(at, starts, theta, cold=True, watch=partial(_show, bar))
+    if not at.structure.agrees(mode.u[mode.converged], theta):
+        return search(at.without_linear, starts, theta, progress=progress)
     states: list[LaplaceState] = []
     reached, failures = [], {}
     for row in range(len(starts)):

@@ -70,7 +70,7 @@ def test_every_gain_is_the_difference_of_two_evidences() -> None:
         assert new.objective - state.objective == pytest.approx(float(gain.max()), abs=1e-9)
         for m in range(8):
             alpha = state.alpha.clone()
-            alpha[m] = best[m]
+            alpha[m] = 1.0 / best[m]
             if bool(torch.isfinite(alpha).any()):
                 assert float(exact(Phi, t, alpha)) - state.objective == pytest.approx(float(gain[m]), abs=1e-9)
         state = new
