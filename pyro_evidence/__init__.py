@@ -26,7 +26,7 @@ from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.iterate import Status, Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.infer.laplace_kernel import LaplaceKernel
-from pyro_evidence.infer.mixture_em import GreedyDeletion
+from pyro_evidence.infer.mixture_deletion import GreedyDeletion
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence

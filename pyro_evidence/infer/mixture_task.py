@@ -1,17 +1,20 @@
 """One recognised mixture on its way: from the Pyro model to a batch of restarts, and back to a posterior."""
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.infer import mixture_em
-from pyro_evidence.infer.iterate import Fit
+from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.mixture_deletion import Deletion
 from pyro_evidence.infer.mixture_em import Batch
 from pyro_evidence.infer.mixture_start import Starting
 from pyro_evidence.mixture_posterior import MixturePosterior, laplace_state
 from pyro_evidence.mixture_structure import MixtureStructure, recognise_mixture
 from pyro_evidence.ops import mixture_evidence, mixture_mode, mixture_rows
+from pyro_evidence.ops.mixture import Mixture
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
 from pyro_evidence.ops.mixture_units import ResponseUnits, response_units
 from pyro_evidence.ops.mixture_updates import Update
@@ -47,26 +50,52 @@ def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCu
     return Task(structure, units, mixture_em.first(data, start(data, own, ties), ties, curvature, update))
 
 
-def posterior_of(task: Task, fit: Fit[Batch]) -> MixturePosterior:
-    """The best restart at its mode, in the model's units."""
-    batch, structure, units = fit.state, task.structure, task.units
-    modes = mixture_mode.modes(batch.at)
+def finish(task: Task, fit: Fit[Batch], deletion: Deletion | None, stop: Stop) -> MixturePosterior:
+    """From all restarts to one: deletion, choice, and, if anything was deleted, rounds of the chosen one alone."""
+    fit = _deleted(fit, deletion) if deletion else fit
+    batch, modes = fit.state, mixture_mode.modes(fit.state.at)
     best = highest(torch.where(batch.failed, -torch.inf, modes.occam))
-    like = units.standard(structure.start)
-    mixture = mixture_rows.padded(mixture_rows.row(modes.mixture, best), like)
-    mixture = structure.consistent(units.original(mixture))
-    state = laplace_state(structure, mixture)
-    restarts = torch.where(batch.failed, torch.nan, modes.log_evidence) - task.jacobian
-    path = tuple(v - float(task.jacobian) for v in fit.objectives)
+    at_mode = mixture_rows.row(modes.mixture, best)
+    if deletion and fit.status is not Status.INTERRUPTED:
+        rest = iterate(mixture_em.advance, mixture_em.alone(batch, best), stop, "EvidenceEM")
+        fit = Fit(rest.state, rest.status, fit.objectives + rest.objectives[1:])
+        at_mode = mixture_mode.find_mode(rest.state.at.data, rest.state.at.mixture)
+    elif fit.status is Status.STEP_LIMIT and float(batch.change[best]) <= stop.gradient_tolerance:
+        fit = Fit(batch, Status.CONVERGED, fit.objectives)  # the others are not
+    restarts = torch.where(batch.failed, torch.nan, modes.log_evidence)
+    return posterior_of(task, fit, at_mode, (restarts, batch.reasons))
+
+
+def _deleted(fit: Fit[Batch], deletion: Deletion) -> Fit[Batch]:
+    if fit.status is Status.INTERRUPTED:
+        return fit
+    try:
+        return Fit(deletion(fit.state), fit.status, fit.objectives)
+    except KeyboardInterrupt:
+        warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=4)
+        return Fit(fit.state, Status.INTERRUPTED, fit.objectives)
+
+
+def posterior_of(
+    task: Task, fit: Fit[Batch], at_mode: Mixture, restarts: tuple[Tensor, tuple[str, ...]]
+) -> MixturePosterior:
+    """One mixture in the model's units.
+
+    :param at_mode: one row, its weights at a mode.
+    :param restarts: log evidence of each in the engine's units, and what those that failed said.
+    """
+    structure, units = task.structure, task.units
+    whole = mixture_rows.padded(at_mode, units.standard(structure.start))
+    mixture = structure.consistent(units.original(whole))
     return MixturePosterior(
-        state,
+        laplace_state(structure, mixture),
         fit.status.value,
-        path,
-        restarts,
-        batch.reasons,
+        tuple(v - float(task.jacobian) for v in fit.objectives),
+        restarts[0] - task.jacobian,
+        restarts[1],
         structure=structure,
         mixture=mixture,
-        num_clipped=int(batch.at.well_determined.num_clipped[best]),
+        num_clipped=int(fit.state.at.well_determined.num_clipped.max()),
     )
 
 
