@@ -35,6 +35,7 @@ from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
 from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.models.missing import Missing, marginalised
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
 from pyro_evidence.ops.predictive import hermite, mackay
@@ -71,6 +72,7 @@ __all__ = [
     "LearningCurve",
     "LeastKL",
     "LogJoint",
+    "Missing",
     "MixturePosterior",
     "NotAMode",
     "NotConverged",
@@ -110,6 +112,7 @@ __all__ = [
     "learning_curve",
     "literal",
     "mackay",
+    "marginalised",
     "sbc",
     "schur_complement",
     "score_centre",
