@@ -205,6 +205,11 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
             f"Y has shape {tuple(Y.shape)} and dtype {Y.dtype}; expected floats of shape {expected}. Write Y[:, None] "
             f"for one response, Y.double() for integers."
         )
+    infinite = Y.isinf().any(0).nonzero().flatten().tolist()
+    if infinite:
+        raise BadInput(
+            f"Y has {int(Y.isinf().sum())} values that are inf, in columns {infinite}; expected finite ones."
+        )
     empty = Y.isnan().all(0).nonzero().flatten().tolist() if len(Y) else []
     if empty:
         raise BadInput(f"Y has no value at all, only nan, in columns {empty}; expected one at least. Drop them.")
