@@ -3,6 +3,7 @@
 from pyro_evidence.axis_priors import GaussianPrior, LaplacePrior
 from pyro_evidence.compare import Comparison, compare
 from pyro_evidence.compare_evidence import EvidenceComparison, compare_evidence
+from pyro_evidence.early_stopping import EarlyStopped, EarlyStopping, RandomShare, Unseen
 from pyro_evidence.eigen_state import base_centre, fixed_others, schur_complement, score_centre
 from pyro_evidence.errors import (
     BadInput,
@@ -57,6 +58,8 @@ __all__ = [
     "Calibration",
     "ClassConditional",
     "Comparison",
+    "EarlyStopped",
+    "EarlyStopping",
     "EvidenceComparison",
     "EvidenceEM",
     "EvidenceEstimate",
@@ -80,12 +83,14 @@ __all__ = [
     "Nuts",
     "REVMPosterior",
     "RVMPosterior",
+    "RandomShare",
     "Start",
     "Status",
     "Stop",
     "Svi",
     "TooLarge",
     "Unregularised",
+    "Unseen",
     "UnsupportedModel",
     "WeightDecay",
     "arviz_groups",

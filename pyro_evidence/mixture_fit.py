@@ -44,9 +44,17 @@ class FittedMixture:
     def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
         """The density; for a conditional model one for each row of the inputs given.
 
+        The noise is that of the training data, also where a model measures it in units of the data that it is given.
+
         :param args: as for the model, responses optional; the training data without arguments.
         """
-        return _density(self.kernels(args, kwargs))
+        return self._density(self.kernels(args, kwargs))
+
+    def _density(self, found: Kernels) -> MixtureDensity:
+        loc, noise = found.loc.movedim(0, 1).detach(), self.mixture.noise[0]
+        tril = noise.rsqrt().diag_embed() if noise.dim() == 2 else torch.linalg.cholesky(torch.linalg.inv(noise))
+        tril = tril.to(loc).expand(1, *loc.shape[1:], loc.shape[-1])
+        return MixtureDensity(found.probs.detach().log().unsqueeze(0), loc, tril)
 
     def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
         """Log density of each datum, nats, shape ``(N,)``; missing values are integrated out.
@@ -54,7 +62,7 @@ class FittedMixture:
         :raises BadInput: when the arguments hold no responses.
         """
         found = self._given(args, kwargs)
-        return _density(found).log_prob(found.value)
+        return self._density(found).log_prob(found.value)
 
     def responsibilities(self, *args: Any, **kwargs: Any) -> Tensor:
         """``p(component | datum)``, shape ``(N, K)``; the training data without arguments.
@@ -62,20 +70,10 @@ class FittedMixture:
         :raises BadInput: when the arguments hold no responses.
         """
         found = self._given(args, kwargs)
-        return _density(found).component_log_prob(found.value).softmax(-1)
+        return self._density(found).component_log_prob(found.value).softmax(-1)
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         found = self.kernels(args, kwargs)
         if not found.is_observed:
             raise BadInput("the arguments hold no responses; expected them as for run(...).")
         return found
-
-
-def _density(found: Kernels) -> MixtureDensity:
-    scale = found.scale.diag_embed() if found.scale.dim() == 3 else found.scale
-    num = len(found.probs)
-    loc = found.loc.movedim(0, 1).detach()
-    scale = scale.expand(num, -1, -1, -1).movedim(0, 1).detach()
-    tril = scale.expand(scale.shape[0], num, loc.shape[-1], -1)
-    tril = tril if tril.shape[-1] == loc.shape[-1] else tril.expand(*tril.shape[:-1], loc.shape[-1])
-    return MixtureDensity(found.probs.detach().log().unsqueeze(0), loc, tril)

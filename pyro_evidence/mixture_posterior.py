@@ -135,6 +135,13 @@ class MixturePosterior(LaplacePosterior):
         """
         return self.fitted.density(*args, **kwargs)
 
+    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Log density of each datum at the mode, nats, shape ``(N,)``; the training data without arguments.
+
+        :raises BadInput: when the arguments hold no responses.
+        """
+        return self.fitted.log_prob(*args, **kwargs)
+
     def responsibilities(self, *args: Any, **kwargs: Any) -> Tensor:
         """``p(component | datum)`` at the mode, shape ``(N, K)``; the training data without arguments.
 

@@ -28,7 +28,7 @@ LAYERS = [
     ["infer"],
     "diagnostics datasets interop evidence_check compare_evidence labels tables chains runs held_out".split(),
     "compare sbc plots plots_compare".split(),
-    ["learning_curve", "plots_mixture", "sklearn"],
+    ["learning_curve", "early_stopping", "plots_mixture", "sklearn"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
 RUN_MODELS = {"program", "simulate", "models", "guide", "posterior", "reparametrised", "runs", "compare"}
