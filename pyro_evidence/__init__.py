@@ -1,6 +1,6 @@
 """Hyperparameters, a posterior and a log evidence for Pyro models: change the engine, keep the model."""
 
-from pyro_evidence.axis_priors import GaussianPrior, LaplacePrior
+from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
 from pyro_evidence.compare import Comparison, compare
 from pyro_evidence.compare_evidence import EvidenceComparison, compare_evidence
 from pyro_evidence.early_stopping import EarlyStopped, EarlyStopping, RandomShare, Unseen
@@ -65,6 +65,7 @@ __all__ = [
     "EvidenceEstimate",
     "GaussianPrior",
     "GreedyDeletion",
+    "GroupPrior",
     "Guarded",
     "ImproperPosterior",
     "JaakkolaJordan",

@@ -216,7 +216,13 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, r
     """
     base = base_point(target, ridge, start, num_weights)
     quadratic = recipe.approximation(target, ridge, base)
-    axes = axes_of(quadratic, num_weights, recipe)
+    return on_axes(target, recipe, ridge, (quadratic, axes_of(quadratic, num_weights, recipe)))
+
+
+def on_axes(target: Target, recipe: Recipe, ridge: float, found: tuple[Quadratic, Axes]) -> EigenState:
+    """Hyperparameters and mode along given axes: algorithm 1 or 2 from step 4 on."""
+    quadratic, axes = found
+    num_weights = len(axes.directions)
     alpha = recipe.prior.alpha(axes.h, axes.u)
     kept = torch.isfinite(alpha)
     u = recipe_mode(target, recipe, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:]))
@@ -224,7 +230,7 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, r
     active = kept.clone()
     active[kept] = nonzero
     x = torch.cat([u[: len(nonzero)][nonzero], u[len(nonzero) :]])
-    null = torch.cat([torch.zeros_like(base[:num_weights]), base[num_weights:]])
+    null = torch.cat([torch.zeros_like(quadratic.y[:num_weights]), quadratic.y[num_weights:]])
     values = target.value(torch.stack([quadratic.y, null]))
     return EigenState(recipe, ridge, quadratic, axes, alpha, active, x, values[0], values[1])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_evidence import archive
 from pyro_evidence.axes_state import GaussianFit, OnAxesState, gaussian_fit
-from pyro_evidence.axis_priors import AxisPrior, GaussianPrior, LaplacePrior
+from pyro_evidence.axis_priors import AxisPrior, GaussianPrior, GroupPrior, LaplacePrior
 from pyro_evidence.errors import BadInput
 from pyro_evidence.guide import LaplaceGuide
 from pyro_evidence.laplace import laplace_state, problem
@@ -24,6 +24,7 @@ from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.reparametrised import AXES, OnAxes, WithWeights
 from pyro_evidence.weights import Weights, weights_of
 
+OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, LaplacePrior)}  # priors that a file may name
 Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
 
 
@@ -248,15 +249,14 @@ class AxesPosterior:
         joint, prior = self.of.joint, self.state.prior
         archive.storable(joint.args, "positional arguments")
         archive.storable(joint.kwargs, "keyword arguments")
-        if not isinstance(prior, GaussianPrior | LaplacePrior):
+        if type(prior) not in OURS.values():
             raise BadInput(
                 f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of ours."
             )
-        octant = prior.octant if isinstance(prior, LaplacePrior) else None
         record: dict[str, Any] = {
             "format": archive.FORMAT,
             "kind": type(self).__name__,
-            "octant": octant,
+            "prior": [type(prior).__name__, *vars(prior).values()],
             "sites": list(self.of.sites),
         }
         record |= {"args": list(joint.args), "kwargs": dict(joint.kwargs), "state": self.state.record()}
@@ -272,8 +272,8 @@ class AxesPosterior:
         if record.get("kind") != cls.__name__:
             raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
         of = weights_of(LogJoint(model, record["args"], record["kwargs"], hyper=()), record["sites"])
-        prior = GaussianPrior() if record["octant"] is None else LaplacePrior(record["octant"])
-        posterior = cls(of, cls.restored(record["state"], prior))
+        name, *settings = record["prior"]
+        posterior = cls(of, cls.restored(record["state"], OURS[name](*settings)))
         if not torch.allclose(posterior.log_evidence, record["log_evidence"], rtol=1e-7):
             raise BadInput(
                 f"this model's log evidence at the saved mode is {float(posterior.log_evidence):.6g}; the "

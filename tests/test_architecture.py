@@ -20,9 +20,12 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 LAYERS = [
     ["errors"],
     ["ops"],
-    "contraction sites checks parameters program predictors probes groups density structure pruned laplace".split(),
+    "contraction sites checks parameters program predictors probes groups density network_density".split(),
+    "structure pruned laplace".split(),
     "simulate weights gaps mixture_kernels mixture_structure".split(),
+    ["mppca_structure"],
     ["models", "guide", "archive", "report", "posterior", "mixture_fit", "mixture_posterior"],
+    ["mppca_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
