@@ -22,7 +22,7 @@ from pyro_evidence.evidence_check import (
     tempered_smc,
     thames,
 )
-from pyro_evidence.infer.class_conditional import ClassConditional, class_conditional
+from pyro_evidence.infer.class_conditional import ClassConditional, class_conditional, optimised, shares
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.iterate import Status, Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
@@ -119,9 +119,11 @@ __all__ = [
     "literal",
     "mackay",
     "marginalised",
+    "optimised",
     "sbc",
     "schur_complement",
     "score_centre",
+    "shares",
     "tempered_smc",
     "thames",
     "to_datatree",
