@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyro
 import torch
 from torch import Tensor
 
@@ -77,8 +78,8 @@ class AxesPosterior:
 
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
-        """``alpha`` of every axis."""
-        return {"alpha": self.alpha}
+        """``alpha`` of every axis, and the model's params."""
+        return {**self.of.joint.held, "alpha": self.alpha}
 
     @property
     def mode(self) -> dict[str, Tensor]:
@@ -206,7 +207,12 @@ class AxesPosterior:
         return integral(*self.predictor(*args, **kwargs))
 
     def update_param_store(self) -> None:
-        """Nothing: the params of the model were held, and ``alpha`` is no param of it."""
+        """Write the params to Pyro's global param store; ``alpha`` is none of them."""
+        store, joint = pyro.get_param_store(), self.of.joint
+        for name, value in joint.held.items():
+            if name in store:
+                del store[name]
+            store.setdefault(name, value.detach().clone(), joint.param_constraints[name])
 
     def diagnostics(self) -> dict[str, Any]:
         """How far to trust the numbers; importance sampling is that of :class:`LaplacePosterior`."""
@@ -260,6 +266,7 @@ class AxesPosterior:
             "sites": list(self.of.sites),
         }
         record |= {"args": list(joint.args), "kwargs": dict(joint.kwargs), "state": self.state.record()}
+        record["held"] = {n: v.detach().clone() for n, v in joint.held.items()}
         archive.write(record | {"log_evidence": self.log_evidence}, path)
 
     @classmethod
@@ -271,7 +278,9 @@ class AxesPosterior:
         record = archive.read(path)
         if record.get("kind") != cls.__name__:
             raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
-        of = weights_of(LogJoint(model, record["args"], record["kwargs"], hyper=()), record["sites"])
+        joint = LogJoint(model, record["args"], record["kwargs"], hyper=())
+        joint.held = joint.held | record["held"]
+        of = weights_of(joint, record["sites"])
         name, *settings = record["prior"]
         posterior = cls(of, cls.restored(record["state"], OURS[name](*settings)))
         if not torch.allclose(posterior.log_evidence, record["log_evidence"], rtol=1e-7):
