@@ -190,14 +190,22 @@ class AxesPosterior:
 
         :param args: the model's arguments; the targets may be left out.  Random state is left alone.
         """
+        eta, J = self._tangents(args, kwargs)
+        return eta, (self._white(J.mT)).square().sum(0).reshape(eta.shape)
+
+    def _tangents(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The first observed site's predictor at the mode, and its derivative in ``x``, ``(size, K + V)``."""
         joint, slot = self._with(args, kwargs), self.of.slots[0]
         x = self.state.x.clone().requires_grad_()
         with torch.random.fork_rng():
             trace = joint.trace(self.of.flat(self.state.embedding @ x), joint.initial_theta)
         eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
-        J = jacobian(eta.reshape(-1), x)
-        spread = self._colour(torch.eye(len(x)).to(x)) @ J.mT
-        return eta.detach(), spread.square().sum(0).reshape(eta.shape)
+        return eta.detach(), jacobian(eta.reshape(-1), x)
+
+    def _white(self, columns: Tensor) -> Tensor:
+        """``L^-1`` times columns ``(K + V, S)``, the posterior precision being ``L L'``."""
+        tril = self._fit.precision_tril
+        return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
 
     def probability(self, *args: Any, integral: Integral = mackay, **kwargs: Any) -> Tensor:
         """Predictive probability of label 1 of a Bernoulli site in log odds, shape ``(N,)``.
