@@ -26,13 +26,14 @@ from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.iterate import Status, Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.infer.laplace_kernel import LaplaceKernel
-from pyro_evidence.infer.mixture_em import GreedyDeletion
+from pyro_evidence.infer.mixture_deletion import GreedyDeletion
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
+from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
@@ -68,6 +69,7 @@ __all__ = [
     "LaplaceKernel",
     "LaplacePosterior",
     "LaplacePrior",
+    "LearningCurve",
     "LeastKL",
     "LogJoint",
     "MixturePosterior",
@@ -106,6 +108,7 @@ __all__ = [
     "importance_sampling",
     "isotropic_evidence",
     "laplace_at_base",
+    "learning_curve",
     "literal",
     "mackay",
     "sbc",

@@ -24,7 +24,7 @@ def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
 
     :raises BadInput: when no hyperparameter is recognised as a precision of Gaussian latents.
     """
-    _check(axes)
+    check_axes(axes)
     gamma = posterior.gamma
     if not gamma:
         raise BadInput(
@@ -44,7 +44,7 @@ def evidence_path(axes: Axes, posterior: LaplacePosterior) -> Axes:
 
     Where latent sites were maximised their log prior is included, and the label says so.
     """
-    _check(axes)
+    check_axes(axes)
     axes.plot(range(len(posterior.log_evidences)), posterior.log_evidences, marker=".")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("step")
@@ -62,7 +62,7 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
     :param site: a latent site that all of them have, draws of shape ``(S,) + shape``.
     :raises BadInput: when a posterior lacks the site or has it in another shape.
     """
-    _check(axes)
+    check_axes(axes)
     draws = _draws(posteriors, site)
     for number, (name, values) in enumerate(draws.items(), start=1):
         levels = values.new_tensor([0.05, 0.5, 0.95])
@@ -105,7 +105,7 @@ def _rows(axes: Axes, labels: list[str]) -> None:
     axes.set_ylim(len(labels) - 0.5, -0.5)
 
 
-def _check(axes: Axes) -> None:
+def check_axes(axes: Axes) -> None:
     """Refuse what cannot be drawn on.
 
     :raises ImportError: without matplotlib.

@@ -1,15 +1,16 @@
 """Mixtures that do not overfit: evidence-regularised EM for Pyro models."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mixture_em
 from pyro_evidence.infer.iterate import Fit, Status, Stop
-from pyro_evidence.infer.mixture_em import Deletion, GreedyDeletion
+from pyro_evidence.infer.mixture_deletion import Deletion, GreedyDeletion
 from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
-from pyro_evidence.infer.mixture_task import Task, begin, posterior_of
+from pyro_evidence.infer.mixture_task import Task, begin, finish
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.ops import mixture_evidence
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
@@ -18,7 +19,7 @@ from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.program import LogJoint, Model
 
 UPDATE, START, DELETION = Guarded(), Start(), GreedyDeletion()
-STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=100, throw=False)  # rounds go slowly at the end
+STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500, throw=False)  # rounds go slowly at the end
 
 
 class EvidenceEM:
@@ -63,7 +64,9 @@ class EvidenceEM:
 
         :param args: the model's arguments.
         :return: a :class:`~pyro_evidence.mixture_posterior.MixturePosterior` for a recognised mixture.
-        :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed.
+        Unless converged it warns, or raises with ``stop.throw``; ``stop.tolerance = 0`` asks for just ``num_steps`` rounds.
+
+        :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
         :raises BadInput, UnsupportedModel: see errors.
         """
         joint = LogJoint(self.model, args, kwargs)
@@ -71,14 +74,29 @@ class EvidenceEM:
             task = self._begin(joint)
         except UnsupportedModel as why:
             return run_generic(joint, why, self.start.restarts, self.start.seed, self.stop)
-        fit = mixture_em.em(task.batch, self.update, self.start.warm_up, self.stop)
-        if bool(fit.state.failed.all()):
-            raise NotConverged("EvidenceEM: every restart left the finite numbers. Pass update=Guarded().")
-        state = self.deletion(fit.state) if self.deletion and fit.status is not Status.INTERRUPTED else fit.state
-        posterior = posterior_of(task, Fit(state, fit.status, fit.objectives))
-        if fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
-            raise NotConverged(f"EvidenceEM: {fit.status.value}. What was reached is in .posterior.", posterior)
+        fit = mixture_em.em(task.batch, self.update, self.start.warm_up, self._first_stop)
+        if fit.state.verdict is Status.FAILED:
+            letters = "\n".join(fit.state.reasons)
+            raise NotConverged(
+                f"EvidenceEM: every restart failed. Pass update=Guarded(), or clean the data.\n{letters}"
+            )
+        posterior = finish(task, fit, self.deletion, self.stop)
+        if posterior.status == Status.STEP_LIMIT.value and self.stop.tolerance > 0:  # else it was asked for
+            self._complain(posterior)
         return posterior
+
+    @property
+    def _first_stop(self) -> Stop:
+        """For the rounds of all restarts."""
+        if self.deletion is None:
+            return self.stop
+        return replace(self.stop, num_steps=min(self.stop.num_steps, self.deletion.after))
+
+    def _complain(self, posterior: MixturePosterior) -> None:
+        message = f"EvidenceEM: {posterior.status}"
+        if self.stop.throw:
+            raise NotConverged(f"{message}. What was reached is in this error's .posterior.", posterior)
+        warnings.warn(message, stacklevel=3)
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.
@@ -103,7 +121,7 @@ class EvidenceEM:
         if self._task is None:
             raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
         batch = self._task.batch
-        return posterior_of(self._task, Fit(batch, Status.STEP_LIMIT, (batch.objective,)))
+        return finish(self._task, Fit(batch, Status.BY_HAND, (batch.objective,)), None, self.stop)
 
     def _begin(self, joint: LogJoint) -> Task:
         return begin(joint, self.start, self.update, self.curvature)

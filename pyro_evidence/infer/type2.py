@@ -55,12 +55,14 @@ def natural_metric(laplace: LaplaceState, found: Slope) -> Tensor:
         return plain
     grouped = groups.power != 0
     power = torch.where(grouped, groups.power, 1.0)
-    quadratic = groups.size(laplace.problem.active) - 2.0 * found.joint / power
+    size = groups.size(laplace.problem.active)
+    quadratic = size - 2.0 * found.joint / power
     move = reestimated_log_precision(gradient / power, quadratic) / power
     good = grouped & torch.isfinite(move) & (move * gradient > 0)
     ascent = torch.where(good, move / torch.where(good, gradient, 1.0), 0.0)
     stiff = grouped & ~good & (gradient != 0)  # the round would leave the positive numbers
-    return torch.where(good, ascent, torch.where(stiff, 1.0 / gradient.abs(), plain))
+    metric = torch.where(good, ascent, torch.where(stiff, 1.0 / gradient.abs(), plain))
+    return torch.where(grouped & (size == 0), 0.0, metric)  # what only pruned weights feel stays where it is
 
 
 def step(state: TypeII) -> TypeII:
