@@ -21,6 +21,7 @@ from pyro_evidence.evidence_check import (
     importance_sampling,
     tempered_smc,
     thames,
+    thermodynamic_integration,
 )
 from pyro_evidence.infer.class_conditional import ClassConditional, class_conditional
 from pyro_evidence.infer.evidence_em import EvidenceEM
@@ -124,6 +125,7 @@ __all__ = [
     "score_centre",
     "tempered_smc",
     "thames",
+    "thermodynamic_integration",
     "to_datatree",
     "to_inference_data",
 ]
