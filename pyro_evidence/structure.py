@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence import groups, predictors, probes
+from pyro_evidence import gaussian_latent, groups, predictors, probes
 from pyro_evidence.checks import tensors
 from pyro_evidence.density import AutogradDensity, Linear, LinearDensity
+from pyro_evidence.gaussian_latent import GaussianLatent
 from pyro_evidence.groups import Guess, PrecisionGroups
 from pyro_evidence.ops.derivatives import Forward
 from pyro_evidence.ops.linalg import available_bytes
@@ -35,11 +36,12 @@ class Structure:
     slots: tuple[Slot, ...] | None
     linear: LinearDensity | None
     density: AutogradDensity
+    latent: GaussianLatent | None = None  # the linear predictors' Gaussian prior, where it is dense
 
     @property
     def fastest(self) -> LinearDensity | AutogradDensity:
         """The cheapest density for rows that share their hyperparameters."""
-        return self.linear or self.density
+        return self.latent or self.linear or self.density
 
     @property
     def without_linear(self) -> "Structure":
@@ -75,7 +77,8 @@ def _recognised(joint: LogJoint, found: Near) -> Structure:
     linear = None if sites is None or not far else _linear(sites, found, far)
     slots = None if sites is None else sites.slots if linear is None else linear.slots
     settled = None if guess is None or not far else groups.settle(guess, found, far)
-    return Structure(settled, slots, linear, AutogradDensity(joint, slots))
+    latent = None if linear is None else gaussian_latent.recognise(linear, origin, far)
+    return Structure(settled, slots, linear, AutogradDensity(joint, slots), latent)
 
 
 def _wide(guess: Guess | None, origin: Probe) -> list[Probe | None]:

@@ -20,7 +20,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 LAYERS = [
     ["errors"],
     ["ops"],
-    "contraction sites checks parameters program predictors probes groups density structure pruned laplace".split(),
+    "contraction sites checks parameters program predictors probes groups density".split(),
+    "gaussian_latent structure pruned laplace".split(),
     "simulate weights mixture_kernels mixture_structure".split(),
     ["models", "guide", "archive", "report", "posterior", "mixture_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
