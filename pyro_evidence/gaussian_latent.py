@@ -62,7 +62,7 @@ def blocks_of(joint: LogJoint, trace: Any) -> list[Block] | None:
         if not is_identity(part.transform):
             return None
         node = trace.nodes[part.name]
-        blocks = _dense(node, joint.latents.slices[part.name].start)
+        blocks = function_blocks(node, joint.latents.slices[part.name].start)
         if blocks is None:
             loc, precision, known = predictors.gaussian_site(node, part.size)
             if not bool(known.all()):
@@ -73,8 +73,8 @@ def blocks_of(joint: LogJoint, trace: Any) -> list[Block] | None:
     return found
 
 
-def _dense(node: Node, start: int) -> list[Block] | None:
-    """One block per element of the batch of a MultivariateNormal."""
+def function_blocks(node: Node, start: int) -> list[Block] | None:
+    """One block per element of the batch of a MultivariateNormal; None for any other site."""
     base, value = predictors.unwrapped(node["fn"]).base, node["value"]
     if not predictors.is_plain(node) or not predictors.is_like(base, MultivariateNormal, value.shape[:-1]):
         return None
@@ -145,6 +145,10 @@ class GaussianLatent(LinearDensity):
 
     seen: Seen = field(kw_only=True)
     _read: list[Reading] = field(default_factory=list, repr=False, compare=False, kw_only=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is only kept for speed."""
+        return vars(self) | {"_read": [], "_cache": []}
 
     def parts(self, theta: Tensor) -> Parts:
         """The model's parts at ``theta``.

@@ -23,7 +23,7 @@ LAYERS = [
     "contraction sites checks parameters program predictors probes groups density".split(),
     "gaussian_latent structure pruned laplace".split(),
     "simulate weights mixture_kernels mixture_structure".split(),
-    ["models", "guide", "archive", "report", "posterior", "mixture_posterior"],
+    ["models", "guide", "latent_prediction", "archive", "report", "posterior", "mixture_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
