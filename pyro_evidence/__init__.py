@@ -35,6 +35,7 @@ from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
+from pyro_evidence.latent_prediction import LatentPrediction, predict_latent
 from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, marginalised
@@ -74,6 +75,7 @@ __all__ = [
     "LaplaceKernel",
     "LaplacePosterior",
     "LaplacePrior",
+    "LatentPrediction",
     "LearningCurve",
     "LeastKL",
     "LogJoint",
@@ -120,6 +122,7 @@ __all__ = [
     "literal",
     "mackay",
     "marginalised",
+    "predict_latent",
     "sbc",
     "schur_complement",
     "score_centre",
