@@ -28,6 +28,10 @@ from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.infer.laplace_kernel import LaplaceKernel
 from pyro_evidence.infer.mixture_em import GreedyDeletion
 from pyro_evidence.infer.mixture_start import Start
+from pyro_evidence.infer.overlap_em import OverlapEM
+from pyro_evidence.infer.overlap_rounds import Reseed, keep, prune
+from pyro_evidence.infer.overlap_start import Given, KMeans, RandomPoints
+from pyro_evidence.infer.overlap_task import Multiple
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
 from pyro_evidence.infer.rvm import RVM
@@ -36,10 +40,12 @@ from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
+from pyro_evidence.ops.prbf_ascent import Ascent
 from pyro_evidence.ops.predictive import hermite, mackay
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.posterior_revm import REVMPosterior
 from pyro_evidence.posterior_rvm import RVMPosterior
+from pyro_evidence.prbf_posterior import PRBFPosterior
 from pyro_evidence.program import LogJoint
 from pyro_evidence.quadratic import JaakkolaJordan, LeastKL, empirical_fisher, laplace_at_base
 from pyro_evidence.runs import Nuts, Svi
@@ -51,6 +57,7 @@ __all__ = [
     "REVM",
     "RVM",
     "VRVM",
+    "Ascent",
     "BadInput",
     "Calibration",
     "ClassConditional",
@@ -59,10 +66,12 @@ __all__ = [
     "EvidenceEM",
     "EvidenceEstimate",
     "GaussianPrior",
+    "Given",
     "GreedyDeletion",
     "Guarded",
     "ImproperPosterior",
     "JaakkolaJordan",
+    "KMeans",
     "LaplaceEvidence",
     "LaplaceKernel",
     "LaplacePosterior",
@@ -70,12 +79,17 @@ __all__ = [
     "LeastKL",
     "LogJoint",
     "MixturePosterior",
+    "Multiple",
     "NotAMode",
     "NotConverged",
     "NotPositiveDefinite",
     "Nuts",
+    "OverlapEM",
+    "PRBFPosterior",
     "REVMPosterior",
     "RVMPosterior",
+    "RandomPoints",
+    "Reseed",
     "Start",
     "Status",
     "Stop",
@@ -104,9 +118,11 @@ __all__ = [
     "hermite",
     "importance_sampling",
     "isotropic_evidence",
+    "keep",
     "laplace_at_base",
     "literal",
     "mackay",
+    "prune",
     "sbc",
     "schur_complement",
     "score_centre",
