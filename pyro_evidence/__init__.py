@@ -28,6 +28,16 @@ from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.infer.laplace_kernel import LaplaceKernel
 from pyro_evidence.infer.mixture_em import GreedyDeletion
 from pyro_evidence.infer.mixture_start import Start
+from pyro_evidence.infer.overlap_choice import (
+    AlphaChoice,
+    KernelPath,
+    NetworkAverage,
+    add_kernels,
+    average,
+    choose_alpha,
+    error_rate,
+    log_loss,
+)
 from pyro_evidence.infer.overlap_em import OverlapEM
 from pyro_evidence.infer.overlap_rounds import Reseed, keep, prune
 from pyro_evidence.infer.overlap_start import Given, KMeans, RandomPoints
@@ -57,6 +67,7 @@ __all__ = [
     "REVM",
     "RVM",
     "VRVM",
+    "AlphaChoice",
     "Ascent",
     "BadInput",
     "Calibration",
@@ -72,6 +83,7 @@ __all__ = [
     "ImproperPosterior",
     "JaakkolaJordan",
     "KMeans",
+    "KernelPath",
     "LaplaceEvidence",
     "LaplaceKernel",
     "LaplacePosterior",
@@ -80,6 +92,7 @@ __all__ = [
     "LogJoint",
     "MixturePosterior",
     "Multiple",
+    "NetworkAverage",
     "NotAMode",
     "NotConverged",
     "NotPositiveDefinite",
@@ -98,10 +111,13 @@ __all__ = [
     "Unregularised",
     "UnsupportedModel",
     "WeightDecay",
+    "add_kernels",
     "arviz_groups",
+    "average",
     "base_centre",
     "block_diagonal",
     "bridge_sampling",
+    "choose_alpha",
     "class_conditional",
     "compare",
     "compare_evidence",
@@ -110,6 +126,7 @@ __all__ = [
     "derived",
     "diagonal",
     "empirical_fisher",
+    "error_rate",
     "exact",
     "exact_hessian",
     "find_modes",
@@ -121,6 +138,7 @@ __all__ = [
     "keep",
     "laplace_at_base",
     "literal",
+    "log_loss",
     "mackay",
     "prune",
     "sbc",

@@ -59,6 +59,16 @@ class OverlapEM:
         self._task: Task | None = None
         self._data: tuple[Tensor, Labels | None] | None = None
 
+    def with_alpha(self, alpha: Alpha) -> "OverlapEM":
+        """The same engine with another penalty."""
+        return OverlapEM(
+            self.model, alpha=alpha, updates=self.updates, start=self.start, lost=self.lost, stop=self.stop
+        )
+
+    def with_model(self, model: PRBF, start: Start) -> "OverlapEM":
+        """The same engine for another model, from another start."""
+        return OverlapEM(model, alpha=self.alpha, updates=self.updates, start=start, lost=self.lost, stop=self.stop)
+
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch; the best restart by eq. 22.
 
