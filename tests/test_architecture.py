@@ -26,6 +26,7 @@ LAYERS = [
     ["mppca_structure"],
     "models guide latent_prediction archive report posterior mixture_fit mixture_posterior".split(),
     ["mppca_posterior"],
+    ["prbf_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
