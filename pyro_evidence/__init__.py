@@ -1,8 +1,9 @@
 """Hyperparameters, a posterior and a log evidence for Pyro models: change the engine, keep the model."""
 
-from pyro_evidence.axis_priors import GaussianPrior, LaplacePrior
+from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
 from pyro_evidence.compare import Comparison, compare
 from pyro_evidence.compare_evidence import EvidenceComparison, compare_evidence
+from pyro_evidence.early_stopping import EarlyStopped, EarlyStopping, RandomShare, Unseen
 from pyro_evidence.eigen_state import base_centre, fixed_others, schur_complement, score_centre
 from pyro_evidence.errors import (
     BadInput,
@@ -20,13 +21,14 @@ from pyro_evidence.evidence_check import (
     importance_sampling,
     tempered_smc,
     thames,
+    thermodynamic_integration,
 )
 from pyro_evidence.infer.class_conditional import ClassConditional, class_conditional
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.iterate import Status, Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.infer.laplace_kernel import LaplaceKernel
-from pyro_evidence.infer.mixture_em import GreedyDeletion
+from pyro_evidence.infer.mixture_deletion import GreedyDeletion
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
@@ -35,6 +37,7 @@ from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
 from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.models.missing import Missing, marginalised
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
 from pyro_evidence.ops.predictive import hermite, mackay
@@ -56,11 +59,14 @@ __all__ = [
     "Calibration",
     "ClassConditional",
     "Comparison",
+    "EarlyStopped",
+    "EarlyStopping",
     "EvidenceComparison",
     "EvidenceEM",
     "EvidenceEstimate",
     "GaussianPrior",
     "GreedyDeletion",
+    "GroupPrior",
     "Guarded",
     "ImproperPosterior",
     "JaakkolaJordan",
@@ -71,6 +77,7 @@ __all__ = [
     "LearningCurve",
     "LeastKL",
     "LogJoint",
+    "Missing",
     "MixturePosterior",
     "NotAMode",
     "NotConverged",
@@ -78,12 +85,14 @@ __all__ = [
     "Nuts",
     "REVMPosterior",
     "RVMPosterior",
+    "RandomShare",
     "Start",
     "Status",
     "Stop",
     "Svi",
     "TooLarge",
     "Unregularised",
+    "Unseen",
     "UnsupportedModel",
     "WeightDecay",
     "arviz_groups",
@@ -110,11 +119,13 @@ __all__ = [
     "learning_curve",
     "literal",
     "mackay",
+    "marginalised",
     "sbc",
     "schur_complement",
     "score_centre",
     "tempered_smc",
     "thames",
+    "thermodynamic_integration",
     "to_datatree",
     "to_inference_data",
 ]

@@ -14,6 +14,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import LaplaceState, Problem
 from pyro_evidence.ops.curvature import (
     Curvature,
+    Damped,
     Density,
     block_diagonal,
     diagonal,
@@ -60,7 +61,7 @@ def record(state: LaplaceState) -> dict[str, Any]:
         "free": [n for n in joint.hypers.names if n not in joint.hyper_sites],
         "held": {n: v.detach().clone() for n, v in joint.held.items()},
         "shapes": shapes(joint),
-        "curvature": getattr(state.problem.curvature, "__name__", "of the caller's"),
+        "curvature": _settings(state.problem.curvature),
         "active": state.problem.active,
         "theta": state.theta,
         "u": state.u,
@@ -71,6 +72,19 @@ def record(state: LaplaceState) -> dict[str, Any]:
         "log_evidence": state.log_evidence,
         "log_hyperprior": state.log_hyperprior,
     }
+
+
+def _settings(curvature: Curvature) -> str | list[Any]:
+    """A curvature as its name, or for a damped one ``[what is damped, amount]``."""
+    if isinstance(curvature, Damped):
+        return [_settings(curvature.curvature), curvature.amount]
+    return str(getattr(curvature, "__name__", "of the caller's"))
+
+
+def _curvature(settings: str | list[Any]) -> Curvature:
+    if isinstance(settings, list):
+        return Damped(_curvature(settings[0]), settings[1])
+    return NAMED.get(settings) or Unsaved(settings)
 
 
 def storable(value: Any, where: str) -> Any:
@@ -158,8 +172,7 @@ def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
     :raises BadInput: when the model's sites, shapes or density differ from the saved ones.
     """
     joint = _joint(content, model)
-    name = content["curvature"]
-    at = Problem(joint, recognise(joint), NAMED.get(name) or Unsaved(name), content["active"])
+    at = Problem(joint, recognise(joint), _curvature(content["curvature"]), content["active"])
     numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
     state = LaplaceState(at, content["theta"], content["u"], content["log_joint"], _precision(content), *numbers)
     _require_same_density(state, content)

@@ -49,6 +49,11 @@ class Problem:
         """Twice the rise of the log joint, in nats, that counts as none."""
         return 100.0 * torch.finfo(self.joint.dtype).eps
 
+    @property
+    def without_linear(self) -> "Problem":
+        """The same problem without linear predictors, whose density a mode has shown to be another than the model's."""
+        return replace(self, structure=self.structure.without_linear)
+
     def without(self, member: Tensor) -> "Problem":
         """The same problem with more coordinates pruned."""
         return replace(self, active=self.active & ~member)

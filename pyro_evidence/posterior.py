@@ -243,7 +243,7 @@ class LaplacePosterior:
         for name, value in params.items():
             if name in store:  # perhaps of another shape or constraint
                 del store[name]
-            if not _overwritten(joint._homes.get(name, ()), value):
+            if not _overwritten(joint.homes.get(name, ()), value):
                 store.setdefault(name, value.detach().clone(), joint.param_constraints[name])
         with own_random_numbers(), pyro.validation_enabled(False), poutine.block(), torch.no_grad():
             poutine.condition(joint.model, data=self.mode | sites)(*joint.args, **joint.kwargs)

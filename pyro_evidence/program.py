@@ -209,7 +209,7 @@ class LogJoint:
             parameters.check_start(name, declaration)
         own = {n: d.source for n, d in declared.items() if d.source is not None and "$$$" not in n}
         networks = parameters.modules(self.model, *self.args, *self.kwargs.values()) if own else []
-        self._homes = {n: parameters.homes(p, networks) for n, p in own.items()}
+        self.homes = {n: parameters.homes(p, networks) for n, p in own.items()}
         self.held = {n: d.value for n, d in declared.items() if n not in free and "$$$" not in n}
         self.param_constraints = {n: d.constraint for n, d in declared.items()}
         return free
@@ -217,6 +217,7 @@ class LogJoint:
     def _choose(self, free: Mapping[str, Declaration], continuous: Mapping[str, Node]) -> None:
         """The coordinates of what is integrated and of what is maximised."""
         sites = {n: (bijection(n, s["fn"]), s["value"].shape) for n, s in continuous.items()}
+        self.dtypes = {n: s["value"].dtype for n, s in continuous.items()}
         outer = {n: sites.pop(n) for n in self.hyper_sites}
         self.latents = Coordinates(sites)
         self._counted = (*self.latents.names, *self.discrete, *self.observed)
@@ -292,7 +293,7 @@ class LogJoint:
         sites = latents | {n: hypers[n] for n in self.hyper_sites}
         params = self.held | {n: v for n, v in hypers.items() if n not in self.hyper_sites}
         model = poutine.condition(poutine.substitute(self._enumerated, data=params), data=sites)
-        with quiet(), in_place(params, self._homes):
+        with quiet(), in_place(params, self.homes):
             trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)
         checks.check_structure(trace, sites, self._known)
         for name in self._inexact:
@@ -377,7 +378,8 @@ class LogJoint:
     def substituted(self, theta: Tensor) -> Model:
         """The user's model with the hyperparameters put in as constants; picklable if the model is."""
         params, sites = self.split_hypers(theta.detach())
-        model = WithParameters(self.model, params, self._homes) if self._homes else self.model
-        params = {n: v for n, v in params.items() if n not in self._homes}
-        model = poutine.substitute(model, data=params) if params else model
+        model = WithParameters(self.model, params, self.homes) if self.homes else self.model
+        params = {n: v for n, v in params.items() if n not in self.homes}
+        if params:  # constants, not for an optimiser to see
+            model = poutine.block(poutine.substitute(model, data=params), hide_types=["param"])
         return poutine.condition(model, data=sites) if sites else model

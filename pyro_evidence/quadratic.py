@@ -13,7 +13,7 @@ from pyro_evidence.errors import NotConverged, UnsupportedModel
 from pyro_evidence.ops.derivatives import pullback
 from pyro_evidence.ops.predictive import gauss_hermite
 from pyro_evidence.ops.predictor import gram
-from pyro_evidence.weights import Part, Target
+from pyro_evidence.weights import LinearTarget, Part, Target
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,19 @@ def _rest(target: Target, y: Tensor, parts: tuple[Part, ...], curvatures: tuple[
     return exact + torch.stack(swap).sum(0)
 
 
+def _weights_alone(target: Target, name: str) -> None:
+    """Refuse what has another prior than the ridge, which the iteration would not see.
+
+    :raises UnsupportedModel: for latent sites that are no weights, and for predictors that are not linear.
+    """
+    if not isinstance(target, LinearTarget) or target.rest is not None:
+        why = "the predictor is not linear" if not isinstance(target, LinearTarget) else "there are other latent sites"
+        raise UnsupportedModel(
+            f"{name} knows the weights' ridge alone, and {why}. Use approximation=laplace_at_base, or name all latent "
+            "sites in site=[...]."
+        )
+
+
 @dataclass(frozen=True)
 class JaakkolaJordan:
     """Jaakkola and Jordan's bound on the logistic likelihood, tightened under the ridge prior: VGREVM.
@@ -90,8 +103,10 @@ class JaakkolaJordan:
     def __call__(self, target: Target, ridge: float, y: Tensor) -> Quadratic:
         """The bound at its best.
 
-        :raises UnsupportedModel: when the likelihood is not Bernoulli in log odds.
+        :raises UnsupportedModel: when the likelihood is not Bernoulli in log odds, the predictor is not linear, or
+            there are latent sites besides the weights.
         """
+        _weights_alone(target, "the Jaakkola-Jordan bound")
         (part,) = logistic_parts(target, y)
         J, zero = part.J[:, 0], torch.zeros_like(part.c).unsqueeze(0)
         trials, half = 4.0 * part.curvature(zero)[0, :, 0, 0], part.slope(zero)[1][0, :, 0]
@@ -160,7 +175,9 @@ class LeastKL:
         """The nearest Gaussian.
 
         :raises NotConverged: when the fixed point does not settle.
+        :raises UnsupportedModel: for another predictor, or latent sites besides the weights.
         """
+        _weights_alone(target, "LeastKL")
         parts = target.linearised(y)
         if len(parts) != 1 or parts[0].c.shape[1] != 1:
             raise UnsupportedModel("LeastKL needs one observed site whose predictor has one element per datum.")

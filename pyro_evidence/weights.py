@@ -41,6 +41,10 @@ class Part:
         eta = eta.detach().requires_grad_()
         return curvature_blocks(self.log_likelihood, Layout(self.c.shape, ()), eta, create_graph=False)
 
+    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivative ``(R, N, C)`` and :meth:`curvature` in ``eta``."""
+        return self.slope(eta)[1], self.curvature(eta)
+
     def along(self, T: Tensor) -> "Part":
         """The same as a function of ``x``, ``y = T x``."""
         return replace(self, J=self.J @ T)
@@ -60,6 +64,12 @@ class LogisticPart(Part):
     def curvature(self, eta: Tensor) -> Tensor:
         """``trials s (1 - s)``, without cancellation."""
         return (self.trials * eta.sigmoid() * (-eta).sigmoid()).unsqueeze(-1)
+
+    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at once."""
+        s = eta.sigmoid()
+        slope = self.half - self.trials * (s - 0.5)
+        return slope, (self.trials * s * (-eta).sigmoid()).unsqueeze(-1)
 
 
 def logistic(part: Part) -> Part:
@@ -275,8 +285,7 @@ def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...
 
 
 def _one_dtype(joint: LogJoint, names: Sequence[str]) -> None:
-    nodes = joint._prototype()[0].nodes
-    dtypes = {n: nodes[n]["value"].dtype for n in names}
+    dtypes = {n: joint.dtypes[n] for n in names}
     if len(set(dtypes.values())) > 1:
         said = ", ".join(f"{n} {str(d).removeprefix('torch.')}" for n, d in dtypes.items())
         raise BadInput(f"the weights' sites have different dtypes ({said}); expected one. Cast the priors' parameters.")
@@ -301,20 +310,25 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
         trace = joint.trace(joint.initial_u, theta)
         same = bool((order == torch.arange(len(order))).all())
         parts = [
-            Part(
-                _in_blocks(joint, p.layout, p.slot.log_likelihood(trace)),
-                p.J if same else p.J[..., order],
-                offset,
-            )
+            part_of(joint, p.slot.log_likelihood(trace), p.layout, (p.J if same else p.J[..., order], offset))
             for p, offset in zip(structure.linear.linear, structure.linear.parts(theta).offsets, strict=True)
         ]
-        return LinearTarget(tuple(logistic(p) for p in parts), rest if others else None)
+        return LinearTarget(tuple(parts), rest if others else None)
 
     def function(y: Tensor) -> Tensor:
         u = y[:, inverse]
         return joint.log_joint(u, theta) - torch.stack([log_prior(row, sites) for row in u])
 
     return AutogradTarget(function, lambda y: _tangents(joint, structure, y, inverse))
+
+
+def part_of(joint: LogJoint, log_likelihood: Function, layout: Layout, predictor: tuple[Tensor, Tensor]) -> Part:
+    """One observed site behind ``eta = J y + c``.
+
+    :param log_likelihood: of predictors of the layout's shape.
+    :param predictor: ``J`` and ``c``.
+    """
+    return logistic(Part(_in_blocks(joint, layout, log_likelihood), *predictor))
 
 
 def _in_blocks(joint: LogJoint, layout: Layout, log_likelihood: Function) -> Function:

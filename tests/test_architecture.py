@@ -20,14 +20,18 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 LAYERS = [
     ["errors"],
     ["ops"],
-    "contraction sites checks parameters program predictors probes groups density structure pruned laplace".split(),
-    "simulate weights mixture_kernels mixture_structure".split(),
-    ["models", "guide", "archive", "report", "posterior", "mixture_posterior"],
+    "contraction sites checks parameters program predictors probes groups density network_density".split(),
+    "structure pruned laplace".split(),
+    "simulate weights gaps mixture_kernels mixture_structure".split(),
+    ["mppca_structure"],
+    ["models", "guide", "archive", "report", "posterior", "mixture_fit", "mixture_posterior"],
+    ["mppca_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
-    "diagnostics datasets interop evidence_check compare_evidence labels runs compare sbc plots".split(),
-    ["learning_curve", "plots_mixture", "sklearn"],
+    "diagnostics datasets interop evidence_check compare_evidence labels tables chains runs held_out".split(),
+    "compare sbc plots plots_compare".split(),
+    ["learning_curve", "early_stopping", "plots_mixture", "sklearn"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
 RUN_MODELS = {"program", "simulate", "models", "guide", "posterior", "reparametrised", "runs", "compare"}

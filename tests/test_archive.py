@@ -23,6 +23,7 @@ from pyro_evidence import (
     exact_hessian,
     gauss_newton,
 )
+from pyro_evidence.ops.curvature import Density
 from tests.posterior_models import (
     Module,
     ard,
@@ -223,15 +224,23 @@ def test_the_place_of_such_an_argument_is_given(tmp_path: Path) -> None:
         posterior.save(tmp_path / "fit.pt")
 
 
-def test_a_named_curvature_comes_back_and_another_keeps_its_name(tmp_path: Path) -> None:
-    for curvature in (gauss_newton, damped(exact_hessian, 0.5)):
-        LaplaceEvidence(linear, hyper=(), curvature=curvature).run(*regression_data()).save(tmp_path / "fit.pt")
-        loaded = LaplacePosterior.load(tmp_path / "fit.pt", linear)
-        assert loaded.diagnostics(10)["curvature"] == curvature.__name__
-        if curvature is gauss_newton:
-            assert loaded.state.problem.curvature is gauss_newton
-    state = loaded.state
-    with pytest.raises(BadInput, match=r"saved with curvature damped\(exact_hessian, 0.5\), .* cannot hold"):
+def squared_slope(density: Density, u: Tensor, theta: Tensor) -> Tensor:
+    """A curvature of the user's own."""
+    return exact_hessian(density, u, theta) + torch.eye(u.shape[-1], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("curvature", [gauss_newton, damped(damped(exact_hessian, 0.5), 0.25)])
+def test_a_curvature_of_ours_comes_back(curvature, tmp_path: Path) -> None:
+    LaplaceEvidence(linear, hyper=(), curvature=curvature).run(*regression_data()).save(tmp_path / "fit.pt")
+    loaded = LaplacePosterior.load(tmp_path / "fit.pt", linear)
+    assert loaded.state.problem.curvature == curvature
+    assert loaded.diagnostics(10)["curvature"] == curvature.__name__
+
+
+def test_a_curvature_of_the_users_keeps_its_name(tmp_path: Path) -> None:
+    LaplaceEvidence(linear, hyper=(), curvature=squared_slope).run(*regression_data()).save(tmp_path / "fit.pt")
+    state = LaplacePosterior.load(tmp_path / "fit.pt", linear).state
+    with pytest.raises(BadInput, match=r"saved with curvature squared_slope, .* cannot hold"):
         state.problem.curvature(state.problem.density, state.u, state.theta)
 
 

@@ -9,7 +9,7 @@ import torch
 from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.infer import type2
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
-from pyro_evidence.infer.restarts import Restarts, search
+from pyro_evidence.infer.restarts import Restarts, search, starts
 from pyro_evidence.infer.type2 import TypeII
 from pyro_evidence.laplace import problem, require_proper
 from pyro_evidence.ops.curvature import Curvature, exact_hessian
@@ -71,8 +71,11 @@ class LaplaceEvidence:
         return self.posterior
 
     def _complain(self, message: str) -> None:
+        posterior = self.posterior
+        reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
+        message = f"{message}. Hyperparameters reached, at most five elements of each: {reached}"
         if self.stop.throw:
-            raise NotConverged(f"{message}. The posterior so far is in this error's .posterior.", self.posterior)
+            raise NotConverged(f"{message}. The posterior so far is in this error's .posterior.", posterior)
         warnings.warn(message, stacklevel=3)
 
     def _maximise(self) -> Fit[TypeII]:
@@ -102,7 +105,7 @@ class LaplaceEvidence:
         joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
         at = problem(joint, self.curvature)
         self._found = search(
-            at, joint.initial(self.restarts, self.seed), joint.initial_theta, progress=self.stop.progress
+            at, starts(joint, self.restarts, self.seed), joint.initial_theta, progress=self.stop.progress
         )
         states = [type2.at(state) for state in self._found.states]
         self._fits = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,6 +10,26 @@ from tqdm.auto import tqdm
 
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace import LaplaceState, Problem, find_modes, require_proper, state_at
+from pyro_evidence.parameters import submodules
+from pyro_evidence.program import LogJoint
+
+
+@runtime_checkable
+class Starting(Protocol):
+    """A network that knows where to start its weights."""
+
+    def starts(self, num: int, seed: int) -> dict[str, Tensor]:
+        """Values of real-valued sites by name, ``(num,) + shape`` each."""
+
+
+def starts(joint: LogJoint, num: int, seed: int) -> Tensor:
+    """Random starts, ``(num, D)``: as NUTS draws them, or where a network within the model's reach wants to start."""
+    values = joint.latents.unconstrained(joint.initial(num, seed))
+    for network in submodules(joint.model):
+        if isinstance(network, Starting):
+            own = {n: v for n, v in network.starts(num, seed).items() if n in values and v.shape == values[n].shape}
+            values |= {n: v.to(values[n]) for n, v in own.items()}
+    return torch.cat([v.reshape(num, -1) for v in values.values()], -1)
 
 
 @dataclass(frozen=True)
@@ -30,6 +50,8 @@ def search(at: Problem, starts: Tensor, theta: Tensor, *, progress: bool = False
     """
     with tqdm(desc="posterior mode", delay=1.0, disable=not progress, leave=False) as bar:
         mode = find_modes(at, starts, theta, cold=True, watch=partial(_show, bar))
+    if not at.structure.agrees(mode.u[mode.converged], theta):
+        return search(at.without_linear, starts, theta, progress=progress)
     states: list[LaplaceState] = []
     reached, failures = [], {}
     for row in range(len(starts)):

@@ -55,12 +55,14 @@ def natural_metric(laplace: LaplaceState, found: Slope) -> Tensor:
         return plain
     grouped = groups.power != 0
     power = torch.where(grouped, groups.power, 1.0)
-    quadratic = groups.size(laplace.problem.active) - 2.0 * found.joint / power
+    size = groups.size(laplace.problem.active)
+    quadratic = size - 2.0 * found.joint / power
     move = reestimated_log_precision(gradient / power, quadratic) / power
     good = grouped & torch.isfinite(move) & (move * gradient > 0)
     ascent = torch.where(good, move / torch.where(good, gradient, 1.0), 0.0)
     stiff = grouped & ~good & (gradient != 0)  # the round would leave the positive numbers
-    return torch.where(good, ascent, torch.where(stiff, 1.0 / gradient.abs(), plain))
+    metric = torch.where(good, ascent, torch.where(stiff, 1.0 / gradient.abs(), plain))
+    return torch.where(grouped & (size == 0), 0.0, metric)  # what only pruned weights feel stays where it is
 
 
 def step(state: TypeII) -> TypeII:
@@ -83,7 +85,24 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
     if not torch.equal(fresh, state.metric):
         return replace(state, metric=fresh)
     rounding = state.laplace.problem.tolerance * (1.0 + abs(state.objective))
-    return replace(state, verdict=Status.CONVERGED if promised <= rounding else Status.STUCK)
+    if promised <= rounding:
+        return replace(state, verdict=Status.CONVERGED)
+    return replace(state, verdict=Status.UNBOUNDED if _is_flat(state) else Status.STUCK)
+
+
+def _is_flat(state: TypeII) -> bool:
+    """Whether the objective is the same, to 1e-5 nats, with some hyperparameter a factor e smaller and larger."""
+    directions = torch.eye(len(state.laplace.theta), dtype=torch.float64, device=state.laplace.theta.device)
+    return any(max(_change(state, d), _change(state, -d)) < 1e-5 for d in directions)
+
+
+def _change(state: TypeII, move: Tensor) -> float:
+    """How much the objective changes by a move of the hyperparameters, nats; 0 where it cannot be computed."""
+    try:
+        moved = laplace_state(state.laplace.problem, state.laplace.theta + move, state.laplace.u)
+    except ArithmeticError:
+        return 0.0
+    return abs(moved.objective - state.objective)
 
 
 def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:

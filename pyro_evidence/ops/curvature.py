@@ -4,11 +4,15 @@ Each maps a density, points ``(R, D)`` and hyperparameters ``(R, T)`` to a poste
 diagonal ``(R, D)``, differentiable in both.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from pyro_evidence.errors import BadInput
 
 
 class Density(Protocol):
@@ -64,12 +68,29 @@ def diagonal(density: Density, u: Tensor, theta: Tensor) -> Tensor:
     return density.precision_diagonal(u, theta)
 
 
-def damped(curvature: Curvature, amount: float) -> Curvature:
-    """``curvature`` plus ``amount`` on the diagonal: a choice the reader sees, part of the reported evidence."""
+@dataclass(frozen=True)
+class Damped:
+    """A curvature plus ``amount`` on its diagonal; made by :func:`damped`."""
 
-    def curvature_plus(density: Density, u: Tensor, theta: Tensor) -> Tensor:
-        A = curvature(density, u, theta)
-        return A + amount * (torch.eye(A.shape[-1], dtype=A.dtype, device=A.device) if A.dim() == 3 else 1.0)
+    curvature: Curvature
+    amount: float
 
-    curvature_plus.__name__ = f"damped({getattr(curvature, '__name__', curvature)}, {amount:g})"
-    return curvature_plus
+    @property
+    def __name__(self) -> str:
+        return f"damped({getattr(self.curvature, '__name__', self.curvature)}, {self.amount:g})"
+
+    def __call__(self, density: Density, u: Tensor, theta: Tensor) -> Tensor:
+        """Posterior precision, ``(R, D, D)`` or ``(R, D)`` as the curvature has it."""
+        A = self.curvature(density, u, theta)
+        return A + self.amount * (torch.eye(A.shape[-1], dtype=A.dtype, device=A.device) if A.dim() == 3 else 1.0)
+
+
+def damped(curvature: Curvature, amount: float) -> Damped:
+    """``curvature`` plus ``amount`` on the diagonal: a choice the reader sees, part of the reported evidence.
+
+    :param amount: a precision in unconstrained space, at least 0.
+    :raises BadInput: for another amount.
+    """
+    if not 0.0 <= amount < math.inf:
+        raise BadInput(f"damped(..., amount={amount!r}); expected a finite precision of at least 0.")
+    return Damped(curvature, float(amount))

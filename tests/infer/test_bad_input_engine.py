@@ -1,5 +1,6 @@
 """What the engine refuses, and what its letters say."""
 
+import math
 import time
 
 import pyro
@@ -83,6 +84,12 @@ def test_damping_is_a_visible_choice() -> None:
     X = torch.cat([X, X[:, :1]], -1)
     posterior = LaplaceEvidence(flat_linear, curvature=damped(exact_hessian, 1e-3)).run(X, y)
     assert posterior.diagnostics(100)["curvature"] == "damped(exact_hessian, 0.001)"
+
+
+@pytest.mark.parametrize("amount", [-1.0, math.inf, math.nan])
+def test_a_damping_that_is_no_precision_is_refused(amount: float) -> None:
+    with pytest.raises(BadInput, match=r"amount=.*at least 0"):
+        damped(exact_hessian, amount)
 
 
 def test_a_dense_hessian_that_does_not_fit_is_refused_before_it_is_allocated() -> None:

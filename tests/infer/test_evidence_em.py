@@ -24,6 +24,7 @@ from pyro_evidence.models.mixture import (
     DiagonalNoise,
     FullNoise,
     SharedNoise,
+    SphericalNoise,
     gaussian_mixture,
     linear_mixture,
 )
@@ -171,6 +172,18 @@ def test_what_a_posterior_says() -> None:
     assert_exact(found.density().cdf(median[0]), torch.full((1, 2), 0.5))
     assert found.gamma.keys() == {"alpha"} and 3.5 < float(found.gamma["alpha"]) <= 4.0
     assert found.diagnostics(500)["num_components"] == 2
+
+
+@pytest.mark.parametrize("noise", [DiagonalNoise(), SphericalNoise(), SharedNoise(), FullNoise()])
+def test_a_density_is_the_same_whatever_else_is_asked(noise: DiagonalNoise | FullNoise | SharedNoise) -> None:
+    """The model takes units from the data that it is given; the fitted density must not."""
+    Y = two_blobs()
+    found = EvidenceEM(gaussian_mixture(2, noise=noise)).run(Y)
+    assert isinstance(found, MixturePosterior)
+    whole, part = found.log_prob(Y), Y[3:4]
+    assert_exact(found.log_prob(part), whole[3:4])
+    assert_exact(found.density(part).log_prob(part), whole[3:4])
+    assert_exact(found.responsibilities(part), found.responsibilities()[3:4])
 
 
 def test_a_posterior_survives_the_disk(tmp_path: Path) -> None:

@@ -72,3 +72,21 @@ def test_all_restarts_failing_says_why_each_did() -> None:
 def test_no_restart_at_all_is_refused() -> None:
     with pytest.raises(BadInput, match="restarts=0"):
         LaplaceEvidence(network, restarts=0)
+
+
+def narrow_bump(X: Tensor, y: Tensor, where: Tensor) -> None:
+    """A linear predictor but for one place, thinner than any probe."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    bump = 0.1 * (-(w - where).square().sum() / 2e-8).exp()
+    pyro.sample("y", dist.Normal(X @ w + bump, 1.0).to_event(1), obs=y)
+
+
+def test_a_mode_at_which_the_linear_predictor_is_none_is_searched_again() -> None:
+    X, y = classes()[0][:, :2], torch.linspace(-1.0, 1.0, len(classes()[0]))
+    where = torch.linalg.solve(X.T @ X + torch.eye(2), X.T @ y)  # the mode of the model without its bump
+    at = laplace.problem(LogJoint(narrow_bump, (X, y, where)))
+    assert at.structure.linear is not None  # no probe came near
+    posterior = LaplaceEvidence(narrow_bump).run(X, y, where)
+    assert posterior.state.problem.structure.linear is None
+    joint = posterior.state.problem.joint
+    assert float(posterior.state.log_joint) == float(joint.log_joint(posterior.state.u, posterior.state.theta))

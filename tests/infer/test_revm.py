@@ -12,7 +12,7 @@ import torch
 from pyro.infer import MCMC, NUTS, Predictive
 from torch import Tensor
 
-from pyro_evidence.axis_priors import GaussianPrior, LaplacePrior
+from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
 from pyro_evidence.datasets import ripley_test, ripley_train
 from pyro_evidence.eigen_state import schur_complement, score_centre
 from pyro_evidence.errors import (
@@ -111,6 +111,24 @@ def test_the_same_mode_under_the_non_diagonal_prior_in_weight_space() -> None:
         A = Phi.T @ ((s * (1 - s))[:, None] * Phi) + R
         w = w + torch.linalg.solve(A, Phi.T @ (t - s) - R @ w)
     torch.testing.assert_close(posterior.weights["w"], w, rtol=0, atol=1e-5)
+
+
+def test_groups_are_kept_by_their_mean_wald_statistic() -> None:
+    Phi, t = problem()
+    alone, posterior = (REVM(models.logistic, prior=p).run(Phi, t) for p in (GaussianPrior(), GroupPrior(size=3)))
+    torch.testing.assert_close(posterior.wald, alone.wald)
+    means = alone.wald.reshape(2, 3).mean(-1)
+    expected = torch.where(means > 1.0, means - 1.0, 0.0).repeat_interleave(3).reciprocal() * alone.eigenvalues
+    torch.testing.assert_close(posterior.alpha, expected)
+    single = REVM(models.logistic, prior=GroupPrior(size=1)).run(Phi, t)
+    torch.testing.assert_close(single.weights["w"], alone.weights["w"])
+
+
+def test_groups_make_the_factorised_evidence_exact_for_gaussian_noise() -> None:
+    Phi, _ = problem()
+    t = Phi @ torch.tensor([1.0, -0.4, 0.1, 0.0, 0.0, 0.0]) + 0.5 * torch.randn(120)
+    posterior = REVM(models.gaussian, prior=GroupPrior(size=2), ridge=0.0).run(Phi, t)
+    torch.testing.assert_close(posterior.state.factorised_log_evidence, posterior.log_evidence, rtol=1e-11, atol=0)
 
 
 def test_rotating_the_basis_changes_nothing_and_scaling_a_column_does() -> None:
@@ -317,13 +335,15 @@ def test_the_predictors_moments_are_those_of_the_draws() -> None:
     assert float(((draws.mean(0) - mean).abs() / variance.sqrt()).max()) < 4.0 / 20_000**0.5
 
 
-def test_saved_and_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prior", [GaussianPrior(), LaplacePrior(), LaplacePrior(octant=True), GroupPrior(size=2)])
+def test_saved_and_loaded(prior: Any, tmp_path: Path) -> None:
     Phi, t = problem()
-    posterior = REVM(models.logistic, prior=LaplacePrior()).run(Phi, t)
+    posterior = REVM(models.logistic, prior=prior).run(Phi, t)
     posterior.save(tmp_path / "p")
     again = REVMPosterior.load(tmp_path / "p", models.logistic)
     torch.testing.assert_close(again.weights["w"], posterior.weights["w"])
     torch.testing.assert_close(again.log_evidence, posterior.log_evidence)
+    assert again.state.prior == prior
     with pytest.raises(BadInput, match="another density"):
         REVMPosterior.load(tmp_path / "p", models.probit)
 
@@ -421,6 +441,21 @@ def test_constrained_weights_are_refused() -> None:
     Phi, t = problem(M=3)
     with pytest.raises(BadInput, match="w are constrained"):
         REVM(positive).run(Phi, t)
+
+
+@pytest.mark.parametrize("size", [0, 2.5])
+def test_groups_of_no_axes_are_refused(size: Any) -> None:
+    with pytest.raises(BadInput, match=f"size={size}; expected the number of axes in a group"):
+        GroupPrior(size=size)
+
+
+@pytest.mark.parametrize("approximation", [JaakkolaJordan(), LeastKL()])
+def test_what_knows_the_ridge_alone_refuses_other_priors(approximation: Any) -> None:
+    Phi, t = problem()
+    with pytest.raises(UnsupportedModel, match="knows the weights' ridge alone, and there are other latent sites"):
+        REVM(models.with_offset, site="w", approximation=approximation).run(Phi, t)
+    with pytest.raises(UnsupportedModel, match="the predictor is not linear"):
+        REVM(models.network, approximation=approximation).run(Phi, t)
 
 
 def test_the_bound_refuses_another_likelihood() -> None:
