@@ -1,6 +1,7 @@
 """Hyperparameters, a posterior and a log evidence for Pyro models: change the engine, keep the model."""
 
 from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
+from pyro_evidence.committee import Committee, committee
 from pyro_evidence.compare import Comparison, compare
 from pyro_evidence.compare_evidence import EvidenceComparison, compare_evidence
 from pyro_evidence.eigen_state import base_centre, fixed_others, schur_complement, score_centre
@@ -55,6 +56,7 @@ __all__ = [
     "BadInput",
     "Calibration",
     "ClassConditional",
+    "Committee",
     "Comparison",
     "EvidenceComparison",
     "EvidenceEM",
@@ -92,6 +94,7 @@ __all__ = [
     "block_diagonal",
     "bridge_sampling",
     "class_conditional",
+    "committee",
     "compare",
     "compare_evidence",
     "cross_validation",
