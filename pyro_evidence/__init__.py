@@ -1,6 +1,7 @@
 """Hyperparameters, a posterior and a log evidence for Pyro models: change the engine, keep the model."""
 
 from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
+from pyro_evidence.committee import Committee, committee
 from pyro_evidence.compare import Comparison, compare
 from pyro_evidence.compare_evidence import EvidenceComparison, compare_evidence
 from pyro_evidence.early_stopping import EarlyStopped, EarlyStopping, RandomShare, Unseen
@@ -77,6 +78,7 @@ __all__ = [
     "BadInput",
     "Calibration",
     "ClassConditional",
+    "Committee",
     "Comparison",
     "EarlyStopped",
     "EarlyStopping",
@@ -132,6 +134,7 @@ __all__ = [
     "bridge_sampling",
     "choose_alpha",
     "class_conditional",
+    "committee",
     "compare",
     "compare_evidence",
     "cross_validation",
