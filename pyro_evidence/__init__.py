@@ -33,6 +33,7 @@ from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
+from pyro_evidence.laplace_marginal import LaplaceMarginal
 from pyro_evidence.latent_prediction import LatentPrediction, predict_latent
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
@@ -66,6 +67,7 @@ __all__ = [
     "JaakkolaJordan",
     "LaplaceEvidence",
     "LaplaceKernel",
+    "LaplaceMarginal",
     "LaplacePosterior",
     "LaplacePrior",
     "LatentPrediction",

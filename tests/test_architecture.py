@@ -23,14 +23,24 @@ LAYERS = [
     "contraction sites checks parameters program predictors probes groups density".split(),
     "gaussian_latent structure pruned laplace".split(),
     "simulate weights mixture_kernels mixture_structure".split(),
-    ["models", "guide", "latent_prediction", "archive", "report", "posterior", "mixture_posterior"],
+    ["models", "guide", "latent_prediction", "laplace_marginal", "archive", "report", "posterior", "mixture_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
     "diagnostics datasets interop evidence_check compare_evidence labels runs compare sbc plots sklearn".split(),
 ]
 ORDER = [name for layer in LAYERS for name in layer]
-RUN_MODELS = {"program", "simulate", "models", "guide", "posterior", "reparametrised", "runs", "compare"}
+RUN_MODELS = {
+    "program",
+    "simulate",
+    "models",
+    "guide",
+    "laplace_marginal",
+    "posterior",
+    "reparametrised",
+    "runs",
+    "compare",
+}
 MAX_LINES = 400
 
 Rule = Callable[[Path], list[str]]
