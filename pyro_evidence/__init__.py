@@ -50,6 +50,7 @@ from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
+from pyro_evidence.laplace_marginal import LaplaceMarginal
 from pyro_evidence.latent_prediction import LatentPrediction, predict_latent
 from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
@@ -96,6 +97,7 @@ __all__ = [
     "KernelPath",
     "LaplaceEvidence",
     "LaplaceKernel",
+    "LaplaceMarginal",
     "LaplacePosterior",
     "LaplacePrior",
     "LatentPrediction",

@@ -24,7 +24,7 @@ LAYERS = [
     "gaussian_latent structure pruned laplace".split(),
     "simulate weights gaps mixture_kernels mixture_structure".split(),
     ["mppca_structure"],
-    "models guide latent_prediction archive report posterior mixture_fit mixture_posterior".split(),
+    "models guide latent_prediction laplace_marginal archive report posterior mixture_fit mixture_posterior".split(),
     ["mppca_posterior"],
     ["prbf_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
@@ -35,7 +35,17 @@ LAYERS = [
     ["learning_curve", "early_stopping", "plots_mixture", "sklearn"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
-RUN_MODELS = {"program", "simulate", "models", "guide", "posterior", "reparametrised", "runs", "compare"}
+RUN_MODELS = {
+    "program",
+    "simulate",
+    "models",
+    "guide",
+    "laplace_marginal",
+    "posterior",
+    "reparametrised",
+    "runs",
+    "compare",
+}
 MAX_LINES = 400
 
 Rule = Callable[[Path], list[str]]

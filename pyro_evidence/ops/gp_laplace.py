@@ -261,6 +261,8 @@ def _start(latent: Latent, start: Tensor) -> _Point:
     """The better of the prior mean and of what the slope at ``start`` says."""
     zero = torch.zeros_like(latent.mean).reshape(-1)
     at = _point(latent, zero, zero)
+    if torch.equal(start, latent.mean):
+        return at
     _, dual = latent.slope(start)
     if bool(dual.isfinite().all()):
         warm = _point(latent, dual, latent.covariance @ dual)
