@@ -13,12 +13,12 @@ from pyro_evidence.errors import BadInput, ImproperPosterior, NotAMode
 from pyro_evidence.ops import lbfgs, spectrum
 from pyro_evidence.ops.spectrum import Axes
 from pyro_evidence.quadratic import Approximation, Quadratic
-from pyro_evidence.weights import LinearTarget, Penalised, Target
+from pyro_evidence.weights import AutogradTarget, Penalised, Target
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
 DIGITS = 1e-7  # error of a Wald statistic that changes nothing
 
-Centre = Callable[[Tensor], Tensor]  # slopes (N, C) -> those that are followed to the centre
+Centre = Callable[[Tensor], Tensor]  # slopes (N, C), or a score (M,) -> those that are followed to the centre
 Others = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # A (D, D), g (D,), M -> (M, M), (M,)
 
 
@@ -114,7 +114,7 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
         raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
     alpha = torch.full_like(start[:num_weights], ridge)
     try:
-        y = climbed(target, alpha, start if isinstance(target, LinearTarget) else _approached(target, alpha, start))
+        y = climbed(target, alpha, _approached(target, alpha, start) if isinstance(target, AutogradTarget) else start)
     except (NotAMode, RuntimeError) as error:
         raise _improper() if ridge == 0.0 else error from error
     if ridge == 0.0 and (separable(target, y, num_weights) or _singular(target.precision(y.unsqueeze(0))[0])):
@@ -153,6 +153,8 @@ def separable(target: Target, y: Tensor, num_weights: int) -> bool:
 def axes_of(quadratic: Quadratic, num_weights: int, recipe: Recipe) -> Axes:
     """Eigenvectors of the curvature; by singular values where its Gram matrix would lose digits that matter."""
     w = quadratic.y[:num_weights]
+    if quadratic.summed_score is not None:
+        return spectrum.from_gram(quadratic.gram, w, recipe.centre(quadratic.score))
     slopes = tuple(recipe.centre(s) for s in quadratic.slopes)
     followed = any(bool((s != 0).any()) for s in slopes)
     centred = replace(quadratic, slopes=slopes)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import pyro
 import torch
@@ -166,7 +167,20 @@ class AutogradTarget:
         return AutogradTarget(lambda x: self.function(x @ T.mT), tangents)
 
 
-Target = LinearTarget | AutogradTarget
+class Target(Protocol):
+    """A log likelihood of the weights ``y``, with what prior the other coordinates have."""
+
+    def value(self, y: Tensor) -> Tensor:
+        """Nats, shape ``(R,)``, of rows ``(R, D)``."""
+
+    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Value ``(R,)`` and gradient ``(R, D)``."""
+
+    def precision(self, y: Tensor) -> Tensor:
+        """Minus the Hessian, shape ``(R, D, D)``."""
+
+    def along(self, T: Tensor) -> "Target":
+        """The same as a function of ``x``, ``y = T x``."""
 
 
 def _rows(f: Function) -> derivatives.Function:
