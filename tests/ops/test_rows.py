@@ -1,5 +1,8 @@
 """Rows at once, in parts, or one by one: always the same numbers."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,6 +28,15 @@ def test_bytes_of_one_row_are_the_intermediates_and_not_the_data() -> None:
     found = rows.bytes_per_row(quadratic, X[0], Y[0])
     assert found is not None
     assert 8 * 10 <= found <= 8 * (5 + 2 * 10 + 2)
+
+
+def test_measuring_lets_the_data_go() -> None:
+    data = torch.randn(20, 5)
+    watched = weakref.ref(data)
+    assert rows.bytes_per_row(lambda x: torch.sigmoid(data @ x).exp().sum(), X[0])
+    del data
+    gc.collect()
+    assert watched() is None
 
 
 def test_a_function_that_takes_no_batch_has_no_size() -> None:
