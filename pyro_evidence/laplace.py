@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
+from pyro_evidence.gaussian_latent import GaussianLatent
 from pyro_evidence.ops import evidence, lbfgs, newton
 from pyro_evidence.ops.curvature import (
     Curvature,
@@ -43,6 +44,12 @@ class Problem:
         if groups is None or bool(self.active.all()):
             return fastest
         return Pruned(fastest, groups, self.active)
+
+    @property
+    def latent(self) -> GaussianLatent | None:
+        """The dense Gaussian prior behind linear predictors, where there is one and the exact curvature is wanted."""
+        wanted = self.curvature in (exact_hessian, gauss_newton) and bool(self.active.all())
+        return self.structure.latent if wanted else None
 
     @property
     def tolerance(self) -> float:
@@ -108,6 +115,8 @@ def find_modes(
         partial(_climb, at, theta=theta, watch=watch),
         partial(_approach, at, theta=theta, watch=watch),
     )
+    if at.latent is not None:
+        return at.latent.find_modes(u, theta, at.tolerance, watch)
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else at.curvature
     if cold and at.structure.linear is None:
         exact(at.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way
@@ -144,7 +153,7 @@ def laplace_state(at: Problem, theta: Tensor, start: Tensor, *, cold: bool = Fal
 def state_at(at: Problem, theta: Tensor, mode: newton.Mode, row: int) -> LaplaceState:
     """The state of one row of a finished search."""
     label = at.joint.latents.label
-    precision = factorise(mode.precision[row : row + 1], label)
+    precision = mode.factorised(row, label)
     if not bool(mode.converged[row]):
         raise _not_a_mode(mode, row, label)
     num_active = int(at.active.sum())
@@ -206,6 +215,10 @@ def slope(state: LaplaceState) -> Slope:
     """
     density, curvature = state.problem.density, state.problem.curvature
     theta = state.theta.clone().requires_grad_()
+    if state.problem.latent is not None:
+        prior = pullback(state.problem.joint.log_hyperprior(theta), theta)
+        evidence_slope, joint = state.problem.latent.slope(state.precision, theta)
+        return Slope((evidence_slope + prior).double(), joint.double())
     u = state.u.unsqueeze(0).requires_grad_()
     A = curvature(density, u, theta)
     half_log_det = 0.5 * (state.precision.adjoint.detach() * A).sum()

@@ -75,8 +75,13 @@ class Fit(Generic[State]):
     objectives: tuple[float, ...]
 
 
-def iterate(step: Callable[[State], State], state: State, stop: Stop, name: str) -> Fit[State]:
-    """Repeat ``step`` until ``stop`` gives a reason; Ctrl-C keeps the last good state and says so."""
+def iterate(
+    step: Callable[[State], State], state: State, stop: Stop, name: str, quantity: str = "log evidence"
+) -> Fit[State]:
+    """Repeat ``step`` until ``stop`` gives a reason; Ctrl-C keeps the last good state and says so.
+
+    :param name: of the engine, and ``quantity`` of what it maximises, for the progress bar.
+    """
     objectives, status = [state.objective], Status.CONVERGED if state.gradient_norm == 0.0 else None
     with tqdm(total=stop.num_steps, desc=name, delay=1.0, disable=not stop.progress, leave=False) as bar:
         while status is None:
@@ -88,7 +93,7 @@ def iterate(step: Callable[[State], State], state: State, stop: Stop, name: str)
                 break
             objectives.append(state.objective)
             status = stop(objectives[-2], state, len(objectives) - 1)
-            bar.set_postfix_str(f"log evidence {_short(state.objective)}", refresh=False)
+            bar.set_postfix_str(f"{quantity} {_short(state.objective)}", refresh=False)
             bar.update()
     return Fit(state, status, tuple(objectives))
 

@@ -70,7 +70,7 @@ class ClassData:
     @cached_property
     def class_counts(self) -> Tensor:
         """Labelled data of each class, ``N_k``, shape ``(K,)`` or ``(B, K)``."""
-        return torch.stack([b.num_data for b in self.blocks], -1)
+        return torch.stack(torch.broadcast_tensors(*(b.num_data for b in self.blocks)), -1)
 
     @cached_property
     def num_data(self) -> Tensor:
