@@ -298,3 +298,20 @@ def test_a_class_whose_numerators_are_all_negative_stays(data_dir: Path) -> None
     posterior = engine.run(X, y[::3])
     assert all(map(math.isfinite, posterior.objectives))
     torch.testing.assert_close(posterior.mixing.sum(-1), torch.ones(6))
+
+
+@pytest.mark.slow
+@each_kind
+@pytest.mark.parametrize("name", ["pima", "ionosphere", "phoneme", "satimage_train", "ripley_train"])
+def test_the_default_never_falls_on_real_data(data_dir: Path, name: str, kernels: Kernels) -> None:
+    """Fifteen settings of data and kernels, four starts each."""
+    data = datasets.csv(name)
+    assert data.t is not None
+    X, y = data.X[: 2000 if name != "satimage_train" else 1000], data.t.unique(return_inverse=True)[1]
+    X = X / torch.where(X.std(0) > 0, X.std(0), 1.0)
+    model = prbf(8, int(y.max()) + 1, kernels=kernels)
+    stop = Stop(num_steps=40, throw=False)
+    for seed in range(4):
+        posterior = OverlapEM(model, start=RandomPoints(seed=seed), stop=stop).run(X, y[: len(X)])
+        path = posterior.objectives
+        assert all(b >= a for a, b in pairwise(path)) and path[-1] > path[0]
