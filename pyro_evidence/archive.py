@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace import LaplaceState, Problem
+from pyro_evidence.laplace import LaplaceState, Problem, laplace_state
 from pyro_evidence.ops.curvature import (
     Curvature,
     Damped,
@@ -21,6 +21,7 @@ from pyro_evidence.ops.curvature import (
     exact_hessian,
     gauss_newton,
 )
+from pyro_evidence.ops.latent_precision import LatentPrecision
 from pyro_evidence.ops.precision import Dense, Diagonal, Precision
 from pyro_evidence.program import LogJoint, Model, empty_store
 from pyro_evidence.structure import recognise
@@ -65,7 +66,7 @@ def record(state: LaplaceState) -> dict[str, Any]:
         "active": state.problem.active,
         "theta": state.theta,
         "u": state.u,
-        "precision": precision.tril if isinstance(precision, Dense) else precision.adjoint.reciprocal(),
+        "precision": _stored(precision),
         "log_joint": state.log_joint,
         "log_joint_beside": _log_joint_beside(state),
         "decrement": state.decrement,
@@ -85,6 +86,13 @@ def _curvature(settings: str | list[Any]) -> Curvature:
     if isinstance(settings, list):
         return Damped(_curvature(settings[0]), settings[1])
     return NAMED.get(settings) or Unsaved(settings)
+
+
+def _stored(precision: Precision) -> Tensor:
+    """Cholesky factor or diagonal; empty where both follow from the model's own covariance."""
+    if isinstance(precision, LatentPrecision):
+        return torch.empty(0)
+    return precision.tril if isinstance(precision, Dense) else precision.adjoint.reciprocal()
 
 
 def storable(value: Any, where: str) -> Any:
@@ -174,13 +182,15 @@ def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
     joint = _joint(content, model)
     at = Problem(joint, recognise(joint), _curvature(content["curvature"]), content["active"])
     numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
-    state = LaplaceState(at, content["theta"], content["u"], content["log_joint"], _precision(content), *numbers)
+    state = LaplaceState(at, content["theta"], content["u"], content["log_joint"], _precision(content, at), *numbers)
     _require_same_density(state, content)
     return state
 
 
-def _precision(content: Mapping[str, Any]) -> Precision:
+def _precision(content: Mapping[str, Any], at: Problem) -> Precision:
     stored = content["precision"]
+    if at.latent is not None:
+        return laplace_state(at, content["theta"], content["u"]).precision
     return Dense(stored) if stored.dim() == 3 else Diagonal(stored)
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyro
 import torch
 from torch import Tensor
 
@@ -77,8 +78,8 @@ class AxesPosterior:
 
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
-        """``alpha`` of every axis."""
-        return {"alpha": self.alpha}
+        """``alpha`` of every axis, and the model's params."""
+        return {**self.of.joint.held, "alpha": self.alpha}
 
     @property
     def mode(self) -> dict[str, Tensor]:
@@ -189,14 +190,22 @@ class AxesPosterior:
 
         :param args: the model's arguments; the targets may be left out.  Random state is left alone.
         """
+        eta, J = self._tangents(args, kwargs)
+        return eta, (self._white(J.mT)).square().sum(0).reshape(eta.shape)
+
+    def _tangents(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The first observed site's predictor at the mode, and its derivative in ``x``, ``(size, K + V)``."""
         joint, slot = self._with(args, kwargs), self.of.slots[0]
         x = self.state.x.clone().requires_grad_()
         with torch.random.fork_rng():
             trace = joint.trace(self.of.flat(self.state.embedding @ x), joint.initial_theta)
         eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
-        J = jacobian(eta.reshape(-1), x)
-        spread = self._colour(torch.eye(len(x)).to(x)) @ J.mT
-        return eta.detach(), spread.square().sum(0).reshape(eta.shape)
+        return eta.detach(), jacobian(eta.reshape(-1), x)
+
+    def _white(self, columns: Tensor) -> Tensor:
+        """``L^-1`` times columns ``(K + V, S)``, the posterior precision being ``L L'``."""
+        tril = self._fit.precision_tril
+        return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
 
     def probability(self, *args: Any, integral: Integral = mackay, **kwargs: Any) -> Tensor:
         """Predictive probability of label 1 of a Bernoulli site in log odds, shape ``(N,)``.
@@ -206,7 +215,12 @@ class AxesPosterior:
         return integral(*self.predictor(*args, **kwargs))
 
     def update_param_store(self) -> None:
-        """Nothing: the params of the model were held, and ``alpha`` is no param of it."""
+        """Write the params to Pyro's global param store; ``alpha`` is none of them."""
+        store, joint = pyro.get_param_store(), self.of.joint
+        for name, value in joint.held.items():
+            if name in store:
+                del store[name]
+            store.setdefault(name, value.detach().clone(), joint.param_constraints[name])
 
     def diagnostics(self) -> dict[str, Any]:
         """How far to trust the numbers; importance sampling is that of :class:`LaplacePosterior`."""
@@ -260,6 +274,7 @@ class AxesPosterior:
             "sites": list(self.of.sites),
         }
         record |= {"args": list(joint.args), "kwargs": dict(joint.kwargs), "state": self.state.record()}
+        record["held"] = {n: v.detach().clone() for n, v in joint.held.items()}
         archive.write(record | {"log_evidence": self.log_evidence}, path)
 
     @classmethod
@@ -271,7 +286,9 @@ class AxesPosterior:
         record = archive.read(path)
         if record.get("kind") != cls.__name__:
             raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
-        of = weights_of(LogJoint(model, record["args"], record["kwargs"], hyper=()), record["sites"])
+        joint = LogJoint(model, record["args"], record["kwargs"], hyper=())
+        joint.held = joint.held | record["held"]
+        of = weights_of(joint, record["sites"])
         name, *settings = record["prior"]
         posterior = cls(of, cls.restored(record["state"], OURS[name](*settings)))
         if not torch.allclose(posterior.log_evidence, record["log_evidence"], rtol=1e-7):

@@ -310,20 +310,25 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
         trace = joint.trace(joint.initial_u, theta)
         same = bool((order == torch.arange(len(order))).all())
         parts = [
-            Part(
-                _in_blocks(joint, p.layout, p.slot.log_likelihood(trace)),
-                p.J if same else p.J[..., order],
-                offset,
-            )
+            part_of(joint, p.slot.log_likelihood(trace), p.layout, (p.J if same else p.J[..., order], offset))
             for p, offset in zip(structure.linear.linear, structure.linear.parts(theta).offsets, strict=True)
         ]
-        return LinearTarget(tuple(logistic(p) for p in parts), rest if others else None)
+        return LinearTarget(tuple(parts), rest if others else None)
 
     def function(y: Tensor) -> Tensor:
         u = y[:, inverse]
         return joint.log_joint(u, theta) - torch.stack([log_prior(row, sites) for row in u])
 
     return AutogradTarget(function, lambda y: _tangents(joint, structure, y, inverse))
+
+
+def part_of(joint: LogJoint, log_likelihood: Function, layout: Layout, predictor: tuple[Tensor, Tensor]) -> Part:
+    """One observed site behind ``eta = J y + c``.
+
+    :param log_likelihood: of predictors of the layout's shape.
+    :param predictor: ``J`` and ``c``.
+    """
+    return logistic(Part(_in_blocks(joint, layout, log_likelihood), *predictor))
 
 
 def _in_blocks(joint: LogJoint, layout: Layout, log_likelihood: Function) -> Function:

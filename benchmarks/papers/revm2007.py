@@ -175,6 +175,7 @@ class Cache:
 
     def __init__(self, path: Path) -> None:
         self.path, self.known = path, {}
+        self.last: dict[str, tuple[Tensor, str]] = {}  # per training set: the last design and its key
         path.parent.mkdir(exist_ok=True)
         if path.exists():
             rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -195,13 +196,19 @@ def fits(cache: Cache, key: str, halves: tuple[Half, Half], kernel: str, sigma: 
     """Every method and setting for one training set, one test set and one sigma."""
     (X, t), (X_test, t_test) = halves
 
+    Phi, Phi_test = design(X, X, sigma, kernel), design(X_test, X, sigma, kernel)
+    both, own = torch.cat([Phi, Phi_test]), f"{key}|{kernel}|{sigma}"
+    before, same = cache.last.get(f"{key}|{kernel}", (both[:0], ""))
+    cache.last[f"{key}|{kernel}"] = both, own
+    if len(before) and torch.allclose(both, before, rtol=0, atol=1e-12):  # so narrow that sigma makes no difference
+        return cache.get(own, lambda: cache.known[same])
+
     def run() -> Results:
-        Phi, Phi_test = design(X, X, sigma, kernel), design(X_test, X, sigma, kernel)
         weights = weights_of(LogJoint(model, (Phi, t), hyper=()), "w")
         found = {k: f for family in FAMILIES.values() for k, f in family(weights).items()}
         return {k: [error(Phi_test, t_test, w), num, seconds] for k, (w, num, seconds) in found.items()}
 
-    return cache.get(f"{key}|{kernel}|{sigma}", run)
+    return cache.get(own, run)
 
 
 def halves(n: int, seed: int) -> list[tuple[Tensor, Tensor]]:

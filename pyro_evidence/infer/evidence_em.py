@@ -4,6 +4,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+from pyro_evidence.checks import tensors
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mixture_em
 from pyro_evidence.infer.iterate import Fit, Status, Stop
@@ -12,6 +13,7 @@ from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.mixture_task import Task, begin, finish
 from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.models.missing import Missing, marginalised, parsed
 from pyro_evidence.ops import mixture_evidence
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
 from pyro_evidence.ops.mixture_updates import Guarded, Update
@@ -37,6 +39,9 @@ class EvidenceEM:
     :param start: where to begin, how often, and how many rounds without regularisation.
     :param deletion: what to try after the rounds: ``GreedyDeletion()``, or None for nothing.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.
+    :param missing: what nan among the responses means: ``Missing.REFUSE``, an error, or ``Missing.MARGINALISE``, not
+        observed and integrated out (or their values ``"refuse"`` and ``"marginalise"``); see
+        :func:`~pyro_evidence.models.missing.marginalised`.
     """
 
     def __init__(
@@ -48,10 +53,13 @@ class EvidenceEM:
         start: Start = START,
         deletion: Deletion | None = DELETION,
         stop: Stop = STOP,
+        missing: Missing | str = Missing.REFUSE,
     ) -> None:
         if not callable(model):
             raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
-        self.model, self.update, self.curvature = model, update, curvature
+        self.missing = parsed(missing)
+        self.model = marginalised(model) if self.missing is Missing.MARGINALISE else model
+        self.update, self.curvature = update, curvature
         self.start, self.deletion, self.stop = start, deletion, stop
         self._task: Task | None = None
         self._data: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -62,14 +70,15 @@ class EvidenceEM:
         Any other model with one local discrete site takes a slower way, without pruning: EM to a mode by Newton's
         method on the expected log joint, then hyperparameters by the exact gradient of the Laplace evidence.
 
+        Unless converged it warns, or raises with ``stop.throw``; ``stop.tolerance = 0`` asks for ``num_steps`` rounds,
+        no more and no less.
+
         :param args: the model's arguments.
         :return: a :class:`~pyro_evidence.mixture_posterior.MixturePosterior` for a recognised mixture.
-        Unless converged it warns, or raises with ``stop.throw``; ``stop.tolerance = 0`` asks for just ``num_steps`` rounds.
-
         :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
         :raises BadInput, UnsupportedModel: see errors.
         """
-        joint = LogJoint(self.model, args, kwargs)
+        joint = self._joint(args, kwargs)
         try:
             task = self._begin(joint)
         except UnsupportedModel as why:
@@ -77,9 +86,7 @@ class EvidenceEM:
         fit = mixture_em.em(task.batch, self.update, self.start.warm_up, self._first_stop)
         if fit.state.verdict is Status.FAILED:
             letters = "\n".join(fit.state.reasons)
-            raise NotConverged(
-                f"EvidenceEM: every restart failed. Pass update=Guarded(), or clean the data.\n{letters}"
-            )
+            raise NotConverged(f"EvidenceEM: every restart failed. Pass update=Guarded(rho=0.05).\n{letters}")
         posterior = finish(task, fit, self.deletion, self.stop)
         if posterior.status == Status.STEP_LIMIT.value and self.stop.tolerance > 0:  # else it was asked for
             self._complain(posterior)
@@ -105,7 +112,7 @@ class EvidenceEM:
         :raises UnsupportedModel: for a model that is not recognised as a mixture; see :meth:`run`.
         """
         if self._task is None or not _same(self._data, (args, kwargs)):
-            self._task, self._data = self._begin(LogJoint(self.model, args, kwargs)), (args, kwargs)
+            self._task, self._data = self._begin(self._joint(args, kwargs)), (args, kwargs)
             batch = mixture_em.warmed(self._task.batch, self.update, self.start.warm_up)
         else:
             batch = mixture_em.advance(self._task.batch)
@@ -122,6 +129,19 @@ class EvidenceEM:
             raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
         batch = self._task.batch
         return finish(self._task, Fit(batch, Status.BY_HAND, (batch.objective,)), None, self.stop)
+
+    def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
+        """The model on its data.
+
+        :raises BadInput: for nan among the data, unless missing values are marginalised.
+        """
+        try:
+            return LogJoint(self.model, args, kwargs)
+        except BadInput as error:
+            gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
+            if gaps and self.missing is Missing.REFUSE:
+                raise BadInput(f"{error} If nan means not observed: EvidenceEM(..., missing='marginalise').") from error
+            raise
 
     def _begin(self, joint: LogJoint) -> Task:
         return begin(joint, self.start, self.update, self.curvature)

@@ -81,10 +81,16 @@ class Fit(Generic[State]):
 
 
 def iterate(
-    step: Callable[[State], State], state: State, stop: Stop, name: str, before: Sequence[float] = ()
+    step: Callable[[State], State],
+    state: State,
+    stop: Stop,
+    name: str,
+    quantity: str = "log evidence",
+    before: Sequence[float] = (),
 ) -> Fit[State]:
     """Repeat ``step`` until ``stop`` gives a reason; Ctrl-C keeps the last good state and says so.
 
+    :param name: of the engine, and ``quantity`` of what it maximises, for the progress bar.
     :param before: objectives on the way to ``state``, its own last.
     """
     objectives, status = [*(before or [state.objective])], Status.CONVERGED if state.gradient_norm == 0.0 else None
@@ -98,7 +104,7 @@ def iterate(
                 break
             objectives.append(state.objective)
             status = stop(objectives[-2], state, len(objectives) - 1)
-            bar.set_postfix_str(f"log evidence {_short(state.objective)}", refresh=False)
+            bar.set_postfix_str(f"{quantity} {_short(state.objective)}", refresh=False)
             bar.update()
     return Fit(state, status, tuple(objectives))
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from pyro_evidence.ops.curvature import Density
 from pyro_evidence.ops.lbfgs import Watch, unwatched
+from pyro_evidence.ops.linalg import Label
+from pyro_evidence.ops.precision import Precision, factorise
 
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
 
@@ -25,6 +27,13 @@ class Mode:
     definite: Tensor  # (R,) bool: whether the precision is positive definite
     step: Tensor  # (R, D) the Newton step that was not taken any more
     lowest: Tensor  # (R, D) direction of lowest curvature where the precision is not positive definite
+
+    def factorised(self, row: int, label: Label) -> Precision:
+        """The precision of one row, factorised.
+
+        :raises NotPositiveDefinite: when it is not positive definite.
+        """
+        return factorise(self.precision[row : row + 1], label)
 
 
 @dataclass(frozen=True)
