@@ -85,7 +85,7 @@ class LaplaceEvidence:
         if len(self._fits) > 1 and batch.fits(self._fits[0].state.laplace.problem):
             self._fits = batch.climb(self._fits, self.stop)
         for i, fit in enumerate(self._fits):
-            fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", fit.objectives)
+            fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
             self._fits = (*self._fits[:i], fit, *self._fits[i + 1 :])
             if fit.status is Status.INTERRUPTED:
                 break
