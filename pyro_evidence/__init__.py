@@ -1,7 +1,7 @@
 """Hyperparameters, a posterior and a log evidence for Pyro models: change the engine, keep the model."""
 
 from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
-from pyro_evidence.committee import Committee, committee
+from pyro_evidence.committee import Committee, committee, linearised
 from pyro_evidence.compare import Comparison, compare
 from pyro_evidence.compare_evidence import EvidenceComparison, compare_evidence
 from pyro_evidence.early_stopping import EarlyStopped, EarlyStopping, RandomShare, Unseen
@@ -156,6 +156,7 @@ __all__ = [
     "keep",
     "laplace_at_base",
     "learning_curve",
+    "linearised",
     "literal",
     "log_loss",
     "mackay",
