@@ -46,13 +46,14 @@ class Structure:
     @property
     def without_linear(self) -> "Structure":
         """The same without the linear density, so that autograd's is the fastest."""
-        return replace(self, linear=None)
+        return replace(self, linear=None, latent=None)
 
     def agrees(self, u: Tensor, theta: Tensor) -> bool:
         """Whether both densities have one value and one gradient at ``(R, D)``, as they must."""
         if self.linear is None or not len(u):
             return True
-        pairs = zip(self.linear.gradient(u, theta), self.density.gradient(u, theta), strict=True)
+        fast = self.latent or self.linear
+        pairs = zip(fast.gradient(u, theta), self.density.gradient(u, theta), strict=True)
         tolerance = _tolerance(self.density.joint)
         return all(bool(((a - b).abs() <= tolerance * (1.0 + b.abs().amax())).all()) for a, b in pairs)
 
