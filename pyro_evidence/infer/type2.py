@@ -74,7 +74,8 @@ def step(state: TypeII) -> TypeII:
     if bool((new.laplace.theta.abs() > FARTHEST).any()):
         return replace(new, verdict=Status.UNBOUNDED)
     same_model = new.laplace.problem is state.laplace.problem
-    return replace(new, metric=_updated(state, new)) if same_model and float(direction.abs().max()) < 1.0 else new
+    short = float(direction.abs().max()) <= 1.0 + 1e-9  # the first step in a plain metric has length 1
+    return replace(new, metric=_updated(state, new)) if same_model and short else new
 
 
 def _stuck(state: TypeII, promised: float) -> TypeII:
@@ -87,19 +88,31 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
 
 
 def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
-    """The first of the halved steps that raises the objective (Armijo), or None."""
+    """The first of the ever shorter steps that raises the objective (Armijo), or None."""
     before = state.laplace
-    rise = 1e-4 * float(direction @ state.slope.total)
+    promised = float(direction @ state.slope.total)
     slack = 1e-13 * (1.0 + abs(before.objective))  # rounding of the objective
-    for halvings in range(25):
-        scale = 0.5**halvings
+    scale = 1.0
+    for _ in range(25):
         try:
             new = laplace_state(before.problem, before.theta + scale * direction, before.u)
         except ArithmeticError:
+            scale = 0.5 * scale
             continue
-        if new.objective >= before.objective + scale * rise - slack:
+        rise = new.objective - before.objective
+        if rise >= 1e-4 * scale * promised - slack:
             return new
+        scale = _shortened(scale, rise, promised)
     return None
+
+
+def _shortened(scale: float, rise: float, promised: float) -> float:
+    """Where the parabola through the objective here, its slope and the failed trial is highest, within bounds.
+
+    Nocedal and Wright (2006), eq. 3.58.
+    """
+    best = 0.5 * promised * scale**2 / (promised * scale - rise)
+    return min(max(best, 0.1 * scale), 0.5 * scale) if math.isfinite(best) else 0.5 * scale
 
 
 def _updated(old: TypeII, new: TypeII) -> Tensor:
@@ -110,7 +123,18 @@ def _updated(old: TypeII, new: TypeII) -> Tensor:
     if not float(sy) > 1e-12 * float(y @ y):
         return new.metric
     left = torch.eye(len(s), dtype=s.dtype, device=s.device) - torch.outer(s, y) / sy
-    return left @ old.metric @ left.T + torch.outer(s, s) / sy
+    return left @ _rescaled(old, s, y) @ left.T + torch.outer(s, s) / sy
+
+
+def _rescaled(old: TypeII, s: Tensor, y: Tensor) -> Tensor:
+    """The metric before its first update, where nothing was known of the scale.  Nocedal and Wright (2006), eq. 6.20."""
+    fresh = natural_metric(old.laplace, old.slope).diag()
+    groups = old.laplace.problem.structure.groups
+    plain = torch.ones_like(s, dtype=torch.bool) if groups is None else groups.power == 0
+    sy, yy = s[plain] @ y[plain], y[plain] @ y[plain]
+    if not torch.equal(fresh, old.metric) or not float(sy) > 1e-12 * float(yy):
+        return old.metric
+    return torch.where(plain, sy / yy, fresh.diagonal()).diag()
 
 
 def _prune(state: LaplaceState) -> LaplaceState:
