@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.gaussian_latent import GaussianLatent
-from pyro_evidence.ops import evidence, lbfgs, newton
+from pyro_evidence.ops import evidence, lbfgs, newton, trust
 from pyro_evidence.ops.curvature import (
     Curvature,
     Density,
@@ -112,8 +112,9 @@ def find_modes(
     :param cold: whether the start may be far from a mode.
     :param watch: told every row's log joint once per step.
     """
+    network = at.structure.known is not None
     search, approach = (
-        partial(_climb, at, theta=theta, watch=watch),
+        partial(_climb, at, theta=theta, watch=watch, num_steps=50 if not network else 300 if cold else 60),
         partial(_approach, at, theta=theta, watch=watch),
     )
     if at.latent is not None:
@@ -123,17 +124,20 @@ def find_modes(
         exact(at.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way
         u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
     mode = search(u, exact)
-    if not bool(mode.converged.all()):
+    if not network and not bool(mode.converged.all()):
         mode = search(approach(mode.u, tolerance=at.tolerance**0.5, num_steps=1000), exact)
     if not bool(mode.converged.all()) and exact is not at.curvature:
         return search(mode.u, at.curvature)  # where the exact curvature is singular and another was asked for
     return mode if exact is at.curvature else replace(mode, precision=at.curvature(at.density, mode.u, theta).detach())
 
 
-def _climb(at: Problem, u: Tensor, curvature: Curvature, *, theta: Tensor, watch: lbfgs.Watch) -> newton.Mode:
+def _climb(
+    at: Problem, u: Tensor, curvature: Curvature, *, theta: Tensor, watch: lbfgs.Watch, num_steps: int
+) -> newton.Mode:
     density = at.density
-    limits = newton.Limits(at.tolerance, 50, watch)
-    return newton.climb(density, lambda v: curvature(density, v, theta), u, theta, limits)
+    limits = newton.Limits(at.tolerance, num_steps, watch)
+    climb = newton.climb if at.structure.known is None else trust.climb  # networks have saddles and curved valleys
+    return climb(density, lambda v: curvature(density, v, theta), u, theta, limits)
 
 
 def _approach(at: Problem, u: Tensor, *, theta: Tensor, tolerance: float, num_steps: int, watch: lbfgs.Watch) -> Tensor:

@@ -2,8 +2,12 @@
 
 import itertools
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from torch import Tensor
+from torch.distributions import constraints
 
 from pyro_evidence import LogJoint, Status, laplace
 from pyro_evidence.infer import type2
@@ -68,3 +72,22 @@ def test_a_precision_on_its_way_to_infinity_is_a_verdict() -> None:
         if state.verdict is not None:
             break
     assert state.verdict is Status.UNBOUNDED
+
+
+def groups_without_spread(y: Tensor) -> None:
+    """A hierarchical model whose groups have no spread: the best scale is 0, on the edge of what is allowed."""
+    tau, sigma = (
+        pyro.param(name, lambda: torch.ones(()), constraint=constraints.positive) for name in ("tau", "sigma")
+    )
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+    a = pyro.sample("a", dist.Normal(mu, tau).expand([6]).to_event(1))
+    pyro.sample("y", dist.Normal(a.expand(y.shape), sigma).to_event(2), obs=y)
+
+
+@pytest.mark.parametrize(("tau", "flat"), [(1e-4, True), (0.3, False)])
+def test_a_scale_near_zero_is_known_by_an_evidence_that_no_longer_changes(tau: float, flat: bool) -> None:
+    y = torch.tensor([1.0, -2.0, 0.5, 1.5, -1.0])[:, None].expand(5, 6)
+    joint = LogJoint(groups_without_spread, (y,))
+    theta = joint.hypers.flat({"tau": torch.tensor(tau), "sigma": y.std()}).double()
+    state = laplace.laplace_state(laplace.problem(joint), theta, joint.initial_u, cold=True)
+    assert type2._is_flat(type2.at(state)) is flat

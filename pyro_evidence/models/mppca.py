@@ -1,0 +1,180 @@
+r"""Mixtures of probabilistic PCA, and of factor analysers, with a Gaussian prior on their loadings.
+
+.. math:: x_n \sim N(0, I_q), \qquad y_n | x_n, k \sim N(W_k x_n + \mu_k, \beta_k^{-1} I), \qquad
+    w_{kij} \sim N(0, \alpha_{kj}^{-1})
+
+Tipping and Bishop (1999); Husmeier (2000), eqs. 3.1 to 3.8.  An ordinary Pyro model, for any engine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.ops.indexing import Vindex
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.mixture import check_responses
+from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
+from pyro_evidence.ops.basis import TensorValue
+
+
+@dataclass(frozen=True, eq=False)
+class PerColumn(Learned):
+    """A learned precision for each column of each component's loadings: unneeded columns are switched off."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All parameters of a mixture of probabilistic PCA."""
+
+    mixing: Tensor  # (K,)
+    mu: Tensor  # (K, m)
+    W: Tensor  # (..., K, m, q)
+    variance: Tensor  # (K, m)  of the noise
+
+
+class Noise(Protocol):
+    """How the noise of a component is parametrised."""
+
+    def __call__(self, num_components: int, Y: Tensor) -> Tensor:
+        """Declare the params; noise precisions that broadcast to ``(K, m)``."""
+
+
+@dataclass(frozen=True, eq=False)
+class IsotropicNoise(TensorValue):
+    """One noise precision for each component, ``beta`` ``(K,)``, in units of ``y`` to the power -2: PCA."""
+
+    beta: Precision = LEARNED
+
+    def __call__(self, num_components: int, Y: Tensor) -> Tensor:
+        """Declares ``beta``."""
+        return _noise(self.beta, Size([num_components]), Y.var(0, correction=0).mean()).unsqueeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalNoise(TensorValue):
+    """One noise precision for each component and output, ``beta`` ``(K, m)``: factor analysers."""
+
+    beta: Precision = LEARNED
+
+    def __call__(self, num_components: int, Y: Tensor) -> Tensor:
+        """Declares ``beta``."""
+        return _noise(self.beta, Size([num_components, Y.shape[-1]]), Y.var(0, correction=0))
+
+
+def _noise(beta: Precision, shape: Size, variance: Tensor) -> Tensor:
+    """A precision whose start is that of the data."""
+    if beta is not LEARNED:
+        return precision_value("beta", beta, shape, variance)
+    start = torch.where(variance > 0, variance, 1.0).reciprocal().expand(shape)
+    return precision_value("beta", Learned(start.detach()), shape, variance)
+
+
+Latents = Callable[[Parts, Tensor], Tensor]
+
+
+def marginal(parts: Parts, Y: Tensor) -> Tensor:
+    """The data with latent coordinates integrated and components summed out, in closed form; site ``y``."""
+    components = dist.LowRankMultivariateNormal(parts.mu, parts.W, parts.variance)
+    with pyro.plate("data", len(Y)):
+        return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(parts.mixing), components), obs=Y)
+
+
+def kept(parts: Parts, Y: Tensor) -> Tensor:
+    """Every step of the story: component ``z``, enumerated, latent coordinates ``x`` ``(N, q)``, and data ``y``."""
+    with pyro.plate("data", len(Y)):
+        z = pyro.sample("z", dist.Categorical(parts.mixing), infer={"enumerate": "parallel"})
+        x = pyro.sample("x", dist.Normal(Y.new_zeros(parts.W.shape[-1]), 1.0).to_event(1))
+        loc = (Vindex(parts.W)[..., z, :, :] @ x.unsqueeze(-1)).squeeze(-1) + Vindex(parts.mu)[..., z, :]
+        return pyro.sample("y", dist.Normal(loc, Vindex(parts.variance)[..., z, :].sqrt()).to_event(1), obs=Y)
+
+
+@dataclass(frozen=True, eq=False)
+class MPPCA(TensorValue):
+    """The Pyro model that :func:`mppca` returns: call it with ``Y``, shape ``(N, m)``.
+
+    Sites: ``W``, shape ``(K, m, q)``; ``y``, in the plate ``data``; with ``latents=kept`` also ``z`` and ``x``.
+    Params: ``mu`` ``(K, m)``, ``mixing`` ``(K,)``, and ``alpha`` and ``beta`` where they are learned.
+    """
+
+    num_components: int
+    num_latents: int
+    alpha: Precision
+    noise: Noise
+    latents: Latents
+
+    def __call__(self, Y: Tensor) -> Tensor:
+        """Observe the data."""
+        check_responses(Y)
+        K, m, q = self.num_components, Y.shape[-1], self.num_latents
+        if q >= m:
+            raise BadInput(
+                f"num_latents={q} and Y has {m} columns; expected fewer latents than columns, or nothing is left for "
+                f"the noise. Pass num_latents={m - 1} at most, or gaussian_mixture(K, noise=FullNoise())."
+            )
+        alpha = precision_value("alpha", self.alpha, _alpha_shape(self.alpha, K, q), Y)
+        variance = self.noise(K, Y).reciprocal().expand(K, m)
+        start = Y[torch.arange(K) * len(Y) // K]
+        mu = pyro.param("mu", start.detach().clone())
+        mixing = pyro.param("mixing", Y.new_full((K,), 1.0 / K), constraint=constraints.simplex)
+        scale = alpha.rsqrt().reshape(-1, 1, alpha.shape[-1] if alpha.dim() == 2 else 1).expand(K, m, q)
+        W = pyro.sample("W", dist.Normal(torch.zeros_like(scale), scale).to_event(3))
+        return self.latents(Parts(mixing, mu, W, variance), Y)
+
+    @property
+    def marginalised(self) -> "MPPCA":
+        """The same model without latent coordinates."""
+        return replace(self, latents=marginal)
+
+
+def _alpha_shape(alpha: Precision, num_components: int, num_latents: int) -> Size:
+    """Shape of the param: one per component unless the setting has a shape of its own."""
+    if isinstance(alpha, PerColumn):
+        return Size([num_components, num_latents])
+    own = torch.as_tensor(getattr(alpha, "start", alpha)).shape
+    return own if own else Size([num_components])
+
+
+def mppca(
+    num_components: int,
+    num_latents: int,
+    *,
+    alpha: Precision = LEARNED,
+    noise: Noise = IsotropicNoise(),
+    latents: Latents = marginal,
+) -> MPPCA:
+    """A mixture of probabilistic PCA as a Pyro model ``model(Y)``.
+
+    :param num_components: ``K``; ``EvidenceEM`` leaves out those that it does not need.
+    :param num_latents: ``q``, latent dimensions, 1 to m - 1; with ``PerColumn()`` those that are not needed are
+        left out.
+    :param alpha: prior precision of the loadings, in units of ``y`` to the power -2: one per component (Husmeier 2000),
+        ``PerColumn()`` for one per column, ``Learned(torch.ones(1))`` for one in all; numbers are held fixed.
+    :param noise: :class:`IsotropicNoise` for PCA, :class:`DiagonalNoise` for factor analysers.
+    :param latents: :func:`marginal`, or :func:`kept` for an engine that is to sample the latent coordinates.
+    :raises BadInput: on settings that cannot be meant.
+    """
+    for name, value in (("num_components", num_components), ("num_latents", num_latents)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadInput(f"{name}={value!r}; expected a whole number of at least 1.{_advice(name, value)}")
+    check_precision("alpha", alpha, largest_dim=2)
+    allowed = (Size([1]), Size([num_components]), Size([num_components, num_latents]))
+    shape = _alpha_shape(alpha, num_components, num_latents)
+    start = torch.as_tensor(getattr(alpha, "start", alpha)).shape
+    if shape not in allowed or (isinstance(alpha, PerColumn) and start not in (Size(), shape)):
+        raise BadInput(
+            f"alpha has shape {tuple(start)}; expected (), ({num_components},), one per component, or "
+            f"({num_components}, {num_latents}), one per column."
+        )
+    return MPPCA(num_components, num_latents, alpha, noise, latents)
+
+
+def _advice(name: str, value: Any) -> str:
+    if name == "num_latents" and isinstance(value, int) and value == 0:
+        return " Without latents it is gaussian_mixture(K, noise=SphericalNoise()), whose centres have a prior."
+    return ""

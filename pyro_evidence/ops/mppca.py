@@ -1,0 +1,226 @@
+r"""Mixtures of probabilistic PCA in latent space, a batch of restarts in front; no m x m matrix is ever formed.
+
+.. math:: p(y_n) = \sum_k \pi_k\, N(y_n | \mu_k, W_k W_k^\top + \Lambda_k^{-1}), \qquad
+    G_k = I + W_k^\top \Lambda_k W_k = L_k L_k^\top
+
+with diagonal noise precisions :math:`\Lambda_k` (all equal: probabilistic PCA; otherwise factor analysers).  For
+equal ones :math:`G_k = \beta_k M_k` of the paper.  Whitened coordinates :math:`z = L^{-1} W^\top\Lambda(y - \mu)` are
+one matrix product for all restarts, components and data.  Husmeier (2000), sec. 3; Tipping and Bishop (1999).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+BLOCK = 2**17  # numbers in one block of whitened coordinates: they stay in the cache
+
+
+@dataclass(frozen=True)
+class Analysers:
+    """One setting of all parameters per row; a component with ``log_mixing = -inf`` is pruned."""
+
+    W: Tensor  # (R, K, m, q)     zero in columns that are pruned
+    mu: Tensor  # (R, K, m)
+    beta: Tensor  # (R, K, m)     noise precision of each output; all equal where the noise is isotropic
+    log_mixing: Tensor  # (R, K)
+    alpha: Tensor  # (R, K, q)    prior precision of each column of W
+    columns: Tensor  # (R, K, q) bool, False where pruned
+
+    @property
+    def active(self) -> Tensor:
+        """Components that are not pruned, shape ``(R, K)`` bool."""
+        return self.log_mixing > -torch.inf
+
+    @cached_property
+    def tril(self) -> Tensor:
+        """Lower Cholesky factor of ``G = I + W' Lambda W``, whose eigenvalues are >= 1, shape ``(R, K, q, q)``."""
+        W = self.W
+        eye = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
+        return torch.linalg.cholesky_ex(eye + W.mT @ (self.beta.unsqueeze(-1) * W))[0]
+
+    @cached_property
+    def whitener(self) -> Tensor:
+        """``B = L^-1 W' Lambda``, shape ``(R, K, q, m)``."""
+        return torch.linalg.solve_triangular(self.tril, (self.beta.unsqueeze(-1) * self.W).mT, upper=False)
+
+    @cached_property
+    def log_det(self) -> Tensor:
+        """``log |W W' + Lambda^-1|``, shape ``(R, K)``."""
+        return 2.0 * self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - self.beta.log().sum(-1)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sums over data that an M-step needs; those of two shards at the same parameters add up."""
+
+    counts: Tensor  # (R, K)         sum_n r_nk
+    sums: Tensor  # (R, K, m)        sum_n r_nk y_n
+    squares: Tensor  # (R, K, m)     sum_n r_nk y_n^2
+    cross: Tensor  # (R, K, m, q)    sum_n r_nk y_n z_nk'
+    log_likelihood: Tensor  # (R,)
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Statistics(*(a + b for a, b in pairs))
+
+
+@dataclass(frozen=True)
+class _Natural:
+    """What the parameters say of a datum, laid out for products with a block of data."""
+
+    features: Tensor  # (2m, R K)   coefficients of y and y^2
+    constant: Tensor  # (R K,)
+    whitener: Tensor  # (m, q R K)
+    shift: Tensor  # (q R K,)
+    shape: torch.Size  # (R, K, m, q)
+
+    @staticmethod
+    def of(at: Analysers) -> "_Natural":
+        R, K, m, q = at.W.shape
+        linear = at.beta * at.mu
+        quadratic = (linear * at.mu).sum(-1)
+        constant = at.log_mixing - 0.5 * (m * math.log(math.tau) + at.log_det + quadratic)
+        B = at.whitener
+        shift = (B @ at.mu.unsqueeze(-1)).squeeze(-1)
+        features = torch.cat([linear, -0.5 * at.beta], -1).reshape(R * K, 2 * m).mT
+        laid_out = B.permute(3, 2, 0, 1).reshape(m, q * R * K)
+        return _Natural(
+            features.contiguous(), constant.reshape(-1), laid_out, shift.movedim(-1, 0).reshape(-1), B.mT.shape
+        )
+
+    def log_joint(self, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``log p(y_n, k)``, ``(n, R, K)``; whitened coordinates, ``(n, q, R K)``; features, ``(n, 2m)``."""
+        R, K, _, q = self.shape
+        F = torch.cat([Y, Y.square()], -1)
+        z = torch.addmm(self.shift, Y, self.whitener, beta=-1.0).reshape(len(Y), q, R * K)
+        log_joint = torch.addmm(self.constant, F, self.features)
+        log_joint = log_joint.add_(z.square().sum(1), alpha=0.5)
+        return log_joint.reshape(len(Y), R, K), z, F
+
+
+def num_rows(at: Analysers) -> int:
+    """Data that are looked at together."""
+    R, K, m, q = at.W.shape
+    return max(16, min(BLOCK // (R * K * max(q, 1)), 8 * BLOCK // m))
+
+
+def e_step(Y: Tensor, at: Analysers) -> Statistics:
+    """Responsibilities and the sums that the M-step needs, block by block; cost ``N m K q``, memory ``K m q``.
+
+    :param Y: data, shape ``(N, m)``, nothing missing.
+    """
+    natural = _Natural.of(at)
+    total: Statistics | None = None
+    for block in Y.split(num_rows(at)):
+        part = _block(block, natural)
+        total = part if total is None else total + part
+    assert total is not None
+    R, K, m, q = natural.shape
+    cross = total.cross.reshape(m, q, R, K).permute(2, 3, 0, 1)
+    return replace(total, cross=cross)
+
+
+def _block(Y: Tensor, natural: _Natural) -> Statistics:
+    R, K, m, q = natural.shape
+    log_joint, z, F = natural.log_joint(Y)
+    log_norm = log_joint.logsumexp(-1, keepdim=True)
+    resp = log_joint.sub_(log_norm).exp_().reshape(len(Y), R * K)
+    moments = (resp.mT @ F).reshape(R, K, 2 * m)
+    cross = Y.mT @ z.mul_(resp.unsqueeze(1)).reshape(len(Y), q * R * K)
+    return Statistics(resp.sum(0).reshape(R, K), moments[..., :m], moments[..., m:], cross, log_norm.sum((0, 2)))
+
+
+def log_joint(Y: Tensor, at: Analysers) -> Tensor:
+    """``log p(y_n, k)``, nats, shape ``(R, N, K)``."""
+    natural = _Natural.of(at)
+    return torch.cat([natural.log_joint(block)[0] for block in Y.split(num_rows(at))]).movedim(0, 1)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Expectations about the new means; Husmeier (2000), eqs. 3.11 and 3.19 to 3.23."""
+
+    counts: Tensor  # (R, K)         N_k
+    mean: Tensor  # (R, K, m)        new mu, eq. 3.11
+    scatter: Tensor  # (R, K, m)     N_k times the diagonal of S_k, eq. 3.22
+    yx: Tensor  # (R, K, m, q)       sum_n r (y - mu) <x>', eq. 3.21
+    xx: Tensor  # (R, K, q, q)       sum_n r <x x'>, eq. 3.23
+    yz: Tensor  # (R, K, m, q)       sum_n r (y - mu) z', in whitened coordinates
+
+
+def moments(at: Analysers, stats: Statistics) -> Moments:
+    """The expectations that the M-step is made of; those of a pruned component are zero, its mean stays."""
+    seen = (stats.counts > 0).unsqueeze(-1)
+    counts = stats.counts.unsqueeze(-1)
+    mean = torch.where(seen, stats.sums / torch.where(seen, counts, 1.0), at.mu)
+    B, tril = at.whitener, at.tril
+    z_sums = counts * (B @ (mean - at.mu).unsqueeze(-1)).squeeze(-1)
+    yz = stats.cross - mean.unsqueeze(-1) * z_sums.unsqueeze(-2)
+    yx = torch.linalg.solve_triangular(tril, yz, upper=False, left=False)
+    inverse = torch.cholesky_inverse(tril)
+    xx = counts.unsqueeze(-1) * inverse + _sandwiched(tril, B @ yz)
+    scatter = (stats.squares - counts * mean.square()).clamp(min=0.0)  # rounding may leave a tiny negative
+    return Moments(stats.counts, mean, scatter, yx, 0.5 * (xx + xx.mT), yz)
+
+
+def about_held_means(found: Moments, at: Analysers) -> Moments:
+    """The same expectations about the means as they are, where these are held."""
+    away = found.mean - at.mu
+    x = torch.linalg.solve_triangular(at.tril.mT, at.whitener @ away.unsqueeze(-1), upper=True)
+    counts = found.counts[..., None, None]
+    yx = found.yx + counts * away.unsqueeze(-1) * x.mT
+    scatter = found.scatter + found.counts.unsqueeze(-1) * away.square()
+    return replace(found, mean=at.mu, yx=yx, xx=found.xx + counts * x * x.mT, scatter=scatter)
+
+
+def _sandwiched(tril: Tensor, A: Tensor) -> Tensor:
+    """``L^-T A L^-1``."""
+    right = torch.linalg.solve_triangular(tril, A, upper=False, left=False)
+    return torch.linalg.solve_triangular(tril.mT, right, upper=True)
+
+
+def solve_loadings(found: Moments, at: Analysers, alpha: Tensor) -> Tensor:
+    """New ``W``, shape ``(R, K, m, q)``; Husmeier (2000), eqs. 3.14 and 3.25, one alpha per column.
+
+    :param alpha: prior precisions, shape ``(R, K, q)``; 0 for none.
+    """
+    safe = _identity_where(found.counts <= 0, found.xx)
+    if is_isotropic(at.beta):
+        A = safe + (alpha / at.beta[..., :1]).diag_embed()
+        return torch.cholesky_solve(found.yx.mT, torch.linalg.cholesky_ex(A)[0]).mT
+    ridge = (alpha.unsqueeze(-2) / at.beta.unsqueeze(-1)).diag_embed()
+    tril = torch.linalg.cholesky_ex(safe.unsqueeze(-3) + ridge)[0]
+    return torch.cholesky_solve(found.yx.unsqueeze(-1), tril).squeeze(-1)
+
+
+def _identity_where(off: Tensor, A: Tensor) -> Tensor:
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return torch.where(off[..., None, None], eye, A)
+
+
+def is_isotropic(beta: Tensor) -> bool:
+    """Whether all outputs of each component have the same noise precision."""
+    return bool((beta == beta[..., :1]).all())
+
+
+def residual_squares(found: Moments, W: Tensor) -> Tensor:
+    """``sum_n r <(y - W x - mu)^2>`` of each output, shape ``(R, K, m)``; Husmeier (2000), below eq. 3.26."""
+    fitted = W @ found.xx
+    return (found.scatter + (W * (fitted - 2.0 * found.yx)).sum(-1)).clamp(min=0.0)  # rounding may go below
+
+
+def log_prior(at: Analysers) -> Tensor:
+    """``log p(W | alpha)`` of the columns that are not pruned, nats, shape ``(R,)``."""
+    norm = at.W.shape[-2] * (at.alpha / math.tau).log()
+    each = 0.5 * (norm - at.alpha * at.W.square().sum(-2))
+    return torch.where(at.columns & at.active.unsqueeze(-1), each, 0.0).sum((-2, -1))
+
+
+def latent_posterior(Y: Tensor, at: Analysers) -> tuple[Tensor, Tensor]:
+    """Mean ``(R, N, K, q)`` and covariance ``(R, K, q, q)`` of x given y and k; Husmeier (2000), eqs. 3.17 and 3.18."""
+    z = torch.einsum("rkqm,nm->rnkq", at.whitener, Y) - (at.whitener @ at.mu.unsqueeze(-1)).squeeze(-1).unsqueeze(1)
+    x = torch.linalg.solve_triangular(at.tril.mT.unsqueeze(1), z.unsqueeze(-1), upper=True).squeeze(-1)
+    return x, torch.cholesky_inverse(at.tril)

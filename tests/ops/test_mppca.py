@@ -1,0 +1,288 @@
+"""Kernels of mixtures of probabilistic PCA against NumPy, autograd and importance sampling."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.functional import hessian, jacobian
+from torch.distributions import Chi2, MultivariateNormal
+
+from pyro_evidence.ops import mppca, mppca_curvature, mppca_evidence
+from pyro_evidence.ops.mppca import Analysers
+from pyro_evidence.ops.mppca_updates import Iterate, Rule, Ties, literal_gamma, no_gamma, orbit_gamma
+from tests.oracles import mppca as oracle
+
+K, M, Q = 3, 6, 2
+
+
+def near(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def blobs(num: int = 120, m: int = M) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    centre = 4.0 * torch.randn(K, m, generator=generator)
+    turn = torch.randn(m, m, generator=generator) / math.sqrt(m)
+    return centre[torch.arange(num) % K] + torch.randn(num, m, generator=generator) @ turn
+
+
+def analysers(Y: Tensor, *, diagonal: bool = False, rows: int = 1, alpha: float = 0.7) -> Analysers:
+    generator = torch.Generator().manual_seed(1)
+    m = Y.shape[1]
+    W = torch.randn(rows, K, m, Q, generator=generator)
+    beta = 0.5 + torch.rand(rows, K, m if diagonal else 1, generator=generator)
+    log_mixing = torch.rand(rows, K, generator=generator).log_softmax(-1)
+    on = torch.ones(rows, K, Q, dtype=torch.bool)
+    return Analysers(
+        W, Y[:K].expand(rows, K, m).clone(), beta.expand(rows, K, m).clone(), log_mixing, alpha * on.double(), on
+    )
+
+
+def ties(*, free: bool, m: int = M, columnwise: bool = False) -> Ties:
+    alpha = torch.arange(K * Q).reshape(K, Q) if columnwise else torch.arange(K)[:, None].expand(K, Q)
+    return Ties(alpha, torch.arange(K)[:, None].expand(K, m), free, free, free, free)
+
+
+def iterate_at(Y: Tensor, at: Analysers, tied: Ties) -> Iterate:
+    return Iterate(at, tied, mppca.e_step(Y, at), torch.ones(Y.shape[1]))
+
+
+def dense_log_joint(Y: Tensor, at: Analysers) -> Tensor:
+    """``log p(D, W)`` by full covariances, first row."""
+    C = at.W[0] @ at.W[0].mT + at.beta[0].reciprocal().diag_embed()
+    table = MultivariateNormal(at.mu[0], C, validate_args=False).log_prob(Y[:, None]) + at.log_mixing[0]
+    norm = at.W.shape[-2] * (at.alpha[0] / math.tau).log()
+    return table.logsumexp(-1).sum() + 0.5 * (norm - at.alpha[0] * at.W[0].square().sum(-2)).sum()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.7])
+def test_fifty_rounds_are_tipping_and_bishops(alpha: float) -> None:
+    Y = blobs()
+    at = analysers(Y)
+    params = (at.log_mixing[0].exp(), at.mu[0], at.W[0], at.beta[0, :, 0].reciprocal())
+    theirs: oracle.Params = tuple(x.numpy() for x in params)  # type: ignore[assignment]
+    rule = Rule(no_gamma, alpha=alpha)
+    for _ in range(50):
+        near(mppca.e_step(Y, at).log_likelihood[0], torch.tensor(oracle.log_likelihood(Y.numpy(), theirs)))
+        at, theirs = rule(iterate_at(Y, at, ties(free=True))), oracle.em_step(Y.numpy(), theirs, alpha)
+    found = (at.log_mixing[0].exp(), at.mu[0], at.W[0], at.beta[0, :, 0].reciprocal())
+    for actual, expected in zip(found, theirs, strict=True):
+        near(actual, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("alpha", [0.1, 10.0, 1000.0])
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_penalised_likelihood_never_falls(alpha: float, diagonal: bool) -> None:
+    Y = blobs()
+    at, tied = analysers(Y, diagonal=diagonal, alpha=alpha), ties(free=True)
+    if diagonal:
+        tied = Ties(tied.alpha_group, torch.arange(K * M).reshape(K, M))
+    before = -math.inf
+    for _ in range(60):
+        it = iterate_at(Y, at, tied)
+        value = float(it.stats.log_likelihood - 0.5 * alpha * at.W.square().sum())
+        assert value >= before - 1e-10 * abs(value)
+        before, at = value, Rule(no_gamma, alpha=alpha)(it)
+
+
+def test_fixed_point_is_a_maximum_of_the_penalised_likelihood() -> None:
+    Y = blobs(60)
+    at = analysers(Y)
+    for _ in range(1000):
+        at = Rule(no_gamma, alpha=0.7)(iterate_at(Y, at, ties(free=True)))
+    leaves = [x.clone().requires_grad_() for x in (at.W, at.mu, at.beta[..., :1], at.log_mixing)]
+    W, mu, beta, logits = leaves
+    free = Analysers(W, mu, beta.expand_as(at.beta), logits.log_softmax(-1), at.alpha, at.columns)
+    for slope in torch.autograd.grad(dense_log_joint(Y, free), leaves):
+        assert float(slope.abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_slope_and_curvature_are_those_of_autograd(diagonal: bool) -> None:
+    Y = blobs(40)
+    at = analysers(Y, diagonal=diagonal)
+
+    def f(w: Tensor) -> Tensor:
+        return dense_log_joint(Y, Analysers(w.reshape(at.W.shape), at.mu, at.beta, at.log_mixing, at.alpha, at.columns))
+
+    near(mppca_curvature.slope(at, mppca.e_step(Y, at)).flatten(), jacobian(f, at.W.flatten()))
+    near(mppca_curvature.precision(Y, at), -hessian(f, at.W.flatten()))
+
+
+def test_statistics_of_two_shards_add_up() -> None:
+    Y = blobs()
+    at = analysers(Y, diagonal=True)
+    whole, parts = mppca.e_step(Y, at), mppca.e_step(Y[:50], at) + mppca.e_step(Y[50:], at)
+    for name, value in vars(whole).items():
+        near(getattr(parts, name), value)
+
+
+def test_a_batch_of_restarts_is_a_loop() -> None:
+    Y = blobs()
+    many, tied = analysers(Y, rows=3), ties(free=True)
+    rule = Rule(orbit_gamma, rho=0.05)
+    batch = rule(iterate_at(Y, many, tied))
+    for row in range(3):
+        one = Analysers(*(getattr(many, n)[row : row + 1] for n in many.__dataclass_fields__))
+        single = rule(iterate_at(Y, one, tied))
+        for name in ("W", "mu", "beta", "alpha", "log_mixing"):
+            near(getattr(batch, name)[row], getattr(single, name)[0])
+
+
+def test_nothing_is_lost_with_the_origin_or_the_order() -> None:
+    Y = blobs()
+    at, tied = analysers(Y), ties(free=True)
+    order = torch.tensor([2, 0, 1])
+    moved = Analysers(
+        at.W[:, order],
+        at.mu[:, order] + 5.0,
+        at.beta[:, order],
+        at.log_mixing[:, order],
+        at.alpha[:, order],
+        at.columns[:, order],
+    )
+    rule = Rule(literal_gamma)
+    one, other = rule(iterate_at(Y, at, tied)), rule(iterate_at(Y + 5.0, moved, tied))
+    near(other.W, one.W[:, order])
+    near(other.mu, one.mu[:, order] + 5.0)
+    near(other.alpha, one.alpha[:, order])
+
+
+def test_literal_gamma_counts_the_rotations_and_the_other_does_not() -> None:
+    Y = blobs(3000)
+    at, tied = analysers(Y), ties(free=False)
+    for _ in range(300):
+        at = Rule(no_gamma, alpha=0.7)(iterate_at(Y, at, tied))
+    it = iterate_at(Y, at, tied)
+    near((it.literal_gamma * M).sum((-2, -1)), torch.full((1, K), 1.0 * M * Q), 1e-2)
+    near((it.gamma * M).sum((-2, -1)), torch.full((1, K), M * Q - 1.0), 1e-2)
+
+
+# -- the evidence ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("q", "volume"), [(1, 2.0), (2, 4.0 * math.pi), (3, 16.0 * math.pi**2)])
+def test_volume_of_the_rotations(q: int, volume: float) -> None:
+    assert mppca_evidence.log_volume(q) == pytest.approx(math.log(volume))
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.3, 3.0, 300.0])
+def test_orbit_integral_of_two_columns(kappa: float) -> None:
+    """Oracle: the trapezium rule over the angle; both reflections."""
+    angle = torch.linspace(0.0, 2.0 * math.pi, 200_001)[:-1]
+    expected = 2.0 * (2.0 * math.pi) * (-kappa * angle.sin().square()).exp().mean()
+    pairs = torch.tensor([[[False, True], [False, False]]])
+    actual = mppca_evidence.log_orbit(kappa * pairs.double(), pairs, torch.tensor([2]))
+    near(actual, expected.log().reshape(1), 1e-8)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 5.0, 50.0])
+def test_orbit_integral_of_three_columns(scale: float) -> None:
+    """Oracle: uniform random rotations; exact at 0, near elsewhere."""
+    alpha, square = scale * torch.tensor([0.0, 1.0, 2.5]), torch.tensor([4.0, 2.0, 1.0])
+    generator = torch.Generator().manual_seed(0)
+    Q_, R = torch.linalg.qr(torch.randn(400_000, 3, 3, generator=generator))
+    turned = (
+        alpha * (square.unsqueeze(-1) * (Q_ * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).square()).sum(-2)
+    ).sum(-1)
+    expected = (-0.5 * (turned - (alpha * square).sum())).exp().mean().log() + mppca_evidence.log_volume(3)
+    kappa = 0.5 * (alpha[:, None] - alpha) * (square - square[:, None])
+    pairs = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    actual = mppca_evidence.log_orbit(kappa[None], pairs[None], torch.tensor([3]))
+    near(actual, expected.reshape(1), 0.15)
+
+
+def one_kernel(num: int, m: int, q: int, seed: int) -> tuple[Tensor, Iterate]:
+    """Data of a single analyser, and the mode of its loadings at alpha = 1 and the noise of the truth."""
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.randn(m, q, generator=generator)
+    Y = torch.randn(num, q, generator=generator) @ W.mT + 0.5 * torch.randn(num, m, generator=generator)
+    on = torch.ones(1, 1, q, dtype=torch.bool)
+    at = Analysers(
+        W[None, None], Y.mean(0).expand(1, 1, m), torch.full((1, 1, m), 4.0), torch.zeros(1, 1), on + 0.0, on
+    )
+    held = Ties(torch.zeros(1, q).long(), torch.zeros(1, m).long(), False, False, False, False)
+    for _ in range(600):
+        at = Rule(no_gamma)(iterate_at(Y, at, held))
+    return Y, iterate_at(Y, at, held)
+
+
+def sampled_log_evidence(Y: Tensor, it: Iterate, num_samples: int) -> tuple[float, float]:
+    """Importance sampling of lower trapezoidal loadings L, W = L Q, whose measure is Vol O(q) prod L_ii^(q-i) dL."""
+    (m, q), mu, beta = it.at.W.shape[-2:], it.at.mu[0, 0], float(it.at.beta[0, 0, 0])
+    row, column = torch.tril_indices(m, q)
+    diagonal = row == column
+    power = torch.where(diagonal, 1.0 * (q - column), 0.0)
+    scatter = (Y - mu).mT @ (Y - mu)
+
+    def f(c: Tensor) -> Tensor:
+        L = torch.zeros(m, q).index_put((row, column), torch.where(diagonal, c.exp(), c))
+        tril = torch.linalg.cholesky_ex(L @ L.mT + torch.eye(m) / beta)[0]
+        quadratic = torch.cholesky_solve(scatter, tril).diagonal().sum()
+        log_lik = -0.5 * (len(Y) * (m * math.log(math.tau) + 2.0 * tril.diagonal().log().sum()) + quadratic)
+        return log_lik - 0.5 * (m * q * math.log(math.tau) + L.square().sum()) + (power * c).sum()
+
+    _, R = torch.linalg.qr(it.at.W[0, 0].mT)
+    L = (R * R.diagonal().sign().unsqueeze(-1)).mT[row, column]
+    c = torch.where(diagonal, L.abs().log(), L)
+    for _ in range(12):
+        c = c - torch.linalg.solve(hessian(f, c), jacobian(f, c))
+    tril, nu, d = torch.linalg.cholesky(-hessian(f, c)), 5.0, len(c)
+    t = torch.randn(num_samples, d) / (Chi2(nu).sample((num_samples, 1)) / nu).sqrt()
+    x = c + torch.linalg.solve_triangular(tril.mT, t.mT, upper=True).mT
+    norm = (
+        math.lgamma((nu + d) / 2) - math.lgamma(nu / 2) - 0.5 * d * math.log(nu * math.pi) + tril.diagonal().log().sum()
+    )
+    log_weight = torch.vmap(f)(x) - norm + 0.5 * (nu + d) * (t.square().sum(-1) / nu).log1p()
+    log_mean = log_weight.logsumexp(0) - math.log(num_samples)
+    relative = (log_weight - log_mean).exp().std() / math.sqrt(num_samples)
+    return float(log_mean) + mppca_evidence.log_volume(q), float(relative)
+
+
+@pytest.mark.parametrize(("num", "error"), [(20, -0.35), (100, -0.09), (500, -0.02), (2000, -0.005)])
+def test_orbit_evidence_is_right_up_to_one_over_n(num: int, error: float) -> None:
+    """m = 3, q = 2.  Laplace's own error depends a little on the data, more so when they are few."""
+    Y, it = one_kernel(num, 3, 2, seed=3)
+    truth, se = sampled_log_evidence(Y, it, 40_000)
+    A = mppca_curvature.precision(Y, it.at)
+    full = mppca_curvature.log_evidence(mppca_evidence.log_joint(it)[0], mppca_curvature.gauge(A, it.at), it.at)
+    slack = 4.0 * se + (0.1 if num == 20 else 0.03)
+    assert float(full) - truth == pytest.approx(error, abs=slack)
+    assert float(mppca_evidence.block(it)[0]) == pytest.approx(float(full), abs=0.05)
+    assert float(mppca_evidence.literal(it)[0]) < truth - 5.0
+
+
+def test_evidence_of_more_columns_and_of_one() -> None:
+    for m, q, num in ((5, 3, 300), (3, 1, 300)):
+        Y, it = one_kernel(num, m, q, seed=1)
+        truth, se = sampled_log_evidence(Y, it, 20_000)
+        A = mppca_curvature.precision(Y, it.at)
+        full = mppca_curvature.log_evidence(mppca_evidence.log_joint(it)[0], mppca_curvature.gauge(A, it.at), it.at)
+        assert float(full) == pytest.approx(truth, abs=4.0 * se + 0.12)
+        values = torch.linalg.eigvalsh(A)
+        assert int((values < 1e-6 * values[-1]).sum()) == q * (q - 1) // 2
+
+
+def test_pruned_columns_and_components_leave_the_evidence_alone() -> None:
+    Y, it = one_kernel(100, 4, 2, seed=2)
+    W = torch.cat([it.at.W, torch.zeros(1, 1, 4, 1)], -1)
+    W = torch.cat([W, torch.zeros_like(W)], 1)
+    columns = torch.tensor([[[True, True, False], [True, True, True]]])
+    wide = Analysers(
+        W,
+        it.at.mu.expand(1, 2, 4),
+        it.at.beta.expand(1, 2, 4),
+        torch.tensor([[0.0, -math.inf]]),
+        torch.tensor([[[1.0, 1.0, 1e12], [3.0, 3.0, 3.0]]]),
+        columns,
+    )
+    tied = Ties(torch.zeros(2, 3).long(), torch.zeros(2, 4).long(), False, False, False, False)
+    other = iterate_at(Y, wide, tied)
+    near(mppca_evidence.block(other), mppca_evidence.block(it), 1e-9)
+    near(mppca_evidence.literal(other), mppca_evidence.literal(it), 1e-9)
+    both = []
+    for each in (it, other):
+        split = mppca_curvature.gauge(mppca_curvature.precision(Y, each.at), each.at)
+        both.append(mppca_curvature.log_evidence(mppca_evidence.log_joint(each)[0], split, each.at))
+    near(both[0], both[1], 1e-9)
