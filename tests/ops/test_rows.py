@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -30,11 +31,15 @@ def test_bytes_of_one_row_are_the_intermediates_and_not_the_data() -> None:
     assert 8 * 10 <= found <= 8 * (5 + 2 * 10 + 2)
 
 
+def _saturating(data: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.sigmoid(data @ x).exp().sum()
+
+
 def test_measuring_lets_the_data_go() -> None:
     data = torch.randn(20, 5)
-    watched = weakref.ref(data)
-    assert rows.bytes_per_row(lambda x: torch.sigmoid(data @ x).exp().sum(), X[0])
-    del data
+    watched, function = weakref.ref(data), _saturating(data)
+    assert rows.bytes_per_row(function, X[0])
+    del data, function
     gc.collect()
     assert watched() is None
 
