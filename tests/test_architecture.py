@@ -30,7 +30,7 @@ LAYERS = [
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
-    "diagnostics datasets interop evidence_check compare_evidence committee labels tables chains runs held_out".split(),
+    "diagnostics datasets chains interop evidence_check compare_evidence committee labels tables runs held_out".split(),
     "compare sbc plots plots_compare".split(),
     ["learning_curve", "early_stopping", "plots_mixture", "sklearn"],
 ]
