@@ -34,6 +34,7 @@ from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
 from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.mppca_posterior import MPPCAPosterior
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
 from pyro_evidence.ops.predictive import hermite, mackay
@@ -69,6 +70,7 @@ __all__ = [
     "LaplacePrior",
     "LeastKL",
     "LogJoint",
+    "MPPCAPosterior",
     "MixturePosterior",
     "NotAMode",
     "NotConverged",

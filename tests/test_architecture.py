@@ -22,7 +22,7 @@ LAYERS = [
     ["ops"],
     "contraction sites checks parameters program predictors probes groups density structure pruned laplace".split(),
     "simulate weights mixture_kernels mixture_structure mppca_structure".split(),
-    ["models", "guide", "archive", "report", "posterior", "mixture_posterior", "mppca_posterior"],
+    ["models", "guide", "archive", "report", "posterior", "mixture_posterior", "mppca_laplace", "mppca_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
