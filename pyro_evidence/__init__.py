@@ -55,6 +55,7 @@ from pyro_evidence.latent_prediction import LatentPrediction, predict_latent
 from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, marginalised
+from pyro_evidence.mppca_posterior import MPPCAPosterior
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
 from pyro_evidence.ops.prbf_ascent import Ascent
@@ -104,6 +105,7 @@ __all__ = [
     "LearningCurve",
     "LeastKL",
     "LogJoint",
+    "MPPCAPosterior",
     "Missing",
     "MixturePosterior",
     "Multiple",

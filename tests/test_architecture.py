@@ -25,7 +25,7 @@ LAYERS = [
     "simulate weights streamed gaps mixture_kernels mixture_structure".split(),
     ["mppca_structure"],
     "models guide latent_prediction laplace_marginal archive report posterior mixture_fit mixture_posterior".split(),
-    ["mppca_posterior"],
+    ["mppca_laplace", "mppca_posterior"],
     ["prbf_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
