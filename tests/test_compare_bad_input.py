@@ -147,7 +147,7 @@ def test_nan_densities_are_said_and_stay_nan() -> None:
     }
     y = torch.tensor([1.5])
     found = compare(half_defined, y, engines=engines, held_out=(y,))
-    assert "odd: the log predictive density of 1 held-out data is nan at some draws" in str(found)
+    assert "odd: the log predictive density of 1 of the held-out data is nan at some draws" in str(found)
     assert math.isnan(found.rows["odd"]["density"])
     assert math.isnan(found.rows["odd"]["held_out"])
     assert math.isfinite(found.rows["fine"]["density"])
