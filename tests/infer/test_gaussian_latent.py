@@ -17,7 +17,7 @@ from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior, LogJoint, Stop, gauss_newton, laplace
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, LogJoint, Stop, gauss_newton, laplace, structure
 from pyro_evidence.datasets import ripley_train
 from pyro_evidence.infer import type2
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
@@ -299,6 +299,13 @@ def test_a_kept_prior_is_not_used_for_other_numbers() -> None:
     a = laplace.laplace_state(laplace.problem(LogJoint(model, (X, t))), theta, at.joint.initial_u)
     b = laplace.laplace_state(fresh[1], theta, at.joint.initial_u)
     torch.testing.assert_close(a.log_evidence, b.log_evidence, rtol=1e-12, atol=1e-12)
+
+
+def test_a_process_is_recognised_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "SMALL_JACOBIAN", 1)
+    monkeypatch.setattr(structure, "DENSER_THAN_DATA", 0)
+    for name in ("by_hand", "softmax", "two_processes"):
+        assert laplace.problem(LogJoint(MODELS[name], data())).latent is not None
 
 
 def test_few_evaluations_find_the_hyperparameters(monkeypatch: pytest.MonkeyPatch) -> None:
