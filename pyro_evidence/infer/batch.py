@@ -250,7 +250,7 @@ def search(at: Problem, starts: Tensor, theta: Tensor) -> Restarts:
     :raises NotAMode: when every restart failed.
     """
     own, u = warmed(at, theta.expand(len(starts), -1).clone(), starts)
-    points = measured(at, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=300)
+    points = measured(at, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=500)
     return distinct([partial(laplace_state, at, own[row], points.u[row]) for row in range(len(u))])
 
 
