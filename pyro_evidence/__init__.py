@@ -1,6 +1,7 @@
 """Hyperparameters, a posterior and a log evidence for Pyro models: change the engine, keep the model."""
 
 from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
+from pyro_evidence.committee import Committee, committee, linearised
 from pyro_evidence.compare import Comparison, compare
 from pyro_evidence.compare_evidence import EvidenceComparison, compare_evidence
 from pyro_evidence.early_stopping import EarlyStopped, EarlyStopping, RandomShare, Unseen
@@ -23,7 +24,7 @@ from pyro_evidence.evidence_check import (
     thames,
     thermodynamic_integration,
 )
-from pyro_evidence.infer.class_conditional import ClassConditional, class_conditional
+from pyro_evidence.infer.class_conditional import ClassConditional, class_conditional, optimised, shares
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.iterate import Status, Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
@@ -49,10 +50,12 @@ from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
+from pyro_evidence.laplace_marginal import LaplaceMarginal
 from pyro_evidence.latent_prediction import LatentPrediction, predict_latent
 from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, marginalised
+from pyro_evidence.mppca_posterior import MPPCAPosterior
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
 from pyro_evidence.ops.prbf_ascent import Ascent
@@ -77,6 +80,7 @@ __all__ = [
     "BadInput",
     "Calibration",
     "ClassConditional",
+    "Committee",
     "Comparison",
     "EarlyStopped",
     "EarlyStopping",
@@ -94,12 +98,14 @@ __all__ = [
     "KernelPath",
     "LaplaceEvidence",
     "LaplaceKernel",
+    "LaplaceMarginal",
     "LaplacePosterior",
     "LaplacePrior",
     "LatentPrediction",
     "LearningCurve",
     "LeastKL",
     "LogJoint",
+    "MPPCAPosterior",
     "Missing",
     "MixturePosterior",
     "Multiple",
@@ -132,6 +138,7 @@ __all__ = [
     "bridge_sampling",
     "choose_alpha",
     "class_conditional",
+    "committee",
     "compare",
     "compare_evidence",
     "cross_validation",
@@ -151,15 +158,18 @@ __all__ = [
     "keep",
     "laplace_at_base",
     "learning_curve",
+    "linearised",
     "literal",
     "log_loss",
     "mackay",
     "marginalised",
+    "optimised",
     "predict_latent",
     "prune",
     "sbc",
     "schur_complement",
     "score_centre",
+    "shares",
     "tempered_smc",
     "thames",
     "thermodynamic_integration",

@@ -145,10 +145,11 @@ def write(content: dict[str, Any], path: str | Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def read(path: str | Path, map_location: Any = None) -> Mapping[str, Any]:
+def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> Mapping[str, Any]:
     """The content of a file of ours.
 
     :param map_location: as for ``torch.load``.
+    :param expected: what kind of file it is, as its entry ``format`` says.
     :raises BadInput: for any other file.
     :raises FileNotFoundError: where there is none.
     """
@@ -162,8 +163,10 @@ def read(path: str | Path, map_location: Any = None) -> Mapping[str, Any]:
         raise _unreadable(path, type(error).__name__) from error
     if damaged:
         raise _unreadable(path, f"the check sum of {damaged} does not fit")
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise BadInput(f"{path} is not a saved Laplace posterior; expected a file that posterior.save(path) wrote.")
+    if not isinstance(content, dict) or content.get("format") != expected:
+        raise BadInput(
+            f"{path} is not a saved {expected.split(maxsplit=1)[1]}; expected a file that posterior.save(path) wrote."
+        )
     return content
 
 

@@ -105,6 +105,14 @@ class Reading:
         """Lower Cholesky factor of the prior covariance, ``(D, D)``."""
         return _assembled([b.tril for b in self.blocks])
 
+    @cached_property
+    def detached(self) -> "Reading":
+        """The same without the hyperparameters' graph."""
+        old = self.latent
+        latent = Latent(old.mean.detach(), old.covariance.detach(), old.log_likelihood, old.root)
+        blocks = tuple(Block(b.where, b.loc.detach(), b.covariance.detach(), b.tril.detach()) for b in self.blocks)
+        return Reading(self.parts, blocks, self.loc.detach(), self.covariance.detach(), latent)
+
     @property
     def log_det(self) -> Tensor:
         """Log determinant of the prior covariance."""
@@ -145,10 +153,11 @@ class GaussianLatent(LinearDensity):
 
     seen: Seen = field(kw_only=True)
     _read: list[Reading] = field(default_factory=list, repr=False, compare=False, kw_only=True)
+    _graph: list[tuple[Tensor, Reading]] = field(default_factory=list, repr=False, compare=False, kw_only=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is only kept for speed."""
-        return vars(self) | {"_read": [], "_cache": []}
+        return vars(self) | {"_read": [], "_graph": [], "_cache": []}
 
     def parts(self, theta: Tensor) -> Parts:
         """The model's parts at ``theta``.
@@ -158,10 +167,7 @@ class GaussianLatent(LinearDensity):
         try:
             return super().parts(theta)
         except LinAlgError as error:
-            raise NotPositiveDefinite(
-                f"the model's own covariance matrix cannot be factorised: {error} Give it more jitter, a noise of its "
-                f"own, or hyperparameters that stay in range (a prior, hyper=[...])."
-            ) from error
+            raise _no_covariance(error) from error
 
     def reading(self, theta: Tensor) -> Reading:
         """The prior and the likelihood at ``theta`` ``(T,)``, read once per run of the model."""
@@ -169,6 +175,21 @@ class GaussianLatent(LinearDensity):
         if not (self._read and self._read[0].parts is parts):
             self._read[:] = [self._reading(parts)]
         return self._read[0]
+
+    def graph(self, theta: Tensor) -> tuple[Tensor, Reading]:
+        """A copy of ``theta`` ``(T,)``, and a reading that can be differentiated in it, for mode and slope alike.
+
+        :raises NotPositiveDefinite: where the model cannot factorise its covariance.
+        """
+        if not (self._graph and torch.equal(self._graph[0][0], theta)):
+            leaf = theta.detach().clone().requires_grad_()
+            try:
+                with torch.enable_grad():
+                    parts = self.parts_at(leaf, self.joint.trace(self.joint.initial_u, leaf))
+                    self._graph[:] = [(leaf, self._reading(parts))]
+            except LinAlgError as error:
+                raise _no_covariance(error) from error
+        return self._graph[0]
 
     def _reading(self, parts: Parts) -> Reading:
         blocks = blocks_of(self.joint, parts.trace)
@@ -205,8 +226,7 @@ class GaussianLatent(LinearDensity):
 
     def find_modes(self, u: Tensor, theta: Tensor, tolerance: float, watch: Watch) -> LatentMode:
         """Newton from rows ``(R, D)``; a start far from the mode does no harm."""
-        with torch.no_grad():
-            reading = self.reading(theta)
+        reading = self.graph(theta)[1].detached
         rows = [self._mode(reading, row, tolerance, watch) for row in u.detach()]
         point, value, slope, decrement, converged, definite = (
             torch.stack(x) for x in zip(*(row[0] for row in rows), strict=True)
@@ -227,17 +247,17 @@ class GaussianLatent(LinearDensity):
         _, slope = latent.slope(mode.eta)
         gradient = self.seen.back((slope - mode.dual).unsqueeze(-1)).squeeze(-1)
         log_prior = -0.5 * (gp_laplace.quadratic(mode, latent) + reading.log_det + size * LOG_TAU)
-        log_joint = mode.log_likelihood + log_prior + torch.as_tensor(reading.parts.rest).double()
+        log_joint = mode.log_likelihood + log_prior + torch.as_tensor(reading.parts.rest).detach().double()
         flags = (torch.tensor(x, device=u.device) for x in (mode.decrement, mode.converged, mode.definite))
         return (reading.loc + precision.covariance @ precision.dual, log_joint, gradient, *flags), precision
 
-    def slope(self, precision: Any, theta: Tensor) -> tuple[Tensor, Tensor]:
+    def slope(self, precision: LatentPrecision, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``.
 
         Of the latter the part that dense covariances contribute is left out: no precision group owns them.
         """
-        reading, mode = self.reading(theta), precision.mode
-        found = gp_laplace.cotangents(_fixed(reading.latent), mode)
+        (theta, reading), mode = self.graph(theta), precision.mode
+        found = gp_laplace.cotangents(reading.detached.latent, mode)
         rest = torch.as_tensor(reading.parts.rest).double()
         total = self._explained(reading, found) + found.likelihood(reading.latent, mode.eta) + rest
         u = reading.loc.detach() + precision.covariance @ precision.dual
@@ -265,12 +285,14 @@ class _Root:
     blocks: Sequence[Block]
 
     def __call__(self) -> Tensor:
-        return self.seen.of(_assembled([b.tril for b in self.blocks]))
+        return self.seen.of(_assembled([b.tril.detach() for b in self.blocks]))
 
 
-def _fixed(latent: Latent) -> Latent:
-    """Without the hyperparameters' graph."""
-    return Latent(latent.mean.detach(), latent.covariance.detach(), latent.log_likelihood, latent.root)
+def _no_covariance(error: LinAlgError) -> NotPositiveDefinite:
+    return NotPositiveDefinite(
+        f"the model's own covariance matrix cannot be factorised: {error} Give it more jitter, a noise of its own, or "
+        f"hyperparameters that stay in range (a prior, hyper=[...])."
+    )
 
 
 def reading_log_prior(reading: Reading, u: Tensor) -> Tensor:

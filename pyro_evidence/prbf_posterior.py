@@ -1,6 +1,7 @@
 """What a fit of the probabilistic RBF network returns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyro
@@ -8,9 +9,12 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_evidence import archive
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
-from pyro_evidence.ops.prbf import Network, log_density, natural
+from pyro_evidence.ops.prbf import Network, log_density, natural, parts_of
+
+FORMAT = "pyro_evidence PRBF posterior 1"
 
 
 class Rejection(NamedTuple):
@@ -26,6 +30,11 @@ class Loss(NamedTuple):
 
     kernel: int
     step: int
+
+
+def _settings(text: str) -> str:
+    """A model's settings without its units, a function whose name is a place in memory."""
+    return text.partition(", units=")[0] + ")"
 
 
 @dataclass(frozen=True)
@@ -146,6 +155,29 @@ class PRBFPosterior:
         if X.shape[-1] != self.loc.shape[-1]:
             raise BadInput(f"X has {X.shape[-1]} columns; the network was fitted to {self.loc.shape[-1]}.")
         return self.model.kernels.covariance.features(X.to(self.loc))
+
+    def save(self, path: str | Path) -> None:
+        """Write tensors and numbers to a file; no code, and not the training data."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("model", "network")}
+        content = own | {name: [tuple(item) for item in own[name]] for name in ("rejections", "losses")}
+        archive.write(content | {"format": FORMAT, "model": repr(self.model), "network": parts_of(self.network)}, path)
+
+    @classmethod
+    def load(cls, path: str | Path, model: PRBF, *, map_location: Any = None) -> "PRBFPosterior":
+        """A saved posterior, over the same model.
+
+        :param map_location: as for ``torch.load``.
+        :raises BadInput: when the file is not one of ours, or the model is another.
+        """
+        content = dict(archive.read(path, map_location, FORMAT))
+        saved, found = (_settings(text) for text in (content.pop("model"), repr(model)))
+        if saved != found:
+            raise BadInput(f"{path} holds the network of {saved}; the model is {found}. Load it with its own model.")
+        content["rejections"] = tuple(Rejection(*item) for item in content["rejections"])
+        content["losses"] = tuple(Loss(*item) for item in content["losses"])
+        network = Network(*content.pop("network"))
+        del content["format"]
+        return cls(model=model, network=network, **content)
 
     def diagnostics(self) -> dict[str, Any]:
         """Status, eq. 22 per round, kernels in use, rejections, losses, kernels on the floor."""

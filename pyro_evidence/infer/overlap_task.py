@@ -17,7 +17,7 @@ from pyro_evidence.ops.prbf import ClassData, Network, Point, class_data, evalua
 from pyro_evidence.ops.prbf_updates import Update, plain
 from pyro_evidence.prbf_posterior import Loss, PRBFPosterior, Rejection
 
-HEAVY = 4.0  # alpha / 4 counts as data in eq. 27: above it the penalty has more of them than there are
+HEAVY = 50.0  # times the data: beyond every multiple of use, the source's 20 N / (K M) for any K and M among them
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,15 @@ def require_survivors(point: Point) -> None:
 
     :raises BadInput: naming the class.
     """
-    if not bool((point.alpha > HEAVY * point.data.num_data).any()):
+    if point.net.mixing.shape[-1] == 1 or not bool((point.alpha > HEAVY * point.data.num_data).any()):
         return
     looked = plain(plain(point))  # distances at the start are those of random centres
     if bool((gone := vanishing(looked)).any()):
         row, k = gone.nonzero()[0].tolist()
-        limit = float(HEAVY * point.data.num_data.max())
         raise BadInput(
             f"alpha={float(point.alpha[row]):.4g} is so large that class {k} would vanish: every kernel would reject "
-            f"it (eq. 29). The penalty's alpha / 4 counts as data, and there are {limit / HEAVY:g}; expected less "
-            f"than {limit:g}, such as Multiple(20.0)."
+            f"it (eq. 29). There are {float(point.data.num_data.max()):g} data; expected an alpha of at most "
+            f"{HEAVY:g} times as much, such as Multiple(20.0)."
         )
 
 

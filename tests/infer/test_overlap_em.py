@@ -276,6 +276,22 @@ def test_summary_has_a_line_for_each_kernel(capsys: pytest.CaptureFixture[str]) 
 
 
 @each_kind
+def test_a_saved_posterior_is_the_same(tmp_path: Path, kernels: Kernels) -> None:
+    X, y = three_classes()
+    model = prbf(5, 3, kernels=kernels)
+    posterior = OverlapEM(model, updates=literal, alpha=Multiple(60.0), stop=SHORT).run(X, y)
+    posterior.save(tmp_path / "file")
+    loaded = PRBFPosterior.load(tmp_path / "file", prbf(5, 3, kernels=kernels))
+    assert torch.equal(loaded.log_proba(X), posterior.log_proba(X))
+    assert loaded.diagnostics() == posterior.diagnostics()
+    with pytest.raises(BadInput, match=r"num_kernels=5.*num_kernels=6"):
+        PRBFPosterior.load(tmp_path / "file", prbf(6, 3, kernels=kernels))
+    (tmp_path / "other").write_text("nothing")
+    with pytest.raises(BadInput, match="cannot be read"):
+        PRBFPosterior.load(tmp_path / "other", model)
+
+
+@each_kind
 def test_hard_real_data_never_give_nan(data_dir: Path, kernels: Kernels) -> None:
     """Ionosphere's constant column and Pima's zeros."""
     for name in ("ionosphere", "pima"):
@@ -298,3 +314,21 @@ def test_a_class_whose_numerators_are_all_negative_stays(data_dir: Path) -> None
     posterior = engine.run(X, y[::3])
     assert all(map(math.isfinite, posterior.objectives))
     torch.testing.assert_close(posterior.mixing.sum(-1), torch.ones(6))
+
+
+@pytest.mark.slow
+@each_kind
+@pytest.mark.parametrize("name", ["pima", "ionosphere", "phoneme", "satimage_train", "ripley_train"])
+def test_the_default_never_falls_on_real_data(data_dir: Path, name: str, kernels: Kernels) -> None:
+    """Fifteen settings of data and kernels, four starts each."""
+    data = datasets.csv(name)
+    assert data.t is not None
+    some = slice(None, None, max(1, len(data.X) // 1000))
+    X, y = data.X[some], data.t.unique(return_inverse=True)[1][some]
+    X = X / torch.where(X.std(0) > 0, X.std(0), 1.0)
+    model = prbf(8, int(y.max()) + 1, kernels=kernels)
+    stop = Stop(num_steps=40, throw=False)
+    for seed in range(4):
+        posterior = OverlapEM(model, start=RandomPoints(seed=seed), stop=stop).run(X, y)
+        path = posterior.objectives
+        assert all(b >= a for a, b in pairwise(path)) and path[-1] > path[0]
