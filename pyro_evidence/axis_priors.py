@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import linear_newton
-from pyro_evidence.errors import NotAMode
+from pyro_evidence.errors import BadInput, NotAMode
 from pyro_evidence.ops import eigen_ard, l1, newton
 from pyro_evidence.weights import LinearTarget, Penalised, Target
 
@@ -23,7 +23,7 @@ class AxisPrior(Protocol):
         """Hyperparameters of highest evidence, ``inf`` for pruned axes, shape ``(K,)``."""
 
     def log_gain(self, wald: Tensor) -> Tensor:
-        """What each ``alpha`` gains over ``inf``, nats, shape ``(K,)``."""
+        """What each ``alpha`` gains over ``inf``, nats, shape ``(K,)``, largest curvature first."""
 
     def mode(self, target: Target, alpha: Tensor, start: Tensor) -> Tensor:
         """Posterior mode over the active axes and then the other coordinates, shape ``(K + V,)``."""
@@ -51,6 +51,35 @@ class GaussianPrior:
     def distribution(self, alpha: Tensor) -> Any:
         """Normal with precision ``alpha``."""
         return dist.Normal(torch.zeros_like(alpha), alpha.rsqrt())
+
+
+@dataclass(frozen=True)
+class GroupPrior(GaussianPrior):
+    r"""One hyperparameter for ``size`` axes of neighbouring curvature, whose variances are ``s/h``: group REVM.
+
+    A group is kept where the *mean* of its Wald statistics exceeds 1.  It borrows strength and shrinks its axes
+    alike, by ``1 - 1/mean``; it is no stronger filter: a group of ``b`` axes of pure noise is kept with probability
+    :math:`P(\chi^2_b > b)`, 32 % for one axis, 44 % for ten, though almost wholly shrunk then.  The last group may
+    be smaller.
+    """
+
+    size: int = 4
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        if not isinstance(self.size, int) or self.size < 1:
+            raise BadInput(f"size={self.size!r}; expected the number of axes in a group, at least 1.")
+
+    def alpha(self, h: Tensor, u: Tensor) -> Tensor:
+        """``h / s`` of every axis, ``inf`` for pruned groups, shape ``(K,)``."""
+        return eigen_ard.group_gaussian_alpha(h, u, self._block(h))
+
+    def log_gain(self, wald: Tensor) -> Tensor:
+        """Each axis' share, nats, shape ``(K,)``; negative for axes that only their group keeps."""
+        return eigen_ard.group_gaussian_log_gain(wald, self._block(wald))
+
+    def _block(self, like: Tensor) -> Tensor:
+        return torch.arange(len(like), device=like.device) // self.size
 
 
 @dataclass(frozen=True)

@@ -1,37 +1,50 @@
 """Several engines on one model and the same data: how far apart, how fast, and what they predict."""
 
-import html
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.chains import Data, Draws
+from pyro_evidence.compare_evidence import data_hash
 from pyro_evidence.errors import BadInput
+from pyro_evidence.held_out import HeldOut, Loss, held_out, misclassified_or_squared
 from pyro_evidence.labels import matched, num_components
 from pyro_evidence.ops import discrepancy
 from pyro_evidence.program import LogJoint, Model
-from pyro_evidence.runs import Draws, Run, run
-from pyro_evidence.simulate import pointwise_rows
+from pyro_evidence.runs import Run, run
+from pyro_evidence.tables import Table
 
 NUM_DIRECTIONS = 50
 
-COLUMNS: dict[str, str] = {
+SITE_COLUMNS: dict[str, str] = {
     "mean": "largest |difference of means|, in sds of the reference",
+    "mean_se": "its Monte-Carlo standard error, from both effective sample sizes",
     "sd": "ratio of sds furthest from 1",
     "quantile": "largest quantile error, in sds of the reference",
     "wasserstein": "sliced Wasserstein distance, in sds of the reference",
-    "noise": "the same distance between two halves of the reference: what agreement looks like",
-    "held_out": "mean log predictive density of held-out data minus the reference's, nats per datum",
+    "wasserstein_se": "its Monte-Carlo standard error",
+}
+
+COLUMNS: dict[str, str] = {
+    **SITE_COLUMNS,
+    "noise": "sliced Wasserstein distance between two halves of the reference: what agreement looks like",
+    "density": "mean log predictive density of held-out data, nats per datum",
+    "held_out": "the same minus the reference's",
     "held_out_se": "paired standard error of that difference",
+    "error": "mean loss on held-out data",
+    "error_gap": "the same minus the reference's",
+    "error_se": "paired standard error of that difference",
     "ess": "smallest effective sample size",
     "r_hat": "largest split R-hat",
     "divergences": "divergent transitions",
     "switches": "label switches within chains",
     "seconds": "wall clock",
+    "seconds_per_ess": "wall clock for one effective draw",
 }
 
 
@@ -42,13 +55,15 @@ class Comparison:
     :ivar runs: by name, in the order given; draws of mixtures under one labelling.
     :ivar reference: name of the run that all are compared with.
     :ivar rows: by name, the numbers that :data:`COLUMNS` explains; nan where there is none.
-    :ivar sites: by name and site, the largest standardised mean difference and the furthest sd ratio.
+    :ivar sites: by name and site, the numbers that :data:`SITE_COLUMNS` explains.
+    :ivar held_out: by name, predictions of the held-out data.
     """
 
     runs: dict[str, Run]
     reference: str
     rows: dict[str, dict[str, float]]
-    sites: dict[str, dict[str, tuple[float, float]]]
+    sites: dict[str, dict[str, dict[str, float]]]
+    held_out: dict[str, HeldOut] = field(default_factory=dict)
 
     @property
     def notes(self) -> list[str]:
@@ -61,45 +76,34 @@ class Comparison:
         ]
         return found + [f"{n}: {note}" for n, r in self.runs.items() for note in r.notes]
 
-    def _cells(self) -> list[list[str]]:
-        used = [c for c in COLUMNS if any(not math.isnan(row[c]) for row in self.rows.values())]
-        head = ["engine", *used]
-        body = [[self._name(n), *(_short(row[c]) for c in used)] for n, row in self.rows.items()]
-        return [head, *body]
+    @property
+    def table(self) -> Table:
+        """One row per engine."""
+        named = {f"{n} (reference)" if n == self.reference else n: row for n, row in self.rows.items()}
+        return Table(named, COLUMNS, self.notes, "engine")
 
-    def _name(self, name: str) -> str:
-        return f"{name} (reference)" if name == self.reference else name
+    @property
+    def site_table(self) -> Table:
+        """One row per engine and site, the reference left out."""
+        rows = {f"{n}: {s}": numbers for n, sites in self.sites.items() for s, numbers in sites.items()}
+        return Table(rows, SITE_COLUMNS, (), "engine: site")
 
     def __str__(self) -> str:
-        cells = self._cells()
-        widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in cells]
-        return "\n".join([*lines, *self.notes])
+        return str(self.table)
 
     def to_markdown(self) -> str:
         """The table for a README or an issue."""
-        head, *body = self._cells()
-        lines = [head, ["---"] * len(head), *body]
-        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-        return "\n".join([table, *(f"- {note}" for note in self.notes)])
+        return self.table.to_markdown()
 
     def _repr_html_(self) -> str:
-        head, *body = self._cells()
-        titles = "".join(f'<th title="{html.escape(COLUMNS.get(c, ""))}">{html.escape(c)}</th>' for c in head)
-        rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in body)
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return f"<table><tr>{titles}</tr>{rows}</table>{notes}"
+        return self.table._repr_html_()
 
     def to_pandas(self) -> Any:
         """The numbers as a ``pandas.DataFrame``, one row per engine.
 
         :raises ImportError: when pandas is missing.
         """
-        try:
-            pandas = import_module("pandas")
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install pandas.") from error
-        return pandas.DataFrame.from_dict(self.rows, orient="index")
+        return Table(self.rows, COLUMNS).to_pandas()
 
 
 def compare(
@@ -107,19 +111,22 @@ def compare(
     *args: Any,
     engines: Mapping[str, Any],
     reference: str | None = None,
-    held_out: Sequence[Any] | None = None,
+    held_out: Sequence[Any] | Mapping[str, Any] | None = None,
+    loss: Loss = misclassified_or_squared,
     seed: int = 0,
     **kwargs: Any,
 ) -> Comparison:
     """Run every engine on the same data and say how far apart their posteriors are.
 
-    :param model: a Pyro model; an engine that needs other data cannot be compared.
+    :param model: a Pyro model; an engine that was fitted to other data is a row that says so.
     :param args: its data, as for ``MCMC.run``.
     :param engines: name -> engine: anything of this package, :class:`Nuts`, :class:`Svi`, or any object whose
-        ``run(*args, **kwargs)`` gives an object with ``get_samples()`` and ``model``.
+        ``run(*args, **kwargs)`` gives an object with ``get_samples()``, a dict of draws by site.  What has no
+        ``model`` is taken to be a posterior of the user's model.
     :param reference: whose posterior the others are measured against; default the last engine that is listed.
-    :param held_out: the model's positional arguments with new data.
-    :param seed: of the random directions.
+    :param held_out: the model's arguments with new data: the positional ones in a list, or named ones.
+    :param loss: what the error on held-out data is; default wrong classes, or squared errors.
+    :param seed: of the random directions and of replicated data.
     :return: a :class:`Comparison`; an engine that fails is a row that says why.
     :raises BadInput: for fewer than two engines, an unknown reference, or one that failed.
     """
@@ -135,101 +142,183 @@ def compare(
         raise BadInput(
             f"the reference '{name}' gave {done[name].num_draws} draws; expected at least 2. {done[name].failure}"
         )
-    return _compared(_relabelled(done, name, (args, kwargs)), name, (held_out, kwargs), seed)
+    joints, done = _of_the_same_data(model, (args, kwargs), done, name)
+    done = _relabelled(done, name, joints)
+    return _compared(done, name, _predicted(done, joints, held_out, loss, seed), seed)
 
 
-def _relabelled(done: dict[str, Run], name: str, data: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Run]:
-    """All runs of a mixture under the reference's labels; others as they are."""
-    joint = _joint(done[name], data)
-    if num_components(joint) == 1:
-        return done
-    draws, owners, switches = matched(joint, done[name].draws)
-    found = {name: replace(done[name], draws=draws, label_switches=switches)}
-    for other, each in done.items():
-        if other != name and each.num_draws:
-            draws, _, switches = matched(_joint(each, data), each.draws, owners)
-            found[other] = replace(each, draws=draws, label_switches=switches)
-    return {n: found.get(n, each) for n, each in done.items()}
+Joints = dict[str, LogJoint]
 
 
-def _joint(of: Run, data: tuple[Sequence[Any], dict[str, Any]]) -> LogJoint:
-    args, kwargs = data
-    return LogJoint(of.model, tuple(args), kwargs, hyper=())
+def _of_the_same_data(model: Model, data: Data, done: dict[str, Run], name: str) -> tuple[Joints, dict[str, Run]]:
+    """The density of every run, and the runs; those of other data or of no readable density are marked.
 
-
-def _compared(done: dict[str, Run], name: str, held_out: tuple[Any, dict[str, Any]], seed: int) -> Comparison:
-    densities = {n: _log_predictive(r, held_out) for n, r in done.items()} if held_out[0] is not None else {}
-    rows, sites = {}, {}
+    :raises BadInput: when that is the reference.
+    """
+    hashes = {}
+    joints, marked = {}, {}
+    own = _joint(model, data)
     for n, each in done.items():
-        numbers = _numbers(each, densities.get(n), densities.get(name))
-        shared = sorted(set(each.draws) & set(done[name].draws))
-        missing = sorted(set(each.draws) ^ set(done[name].draws))
-        if each.num_draws >= 2 and shared and n != name:
-            numbers |= _distances(each.draws, done[name].draws, shared, seed)
-            sites[n] = {s: _site(each.draws[s], done[name].draws[s]) for s in shared}
-        if missing and each.num_draws:
-            done[n] = replace(
-                each, notes=(*each.notes, f"site(s) {missing} are not in both posteriors and not compared.")
-            )
-        rows[n] = dict.fromkeys(COLUMNS, math.nan) | numbers
-    return Comparison(done, name, rows, sites)
+        joint = own if each.failure else _joint(each.model, data)
+        if isinstance(joint, LogJoint) and not each.failure:
+            joints[n], hashes[n] = joint, data_hash(joint, joint.initial_theta)
+        marked[n] = each if isinstance(joint, LogJoint) else replace(each, notes=(*each.notes, _unread(joint)))
+    wanted = data_hash(own, own.initial_theta) if isinstance(own, LogJoint) else next(iter(hashes.values()), "")
+    for n in [n for n, value in hashes.items() if value != wanted]:
+        letter = f"BadInput: its model observes other data than the model compared: {list(joints[n].observed)}."
+        marked[n], _ = replace(marked[n], draws={}, failure=letter), joints.pop(n)
+    if marked[name].failure:
+        raise BadInput(f"the reference '{name}' cannot be one. {marked[name].failure}")
+    return joints, marked
 
 
-def _numbers(each: Run, density: Tensor | None, reference: Tensor | None) -> dict[str, float]:
-    ess, r_hat = each.chain_numbers()
-    found = {"ess": ess, "r_hat": r_hat, "seconds": each.seconds, "divergences": float(each.divergences)}
-    found["switches"] = float(each.label_switches) if each.num_draws else math.nan
-    if density is not None and reference is not None and density.shape == reference.shape:
-        difference = density - reference
-        found["held_out"] = float(difference.mean())
-        found["held_out_se"] = float(difference.std()) / math.sqrt(len(difference))
-    return found
+def _joint(model: Model, data: Data) -> LogJoint | Exception:
+    try:
+        return LogJoint(model, *data, hyper=())
+    except Exception as error:  # whatever the model of anybody's engine may raise
+        return error
 
 
-def _distances(a: Draws, b: Draws, sites: list[str], seed: int) -> dict[str, float]:
-    x, y = _flat(a, sites), _flat(b, sites)
-    generator = torch.Generator().manual_seed(seed)
-    directions = torch.randn(NUM_DIRECTIONS, x.shape[1], generator=generator, dtype=torch.float64).to(x)
-    directions = directions / directions.norm(dim=-1, keepdim=True)
-    return {
-        "mean": float(discrepancy.mean_difference(x, y).abs().max()),
-        "sd": _furthest(discrepancy.sd_ratio(x, y)),
-        "quantile": float(discrepancy.quantile_error(x, y).max()),
-        "wasserstein": float(discrepancy.sliced_wasserstein(x, y, directions)),
-        "noise": float(discrepancy.sliced_wasserstein(y[: len(y) // 2], y[len(y) // 2 :], directions)),
-    }
-
-
-def _flat(draws: Draws, sites: list[str]) -> Tensor:
-    return torch.cat(
-        [
-            draws[s].double().flatten(0, 1).flatten(1) if draws[s].dim() > 2 else draws[s].double().reshape(-1, 1)
-            for s in sites
-        ],
-        -1,
+def _unread(error: Exception) -> str:
+    return (
+        f"its model cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:200]}), so its data, labels "
+        f"and predictions are not compared."
     )
 
 
-def _site(a: Tensor, b: Tensor) -> tuple[float, float]:
-    x, y = _flat({"": a}, [""]), _flat({"": b}, [""])
-    return float(discrepancy.mean_difference(x, y).abs().max()), _furthest(discrepancy.sd_ratio(x, y))
+def _relabelled(done: dict[str, Run], name: str, joints: Joints) -> dict[str, Run]:
+    """All runs of a mixture under the reference's labels; others as they are."""
+    if name not in joints or num_components(joints[name]) == 1:
+        return done
+    draws, owners, switches = matched(joints[name], done[name].draws)
+    found = done | {name: replace(done[name], draws=draws, label_switches=switches)}
+    for other in [n for n in joints if n != name]:
+        try:
+            draws, _, switches = matched(joints[other], done[other].draws, owners)
+            found[other] = replace(done[other], draws=draws, label_switches=switches)
+        except (KeyError, RuntimeError, ValueError) as error:
+            note = (
+                f"its components could not be matched ({type(error).__name__}: {' '.join(str(error).split())[:200]})."
+            )
+            found[other] = replace(done[other], notes=(*done[other].notes, note))
+    return found
+
+
+def _predicted(
+    done: dict[str, Run], joints: Joints, new: Sequence[Any] | Mapping[str, Any] | None, loss: Loss, seed: int
+) -> dict[str, HeldOut]:
+    """Every run on the held-out data; a run whose model cannot predict them gets a note."""
+    found: dict[str, HeldOut] = {}
+    for n, joint in joints.items() if new is not None else ():
+        on = copy.copy(joint)
+        if isinstance(new, Mapping):
+            on.kwargs = on.kwargs | dict(new)
+        else:
+            on.args = tuple(new or ())
+        try:
+            found[n] = held_out(done[n], on, loss, seed)
+        except Exception as error:  # whatever the model may raise on these arguments
+            note = f"held-out data: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            done[n] = replace(done[n], notes=(*done[n].notes, note))
+            continue
+        bad = int(found[n].log_density.isnan().sum())
+        if bad:
+            note = f"the log predictive density of {bad} of the held-out data is nan at some draws."
+            done[n] = replace(done[n], notes=(*done[n].notes, note))
+    return found
+
+
+def _compared(done: dict[str, Run], name: str, predicted: dict[str, HeldOut], seed: int) -> Comparison:
+    rows, sites = {}, {}
+    for n, each in done.items():
+        numbers = _numbers(each) | _predictive(predicted.get(n), predicted.get(name))
+        shared, notes = _shared(each.draws, done[name].draws)
+        if each.num_draws >= 2 and shared and n != name:
+            numbers |= _distances(each, done[name], shared, seed)
+            sites[n] = {s: _distances(each, done[name], [s], seed) for s in shared}
+        done[n] = replace(each, notes=(*each.notes, *(notes if each.num_draws else ())))
+        rows[n] = dict.fromkeys(COLUMNS, math.nan) | numbers
+    return Comparison(done, name, rows, sites, predicted)
+
+
+def _shared(a: Draws, b: Draws) -> tuple[list[str], list[str]]:
+    """Sites to compare: in both, of one shape, not constant in ``b``; and what to say of the others."""
+    both = sorted(set(a) & set(b))
+    other = [s for s in both if a[s].shape[2:] != b[s].shape[2:]]
+    fixed = [s for s in both if s not in other and not bool(_moves(b[s]).any())]
+    missing = sorted(set(a) ^ set(b))
+    letters = [
+        (missing, f"site(s) {missing} are not in both posteriors and not compared."),
+        (other, f"site(s) {other} have another shape in the reference and are not compared."),
+        (fixed, f"site(s) {fixed} do not vary in the reference and are not compared."),
+    ]
+    return [s for s in both if s not in other + fixed], [text for names, text in letters if names]
+
+
+def _moves(draws: Tensor) -> Tensor:
+    """Which elements vary by more than rounding, bool ``(E,)``."""
+    flat = _rows(draws)
+    return flat.std(0) > 1e-12 * (1.0 + flat.abs().amax(0))  # below that a standard deviation is rounding
+
+
+def _rows(draws: Tensor) -> Tensor:
+    """``(C, T) + shape`` as ``(C * T, E)``."""
+    flat = draws.double().flatten(0, 1)
+    return flat.reshape(len(flat), -1)
+
+
+def _numbers(each: Run) -> dict[str, float]:
+    ess, r_hat = each.chain_numbers()
+    found = {"ess": ess, "r_hat": r_hat, "seconds": each.seconds, "divergences": float(each.divergences)}
+    return found | {
+        "switches": float(each.label_switches) if each.num_draws else math.nan,
+        "seconds_per_ess": each.seconds / ess,
+    }
+
+
+def _predictive(each: HeldOut | None, reference: HeldOut | None) -> dict[str, float]:
+    if each is None:
+        return {}
+    found = {"density": float(each.log_density.mean()), "error": float(each.error.mean())}
+    if reference is None:
+        return found
+    return found | _paired(each, reference)
+
+
+def _paired(each: HeldOut, reference: HeldOut) -> dict[str, float]:
+    """Mean differences and the standard errors of these, datum by datum."""
+    found: dict[str, float] = {}
+    pairs = {
+        ("held_out", "held_out_se"): (each.log_density, reference.log_density),
+        ("error_gap", "error_se"): (each.error, reference.error),
+    }
+    for (gap, error), (a, b) in pairs.items():
+        if a.shape == b.shape:
+            found |= {gap: float((a - b).mean()), error: _standard_error(a - b)}
+    return found
+
+
+def _standard_error(x: Tensor) -> float:
+    return float(x.std()) / math.sqrt(len(x)) if len(x) > 1 else math.nan
+
+
+def _distances(a: Run, b: Run, sites: list[str], seed: int) -> dict[str, float]:
+    keep = [_moves(b.draws[s]) for s in sites]
+    x, y = (torch.cat([_rows(r.draws[s])[:, k] for s, k in zip(sites, keep, strict=True)], -1) for r in (a, b))
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.randn(NUM_DIRECTIONS, x.shape[1], generator=generator, dtype=torch.float64).to(x)
+    directions = directions / directions.norm(dim=-1, keepdim=True)
+    half = len(y) // 2
+    return {
+        "mean": float(discrepancy.mean_difference(x, y).abs().max()),
+        "mean_se": math.sqrt(1.0 / a.chain_numbers()[0] + 1.0 / b.chain_numbers()[0]),
+        "sd": _furthest(discrepancy.sd_ratio(x, y)),
+        "quantile": float(discrepancy.quantile_error(x, y).max()),
+        "wasserstein": float(discrepancy.sliced_wasserstein(x, y, directions)),
+        "wasserstein_se": float(discrepancy.sliced_wasserstein_error(x, y, directions)),
+        "noise": float(discrepancy.sliced_wasserstein(y[:half], y[half:], directions)) if half > 1 else math.nan,
+    }
 
 
 def _furthest(ratio: Tensor) -> float:
     return float(ratio[ratio.log().abs().argmax()])
-
-
-def _log_predictive(each: Run, held_out: tuple[Sequence[Any], dict[str, Any]]) -> Tensor | None:
-    """Log posterior predictive density of each held-out datum, nats, ``(N,)``; None without draws."""
-    if not each.num_draws:
-        return None
-    joint = _joint(each, held_out)
-    parts = [p.transform.inv(each.draws[p.name].flatten(0, 1)) for p in joint.latents]
-    u = torch.cat([v.reshape(len(v), -1) for v in parts], -1)
-    found = pointwise_rows(joint, u, joint.initial_theta)
-    rows = torch.cat([v.reshape(len(u), -1) for v in found.values()], -1).double()
-    return rows.logsumexp(0) - math.log(len(rows))
-
-
-def _short(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.3g}"

@@ -10,8 +10,13 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
+from pyro_evidence.evidence_check.estimate import rounding
 from pyro_evidence.evidence_check.modes import num_states
+from pyro_evidence.evidence_check.target import Posterior
+from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.posterior import LaplacePosterior
+from pyro_evidence.posterior_axes import AxesPosterior
+from pyro_evidence.posterior_revm import REVMPosterior
 from pyro_evidence.program import LogJoint
 
 Estimates = Mapping[str, EvidenceEstimate]
@@ -88,17 +93,18 @@ def compare_evidence(
     estimates: Estimates | None = None,
     prior: Mapping[str, float] | None = None,
     throw: bool = True,
-    **posteriors: LaplacePosterior,
+    **posteriors: Posterior,
 ) -> EvidenceComparison:
     """Compare models fitted to the same data: ``compare_evidence(straight=posterior_a, curved=posterior_b)``.
 
     The evidence is that of each posterior's hyperparameters.  Where they were maximised it is the best the
     model can do, not an average over a hyperprior, so a difference of about one nat per extra hyperparameter
-    means nothing. MacKay (1992), eq. 2.6.
+    means nothing. MacKay (1992), eq. 2.6.  For a :class:`REVMPosterior` or :class:`RVMPosterior` it is that of the
+    learned prior on the axes; for a :class:`MixturePosterior` that of one labelling, log K! of the components
+    that are left beside it.
 
     :param estimates: model name -> estimate to use, from :func:`bridge_sampling` for example; others are
-        estimated by
-        :func:`importance_sampling`.
+        estimated by :func:`importance_sampling`.
     :param prior: model name -> prior probability, any positive numbers; default all equal.
     :param throw: False lists what would have been refused among the doubts of the result.
     :param posteriors: two or more, under names of your choice.
@@ -106,7 +112,7 @@ def compare_evidence(
         different data, and for estimates in doubt (k-hat too high, chains too short).
     """
     _check_names(posteriors, estimates or {}, prior or {})
-    found = {n: (estimates or {}).get(n) or importance_sampling(p) for n, p in posteriors.items()}
+    found = {n: (estimates or {}).get(n) or _estimate(p) for n, p in posteriors.items()}
     doubts = different_data(posteriors)
     unsure = [f"{n}: {text}" for n, e in found.items() for text in e.doubts]
     if throw and (doubts or unsure):
@@ -122,7 +128,7 @@ def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, object]
         raise BadInput(
             f"{len(posteriors)} posterior(s) given; expected at least two, as compare_evidence(a=..., b=...)."
         )
-    odd = {n: type(p).__name__ for n, p in posteriors.items() if not isinstance(p, LaplacePosterior)}
+    odd = {n: type(p).__name__ for n, p in posteriors.items() if not isinstance(p, Posterior)}
     if odd:
         raise BadInput(f"{odd} have no density to check; expected posteriors as engine.run(...) returns them.")
     unknown = [n for names in others for n in names if n not in posteriors]
@@ -130,19 +136,52 @@ def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, object]
         raise BadInput(f"{unknown} name no posterior; expected names among {list(posteriors)}.")
 
 
-def _row(name: str, posterior: LaplacePosterior, estimate: EvidenceEstimate, probability: float) -> Row:
-    joint = posterior.state.problem.joint
-    num_components = num_states(joint, posterior.state)
+def _estimate(posterior: Posterior) -> EvidenceEstimate:
+    if isinstance(posterior, AxesPosterior) and not len(posterior.state.x):
+        value = float(posterior.log_evidence)
+        return EvidenceEstimate("nothing left to integrate", value, rounding(value), {})
+    return importance_sampling(posterior)
+
+
+def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probability: float) -> Row:
     return Row(
         name,
         estimate.log_evidence,
         estimate.standard_error,
         float(posterior.log_evidence),
         probability,
-        joint.hypers.size,
-        math.lgamma(num_components + 1.0),
-        estimate.doubts,
+        _num_hyperparameters(posterior),
+        math.lgamma(_num_components(posterior) + 1.0),
+        (*estimate.doubts, *_remarks(posterior)),
     )
+
+
+def _num_hyperparameters(posterior: Posterior) -> int:
+    if isinstance(posterior, AxesPosterior):
+        return len(posterior.alpha)
+    if isinstance(posterior, MixturePosterior) and posterior.structure is not None:
+        return posterior.structure.joint.hypers.size
+    return posterior.state.problem.joint.hypers.size
+
+
+def _num_components(posterior: Posterior) -> int:
+    if isinstance(posterior, MixturePosterior) and posterior.mixture is not None:
+        return posterior.num_components
+    return 1 if isinstance(posterior, AxesPosterior) else num_states(posterior.state.problem.joint, posterior.state)
+
+
+def _remarks(posterior: Posterior) -> tuple[str, ...]:
+    """What no number shows."""
+    if isinstance(posterior, REVMPosterior):
+        return ("its axes were found from the same data, so its evidence is too favourable; cross-validate.",)
+    return ()
+
+
+def _joint_of(posterior: Posterior) -> tuple[LogJoint, Tensor]:
+    """The user's model as it was fitted, and its unconstrained hyperparameters."""
+    if isinstance(posterior, LaplacePosterior):
+        return posterior.state.problem.joint, posterior.state.theta
+    return posterior.of.joint, posterior.of.joint.initial_theta
 
 
 def data_hash(joint: LogJoint, theta: Tensor) -> str:
@@ -161,15 +200,13 @@ def _bytes(value: Tensor) -> bytes:
     return repr(tuple(numbers.shape)).encode() + numbers.contiguous().numpy().tobytes()
 
 
-def different_data(posteriors: Mapping[str, LaplacePosterior]) -> list[str]:
+def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
     """A letter when not all posteriors were fitted to the same observed values, else nothing."""
-    joints = {n: p.state.problem.joint for n, p in posteriors.items()}
-    hashes = {n: data_hash(joint, posteriors[n].state.theta) for n, joint in joints.items()}
+    joints = {n: _joint_of(p) for n, p in posteriors.items()}
+    hashes = {n: data_hash(*joint) for n, joint in joints.items()}
     if len(set(hashes.values())) == 1:
         return []
-    sites = "; ".join(
-        f"{n} observes {_described(joint, posteriors[n])}, hash {hashes[n][:8]}" for n, joint in joints.items()
-    )
+    sites = "; ".join(f"{n} observes {_described(*joint)}, hash {hashes[n][:8]}" for n, joint in joints.items())
     return [
         f"the posteriors were fitted to different data: {sites}. Evidences of different data cannot be "
         "compared; "
@@ -178,6 +215,6 @@ def different_data(posteriors: Mapping[str, LaplacePosterior]) -> list[str]:
     ]
 
 
-def _described(joint: LogJoint, posterior: LaplacePosterior) -> str:
-    trace = joint.trace(joint.initial_u, posterior.state.theta)
+def _described(joint: LogJoint, theta: Tensor) -> str:
+    trace = joint.trace(joint.initial_u, theta)
     return ", ".join(f"'{n}' {tuple(trace.nodes[n]['value'].shape)}" for n in joint.observed) or "nothing"

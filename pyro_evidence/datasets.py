@@ -58,6 +58,36 @@ def galaxies() -> Dataset:
     return _from_file("galaxies", "Roeder (1990), galaxies of the Corona Borealis region")
 
 
+def stochastic_series(num_data: int, *, seed: int) -> Dataset:
+    r"""A noisy time series whose next value has two ways to go; inputs ``y_t``, targets ``y_{t+1}``, in (0, 1).
+
+    .. math:: y_{t+1} = a_t\, y_t (1 - y_t) \text{ with probability } 2/3, \quad 1 - y_t^{\kappa_t} \text{ otherwise}
+
+    with :math:`a_t` uniform in [3, 4] and :math:`\kappa_t` in [0.5, 1.25].  Husmeier (2000), eq. 4.3.  The first 200
+    steps are left out; the random state of torch is left alone.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.rand(num_data + 201, 3, generator=generator, dtype=torch.float64).tolist()
+    path = [noise[0][0]]
+    for a, kappa, xi in noise[1:]:
+        y = path[-1]
+        path.append((3.0 + a) * y * (1.0 - y) if xi > 1.0 / 3.0 else 1.0 - y ** (0.5 + 0.75 * kappa))
+    y = torch.tensor(path[200:], dtype=torch.float64)
+    return Dataset(y[:-1, None], y[1:], ("y_t",), "Husmeier and Taylor (1997), stochastic time series")
+
+
+def stochastic_series_log_density(x: Tensor, y: Tensor) -> Tensor:
+    """``log p(y_{t+1} = y | y_t = x)`` of :func:`stochastic_series`, exact, nats, shape that of ``x`` and ``y``.
+
+    -inf where the series cannot go.  No model can have a mean of ``-log p`` below that of this density, about -1.182.
+    """
+    height = x * (1.0 - x)
+    first = ((3.0 * height <= y) & (y <= 4.0 * height)).to(y) / height
+    kappa = torch.log1p(-y) / x.log()
+    second = ((0.5 <= kappa) & (kappa <= 1.25)).to(y) / (0.75 * (1.0 - y) * -x.log())
+    return (2.0 / 3.0 * first + 1.0 / 3.0 * second).log()
+
+
 def csv(name: str) -> Dataset:
     """The file ``name``.csv of the data folder, rows in the order of the file.
 

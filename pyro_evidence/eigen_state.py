@@ -1,7 +1,7 @@
 """One fitted relevance eigenvector machine: ridge mode, axes, hyperparameters, mode in the active axes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ from pyro_evidence.errors import BadInput, ImproperPosterior, NotAMode
 from pyro_evidence.ops import lbfgs, spectrum
 from pyro_evidence.ops.spectrum import Axes
 from pyro_evidence.quadratic import Approximation, Quadratic
-from pyro_evidence.weights import LinearTarget, Penalised, Target
+from pyro_evidence.weights import AutogradTarget, LinearTarget, Penalised, Target
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
+DIGITS = 1e-7  # error of a Wald statistic that changes nothing
 
-Centre = Callable[[Tensor], Tensor]  # slopes (N, C) -> those that are followed to the centre
+Centre = Callable[[Tensor], Tensor]  # slopes (N, C), or a score (M,) -> those that are followed to the centre
 Others = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # A (D, D), g (D,), M -> (M, M), (M,)
 
 
@@ -113,7 +114,7 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
         raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
     alpha = torch.full_like(start[:num_weights], ridge)
     try:
-        y = climbed(target, alpha, start if isinstance(target, LinearTarget) else _approached(target, alpha, start))
+        y = climbed(target, alpha, _approached(target, alpha, start) if isinstance(target, AutogradTarget) else start)
     except (NotAMode, RuntimeError) as error:
         raise _improper() if ridge == 0.0 else error from error
     if ridge == 0.0 and (separable(target, y, num_weights) or _singular(target.precision(y.unsqueeze(0))[0])):
@@ -150,22 +151,38 @@ def separable(target: Target, y: Tensor, num_weights: int) -> bool:
 
 
 def axes_of(quadratic: Quadratic, num_weights: int, recipe: Recipe) -> Axes:
-    """Eigenvectors of the curvature: by singular values for fewer data than weights, or a score to follow."""
+    """Eigenvectors of the curvature; by singular values where its Gram matrix would lose digits that matter."""
     w = quadratic.y[:num_weights]
+    if quadratic.summed_score is not None:
+        return spectrum.from_gram(quadratic.gram, w, recipe.centre(quadratic.score))
     slopes = tuple(recipe.centre(s) for s in quadratic.slopes)
     followed = any(bool((s != 0).any()) for s in slopes)
+    centred = replace(quadratic, slopes=slopes)
     if len(quadratic.y) > num_weights:
-        followed_quadratic = Quadratic(quadratic.y, quadratic.parts, quadratic.curvatures, slopes, quadratic.precision)
-        return spectrum.from_gram(*_effective(followed_quadratic, w, recipe))
-    num_rows = sum(s.numel() for s in slopes)
+        return spectrum.from_gram(*_effective(centred, w, recipe))
     roots = [_root(B) for B in quadratic.curvatures]
-    if any(r is None for r in roots) or (num_rows >= num_weights and not followed and num_weights <= TRUNCATE):
-        return spectrum.from_gram(quadratic.gram, w, torch.zeros_like(w))
-    if num_weights > TRUNCATE and not followed:
+    if all(roots) and num_weights > TRUNCATE and not followed:
         return spectrum.truncated(lambda v: _product(quadratic, v), w)
-    pairs = zip(quadratic.parts, roots, slopes, strict=True)
-    rows = [((r[0] @ p.J).flatten(0, 1), (r[1] @ s.unsqueeze(-1)).flatten()) for p, r, s in pairs if r is not None]
-    return spectrum.from_rows(torch.cat([r for r, _ in rows]), w, torch.cat([s for _, s in rows]))
+    if all(roots) and (followed or sum(s.numel() for s in slopes) < num_weights):
+        return _of_rows(centred, [root for root in roots if root], w, followed)
+    return spectrum.from_gram(quadratic.gram, w, centred.score)
+
+
+def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor, followed: bool) -> Axes:
+    """With a score to follow, or fewer data than weights.
+
+    At the base centre no axis with ``h <= 1/|w|^2`` is kept: the Gram matrix is faster, and will do where it has
+    the digits of such an ``h``.
+    """
+    num_rows = sum(s.numel() for s in quadratic.slopes)
+    if not followed and len(w) <= 2 * num_rows:
+        axes = spectrum.from_gram(quadratic.gram, w, torch.zeros_like(w))
+        if torch.finfo(w.dtype).eps * float(axes.h[:1].sum() * (w @ w)) <= DIGITS:
+            return axes
+    triples = list(zip(quadratic.parts, roots, quadratic.slopes, strict=True))
+    rows = torch.cat([(root @ p.J).flatten(0, 1) for p, (root, _), _ in triples])
+    residual = torch.cat([(inverse @ s.unsqueeze(-1)).flatten() for _, (_, inverse), s in triples])
+    return spectrum.from_rows(rows, w, residual)
 
 
 def _effective(quadratic: Quadratic, w: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,9 +216,29 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, r
 
     :param start: where the search for the ridge mode starts, shape ``(D,)``.
     """
+    if isinstance(target, LinearTarget) and _is_wide(target, ridge, num_weights):
+        return _in_row_space(target, start, ridge, recipe)
     base = base_point(target, ridge, start, num_weights)
     quadratic = recipe.approximation(target, ridge, base)
-    axes = axes_of(quadratic, num_weights, recipe)
+    return on_axes(target, recipe, ridge, (quadratic, axes_of(quadratic, num_weights, recipe)))
+
+
+def _is_wide(target: LinearTarget, ridge: float, num_weights: int) -> bool:
+    return target.rest is None and ridge > 0.0 and 2 * sum(p.c.numel() for p in target.parts) <= num_weights
+
+
+def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, recipe: Recipe) -> EigenState:
+    """The same for far more weights than data: the ridge mode and all axes lie in the span of the design's rows."""
+    Q, _ = torch.linalg.qr(torch.cat([p.J.flatten(0, 1) for p in target.parts]).mT)  # (M, N C)
+    found = eigen_state(target.along(Q), Q.shape[1], Q.mT @ start, ridge, recipe)
+    quadratic = replace(found.quadratic, y=Q @ found.quadratic.y, parts=target.parts)
+    return replace(found, quadratic=quadratic, axes=found.axes._replace(directions=Q @ found.axes.directions))
+
+
+def on_axes(target: Target, recipe: Recipe, ridge: float, found: tuple[Quadratic, Axes]) -> EigenState:
+    """Hyperparameters and mode along given axes: algorithm 1 or 2 from step 4 on."""
+    quadratic, axes = found
+    num_weights = len(axes.directions)
     alpha = recipe.prior.alpha(axes.h, axes.u)
     kept = torch.isfinite(alpha)
     u = recipe_mode(target, recipe, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:]))
@@ -209,7 +246,7 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, r
     active = kept.clone()
     active[kept] = nonzero
     x = torch.cat([u[: len(nonzero)][nonzero], u[len(nonzero) :]])
-    null = torch.cat([torch.zeros_like(base[:num_weights]), base[num_weights:]])
+    null = torch.cat([torch.zeros_like(quadratic.y[:num_weights]), quadratic.y[num_weights:]])
     values = target.value(torch.stack([quadratic.y, null]))
     return EigenState(recipe, ridge, quadratic, axes, alpha, active, x, values[0], values[1])
 

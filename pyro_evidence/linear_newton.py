@@ -8,8 +8,9 @@ from torch import Tensor
 from pyro_evidence.ops.predictor import gram
 from pyro_evidence.weights import LinearTarget
 
-DENSE = 400  # weights up to which a fresh factor costs less than conjugate gradients
-MOST_PRODUCTS = 15  # conjugate gradients beyond which the factor is renewed
+DENSE = 150  # weights up to which a fresh factor costs less than conjugate gradients
+MOST_PRODUCTS = 8  # of conjugate gradients before the factor is renewed; more for many weights
+SMALL = 1e-18  # decrement in nats, relative to the objective, that counts as none
 
 
 class Found(NamedTuple):
@@ -34,22 +35,29 @@ def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Found:
     """
     at = _point(target, alpha, start, tuple(p.eta(start.unsqueeze(0)) for p in target.parts))
     tril: Tensor | None = None
+    before = torch.inf
     for _ in range(100):
-        slopes = [p.slope(e)[1][0] for p, e in zip(target.parts, at.etas, strict=True)]
-        g = sum(
-            (s.flatten() @ p.J.flatten(0, 1) for p, s in zip(target.parts, slopes, strict=True)),
-            -alpha * at.x,
-        )
-        curvatures = [p.curvature(e)[0] for p, e in zip(target.parts, at.etas, strict=True)]
-        step, tril = _solved(target, alpha, curvatures, g, tril)
+        found = [p.derivatives(e) for p, e in zip(target.parts, at.etas, strict=True)]
+        g = sum((s.flatten() @ p.J.flatten(0, 1) for p, (s, _) in zip(target.parts, found, strict=True)), -alpha * at.x)
+        step, tril = _solved(target, alpha, [B[0] for _, B in found], g, tril)
         if step is None:
             return Found(at.x, False)
-        decrement = float(g @ step)
+        decrement, limit = float(g @ step), SMALL * (1.0 + abs(at.value))
         moved = _uphill(target, alpha, at, step, decrement)
-        if moved is None or decrement <= 1e-18 * (1.0 + abs(at.value)):
-            return Found(at.x if moved is None else moved.x, decrement <= 1e-10 * (1.0 + abs(at.value)))
-        at = moved
+        if moved is None or _next(decrement, before) <= limit:
+            return Found(at.x if moved is None else moved.x, decrement <= 1e8 * limit)
+        at, before = moved, decrement
     return Found(at.x, False)
+
+
+def _next(decrement: float, before: float) -> float:
+    """The decrement to expect after this step: quadratic convergence, and what the solver left."""
+    return decrement * max((decrement / before) ** 2, _exactness(decrement)) if decrement < 1e-4 else decrement
+
+
+def _exactness(decrement: float) -> float:
+    """Share of the decrement that the solver may leave: as little as Newton's own error, never below rounding."""
+    return max(min(1e-2, decrement), 0.1 * SMALL / max(decrement, SMALL))
 
 
 def _point(target: LinearTarget, alpha: Tensor, x: Tensor, etas: tuple[Tensor, ...]) -> _Point:
@@ -93,7 +101,7 @@ def _conjugate_gradients(
     z = torch.cholesky_solve(r.unsqueeze(-1), tril).squeeze(-1)
     p, rz = z, r @ z
     first = float(rz)
-    for _ in range(MOST_PRODUCTS):
+    for _ in range(max(MOST_PRODUCTS, len(g) // 100)):
         q = alpha * p
         for part, B in zip(target.parts, curvatures, strict=True):
             q = q + (B @ (part.J @ p).unsqueeze(-1)).flatten() @ part.J.flatten(0, 1)
@@ -101,7 +109,7 @@ def _conjugate_gradients(
         x, r = x + step * p, r - step * q
         z = torch.cholesky_solve(r.unsqueeze(-1), tril).squeeze(-1)
         new = r @ z
-        if float(new) <= first * min(1e-4, max(first, 1e-12)):  # as exact as the step is worth
+        if float(new) <= first * _exactness(first):
             return x
         p, rz = z + new / rz * p, new
     return None

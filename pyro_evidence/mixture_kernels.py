@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
 from pyro_evidence import predictors
+from pyro_evidence.gaps import WithGaps
 from pyro_evidence.program import LogJoint
 
 Trace = Any
@@ -24,8 +25,9 @@ class Kernels:
     loc: Tensor  # (K, N or 1, m)
     scale: Tensor  # (K, N or 1, m); or (K, N or 1, m, m), lower Cholesky factors
     probs: Tensor  # (K,)
-    value: Tensor  # (N, m)
+    value: Tensor  # (N, m) nan where an element is missing
     weight: Tensor  # (N,)
+    is_observed: bool = True  # whether the value was given
 
 
 def kernels(joint: LogJoint, trace: Trace) -> Kernels:
@@ -36,11 +38,15 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     if len(joint.observed) != 1 or len(joint.discrete) > 1:
         raise NoMixture(f"it has {len(joint.observed)} observed and {len(joint.discrete)} discrete sites")
     node = trace.nodes[joint.observed[0]]
-    parts = predictors.unwrapped(node["fn"])
+    fn = node["fn"]
+    seen = fn.seen if isinstance(fn, WithGaps) else None
+    parts = predictors.unwrapped(fn if seen is None else fn.base_dist)
     base, num_event = parts.base, parts.inner
     if not isinstance(base, Normal | MultivariateNormal):
         raise NoMixture(f"site '{joint.observed[0]}' is {type(base).__name__}")
-    return _Site(joint, trace, node, base, num_event).kernels()
+    if seen is not None and isinstance(base, MultivariateNormal):
+        raise NoMixture("elements of its data are missing and its noise is correlated")
+    return _Site(joint, trace, node, base, num_event, parts.mixing, seen).kernels()
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class _Site:
     node: Any
     base: Any
     num_event: int
+    mixing: Any
+    seen: Tensor | None
 
     @property
     def full(self) -> bool:
@@ -73,13 +81,15 @@ class _Site:
             raise NoMixture(
                 "poutine.scale around an enumerated site is not a weight of the data; write it as MixtureSameFamily"
             )
-        return Kernels(parts[0], parts[1], probs, value.detach(), weight)
+        return Kernels(parts[0], parts[1], probs, value.detach(), weight, bool(self.node["is_observed"]))
 
     @property
     def _value(self) -> Tensor:
         """The data; zeros of their shape where they are not given and the trace holds draws for every component."""
         fn, value = self.node["fn"], self.node["value"]
-        return value if self.node["is_observed"] else value.new_zeros(fn.batch_shape[-1:] + fn.event_shape)
+        if not self.node["is_observed"]:
+            return value.new_zeros(fn.batch_shape[-1:] + fn.event_shape)
+        return value if self.seen is None else torch.where(self.seen, value, torch.nan)
 
     def _components(self, event: int) -> tuple[int, Tensor]:
         """Dim of the components among the batch dims, and their probabilities."""
@@ -88,10 +98,9 @@ class _Site:
             if len(choice["cond_indep_stack"]) != 1:
                 raise NoMixture(f"site '{self.joint.discrete[0]}' is not in one plate")
             return choice["infer"]["_enumerate_dim"], _common(choice["fn"].probs)
-        mixing = predictors.unwrapped(self.node["fn"]).mixing
-        if mixing is None:
+        if self.mixing is None:
             raise NoMixture("it has no components")
-        return -1, _common(mixing.probs)
+        return -1, _common(self.mixing.probs)
 
     def _laid_out(self, x: Tensor, position: int, event: int) -> Tensor:
         """``x`` as ``(K, N or 1) + event``."""

@@ -1,6 +1,5 @@
 """What a fit of a mixture returns."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor
 from pyro_evidence import archive
 from pyro_evidence.density import AutogradDensity
 from pyro_evidence.laplace import LaplaceState, Problem
-from pyro_evidence.mixture_kernels import Kernels, kernels
+from pyro_evidence.mixture_fit import FittedMixture
 from pyro_evidence.mixture_structure import MixtureStructure, recognise_mixture
 from pyro_evidence.ops import mixture_evidence
 from pyro_evidence.ops.curvature import exact_hessian
@@ -121,36 +120,34 @@ class MixturePosterior(LaplacePosterior):
         A = (tril @ tril.mT)[place][:, place] - self._mixture.alpha.flatten().diag()
         return well_determined(A[None, None], self._mixture.alpha).gamma[0]
 
-    def _kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
-        joint = self._joint
-        if args or kwargs:
-            joint = copy.copy(joint)
-            joint.args, joint.kwargs = args, dict(kwargs)
-        with torch.random.fork_rng():  # a response that is not given is drawn, and not looked at
-            trace = joint.trace(self.state.u, self.state.theta)
-        return kernels(joint, trace)
+    @property
+    def fitted(self) -> FittedMixture:
+        """The density at the mode."""
+        assert self.structure is not None
+        return FittedMixture(self.structure, self._mixture)
 
     def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
         """The fitted density at the mode; for a conditional model one for each row of the inputs given.
 
+        It has moments, quantiles, a distribution function, draws, and marginal and conditional densities.
+
         :param args: as for the model, responses optional; the training data without arguments.
         """
-        found = self._kernels(args, kwargs)
-        scale = found.scale.diag_embed() if found.scale.dim() == 3 else found.scale
-        num = len(found.probs)
-        loc = found.loc.movedim(0, 1).detach()
-        scale = scale.expand(num, -1, -1, -1).movedim(0, 1).detach()
-        tril = scale.expand(scale.shape[0], num, loc.shape[-1], -1)
-        tril = tril if tril.shape[-1] == loc.shape[-1] else tril.expand(*tril.shape[:-1], loc.shape[-1])
-        return MixtureDensity(found.probs.detach().log().unsqueeze(0), loc, tril)
+        return self.fitted.density(*args, **kwargs)
+
+    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Log density of each datum at the mode, nats, shape ``(N,)``; the training data without arguments.
+
+        :raises BadInput: when the arguments hold no responses.
+        """
+        return self.fitted.log_prob(*args, **kwargs)
 
     def responsibilities(self, *args: Any, **kwargs: Any) -> Tensor:
         """``p(component | datum)`` at the mode, shape ``(N, K)``; the training data without arguments.
 
         :raises BadInput: when the arguments hold no responses.
         """
-        found = self._kernels(args, kwargs)
-        return self.density(*args, **kwargs).component_log_prob(found.value).softmax(-1)
+        return self.fitted.responsibilities(*args, **kwargs)
 
     def mean(self, *args: Any, **kwargs: Any) -> Tensor:
         """Mean of the response, shape ``(N, m)``, or ``(1, m)`` for an unconditional density."""
@@ -162,7 +159,8 @@ class MixturePosterior(LaplacePosterior):
 
     def sample(self, num_samples: int, *args: Any, seed: int = 0, **kwargs: Any) -> Tensor:
         """Draws of the response at the mode, shape ``(S, N, m)``, or ``(S, 1, m)`` for an unconditional density."""
-        return self.density(*args, **kwargs).sample(num_samples, torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        return self.density(*args, **kwargs).sample(num_samples, generator)
 
     def diagnostics(self, num_samples: int = 10_000, seed: int = 0) -> dict[str, Any]:
         """As :meth:`LaplacePosterior.diagnostics`, with the number of components and of clipped eigenvalues."""

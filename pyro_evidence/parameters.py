@@ -123,6 +123,11 @@ def modules(*things: Any, depth: int = 4) -> list[torch.nn.Module]:
     return found + (modules(*parts, depth=depth - 1) if parts else [])
 
 
+def submodules(*things: Any) -> list[torch.nn.Module]:
+    """Those networks and all networks inside them, each once."""
+    return list(dict.fromkeys(m for network in modules(*things) for m in network.modules()))
+
+
 def _parts(thing: Any) -> list[Any]:
     if isinstance(thing, partial):
         return [thing.func, *thing.args, *thing.keywords.values()]

@@ -24,14 +24,14 @@ def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
 
     :raises BadInput: when no hyperparameter is recognised as a precision of Gaussian latents.
     """
-    _check(axes)
+    check_axes(axes)
     gamma = posterior.gamma
     if not gamma:
         raise BadInput(
             f"There is no gamma to draw: none of the hyperparameters {list(posterior.hyperparameters)} is "
             f"recognised as the precision of Gaussian latents, as alpha is in Normal(0, alpha**-0.5)."
         )
-    names = [label for name in gamma for label in _labels(name, gamma[name])]
+    names = [label for name in gamma for label in labels_of(name, gamma[name])]
     values = _flat({name: posterior.hyperparameters[name] for name in gamma})
     axes.barh(range(len(names)), _flat(gamma))
     _rows(axes, [f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True)])
@@ -44,7 +44,7 @@ def evidence_path(axes: Axes, posterior: LaplacePosterior) -> Axes:
 
     Where latent sites were maximised their log prior is included, and the label says so.
     """
-    _check(axes)
+    check_axes(axes)
     axes.plot(range(len(posterior.log_evidences)), posterior.log_evidences, marker=".")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("step")
@@ -62,7 +62,7 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
     :param site: a latent site that all of them have, draws of shape ``(S,) + shape``.
     :raises BadInput: when a posterior lacks the site or has it in another shape.
     """
-    _check(axes)
+    check_axes(axes)
     draws = _draws(posteriors, site)
     for number, (name, values) in enumerate(draws.items(), start=1):
         levels = values.new_tensor([0.05, 0.5, 0.95])
@@ -70,7 +70,7 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
         places = [row - 0.5 + number / (len(draws) + 1) for row in range(len(median))]
         errors = torch.stack([median - low, high - median]).tolist()
         axes.errorbar(median.tolist(), places, xerr=errors, fmt=".", label=name)
-    _rows(axes, _labels(site, next(iter(draws.values()))[0]))
+    _rows(axes, labels_of(site, next(iter(draws.values()))[0]))
     axes.set_xlabel(f"{site}, median and 90 % interval")
     axes.legend()
     return axes
@@ -94,7 +94,7 @@ def _flat(parts: Mapping[str, Tensor]) -> list[float]:
     return [number for part in parts.values() for number in part.reshape(-1).tolist()]
 
 
-def _labels(name: str, value: Tensor) -> list[str]:
+def labels_of(name: str, value: Tensor) -> list[str]:
     """``name`` for a scalar, otherwise ``name[i, j]`` for each element."""
     return [f"{name}{index or ''}" for index in torch.ones(value.shape).nonzero().tolist()]
 
@@ -105,7 +105,7 @@ def _rows(axes: Axes, labels: list[str]) -> None:
     axes.set_ylim(len(labels) - 0.5, -0.5)
 
 
-def _check(axes: Axes) -> None:
+def check_axes(axes: Axes) -> None:
     """Refuse what cannot be drawn on.
 
     :raises ImportError: without matplotlib.
@@ -120,3 +120,30 @@ def _check(axes: Axes) -> None:
             f"axes is a {type(axes).__name__}; expected matplotlib's Axes first: plt.gca(), or those that "
             f"plt.subplots() makes."
         )
+
+
+def evidence_by_size(
+    axes: Axes, posteriors: Mapping[float, LaplacePosterior], *, errors: Mapping[float, float] | None = None
+) -> Axes:
+    """Log evidence in nats against the size of the model, and test errors beside it where they are given.
+
+    MacKay (1992), "A practical Bayesian framework for backpropagation networks", has this picture with hidden units.
+
+    :param posteriors: from a size, such as the number of hidden units, to the posterior of that model.
+    :param errors: from the same sizes to an error on other data, drawn on a second axis to the right.
+    :raises BadInput: for no posteriors, or errors of other sizes.
+    """
+    check_axes(axes)
+    sizes = sorted(posteriors)
+    if not sizes or (errors is not None and sorted(errors) != sizes):
+        raise BadInput(
+            f"posteriors has the sizes {sizes}, errors {sorted(errors or {})}; expected the same, at least one."
+        )
+    axes.plot(sizes, [float(posteriors[s].log_evidence) for s in sizes], marker="o")
+    axes.set_xlabel("size")
+    axes.set_ylabel("log evidence / nats")
+    if errors is not None:
+        beside = axes.twinx()
+        beside.plot(sizes, [errors[s] for s in sizes], marker="s", linestyle="--", color="C1")
+        beside.set_ylabel("test error (dashed)")
+    return axes

@@ -7,12 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyro
 import torch
 from torch import Tensor
 
 from pyro_evidence import archive
 from pyro_evidence.axes_state import GaussianFit, OnAxesState, gaussian_fit
-from pyro_evidence.axis_priors import AxisPrior, GaussianPrior, LaplacePrior
+from pyro_evidence.axis_priors import AxisPrior, GaussianPrior, GroupPrior, LaplacePrior
 from pyro_evidence.errors import BadInput
 from pyro_evidence.guide import LaplaceGuide
 from pyro_evidence.laplace import laplace_state, problem
@@ -22,8 +23,10 @@ from pyro_evidence.ops.predictive import mackay
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.reparametrised import AXES, OnAxes, WithWeights
+from pyro_evidence.streamed import StreamedTarget
 from pyro_evidence.weights import Weights, weights_of
 
+OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, LaplacePrior)}  # priors that a file may name
 Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
 
 
@@ -76,8 +79,8 @@ class AxesPosterior:
 
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
-        """``alpha`` of every axis."""
-        return {"alpha": self.alpha}
+        """``alpha`` of every axis, and the model's params."""
+        return {**self.of.joint.held, "alpha": self.alpha}
 
     @property
     def mode(self) -> dict[str, Tensor]:
@@ -115,6 +118,7 @@ class AxesPosterior:
     @cached_property
     def _laplace(self) -> LaplacePosterior:
         """The same mode as a Laplace posterior of :attr:`model`."""
+        self._needs_data("a guide")
         joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, hyper=())
         u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()
         state = laplace_state(problem(joint), joint.initial_theta, u)
@@ -169,9 +173,23 @@ class AxesPosterior:
 
     def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         joint = copy.copy(self.of.joint)
-        if args or kwargs:
+        if not (args or kwargs):
+            self._needs_data("a method without arguments")
+        else:
             joint.args, joint.kwargs = args, kwargs
         return joint
+
+    @property
+    def _streamed(self) -> bool:
+        return isinstance(self.of.target, StreamedTarget)
+
+    def _needs_data(self, what: str) -> None:
+        """Refuse what looks at the training data as a whole, where they came in chunks."""
+        if self._streamed:
+            raise BadInput(
+                f"{what} needs the training data, which came in chunks and were not kept; pass the model's arguments "
+                "for some rows to predictor, probability or log_prob, or run NUTS on posterior.model with data."
+            )
 
     def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
         """Pointwise log predictive density at the mode, nats, ``(N,)``, summed over sites of one shape."""
@@ -188,14 +206,22 @@ class AxesPosterior:
 
         :param args: the model's arguments; the targets may be left out.  Random state is left alone.
         """
+        eta, J = self._tangents(args, kwargs)
+        return eta, (self._white(J.mT)).square().sum(0).reshape(eta.shape)
+
+    def _tangents(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The first observed site's predictor at the mode, and its derivative in ``x``, ``(size, K + V)``."""
         joint, slot = self._with(args, kwargs), self.of.slots[0]
         x = self.state.x.clone().requires_grad_()
         with torch.random.fork_rng():
             trace = joint.trace(self.of.flat(self.state.embedding @ x), joint.initial_theta)
         eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
-        J = jacobian(eta.reshape(-1), x)
-        spread = self._colour(torch.eye(len(x)).to(x)) @ J.mT
-        return eta.detach(), spread.square().sum(0).reshape(eta.shape)
+        return eta.detach(), jacobian(eta.reshape(-1), x)
+
+    def _white(self, columns: Tensor) -> Tensor:
+        """``L^-1`` times columns ``(K + V, S)``, the posterior precision being ``L L'``."""
+        tril = self._fit.precision_tril
+        return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
 
     def probability(self, *args: Any, integral: Integral = mackay, **kwargs: Any) -> Tensor:
         """Predictive probability of label 1 of a Bernoulli site in log odds, shape ``(N,)``.
@@ -205,7 +231,12 @@ class AxesPosterior:
         return integral(*self.predictor(*args, **kwargs))
 
     def update_param_store(self) -> None:
-        """Nothing: the params of the model were held, and ``alpha`` is no param of it."""
+        """Write the params to Pyro's global param store; ``alpha`` is none of them."""
+        store, joint = pyro.get_param_store(), self.of.joint
+        for name, value in joint.held.items():
+            if name in store:
+                del store[name]
+            store.setdefault(name, value.detach().clone(), joint.param_constraints[name])
 
     def diagnostics(self) -> dict[str, Any]:
         """How far to trust the numbers; importance sampling is that of :class:`LaplacePosterior`."""
@@ -214,7 +245,7 @@ class AxesPosterior:
             "log_evidence": float(self.log_evidence),
             "num_active": self.num_active,
         }
-        if not len(self.state.x):
+        if not len(self.state.x) or self._streamed:
             return found
         keys = ("gradient_norm", "smallest_eigenvalue", "pareto_k", "log_evidence_importance")
         laplace = self._laplace.diagnostics()
@@ -246,20 +277,21 @@ class AxesPosterior:
         :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
         """
         joint, prior = self.of.joint, self.state.prior
+        self._needs_data("a file")
         archive.storable(joint.args, "positional arguments")
         archive.storable(joint.kwargs, "keyword arguments")
-        if not isinstance(prior, GaussianPrior | LaplacePrior):
+        if type(prior) not in OURS.values():
             raise BadInput(
                 f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of ours."
             )
-        octant = prior.octant if isinstance(prior, LaplacePrior) else None
         record: dict[str, Any] = {
             "format": archive.FORMAT,
             "kind": type(self).__name__,
-            "octant": octant,
+            "prior": [type(prior).__name__, *vars(prior).values()],
             "sites": list(self.of.sites),
         }
         record |= {"args": list(joint.args), "kwargs": dict(joint.kwargs), "state": self.state.record()}
+        record["held"] = {n: v.detach().clone() for n, v in joint.held.items()}
         archive.write(record | {"log_evidence": self.log_evidence}, path)
 
     @classmethod
@@ -271,9 +303,11 @@ class AxesPosterior:
         record = archive.read(path)
         if record.get("kind") != cls.__name__:
             raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
-        of = weights_of(LogJoint(model, record["args"], record["kwargs"], hyper=()), record["sites"])
-        prior = GaussianPrior() if record["octant"] is None else LaplacePrior(record["octant"])
-        posterior = cls(of, cls.restored(record["state"], prior))
+        joint = LogJoint(model, record["args"], record["kwargs"], hyper=())
+        joint.held = joint.held | record["held"]
+        of = weights_of(joint, record["sites"])
+        name, *settings = record["prior"]
+        posterior = cls(of, cls.restored(record["state"], OURS[name](*settings)))
         if not torch.allclose(posterior.log_evidence, record["log_evidence"], rtol=1e-7):
             raise BadInput(
                 f"this model's log evidence at the saved mode is {float(posterior.log_evidence):.6g}; the "

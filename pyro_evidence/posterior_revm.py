@@ -32,8 +32,8 @@ class REVMPosterior(AxesPosterior):
 
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
-        """``alpha`` of every axis and the ``ridge`` under which the axes were found."""
-        return {"alpha": self.alpha, "ridge": torch.tensor(self.state.ridge, dtype=torch.float64)}
+        """``alpha`` of every axis, the ``ridge`` under which the axes were found, and the model's params."""
+        return super().hyperparameters | {"ridge": torch.tensor(self.state.ridge, dtype=torch.float64)}
 
     def columns(self) -> dict[str, Tensor]:
         """Eigenvalue, Wald statistic, ``alpha`` and mode of the active axes."""

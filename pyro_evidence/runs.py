@@ -1,5 +1,6 @@
 """One engine's run on a model: draws of the model's sites, and the model they belong to."""
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -9,15 +10,18 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
-from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from pyro.infer import MCMC, SVI, Predictive, Trace_ELBO
 from pyro.infer.mcmc.util import diagnostics as chain_diagnostics
 from torch import Tensor
 
+from pyro_evidence.chains import Chains, Data, Draws, Settings, run_chains
 from pyro_evidence.errors import BadInput
-from pyro_evidence.posterior import LaplacePosterior
-from pyro_evidence.program import Model
+from pyro_evidence.posterior_axes import AxesPosterior
+from pyro_evidence.program import LogJoint, Model
+from pyro_evidence.simulate import recorded_rows
+from pyro_evidence.sites import is_discrete
 
-Draws = dict[str, Tensor]
+NUM_DRAWS = 1000  # asked of every engine that draws on demand
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,13 @@ class Run:
     """What one engine found, or why it found nothing.
 
     :ivar draws: constrained values by site, ``(C, T) + site shape``; empty when the engine failed.
-    :ivar model: a model whose latent sites are those of ``draws``; hyperparameters put in.
+    :ivar model: a model whose density the draws can be put into; hyperparameters put in.
     :ivar seconds: wall-clock time of the fit.
     :ivar fit: what the engine returned.
     :ivar failure: why there are no draws, or an empty string.
     :ivar divergences: number of divergent transitions, for NUTS.
+    :ivar label_switches: how often neighbouring draws of a chain name the components of a mixture differently.
+    :ivar target: the model that NUTS is to run on, where that is not ``model``.
     """
 
     name: str
@@ -41,6 +47,7 @@ class Run:
     divergences: int = 0
     label_switches: int = 0
     notes: tuple[str, ...] = field(default=())
+    target: Model | None = None
 
     @property
     def num_draws(self) -> int:
@@ -48,12 +55,19 @@ class Run:
         return next((v.shape[0] * v.shape[1] for v in self.draws.values()), 0)
 
     def chain_numbers(self) -> tuple[float, float]:
-        """Smallest effective sample size and largest R-hat over all elements; nan for too few draws."""
+        """Smallest effective sample size and largest R-hat over all elements that vary; nan for too few draws."""
         if self.num_draws < 8 or next(iter(self.draws.values())).shape[1] < 4:
             return math.nan, math.nan
-        found = chain_diagnostics({n: v.double() for n, v in self.draws.items()})
-        n_eff = min(float(d["n_eff"].min()) for d in found.values())
-        return n_eff, max(float(d["r_hat"].max()) for d in found.values())
+        varying = {n: moving(v) for n, v in self.draws.items()}
+        found = chain_diagnostics({n: v for n, v in varying.items() if v.numel()})
+        n_eff = min((float(d["n_eff"].min()) for d in found.values()), default=math.nan)
+        return n_eff, max((float(d["r_hat"].max()) for d in found.values()), default=math.nan)
+
+
+def moving(draws: Tensor) -> Tensor:
+    """The elements ``(C, T, E)`` that are not the same in all draws ``(C, T) + shape``."""
+    flat = draws.double().flatten(2) if draws.dim() > 2 else draws.double().unsqueeze(-1)
+    return flat[..., (flat != flat[:1, :1]).any(0).any(0)]
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,8 @@ class Nuts:
     :ivar of: name of the engine whose fitted hyperparameters are held; None runs on the user's model.
     :ivar hyperpriors: param name -> prior; these params are lifted to latent sites and integrated as well.
     :ivar num_samples: per chain, after as many as ``warmup_steps``.
-    :ivar seed: of the chains.
+    :ivar num_chains: more than one run in processes of their own, for which the model must be importable.
+    :ivar seed: of the first chain; the others count up.
     """
 
     of: str | None = None
@@ -73,13 +88,10 @@ class Nuts:
     num_chains: int = 1
     seed: int = 0
 
-    def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MCMC:
+    def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chains:
         """The finished chains."""
-        kernel = NUTS(self.prepared(model))
-        mcmc = MCMC(kernel, self.num_samples, self.warmup_steps, num_chains=self.num_chains, disable_progbar=True)
-        pyro.set_rng_seed(self.seed)
-        mcmc.run(*args, **kwargs)
-        return mcmc
+        settings = Settings(self.num_samples, self.warmup_steps, self.num_chains, self.seed)
+        return run_chains(self.prepared(model), (args, kwargs), settings)
 
     def prepared(self, model: Model) -> Model:
         """The model with its params lifted."""
@@ -92,87 +104,152 @@ class Svi:
 
     :ivar guide: model -> guide, for example ``AutoNormal``.
     :ivar optim: a Pyro optimiser.
+    :ivar of: name of the engine whose fitted hyperparameters are held; None optimises the model's params.
+    :ivar elbo: makes the loss: ``TraceEnum_ELBO`` for models with discrete sites.
     """
 
     guide: Callable[[Model], Any]
     optim: Any
     num_steps: int = 1000
-    num_samples: int = 1000
+    num_samples: int = NUM_DRAWS
     seed: int = 0
+    of: str | None = None
+    elbo: Callable[[], Any] = Trace_ELBO
 
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Draws, Model]:
         """Draws from the guide, one chain, and the model at the optimised params."""
-        pyro.set_rng_seed(self.seed)
+        torch.manual_seed(self.seed)
         guide = self.guide(model)
-        svi = SVI(model, guide, self.optim, Trace_ELBO())
-        for _ in range(self.num_steps):
-            svi.step(*args, **kwargs)
+        svi = SVI(model, guide, self.optim, self.elbo())
+        losses = torch.tensor([svi.step(*args, **kwargs) for _ in range(self.num_steps)])
+        if not bool(torch.isfinite(losses[-1:]).all()):
+            raise BadInput(f"the loss of SVI is {float(losses[-1])} after {self.num_steps} steps; expected a number.")
         trace = poutine.trace(model).get_trace(*args, **kwargs)
         params = {n: torch.as_tensor(trace.nodes[n]["value"]).detach().clone() for n in trace.param_nodes}
-        names = [n for n in trace.stochastic_nodes if not trace.nodes[n]["is_observed"]]
+        latent = {n: trace.nodes[n] for n in trace.stochastic_nodes if not trace.nodes[n]["is_observed"]}
         drawn = Predictive(model, guide=guide, num_samples=self.num_samples)(*args, **kwargs)
-        shapes = {n: torch.as_tensor(trace.nodes[n]["value"]).shape for n in names if n in drawn}
+        shapes = {n: torch.as_tensor(s["value"]).shape for n, s in latent.items() if n in drawn and not is_discrete(s)}
         draws = {n: drawn[n].detach().reshape(1, self.num_samples, *s) for n, s in shapes.items()}
         return draws, poutine.substitute(model, data=params) if params else model
 
 
-def run(name: str, engine: Any, model: Model, data: tuple[Any, ...], done: Mapping[str, Run]) -> Run:
-    """One engine on the data; a failure is a row as well.
+def run(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, Run]) -> Run:
+    """One engine on the data; a failure, of whatever kind, is a row as well.
 
     The global param store and the caller's random state are as before, whatever the engine does.
     """
     start = time.perf_counter()
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
+    with torch.random.fork_rng(), pyro.get_param_store().scope(_stored(model, data)):
         try:
-            found = _run(name, engine, model, data, done)
-        except (
-            ArithmeticError,
-            ValueError,
-            RuntimeError,
-            TypeError,
-            MemoryError,
-            NotImplementedError,
-        ) as error:
+            found = _checked(_run(name, engine, model, data, done))
+        except Exception as error:  # an engine is anybody's code
             found = Run(name, {}, model, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
     return replace(found, seconds=time.perf_counter() - start)
 
 
-def _run(name: str, engine: Any, model: Model, data: tuple[Any, ...], done: Mapping[str, Run]) -> Run:
+def _stored(model: Model, data: Data) -> Any:
+    """A copy of the store's values of the model's own params, for engines to start from and to change."""
+    state = pyro.get_param_store().get_state()
+    own: set[str] = set()
+    if state["params"]:
+        try:
+            own = set(poutine.trace(model, param_only=True).get_trace(*data[0], **data[1]).nodes)
+        except Exception:  # the engine will fail as well, and say why
+            own = set()
+    params = {n: v.detach().clone().requires_grad_() for n, v in state["params"].items() if n in own}
+    return {"params": params, "constraints": {n: c for n, c in state["constraints"].items() if n in own}}
+
+
+def _run(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, Run]) -> Run:
     args, kwargs = data
     if isinstance(engine, Nuts):
-        base = _base(engine, model, done)
-        mcmc = engine.run_on(base, args, kwargs)
-        return replace(of_mcmc(name, mcmc), model=engine.prepared(base))
+        return _nuts(name, engine, model, data, done)
     if isinstance(engine, Svi):
-        draws, substituted = engine.run_on(model, args, kwargs)
+        base = model if engine.of is None else poutine.block(_fitted(engine.of, done), hide_types=["param"])
+        draws, substituted = engine.run_on(base, args, kwargs)
         return Run(name, draws, substituted, 0.0)
-    return _of_fit(name, engine, engine.run(*args, **kwargs))
+    return _of_fit(name, engine, engine.run(*args, **kwargs), model)
 
 
-def _base(engine: Nuts, model: Model, done: Mapping[str, Run]) -> Model:
-    if engine.of is None:
-        return model
-    if engine.of not in done or done[engine.of].failure:
-        raise BadInput(
-            f"Nuts(of={engine.of!r}) needs that engine's fit, listed before it; finished so far: {list(done)}."
-        )
-    return done[engine.of].model
+def _nuts(name: str, engine: Nuts, model: Model, data: Data, done: Mapping[str, Run]) -> Run:
+    """NUTS on a fit's model, or on the user's, whose params are put in because other processes have no store."""
+    base = _with_params(model, data, engine.hyperpriors or {}) if engine.of is None else _fitted(engine.of, done)
+    chains = engine.run_on(base, *data)
+    lacking = set() if engine.of is None else set(done[engine.of].draws) - set(chains.draws)
+    draws = chains.draws | (_recorded(chains, data, lacking) if lacking else {})
+    notes = (chains.note,) if chains.note else ()
+    return Run(name, draws, chains.model, 0.0, chains, "", int(chains.diverging.sum()), notes=notes)
 
 
-def of_mcmc(name: str, mcmc: MCMC) -> Run:
+def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:
+    joint = LogJoint(model, *data, hyper=())
+    if not lifted:
+        return joint.substituted(joint.initial_theta) if joint.held else model
+    others = {n: v for n, v in joint.held.items() if n not in lifted}
+    return poutine.substitute(model, data=others) if others else model
+
+
+def _recorded(chains: Chains, data: Data, names: set[str]) -> Draws:
+    """Values of ``pyro.deterministic`` sites at each draw: what a model on other axes calls weights."""
+    joint = LogJoint(chains.model, *data, hyper=())
+    lead = next(iter(chains.draws.values())).shape[:2]
+    rows = recorded_rows(joint, coordinates(joint, chains.draws))
+    return {n: v.reshape(*lead, *v.shape[1:]) for n, v in rows.items() if n in names}
+
+
+def coordinates(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
+    """Draws ``(C, T) + site shape`` as unconstrained rows ``(C * T, D)``."""
+    parts = [p.transform.inv(draws[p.name].flatten(0, 1)) for p in joint.latents]
+    return torch.cat([v.reshape(len(v), -1) for v in parts], -1)
+
+
+def _fitted(of: str, done: Mapping[str, Run]) -> Model:
+    """The model of another engine's fit, hyperparameters put in."""
+    if of not in done or done[of].failure:
+        raise BadInput(f"of={of!r} needs that engine's fit, listed before it; finished so far: {list(done)}.")
+    return done[of].target or done[of].model
+
+
+def _checked(found: Run) -> Run:
+    """Refuse draws that are no draws.
+
+    :raises BadInput: when sites have different numbers of draws, none, or values that are not finite.
+    """
+    sizes = {n: tuple(v.shape[:2]) for n, v in found.draws.items()}
+    if not found.num_draws or len(set(sizes.values())) > 1:
+        raise BadInput(f"the draws by site are (chains, draws) {sizes}; expected one number of them, at least 1.")
+    bad = {n: int((~torch.isfinite(v.double())).sum()) for n, v in found.draws.items()}
+    if any(bad.values()):
+        raise BadInput(f"draws that are nan or infinite, by site: { {n: b for n, b in bad.items() if b} }.")
+    return found
+
+
+def _of_mcmc(name: str, mcmc: MCMC) -> Run:
     """Chains that have been run."""
     draws = mcmc.get_samples(group_by_chain=True)
     divergences = sum(len(d) for d in mcmc.diagnostics().get("divergences", {}).values())
     return Run(name, dict(draws), mcmc.kernel.model, 0.0, fit=mcmc, divergences=divergences)
 
 
-def _of_fit(name: str, engine: Any, fit: Any) -> Run:
-    """A posterior of this package, MCMC, or any object with ``get_samples`` and ``model``."""
+def _of_fit(name: str, engine: Any, fit: Any, model: Model) -> Run:
+    """A posterior of this package, MCMC, or any object with ``get_samples``."""
     fit = engine if fit is None else fit
     if isinstance(fit, MCMC):
-        return of_mcmc(name, fit)
-    if not hasattr(fit, "get_samples") or not hasattr(fit, "model"):
-        raise BadInput(f"run(...) returned a {type(fit).__name__}; expected an object with get_samples and model.")
-    size = {"seed": 0} if isinstance(fit, LaplacePosterior) else {}
-    draws = fit.get_samples(1000, **size)
-    return Run(name, {n: v.detach().unsqueeze(0) for n, v in draws.items()}, fit.model, 0.0, fit=fit)
+        return _of_mcmc(name, fit)
+    if not hasattr(fit, "get_samples"):
+        raise BadInput(f"run(...) returned a {type(fit).__name__}; expected an object with get_samples(num_samples).")
+    draws = {n: torch.as_tensor(v).detach().unsqueeze(0) for n, v in _samples(fit).items()}
+    if isinstance(fit, AxesPosterior):  # its own model has axes in place of weights
+        joint = fit.of.joint
+        return Run(name, draws, joint.substituted(joint.initial_theta), 0.0, fit=fit, target=fit.model)
+    return Run(name, draws, getattr(fit, "model", None) or model, 0.0, fit=fit)
+
+
+def _samples(fit: Any) -> Mapping[str, Any]:
+    """Draws, by whichever of the usual signatures the object has."""
+    try:
+        names = set(inspect.signature(fit.get_samples).parameters)
+    except (TypeError, ValueError):
+        names = set()
+    size = [NUM_DRAWS] if names else []
+    return fit.get_samples(*size, **({"seed": 0} if "seed" in names else {}))

@@ -10,10 +10,11 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_evidence.predictors import log_prior
-from pyro_evidence.program import LogJoint, Model, quiet
+from pyro_evidence.program import LogJoint, Model, own_random_numbers, quiet
 from pyro_evidence.sites import is_observation, sample_nodes
 
 Values = dict[str, Tensor]
+ROWS = 512  # evaluated at a time
 
 
 def unobserved(joint: LogJoint, theta: Tensor) -> Model:
@@ -61,13 +62,54 @@ def log_prior_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
 def pointwise_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
     """Log likelihood of every datum at rows ``(R, D)``, nats, each ``(R,) + data shape``."""
     with torch.no_grad():
-        return _vectorised(lambda v: joint.pointwise(v, theta), u)
+        return _in_parts(lambda v: joint.pointwise(v, theta), u)
+
+
+def recorded_rows(joint: LogJoint, u: Tensor) -> Values:
+    """Values of the ``pyro.deterministic`` sites outside plates of discrete sites at rows ``(R, D)``."""
+    nodes = sample_nodes(joint.trace(joint.initial_u, joint.initial_theta))
+    names = [n for n, s in nodes.items() if _is_function(s) and not joint.discrete]
+    if not names:
+        return {}
+
+    def record(v: Tensor) -> Values:
+        nodes = joint.trace(v, joint.initial_theta).nodes
+        return {n: nodes[n]["value"] for n in names}
+
+    with torch.no_grad():
+        return _in_parts(record, u)
+
+
+def mean_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
+    """Mean of every observed site given the latents at rows ``(R, D)``, each ``(R,) + data shape``.
+
+    Sites whose distribution has no mean in closed form, or that depend on a discrete site, are left out.
+    """
+    if joint.discrete:
+        return {}
+
+    def means(v: Tensor) -> Values:
+        nodes = joint.trace(v, theta).nodes
+        return {n: torch.as_tensor(nodes[n]["fn"].mean).expand(nodes[n]["value"].shape) for n in joint.observed}
+
+    try:
+        with torch.no_grad():
+            return {n: v for n, v in _in_parts(means, u).items() if bool(torch.isfinite(v).all())}
+    except (NotImplementedError, AttributeError, RuntimeError, ValueError):
+        return {}
 
 
 def responsibility_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
     """``p(z_n = k | x_n, w)`` of the one discrete site at rows ``(R, D)``, ``(R,) + plate_shape + (K,)``."""
     with torch.no_grad():
         return _vectorised(lambda v: {"": joint.responsibilities(v, theta)}, u)[""]
+
+
+def node_at(joint: LogJoint, theta: Tensor, site: str) -> Any:
+    """A site as the model declares it on the arguments that ``joint`` holds now, discrete sites drawn."""
+    model = joint.substituted(theta)
+    with own_random_numbers(), quiet(), torch.no_grad(), poutine.block():
+        return poutine.trace(model).get_trace(*joint.args, **joint.kwargs).nodes[site]
 
 
 def _run(joint: LogJoint, model: Model) -> Values:
@@ -85,6 +127,12 @@ def _rows(draw: Callable[[Tensor], Values], u: Tensor, seed: int) -> Values:
     with torch.random.fork_rng(), torch.no_grad(), pyro.validation_enabled(False):
         torch.manual_seed(seed)
         return _vectorised(draw, u)
+
+
+def _in_parts(function: Callable[[Tensor], Values], u: Tensor) -> Values:
+    """All rows, a few hundred at once: a table of them all might not fit into memory."""
+    parts = [_vectorised(function, part) for part in u.split(ROWS)]
+    return {n: torch.cat([part[n] for part in parts]) for n in parts[0]}
 
 
 def _vectorised(function: Callable[[Tensor], Values], u: Tensor) -> Values:

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from pyro_evidence import groups, predictors, probes
+from pyro_evidence import gaussian_latent, groups, parameters, predictors, probes
 from pyro_evidence.checks import tensors
 from pyro_evidence.density import AutogradDensity, Linear, LinearDensity
+from pyro_evidence.gaussian_latent import GaussianLatent
 from pyro_evidence.groups import Guess, PrecisionGroups
+from pyro_evidence.network_density import NetworkDensity
 from pyro_evidence.ops.derivatives import Forward
 from pyro_evidence.ops.linalg import available_bytes
 from pyro_evidence.ops.predictor import is_separable
@@ -27,6 +29,14 @@ SMALL_JACOBIAN = 2**24  # numbers that are never too many
 DENSER_THAN_DATA = 4  # times as many numbers as the data have: beyond that a Jacobian is mostly zeros
 
 
+@runtime_checkable
+class Knows(Protocol):
+    """A network that can tell its density in closed form."""
+
+    def known_density(self, joint: LogJoint) -> NetworkDensity | None:
+        """What it believes the density of ``joint`` to be, or None."""
+
+
 @dataclass(frozen=True)
 class Structure:
     """The facts about one log joint, each None where absent."""
@@ -35,22 +45,29 @@ class Structure:
     slots: tuple[Slot, ...] | None
     linear: LinearDensity | None
     density: AutogradDensity
+    known: NetworkDensity | None = None  # what a network of the model's says of itself, where that is true
+    latent: GaussianLatent | None = None  # the linear predictors' Gaussian prior, where it is dense
 
     @property
-    def fastest(self) -> LinearDensity | AutogradDensity:
+    def fastest(self) -> GaussianLatent | LinearDensity | NetworkDensity | AutogradDensity:
         """The cheapest density for rows that share their hyperparameters."""
-        return self.linear or self.density
+        return self.latent or self.linear or self.known or self.density
+
+    @property
+    def by_rows(self) -> NetworkDensity | AutogradDensity:
+        """The cheapest density for rows with hyperparameters of their own."""
+        return self.known or self.density
 
     @property
     def without_linear(self) -> "Structure":
-        """The same without the linear density, so that autograd's is the fastest."""
-        return replace(self, linear=None)
+        """The same without the faster densities, so that autograd's is used."""
+        return replace(self, linear=None, known=None, latent=None)
 
     def agrees(self, u: Tensor, theta: Tensor) -> bool:
         """Whether both densities have one value and one gradient at ``(R, D)``, as they must."""
-        if self.linear is None or not len(u):
+        if self.fastest is self.density or not len(u):
             return True
-        pairs = zip(self.linear.gradient(u, theta), self.density.gradient(u, theta), strict=True)
+        pairs = zip(self.fastest.gradient(u, theta), self.density.gradient(u, theta), strict=True)
         tolerance = _tolerance(self.density.joint)
         return all(bool(((a - b).abs() <= tolerance * (1.0 + b.abs().amax())).all()) for a, b in pairs)
 
@@ -75,7 +92,24 @@ def _recognised(joint: LogJoint, found: Near) -> Structure:
     linear = None if sites is None or not far else _linear(sites, found, far)
     slots = None if sites is None else sites.slots if linear is None else linear.slots
     settled = None if guess is None or not far else groups.settle(guess, found, far)
-    return Structure(settled, slots, linear, AutogradDensity(joint, slots))
+    latent = None if linear is None else gaussian_latent.recognise(linear, origin, far)
+    structure = Structure(settled, slots, linear, AutogradDensity(joint, slots), latent=latent)
+    return structure if linear is not None else _with_known(structure)
+
+
+def _with_known(structure: Structure) -> Structure:
+    """With what a network within the model's reach says of itself, if it says the truth at three random places."""
+    joint = structure.density.joint
+    generator = torch.Generator().manual_seed(0)
+    draw = torch.randn(3, joint.latents.size + joint.hypers.size, generator=generator, dtype=torch.float64)
+    u, move = draw.to(joint.device).split([joint.latents.size, joint.hypers.size], -1)
+    for network in parameters.submodules(joint.model):
+        known = network.known_density(joint) if isinstance(network, Knows) else None
+        if known is not None:
+            found = replace(structure, known=known)
+            if found.agrees(u, joint.initial_theta + move):
+                return found
+    return structure
 
 
 def _wide(guess: Guess | None, origin: Probe) -> list[Probe | None]:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
 
 import pyro
 import torch
@@ -12,12 +14,14 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.ops import derivatives
 from pyro_evidence.ops.coordinates import is_identity
 from pyro_evidence.ops.linalg import require_memory
-from pyro_evidence.ops.predictor import Layout, curvature_blocks, gram
+from pyro_evidence.ops.predictor import Layout, curvature_blocks, gram, gram_diagonal
 from pyro_evidence.predictors import Slot
 from pyro_evidence.program import LogJoint
 from pyro_evidence.structure import Structure, recognise
 
 Function = Callable[[Tensor], Tensor]  # rows (R, D) -> (R,)
+KEPT = 2**24  # numbers of a design whose squares may be kept beside it: 128 MiB
+FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,20 @@ class Part:
         eta = eta.detach().requires_grad_()
         return curvature_blocks(self.log_likelihood, Layout(self.c.shape, ()), eta, create_graph=False)
 
+    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivative ``(R, N, C)`` and :meth:`curvature` in ``eta``."""
+        return self.slope(eta)[1], self.curvature(eta)
+
+    def precision_diagonal(self, B: Tensor) -> Tensor:
+        """Diagonal of ``J' B J`` for curvatures ``(N, C, C)``, shape ``(D,)``; keeps the squares of a small ``J``."""
+        if self.c.shape[1] > 1 or self.J.numel() > KEPT:
+            return gram_diagonal(self.J, B.unsqueeze(0))[0]
+        return B.flatten() @ self._squares
+
+    @cached_property
+    def _squares(self) -> Tensor:
+        return self.J[:, 0].square()
+
     def along(self, T: Tensor) -> "Part":
         """The same as a function of ``x``, ``y = T x``."""
         return replace(self, J=self.J @ T)
@@ -60,6 +78,12 @@ class LogisticPart(Part):
     def curvature(self, eta: Tensor) -> Tensor:
         """``trials s (1 - s)``, without cancellation."""
         return (self.trials * eta.sigmoid() * (-eta).sigmoid()).unsqueeze(-1)
+
+    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at once."""
+        s = eta.sigmoid()
+        slope = self.half - self.trials * (s - 0.5)
+        return slope, (self.trials * s * (-eta).sigmoid()).unsqueeze(-1)
 
 
 def logistic(part: Part) -> Part:
@@ -156,7 +180,20 @@ class AutogradTarget:
         return AutogradTarget(lambda x: self.function(x @ T.mT), tangents)
 
 
-Target = LinearTarget | AutogradTarget
+class Target(Protocol):
+    """A log likelihood of the weights ``y``, with what prior the other coordinates have."""
+
+    def value(self, y: Tensor) -> Tensor:
+        """Nats, shape ``(R,)``, of rows ``(R, D)``."""
+
+    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Value ``(R,)`` and gradient ``(R, D)``."""
+
+    def precision(self, y: Tensor) -> Tensor:
+        """Minus the Hessian, shape ``(R, D, D)``."""
+
+    def along(self, T: Tensor) -> "Target":
+        """The same as a function of ``x``, ``y = T x``."""
 
 
 def _rows(f: Function) -> derivatives.Function:
@@ -243,11 +280,9 @@ def weights_of(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
     index = torch.cat([position[slices[n]] for n in sites])
     other = position[~torch.isin(position, index)]
     order = torch.cat([index, other])
-    require_memory(
-        8 * (_num_data(joint) + 3 * len(order)) * len(order),
-        "the design matrix and its Gram matrix",
-        joint.device,
-    )
+    num_data, D = _num_data(joint), len(order)
+    needed = 8 * (num_data + 3 * min(2 * num_data, D)) * D
+    require_memory(needed, "the design matrix and its Gram matrix", joint.device, FEWER_ROWS)
     structure = recognise(joint)
     slots = structure.slots or () if structure.linear is None else tuple(p.slot for p in structure.linear.linear)
     return Weights(joint, sites, order, len(index), _target(joint, structure, sites, order), slots)
@@ -300,20 +335,25 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
         trace = joint.trace(joint.initial_u, theta)
         same = bool((order == torch.arange(len(order))).all())
         parts = [
-            Part(
-                _in_blocks(joint, p.layout, p.slot.log_likelihood(trace)),
-                p.J if same else p.J[..., order],
-                offset,
-            )
+            part_of(joint, p.slot.log_likelihood(trace), p.layout, (p.J if same else p.J[..., order], offset))
             for p, offset in zip(structure.linear.linear, structure.linear.parts(theta).offsets, strict=True)
         ]
-        return LinearTarget(tuple(logistic(p) for p in parts), rest if others else None)
+        return LinearTarget(tuple(parts), rest if others else None)
 
     def function(y: Tensor) -> Tensor:
         u = y[:, inverse]
         return joint.log_joint(u, theta) - torch.stack([log_prior(row, sites) for row in u])
 
     return AutogradTarget(function, lambda y: _tangents(joint, structure, y, inverse))
+
+
+def part_of(joint: LogJoint, log_likelihood: Function, layout: Layout, predictor: tuple[Tensor, Tensor]) -> Part:
+    """One observed site behind ``eta = J y + c``.
+
+    :param log_likelihood: of predictors of the layout's shape.
+    :param predictor: ``J`` and ``c``.
+    """
+    return logistic(Part(_in_blocks(joint, layout, log_likelihood), *predictor))
 
 
 def _in_blocks(joint: LogJoint, layout: Layout, log_likelihood: Function) -> Function:

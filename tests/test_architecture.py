@@ -20,16 +20,32 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 LAYERS = [
     ["errors"],
     ["ops"],
-    "contraction sites checks parameters program predictors probes groups density structure pruned laplace".split(),
-    "simulate weights mixture_kernels mixture_structure mppca_structure".split(),
-    ["models", "guide", "archive", "report", "posterior", "mixture_posterior", "mppca_laplace", "mppca_posterior"],
+    "contraction sites checks parameters program predictors probes groups density network_density".split(),
+    "gaussian_latent structure pruned laplace".split(),
+    "simulate weights streamed gaps mixture_kernels mixture_structure".split(),
+    ["mppca_structure"],
+    "models guide latent_prediction laplace_marginal archive report posterior mixture_fit mixture_posterior".split(),
+    ["mppca_laplace", "mppca_posterior"],
+    ["prbf_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
-    "diagnostics datasets interop evidence_check compare_evidence labels runs compare sbc plots sklearn".split(),
+    "diagnostics datasets chains interop evidence_check compare_evidence committee labels tables runs held_out".split(),
+    "compare sbc plots plots_compare".split(),
+    ["learning_curve", "early_stopping", "plots_mixture", "sklearn"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
-RUN_MODELS = {"program", "simulate", "models", "guide", "posterior", "reparametrised", "runs", "compare"}
+RUN_MODELS = {
+    "program",
+    "simulate",
+    "models",
+    "guide",
+    "laplace_marginal",
+    "posterior",
+    "reparametrised",
+    "runs",
+    "compare",
+}
 MAX_LINES = 400
 
 Rule = Callable[[Path], list[str]]

@@ -65,7 +65,7 @@ def test_exact_engines_agree_within_monte_carlo_error(four: Comparison) -> None:
 def test_wrong_posteriors_are_seen(four: Comparison) -> None:
     assert four.rows["wide"]["mean"] == pytest.approx(0.5, abs=0.1)
     assert four.rows["wide"]["sd"] == pytest.approx(1.3, abs=0.06)
-    assert four.sites["wide"]["w"][1] == four.rows["wide"]["sd"]
+    assert four.sites["wide"]["w"]["sd"] == four.rows["wide"]["sd"]
     assert four.rows["wide"]["wasserstein"] > 3.0 * four.rows["wide"]["noise"]
 
 

@@ -219,3 +219,40 @@ def test_a_split_depends_on_its_seed_alone() -> None:
 def test_a_split_with_an_empty_side_is_refused(fraction: float) -> None:
     with pytest.raises(BadInput, match=r"of 10 rows leaves .* expected at least one in each"):
         train_test_split(small(), fraction=fraction, seed=0)
+
+
+def test_series_density_has_mass_one_and_is_the_law_of_the_next_value() -> None:
+    """Quadrature for the mass; for the law, the distribution function at what came next is uniform."""
+    y = (torch.arange(200_000) + 0.5) / 200_000
+    for x in (0.05, 0.3, 0.5, 0.95):
+        density = datasets.stochastic_series_log_density(torch.full_like(y, x), y).exp()
+        assert float(density.mean()) == pytest.approx(1.0, abs=1e-3)
+    series = datasets.stochastic_series(400, seed=3)
+    grid = y[::100]
+    pairs = datasets.stochastic_series_log_density(series.X.expand(-1, len(grid)), grid.expand(400, -1)).exp()
+    level = (pairs * (grid <= series.t[:, None])).mean(-1).sort().values
+    uniform = (torch.arange(400) + 0.5) / 400
+    assert float((level - uniform).abs().max()) < 1.63 / 400**0.5 + 0.01  # Kolmogorov-Smirnov, 1 %, plus the grid
+
+
+def test_series_comes_as_close_to_the_bayes_limit_as_it_should() -> None:
+    """-1.182 nats per datum is the entropy of the conditional density; four standard errors."""
+    series = datasets.stochastic_series(20_000, seed=0)
+    log_density = datasets.stochastic_series_log_density(series.X[:, 0], series.t)
+    assert bool(log_density.isfinite().all())
+    x, y = series.X[:, 0], series.t
+    a, kappa = y / (x * (1.0 - x)), torch.log1p(-y) / x.log()
+    assert 3.0 < float(a[(kappa < 0.5) | (kappa > 1.25)].min()) < 3.01  # what cannot have come the other way
+    assert 3.99 < float(a[(kappa < 0.5) | (kappa > 1.25)].max()) < 4.0
+    assert 0.5 < float(kappa[(a < 3.0) | (a > 4.0)].min()) < 0.51
+    assert 1.24 < float(kappa[(a < 3.0) | (a > 4.0)].max()) < 1.25
+    assert abs(-float(log_density.mean()) + 1.182) < 4 * float(log_density.std()) / 20_000**0.5 + 5e-4
+
+
+def test_series_is_a_path_from_its_seed_and_moves_no_generator() -> None:
+    state = torch.get_rng_state()
+    series, again, other = (datasets.stochastic_series(50, seed=s) for s in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert series.X.shape == (50, 1) and series.X.dtype == torch.float64
+    assert torch.equal(series.X[1:, 0], series.t[:-1])
+    assert torch.equal(series.t, again.t) and not torch.equal(series.t, other.t)

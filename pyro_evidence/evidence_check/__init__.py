@@ -6,6 +6,7 @@ from pyro_evidence.evidence_check.importance import importance_sampling
 from pyro_evidence.evidence_check.modes import Modes, find_modes
 from pyro_evidence.evidence_check.smc import tempered_smc
 from pyro_evidence.evidence_check.thames import thames
+from pyro_evidence.evidence_check.thermodynamic import thermodynamic_integration
 
 __all__ = [
     "EvidenceEstimate",
@@ -15,4 +16,5 @@ __all__ = [
     "importance_sampling",
     "tempered_smc",
     "thames",
+    "thermodynamic_integration",
 ]

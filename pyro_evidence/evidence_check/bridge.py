@@ -8,14 +8,12 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
-from pyro_evidence.evidence_check.target import Draws, Target, check_halves, target
+from pyro_evidence.evidence_check.target import Draws, Source, Target, check_halves, target
 from pyro_evidence.ops import bridge
 from pyro_evidence.ops.proposal import NormalMixture, moment_normal
-from pyro_evidence.posterior import LaplacePosterior
-from pyro_evidence.program import LogJoint
 
 
-def bridge_sampling(of: LaplacePosterior | LogJoint, draws: Draws, *, seed: int = 0) -> EvidenceEstimate:
+def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstimate:
     """Log evidence by the optimal bridge between posterior draws and a normal, Meng and Wong (1996), eq. 4.1.
 
     The normal has the mean and covariance of the first half of each chain; the bridge is built from the

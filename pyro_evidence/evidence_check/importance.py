@@ -9,14 +9,13 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
 from pyro_evidence.evidence_check.modes import Modes
-from pyro_evidence.evidence_check.target import laplace_normal, target
+from pyro_evidence.evidence_check.target import Posterior, laplace_normal, target
 from pyro_evidence.ops import importance, psis
-from pyro_evidence.posterior import LaplacePosterior
 
 FEWEST = 100  # draws below which a tail cannot be fitted
 
 
-def importance_sampling(of: LaplacePosterior | Modes, *, num_samples: int = 10_000, seed: int = 0) -> EvidenceEstimate:
+def importance_sampling(of: Posterior | Modes, *, num_samples: int = 10_000, seed: int = 0) -> EvidenceEstimate:
     """Log evidence by importance sampling from the Laplace posterior, weights Pareto-smoothed.
 
     The estimate is consistent whatever the posterior's shape, and its k-hat says whether ``num_samples`` are

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.evidence_check.target import Target, precision_tril, target
+from pyro_evidence.evidence_check.target import Posterior, Target, laplace_posterior, precision_tril, target
 from pyro_evidence.laplace import LaplaceState, state_at
 from pyro_evidence.laplace import find_modes as climb
 from pyro_evidence.ops.proposal import NormalMixture
@@ -59,18 +59,20 @@ class Modes:
         return NormalMixture(raised.log_softmax(0), torch.stack([s.u[active] for s in self.states]), torch.stack(trils))
 
 
-def find_modes(posterior: LaplacePosterior, *, restarts: int = 16, labels: Axes | None = None, seed: int = 0) -> Modes:
+def find_modes(of: Posterior, *, restarts: int = 16, labels: Axes | None = None, seed: int = 0) -> Modes:
     """Modes at the posterior's hyperparameters, told apart by where they are, not by how high.
 
     Climbs from the posterior's own mode, from random starts, and from the relabellings of all modes found so
     far.
 
+    :param of: a posterior.
     :param restarts: number of random starts.
     :param labels: latent site -> the axis of its value that counts mixture components; default: the first
         axis as long as the discrete site has states, in every site that has one.  ``{}`` relabels nothing.
     :param seed: of the starts.
     :raises BadInput: when an axis does not exist, or there are more than 120 relabellings.
     """
+    posterior = laplace_posterior(of)
     at = posterior.state.problem
     axes, num_components = component_axes(at.joint, posterior.state, labels)
     starts = torch.cat([posterior.state.u.unsqueeze(0), at.joint.initial(restarts, seed)])

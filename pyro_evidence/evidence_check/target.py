@@ -12,10 +12,13 @@ from pyro_evidence.ops.curvature import Density
 from pyro_evidence.ops.precision import Dense, Precision
 from pyro_evidence.ops.proposal import NormalMixture
 from pyro_evidence.posterior import LaplacePosterior
+from pyro_evidence.posterior_axes import AxesPosterior
 from pyro_evidence.program import LogJoint
 from pyro_evidence.structure import Structure, recognise
 
 Draws = Mapping[str, Tensor]
+Posterior = LaplacePosterior | AxesPosterior
+Source = LaplacePosterior | AxesPosterior | LogJoint
 ROWS = 512  # evaluated at a time: keeps a (rows, N) table of predictors in the cache
 
 
@@ -121,12 +124,29 @@ def check_halves(at: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def target(of: LaplacePosterior | LogJoint) -> Target:
+def laplace_posterior(of: Posterior) -> LaplacePosterior:
+    """The posterior itself; for one on a few axes that of its own model, whose latent site is ``axes``.
+
+    :raises BadInput: when every axis is pruned, or for what is no posterior of this package.
+    """
+    if isinstance(of, LaplacePosterior):
+        return of
+    if not isinstance(of, AxesPosterior):
+        raise BadInput(
+            f"a {type(of).__name__} has no density to check; expected a posterior as engine.run(...) returns."
+        )
+    if not len(of.state.x):
+        raise BadInput("every axis was pruned, so there is nothing to integrate; log_evidence is exact.")
+    return of._laplace
+
+
+def target(of: Source) -> Target:
     """The density of a posterior, at its hyperparameters; or of a log joint, at its starting ones."""
     if isinstance(of, LogJoint):
         active = torch.ones(of.latents.size, dtype=torch.bool, device=of.device)
         return Target(of, _batched(recognise(of)), of.initial_theta, active, of.initial_u)
-    state, problem = of.state, of.state.problem
+    state = laplace_posterior(of).state
+    problem = state.problem
     density = _batched(problem.structure) if bool(problem.active.all()) else problem.density
     return Target(problem.joint, density, state.theta, problem.active, state.u)
 
@@ -144,9 +164,9 @@ def precision_tril(precision: Precision, active: Tensor) -> Tensor:
     return precision.variance[0][active].rsqrt().diag_embed()
 
 
-def laplace_normal(posterior: LaplacePosterior) -> NormalMixture:
+def laplace_normal(posterior: Posterior) -> NormalMixture:
     """The posterior itself as a proposal."""
-    state = posterior.state
+    state = laplace_posterior(posterior).state
     active = state.problem.active
     return NormalMixture(
         state.u.new_zeros(1),

@@ -11,16 +11,15 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.bridge import effective_draws
 from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
 from pyro_evidence.evidence_check.modes import Axes, component_axes, permutations
-from pyro_evidence.evidence_check.target import Draws, Target, check_halves, target
+from pyro_evidence.evidence_check.target import Draws, Posterior, Target, check_halves, laplace_posterior, target
 from pyro_evidence.ops import ellipsoid, importance
 from pyro_evidence.ops.coordinates import Coordinate
-from pyro_evidence.posterior import LaplacePosterior
 
 SIMPLEX = type(biject_to(constraints.simplex))
 
 
 def thames(
-    posterior: LaplacePosterior,
+    of: Posterior,
     draws: Draws,
     *,
     labels: Axes | None = None,
@@ -35,7 +34,7 @@ def thames(
     one makes no difference. After Metodiev et al. (2025), arXiv 2504.21812; the ellipsoid is that of
     Metodiev et al. (2024), THAMES.
 
-    :param posterior: whose model the chains ran on.
+    :param of: the posterior whose model the chains ran on.
     :param draws: ``MCMC(NUTS(posterior.model), ...).get_samples(group_by_chain=True)``.
     :param labels: as in :func:`find_modes`; without mixture components this is the plain THAMES.
     :param num_volume: uniform points for the volume.
@@ -45,6 +44,7 @@ def thames(
     :raises BadInput: when the density changes under relabelling (hyperparameters that differ between
         components), for pruned posteriors, and for the draws that :func:`bridge_sampling` refuses.
     """
+    posterior = laplace_posterior(of)
     at = target(posterior)
     if at.size < len(at.active):
         raise BadInput("some coordinates are pruned; expected none. Use bridge_sampling.")

@@ -1,16 +1,19 @@
 """Mixtures that do not overfit: evidence-regularised EM for Pyro models."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
+from pyro_evidence.checks import tensors
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mixture_em, mppca_task
 from pyro_evidence.infer.iterate import Fit, Status, Stop
-from pyro_evidence.infer.mixture_em import Deletion, GreedyDeletion
+from pyro_evidence.infer.mixture_deletion import Deletion, GreedyDeletion
 from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
-from pyro_evidence.infer.mixture_task import Task, begin, posterior_of
+from pyro_evidence.infer.mixture_task import Task, begin, finish
 from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.models.missing import Missing, marginalised, parsed
 from pyro_evidence.mppca_posterior import MPPCAPosterior
 from pyro_evidence.ops import mixture_evidence
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
@@ -19,7 +22,7 @@ from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.program import LogJoint, Model
 
 UPDATE, START, DELETION = Guarded(), Start(), GreedyDeletion()
-STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=100, throw=False)  # rounds go slowly at the end
+STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500, throw=False)  # rounds go slowly at the end
 
 
 class EvidenceEM:
@@ -38,6 +41,9 @@ class EvidenceEM:
     :param start: where to begin, how often, and how many rounds without regularisation.
     :param deletion: what to try after the rounds: ``GreedyDeletion()``, or None for nothing.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.
+    :param missing: what nan among the responses means: ``Missing.REFUSE``, an error, or ``Missing.MARGINALISE``, not
+        observed and integrated out (or their values ``"refuse"`` and ``"marginalise"``); see
+        :func:`~pyro_evidence.models.missing.marginalised`.
     """
 
     def __init__(
@@ -49,10 +55,13 @@ class EvidenceEM:
         start: Start = START,
         deletion: Deletion | None = DELETION,
         stop: Stop = STOP,
+        missing: Missing | str = Missing.REFUSE,
     ) -> None:
         if not callable(model):
             raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
-        self.model, self.update, self.curvature = model, update, curvature
+        self.missing = parsed(missing)
+        self.model = marginalised(model) if self.missing is Missing.MARGINALISE else model
+        self.update, self.curvature = update, curvature
         self.start, self.deletion, self.stop = start, deletion, stop
         self._task: Task | mppca_task.Task | None = None
         self._data: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -63,26 +72,42 @@ class EvidenceEM:
         Any other model with one local discrete site takes a slower way, without pruning: EM to a mode by Newton's
         method on the expected log joint, then hyperparameters by the exact gradient of the Laplace evidence.
 
+        Unless converged it warns, or raises with ``stop.throw``; ``stop.tolerance = 0`` asks for ``num_steps`` rounds,
+        no more and no less.
+
         :param args: the model's arguments.
         :return: a :class:`~pyro_evidence.mixture_posterior.MixturePosterior` for a recognised mixture.
-        :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed.
+        :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
         :raises BadInput, UnsupportedModel: see errors.
         """
-        joint = mppca_task.log_joint(self.model, args, kwargs)
+        joint = self._joint(args, kwargs)
         if (found := mppca_task.begin(joint, self.start, self.update)) is not None:
             return mppca_task.run(found, self.start, self.deletion, self.stop)
         try:
             task = self._begin(joint)
         except UnsupportedModel as why:
             return run_generic(joint, why, self.start.restarts, self.start.seed, self.stop)
-        fit = mixture_em.em(task.batch, self.update, self.start.warm_up, self.stop)
-        if bool(fit.state.failed.all()):
-            raise NotConverged("EvidenceEM: every restart left the finite numbers. Pass update=Guarded().")
-        state = self.deletion(fit.state) if self.deletion and fit.status is not Status.INTERRUPTED else fit.state
-        posterior = posterior_of(task, Fit(state, fit.status, fit.objectives))
-        if fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
-            raise NotConverged(f"EvidenceEM: {fit.status.value}. What was reached is in .posterior.", posterior)
+        fit = mixture_em.em(task.batch, self.update, self.start.warm_up, self._first_stop)
+        if fit.state.verdict is Status.FAILED:
+            letters = "\n".join(fit.state.reasons)
+            raise NotConverged(f"EvidenceEM: every restart failed. Pass update=Guarded(rho=0.05).\n{letters}")
+        posterior = finish(task, fit, self.deletion, self.stop)
+        if posterior.status == Status.STEP_LIMIT.value and self.stop.tolerance > 0:  # else it was asked for
+            self._complain(posterior)
         return posterior
+
+    @property
+    def _first_stop(self) -> Stop:
+        """For the rounds of all restarts."""
+        if self.deletion is None:
+            return self.stop
+        return replace(self.stop, num_steps=min(self.stop.num_steps, self.deletion.after))
+
+    def _complain(self, posterior: MixturePosterior) -> None:
+        message = f"EvidenceEM: {posterior.status}"
+        if self.stop.throw:
+            raise NotConverged(f"{message}. What was reached is in this error's .posterior.", posterior)
+        warnings.warn(message, stacklevel=3)
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.
@@ -91,7 +116,7 @@ class EvidenceEM:
         :raises UnsupportedModel: for a model that is not recognised as a mixture; see :meth:`run`.
         """
         if self._task is None or not _same(self._data, (args, kwargs)):
-            joint = mppca_task.log_joint(self.model, args, kwargs)
+            joint = self._joint(args, kwargs)
             self._task = mppca_task.begin(joint, self.start, self.update) or self._begin(joint)
             self._data, move = (args, kwargs), self._warm
         else:
@@ -115,7 +140,20 @@ class EvidenceEM:
         if isinstance(self._task, mppca_task.Task):
             return mppca_task.reached(self._task)
         batch = self._task.batch
-        return posterior_of(self._task, Fit(batch, Status.STEP_LIMIT, (batch.objective,)))
+        return finish(self._task, Fit(batch, Status.BY_HAND, (batch.objective,)), None, self.stop)
+
+    def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
+        """The model on its data.
+
+        :raises BadInput: for nan among the data, unless missing values are marginalised.
+        """
+        try:
+            return mppca_task.log_joint(self.model, args, kwargs)
+        except BadInput as error:
+            gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
+            if gaps and self.missing is Missing.REFUSE:
+                raise BadInput(f"{error} If nan means not observed: EvidenceEM(..., missing='marginalise').") from error
+            raise
 
     def _begin(self, joint: LogJoint) -> Task:
         return begin(joint, self.start, self.update, self.curvature)

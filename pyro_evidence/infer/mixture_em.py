@@ -1,17 +1,19 @@
 """The loop of evidence-regularised EM over a batch of restarts: rounds, failures contained, deletion, choice."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
-from pyro_evidence.ops import mixture_evidence, mixture_mode, mixture_rows
-from pyro_evidence.ops.mixture import Mixture, MixtureData
+from pyro_evidence.ops import mixture_mode, mixture_rows
+from pyro_evidence.ops.mixture import Mixture, MixtureData, rows_of
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
-from pyro_evidence.ops.mixture_updates import EStep, Ties, Unregularised, Update, estep, pruned
+from pyro_evidence.ops.mixture_mode import Modes
+from pyro_evidence.ops.mixture_updates import EStep, Ties, Unregularised, Update, estep
 
 
 @dataclass(frozen=True)
@@ -21,16 +23,17 @@ class Batch:
     at: EStep
     update: Update
     failed: Tensor  # (R,) bool: rows that stay at their last good state
-    moved: float  # largest change of a log hyperparameter in the last round
+    change: Tensor  # (R,) largest change of a log hyperparameter in the last round
+    num_rounds: int = 0
+    failures: Mapping[int, str] = field(default_factory=dict)  # what happened to the rows that failed
 
     @cached_property
     def log_evidence(self) -> Tensor:
         """Laplace log evidence at the current weights, in the engine's curvature and units, nats, ``(R,)``."""
-        log_joint = self.at.stats.log_likelihood + mixture_evidence.log_prior(self.at.mixture)
-        found = mixture_evidence.log_evidence(log_joint, self.at.A, self.at.mixture.alpha)
+        found = self.at.log_evidence
         return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
 
-    @property
+    @cached_property
     def objective(self) -> float:
         """Log evidence of the restart that has most."""
         best = float(self.log_evidence.max())
@@ -38,45 +41,65 @@ class Batch:
 
     @property
     def gradient_norm(self) -> float:
-        """How far the last round moved, in units of log precision: zero at a fixed point."""
-        return self.moved
+        """How far the last round moved any restart, in units of log precision: zero at a fixed point."""
+        return float(self.change.amax())
+
+    @cached_property
+    def modes(self) -> Modes:
+        """Every restart's mode at its hyperparameters, with the full Hessian."""
+        return mixture_mode.modes(self.at)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What each restart that failed says."""
+        return tuple(f"restart {row}: {text}" for row, text in self.failures.items())
 
     @property
     def verdict(self) -> Status | None:
         """No further step when every restart has failed."""
-        return Status.FAILED if bool(self.failed.all()) else None
+        return Status.FAILED if len(self.failures) == len(self.failed) else None
 
 
 def first(data: MixtureData, mixture: Mixture, ties: Ties, curvature: MixtureCurvature, update: Update) -> Batch:
     """The batch at its start."""
     at = estep(data, mixture, ties, curvature)
     failed = torch.zeros(len(mixture.w), dtype=torch.bool, device=mixture.w.device)
-    return Batch(at, update, failed, torch.inf)
+    return Batch(at, update, failed, at.stats.log_likelihood.new_full((len(failed),), torch.inf))
 
 
 def advance(batch: Batch) -> Batch:
-    """One round; rows that would leave the finite numbers stay where they are."""
-    old = batch.at.mixture
-    new = batch.update(batch.at)
-    failed = batch.failed | ~mixture_rows.is_sound(new)
-    new = mixture_rows.chosen(failed, old, new) if bool(failed.any()) else new
-    moved = _moved(old, new)
-    new, ties = _packed(new, batch.at.ties)
-    return Batch(estep(batch.at.data, new, ties, batch.at.curvature), batch.update, failed, moved)
+    """One round; rows that would leave the finite numbers stay where they are, and say why."""
+    old, new = batch.at.mixture, batch.update(batch.at)
+    change = mixture_rows.change(old, new)
+    if not math.isfinite(float(change.sum())) or batch.failures:
+        return _without_failures(batch, new, change)
+    new, ties = (new, batch.at.ties) if new.all_active else _packed(new, batch.at.ties)
+    at = estep(batch.at.data, new, ties, batch.at.curvature)
+    after = replace(batch, at=at, change=change, num_rounds=batch.num_rounds + 1)
+    return after if math.isfinite(float(at.stats.log_likelihood.sum())) else _without_failures(batch, new, change)
+
+
+def _without_failures(batch: Batch, new: Mixture, change: Tensor) -> Batch:
+    """A round in which some rows fail, or have failed before: these keep their last good state."""
+    old, at = batch.at.mixture, batch.at
+    sound = change.isfinite() & ~batch.failed
+    tried = mixture_rows.chosen(sound, new, old)
+    stats = estep(at.data, tried, at.ties, at.curvature).stats
+    good = sound & stats.log_likelihood.isfinite()
+    lost = (~good & ~batch.failed).nonzero().flatten().tolist()
+    reasons = {row: f"round {batch.num_rounds + 1}: {mixture_rows.complaint(new, row)}" for row in lost}
+    mixture = mixture_rows.chosen(good, new, old)
+    change = torch.where(good, change, 0.0)
+    failures = {**batch.failures, **reasons}
+    at = estep(at.data, mixture, at.ties, at.curvature)
+    return Batch(at, batch.update, ~good, change, batch.num_rounds + 1, failures)
 
 
 def _packed(mixture: Mixture, ties: Ties) -> tuple[Mixture, Ties]:
-    """Half of the components pruned in every restart? Then go on without them."""
-    num = int(mixture.active.sum(-1).max())
-    if num > mixture.w.shape[1] // 2 or not mixture_rows.is_exchangeable(ties, mixture.loc):
+    """A component pruned in every restart?  Then go on without it."""
+    if bool(mixture.active.all(-1).any()) or not mixture_rows.is_exchangeable(ties, mixture.loc):
         return mixture, ties
     return mixture_rows.packed(mixture, ties)
-
-
-def _moved(old: Mixture, new: Mixture) -> float:
-    parts = [(new.alpha / old.alpha).log(), (new.log_mixing.exp() - old.log_mixing.exp())]
-    parts.append((new.noise_diagonal / old.noise_diagonal).log())
-    return max(float(p.abs().max()) for p in parts)
 
 
 def rounds(batch: Batch, update: Update, num_steps: int) -> Batch:
@@ -89,77 +112,32 @@ def rounds(batch: Batch, update: Update, num_steps: int) -> Batch:
 
 def em(batch: Batch, update: Update, warm_up: int, stop: Stop) -> Fit[Batch]:
     """Unregularised warm-up, with the gamma prior of ``update`` if it has one, then ``update`` until ``stop``."""
-    return iterate(advance, warmed(batch, update, warm_up), stop, "EvidenceEM")
+    if warm_up:
+        exactly = Stop(tolerance=-1.0, num_steps=warm_up, progress=stop.progress)
+        warm = iterate(advance, _ready(batch, _warming(update)), exactly, "EvidenceEM, warm-up")
+        batch = warm.state
+        if warm.status is not Status.STEP_LIMIT:
+            return Fit(_ready(batch, update), warm.status, warm.objectives[-1:])
+    return iterate(advance, _ready(batch, update), stop, "EvidenceEM")
 
 
 def warmed(batch: Batch, update: Update, num_steps: int) -> Batch:
     """The batch after the warm-up, ready for ``update``."""
-    warm = rounds(batch, Unregularised(rho=getattr(update, "rho", 0.0)), num_steps)
-    return replace(warm, update=update, moved=torch.inf)
+    return _ready(rounds(batch, _warming(update), num_steps), update)
 
 
-def occam(at: EStep) -> tuple[Tensor, Mixture]:
-    """Occam-corrected log evidence with the full Hessian, and the modes it was taken at; -inf where there is none."""
-    mode = mixture_mode.find_mode(at.data, at.mixture)
-    found = mixture_mode.log_evidence_occam(estep(at.data, mode, at.ties, mixture_evidence.full))
-    return torch.where(found.isfinite(), found, -torch.inf), mode
+def _warming(update: Update) -> Update:
+    return Unregularised(rho=getattr(update, "rho", 0.0))
 
 
-Deletion = Callable[[Batch], Batch]
+def _ready(batch: Batch, update: Update) -> Batch:
+    return replace(batch, update=update, change=torch.full_like(batch.change, torch.inf))
 
 
-@dataclass(frozen=True)
-class GreedyDeletion:
-    """Leave out one component, re-fit, keep the smaller mixture if its Occam-corrected log evidence is higher; repeat.
-
-    All candidates of all restarts are one batch.  It finds the truth when the truth is a small mixture; where it is
-    not, the smaller mixture has the slightly lower test density: pass ``deletion=None`` then.
-
-    :ivar num_steps: rounds of re-fitting.
-    """
-
-    num_steps: int = 25
-
-    def __call__(self, batch: Batch) -> Batch:
-        """The batch after all deletions that gain."""
-        if mixture_rows.is_exchangeable(batch.at.ties, batch.at.mixture.loc):
-            mixture, ties = mixture_rows.packed(batch.at.mixture, batch.at.ties)
-            batch = replace(batch, at=estep(batch.at.data, mixture, ties, batch.at.curvature))
-        height, _ = occam(batch.at)
-        gained = ~batch.failed
-        while bool(gained.any()):
-            batch, height, gained = self._once(batch, height, gained)
-        return batch
-
-    def _once(self, batch: Batch, height: Tensor, alive: Tensor) -> tuple[Batch, Tensor, Tensor]:
-        mixture = batch.at.mixture
-        able = mixture.active & alive.unsqueeze(-1) & (mixture.active.sum(-1, keepdim=True) > 1)
-        rows, out = able.nonzero().unbind(-1)
-        if not len(rows):
-            return batch, height, torch.zeros_like(alive)
-        keep = mixture.active[rows].scatter(-1, out.unsqueeze(-1), False)
-        small = pruned(mixture_rows.row(mixture, rows), keep)
-        begun = first(_rows_of(batch.at.data, rows), small, batch.at.ties, batch.at.curvature, batch.update)
-        tried = rounds(begun, batch.update, self.num_steps)
-        heights = torch.where(tried.failed, -torch.inf, occam(tried.at)[0])
-        return _adopted(batch, height, (rows, heights, tried.at.mixture))
-
-
-def _adopted(batch: Batch, height: Tensor, tried: tuple[Tensor, Tensor, Mixture]) -> tuple[Batch, Tensor, Tensor]:
-    """Each restart's best candidate where it is higher."""
-    rows, heights, mixtures = tried
-    table = torch.where(rows == torch.arange(len(height)).unsqueeze(-1), heights, -torch.inf)  # (R, candidates)
-    best, which = table.max(-1)
-    gained = best > height
-    mixtures = mixture_rows.padded(mixtures, batch.at.mixture)
-    mixture = mixture_rows.chosen(gained, mixture_rows.row(mixtures, which), batch.at.mixture)
-    at = estep(batch.at.data, mixture, batch.at.ties, batch.at.curvature)
-    return replace(batch, at=at), torch.where(gained, best, height), gained
-
-
-def _rows_of(data: MixtureData, rows: Tensor) -> MixtureData:
-    """The data of some rows, where each row has its own."""
-    if data.Y.dim() == 2 and data.G.dim() == 2:
-        return data
-    parts = {f: getattr(data, f) for f in ("Y", "G", "features")}
-    return replace(data, **{f: v[rows] if v.dim() == 3 else v for f, v in parts.items()})
+def alone(batch: Batch, row: Tensor) -> Batch:
+    """One restart ``(1,)`` of the batch, as a batch of its own."""
+    mixture, ties = mixture_rows.row(batch.at.mixture, row), batch.at.ties
+    if mixture_rows.is_exchangeable(ties, mixture.loc):
+        mixture, ties = mixture_rows.packed(mixture, ties)
+    at = estep(rows_of(batch.at.data, row), mixture, ties, batch.at.curvature)
+    return replace(batch, at=at, failed=batch.failed[row], change=batch.change[row], failures={})

@@ -1,22 +1,26 @@
 """One recognised mixture on its way: from the Pyro model to a batch of restarts, and back to a posterior."""
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.infer import mixture_em
-from pyro_evidence.infer.iterate import Fit
+from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.mixture_deletion import Deletion
 from pyro_evidence.infer.mixture_em import Batch
 from pyro_evidence.infer.mixture_start import Starting
 from pyro_evidence.mixture_posterior import MixturePosterior, laplace_state
 from pyro_evidence.mixture_structure import MixtureStructure, recognise_mixture
-from pyro_evidence.ops import mixture_evidence, mixture_rows
+from pyro_evidence.ops import mixture_evidence, mixture_mode, mixture_rows
 from pyro_evidence.ops.mixture import Mixture
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
 from pyro_evidence.ops.mixture_units import ResponseUnits, response_units
-from pyro_evidence.ops.mixture_updates import Update, estep
+from pyro_evidence.ops.mixture_updates import Update
 from pyro_evidence.program import LogJoint
+
+SAME = 1e-6  # relative difference between the evidences of two restarts at one mode
 
 
 @dataclass(frozen=True)
@@ -46,25 +50,56 @@ def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCu
     return Task(structure, units, mixture_em.first(data, start(data, own, ties), ties, curvature, update))
 
 
-def posterior_of(task: Task, fit: Fit[Batch]) -> MixturePosterior:
-    """The best restart at its mode, in the model's units."""
-    batch, structure, units = fit.state, task.structure, task.units
-    heights, modes = mixture_em.occam(batch.at)
-    heights = torch.where(batch.failed, -torch.inf, heights)
-    best = heights.argmax().reshape(1)
-    like = units.standard(structure.start)
-    mixture = structure.consistent(units.original(mixture_rows.padded(mixture_rows.row(modes, best), like)))
-    state = laplace_state(structure, mixture)
-    restarts = _log_evidences(batch, modes) - task.jacobian
-    path = tuple(v - float(task.jacobian) for v in fit.objectives)
-    clipped = int(batch.at.well_determined.num_clipped[best])
+def finish(task: Task, fit: Fit[Batch], deletion: Deletion | None, stop: Stop) -> MixturePosterior:
+    """From all restarts to one: deletion, choice, and, if anything was deleted, rounds of the chosen one alone."""
+    fit = _deleted(fit, deletion) if deletion else fit
+    batch, modes = fit.state, fit.state.modes
+    best = highest(torch.where(batch.failed, -torch.inf, modes.occam))
+    at_mode = mixture_rows.row(modes.mixture, best)
+    if deletion and fit.status is not Status.INTERRUPTED:
+        rest = iterate(mixture_em.advance, mixture_em.alone(batch, best), stop, "EvidenceEM")
+        fit = Fit(rest.state, rest.status, fit.objectives + rest.objectives[1:])
+        at_mode = mixture_mode.find_mode(rest.state.at.data, rest.state.at.mixture)
+    elif fit.status is Status.STEP_LIMIT and float(batch.change[best]) <= stop.gradient_tolerance:
+        fit = Fit(batch, Status.CONVERGED, fit.objectives)  # the others are not
+    restarts = torch.where(batch.failed, torch.nan, modes.log_evidence)
+    return posterior_of(task, fit, at_mode, (restarts, batch.reasons))
+
+
+def _deleted(fit: Fit[Batch], deletion: Deletion) -> Fit[Batch]:
+    if fit.status is Status.INTERRUPTED:
+        return fit
+    try:
+        return Fit(deletion(fit.state), fit.status, fit.objectives)
+    except KeyboardInterrupt:
+        warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=4)
+        return Fit(fit.state, Status.INTERRUPTED, fit.objectives)
+
+
+def posterior_of(
+    task: Task, fit: Fit[Batch], at_mode: Mixture, restarts: tuple[Tensor, tuple[str, ...]]
+) -> MixturePosterior:
+    """One mixture in the model's units.
+
+    :param at_mode: one row, its weights at a mode.
+    :param restarts: log evidence of each in the engine's units, and what those that failed said.
+    """
+    structure, units = task.structure, task.units
+    whole = mixture_rows.padded(at_mode, units.standard(structure.start))
+    mixture = structure.consistent(units.original(whole))
     return MixturePosterior(
-        state, fit.status.value, path, restarts, structure=structure, mixture=mixture, num_clipped=clipped
+        laplace_state(structure, mixture),
+        fit.status.value,
+        tuple(v - float(task.jacobian) for v in fit.objectives),
+        restarts[0] - task.jacobian,
+        restarts[1],
+        structure=structure,
+        mixture=mixture,
+        num_clipped=int(fit.state.at.well_determined.num_clipped.max()),
     )
 
 
-def _log_evidences(batch: Batch, modes: Mixture) -> Tensor:
-    """Laplace log evidence of each restart at its mode, full Hessian, nan where it failed."""
-    at = estep(batch.at.data, modes, batch.at.ties, mixture_evidence.full)
-    found = mixture_evidence.log_evidence(mixture_evidence.log_joint(at.data, modes), at.A, modes.alpha)
-    return torch.where(batch.failed, torch.nan, found)
+def highest(heights: Tensor) -> Tensor:
+    """The first row that is as high as any, up to rounding: restarts often meet, shape ``(1,)``."""
+    top = heights.max()
+    return (heights >= top - SAME * (1.0 + top.abs())).to(torch.int8).argmax().reshape(1)

@@ -1,12 +1,12 @@
 """The relevance vector machine for any Pyro model with a linear predictor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
-from pyro_evidence.infer import fast_marginal
-from pyro_evidence.infer.fast_marginal import FastState
+from pyro_evidence.infer import fast_marginal, noisy_marginal
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.noise import noise_of
 from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.weights import LinearTarget, Weights, weights_of
@@ -17,26 +17,33 @@ class RVM:
 
     Tipping (2001); the sequential algorithm of Tipping and Faul (2003).  Any likelihood with a linear
     predictor: exact evidence for a Gaussian one, Laplace's otherwise, classes by softmax.  What the user
-    wrote as the weights' prior is not counted; params, a noise scale among them, stay at their stored or
-    declared values.
+    wrote as the weights' prior is not counted; params stay at their stored or declared values, but for the
+    one that ``noise`` names.
 
     The search is greedy.  It can stop at a poor model, even the constant one, where no single weight helps
     alone; and the predictive variance of localised basis functions falls far from the data, where it should
-    rise.
+    rise: :meth:`RVMPosterior.healed_predictor` puts that right.
 
     :param model: a Pyro model with a linear predictor and no latent sites besides the weights.
     :param site: the site(s) that hold the weights; may be left out when there is only one latent site.
+    :param noise: the param that sets the precision of Gaussian noise (a scale, variance or precision of one
+        element), to be re-estimated by the evidence as well; None holds it.
     :param stop: most steps, whether to raise and to show a progress bar.
     """
 
     def __init__(
-        self, model: Model, *, site: str | Sequence[str] | None = None, stop: Stop = Stop(num_steps=2000)
+        self,
+        model: Model,
+        *,
+        site: str | Sequence[str] | None = None,
+        noise: str | None = None,
+        stop: Stop = Stop(num_steps=2000),
     ) -> None:
         if not callable(model):
             raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
-        self.model, self.site, self.stop = model, site, stop
+        self.model, self.site, self.noise, self.stop = model, site, noise, stop
         self._of: Weights | None = None
-        self._fit: Fit[FastState] | None = None
+        self._fit: Fit[Any] | None = None
         self._data: tuple[Any, ...] = ()
 
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
@@ -46,9 +53,7 @@ class RVM:
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
         """
-        self._of = linear_weights(self.model, self.site, args, kwargs)
-        assert isinstance(self._of.target, LinearTarget)
-        self._fit = iterate(fast_marginal.step, fast_marginal.empty(self._of.target), self.stop, "RVM")
+        self._fit = iterate(self._step, self._start(args, kwargs), self.stop, "RVM")
         if self._fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
             raise NotConverged(
                 f"RVM: {self._fit.status.value}. The posterior so far is in the error's .posterior.",
@@ -67,13 +72,23 @@ class RVM:
             or len(data) != len(self._data)
             or any(a is not b for a, b in zip(data, self._data, strict=True))
         ):
-            self._of, self._data = linear_weights(self.model, self.site, args, kwargs), data
-            assert isinstance(self._of.target, LinearTarget)
-            state = fast_marginal.empty(self._of.target)
+            self._data, state = data, self._start(args, kwargs)
             self._fit = Fit(state, Status.STEP_LIMIT, (state.objective,))
-        state = fast_marginal.step(self._fit.state)
+        state = self._step(self._fit.state)
         self._fit = Fit(state, state.verdict or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
         return -state.objective
+
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model without weights."""
+        self._of = linear_weights(self.model, self.site, args, kwargs)
+        if self.noise is not None:
+            return noisy_marginal.start(noise_of(self._of, self.noise))
+        assert isinstance(self._of.target, LinearTarget)
+        return fast_marginal.empty(self._of.target)
+
+    @property
+    def _step(self) -> Callable[[Any], Any]:
+        return fast_marginal.step if self.noise is None else noisy_marginal.step
 
     @property
     def posterior(self) -> RVMPosterior:
@@ -84,7 +99,8 @@ class RVM:
         if self._fit is None or self._of is None:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         state = self._fit.state
-        return RVMPosterior(self._of, ColumnState(state.alpha, state.x), self._fit.status.value, self._fit.objectives)
+        of = self._of if self.noise is None else state.weights
+        return RVMPosterior(of, ColumnState(state.alpha, state.x), self._fit.status.value, self._fit.objectives)
 
 
 def linear_weights(

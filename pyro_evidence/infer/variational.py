@@ -4,7 +4,7 @@ Bishop and Tipping (2000), "Variational relevance vector machines".
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.infer.iterate import Status
-from pyro_evidence.ops.linalg import cholesky
+from pyro_evidence.ops.linalg import cholesky, require_memory
 from pyro_evidence.quadratic import bound_curvature, logistic_parts
 from pyro_evidence.weights import LinearTarget, Part
 
@@ -27,6 +27,9 @@ class LocalBound(Protocol):
 
     def expected(self, mean: Tensor, second: Tensor) -> Tensor:
         """The tightest bound's expected value, nats, shape ``()``."""
+
+    def renewed(self, mean: Tensor, second: Tensor) -> "LocalBound":
+        """The bound under the noise that raises :meth:`expected` most, where noise is free."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,20 @@ class Logistic:
         xi = second.sqrt()
         return self.constant + self.half @ mean + self.trials @ (torch.nn.functional.logsigmoid(xi) - 0.5 * xi)
 
+    def renewed(self, mean: Tensor, second: Tensor) -> LocalBound:
+        """There is no noise."""
+        return self
+
 
 @dataclass(frozen=True)
 class Quadratic:
-    """A likelihood that is quadratic: Gaussian noise."""
+    """A likelihood that is quadratic: Gaussian noise, held, or free where ``num_data`` says of how many data."""
 
     curvature: Tensor  # (N,)
     slope: Tensor  # (N,) at eta = 0
     constant: Tensor  # () log likelihood at eta = 0
+    num_data: float = 0.0
+    log_scale: float = 0.0  # log of the noise precision over the starting one
 
     def at(self, mean: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """The likelihood itself."""
@@ -62,6 +71,16 @@ class Quadratic:
     def expected(self, mean: Tensor, second: Tensor) -> Tensor:
         """Nats, shape ``()``."""
         return self.constant + self.slope @ mean - 0.5 * self.curvature @ second
+
+    def renewed(self, mean: Tensor, second: Tensor) -> LocalBound:
+        """The noise precision ``N`` over the expected squares, relative to now; the noise itself where it is held."""
+        if not self.num_data:
+            return self
+        at_zero = self.slope.square() @ torch.where(self.curvature > 0, 1.0 / self.curvature, 0.0)
+        ratio = self.num_data / float(self.curvature @ second - 2.0 * self.slope @ mean + at_zero)
+        constant = self.constant + 0.5 * (self.num_data * math.log(ratio) - (ratio - 1.0) * at_zero)
+        moved = (ratio * self.curvature, ratio * self.slope, constant)
+        return Quadratic(*moved, self.num_data, self.log_scale + math.log(ratio))
 
 
 def local_bound(target: LinearTarget) -> tuple[Part, LocalBound]:
@@ -106,9 +125,16 @@ class VariationalState:
         return None
 
 
-def start(target: LinearTarget) -> VariationalState:
-    """The iterate from unit precisions."""
+def start(target: LinearTarget, num_data: float = 0.0) -> VariationalState:
+    """The iterate from unit precisions.
+
+    :param num_data: data of Gaussian noise that is free; 0 holds it.
+    """
     part, local = local_bound(target)
+    (N, _, M), device = part.J.shape, part.J.device
+    require_memory(16 * (N + 2 * M) * M, "q(w)'s precision and its factor", device, "Take fewer basis functions.")
+    if num_data and isinstance(local, Quadratic):
+        local = replace(local, num_data=num_data)
     ones = torch.ones_like(part.J[0, 0])
     return _state((part, local), (SHAPE + 0.5) * ones, torch.ones_like(part.c[:, 0]), -math.inf)
 
@@ -130,6 +156,7 @@ def _state(model: tuple[Part, LocalBound], rate: Tensor, second: Tensor, before:
     rate = RATE + 0.5 * (mean.square() + variance)
     eta = J @ mean + c
     second = eta.square() + marginal
+    local = local.renewed(eta, second)
     bound = float(local.expected(eta, second) + _weights_bound(tril, rate))
     return VariationalState(part, local, mean, tril, rate, second, bound, bound - before)
 

@@ -7,8 +7,9 @@ from pyro_evidence.axes_state import GaussianFit
 from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.infer import variational
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.noise import Noise, noise_of
 from pyro_evidence.infer.rvm import linear_weights
-from pyro_evidence.infer.variational import VariationalState
+from pyro_evidence.infer.variational import Quadratic, VariationalState
 from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
 from pyro_evidence.program import Model
 from pyro_evidence.weights import LinearTarget, Weights
@@ -19,20 +20,25 @@ SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise o
 class VRVM:
     """``q(w) q(alpha)`` under Gamma(1e-6, 1e-6) priors on all precisions, by a bound that never falls.
 
-    Bishop and Tipping (2000).  Gaussian noise of fixed scale, or Bernoulli in log odds by Jaakkola and
-    Jordan's bound. No weight becomes exactly zero.  The posterior's ``log_evidence`` is the lower bound, not
+    Bishop and Tipping (2000).  Gaussian noise, or Bernoulli in log odds by Jaakkola and Jordan's bound.
+    No weight becomes exactly zero.  The posterior's ``log_evidence`` is the lower bound, not
     Laplace's approximation.
 
     :param model: a Pyro model with a linear predictor and no latent sites besides the weights.
     :param site: the site(s) that hold the weights; may be left out when there is only one latent site.
+    :param noise: the param that sets the precision of Gaussian noise, to be set where the bound is highest as well;
+        None holds it.
     :param stop: tolerances on the bound, most steps, whether to raise and to show a progress bar.
     """
 
-    def __init__(self, model: Model, *, site: str | Sequence[str] | None = None, stop: Stop = SLOW) -> None:
+    def __init__(
+        self, model: Model, *, site: str | Sequence[str] | None = None, noise: str | None = None, stop: Stop = SLOW
+    ) -> None:
         if not callable(model):
             raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
-        self.model, self.site, self.stop = model, site, stop
+        self.model, self.site, self.noise, self.stop = model, site, noise, stop
         self._of: Weights | None = None
+        self._noise: Noise | None = None
         self._fit: Fit[VariationalState] | None = None
 
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
@@ -44,7 +50,9 @@ class VRVM:
         """
         self._of = linear_weights(self.model, self.site, args, kwargs)
         assert isinstance(self._of.target, LinearTarget)
-        self._fit = iterate(variational.step, variational.start(self._of.target), self.stop, "VRVM")
+        self._noise = None if self.noise is None else noise_of(self._of, self.noise)
+        free = self._noise.num_data if self._noise else 0.0
+        self._fit = iterate(variational.step, variational.start(self._of.target, free), self.stop, "VRVM")
         if self._fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
             raise NotConverged(
                 f"VRVM: {self._fit.status.value}. The posterior so far is in the error's .posterior.",
@@ -62,6 +70,6 @@ class VRVM:
             raise BadInput("nothing is fitted yet; call run(...) with the model's data first.")
         state = self._fit.state
         fit = GaussianFit(state.tril, state.mean.new_tensor(state.objective))
-        return RVMPosterior(
-            self._of, ColumnState(state.alpha, state.mean, fit), self._fit.status.value, self._fit.objectives
-        )
+        local = state.local
+        of = self._noise.at(local.log_scale) if self._noise and isinstance(local, Quadratic) else self._of
+        return RVMPosterior(of, ColumnState(state.alpha, state.mean, fit), self._fit.status.value, self._fit.objectives)

@@ -25,9 +25,10 @@ Units = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def data_units(Y: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation of each column, ``(m,)`` each; 1 for a constant column."""
-    scale = Y.std(-2, correction=0)
-    return Y.mean(-2), torch.where(scale > 0, scale, 1.0)
+    """Mean and population standard deviation of each column, ``(m,)`` each; 1 for a constant one; nan is left out."""
+    mean = Y.nanmean(-2)
+    scale = (Y - mean).square().nanmean(-2).sqrt()
+    return mean, torch.where(scale > 0, scale, 1.0)
 
 
 def no_units(Y: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +116,9 @@ def _weighted(components: Any, num_components: int, Y: Tensor | None, weight: Te
     _check_weight(weight, Y)
     start = weight.new_full((num_components,), 1.0 / num_components)
     mixing = pyro.param("mixing", start, constraint=constraints.simplex)
-    with pyro.plate("data", len(weight)), poutine.scale(scale=weight):
+    with pyro.validation_enabled(False):
+        scaled = poutine.scale(scale=weight)  # would refuse a weight of 0
+    with pyro.plate("data", len(weight)), scaled:
         return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(mixing), components), obs=Y)
 
 
@@ -204,6 +207,14 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
             f"Y has shape {tuple(Y.shape)} and dtype {Y.dtype}; expected floats of shape {expected}. Write Y[:, None] "
             f"for one response, Y.double() for integers."
         )
+    infinite = Y.isinf().any(0).nonzero().flatten().tolist()
+    if infinite:
+        raise BadInput(
+            f"Y has {int(Y.isinf().sum())} values that are inf, in columns {infinite}; expected finite ones."
+        )
+    empty = Y.isnan().all(0).nonzero().flatten().tolist() if len(Y) else []
+    if empty:
+        raise BadInput(f"Y has no value at all, only nan, in columns {empty}; expected one at least. Drop them.")
 
 
 def _check(num_components: int, alpha: Precision) -> None:

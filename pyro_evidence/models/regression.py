@@ -15,16 +15,8 @@ from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.ops.basis import Basis, TensorValue, has_bias, linear_predictor
-
-
-@dataclass(frozen=True, eq=False)
-class Learned(TensorValue):
-    """A precision for the engine to learn: a positive ``pyro.param``, which begins at ``start``."""
-
-    start: float | Tensor = 1.0
-
-
-LEARNED = Learned()
+from pyro_evidence.ops.settings import LEARNED as LEARNED
+from pyro_evidence.ops.settings import Learned as Learned
 
 Precision = float | Tensor | Learned  # a number or a tensor is a fixed value
 

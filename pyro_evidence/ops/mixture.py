@@ -8,13 +8,14 @@ restarts and components share both.  Husmeier (2000), eqs. 1.1 to 1.3, 2.14 and 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 BLOCK = 2**16  # numbers in one block of responsibilities: they stay in the cache
+SHARD = 2**23  # numbers in what one shard of the data makes where every datum has a number for every weight
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,50 @@ class Layout:
 
     present: Tensor  # (m,)      whether output i was observed
     gram: Tensor  # (m, B, B)    g_b g_c, where output i was observed
-    cross: Tensor  # (m, B)      y_i g_b
-    square: Tensor  # (m, m)     y_i y_j; -1 off the diagonal when there are no such columns
+    cross: Tensor  # (m, B)      y_i g_b, contiguous
+    square: Tensor  # (m, m)     y_i y_j, the diagonal contiguous and first; -1 where there are no such columns
     num_features: int
 
-    @property
+    @cached_property
     def has_products(self) -> bool:
         """Whether products of different outputs are among the features."""
         return bool((self.square >= 0).all())
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the only basis function is 1 and nothing is missing."""
+        return self.gram.shape[-1] == 1 and not bool(self.gram.any())
+
+    @cached_property
+    def num_diagonal(self) -> int:
+        """Number of columns that a diagonal noise needs; they come first."""
+        return int(self.square[-1, -1]) + 1
+
+    @cached_property
+    def _first(self) -> tuple[int, int]:
+        """Where the columns of cross and of squares begin."""
+        return int(self.cross[0, 0]), int(self.square[0, 0])
+
+    def gram_of(self, sums: Tensor) -> Tensor:
+        """From sums of features ``(..., P)`` those of ``g_b g_c``, shape ``(..., m, B, B)``."""
+        if self.is_plain:
+            return sums[..., :1, None, None].expand(*sums.shape[:-1], len(self.present), 1, 1)
+        return sums[..., self.gram]
+
+    def cross_of(self, sums: Tensor) -> Tensor:
+        """Sums of ``y_i g_b``, shape ``(..., m, B)``."""
+        begin, end = self._first
+        return sums[..., begin:end].reshape(*sums.shape[:-1], *self.cross.shape)
+
+    def squares_of(self, sums: Tensor) -> Tensor:
+        """Sums of ``y_i`` squared, shape ``(..., m)``."""
+        return sums[..., self._first[1] : self.num_diagonal]
+
+    def presence_of(self, sums: Tensor) -> Tensor:
+        """Sums over the data in which an output was observed, shape ``(..., m)``."""
+        if self.is_plain:
+            return sums[..., :1].expand(*sums.shape[:-1], len(self.present))
+        return sums[..., self.present]
 
 
 @dataclass(frozen=True)
@@ -44,10 +81,15 @@ class MixtureData:
     features: Tensor  # (..., N, P)
     layout: Layout
 
-    @property
+    @cached_property
     def num_data(self) -> Tensor:
         """Total weight of the data, shape ``()``."""
         return self.weight.sum()
+
+    @cached_property
+    def is_unweighted(self) -> bool:
+        """Whether every datum counts once."""
+        return bool((self.weight == 1).all())
 
     @cached_property
     def is_constant(self) -> bool:
@@ -70,6 +112,16 @@ class Mixture:
         """Components that are not pruned, shape ``(R, K)``."""
         return self.log_mixing > -torch.inf
 
+    @cached_property
+    def on(self) -> Tensor:
+        """1 for weights of components that are not pruned, else 0, shape ``(R, K, 1, 1)``."""
+        return self.active[..., None, None].to(self.w)
+
+    @cached_property
+    def all_active(self) -> bool:
+        """Whether no component of any row is pruned."""
+        return bool(self.log_mixing.amin() > -torch.inf)
+
     @property
     def noise_matrix(self) -> Tensor:
         """Noise precisions as matrices, shape ``(R, K, m, m)``."""
@@ -85,7 +137,9 @@ class Mixture:
         """Log determinant of the noise precision, shape ``(R, K)``."""
         if self.noise.dim() == 3:
             return self.noise.log().sum(-1)
-        return 2.0 * torch.linalg.cholesky(self.noise).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        tril, info = torch.linalg.cholesky_ex(self.noise)
+        log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return torch.where(info == 0, log_det, torch.nan)  # one bad kernel costs its own row only
 
 
 @dataclass(frozen=True)
@@ -104,6 +158,25 @@ class Statistics:
     def counts(self) -> Tensor:
         """Expected number of data of each component, ``N_k``, shape ``(R, K)``."""
         return self.moments[..., 0]
+
+
+def shards(data: MixtureData, num_each: int) -> list[MixtureData]:
+    """The data in shards, so small that ``num_each`` numbers for every datum fit into memory."""
+    size = max(1, SHARD // num_each)
+    if len(data.weight) <= size:
+        return [data]
+    axes = {"Y": -2, "G": -2, "weight": 0, "observed": 0, "features": -2}
+    values = {name: getattr(data, name) for name in axes}
+    parts = {n: v.split(size, axes[n]) for n, v in values.items() if v is not None}
+    return [replace(data, **{n: v[i] for n, v in parts.items()}) for i in range(len(parts["weight"]))]
+
+
+def rows_of(data: MixtureData, rows: Tensor) -> MixtureData:
+    """The data of some rows of a batch, where each row has its own."""
+    if data.Y.dim() == 2 and data.G.dim() == 2:
+        return data
+    parts = {f: getattr(data, f) for f in ("Y", "G", "features")}
+    return replace(data, **{f: v[rows] if v.dim() == 3 else v for f, v in parts.items()})
 
 
 def mixture_data(
@@ -142,8 +215,8 @@ def _response_blocks(Y: Tensor, G: Tensor, products: bool) -> list[Tensor]:
     cross = (Y.unsqueeze(-1) * G.unsqueeze(-2)).flatten(-2)
     if not products:
         return [cross, Y.square()]
-    row, column = torch.triu_indices(Y.shape[-1], Y.shape[-1])
-    return [cross, Y[..., row] * Y[..., column]]
+    row, column = torch.triu_indices(Y.shape[-1], Y.shape[-1], 1)
+    return [cross, Y.square(), Y[..., row] * Y[..., column]]
 
 
 def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> Layout:
@@ -159,42 +232,55 @@ def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: boo
         start += size * (m if missing else 1)
     cross = start + torch.arange(m * B).reshape(m, B)
     start += m * B
-    square = start + _symmetric(m) if products else torch.full((m, m), -1).diagonal_scatter(start + torch.arange(m))
+    square = start + m + _symmetric(m, 1) if products else torch.full((m, m), -1)
+    square = square.diagonal_scatter(start + torch.arange(m))
     return Layout(present, gram, cross, square, int(square.max()) + 1)
 
 
-def _symmetric(size: int) -> Tensor:
-    """Position of each entry of a symmetric matrix in its upper triangle, shape ``(size, size)``."""
-    row, column = torch.triu_indices(size, size)
+def _symmetric(size: int, offset: int = 0) -> Tensor:
+    """Position of each entry of a symmetric matrix in its upper triangle from diagonal ``offset`` on."""
+    row, column = torch.triu_indices(size, size, offset)
     table = torch.zeros(size, size, dtype=torch.long)
     table[row, column] = torch.arange(len(row))
     return torch.maximum(table, table.T)
 
 
 def natural_parameters(mixture: Mixture, layout: Layout) -> Tensor:
-    """Coefficients of the features in ``log p(y_n, k | w)``, shape ``(R, K, P)``."""
+    """Coefficients of the features in ``log p(y_n, k | w)``, shape ``(R, K, P)``.
+
+    With diagonal noise those of the first ``layout.num_diagonal`` columns only: the others are zero.
+    """
     w, noise = mixture.w, mixture.noise
-    coefficients = w.new_zeros(*w.shape[:2], layout.num_features)
-    full = noise.dim() == 4
-    weighted = noise @ w if full else noise.unsqueeze(-1) * w
-    log_norm = _log_norm(mixture)
+    if noise.dim() == 4:
+        return _full_parameters(mixture, layout)
+    weighted = noise.unsqueeze(-1) * w
+    log_norm, square = 0.5 * (noise / math.tau).log(), -0.5 * noise
+    if layout.is_plain:
+        constant = (log_norm - 0.5 * (w * weighted).squeeze(-1)).sum(-1) + mixture.log_mixing
+        return torch.cat([constant.unsqueeze(-1), weighted.squeeze(-1), square], -1)
     gram = -0.5 * w.unsqueeze(-1) * weighted.unsqueeze(-2)
-    square = -0.5 * (noise if full else noise.diag_embed())
+    coefficients = w.new_zeros(*w.shape[:2], layout.num_diagonal)
     parts = [(layout.present, log_norm), (layout.gram, gram), (layout.cross, weighted)]
-    kept = layout.square >= 0
-    for index, value in [*parts, (layout.square[kept], square[..., kept])]:
-        coefficients.index_add_(-1, index.flatten(), value.flatten(2))
-    coefficients[..., 0] += mixture.log_mixing
+    return _summed(coefficients, [*parts, (layout.square.diagonal(), square)], mixture.log_mixing)
+
+
+def _full_parameters(mixture: Mixture, layout: Layout) -> Tensor:
+    w, noise = mixture.w, mixture.noise
+    weighted = noise @ w
+    each = mixture.log_det_noise.unsqueeze(-1) / w.shape[-2] - math.log(math.tau)
+    log_norm = (0.5 * each).expand(*w.shape[:-1])  # shared out over the outputs
+    gram = -0.5 * w.unsqueeze(-1) * weighted.unsqueeze(-2)
+    coefficients = w.new_zeros(*w.shape[:2], layout.num_features)
+    parts = [(layout.present, log_norm), (layout.gram, gram), (layout.cross, weighted), (layout.square, -0.5 * noise)]
+    return _summed(coefficients, parts, mixture.log_mixing)
+
+
+def _summed(coefficients: Tensor, parts: list[tuple[Tensor, Tensor]], log_mixing: Tensor) -> Tensor:
+    """Every value added in its columns, the mixing in the first."""
+    index = torch.cat([index.flatten() for index, _ in parts])
+    coefficients.index_add_(-1, index, torch.cat([value.flatten(2) for _, value in parts], -1))
+    coefficients[..., 0] += log_mixing
     return coefficients
-
-
-def _log_norm(mixture: Mixture) -> Tensor:
-    """Log normalising constant, shared out over the outputs, shape ``(R, K, m)``."""
-    num_outputs = mixture.w.shape[-2]
-    if mixture.noise.dim() == 3:
-        return 0.5 * (mixture.noise / math.tau).log()
-    each = mixture.log_det_noise.unsqueeze(-1) / num_outputs - math.log(math.tau)
-    return 0.5 * each.expand(*each.shape[:-1], num_outputs)
 
 
 def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Statistics:
@@ -204,27 +290,29 @@ def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Stat
     """
     natural = natural_parameters(mixture, data.layout)
     rows = max(64, BLOCK // natural[..., 0].numel())
+    unweighted = data.is_unweighted
     if len(data.weight) <= rows:
-        return _block(data.features, data.weight, natural, spread)
+        return _block(data.features, None if unweighted else data.weight, natural, spread)
     parts = zip(data.features.split(rows, -2), data.weight.split(rows), strict=True)
     F, weight = next(parts)
-    total = _block(F, weight, natural, spread)
+    total = _block(F, None if unweighted else weight, natural, spread)
     for F, weight in parts:
-        total = total + _block(F, weight, natural, spread)
+        total = total + _block(F, None if unweighted else weight, natural, spread)
     return total
 
 
-def _block(F: Tensor, weight: Tensor, natural: Tensor, spread: bool) -> Statistics:
+def _block(F: Tensor, weight: Tensor | None, natural: Tensor, spread: bool) -> Statistics:
+    """One block; weight None where every datum counts once."""
     resp, log_norm = responsibilities(F, natural)
-    weighted = resp * weight
+    weighted = resp if weight is None else resp * weight
     moments = weighted @ F
     around = moments - weighted.mul_(resp) @ F if spread else torch.zeros_like(moments)
-    return Statistics(moments, around, log_norm @ weight)
+    return Statistics(moments, around, log_norm.sum(-1) if weight is None else log_norm @ weight)
 
 
 def responsibilities(F: Tensor, natural: Tensor) -> tuple[Tensor, Tensor]:
     """``p(k | y_n)``, shape ``(R, K, n)``, and ``log p(y_n)``, shape ``(R, n)``, from features ``(..., n, P)``."""
-    log_joint = natural @ F.mT
+    log_joint = natural @ F[..., : natural.shape[-1]].mT
     peak = log_joint.amax(-2, keepdim=True)
     resp = log_joint.sub_(peak).exp_()
     total = resp.sum(-2, keepdim=True)
@@ -238,7 +326,7 @@ def solve_weights(stats: Statistics, layout: Layout, mixture: Mixture) -> Tensor
 
     Husmeier (2000), eqs. 2.22 and A.38; with a noise matrix the outputs of a component are solved for together.
     """
-    gram, cross = stats.moments[..., layout.gram], stats.moments[..., layout.cross]
+    gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
     pull = mixture.alpha * mixture.loc
     if mixture.noise.dim() == 4:
         return _solve_together(gram, cross, mixture, pull)
@@ -246,13 +334,13 @@ def solve_weights(stats: Statistics, layout: Layout, mixture: Mixture) -> Tensor
     if gram.shape[-1] == 1:
         return (beta * cross + pull) / (beta * gram.squeeze(-1) + mixture.alpha)
     A = beta.unsqueeze(-1) * gram + mixture.alpha.diag_embed()
-    return torch.linalg.solve(A, beta * cross + pull)
+    return torch.linalg.solve_ex(A, beta * cross + pull)[0]  # a singular row gives inf or nan, and fails alone
 
 
 def _solve_together(gram: Tensor, cross: Tensor, mixture: Mixture, pull: Tensor) -> Tensor:
     A = data_precision(gram, mixture.noise) + mixture.alpha.flatten(-2).diag_embed()
     rhs = (mixture.noise @ cross + pull).flatten(-2)
-    return torch.linalg.solve(A, rhs).reshape(cross.shape)
+    return torch.linalg.solve_ex(A, rhs)[0].reshape(cross.shape)  # as above
 
 
 def data_precision(gram: Tensor, noise: Tensor) -> Tensor:
@@ -268,14 +356,16 @@ def data_precision(gram: Tensor, noise: Tensor) -> Tensor:
 
 def residual_squares(stats: Statistics, layout: Layout, w: Tensor) -> Tensor:
     """``sum_n r_nk (y_ni - w_ki g_n)^2``, shape ``(R, K, m)``, never below zero."""
-    gram, cross = stats.moments[..., layout.gram], stats.moments[..., layout.cross]
-    square = stats.moments[..., layout.square.diagonal()]
-    fitted = (gram @ w.unsqueeze(-1)).squeeze(-1)
-    return (square + ((fitted - 2.0 * cross) * w).sum(-1)).clamp(min=0.0)  # rounding may leave a tiny negative
+    gram, cross, square = (take(stats.moments) for take in (layout.gram_of, layout.cross_of, layout.squares_of))
+    if w.shape[-1] == 1:
+        both = ((gram.squeeze(-1) * w - 2.0 * cross) * w).squeeze(-1)
+    else:
+        both = (((gram @ w.unsqueeze(-1)).squeeze(-1) - 2.0 * cross) * w).sum(-1)
+    return (square + both).clamp(min=0.0)  # rounding may leave a tiny negative
 
 
 def residual_products(stats: Statistics, layout: Layout, w: Tensor) -> Tensor:
     """``sum_n r_nk e_nk e_nk'`` of the residuals, shape ``(R, K, m, m)``; needs features with products."""
-    gram, cross = stats.moments[..., layout.gram[0]], stats.moments[..., layout.cross]
+    gram, cross = stats.moments[..., layout.gram[0]], layout.cross_of(stats.moments)
     mixed = w @ cross.mT
     return stats.moments[..., layout.square] - mixed - mixed.mT + w @ gram @ w.mT

@@ -32,12 +32,14 @@ class MixtureDensity:
         return (self._resp * (within + (self.loc - self.mean.unsqueeze(-2)).square())).sum(-2)
 
     def component_log_prob(self, y: Tensor) -> Tensor:
-        """``log p(y_n, k)``, nats, shape ``(N, K)``."""
-        offset = (y.unsqueeze(-2) - self.loc).unsqueeze(-1)
-        tril = self.tril.expand(*offset.shape[:-2], *self.tril.shape[-2:])
+        """``log p(y_n, k)``, nats, shape ``(N, K)``; elements of ``y`` that are nan are integrated out."""
+        seen = ~y.isnan().unsqueeze(-2)
+        offset = torch.where(seen, y.unsqueeze(-2) - self.loc, 0.0).unsqueeze(-1)
+        marginal = self.tril if bool(seen.all()) else _seen_tril(self.tril, seen)
+        tril = marginal.expand(*offset.shape[:-2], *self.tril.shape[-2:])
         white = torch.linalg.solve_triangular(tril, offset, upper=False).squeeze(-1)
-        log_det = self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return self.log_mixing - 0.5 * white.square().sum(-1) - log_det - 0.5 * y.shape[-1] * math.log(math.tau)
+        log_det = marginal.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return self.log_mixing - 0.5 * white.square().sum(-1) - log_det - 0.5 * math.log(math.tau) * seen.sum(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density at ``y`` ``(N, m)``, nats, shape ``(N,)``."""
@@ -92,3 +94,10 @@ class MixtureDensity:
         log_mixing = self.marginal(given.tolist()).component_log_prob(values).log_softmax(-1)
         tril = torch.linalg.cholesky(0.5 * (rest + rest.mT))
         return MixtureDensity(log_mixing, loc, tril.expand(*loc.shape, loc.shape[-1]))
+
+
+def _seen_tril(tril: Tensor, seen: Tensor) -> Tensor:
+    """Cholesky factors of the covariances of what was seen, with the identity elsewhere."""
+    kept = seen.to(tril)
+    covariance = (tril @ tril.mT) * kept.unsqueeze(-1) * kept.unsqueeze(-2)
+    return torch.linalg.cholesky(covariance + torch.diag_embed(1.0 - kept))

@@ -12,12 +12,13 @@ prior, in blocks: shape ``(R, groups, d, d)``, rows and columns in the order com
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, wraps
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.ops.evidence import log_evidence as laplace
-from pyro_evidence.ops.mixture import Mixture, MixtureData, Statistics, data_precision
+from pyro_evidence.ops.mixture import Mixture, MixtureData, Statistics, data_precision, shards
 
 MixtureCurvature = Callable[[MixtureData, Mixture, Statistics], Tensor]
 
@@ -64,9 +65,35 @@ def log_prior(mixture: Mixture) -> Tensor:
 
 def log_joint(data: MixtureData, mixture: Mixture) -> Tensor:
     """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
-    return pulls(data, mixture).log_density @ data.weight + log_prior(mixture)
+    parts = [pulls(part, mixture).log_density @ part.weight for part in shards(data, mixture.w.numel())]
+    return sum(parts[1:], parts[0]) + log_prior(mixture)
 
 
+def gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    """The log joint, nats, ``(R,)``, and its derivative in the weights, ``(R, K, m, B)``."""
+    value, slope = log_prior(mixture), mixture.alpha * (mixture.loc - mixture.w)
+    for part in shards(data, mixture.w.numel()):
+        at = pulls(part, mixture)
+        value = value + at.log_density @ part.weight
+        slope = slope + (at.u @ (at.resp * part.weight)[..., None, :, None]).squeeze(-1)
+    return value, slope
+
+
+def _added(of_shard: MixtureCurvature) -> MixtureCurvature:
+    """A curvature that is a sum over data, shard by shard."""
+
+    @wraps(of_shard)
+    def total(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+        parts = shards(data, mixture.w.numel())
+        first = of_shard(parts[0], mixture, stats)
+        for part in parts[1:]:
+            first = first + of_shard(part, mixture, stats)
+        return first
+
+    return total
+
+
+@_added
 def full(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     """The exact Hessian, couplings between all components and outputs included, shape ``(R, 1, K m B, K m B)``."""
     at = pulls(data, mixture)
@@ -80,6 +107,11 @@ def coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor
     """One block per component, couplings between its outputs included, shape ``(R, K, m B, m B)``; eq. A.37."""
     if data.is_constant and data.layout.has_products and data.observed is None:
         return _coordinate_from_sums(data, mixture, stats)
+    return _coordinate(data, mixture, stats)
+
+
+@_added
+def _coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     at = pulls(data, mixture)
     u, weighted = at.u.flatten(-3, -2), at.resp * data.weight
     return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - at.resp)).unsqueeze(-2)) @ u.mT
@@ -92,6 +124,11 @@ def block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     """
     if data.is_constant and mixture.noise.dim() == 3:
         return _block_from_sums(data, mixture, stats)
+    return _block(data, mixture, stats)
+
+
+@_added
+def _block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     at = pulls(data, mixture)
     weighted = at.resp * data.weight
     expected = _expected(data, mixture, weighted).unflatten(-1, at.u.shape[2:4]).unflatten(-3, at.u.shape[2:4])
@@ -113,19 +150,21 @@ def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
 def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     """The same for a constant basis, from ``sum r (1 - r)`` of the features."""
     layout, w = data.layout, mixture.w.squeeze(-1)
-    mixed = w.unsqueeze(-1) * stats.spread[..., layout.cross.T]
+    mixed = w.unsqueeze(-1) * layout.cross_of(stats.spread).mT
     squares = w.unsqueeze(-1) * w.unsqueeze(-2) * stats.spread[..., :1, None]
     products = stats.spread[..., layout.square] - mixed - mixed.mT + squares
-    noise = mixture.noise_matrix
+    if mixture.noise.dim() == 3:
+        weights = mixture.noise.unsqueeze(-1) * mixture.noise.unsqueeze(-2)
+        return (mixture.noise * stats.counts.unsqueeze(-1)).diag_embed() - weights * products
+    noise = mixture.noise
     return noise * stats.counts[..., None, None] - noise @ products @ noise
 
 
 def _block_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     layout, w, beta = data.layout, mixture.w.squeeze(-1), mixture.noise
-    spread, present = stats.spread, layout.present
-    squares = spread[..., layout.square.diagonal()] - 2.0 * w * spread[..., layout.cross[:, 0]]
-    squares = squares + w.square() * spread[..., present]
-    return (beta * stats.moments[..., present] - beta.square() * squares).flatten(1)[..., None, None]
+    cross, present = layout.cross_of(stats.spread).squeeze(-1), layout.presence_of(stats.spread)
+    squares = layout.squares_of(stats.spread) + w * (w * present - 2.0 * cross)
+    return (beta * (layout.presence_of(stats.moments) - beta * squares)).reshape(len(w), -1, 1, 1)
 
 
 def _block_diagonal(blocks: Tensor) -> Tensor:
@@ -137,29 +176,52 @@ def _block_diagonal(blocks: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WellDetermined:
-    """How far the data determine each weight."""
+    """How far the data determine each weight, and the determinant that goes with it."""
 
     gamma: Tensor  # (R, K, m, B)  between 0 and 1
-    num_clipped: Tensor  # (R,)    negative eigenvalues of the curvature that were taken as zero
+    ratio: Tensor  # (R, groups, d)  eigenvalues of the curvature, in units of the prior precision
+    log_alpha: Tensor  # (R,)  sum over all weights
+
+    @cached_property
+    def num_clipped(self) -> Tensor:
+        """Negative eigenvalues of the curvature that were taken as zero, shape ``(R,)``."""
+        return (self.ratio < -1e-10 * self.ratio.abs().amax(-1, keepdim=True)).sum((1, 2))
+
+    @cached_property
+    def log_det(self) -> Tensor:
+        """Log determinant of curvature plus prior, shape ``(R,)``; nan where it is not positive definite."""
+        return self.ratio.log1p().sum((1, 2)) + self.log_alpha
 
 
 def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
     r"""Well-determinedness of each weight; sums over a block are :math:`\sum_v \epsilon_v / (\alpha + \epsilon_v)`.
 
     Husmeier (2000), eq. 2.20, with the eigenvalues clipped at zero: away from a mode, and in blocks of the Hessian
-    even there, they may be negative, and gamma with them.
+    even there, they may be negative, and gamma with them.  Rows that are not finite are nan throughout.
 
     :param A: curvature without the prior, shape ``(R, groups, d, d)``.
     :param alpha: prior precision, shape ``(R, K, m, B)``.
     """
-    scale = alpha.reshape(A.shape[:-1]).rsqrt()
+    log_alpha = alpha.log().sum((1, 2, 3))
     if A.shape[-1] == 1:
-        ratio = (A.squeeze(-1) * scale.square()).clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0
-        return WellDetermined((ratio / (1.0 + ratio)).reshape(alpha.shape), (A < 0).sum((1, 2, 3)))
-    values, vectors = torch.linalg.eigh(scale.unsqueeze(-1) * A * scale.unsqueeze(-2))
+        ratio = A.squeeze(-1) / alpha.reshape(A.shape[:-1])
+        kept = ratio.clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0
+        return WellDetermined((kept / (1.0 + kept)).reshape(alpha.shape), ratio, log_alpha)
+    scale = alpha.reshape(A.shape[:-1]).rsqrt()
+    values, vectors = _eigh(scale.unsqueeze(-1) * A * scale.unsqueeze(-2))
     kept = values.clamp(min=0.0)  # as above
     gamma = (vectors.square() @ (kept / (1.0 + kept)).unsqueeze(-1)).reshape(alpha.shape)
-    return WellDetermined(gamma, (values < -1e-10 * values.abs().amax(-1, keepdim=True)).sum((1, 2)))
+    return WellDetermined(gamma, values, log_alpha)
+
+
+def _eigh(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors; nan for rows that are not finite, which LAPACK refuses for the whole batch."""
+    finite = A.isfinite().flatten(1).all(-1)
+    if bool(finite.all()):
+        values, vectors = torch.linalg.eigh(A)
+        return values, vectors
+    values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None, None], A, 0.0))
+    return torch.where(finite[:, None, None], values, torch.nan), vectors
 
 
 def log_evidence(log_joint: Tensor, A: Tensor, alpha: Tensor) -> Tensor:

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyro_evidence.ops import mixture_evidence, newton
-from pyro_evidence.ops.mixture import Mixture, MixtureData, e_step, solve_weights
+from pyro_evidence.ops.evidence import log_evidence as laplace
+from pyro_evidence.ops.mixture import SHARD, Mixture, MixtureData, e_step, rows_of, solve_weights
 from pyro_evidence.ops.mixture_rows import row
-from pyro_evidence.ops.mixture_updates import EStep
+from pyro_evidence.ops.mixture_updates import EStep, estep
 
 LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter; 1 to 100 lead to the same choices
 TOLERANCE = 1e-14  # nats that a Newton step may still promise
@@ -18,31 +20,35 @@ TOLERANCE = 1e-14  # nats that a Newton step may still promise
 
 @dataclass(frozen=True)
 class _Rows:
-    """The log joint as a function of flat weights, hyperparameters of each row held."""
+    """The log joint as a function of flat weights; each row carries its number along as a last coordinate."""
 
     data: MixtureData
     mixture: Mixture
 
-    def at(self, u: Tensor) -> Mixture:
-        return replace(self.mixture, w=u.reshape(self.mixture.w.shape))
+    def at(self, u: Tensor) -> tuple[MixtureData, Mixture]:
+        rows = u[:, -1].long()
+        mixture = row(self.mixture, rows)
+        return rows_of(self.data, rows), replace(mixture, w=u[:, :-1].reshape(mixture.w.shape))
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        return mixture_evidence.log_joint(self.data, self.at(u))
+        return mixture_evidence.log_joint(*self.at(u))
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        at, mixture = mixture_evidence.pulls(self.data, self.at(u)), self.at(u)
-        value = at.log_density @ self.data.weight + mixture_evidence.log_prior(mixture)
-        weighted = (at.resp * self.data.weight)[..., None, None, :]
-        slope = (at.u * weighted).sum(-1) - mixture.alpha * (mixture.w - mixture.loc)
-        return value, slope.flatten(1)
+        value, slope = mixture_evidence.gradient(*self.at(u))
+        return value, pad(slope.flatten(1), (0, 1))
 
     def precision(self, u: Tensor) -> Tensor:
-        mixture = self.at(u)
-        A = mixture_evidence.full(self.data, mixture, e_step(self.data, mixture)).squeeze(1)
-        return A + mixture.alpha.flatten(1).diag_embed()
+        data, mixture = self.at(u)
+        A = mixture_evidence.full(data, mixture, _NO_SUMS).squeeze(1)
+        H = pad(A + mixture.alpha.flatten(1).diag_embed(), (0, 1, 0, 1))
+        H[:, -1, -1] = 1.0
+        return H
 
 
-def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 10, num_newton: int = 50) -> Mixture:
+_NO_SUMS: Any = None  # the full Hessian is taken from the data
+
+
+def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 4, num_newton: int = 50) -> Mixture:
     """The mixture with its weights at a posterior mode: a few EM steps, then Newton with the full Hessian.
 
     :param num_newton: 0 where the full Hessian would not fit into memory; then give more EM steps.
@@ -51,28 +57,61 @@ def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 10, num_newton:
         mixture = replace(mixture, w=solve_weights(e_step(data, mixture), data.layout, mixture))
     if not num_newton:
         return mixture
-    each = torch.arange(len(mixture.w), device=mixture.w.device).split(1)
-    return replace(mixture, w=torch.cat([_polished(data, row(mixture, index), num_newton) for index in each]))
+    polished = [_polished(rows_of(data, i), row(mixture, i), num_newton) for i in chunks(data, mixture)]
+    return replace(mixture, w=torch.cat(polished))
+
+
+def chunks(data: MixtureData, mixture: Mixture) -> tuple[Tensor, ...]:
+    """Numbers of rows that fit into memory together, with a number for every datum and weight of each."""
+    size = max(1, SHARD // (mixture.w[0].numel() * len(data.weight)))
+    return torch.arange(len(mixture.w), device=mixture.w.device).split(size)
 
 
 def _polished(data: MixtureData, mixture: Mixture, num_newton: int) -> Tensor:
-    """Weights of a single row at the mode, ``(1, K, m, B)``; rows differ in when they arrive."""
+    """Weights of all rows at their modes."""
     density: Any = _Rows(data, mixture)
-    start, limits = mixture.w.flatten(1), newton.Limits(TOLERANCE, num_newton)
-    return newton.climb(density, density.precision, start, start.new_zeros(0), limits).u.reshape(mixture.w.shape)
+    number = torch.arange(len(mixture.w)).to(mixture.w).unsqueeze(-1)
+    start, limits = torch.cat([mixture.w.flatten(1), number], -1), newton.Limits(TOLERANCE, num_newton)
+    found = newton.climb(density, density.precision, start, start.new_zeros(0), limits)
+    return found.u[:, :-1].reshape(mixture.w.shape)
 
 
-def log_evidence_occam(at: EStep) -> Tensor:
-    r"""Laplace log evidence at a mode with its hyperparameters integrated out roughly, nats, shape ``(R,)``.
+@dataclass(frozen=True)
+class Modes:
+    """The rows of a batch at their modes, and how high these are, nats; -inf where there is no mode."""
 
-    To the log evidence it adds the Occam factor :math:`\min(0, \tfrac12\log(4\pi/n) - \log 10)` of every learned
-    precision, ``n`` being ``N_k - gamma`` for a noise precision and ``gamma`` for a prior one, the same for the mixing
-    under a uniform prior, and :math:`\log K!` for the labels.  Only differences between fits of the same data mean
-    something; it is not ``log_evidence``.  MacKay (1992), sec. 5.1.
-    """
+    mixture: Mixture
+    log_evidence: Tensor  # (R,) with the full Hessian
+    occam: Tensor  # (R,) with :func:`occam_factor` added
+
+
+def modes(at: EStep) -> Modes:
+    """The mode of each row with its evidences, a few rows at a time."""
+    mode = find_mode(at.data, at.mixture)
+    found = []
+    for rows in chunks(at.data, mode):
+        here = estep(rows_of(at.data, rows), row(mode, rows), at.ties, mixture_evidence.full)
+        evidence = log_evidence(here)
+        found.append((evidence, evidence + occam_factor(here)))
+    heights = [torch.where(x.isfinite(), x, -torch.inf) for x in map(torch.cat, zip(*found, strict=True))]
+    return Modes(mode, *heights)
+
+
+def log_evidence(at: EStep) -> Tensor:
+    """Laplace log evidence at a mode, nats, shape ``(R,)``, by residuals: exact where sums of squares cancel."""
     log_joint = mixture_evidence.log_joint(at.data, at.mixture)
-    evidence = mixture_evidence.log_evidence(log_joint, at.A, at.mixture.alpha)
-    return evidence + _noise_factor(at) + _alpha_factor(at) + _mixing_factor(at)
+    return laplace(log_joint, at.well_determined.log_det, at.mixture.alpha[0].numel())
+
+
+def occam_factor(at: EStep) -> Tensor:
+    r"""What integrating the hyperparameters out roughly takes from the log evidence, nats, shape ``(R,)``.
+
+    The sum of the Occam factor :math:`\min(0, \tfrac12\log(4\pi/n) - \log 10)` of every learned precision, ``n`` being
+    ``N_k - gamma`` for a noise precision and ``gamma`` for a prior one, the same for the mixing under a uniform prior,
+    and :math:`\log K!` for the labels.  Only differences between fits of the same data mean something; with it the
+    evidence is not ``log_evidence``.  MacKay (1992), sec. 5.1.
+    """
+    return _noise_factor(at) + _alpha_factor(at) + _mixing_factor(at)
 
 
 def _noise_factor(at: EStep) -> Tensor:
@@ -81,17 +120,11 @@ def _noise_factor(at: EStep) -> Tensor:
         num_outputs = at.gamma.shape[-1]
         return (_factor(at.stats.counts) * active).sum(-1) * num_outputs * (num_outputs + 1) / 2
     left = (at.stats.counts.unsqueeze(-1) - at.gamma) * active.unsqueeze(-1)
-    return _summed(left, at.ties.beta_group, at.ties.beta_free)
+    return _factor(at.ties.beta_pool.per_group(left, at.ties.beta_free)).sum(-1)
 
 
 def _alpha_factor(at: EStep) -> Tensor:
-    return _summed(at.well_determined.gamma, at.ties.alpha_group, at.ties.alpha_free)
-
-
-def _summed(amount: Tensor, group: Tensor, free: Tensor) -> Tensor:
-    """Factors of the groups that are learned, shape ``(R,)``."""
-    sums = amount.new_zeros(len(amount), int(group.max()) + 1).index_add_(1, group[free], amount[:, free])
-    return _factor(sums).sum(-1)
+    return _factor(at.ties.alpha_pool.per_group(at.well_determined.gamma, at.ties.alpha_free)).sum(-1)
 
 
 def _factor(amount: Tensor) -> Tensor:

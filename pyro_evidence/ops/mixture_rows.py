@@ -31,12 +31,34 @@ def chosen(take: Tensor, a: Mixture, b: Mixture) -> Mixture:
     return rebuilt(a, lambda f, x: pick(x, getattr(b, f)))
 
 
+def change(old: Mixture, new: Mixture) -> Tensor:
+    """Largest change of a log precision or of a share, shape ``(R,)``; not finite where ``new`` is no mixture."""
+    ratio = torch.cat([(new.alpha / old.alpha).flatten(1), (new.noise_diagonal / old.noise_diagonal).flatten(1)], -1)
+    shares = (new.log_mixing.exp() - old.log_mixing.exp()).abs().amax(-1)
+    nothing = 0.0 * new.w.flatten(1).sum(-1)  # nan where a weight is not finite
+    return torch.maximum(ratio.log().abs().amax(-1), shares) + nothing
+
+
 def is_sound(mixture: Mixture) -> Tensor:
     """Rows whose numbers are finite and whose precisions are positive, shape ``(R,)`` bool."""
-    shares = torch.where(mixture.active, mixture.log_mixing, 0.0)
-    logs = (mixture.w, mixture.noise_diagonal.log(), mixture.alpha.log(), shares)
-    total = torch.stack([x.flatten(1).sum(-1) for x in logs]).sum(0)  # finite only if every term is
-    return total.isfinite()
+    return change(mixture, mixture).isfinite()
+
+
+def complaint(mixture: Mixture, index: int) -> str:
+    """What is wrong with one row, in words."""
+    parts = {"weights": mixture.w, "noise precisions": mixture.noise, "prior precisions": mixture.alpha}
+    on = mixture.active[index]
+    bad = [f"{name} of component {_first(on, x[index])}" for name, x in parts.items() if _wrong(on, x[index]).any()]
+    return f"{', '.join(bad) or 'the log likelihood'} left the finite numbers, or the positive ones"
+
+
+def _wrong(on: Tensor, x: Tensor) -> Tensor:
+    """Components whose numbers are not finite, shape ``(K,)``."""
+    return on & ~x.flatten(1).isfinite().all(-1)
+
+
+def _first(on: Tensor, x: Tensor) -> int:
+    return int(_wrong(on, x).to(torch.int8).argmax())
 
 
 def is_exchangeable(ties: Ties, loc: Tensor) -> bool:

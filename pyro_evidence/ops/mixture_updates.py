@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.ops import mixture_slopes
+from pyro_evidence.ops.evidence import log_evidence as laplace
 from pyro_evidence.ops.mixture import (
     Mixture,
     MixtureData,
@@ -22,7 +23,8 @@ from pyro_evidence.ops.mixture import (
     residual_squares,
     solve_weights,
 )
-from pyro_evidence.ops.mixture_evidence import MixtureCurvature, WellDetermined, well_determined
+from pyro_evidence.ops.mixture_evidence import MixtureCurvature, WellDetermined, log_prior, well_determined
+from pyro_evidence.ops.pool import Pool
 
 LARGEST_NOISE = 1e12  # precision in units of the data's: one point, or ties, make the likelihood unbounded
 ALPHA_RANGE = (1e-8, 1e8)  # in units of the data's variance; beyond, the prior is flat or a point
@@ -42,6 +44,21 @@ class Ties:
     alpha_free: Tensor  # (K, m, B) bool
     beta_free: Tensor  # (K, m) bool
     mixing_free: bool = True
+
+    @cached_property
+    def alpha_pool(self) -> Pool:
+        """Sums over the weights that share a prior precision."""
+        return Pool(self.alpha_group)
+
+    @cached_property
+    def beta_pool(self) -> Pool:
+        """Sums over the outputs that share a noise precision."""
+        return Pool(self.beta_group)
+
+    @cached_property
+    def all_free(self) -> tuple[bool, bool]:
+        """Whether every prior precision and every noise precision is learned."""
+        return bool(self.alpha_free.all()), bool(self.beta_free.all())
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,12 @@ class EStep:
     def well_determined(self) -> WellDetermined:
         """Gamma of each weight, shape ``(R, K, m, B)``, pruned components at zero."""
         return well_determined(self.A, self.mixture.alpha)
+
+    @cached_property
+    def log_evidence(self) -> Tensor:
+        """Laplace log evidence at the current weights, nats, ``(R,)``; nan where the curvature is not positive."""
+        log_joint = self.stats.log_likelihood + log_prior(self.mixture)
+        return laplace(log_joint, self.well_determined.log_det, self.mixture.alpha[0].numel())
 
     @cached_property
     def gamma(self) -> Tensor:
@@ -95,7 +118,7 @@ def literal(at: EStep) -> Mixture:
     """
     w = solve_weights(at.stats, at.data.layout, at.mixture)
     noise = _noise(at, w, at.subtracted, 0.0)
-    return _next(at, w, noise, _alpha(at, w.square()), at.subtracted)
+    return _next(at, w, noise, _alpha(at, at.mixture.on * w.square()), at.subtracted)
 
 
 def derived(at: EStep) -> Mixture:
@@ -124,13 +147,13 @@ def exact(at: EStep) -> Mixture:
     w = solve_weights(at.stats, at.data.layout, at.mixture)
     slopes = mixture_slopes.log_det_slopes(at.data, at.mixture)
     if at.mixture.noise.dim() == 4:
-        noise = _inverse(
-            (residual_products(at.stats, at.data.layout, w) + slopes.noise) / at.stats.counts[..., None, None]
-        )
+        scatter = residual_products(at.stats, at.data.layout, w) + slopes.noise
+        noise = _inverse(scatter / at.stats.counts[..., None, None])
     else:
         noise = _noise(at, w, slopes.noise, 0.0)
     squares = at.ties.alpha_ratio * (w - at.mixture.loc).square()
-    alpha = _tied((1.0 - slopes.alpha) * _on(at), squares * _on(at), at.ties.alpha_group) * at.ties.alpha_ratio
+    pool = at.ties.alpha_pool
+    alpha = pool((1.0 - slopes.alpha) * at.mixture.on) / pool(squares * at.mixture.on) * at.ties.alpha_ratio
     return _next(at, w, noise, alpha, at.gamma, at.stats.counts - 0.5 * slopes.logits)
 
 
@@ -195,53 +218,36 @@ class WeightDecay:
         return _next(at, w, _noise(at, w, nothing, self.rho), fixed.alpha, nothing)
 
 
-def _tied(top: Tensor, bottom: Tensor, group: Tensor) -> Tensor:
-    """Ratio of the sums over each group, expanded again, shape of ``top``."""
-    sums = top.new_zeros(2, len(top), int(group.max()) + 1)
-    sums[0].index_add_(1, group.flatten(), top.flatten(1))
-    sums[1].index_add_(1, group.flatten(), bottom.flatten(1))
-    return (sums[0] / sums[1])[:, group]
-
-
-def _on(at: EStep) -> Tensor:
-    """1 for weights of components that are not pruned, shape ``(R, K, 1, 1)``."""
-    return at.mixture.active[..., None, None].to(at.mixture.w)
-
-
 def _alpha(at: EStep, squares: Tensor) -> Tensor:
-    """Prior precisions ``gamma / squares``, ties kept."""
-    ratio = at.ties.alpha_ratio
-    gamma = at.well_determined.gamma
-    return _tied(gamma * _on(at), ratio * squares * _on(at), at.ties.alpha_group).clamp(*ALPHA_RANGE) * ratio
+    """Prior precisions ``gamma / squares``, ties kept; both are zero where a component is pruned."""
+    ratio, pool = at.ties.alpha_ratio, at.ties.alpha_pool
+    return (pool(at.well_determined.gamma) / pool(ratio * squares)).clamp(*ALPHA_RANGE) * ratio
 
 
 def _noise(at: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor:
     """Noise precisions ``(N_k - subtracted) / (s + 2 rho)``, ties kept."""
-    counts = _output_counts(at)
+    counts = at.data.layout.presence_of(at.stats.moments)
     left = counts - subtracted
     left = torch.where(left > 0, left, counts)  # the last kernel of all is kept, without correction
     if at.mixture.noise.dim() == 4:
         scatter = residual_products(at.stats, at.data.layout, w)
         ridge = 2.0 * rho * torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
         return _inverse((scatter + ridge) / left[..., :1].unsqueeze(-1))
-    squares = at.ties.beta_ratio * (residual_squares(at.stats, at.data.layout, w) + 2.0 * rho)
-    on = _on(at).squeeze(-1)
-    return _tied(left * on, squares * on, at.ties.beta_group).clamp(max=LARGEST_NOISE) * at.ties.beta_ratio
-
-
-def _output_counts(at: EStep) -> Tensor:
-    """Expected number of observed values of each output, shape ``(R, K, m)``."""
-    return at.stats.moments[..., at.data.layout.present]
+    ratio, pool = at.ties.beta_ratio, at.ties.beta_pool
+    squares = ratio * (residual_squares(at.stats, at.data.layout, w) + 2.0 * rho)
+    if not (pool.is_single or at.mixture.all_active):
+        left, squares = left * at.mixture.on.squeeze(-1), squares * at.mixture.on.squeeze(-1)
+    return (pool(left) / pool(squares)).clamp(max=LARGEST_NOISE) * ratio
 
 
 def _inverse(covariance: Tensor) -> Tensor:
-    return torch.linalg.inv(0.5 * (covariance + covariance.mT))
+    return torch.linalg.inv_ex(0.5 * (covariance + covariance.mT))[0]  # a singular row gives inf, and fails alone
 
 
 def _pseudo_solve(at: EStep, cutoff: float) -> Tensor:
     """Unregularised weights, zero along poorly determined directions, shape ``(R, K, m, B)``."""
     layout = at.data.layout
-    gram, cross = at.stats.moments[..., layout.gram], at.stats.moments[..., layout.cross]
+    gram, cross = layout.gram_of(at.stats.moments), layout.cross_of(at.stats.moments)
     if gram.shape[-1] == 1:
         return cross / gram.squeeze(-1)
     gram = gram if at.data.observed is not None else gram[..., :1, :, :]
@@ -257,19 +263,26 @@ def _next(
     """The next mixture: what is held fixed put back, components that have died put out."""
     old, ties = at.mixture, at.ties
     counts = at.stats.counts if expected is None else expected
-    noise = noise if noise.dim() == 4 else torch.where(ties.beta_free, noise, old.noise)
-    alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
-    keep = _survivors(at, subtracted)
+    if noise.dim() == 3 and not ties.all_free[1]:
+        noise = torch.where(ties.beta_free, noise, old.noise)
+    if not (ties.all_free[0] and (old.all_active or ties.alpha_pool.is_whole)):
+        alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
+    alpha = alpha if alpha.shape == old.alpha.shape else alpha.expand_as(old.alpha)
+    noise = noise if noise.shape == old.noise.shape else noise.expand_as(old.noise)
     log_mixing = (counts / counts.sum(-1, keepdim=True)).log() if ties.mixing_free else old.log_mixing
-    return pruned(Mixture(w, noise, log_mixing, alpha, old.loc), keep)
+    new = Mixture(w, noise, log_mixing, alpha, old.loc)
+    keep = _survivors(at, subtracted)
+    return new if keep is None else pruned(new, keep)
 
 
-def _survivors(at: EStep, subtracted: Tensor) -> Tensor:
-    """Components with more data than well-determined parameters; at least one, shape ``(R, K)`` bool."""
+def _survivors(at: EStep, subtracted: Tensor) -> Tensor | None:
+    """Components with more data than well-determined parameters; at least one, shape ``(R, K)`` bool; None for all."""
     margin = at.stats.counts - subtracted.amax(-1)
-    keep = at.mixture.active & (margin > 1e-6)  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
+    keep = margin > 1e-6  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
+    if bool(keep.all()) and at.mixture.all_active:
+        return None
     best = torch.where(at.mixture.active, margin, -torch.inf).argmax(-1, keepdim=True)
-    return keep.scatter(-1, best, True)
+    return (at.mixture.active & keep).scatter(-1, best, True)
 
 
 def pruned(mixture: Mixture, keep: Tensor) -> Mixture:

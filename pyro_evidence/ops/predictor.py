@@ -84,7 +84,7 @@ def gram(J: Tensor, B: Tensor) -> Tensor:
     """
     if J.requires_grad:
         return J.flatten(0, 1).mT @ (B @ J).flatten(1, 2)
-    return _Gram.apply(J, B)
+    return _Gram.apply(J, B) if B.requires_grad else _Gram.forward(J, B)
 
 
 class _Gram(torch.autograd.Function):

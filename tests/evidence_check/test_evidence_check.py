@@ -17,6 +17,7 @@ from pyro_evidence.evidence_check import (
     importance_sampling,
     tempered_smc,
     thames,
+    thermodynamic_integration,
 )
 from pyro_evidence.evidence_check.target import target
 from pyro_evidence.evidence_check.thames import _Region, _Space
@@ -85,11 +86,16 @@ def estimate(method: str, case: str, posterior: LaplacePosterior, seed: int) -> 
         return bridge_sampling(posterior, exact_draws(case, seed), seed=seed)
     if method == "smc":
         return tempered_smc(posterior, num_particles=128, num_moves=2, seed=seed)
+    if method == "thermodynamic":
+        return thermodynamic_integration(posterior, num_temperatures=20, num_particles=512, num_moves=3, seed=seed)
     return thames(posterior, exact_draws(case, seed), num_volume=2000, seed=seed)
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("method", ["importance", "modes", "bridge", "smc", "thames"])
+@pytest.mark.parametrize(
+    "method",
+    ["importance", "modes", "bridge", "smc", "thames", pytest.param("thermodynamic", marks=pytest.mark.slow)],
+)
 def test_errors_are_within_three_standard_errors(method: str, case: str) -> None:
     posterior, exact = CASES[case]()
     found = [estimate(method, case, posterior, seed) for seed in SEEDS]
@@ -263,12 +269,16 @@ def separable() -> tuple[Tensor, Tensor]:
     [(funnel, (torch.tensor(1.0),)), (ridge, (torch.tensor(2.0),)), (vague_logistic, separable())],
     ids=["funnel", "ridge", "separable"],
 )
-def test_posteriors_far_from_gaussian_are_said_to_be(model: object, args: tuple[Tensor, ...]) -> None:
+def test_posteriors_far_from_gaussian_are_said_to_be(
+    model: object, args: tuple[Tensor, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     posterior = LaplaceEvidence(model, hyper=()).run(*args)  # type: ignore[arg-type]
     found = importance_sampling(posterior)
     assert found.diagnostics["pareto_k"] > 0.7
     assert not found.reliable
     assert "k-hat is" in str(found)
+    posterior.summary()
+    assert "k-hat is above 0.7: the posterior is far from Gaussian" in capsys.readouterr().out
 
 
 def test_smc_is_right_where_the_gaussian_is_not() -> None:

@@ -12,7 +12,7 @@ import torch
 from pyro.infer import MCMC, NUTS, Predictive
 from torch import Tensor
 
-from pyro_evidence.axis_priors import GaussianPrior, LaplacePrior
+from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
 from pyro_evidence.datasets import ripley_test, ripley_train
 from pyro_evidence.eigen_state import schur_complement, score_centre
 from pyro_evidence.errors import (
@@ -113,6 +113,24 @@ def test_the_same_mode_under_the_non_diagonal_prior_in_weight_space() -> None:
     torch.testing.assert_close(posterior.weights["w"], w, rtol=0, atol=1e-5)
 
 
+def test_groups_are_kept_by_their_mean_wald_statistic() -> None:
+    Phi, t = problem()
+    alone, posterior = (REVM(models.logistic, prior=p).run(Phi, t) for p in (GaussianPrior(), GroupPrior(size=3)))
+    torch.testing.assert_close(posterior.wald, alone.wald)
+    means = alone.wald.reshape(2, 3).mean(-1)
+    expected = torch.where(means > 1.0, means - 1.0, 0.0).repeat_interleave(3).reciprocal() * alone.eigenvalues
+    torch.testing.assert_close(posterior.alpha, expected)
+    single = REVM(models.logistic, prior=GroupPrior(size=1)).run(Phi, t)
+    torch.testing.assert_close(single.weights["w"], alone.weights["w"])
+
+
+def test_groups_make_the_factorised_evidence_exact_for_gaussian_noise() -> None:
+    Phi, _ = problem()
+    t = Phi @ torch.tensor([1.0, -0.4, 0.1, 0.0, 0.0, 0.0]) + 0.5 * torch.randn(120)
+    posterior = REVM(models.gaussian, prior=GroupPrior(size=2), ridge=0.0).run(Phi, t)
+    torch.testing.assert_close(posterior.state.factorised_log_evidence, posterior.log_evidence, rtol=1e-11, atol=0)
+
+
 def test_rotating_the_basis_changes_nothing_and_scaling_a_column_does() -> None:
     Phi, t = problem()
     Q, _ = torch.linalg.qr(torch.randn(6, 6))
@@ -193,6 +211,35 @@ def test_singular_values_and_gram_matrix_give_the_same_axes() -> None:
     torch.testing.assert_close(many.eigenvalues, few.eigenvalues)
     torch.testing.assert_close(many.alpha, few.alpha)
     torch.testing.assert_close(many.weights["w"][:6], few.weights["w"])
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"prior": LaplacePrior()}, {"centre": score_centre}, {"approximation": LeastKL()}]
+)
+def test_many_more_weights_than_data_live_in_the_rows(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = torch.randn(25, 3)
+    Phi = kernel(X, torch.randn(90, 3), 4.0)
+    t = labels(X, torch.tensor([2.0, -1.0, 0.0]))
+    few = REVM(models.logistic, ridge=0.1, **settings).run(Phi, t)
+    monkeypatch.setattr("pyro_evidence.eigen_state._is_wide", lambda *_: False)
+    whole = REVM(models.logistic, ridge=0.1, **settings).run(Phi, t)
+    torch.testing.assert_close(few.state.quadratic.y, whole.state.quadratic.y, rtol=0, atol=1e-7)
+    torch.testing.assert_close(few.weights["w"], whole.weights["w"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(few.log_evidence, whole.log_evidence)
+    assert torch.equal(few.eigenvalues[few.active] > 0, whole.eigenvalues[whole.active] > 0)
+
+
+def test_above_the_limit_only_axes_that_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    X = torch.randn(200, 2)
+    Phi, t = kernel(X, X[:120], 1.0), labels(X, torch.tensor([3.0, -1.0]))
+    whole = REVM(models.logistic).run(Phi, t)
+    monkeypatch.setattr("pyro_evidence.eigen_state.TRUNCATE", 50)
+    part = REVM(models.logistic).run(Phi, t)
+    assert len(part.eigenvalues) < len(whole.eigenvalues)
+    torch.testing.assert_close(part.weights["w"], whole.weights["w"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(part.wald[part.active], whole.wald[whole.active], rtol=1e-6, atol=0)
 
 
 def test_the_score_centre_is_where_the_quadratic_has_its_maximum() -> None:
@@ -317,13 +364,15 @@ def test_the_predictors_moments_are_those_of_the_draws() -> None:
     assert float(((draws.mean(0) - mean).abs() / variance.sqrt()).max()) < 4.0 / 20_000**0.5
 
 
-def test_saved_and_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prior", [GaussianPrior(), LaplacePrior(), LaplacePrior(octant=True), GroupPrior(size=2)])
+def test_saved_and_loaded(prior: Any, tmp_path: Path) -> None:
     Phi, t = problem()
-    posterior = REVM(models.logistic, prior=LaplacePrior()).run(Phi, t)
+    posterior = REVM(models.logistic, prior=prior).run(Phi, t)
     posterior.save(tmp_path / "p")
     again = REVMPosterior.load(tmp_path / "p", models.logistic)
     torch.testing.assert_close(again.weights["w"], posterior.weights["w"])
     torch.testing.assert_close(again.log_evidence, posterior.log_evidence)
+    assert again.state.prior == prior
     with pytest.raises(BadInput, match="another density"):
         REVMPosterior.load(tmp_path / "p", models.probit)
 
@@ -408,7 +457,9 @@ def test_a_design_that_does_not_fit_is_refused_with_the_number(monkeypatch: pyte
     Phi, t = problem()
     monkeypatch.setattr("pyro_evidence.ops.linalg.SMALL", 0)
     monkeypatch.setattr("pyro_evidence.ops.linalg.available_bytes", lambda device: 6000)
-    with pytest.raises(TooLarge, match=r"design matrix and its Gram matrix needs 6,624 bytes; 6,000 are free"):
+    with pytest.raises(
+        TooLarge, match=r"design matrix and its Gram matrix needs 6,624 bytes; 6,000 are free.*run_chunks"
+    ):
         REVM(models.logistic).run(Phi, t)
 
 
@@ -421,6 +472,21 @@ def test_constrained_weights_are_refused() -> None:
     Phi, t = problem(M=3)
     with pytest.raises(BadInput, match="w are constrained"):
         REVM(positive).run(Phi, t)
+
+
+@pytest.mark.parametrize("size", [0, 2.5])
+def test_groups_of_no_axes_are_refused(size: Any) -> None:
+    with pytest.raises(BadInput, match=f"size={size}; expected the number of axes in a group"):
+        GroupPrior(size=size)
+
+
+@pytest.mark.parametrize("approximation", [JaakkolaJordan(), LeastKL()])
+def test_what_knows_the_ridge_alone_refuses_other_priors(approximation: Any) -> None:
+    Phi, t = problem()
+    with pytest.raises(UnsupportedModel, match="knows the weights' ridge alone, and there are other latent sites"):
+        REVM(models.with_offset, site="w", approximation=approximation).run(Phi, t)
+    with pytest.raises(UnsupportedModel, match="the predictor is not linear"):
+        REVM(models.network, approximation=approximation).run(Phi, t)
 
 
 def test_the_bound_refuses_another_likelihood() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.datasets import ripley_test, ripley_train
+from pyro_evidence.datasets import csv, ripley_test, ripley_train
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import fast_marginal, variational
 from pyro_evidence.infer.iterate import Stop
@@ -66,20 +66,57 @@ def test_every_gain_is_the_difference_of_two_evidences() -> None:
     state = fast_marginal.empty(target)  # type: ignore[arg-type]
     for _ in range(6):
         best, gain = state.changes
-        new = fast_marginal.step(state)
+        new = fast_marginal.changed(state, fast_marginal.first_of_best(gain))
         assert new.objective - state.objective == pytest.approx(float(gain.max()), abs=1e-9)
         for m in range(8):
             alpha = state.alpha.clone()
-            alpha[m] = best[m]
+            alpha[m] = 1.0 / best[m]
             if bool(torch.isfinite(alpha).any()):
                 assert float(exact(Phi, t, alpha)) - state.objective == pytest.approx(float(gain[m]), abs=1e-9)
         state = new
 
 
-def test_gaussian_evidence_never_falls() -> None:
+@pytest.mark.parametrize("model", [models.gaussian, models.logistic, models.poisson])
+def test_the_evidence_never_falls(model: Any) -> None:
     Phi, t = noisy()
-    rises = torch.tensor(RVM(models.gaussian).run(Phi, t).log_evidences).diff()
-    assert float(rises.min()) > 0.0
+    t = t if model is models.gaussian else (t > 0).double()
+    rises = torch.tensor(RVM(model).run(Phi, t).log_evidences).diff()
+    assert float(rises[:-1].min()) > 0.0 and float(rises[-1]) >= 0.0
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.0])
+def test_a_promise_that_laplace_does_not_keep_is_no_circle(sigma: float, data_dir: Path) -> None:
+    data = csv("bupa")
+    X = (data.X - data.X.mean(0)) / data.X.std(0)
+    assert data.t is not None
+    rows = torch.randperm(len(X), generator=torch.Generator().manual_seed(100))[:172]
+    t = (data.t == data.t.max()).double()[rows]
+    Phi = torch.cat([(-torch.cdist(X[rows], X[rows]) / (2.0 * sigma**2)).exp(), torch.ones(172, 1)], 1)
+    posterior = RVM(models.logistic, stop=Stop(num_steps=400)).run(Phi, t)
+    assert posterior.status == "converged"
+    assert float(torch.tensor(posterior.log_evidences).diff().min()) >= 0.0
+
+
+def test_no_single_change_raises_the_evidence_of_labels() -> None:
+    Phi, w = problem()
+    posterior = RVM(models.logistic).run(Phi, labels(Phi, w))
+    target = posterior.of.target
+    for m in range(8):
+        for factor in (0.5, 0.9, 1.1, 2.0):
+            alpha = posterior.alpha.clone()
+            alpha[m] = alpha[m] * factor if bool(posterior.active[m]) else 1.0 * factor
+            state = fast_marginal.FastState(target, alpha, torch.zeros(8))  # type: ignore[arg-type]
+            assert state.objective < float(posterior.log_evidence) + 0.01
+
+
+def test_the_diagonal_of_the_precision_with_and_without_kept_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    Phi, t = noisy()
+    part = RVM(models.gaussian).run(Phi, t).of.target.parts[0]  # type: ignore[attr-defined]
+    B = torch.rand(100, 1, 1)
+    expected = (Phi.T @ (B[:, 0] * Phi)).diagonal()
+    torch.testing.assert_close(part.precision_diagonal(B), expected)
+    monkeypatch.setattr("pyro_evidence.weights.KEPT", 0)
+    torch.testing.assert_close(part.precision_diagonal(B), expected)
 
 
 def test_threads_do_not_change_the_result() -> None:
@@ -139,6 +176,72 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         again = RVMPosterior.load(tmp_path / "p", models.gaussian)
         torch.testing.assert_close(again.mode["w"], posterior.mode["w"])
         torch.testing.assert_close(again.log_evidence, posterior.log_evidence)
+
+
+# Healing
+
+
+def sinc(N: int = 60) -> tuple[Tensor, Tensor, Tensor]:
+    x = torch.linspace(-8.0, 8.0, N)
+    t = (x.sin() / x.where(x != 0, 1.0)) + 0.1 * torch.randn(N, generator=torch.Generator().manual_seed(0))
+    return x, (-0.2 * (x[:, None] - x).square()).exp(), 5.0 * t
+
+
+def test_a_healed_prediction_is_that_of_the_larger_model() -> None:
+    """Oracle: Bayesian linear regression on the relevant columns and the new one, for each new input by itself."""
+    x, Phi, t = sinc()
+    posterior = RVM(models.gaussian).run(Phi, t)
+    new = torch.tensor([-9.0, 0.3, 5.0, 30.0])
+    columns, rows = (-0.2 * (x[:, None] - new).square()).exp(), (-0.2 * (new[:, None] - x).square()).exp()
+    mean, variance = posterior.healed_predictor(rows, columns=columns, alpha=0.7)
+    for s in range(4):
+        keep = posterior.relevant
+        large = torch.cat([Phi[:, keep], columns[:, s : s + 1]], 1)
+        S = torch.linalg.inv(4.0 * large.T @ large + torch.cat([posterior.alpha[keep], torch.tensor([0.7])]).diag())
+        row = torch.cat([rows[s, keep], torch.ones(1)])
+        torch.testing.assert_close(mean[s], row @ S @ large.T @ t * 4.0, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(variance[s], row @ S @ row, rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize("engine", [RVM, VRVM])
+def test_far_from_the_data_the_healed_variance_is_the_priors(engine: Any) -> None:
+    x, Phi, t = sinc()
+    posterior = engine(models.gaussian).run(Phi, t)
+    far = torch.tensor([100.0])
+    columns, row = (-0.2 * (x[:, None] - far).square()).exp(), (-0.2 * (far[:, None] - x).square()).exp()
+    assert float(posterior.predictor(row)[1]) < 1e-12
+    prior = (Phi[:, posterior.active].square() / posterior.alpha[posterior.active]).sum(-1).mean()
+    healed = posterior.healed_predictor(row, columns=columns)[1]
+    torch.testing.assert_close(healed, prior.reshape(1), rtol=1e-9, atol=0)
+    near = posterior.healed_predictor(Phi, columns=Phi)[1]
+    assert bool((near >= posterior.predictor(Phi)[1] - 1e-15).all()) and float(near.max()) < float(healed)
+
+
+def test_healing_of_labels_goes_uphill() -> None:
+    """The new weight's mean is one Newton step: it raises the log joint of the larger model."""
+    X = torch.randn(60, 2)
+    t = labels(X, torch.tensor([3.0, 0.0]))
+    Phi = kernel(X, X, 1.0)
+    posterior = RVM(models.logistic).run(Phi, t)
+    other = torch.randn(1, 2)
+    column, row = kernel(X, other, 1.0)[:, :1], kernel(other, X, 1.0)
+    mean, variance = posterior.healed_predictor(row, columns=column, alpha=0.5)
+    plain = posterior.predictor(row)
+    assert float(variance) > float(plain[1])
+    slope = float(column[:, 0] @ (t - torch.sigmoid(posterior.predictor(Phi)[0])))
+    assert float(mean - plain[0]) * slope > 0.0
+
+
+def test_healing_says_what_it_needs() -> None:
+    _, Phi, t = sinc()
+    posterior = RVM(models.gaussian).run(Phi, t)
+    with pytest.raises(BadInput, match=r"columns have shape \(60, 3\); expected \(N, S\) = \(60, 2\)"):
+        posterior.healed_predictor(Phi[:2], columns=Phi[:, :3])
+    with pytest.raises(BadInput, match=r"alpha=-1\.0; expected a positive"):
+        posterior.healed_predictor(Phi[:2], columns=Phi[:, :2], alpha=-1.0)
+    classes = RVM(models.softmax).run(Phi, torch.arange(60) // 20)
+    with pytest.raises(UnsupportedModel, match="one predictor element per datum"):
+        classes.healed_predictor(Phi[:2], columns=Phi[:, :2])
 
 
 # Variational

@@ -128,6 +128,20 @@ def test_group_threshold_is_on_the_mean_wald_statistic() -> None:
     torch.testing.assert_close(alpha, torch.tensor([4.0 / scale, 1.0 / scale, math.inf, math.inf]))
 
 
+def test_no_other_scale_of_a_groups_variances_has_more_evidence() -> None:
+    h, u = torch.tensor([9.0, 5.0, 2.0, 1.0]), torch.tensor([0.1, 0.9, -0.8, 0.3])
+    block = torch.tensor([0, 0, 1, 1])
+    gain = eigen_ard.group_gaussian_log_gain(h * u.square(), block)
+    at_zero = -0.5 * h * u.square()
+    for b in (0, 1):
+        scales = torch.logspace(-6, 3, 20_001)
+        evidence = eigen_ard.gaussian_log_evidence(
+            (h / scales.unsqueeze(-1))[:, block == b], h[block == b], u[block == b]
+        )
+        best = float((evidence - at_zero[block == b]).sum(-1).max())
+        assert float(gain[block == b].sum()) == pytest.approx(best, abs=1e-5)
+
+
 def test_groups_of_one_are_the_axes_themselves() -> None:
     h, u = torch.rand(9) * 5.0, torch.randn(9)
     torch.testing.assert_close(eigen_ard.group_gaussian_alpha(h, u, torch.arange(9)), eigen_ard.gaussian_alpha(h, u))

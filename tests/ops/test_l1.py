@@ -95,6 +95,45 @@ def test_the_orthant_of_the_maximum_likelihood_point_need_not_hold_the_optimum()
     assert crossings >= 1  # rare: about 2 % where the rates are random
 
 
+EIGHT = torch.tensor([[-1, 3], [0, -1], [4, -2], [-2, 4], [-4, 3], [0, 0], [1, -2], [3, -3]], dtype=torch.float64)
+LABELS = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+
+
+def highest(density: Penalised, rate: Tensor, low: float) -> tuple[Tensor, float]:
+    """Oracle: the best point of ever finer grids over ``[low, 4] x [0, 4]``."""
+    centre, width = torch.tensor([0.5 * (low + 4.0), 2.0]), torch.tensor([0.5 * (4.0 - low), 2.0])
+    best, value = centre, -torch.inf
+    for _ in range(12):
+        grid = torch.cartesian_prod(
+            *(torch.linspace(float(c - w), float(c + w), 41) for c, w in zip(centre, width, strict=True))
+        )
+        grid = torch.cat([grid, grid * torch.tensor([0.0, 1.0])])  # the corner of the penalty is always on it
+        grid = grid[(grid[:, 0] >= low) & (grid[:, 1] >= 0.0)]
+        values = density.log_joint(grid, grid) - grid.abs() @ rate
+        best, value = grid[int(values.argmax())], float(values.max())
+        centre, width = best, 0.2 * width
+    return best, value
+
+
+def test_eight_points_whose_optimum_lies_across_an_axis() -> None:
+    """Each axis' sign at the maximum-likelihood point does not bind the L1 optimum: two optima, the free one higher."""
+    target = logistic_target(EIGHT, LABELS)
+    w = ml(target)
+    assert w is not None
+    axes = spectrum.from_gram(target.precision(w.unsqueeze(0))[0], w, torch.zeros(2))
+    assert bool((axes.u > 0).all())
+    density, rate = Penalised(target.along(axes.directions), torch.zeros(2)), 0.5 * torch.tensor([0.1, 0.7])
+    values = []
+    for orthant, low in ((None, -4.0), (axes.u.sign(), 0.0)):
+        found = l1.maximise(density, rate, axes.u, orthant, tolerance=1e-9)
+        point, value = highest(density, rate, low)
+        torch.testing.assert_close(found.u, point, rtol=0, atol=1e-5)
+        values.append(float(density.log_joint(found.u.unsqueeze(0), w)[0] - rate @ found.u.abs()))
+        assert abs(values[-1] - value) < 1e-9
+        assert float(found.u[0]) < -1e-3 if orthant is None else float(found.u[0]) == 0.0
+    assert values[0] > values[1] + 1e-5
+
+
 def ml(target: LinearTarget) -> Tensor | None:
     """Newton; None when the classes are separated."""
     w = torch.zeros(1, 2)

@@ -1,0 +1,136 @@
+"""Particles that walk from the prior to the posterior by powers of the likelihood, in independent groups."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.evidence_check.target import ROWS, Source, Target, target
+from pyro_evidence.ops import derivatives, tempering
+from pyro_evidence.simulate import latents_from_prior, log_prior_rows
+
+NUM_GROUPS = 16  # independent runs, whose spread is the standard error
+LEAPFROGS = 5
+LONGEST = math.pi / LEAPFROGS  # a path of half an orbit of the particles' normal; longer ones come back
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """All particles at one power of the likelihood; ``seeds`` is the one generator of the run."""
+
+    at: Target
+    seeds: torch.Generator
+    x: Tensor  # (G * P, D)
+    log_prior: Tensor  # (G * P,)
+    log_joint: Tensor  # (G * P,)
+    power: float
+    log_evidences: Tensor  # (G,) of the likelihood to that power
+    step: float
+    num_steps: int = 0
+    acceptance: tuple[float, ...] = ()  # at each power
+
+    @property
+    def log_likelihood(self) -> Tensor:
+        """Of each particle, nats; -inf where the joint density is zero."""
+        value = self.log_joint - self.log_prior
+        return torch.where(value.isnan(), -torch.inf, value)
+
+    def tempered(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``log p(w) + power log p(D | w)`` and its gradient."""
+        prior, prior_slope = _prior(self.at, x)
+        joint, joint_slope = self.at.gradient(x)
+        return _mix(prior, joint, self.power), _mix(prior_slope, joint_slope, self.power)
+
+
+def _mix(prior: Tensor, joint: Tensor, power: float) -> Tensor:
+    return (1.0 - power) * prior + power * joint
+
+
+def _prior(at: Target, x: Tensor) -> tuple[Tensor, Tensor]:
+    parts = [
+        derivatives.gradient(lambda v, theta: log_prior_rows(at.joint, v, theta), part, at.theta)
+        for part in x.split(ROWS)
+    ]
+    value, slope = (torch.cat(p) for p in zip(*parts, strict=True))
+    return value, slope
+
+
+def start(of: Source, num_particles: int, seed: int) -> Swarm:
+    """Draws from the prior, in sixteen groups of equal size.
+
+    :raises BadInput: when there are fewer particles than four per dimension and group, when hyperparameters are
+        pruned, or when the likelihood is zero at all draws from the prior.
+    """
+    at, num = target(of), num_particles // NUM_GROUPS * NUM_GROUPS
+    _check(at, num_particles)
+    x = at.coordinates(latents_from_prior(at.joint, at.theta, num, seed))[0]
+    prior, joint = _prior(at, x)[0], at.log_joint(x)
+    if not bool((joint > -math.inf).any()):
+        raise BadInput(
+            f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can produce."
+        )
+    return Swarm(at, torch.Generator().manual_seed(seed), x, prior, joint, 0.0, x.new_zeros(NUM_GROUPS), 0.5)
+
+
+def _check(at: Target, num_particles: int) -> None:
+    if num_particles < 4 * NUM_GROUPS or num_particles < 4 * at.size:
+        raise BadInput(
+            f"num_particles={num_particles}; expected at least {max(4 * NUM_GROUPS, 4 * at.size)} for "
+            f"{at.size} unconstrained coordinates."
+        )
+    if at.size < len(at.active):
+        raise BadInput(
+            f"{len(at.active) - at.size} coordinates are pruned and have no proper prior left to start "
+            "from; use importance_sampling or bridge_sampling."
+        )
+
+
+def reweighed(swarm: Swarm, power: float) -> Swarm:
+    """The particles at another power of the likelihood, the evidence it takes, and the survivors."""
+    log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
+    log_weights = (power - swarm.power) * log_likelihood
+    size = log_weights.shape[-1]
+    gained = log_weights.logsumexp(-1) - math.log(size)
+    uniform = torch.rand(NUM_GROUPS, 1, generator=swarm.seeds, dtype=torch.float64).to(log_weights)
+    first = size * torch.arange(NUM_GROUPS, device=log_weights.device).unsqueeze(-1)
+    parent = (first + tempering.resample(log_weights, uniform)).reshape(-1)
+    kept = {name: getattr(swarm, name)[parent] for name in ("x", "log_prior", "log_joint")}
+    return replace(
+        swarm, **kept, power=power, log_evidences=swarm.log_evidences + gained, num_steps=swarm.num_steps + 1
+    )
+
+
+def wandered(swarm: Swarm, num_moves: int) -> Swarm:
+    """Some moves at one power, with the share of them that was accepted."""
+    shares = []
+    for _ in range(num_moves):
+        swarm, share = moved(swarm)
+        shares.append(share)
+    return replace(swarm, acceptance=(*swarm.acceptance, sum(shares) / num_moves))
+
+
+def moved(swarm: Swarm) -> tuple[Swarm, float]:
+    """One Hamiltonian move of every particle, and a step size nearer to accepting 7 of 10."""
+    num, size = swarm.x.shape
+    momentum = torch.randn(num, size, generator=swarm.seeds, dtype=torch.float64)
+    lengths = swarm.step * torch.rand(num, 1, generator=swarm.seeds, dtype=torch.float64)  # of random phase
+
+    threshold = torch.rand(num, generator=swarm.seeds, dtype=torch.float64).log().to(swarm.x)
+    before = (swarm.x, *swarm.tempered(swarm.x))
+    kicks = torch.cat([lengths, momentum], -1).to(swarm.x)
+    (x, _, _), gain = tempering.leapfrog(swarm.tempered, before, _spread(swarm.x), kicks, LEAPFROGS)
+    accept = (threshold < gain) & torch.isfinite(x).all(-1)
+    x = torch.where(accept.unsqueeze(-1), x, swarm.x)
+    share = float(accept.double().mean())
+    step = min(swarm.step * math.exp(2.0 * (share - 0.7)), LONGEST)
+    after = replace(swarm, x=x, log_prior=_prior(swarm.at, x)[0], log_joint=swarm.at.log_joint(x), step=step)
+    return after, share
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Cholesky factor of the particles' covariance; of its diagonal where that is singular."""
+    covariance = torch.cov(x.mT).reshape(x.shape[1], x.shape[1])
+    tril, info = torch.linalg.cholesky_ex(covariance)
+    return tril if not bool(info.any()) else covariance.diagonal().sqrt().diag_embed()

@@ -1,0 +1,106 @@
+"""The evidence by thermodynamic integration: the mean log likelihood under its own powers, integrated."""
+
+import math
+from dataclasses import dataclass
+
+import pyro
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
+from pyro_evidence.evidence_check.swarm import NUM_GROUPS, Swarm, moved, reweighed, start
+from pyro_evidence.evidence_check.target import Source
+from pyro_evidence.ops.thermodynamic import corrected_trapezoid, powers
+
+FEWEST = 256  # particles, 16 in each group, below which their resampling biases the integral
+
+
+def thermodynamic_integration(
+    of: Source, *, num_temperatures: int = 40, num_particles: int = 512, num_moves: int = 3, seed: int = 0
+) -> EvidenceEstimate:
+    """Log evidence as the integral over ``b`` from 0 to 1 of the mean log likelihood under ``p(w) p(D | w)^b``.
+
+    Particles walk from the prior to the posterior on the ladder ``b = (k / K)^5`` of Friel and Pettitt (2008),
+    resampled and moved at each rung, and the integral is the trapezium rule corrected by the variances at its
+    ends, Friel, Hurn and Wyse (2014), eq. 14.  Sixteen groups of particles give sixteen integrals; the
+    standard error is that of their mean, with the error of the ladder, read off every other rung, added.  Slow;
+    its bias, of the order of one over the particles in a group, is below that error.
+
+    :param of: a posterior, at its hyperparameters, or a ``LogJoint``, at its starting ones; proper prior needed.
+    :param num_temperatures: rungs above the prior, an even number.
+    :param num_particles: in all groups together.
+    :param num_moves: Hamiltonian moves, of five leapfrog steps each, at every rung.
+    :param seed: of everything; the caller's random state is not touched.
+    :return: diagnostics ``ladder_error`` (nats) and ``acceptance`` (the smallest).
+    :raises BadInput: as :func:`tempered_smc`, for an odd number of rungs, and where the mean log likelihood under
+        the prior is not finite.
+    """
+    if num_temperatures < 4 or num_temperatures % 2 or num_moves < 1 or num_particles < FEWEST:
+        raise BadInput(
+            f"num_temperatures={num_temperatures}, num_moves={num_moves}, num_particles={num_particles}; expected an "
+            f"even number of at least 4, at least one move, and at least {FEWEST} particles."
+        )
+    ladder = powers(num_temperatures)
+    with pyro.validation_enabled(False):
+        swarm = start(of, num_particles, seed)
+        rungs = _climb(swarm, ladder, num_moves)
+    return _estimate(ladder, rungs, len(swarm.x))
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """The log likelihood at one power: its mean and variance in each group, and the moves that were accepted."""
+
+    mean: Tensor  # (G,)
+    variance: Tensor  # (G,)
+    acceptance: float
+
+
+def _rung(values: list[Tensor], shares: list[float]) -> _Rung:
+    rows = torch.stack(values, -1).reshape(NUM_GROUPS, -1)
+    return _Rung(rows.mean(-1), rows.var(-1), sum(shares) / len(shares))
+
+
+def _climb(swarm: Swarm, ladder: Tensor, num_moves: int) -> list[_Rung]:
+    """Every rung from the prior up."""
+    prior = swarm.log_likelihood
+    if not bool(torch.isfinite(prior).all()):
+        raise BadInput(
+            f"the log likelihood is not finite at {int((~torch.isfinite(prior)).sum())} of {len(prior)} draws from the "
+            "prior, so its mean there is no number; use tempered_smc, which needs none."
+        )
+    rungs = [_rung([prior], [1.0])]
+    for power in ladder[1:].tolist():
+        swarm, values, shares = reweighed(swarm, power), [], []
+        for _ in range(num_moves):
+            swarm, share = moved(swarm)
+            values.append(swarm.log_likelihood)
+            shares.append(share)
+        rungs.append(_rung(values, shares))
+    return rungs
+
+
+def _estimate(ladder: Tensor, rungs: list[_Rung], num_particles: int) -> EvidenceEstimate:
+    mean, variance = torch.stack([r.mean for r in rungs]), torch.stack([r.variance for r in rungs])
+    integrals = corrected_trapezoid(ladder, mean, variance)
+    coarse = corrected_trapezoid(ladder[::2], mean[::2], variance[::2])
+    value = float(integrals.mean())
+    gap = abs(float(coarse.mean()) - value) / 15.0  # the rule is of fourth order
+    error = math.hypot(float(integrals.std()) / math.sqrt(NUM_GROUPS), gap, rounding(value))
+    numbers = {"ladder_error": gap, "acceptance": min(r.acceptance for r in rungs)}
+    method = f"thermodynamic integration, {len(rungs) - 1} powers, {num_particles} particles"
+    return EvidenceEstimate(method, value, error, numbers, _doubts(gap, error, numbers["acceptance"]))
+
+
+def _doubts(gap: float, error: float, acceptance: float) -> tuple[str, ...]:
+    letters = [
+        (gap > 0.1, f"every other power alone would move the integral ({gap:.2f} nats); raise num_temperatures."),
+        (
+            acceptance < 0.2,
+            f"only {acceptance:.0%} of the moves were accepted at one power; expected at least 20 %. Use more "
+            "particles or moves.",
+        ),
+        (error > 0.5, f"the standard error is {error:.2f} nats; expected below 0.5. Use more particles or moves."),
+    ]
+    return tuple(text for wrong, text in letters if wrong)

@@ -1,0 +1,105 @@
+"""What an engine for mixtures does round by round: train and test densities, components, evidence."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.infer import mixture_em
+from pyro_evidence.infer.evidence_em import EvidenceEM
+from pyro_evidence.infer.mixture_em import Batch
+from pyro_evidence.infer.mixture_task import Task, begin
+from pyro_evidence.mixture_structure import recognise_mixture
+from pyro_evidence.ops import mixture_rows
+from pyro_evidence.ops.mixture import Mixture, MixtureData, natural_parameters, responsibilities
+from pyro_evidence.ops.mixture_density import MixtureDensity
+from pyro_evidence.ops.mixture_updates import Unregularised
+from pyro_evidence.program import LogJoint
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """One engine's way, all restarts, at the weights of each round; round 0 is the start.  Model's units, nats."""
+
+    train: Tensor  # (S + 1, R, N)       log density of each training datum
+    test: Tensor  # (S + 1, R, N_test)   log density of each test datum
+    log_evidence: Tensor  # (S + 1, R)   Laplace, the engine's curvature, at the round's weights; -inf where undefined
+    mixtures: tuple[Mixture, ...]  # S + 1 of R rows
+
+    @property
+    def train_nll(self) -> Tensor:
+        """Minus the mean log density of the training data, nats per datum, shape ``(S + 1, R)``."""
+        return -self.train.mean(-1)
+
+    @property
+    def test_nll(self) -> Tensor:
+        """Minus the mean log density of the test data, nats per datum, shape ``(S + 1, R)``."""
+        return -self.test.mean(-1)
+
+    @property
+    def num_components(self) -> Tensor:
+        """Components that are left, shape ``(S + 1, R)``."""
+        return torch.stack([m.active.sum(-1) for m in self.mixtures])
+
+    def density(self, step: int, restart: int = 0) -> MixtureDensity:
+        """The fitted unconditional density after ``step`` rounds.
+
+        :raises BadInput: for a conditional density, which is another one for every input.
+        """
+        mixture = mixture_rows.row(self.mixtures[step], torch.tensor([restart]))
+        if mixture.w.shape[-1] != 1:
+            raise BadInput(f"the model has {mixture.w.shape[-1]} basis functions; expected an unconditional density.")
+        on = mixture.active[0]
+        tril = torch.linalg.cholesky(torch.linalg.inv(mixture.noise_matrix[:, on]))
+        return MixtureDensity(mixture.log_mixing[:, on], mixture.w[:, on, :, 0], tril)
+
+
+def learning_curve(
+    engine: EvidenceEM, train: tuple[Any, ...], test: tuple[Any, ...], *, num_steps: int
+) -> LearningCurve:
+    """Run the rounds of ``engine`` and look at every one of them; no stopping, no deletion.
+
+    Of the ``num_steps`` rounds the first ``engine.start.warm_up`` are unregularised, as in the engine.
+
+    :param train: the model's arguments, responses included.
+    :param test: the same for data that the engine does not see.
+    :raises UnsupportedModel: for a model that is not recognised as a mixture.
+    """
+    task = begin(LogJoint(engine.model, train), engine.start, engine.update, engine.curvature)
+    unseen = _data(task, LogJoint(engine.model, test))
+    rows = [_looked_at(task, unseen, batch) for batch in _rounds(engine, task, num_steps)]
+    seen, new, evidence, mixtures = zip(*rows, strict=True)
+    return LearningCurve(torch.stack(seen), torch.stack(new), torch.stack(evidence), mixtures)
+
+
+def _rounds(engine: EvidenceEM, task: Task, num_steps: int) -> Iterator[Batch]:
+    batch, warm = task.batch, Unregularised(rho=getattr(engine.update, "rho", 0.0))
+    yield batch
+    for step in range(num_steps):
+        batch = mixture_em.rounds(batch, warm if step < engine.start.warm_up else engine.update, 1)
+        yield batch
+
+
+def _data(task: Task, joint: LogJoint) -> MixtureData:
+    """Other data in the units inside."""
+    found = recognise_mixture(joint)
+    return task.units.data(found.Y, found.G, found.weight, products=task.batch.at.data.layout.has_products)
+
+
+def _looked_at(task: Task, unseen: MixtureData, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Mixture]:
+    mixture = batch.at.mixture
+    seen, new = (_log_density(task, data, mixture) for data in (batch.at.data, unseen))
+    whole = mixture_rows.padded(mixture, task.units.standard(task.structure.start))
+    return seen, new, batch.log_evidence - task.jacobian, task.units.original(whole)
+
+
+def _log_density(task: Task, data: MixtureData, mixture: Mixture) -> Tensor:
+    """Log density of each datum, nats, the model's units, shape ``(R, N)``."""
+    log_density = responsibilities(data.features, natural_parameters(mixture, data.layout))[1]
+    log_unit = task.units.unit.log()
+    if data.observed is None:
+        return log_density - log_unit.sum()
+    return log_density - data.observed.to(log_unit) @ log_unit

@@ -1,0 +1,331 @@
+r"""Multilayer perceptrons whose weights have Gaussian priors in groups.
+
+.. math:: h_1 = f(x W_1 + b_1), \quad h_l = f(h_{l-1} W_l + b_l), \quad \eta = h_{L-1} W_L + b_L, \quad
+    W_l \sim N(0, \alpha_{W_l}^{-1}), \quad b_l \sim N(0, \alpha_{b_l}^{-1})
+
+MacKay (1992), "A practical Bayesian framework for backpropagation networks"; Bishop (2006), sec. 5.7.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule
+from torch import Size, Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
+from pyro_evidence.network_density import NetworkDensity, Wiring
+from pyro_evidence.ops import network
+from pyro_evidence.ops.basis import TensorValue
+from pyro_evidence.ops.network import Activation, Layer
+from pyro_evidence.program import LogJoint
+
+
+class Output(Protocol):
+    """What stands behind the last layer: how many numbers it takes, and how data come out of them."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Columns ``C`` of the last layer."""
+
+    @property
+    def precisions(self) -> Mapping[str, Precision]:
+        """Noise precisions by the name of their param."""
+
+    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
+        """Of one datum, given the last layer's ``(..., N, C)``; precisions as declared, or with ``(R, 1)`` in front."""
+
+    def data(self, t: Tensor, eta: Tensor) -> Tensor:
+        """``t`` as the distribution wants it.
+
+        :raises BadInput: when its shape or its values are impossible.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Regression(TensorValue):
+    """Targets with Gaussian noise.
+
+    :param num_outputs: targets per datum; with one, ``t`` has shape ``(N,)``, otherwise ``(N, C)``.
+    :param beta: noise precision, one or ``(C,)``, in units of ``t`` to the power -2.
+    """
+
+    num_outputs: int = 1
+    beta: Precision = LEARNED
+
+    @property
+    def precisions(self) -> Mapping[str, Precision]:
+        """``beta``."""
+        return {"beta": self.beta}
+
+    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
+        """Normal about the outputs."""
+        scale = precisions["beta"].rsqrt()
+        if self.num_outputs == 1:
+            return dist.Normal(loc=eta.squeeze(-1), scale=scale.squeeze(-1))
+        return dist.Normal(loc=eta, scale=scale).to_event(1)
+
+    def data(self, t: Tensor, eta: Tensor) -> Tensor:
+        """The targets."""
+        return _shaped(t, eta.shape[-2:-1] if self.num_outputs == 1 else eta.shape[-2:], eta)
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Labels 0 or 1 by the logistic function of one output."""
+
+    num_outputs: int = 1
+
+    @property
+    def precisions(self) -> Mapping[str, Precision]:
+        """None."""
+        return {}
+
+    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
+        """Bernoulli with the output as log odds."""
+        return dist.Bernoulli(logits=eta.squeeze(-1))
+
+    def data(self, t: Tensor, eta: Tensor) -> Tensor:
+        """The labels in the dtype of the outputs."""
+        if bool((wrong := (t != 0) & (t != 1)).any()):
+            raise BadInput(f"t holds {float(t[wrong][0]):g}; expected labels 0 or 1.")
+        return _shaped(t, eta.shape[-2:-1], eta)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Labels 0 to C - 1 by the softmax of one output per class."""
+
+    num_outputs: int
+
+    @property
+    def precisions(self) -> Mapping[str, Precision]:
+        """None."""
+        return {}
+
+    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
+        """Categorical with the outputs as unnormalised log probabilities."""
+        return dist.Categorical(logits=eta)
+
+    def data(self, t: Tensor, eta: Tensor) -> Tensor:
+        """The labels, whole numbers."""
+        if bool((wrong := (t != t.floor()) | (t < 0) | (t >= self.num_outputs)).any()):
+            raise BadInput(f"t holds {float(t[wrong][0]):g}; expected labels 0 to {self.num_outputs - 1}.")
+        return _shaped(t, eta.shape[-2:-1], eta).long()
+
+
+REGRESSION, BINARY = Regression(), Binary()
+
+
+def _shaped(t: Tensor, shape: Size, eta: Tensor) -> Tensor:
+    if t.shape != shape:
+        raise BadInput(
+            f"t has shape {tuple(t.shape)}, but X has {eta.shape[-2]} rows and the network {eta.shape[-1]} output(s); "
+            f"expected {tuple(shape)}."
+        )
+    return t.to(eta)
+
+
+def ard(num_inputs: int, start: float = 1.0) -> dict[str, Precision]:
+    """Automatic relevance determination: the weights that leave each input have a learned precision of their own.
+
+    For ``MLP(num_inputs, hidden, alpha=ard(num_inputs))``; the other groups keep theirs.
+    """
+    return {"W1": Learned(torch.full((num_inputs,), start))}
+
+
+class MLP(PyroModule):
+    """A network as an ordinary Pyro model ``model(X, t=None)``, for LaplaceEvidence, SVI and NUTS alike.
+
+    Sites: ``W1`` ``(D, H)``, ``b1`` ``(H,)``, ``W2``, ``b2``, ... up to the output layer, and ``t``.  Params:
+    ``alpha_W1``, ``alpha_b1``, ..., one precision per layer and kind unless ``alpha`` says otherwise, and ``beta`` for
+    regression.  Standardise inputs and real targets first: all precisions start at 1.
+
+    :param num_inputs: ``D``.
+    :param hidden: units of the hidden layer, or of each of several.
+    :param activation: elementwise, such as ``torch.tanh``, ``torch.relu`` or ``torch.nn.functional.softplus``.
+    :param output: ``Regression()``, ``Binary()`` or ``Softmax(C)``.
+    :param alpha: prior precision: one setting for every group, or by site name, as ``{"W1": ..., "b1": ...}``, those
+        left out learned.  A number or tensor is fixed; ``Learned(start)`` is learned.  Of shape ``()``, that of the
+        site, or for weights ``(I,)``, one per unit that they leave (:func:`ard`).
+    :raises BadInput: on settings that are impossible or do not fit.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        hidden: int | Sequence[int],
+        *,
+        activation: Activation = torch.tanh,
+        output: Output = REGRESSION,
+        alpha: Precision | Mapping[str, Precision] = LEARNED,
+    ) -> None:
+        super().__init__()
+        self.num_hidden = (hidden,) if isinstance(hidden, int) else tuple(hidden)
+        self.num_inputs, self.activation, self.output = num_inputs, activation, output
+        _check_sizes(num_inputs, self.num_hidden, output.num_outputs)
+        widths = (num_inputs, *self.num_hidden, output.num_outputs)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.settings: dict[str, tuple[Precision, Size]] = {}
+        for layer, (rows, columns) in enumerate(pairwise(widths), start=1):
+            self.shapes |= {f"W{layer}": (rows, columns), f"b{layer}": (columns,)}
+        settings = alpha if isinstance(alpha, Mapping) else dict.fromkeys(self.shapes, alpha)
+        if unknown := sorted(set(settings) - set(self.shapes)):
+            raise BadInput(f"alpha names {unknown}; this network has {', '.join(self.shapes)}.")
+        for site, shape in self.shapes.items():
+            self._declare(f"alpha_{site}", settings.get(site, LEARNED), _alpha_shapes(shape))
+        for name, setting in output.precisions.items():
+            self._declare(name, setting, [Size(), Size([output.num_outputs])][: output.num_outputs])
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of weights: hidden ones and the output's."""
+        return len(self.shapes) // 2
+
+    def _declare(self, name: str, setting: Precision, shapes: list[Size]) -> None:
+        check_precision(name, setting, largest_dim=2)
+        shape = torch.as_tensor(setting.start if isinstance(setting, Learned) else setting).shape
+        if shape not in shapes:
+            raise BadInput(f"{name} has shape {tuple(shape)}; expected one of {[tuple(s) for s in shapes]}.")
+        self.settings[name] = (setting, shape)
+
+    def forward(self, X: Tensor, t: Tensor | None = None) -> Tensor:
+        """Data, ``t`` where given, drawn otherwise.
+
+        :param X: inputs, shape ``(N, D)``.
+        """
+        self._check_inputs(X)
+        weights = {site: self._draw(site, X) for site in self.shapes}
+        eta = self._last_layer(X, weights)
+        precisions = {name: self._precision(name, X) for name in self.output.precisions}
+        data = None if t is None else self.output.data(t, eta)
+        with pyro.plate(self._full("data"), len(X)):
+            drawn: Tensor = pyro.sample(self._full("t"), self.output.distribution(eta, precisions), obs=data)
+        return drawn
+
+    def _full(self, name: str) -> str:
+        """The name under which Pyro knows a site or param of this module, whatever module it is in."""
+        return f"{self._pyro_name}.{name}" if self._pyro_name else name
+
+    def _draw(self, site: str, X: Tensor) -> Tensor:
+        shape = self.shapes[site]
+        scale = self._precision(f"alpha_{site}", X).rsqrt()
+        scale = scale.unsqueeze(-1) if 0 < scale.dim() < len(shape) else scale
+        prior = dist.Normal(loc=X.new_zeros(shape), scale=scale).to_event(len(shape))
+        drawn: Tensor = pyro.sample(self._full(site), prior)
+        return drawn
+
+    def _precision(self, name: str, X: Tensor) -> Tensor:
+        setting, shape = self.settings[name]
+        return precision_value(self._full(name), setting, shape, X)
+
+    def predictor(self, X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """The last layer's outputs, before noise, logistic function or softmax, shape ``(..., N, C)``.
+
+        :param X: inputs, shape ``(N, D)``.
+        :param weights: values of all weight sites, with any batch in front, as ``posterior.mode`` or
+            ``posterior.get_samples()`` give them.
+        """
+        self._check_inputs(X)
+        return network.outputs(X, self._layers(weights), self.activation)
+
+    def known_density(self, joint: LogJoint) -> NetworkDensity | None:
+        """The density of ``joint`` by back-propagation, where it is this network's alone: a claim to be verified."""
+        names = {site: self._full(site) for site in self.shapes}
+        if joint.latents.names != tuple(sorted(names.values())) or joint.hyper_sites or joint.discrete:
+            return None
+        try:
+            X, t = self._data(*joint.args, **joint.kwargs)
+        except (TypeError, BadInput, AttributeError):  # the arguments of a model around the network
+            return None
+        layers = tuple((names[f"W{i}"], names[f"b{i}"]) for i in range(1, self.num_layers + 1))
+        alpha = {names[site]: self._full(f"alpha_{site}") for site in self.shapes}
+        noise = {name: self._full(name) for name in self.output.precisions}
+        given = {self._full(n): setting for n, (setting, _) in self.settings.items()}
+        fixed = {n: torch.as_tensor(v).to(X) for n, v in given.items() if not isinstance(v, Learned)}
+        needed = {*alpha.values(), *noise.values()}
+        if not needed <= {*fixed, *joint.held, *joint.hypers.names}:
+            return None
+
+        def log_likelihood(eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
+            found: Tensor = self.output.distribution(eta, precisions).log_prob(self.output.data(t, eta))
+            return found.sum(-1)
+
+        return NetworkDensity(joint, Wiring(X, self.activation, layers, alpha, noise, fixed, log_likelihood))
+
+    def _data(self, X: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The arguments of :meth:`forward` when both are given."""
+        self._check_inputs(X)
+        return X, torch.as_tensor(t)
+
+    def _last_layer(self, X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """The same inside plates around the whole model, whose last axis is the place of the data's own plate."""
+        eta = network.outputs(X, self._layers(weights), self.activation)
+        return eta if eta.dim() == 2 else eta.squeeze(-3)
+
+    def _layers(self, weights: Mapping[str, Tensor]) -> list[Layer]:
+        names = {site: self._full(site) for site in self.shapes}
+        full = {site: weights[name] if name in weights else weights[site] for site, name in names.items()}
+        return [(full[f"W{i}"], full[f"b{i}"]) for i in range(1, self.num_layers + 1)]
+
+    def starts(self, num: int, seed: int) -> dict[str, Tensor]:
+        """Random weights of variance ``2 / (fan in + fan out)`` by site, shape ``(num,) + shape`` each.
+
+        Glorot and Bengio (2010), eq. 12; biases as the weights of their layer.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        found = {}
+        for site, shape in self.shapes.items():
+            fans = self.shapes[f"W{site[1:]}"]
+            white = torch.randn(num, *shape, generator=generator, dtype=torch.float64)
+            found[self._full(site)] = white * (2.0 / sum(fans)) ** 0.5
+        return found
+
+    def log_symmetries(self) -> float:
+        """Log number of relabellings of hidden units that change nothing, nats: ``sum of log(2^H H!)`` for tanh.
+
+        Exchanging units, and for an odd activation mirroring them, maps each mode to another of the same height, so a
+        log evidence of one mode lacks this much, if all those modes are different and far apart.
+        """
+        odd = network.is_odd(self.activation)
+        return sum(network.log_symmetries(H, odd) for H in self.num_hidden)
+
+    def log_copies(self, weights: Mapping[str, Tensor], tolerance: float = 1e-4) -> float:
+        """Log number of *different* modes that relabelling makes of this one, nats, at most :meth:`log_symmetries`.
+
+        Hidden units that are copies of each other, or zero, are not counted as different: exchanging them changes
+        nothing.
+
+        :param weights: one value of every weight site, such as ``posterior.mode``.
+        :param tolerance: weights that differ by less, in units of the largest, are one.
+        """
+        odd, layers = network.is_odd(self.activation), self._layers(weights)
+        held = [network.log_stabiliser(a, b[0], odd, tolerance) for a, b in pairwise(layers)]
+        return self.log_symmetries() - sum(held)
+
+    def _check_inputs(self, X: Tensor) -> None:
+        if X.dim() != 2 or not X.is_floating_point() or X.shape[-1] != self.num_inputs:
+            raise BadInput(
+                f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, {self.num_inputs}), "
+                f"one row per datum. Write X[:, None] for a single input, X.double() for integers."
+            )
+
+
+def _alpha_shapes(shape: tuple[int, ...]) -> list[Size]:
+    return [Size(), Size(shape[:1]), Size(shape)]
+
+
+def _check_sizes(num_inputs: int, num_hidden: tuple[int, ...], num_outputs: int) -> None:
+    if num_inputs < 1 or num_outputs < 1:
+        raise BadInput(f"{num_inputs} inputs and {num_outputs} outputs; expected at least one of each.")
+    if not num_hidden or min(num_hidden) < 1:
+        raise BadInput(
+            f"hidden={num_hidden}: expected at least one unit in every hidden layer, and at least one layer. A network "
+            f"without hidden units is linear: use models.regression.regression(Linear()) or "
+            f"models.classifier.classifier(Linear())."
+        )

@@ -1,0 +1,187 @@
+r"""Updates of the probabilistic RBF network: plain EM, the published one, the exact M-step, ascent on eq. 22.
+
+Each is a function of a :class:`~pyro_evidence.ops.prbf.Point` that returns the next one.
+Constantinopoulos, Titsias and Likas (2001), eqs. 6 to 8 and 27 to 31.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.ops.covariances import quadratic
+from pyro_evidence.ops.prbf import Network, Point, between_classes, evaluate
+
+Update = Callable[[Point], Point]
+
+EMPTY = 1e-10  # share of the data below which a kernel keeps its place: its mean would be a quotient of rounding
+
+
+def plain(point: Point) -> Point:
+    """EM without regularisation, eqs. 6 to 8; the likelihood never falls."""
+    return evaluate(point.data, _estimated(point, torch.zeros_like(point.alpha)), point.alpha)
+
+
+def _estimated(point: Point, alpha: Tensor) -> Network:
+    """Centres by eq. 27, covariances by eq. 28, mixing by eq. 8."""
+    net, mass = point.net, point.counts.sum(1)
+    full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
+    loc = _centres(point, alpha, full)
+    scatter = point.kind.scatter(point.moments.sum(1), loc)
+    covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
+    return Network(_normalised(point.counts, net.mixing), loc, covariance, class_prior(point))
+
+
+def _centres(point: Point, alpha: Tensor, full: Tensor) -> Tensor:
+    """Eq. 27: the mean of the data, drawn towards the subkernels' expected centre; shape ``(B, M, D)``."""
+    weight = 0.25 * alpha[:, None, None]
+    target = (point.net.ownership.unsqueeze(-1) * point.centres).sum(1)
+    sums = point.moments[..., 1 : point.data.dim + 1].sum(1) + weight * target
+    mass = point.counts.sum(1).unsqueeze(-1) + weight
+    return torch.where(full.unsqueeze(-1), sums / torch.where(full.unsqueeze(-1), mass, 1.0), point.net.loc)
+
+
+def _covariances(point: Point, scatter: Tensor, mass: Tensor, full: Tensor) -> Tensor:
+    """Scatter by mass, not below the floor; the old covariance where a kernel has no data."""
+    tail = [1] * point.kind.event_dim
+    shape = (*mass.shape, *tail)
+    found = torch.where(full.reshape(shape), scatter / mass.reshape(shape), point.net.covariance)
+    return point.kind.floored(found, point.data.unit)
+
+
+def class_prior(point: Point) -> Tensor:
+    """Eq. 20; with unlabelled rows their expected classes count too.  Shape ``(B, K)``."""
+    if point.data.unlabelled is None:
+        return point.net.class_prior
+    return point.counts.sum(-1) / point.counts.sum((-1, -2)).unsqueeze(-1)
+
+
+def _normalised(numerators: Tensor, old: Tensor) -> Tensor:
+    """Numerators over their sum in each class; the old mixing of a class that has none."""
+    total = numerators.sum(-1, keepdim=True)
+    return torch.where(total > 0, numerators / torch.where(total > 0, total, 1.0), old)
+
+
+def clamped_mixing(numerators: Tensor, old: Tensor) -> Tensor:
+    """Mixing from the numerators of eq. 29: negative ones are set to zero *before* the sum is taken.
+
+    The published order, ratio first, can turn the most rejected kernel into the heaviest one: numerators 0.84 and
+    -45.7 have a negative sum.  A class whose numerators are all negative keeps its old mixing.
+
+    :param numerators: shape ``(..., K, M)``.
+    """
+    return _normalised(numerators.clamp(min=0.0), old)  # a share of data is not negative
+
+
+def numerators(point: Point, distance: Tensor) -> Tensor:
+    """Numerators of eq. 29 for given squared distances, shape ``(B, K, M)``; the correction sums to zero, eq. 31."""
+    return point.counts + correction(point, distance)
+
+
+def correction(point: Point, distance: Tensor) -> Tensor:
+    """``alpha / 8 P_jk (sum_l P_jl d_jl - d_jk)``, eq. 29: sums to zero over classes, shape ``(B, K, M)``."""
+    P = point.net.ownership
+    mean = (P * distance).sum(1, keepdim=True)
+    return 0.125 * point.alpha[:, None, None] * P * (mean - distance)
+
+
+def literal(point: Point) -> Point:
+    """Eqs. 27 to 31 with the published time indices, and the clamp done safely (:func:`clamped_mixing`).
+
+    This is neither an M-step nor ascent: eq. 22 falls in about one round of six.  Its clamp rejects classes for good
+    and makes most of the gain in error; probabilities become too sure.  The mixing looks at the distances of one
+    round before, which there are none of in the first round.
+    """
+    lag = torch.zeros_like(point.counts) if point.lag is None else point.lag
+    net = _estimated(point, point.alpha)
+    mixing = clamped_mixing(numerators(point, lag), point.net.mixing)
+    new = Network(mixing, net.loc, net.covariance, net.class_prior)
+    distance = quadratic(point.kind, net.covariance.unsqueeze(1), net.loc.unsqueeze(1) - point.centres)
+    return evaluate(point.data, new, point.alpha, distance)
+
+
+def exact(point: Point) -> Point:
+    """The exact M-step of eq. 26 at held subkernels, with the new covariance in the penalty; nothing is clamped.
+
+    Centres by eq. 27; covariances with the scatter of the subkernels' centres, weight ``alpha / 4``; mixing
+    ``R_jk / (lambda_k + g_jk)``, whose ``lambda_k`` is the root of a function of one number.  Not ascent on eq. 22,
+    where the subkernels move too; a kernel with far fewer data than ``alpha / 4`` may grow without bound.
+    """
+    net, mass = point.net, point.counts.sum(1)
+    full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
+    loc = _centres(point, point.alpha, full)
+    moved = Point(point.data, Network(net.mixing, loc, net.covariance, net.class_prior), *_sums(point))
+    tail = (-1, 1, *[1] * point.kind.event_dim)
+    scatter = point.kind.scatter(point.moments.sum(1), loc) + 0.25 * point.alpha.reshape(tail) * between_classes(moved)
+    covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
+    distance = quadratic(point.kind, covariance.unsqueeze(1), moved.offset)
+    mixing = exact_mixing(point, distance)
+    return evaluate(point.data, Network(mixing, loc, covariance, class_prior(point)), point.alpha)
+
+
+def _sums(point: Point) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    return point.alpha, point.moments, point.log_likelihood, point.resp
+
+
+def exact_mixing(point: Point, distance: Tensor, num_rounds: int = 50) -> Tensor:
+    """Mixing that maximises eq. 26 at given distances, shape ``(B, K, M)``; positive wherever it was.
+
+    Rounds of the stationary equation, each shortened until eq. 26 does not fall.
+    """
+    mixing = point.net.mixing
+    for _ in range(num_rounds):
+        before, mixing = mixing, _uphill(point, mixing, stationary_mixing(point, mixing, distance), distance)
+        if float((mixing - before).abs().max()) < 1e-13:
+            break
+    return mixing
+
+
+def _uphill(point: Point, mixing: Tensor, target: Tensor, distance: Tensor) -> Tensor:
+    """The way to ``target``, halved in each row until eq. 26 does not fall."""
+    start = expected(point, mixing, distance)
+    step = torch.ones_like(start)
+    for _ in range(30):
+        trial = mixing + step[:, None, None] * (target - mixing)
+        worse = ~(expected(point, trial, distance) >= start - 1e-13 * start.abs())
+        if not bool(worse.any()):
+            break
+        step = torch.where(worse, 0.5 * step, step)
+    return torch.where(worse[:, None, None], mixing, trial)
+
+
+def expected(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
+    """The part of eq. 26 that depends on the mixing, nats, shape ``(B,)``."""
+    P = Network(mixing, point.net.loc, point.net.covariance, point.net.class_prior).ownership
+    return (torch.xlogy(point.counts, mixing) - 0.125 * point.alpha[:, None, None] * P * distance).sum((-1, -2))
+
+
+def stationary_mixing(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
+    """``R_jk / (lambda_k + g_jk)`` with ``lambda_k`` such that each class sums to 1, shape ``(B, K, M)``."""
+    net = Network(mixing, point.net.loc, point.net.covariance, point.net.class_prior)
+    use = (mixing * net.class_prior.unsqueeze(-1)).sum(1, keepdim=True)
+    mean = (net.ownership * distance).sum(1, keepdim=True)
+    share = torch.where(use > 0, net.class_prior.unsqueeze(-1) / torch.where(use > 0, use, 1.0), 0.0)
+    g = 0.125 * point.alpha[:, None, None] * share * (distance - mean)
+    return shares(point.counts, g, mixing)
+
+
+def shares(R: Tensor, g: Tensor, old: Tensor, num_rounds: int = 60) -> Tensor:
+    """``R_j / (lambda + g_j)`` with the one ``lambda`` above all ``-g_j`` at which they sum to 1, shape ``(..., M)``.
+
+    Newton's method on the reciprocal of the sum, which is concave: monotone from the left end.  Everything is
+    measured from the pole, so that nothing cancels.
+
+    :param R: not negative, shape ``(..., M)``.
+    :param old: what to return where all ``R`` are zero.
+    """
+    used = R > 0
+    above = torch.where(used, g - torch.where(used, g, torch.inf).amin(-1, keepdim=True), 1.0)  # from the pole
+    root = torch.where(used, R - above, 0.0).amax(-1, keepdim=True)
+    for _ in range(num_rounds):
+        below = torch.where(used, root + above, 1.0)
+        total = (R / below).sum(-1, keepdim=True)
+        step = (total - 1.0) * total / (R / below.square()).sum(-1, keepdim=True)
+        root = torch.where(used.any(-1, keepdim=True), root + step, 1.0)
+        if bool((step <= 1e-15 * root.abs()).all()):
+            break
+    return _normalised(R / torch.where(used, root + above, 1.0), old)
