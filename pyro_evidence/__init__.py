@@ -1,6 +1,7 @@
 """Hyperparameters, a posterior and a log evidence for Pyro models: change the engine, keep the model."""
 
 from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
+from pyro_evidence.committee import Committee, committee
 from pyro_evidence.compare import Comparison, compare
 from pyro_evidence.compare_evidence import EvidenceComparison, compare_evidence
 from pyro_evidence.early_stopping import EarlyStopped, EarlyStopping, RandomShare, Unseen
@@ -23,27 +24,45 @@ from pyro_evidence.evidence_check import (
     thames,
     thermodynamic_integration,
 )
-from pyro_evidence.infer.class_conditional import ClassConditional, class_conditional
+from pyro_evidence.infer.class_conditional import ClassConditional, class_conditional, optimised, shares
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.iterate import Status, Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.infer.laplace_kernel import LaplaceKernel
 from pyro_evidence.infer.mixture_deletion import GreedyDeletion
 from pyro_evidence.infer.mixture_start import Start
+from pyro_evidence.infer.overlap_choice import (
+    AlphaChoice,
+    KernelPath,
+    NetworkAverage,
+    add_kernels,
+    average,
+    choose_alpha,
+    error_rate,
+    log_loss,
+)
+from pyro_evidence.infer.overlap_em import OverlapEM
+from pyro_evidence.infer.overlap_rounds import Reseed, keep, prune
+from pyro_evidence.infer.overlap_start import Given, KMeans, RandomPoints
+from pyro_evidence.infer.overlap_task import Multiple
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.interop import arviz_groups, to_datatree, to_inference_data
+from pyro_evidence.laplace_marginal import LaplaceMarginal
+from pyro_evidence.latent_prediction import LatentPrediction, predict_latent
 from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, marginalised
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
+from pyro_evidence.ops.prbf_ascent import Ascent
 from pyro_evidence.ops.predictive import hermite, mackay
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.posterior_revm import REVMPosterior
 from pyro_evidence.posterior_rvm import RVMPosterior
+from pyro_evidence.prbf_posterior import PRBFPosterior
 from pyro_evidence.program import LogJoint
 from pyro_evidence.quadratic import JaakkolaJordan, LeastKL, empirical_fisher, laplace_at_base
 from pyro_evidence.runs import Nuts, Svi
@@ -55,9 +74,12 @@ __all__ = [
     "REVM",
     "RVM",
     "VRVM",
+    "AlphaChoice",
+    "Ascent",
     "BadInput",
     "Calibration",
     "ClassConditional",
+    "Committee",
     "Comparison",
     "EarlyStopped",
     "EarlyStopping",
@@ -65,27 +87,38 @@ __all__ = [
     "EvidenceEM",
     "EvidenceEstimate",
     "GaussianPrior",
+    "Given",
     "GreedyDeletion",
     "GroupPrior",
     "Guarded",
     "ImproperPosterior",
     "JaakkolaJordan",
+    "KMeans",
+    "KernelPath",
     "LaplaceEvidence",
     "LaplaceKernel",
+    "LaplaceMarginal",
     "LaplacePosterior",
     "LaplacePrior",
+    "LatentPrediction",
     "LearningCurve",
     "LeastKL",
     "LogJoint",
     "Missing",
     "MixturePosterior",
+    "Multiple",
+    "NetworkAverage",
     "NotAMode",
     "NotConverged",
     "NotPositiveDefinite",
     "Nuts",
+    "OverlapEM",
+    "PRBFPosterior",
     "REVMPosterior",
     "RVMPosterior",
+    "RandomPoints",
     "RandomShare",
+    "Reseed",
     "Start",
     "Status",
     "Stop",
@@ -95,11 +128,15 @@ __all__ = [
     "Unseen",
     "UnsupportedModel",
     "WeightDecay",
+    "add_kernels",
     "arviz_groups",
+    "average",
     "base_centre",
     "block_diagonal",
     "bridge_sampling",
+    "choose_alpha",
     "class_conditional",
+    "committee",
     "compare",
     "compare_evidence",
     "cross_validation",
@@ -107,6 +144,7 @@ __all__ = [
     "derived",
     "diagonal",
     "empirical_fisher",
+    "error_rate",
     "exact",
     "exact_hessian",
     "find_modes",
@@ -115,14 +153,20 @@ __all__ = [
     "hermite",
     "importance_sampling",
     "isotropic_evidence",
+    "keep",
     "laplace_at_base",
     "learning_curve",
     "literal",
+    "log_loss",
     "mackay",
     "marginalised",
+    "optimised",
+    "predict_latent",
+    "prune",
     "sbc",
     "schur_complement",
     "score_centre",
+    "shares",
     "tempered_smc",
     "thames",
     "thermodynamic_integration",

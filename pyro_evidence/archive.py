@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace import LaplaceState, Problem
+from pyro_evidence.laplace import LaplaceState, Problem, laplace_state
 from pyro_evidence.ops.curvature import (
     Curvature,
     Damped,
@@ -21,6 +21,7 @@ from pyro_evidence.ops.curvature import (
     exact_hessian,
     gauss_newton,
 )
+from pyro_evidence.ops.latent_precision import LatentPrecision
 from pyro_evidence.ops.precision import Dense, Diagonal, Precision
 from pyro_evidence.program import LogJoint, Model, empty_store
 from pyro_evidence.structure import recognise
@@ -65,7 +66,7 @@ def record(state: LaplaceState) -> dict[str, Any]:
         "active": state.problem.active,
         "theta": state.theta,
         "u": state.u,
-        "precision": precision.tril if isinstance(precision, Dense) else precision.adjoint.reciprocal(),
+        "precision": _stored(precision),
         "log_joint": state.log_joint,
         "log_joint_beside": _log_joint_beside(state),
         "decrement": state.decrement,
@@ -85,6 +86,13 @@ def _curvature(settings: str | list[Any]) -> Curvature:
     if isinstance(settings, list):
         return Damped(_curvature(settings[0]), settings[1])
     return NAMED.get(settings) or Unsaved(settings)
+
+
+def _stored(precision: Precision) -> Tensor:
+    """Cholesky factor or diagonal; empty where both follow from the model's own covariance."""
+    if isinstance(precision, LatentPrecision):
+        return torch.empty(0)
+    return precision.tril if isinstance(precision, Dense) else precision.adjoint.reciprocal()
 
 
 def storable(value: Any, where: str) -> Any:
@@ -137,10 +145,11 @@ def write(content: dict[str, Any], path: str | Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def read(path: str | Path, map_location: Any = None) -> Mapping[str, Any]:
+def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> Mapping[str, Any]:
     """The content of a file of ours.
 
     :param map_location: as for ``torch.load``.
+    :param expected: what kind of file it is, as its entry ``format`` says.
     :raises BadInput: for any other file.
     :raises FileNotFoundError: where there is none.
     """
@@ -154,8 +163,10 @@ def read(path: str | Path, map_location: Any = None) -> Mapping[str, Any]:
         raise _unreadable(path, type(error).__name__) from error
     if damaged:
         raise _unreadable(path, f"the check sum of {damaged} does not fit")
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise BadInput(f"{path} is not a saved Laplace posterior; expected a file that posterior.save(path) wrote.")
+    if not isinstance(content, dict) or content.get("format") != expected:
+        raise BadInput(
+            f"{path} is not a saved {expected.split(maxsplit=1)[1]}; expected a file that posterior.save(path) wrote."
+        )
     return content
 
 
@@ -174,13 +185,15 @@ def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
     joint = _joint(content, model)
     at = Problem(joint, recognise(joint), _curvature(content["curvature"]), content["active"])
     numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
-    state = LaplaceState(at, content["theta"], content["u"], content["log_joint"], _precision(content), *numbers)
+    state = LaplaceState(at, content["theta"], content["u"], content["log_joint"], _precision(content, at), *numbers)
     _require_same_density(state, content)
     return state
 
 
-def _precision(content: Mapping[str, Any]) -> Precision:
+def _precision(content: Mapping[str, Any], at: Problem) -> Precision:
     stored = content["precision"]
+    if at.latent is not None:
+        return laplace_state(at, content["theta"], content["u"]).precision
     return Dense(stored) if stored.dim() == 3 else Diagonal(stored)
 
 

@@ -324,3 +324,12 @@ def not_finite(nodes: Mapping[str, Node], arguments: str) -> BadInput:
         f"gradient: put any number of the support there), and check that the data lie in the support of "
         f"their distribution."
     )
+
+
+def same_arguments(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether two calls have the same objects as arguments."""
+    return (
+        len(a[0]) == len(b[0])
+        and a[1].keys() == b[1].keys()
+        and all(x is y for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))
+    )

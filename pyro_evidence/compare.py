@@ -223,7 +223,7 @@ def _predicted(
             continue
         bad = int(found[n].log_density.isnan().sum())
         if bad:
-            note = f"the log predictive density of {bad} held-out data is nan at some draws."
+            note = f"the log predictive density of {bad} of the held-out data is nan at some draws."
             done[n] = replace(done[n], notes=(*done[n].notes, note))
     return found
 

@@ -13,12 +13,12 @@ from pyro_evidence.errors import BadInput, ImproperPosterior, NotAMode
 from pyro_evidence.ops import lbfgs, spectrum
 from pyro_evidence.ops.spectrum import Axes
 from pyro_evidence.quadratic import Approximation, Quadratic
-from pyro_evidence.weights import LinearTarget, Penalised, Target
+from pyro_evidence.weights import AutogradTarget, LinearTarget, Penalised, Target
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
 DIGITS = 1e-7  # error of a Wald statistic that changes nothing
 
-Centre = Callable[[Tensor], Tensor]  # slopes (N, C) -> those that are followed to the centre
+Centre = Callable[[Tensor], Tensor]  # slopes (N, C), or a score (M,) -> those that are followed to the centre
 Others = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # A (D, D), g (D,), M -> (M, M), (M,)
 
 
@@ -114,7 +114,7 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
         raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
     alpha = torch.full_like(start[:num_weights], ridge)
     try:
-        y = climbed(target, alpha, start if isinstance(target, LinearTarget) else _approached(target, alpha, start))
+        y = climbed(target, alpha, _approached(target, alpha, start) if isinstance(target, AutogradTarget) else start)
     except (NotAMode, RuntimeError) as error:
         raise _improper() if ridge == 0.0 else error from error
     if ridge == 0.0 and (separable(target, y, num_weights) or _singular(target.precision(y.unsqueeze(0))[0])):
@@ -153,6 +153,8 @@ def separable(target: Target, y: Tensor, num_weights: int) -> bool:
 def axes_of(quadratic: Quadratic, num_weights: int, recipe: Recipe) -> Axes:
     """Eigenvectors of the curvature; by singular values where its Gram matrix would lose digits that matter."""
     w = quadratic.y[:num_weights]
+    if quadratic.summed_score is not None:
+        return spectrum.from_gram(quadratic.gram, w, recipe.centre(quadratic.score))
     slopes = tuple(recipe.centre(s) for s in quadratic.slopes)
     followed = any(bool((s != 0).any()) for s in slopes)
     centred = replace(quadratic, slopes=slopes)
@@ -214,9 +216,23 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, r
 
     :param start: where the search for the ridge mode starts, shape ``(D,)``.
     """
+    if isinstance(target, LinearTarget) and _is_wide(target, ridge, num_weights):
+        return _in_row_space(target, start, ridge, recipe)
     base = base_point(target, ridge, start, num_weights)
     quadratic = recipe.approximation(target, ridge, base)
     return on_axes(target, recipe, ridge, (quadratic, axes_of(quadratic, num_weights, recipe)))
+
+
+def _is_wide(target: LinearTarget, ridge: float, num_weights: int) -> bool:
+    return target.rest is None and ridge > 0.0 and 2 * sum(p.c.numel() for p in target.parts) <= num_weights
+
+
+def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, recipe: Recipe) -> EigenState:
+    """The same for far more weights than data: the ridge mode and all axes lie in the span of the design's rows."""
+    Q, _ = torch.linalg.qr(torch.cat([p.J.flatten(0, 1) for p in target.parts]).mT)  # (M, N C)
+    found = eigen_state(target.along(Q), Q.shape[1], Q.mT @ start, ridge, recipe)
+    quadratic = replace(found.quadratic, y=Q @ found.quadratic.y, parts=target.parts)
+    return replace(found, quadratic=quadratic, axes=found.axes._replace(directions=Q @ found.axes.directions))
 
 
 def on_axes(target: Target, recipe: Recipe, ridge: float, found: tuple[Quadratic, Axes]) -> EigenState:

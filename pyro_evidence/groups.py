@@ -45,9 +45,20 @@ class PrecisionGroups:
         return torch.where(self.member >= 0, log_precision, 0.0)
 
     def size(self, active: Tensor) -> Tensor:
-        """Number of Gaussian terms that each hyperparameter scales, pruned coordinates left out, shape ``(T,)``."""
-        owners = torch.cat([self.member[active], *self.noise.values()])
-        return torch.bincount(owners[owners >= 0], minlength=len(self.power)).double()
+        """Number of Gaussian terms that each hyperparameter scales, pruned coordinates left out, shape ``(..., T)``.
+
+        :param active: ``(..., D)`` bool.
+        """
+        num = len(self.power)
+        owners = torch.cat(list(self.noise.values())) if self.noise else self.member[:0]
+        noise = torch.bincount(owners[owners >= 0], minlength=num).double()
+        return self.sums(active.double()) + noise
+
+    def sums(self, each: Tensor) -> Tensor:
+        """Sums of numbers per latent coordinate, ``(..., D)``, over those of each hyperparameter, ``(..., T)``."""
+        owner = torch.where(self.member >= 0, self.member, len(self.power))  # the last place takes the others
+        total = each.new_zeros(*each.shape[:-1], len(self.power) + 1)
+        return total.index_add(-1, owner, each)[..., :-1]
 
 
 @dataclass(frozen=True)

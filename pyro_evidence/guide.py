@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.laplace import LaplaceState
 from pyro_evidence.ops.coordinates import Coordinate
+from pyro_evidence.ops.latent_precision import LatentPrecision
 from pyro_evidence.ops.precision import Precision
 
 Frame = tuple[str, int, int]  # a plate's name, size and dim
@@ -77,6 +78,8 @@ def _plates(node: Any) -> tuple[Frame, ...]:
 
 def _scale(precision: Precision, active: Tensor) -> Tensor:
     """Lower Cholesky factor of the covariance ``(A, A)``, or standard deviations ``(A,)``."""
+    if isinstance(precision, LatentPrecision):  # its covariance may be too close to singular
+        return precision.scale_tril
     adjoint = precision.adjoint[0]
     if adjoint.dim() == 1:
         return adjoint[active].sqrt()

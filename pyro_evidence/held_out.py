@@ -99,8 +99,8 @@ def _prediction(joint: LogJoint, u: Tensor, seed: int) -> Prediction:
     means = mean_rows(joint, u, theta)
     nodes = joint.trace(joint.initial_u, theta).nodes
     names = [n for n in joint.observed if n in replicates]
-    flat = {n: replicates[n].double().flatten(1) for n in names}
-    mean = [(means[n].double().flatten(1) if n in means else flat[n]).mean(0) for n in names]
+    flat = {n: replicates[n].double().reshape(len(some), -1) for n in names}
+    mean = [(means[n].double().reshape(len(u), -1) if n in means else flat[n]).mean(0) for n in names]
     support = tuple((_innermost(nodes[n]["fn"].support), flat[n].shape[-1]) for n in names)
     observed = [nodes[n]["value"].double().flatten() for n in names]
     return Prediction(torch.cat(observed), torch.cat(mean), torch.cat([flat[n] for n in names], -1), support)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
-from pyro_evidence.ops import evidence, lbfgs, newton
+from pyro_evidence.gaussian_latent import GaussianLatent
+from pyro_evidence.ops import evidence, lbfgs, newton, trust
 from pyro_evidence.ops.curvature import (
     Curvature,
     Density,
@@ -17,6 +18,7 @@ from pyro_evidence.ops.curvature import (
     gauss_newton,
 )
 from pyro_evidence.ops.derivatives import pullback
+from pyro_evidence.ops.latent_precision import LatentPrecision
 from pyro_evidence.ops.linalg import Label
 from pyro_evidence.ops.precision import Precision, factorise
 from pyro_evidence.program import LogJoint
@@ -43,6 +45,12 @@ class Problem:
         if groups is None or bool(self.active.all()):
             return fastest
         return Pruned(fastest, groups, self.active)
+
+    @property
+    def latent(self) -> GaussianLatent | None:
+        """The dense Gaussian prior behind linear predictors, where there is one and the exact curvature is wanted."""
+        wanted = self.curvature in (exact_hessian, gauss_newton) and bool(self.active.all())
+        return self.structure.latent if wanted else None
 
     @property
     def tolerance(self) -> float:
@@ -104,26 +112,32 @@ def find_modes(
     :param cold: whether the start may be far from a mode.
     :param watch: told every row's log joint once per step.
     """
+    network = at.structure.known is not None
     search, approach = (
-        partial(_climb, at, theta=theta, watch=watch),
+        partial(_climb, at, theta=theta, watch=watch, num_steps=50 if not network else 300 if cold else 60),
         partial(_approach, at, theta=theta, watch=watch),
     )
+    if at.latent is not None:
+        return at.latent.find_modes(u, theta, at.tolerance, watch)
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else at.curvature
     if cold and at.structure.linear is None:
         exact(at.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way
         u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
     mode = search(u, exact)
-    if not bool(mode.converged.all()):
+    if not network and not bool(mode.converged.all()):
         mode = search(approach(mode.u, tolerance=at.tolerance**0.5, num_steps=1000), exact)
     if not bool(mode.converged.all()) and exact is not at.curvature:
         return search(mode.u, at.curvature)  # where the exact curvature is singular and another was asked for
     return mode if exact is at.curvature else replace(mode, precision=at.curvature(at.density, mode.u, theta).detach())
 
 
-def _climb(at: Problem, u: Tensor, curvature: Curvature, *, theta: Tensor, watch: lbfgs.Watch) -> newton.Mode:
+def _climb(
+    at: Problem, u: Tensor, curvature: Curvature, *, theta: Tensor, watch: lbfgs.Watch, num_steps: int
+) -> newton.Mode:
     density = at.density
-    limits = newton.Limits(at.tolerance, 50, watch)
-    return newton.climb(density, lambda v: curvature(density, v, theta), u, theta, limits)
+    limits = newton.Limits(at.tolerance, num_steps, watch)
+    climb = newton.climb if at.structure.known is None else trust.climb  # networks have saddles and curved valleys
+    return climb(density, lambda v: curvature(density, v, theta), u, theta, limits)
 
 
 def _approach(at: Problem, u: Tensor, *, theta: Tensor, tolerance: float, num_steps: int, watch: lbfgs.Watch) -> Tensor:
@@ -141,15 +155,20 @@ def laplace_state(at: Problem, theta: Tensor, start: Tensor, *, cold: bool = Fal
     return state_at(at, theta, mode, 0)
 
 
-def state_at(at: Problem, theta: Tensor, mode: newton.Mode, row: int) -> LaplaceState:
-    """The state of one row of a finished search."""
+def state_at(
+    at: Problem, theta: Tensor, mode: newton.Mode, row: int, *, log_hyperprior: Tensor | None = None
+) -> LaplaceState:
+    """The state of one row of a finished search.
+
+    :param log_hyperprior: where it is known, or does not matter.
+    """
     label = at.joint.latents.label
-    precision = factorise(mode.precision[row : row + 1], label)
+    precision = mode.factorised(row, label)
     if not bool(mode.converged[row]):
         raise _not_a_mode(mode, row, label)
     num_active = int(at.active.sum())
     log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], num_active)
-    log_hyperprior = at.joint.log_hyperprior(theta).detach()
+    log_hyperprior = at.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
     numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
     return LaplaceState(at, theta.detach(), mode.u[row].detach(), *numbers)
 
@@ -204,7 +223,18 @@ def slope(state: LaplaceState) -> Slope:
     The last term is the implicit function theorem at the mode; with a curvature that is not the exact Hessian its
     ``A`` is the exact one all the same.
     """
+    theta = state.theta.clone().requires_grad_()
+    prior = pullback(state.problem.joint.log_hyperprior(theta), theta)
+    total, joint = _evidence_slope(state)
+    return Slope((total + prior).double(), joint.double())
+
+
+def _evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
+    """Derivatives of the log evidence alone, and of the log joint at the fixed mode."""
     density, curvature = state.problem.density, state.problem.curvature
+    if state.problem.latent is not None:
+        assert isinstance(state.precision, LatentPrecision)
+        return state.problem.latent.slope(state.precision, state.theta)
     theta = state.theta.clone().requires_grad_()
     u = state.u.unsqueeze(0).requires_grad_()
     A = curvature(density, u, theta)
@@ -214,8 +244,17 @@ def slope(state: LaplaceState) -> Slope:
     partial = pullback(log_joint, theta)
     moved = _solve(state, by_u)
     mixed = pullback(pullback(log_joint, u, create_graph=True), theta, moved)
-    prior = pullback(state.problem.joint.log_hyperprior(theta), theta)
-    return Slope((partial - by_theta - mixed + prior).double(), (partial).double())
+    return partial - by_theta - mixed, partial
+
+
+def evidence_and_slope(at: Problem, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Log evidence ``()`` and its exact derivatives ``(T,)``, hyperpriors left out, the mode searched from the origin.
+
+    :raises NotAMode, NotPositiveDefinite: as :func:`laplace_state`.
+    """
+    mode = find_modes(at, at.joint.initial_u.unsqueeze(0), theta, cold=True)
+    state = state_at(at, theta, mode, 0, log_hyperprior=theta.new_zeros(()))
+    return state.log_evidence, _evidence_slope(state)[0].double()
 
 
 def _solve(state: LaplaceState, b: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
             f"There is no gamma to draw: none of the hyperparameters {list(posterior.hyperparameters)} is "
             f"recognised as the precision of Gaussian latents, as alpha is in Normal(0, alpha**-0.5)."
         )
-    names = [label for name in gamma for label in _labels(name, gamma[name])]
+    names = [label for name in gamma for label in labels_of(name, gamma[name])]
     values = _flat({name: posterior.hyperparameters[name] for name in gamma})
     axes.barh(range(len(names)), _flat(gamma))
     _rows(axes, [f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True)])
@@ -70,7 +70,7 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
         places = [row - 0.5 + number / (len(draws) + 1) for row in range(len(median))]
         errors = torch.stack([median - low, high - median]).tolist()
         axes.errorbar(median.tolist(), places, xerr=errors, fmt=".", label=name)
-    _rows(axes, _labels(site, next(iter(draws.values()))[0]))
+    _rows(axes, labels_of(site, next(iter(draws.values()))[0]))
     axes.set_xlabel(f"{site}, median and 90 % interval")
     axes.legend()
     return axes
@@ -94,7 +94,7 @@ def _flat(parts: Mapping[str, Tensor]) -> list[float]:
     return [number for part in parts.values() for number in part.reshape(-1).tolist()]
 
 
-def _labels(name: str, value: Tensor) -> list[str]:
+def labels_of(name: str, value: Tensor) -> list[str]:
     """``name`` for a scalar, otherwise ``name[i, j]`` for each element."""
     return [f"{name}{index or ''}" for index in torch.ones(value.shape).nonzero().tolist()]
 

@@ -19,6 +19,8 @@ from pyro_evidence.checks import run_failed, tensors
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.guide import LaplaceGuide
 from pyro_evidence.laplace import LaplaceState
+from pyro_evidence.latent_prediction import ProcessGuide
+from pyro_evidence.ops.latent_precision import LatentPrecision
 from pyro_evidence.parameters import Home
 from pyro_evidence.program import LogJoint, Model, own_random_numbers
 
@@ -119,8 +121,9 @@ class LaplacePosterior:
 
     @property
     def guide(self) -> LaplaceGuide:
-        """The posterior as a Pyro guide."""
-        return LaplaceGuide(self.state)
+        """The posterior as a Pyro guide; where a latent is a Gaussian process, one that predicts it at new inputs."""
+        kind = ProcessGuide if isinstance(self.state.precision, LatentPrecision) else LaplaceGuide
+        return kind(self.state)
 
     @property
     def model(self) -> Model:

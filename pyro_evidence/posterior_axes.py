@@ -23,6 +23,7 @@ from pyro_evidence.ops.predictive import mackay
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.reparametrised import AXES, OnAxes, WithWeights
+from pyro_evidence.streamed import StreamedTarget
 from pyro_evidence.weights import Weights, weights_of
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, LaplacePrior)}  # priors that a file may name
@@ -117,6 +118,7 @@ class AxesPosterior:
     @cached_property
     def _laplace(self) -> LaplacePosterior:
         """The same mode as a Laplace posterior of :attr:`model`."""
+        self._needs_data("a guide")
         joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, hyper=())
         u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()
         state = laplace_state(problem(joint), joint.initial_theta, u)
@@ -171,9 +173,23 @@ class AxesPosterior:
 
     def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         joint = copy.copy(self.of.joint)
-        if args or kwargs:
+        if not (args or kwargs):
+            self._needs_data("a method without arguments")
+        else:
             joint.args, joint.kwargs = args, kwargs
         return joint
+
+    @property
+    def _streamed(self) -> bool:
+        return isinstance(self.of.target, StreamedTarget)
+
+    def _needs_data(self, what: str) -> None:
+        """Refuse what looks at the training data as a whole, where they came in chunks."""
+        if self._streamed:
+            raise BadInput(
+                f"{what} needs the training data, which came in chunks and were not kept; pass the model's arguments "
+                "for some rows to predictor, probability or log_prob, or run NUTS on posterior.model with data."
+            )
 
     def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
         """Pointwise log predictive density at the mode, nats, ``(N,)``, summed over sites of one shape."""
@@ -229,7 +245,7 @@ class AxesPosterior:
             "log_evidence": float(self.log_evidence),
             "num_active": self.num_active,
         }
-        if not len(self.state.x):
+        if not len(self.state.x) or self._streamed:
             return found
         keys = ("gradient_norm", "smallest_eigenvalue", "pareto_k", "log_evidence_importance")
         laplace = self._laplace.diagnostics()
@@ -261,6 +277,7 @@ class AxesPosterior:
         :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
         """
         joint, prior = self.of.joint, self.state.prior
+        self._needs_data("a file")
         archive.storable(joint.args, "positional arguments")
         archive.storable(joint.kwargs, "keyword arguments")
         if type(prior) not in OURS.values():

@@ -267,35 +267,41 @@ def gaussian_prior(joint: LogJoint, trace: Trace) -> tuple[Tensor, Tensor, Tenso
 
     Known are Normal sites and MultivariateNormal ones of diagonal precision, unscaled and unmasked.
     """
-    parts = [_gaussian_site(trace.nodes[part.name], part.size) for part in joint.latents]
+    parts = [gaussian_site(trace.nodes[part.name], part.size) for part in joint.latents]
     loc, precision, known = (torch.cat(x) for x in zip(*parts, strict=True))
     return loc.double(), precision.double(), known
 
 
-def _gaussian_site(node: Node, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def is_plain(node: Node) -> bool:
+    """Whether a site is unmasked, unscaled and no mixture."""
+    return node["mask"] is None and _is_one(node["scale"]) and unwrapped(node["fn"]).mixing is None
+
+
+def gaussian_site(node: Node, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of one site."""
     value, parts = node["value"], unwrapped(node["fn"])
-    plain = node["mask"] is None and _is_one(node["scale"]) and value.numel() == size and parts.mixing is None
-    if plain and _is_like(parts.base, Normal, value.shape):
+    plain = is_plain(node) and value.numel() == size
+    if plain and is_like(parts.base, Normal, value.shape):
         pair = parts.base.loc.expand_as(value), parts.base.scale.expand_as(value).pow(-2)
         return pair[0].reshape(-1), pair[1].reshape(-1), torch.ones(size, dtype=torch.bool, device=value.device)
-    if plain and _is_like(parts.base, MultivariateNormal, value.shape[:-1]):
+    if plain and is_like(parts.base, MultivariateNormal, value.shape[:-1]):
         return _multivariate(parts.base, value)
     zeros = torch.zeros(size, dtype=value.dtype, device=value.device)
     return zeros, zeros + 1.0, zeros.bool()
 
 
-def _is_like(base: Any, family: Any, shape: torch.Size) -> bool:
+def is_like(base: Any, family: Any, shape: torch.Size) -> bool:
     """Whether ``base`` has the log density of ``family``, and no batch dims beyond ``shape``."""
     same = isinstance(base, family) and type(base).log_prob is family.log_prob
     return same and broadcast(base.batch_shape, shape) == tuple(shape)
 
 
 def _multivariate(base: Any, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    matrix = base.precision_matrix
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    separate = bool((matrix.detach().tril(-1).abs().amax((-2, -1)) <= 1e-12 * diagonal.abs().amax(-1)).all())
+    tril = base.scale_tril  # diagonal where the precision is
+    diagonal = tril.diagonal(dim1=-2, dim2=-1)
+    separate = bool((tril.detach().tril(-1).abs().amax((-2, -1)) <= 1e-12 * diagonal.abs().amax(-1)).all())
     known = torch.full((value.numel(),), separate, device=value.device)
-    return base.loc.expand_as(value).reshape(-1), diagonal.expand_as(value).reshape(-1), known
+    return base.loc.expand_as(value).reshape(-1), diagonal.pow(-2).expand_as(value).reshape(-1), known
 
 
 def _is_one(scale: Any) -> bool:
@@ -306,8 +312,7 @@ def gaussian_noise(joint: LogJoint, trace: Trace, name: str) -> tuple[Tensor, Te
     """Residual and log precision of each element of a plain Normal observation, both ``(n,)``, or None."""
     node = trace.nodes[name]
     parts = unwrapped(node["fn"])
-    plain = node["mask"] is None and _is_one(node["scale"]) and parts.mixing is None
-    if not plain or _touched(joint, trace, name) or not _is_like(parts.base, Normal, parts.base.batch_shape):
+    if not is_plain(node) or _touched(joint, trace, name) or not is_like(parts.base, Normal, parts.base.batch_shape):
         return None
     residual = node["value"] - parts.base.loc
     scale = parts.base.scale.expand(residual.shape)

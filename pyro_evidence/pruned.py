@@ -21,7 +21,7 @@ class Pruned:
 
     density: Density
     groups: PrecisionGroups
-    active: Tensor  # (D,) bool
+    active: Tensor  # (D,) or (R, D) bool
 
     @property
     def blocks(self) -> tuple[slice, ...]:
@@ -45,7 +45,7 @@ class Pruned:
         keep = self.active.to(A.dtype)
         if A.dim() == 2:
             return A * keep + (1.0 - keep)
-        return A * keep * keep.unsqueeze(-1) + (1.0 - keep).diag_embed()
+        return A * keep.unsqueeze(-2) * keep.unsqueeze(-1) + (1.0 - keep).diag_embed()
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in the active coordinates, shape ``(R, D, D)``."""
@@ -58,3 +58,51 @@ class Pruned:
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         """Gauss-Newton in the active coordinates, shape ``(R, D, D)``."""
         return self._masked(self.density.gauss_newton(self._held(u), theta))
+
+
+@dataclass(frozen=True)
+class PrunedRows:
+    """The same for rows that have hyperparameters of their own, and pruned coordinates of their own.
+
+    What is handed over as ``theta``, ``(R, T + D)``, is each row's hyperparameters, then its mask of what is active.
+    """
+
+    density: Density
+    groups: PrecisionGroups | None
+    num_hypers: int
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        """The flat coordinates of each latent site."""
+        return self.density.blocks
+
+    def _split(self, rows: Tensor) -> tuple[Density, Tensor]:
+        theta, active = rows[:, : self.num_hypers], rows[:, self.num_hypers :].detach() != 0
+        if self.groups is None or bool(active.all()):
+            return self.density, theta
+        return Pruned(self.density, self.groups, active), theta
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(D, active w | hyperparameters)``, nats, shape ``(R,)``."""
+        density, own = self._split(theta)
+        return density.log_joint(u, own)
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``, zero on pruned coordinates."""
+        density, own = self._split(theta)
+        return density.gradient(u, own)
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian in the active coordinates, shape ``(R, D, D)``."""
+        density, own = self._split(theta)
+        return density.precision(u, own)
+
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Its diagonal, shape ``(R, D)``."""
+        density, own = self._split(theta)
+        return density.precision_diagonal(u, own)
+
+    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Gauss-Newton in the active coordinates, shape ``(R, D, D)``."""
+        density, own = self._split(theta)
+        return density.gauss_newton(u, own)

@@ -13,7 +13,8 @@ from pyro_evidence.errors import NotConverged, UnsupportedModel
 from pyro_evidence.ops.derivatives import pullback
 from pyro_evidence.ops.predictive import gauss_hermite
 from pyro_evidence.ops.predictor import gram
-from pyro_evidence.weights import LinearTarget, Part, Target
+from pyro_evidence.streamed import Local, StreamedTarget
+from pyro_evidence.weights import AutogradTarget, LinearTarget, Part, Target
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Quadratic:
     curvatures: tuple[Tensor, ...]  # (N, C, C) each
     slopes: tuple[Tensor, ...]  # (N, C) each
     precision: Tensor | None  # (D, D) where other coordinates carry a prior; None: the parts' Gram matrix is all
+    summed_score: Tensor | None = None  # (D,) where there are no parts but sums over data that were not kept
 
     @property
     def gram(self) -> Tensor:
@@ -37,6 +39,8 @@ class Quadratic:
     @property
     def score(self) -> Tensor:
         """Gradient of the log likelihood in ``y``, shape ``(D,)``."""
+        if self.summed_score is not None:
+            return self.summed_score
         return torch.stack([s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.parts, self.slopes, strict=True)]).sum(
             0
         )
@@ -47,7 +51,7 @@ Approximation = Callable[[Target, float, Tensor], Quadratic]
 
 def laplace_at_base(target: Target, ridge: float, y: Tensor) -> Quadratic:
     """The second-order expansion at the ridge mode; Gauss-Newton where the predictor is not linear."""
-    return _quadratic(target, y, lambda part, eta: (part.curvature(eta), part.slope(eta)[1]))
+    return _quadratic(target, y, Part.derivatives)
 
 
 def empirical_fisher(target: Target, ridge: float, y: Tensor) -> Quadratic:
@@ -55,16 +59,24 @@ def empirical_fisher(target: Target, ridge: float, y: Tensor) -> Quadratic:
 
     def outer(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
         slope = part.slope(eta)[1]
-        return slope.unsqueeze(-1) * slope.unsqueeze(-2), slope
+        return slope, slope.unsqueeze(-1) * slope.unsqueeze(-2)
 
     return _quadratic(target, y, outer)
 
 
-def _quadratic(target: Target, y: Tensor, local: Callable[[Part, Tensor], tuple[Tensor, Tensor]]) -> Quadratic:
-    parts = target.linearised(y)
+def _quadratic(target: Target, y: Tensor, local: Local) -> Quadratic:
+    if isinstance(target, StreamedTarget):
+        sums = target.sums(y, local)
+        return Quadratic(y, (), (), (), sums.precision, sums.gradient)
+    parts = _linearised(target, y)
     found = [local(p, p.eta(y.unsqueeze(0))) for p in parts]
-    curvatures, slopes = (tuple(x[0] for x in xs) for xs in zip(*found, strict=True))
+    slopes, curvatures = (tuple(x[0] for x in xs) for xs in zip(*found, strict=True))
     return Quadratic(y, parts, curvatures, slopes, _rest(target, y, parts, curvatures))
+
+
+def _linearised(target: Target, y: Tensor) -> tuple[Part, ...]:
+    assert isinstance(target, LinearTarget | AutogradTarget)
+    return target.linearised(y)
 
 
 def _rest(target: Target, y: Tensor, parts: tuple[Part, ...], curvatures: tuple[Tensor, ...]) -> Tensor | None:
@@ -83,7 +95,8 @@ def _weights_alone(target: Target, name: str) -> None:
     :raises UnsupportedModel: for latent sites that are no weights, and for predictors that are not linear.
     """
     if not isinstance(target, LinearTarget) or target.rest is not None:
-        why = "the predictor is not linear" if not isinstance(target, LinearTarget) else "there are other latent sites"
+        why = "there are other latent sites" if isinstance(target, LinearTarget) else "the predictor is not linear"
+        why = "the data come in chunks" if isinstance(target, StreamedTarget) else why
         raise UnsupportedModel(
             f"{name} knows the weights' ridge alone, and {why}. Use approximation=laplace_at_base, or name all latent "
             "sites in site=[...]."
@@ -144,7 +157,7 @@ def logistic_parts(target: Target, y: Tensor) -> tuple[Part]:
 
     :raises UnsupportedModel: for any other likelihood.
     """
-    parts = target.linearised(y)
+    parts = _linearised(target, y)
     eta = parts[0].c * 0.0
     at = [parts[0].curvature((eta + x).unsqueeze(0))[0, :, 0, 0] for x in (0.0, 1.0, -2.5)] if eta.shape[1] == 1 else []
     expected = [torch.sigmoid(eta[:, 0] + x) * torch.sigmoid(-eta[:, 0] - x) for x in (0.0, 1.0, -2.5)]
@@ -178,7 +191,7 @@ class LeastKL:
         :raises UnsupportedModel: for another predictor, or latent sites besides the weights.
         """
         _weights_alone(target, "LeastKL")
-        parts = target.linearised(y)
+        parts = _linearised(target, y)
         if len(parts) != 1 or parts[0].c.shape[1] != 1:
             raise UnsupportedModel("LeastKL needs one observed site whose predictor has one element per datum.")
         part, J = parts[0], parts[0].J[:, 0]

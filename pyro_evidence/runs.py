@@ -139,12 +139,25 @@ def run(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, Run
     The global param store and the caller's random state are as before, whatever the engine does.
     """
     start = time.perf_counter()
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
+    with torch.random.fork_rng(), pyro.get_param_store().scope(_stored(model, data)):
         try:
             found = _checked(_run(name, engine, model, data, done))
         except Exception as error:  # an engine is anybody's code
             found = Run(name, {}, model, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
     return replace(found, seconds=time.perf_counter() - start)
+
+
+def _stored(model: Model, data: Data) -> Any:
+    """A copy of the store's values of the model's own params, for engines to start from and to change."""
+    state = pyro.get_param_store().get_state()
+    own: set[str] = set()
+    if state["params"]:
+        try:
+            own = set(poutine.trace(model, param_only=True).get_trace(*data[0], **data[1]).nodes)
+        except Exception:  # the engine will fail as well, and say why
+            own = set()
+    params = {n: v.detach().clone().requires_grad_() for n, v in state["params"].items() if n in own}
+    return {"params": params, "constraints": {n: c for n, c in state["constraints"].items() if n in own}}
 
 
 def _run(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, Run]) -> Run:

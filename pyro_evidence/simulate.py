@@ -10,7 +10,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_evidence.predictors import log_prior
-from pyro_evidence.program import LogJoint, Model, quiet
+from pyro_evidence.program import LogJoint, Model, own_random_numbers, quiet
 from pyro_evidence.sites import is_observation, sample_nodes
 
 Values = dict[str, Tensor]
@@ -103,6 +103,13 @@ def responsibility_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
     """``p(z_n = k | x_n, w)`` of the one discrete site at rows ``(R, D)``, ``(R,) + plate_shape + (K,)``."""
     with torch.no_grad():
         return _vectorised(lambda v: {"": joint.responsibilities(v, theta)}, u)[""]
+
+
+def node_at(joint: LogJoint, theta: Tensor, site: str) -> Any:
+    """A site as the model declares it on the arguments that ``joint`` holds now, discrete sites drawn."""
+    model = joint.substituted(theta)
+    with own_random_numbers(), quiet(), torch.no_grad(), poutine.block():
+        return poutine.trace(model).get_trace(*joint.args, **joint.kwargs).nodes[site]
 
 
 def _run(joint: LogJoint, model: Model) -> Values:

@@ -7,9 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pyro_evidence import groups, parameters, predictors, probes
+from pyro_evidence import gaussian_latent, groups, parameters, predictors, probes
 from pyro_evidence.checks import tensors
 from pyro_evidence.density import AutogradDensity, Linear, LinearDensity
+from pyro_evidence.gaussian_latent import GaussianLatent
 from pyro_evidence.groups import Guess, PrecisionGroups
 from pyro_evidence.network_density import NetworkDensity
 from pyro_evidence.ops.derivatives import Forward
@@ -45,11 +46,12 @@ class Structure:
     linear: LinearDensity | None
     density: AutogradDensity
     known: NetworkDensity | None = None  # what a network of the model's says of itself, where that is true
+    latent: GaussianLatent | None = None  # the linear predictors' Gaussian prior, where it is dense
 
     @property
-    def fastest(self) -> LinearDensity | NetworkDensity | AutogradDensity:
+    def fastest(self) -> GaussianLatent | LinearDensity | NetworkDensity | AutogradDensity:
         """The cheapest density for rows that share their hyperparameters."""
-        return self.linear or self.known or self.density
+        return self.latent or self.linear or self.known or self.density
 
     @property
     def by_rows(self) -> NetworkDensity | AutogradDensity:
@@ -59,7 +61,7 @@ class Structure:
     @property
     def without_linear(self) -> "Structure":
         """The same without the faster densities, so that autograd's is used."""
-        return replace(self, linear=None, known=None)
+        return replace(self, linear=None, known=None, latent=None)
 
     def agrees(self, u: Tensor, theta: Tensor) -> bool:
         """Whether both densities have one value and one gradient at ``(R, D)``, as they must."""
@@ -90,7 +92,8 @@ def _recognised(joint: LogJoint, found: Near) -> Structure:
     linear = None if sites is None or not far else _linear(sites, found, far)
     slots = None if sites is None else sites.slots if linear is None else linear.slots
     settled = None if guess is None or not far else groups.settle(guess, found, far)
-    structure = Structure(settled, slots, linear, AutogradDensity(joint, slots))
+    latent = None if linear is None else gaussian_latent.recognise(linear, origin, far)
+    structure = Structure(settled, slots, linear, AutogradDensity(joint, slots), latent=latent)
     return structure if linear is not None else _with_known(structure)
 
 

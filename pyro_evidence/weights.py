@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import pyro
 import torch
@@ -18,6 +19,7 @@ from pyro_evidence.program import LogJoint
 from pyro_evidence.structure import Structure, recognise
 
 Function = Callable[[Tensor], Tensor]  # rows (R, D) -> (R,)
+FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,20 @@ class AutogradTarget:
         return AutogradTarget(lambda x: self.function(x @ T.mT), tangents)
 
 
-Target = LinearTarget | AutogradTarget
+class Target(Protocol):
+    """A log likelihood of the weights ``y``, with what prior the other coordinates have."""
+
+    def value(self, y: Tensor) -> Tensor:
+        """Nats, shape ``(R,)``, of rows ``(R, D)``."""
+
+    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Value ``(R,)`` and gradient ``(R, D)``."""
+
+    def precision(self, y: Tensor) -> Tensor:
+        """Minus the Hessian, shape ``(R, D, D)``."""
+
+    def along(self, T: Tensor) -> "Target":
+        """The same as a function of ``x``, ``y = T x``."""
 
 
 def _rows(f: Function) -> derivatives.Function:
@@ -253,11 +268,9 @@ def weights_of(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
     index = torch.cat([position[slices[n]] for n in sites])
     other = position[~torch.isin(position, index)]
     order = torch.cat([index, other])
-    require_memory(
-        8 * (_num_data(joint) + 3 * len(order)) * len(order),
-        "the design matrix and its Gram matrix",
-        joint.device,
-    )
+    num_data, D = _num_data(joint), len(order)
+    needed = 8 * (num_data + 3 * min(2 * num_data, D)) * D
+    require_memory(needed, "the design matrix and its Gram matrix", joint.device, FEWER_ROWS)
     structure = recognise(joint)
     slots = structure.slots or () if structure.linear is None else tuple(p.slot for p in structure.linear.linear)
     return Weights(joint, sites, order, len(index), _target(joint, structure, sites, order), slots)

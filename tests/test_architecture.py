@@ -21,20 +21,31 @@ LAYERS = [
     ["errors"],
     ["ops"],
     "contraction sites checks parameters program predictors probes groups density network_density".split(),
-    "structure pruned laplace".split(),
-    "simulate weights gaps mixture_kernels mixture_structure".split(),
+    "gaussian_latent structure pruned laplace".split(),
+    "simulate weights streamed gaps mixture_kernels mixture_structure".split(),
     ["mppca_structure"],
-    ["models", "guide", "archive", "report", "posterior", "mixture_fit", "mixture_posterior"],
+    "models guide latent_prediction laplace_marginal archive report posterior mixture_fit mixture_posterior".split(),
     ["mppca_posterior"],
+    ["prbf_posterior"],
     "linear_newton axis_priors axes_state quadratic eigen_state reparametrised".split(),
     ["posterior_axes", "posterior_revm", "posterior_rvm"],
     ["infer"],
-    "diagnostics datasets interop evidence_check compare_evidence labels tables chains runs held_out".split(),
+    "diagnostics datasets interop evidence_check compare_evidence committee labels tables chains runs held_out".split(),
     "compare sbc plots plots_compare".split(),
     ["learning_curve", "early_stopping", "plots_mixture", "sklearn"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
-RUN_MODELS = {"program", "simulate", "models", "guide", "posterior", "reparametrised", "runs", "compare"}
+RUN_MODELS = {
+    "program",
+    "simulate",
+    "models",
+    "guide",
+    "laplace_marginal",
+    "posterior",
+    "reparametrised",
+    "runs",
+    "compare",
+}
 MAX_LINES = 400
 
 Rule = Callable[[Path], list[str]]

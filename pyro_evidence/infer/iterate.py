@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
@@ -17,6 +17,11 @@ class Status(Enum):
     STEP_LIMIT = "ran out of steps: raise num_steps or loosen tolerance"
     STUCK = "no step uphill raises the log evidence, whose gradient is not zero: suspect a density that is not smooth"
     UNBOUNDED = "a hyperparameter runs to infinity, so the log evidence has no maximum: give it a prior, or fix it"
+    SINGULAR = (
+        "the exact Hessian is becoming singular, where Laplace's log evidence goes to infinity: the mode is about to "
+        "merge with another one or to split. For networks pass curvature=gauss_newton; else try other restarts, or "
+        "give the hyperparameters a prior"
+    )
     BY_HAND = "stepped by hand, not run to convergence"
     FAILED = "a step failed: this is the last good state"
     INTERRUPTED = "interrupted: this is the last good state"
@@ -75,9 +80,20 @@ class Fit(Generic[State]):
     objectives: tuple[float, ...]
 
 
-def iterate(step: Callable[[State], State], state: State, stop: Stop, name: str) -> Fit[State]:
-    """Repeat ``step`` until ``stop`` gives a reason; Ctrl-C keeps the last good state and says so."""
-    objectives, status = [state.objective], Status.CONVERGED if state.gradient_norm == 0.0 else None
+def iterate(
+    step: Callable[[State], State],
+    state: State,
+    stop: Stop,
+    name: str,
+    quantity: str = "log evidence",
+    before: Sequence[float] = (),
+) -> Fit[State]:
+    """Repeat ``step`` until ``stop`` gives a reason; Ctrl-C keeps the last good state and says so.
+
+    :param name: of the engine, and ``quantity`` of what it maximises, for the progress bar.
+    :param before: objectives on the way to ``state``, its own last.
+    """
+    objectives, status = [*(before or [state.objective])], Status.CONVERGED if state.gradient_norm == 0.0 else None
     with tqdm(total=stop.num_steps, desc=name, delay=1.0, disable=not stop.progress, leave=False) as bar:
         while status is None:
             try:
@@ -88,7 +104,7 @@ def iterate(step: Callable[[State], State], state: State, stop: Stop, name: str)
                 break
             objectives.append(state.objective)
             status = stop(objectives[-2], state, len(objectives) - 1)
-            bar.set_postfix_str(f"log evidence {_short(state.objective)}", refresh=False)
+            bar.set_postfix_str(f"{quantity} {_short(state.objective)}", refresh=False)
             bar.update()
     return Fit(state, status, tuple(objectives))
 

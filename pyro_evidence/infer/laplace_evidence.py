@@ -1,15 +1,17 @@
 """Laplace-evidence type-II maximum likelihood for any Pyro model."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from pyro_evidence.checks import same_arguments
 from pyro_evidence.errors import BadInput, NotConverged
-from pyro_evidence.infer import type2
+from pyro_evidence.infer import batch, type2
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
-from pyro_evidence.infer.restarts import Restarts, search, starts
+from pyro_evidence.infer.restarts import Restarts, search, starts, without_repeats
 from pyro_evidence.infer.type2 import TypeII
 from pyro_evidence.laplace import problem, require_proper
 from pyro_evidence.ops.curvature import Curvature, exact_hessian
@@ -79,20 +81,22 @@ class LaplaceEvidence:
         warnings.warn(message, stacklevel=3)
 
     def _maximise(self) -> Fit[TypeII]:
-        """Every distinct mode to its own hyperparameters, best fit last looked at; an interruption ends all."""
+        """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one."""
+        if len(self._fits) > 1 and batch.fits(self._fits[0].state.laplace.problem):
+            self._fits = batch.climb(self._fits, self.stop)
         for i, fit in enumerate(self._fits):
-            fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence")
+            fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
             self._fits = (*self._fits[:i], fit, *self._fits[i + 1 :])
             if fit.status is Status.INTERRUPTED:
                 break
-        return max(self._fits, key=lambda fit: fit.state.objective)
+        return without_repeats(self._fits)[0]
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One outer iteration on the best mode, as ``SVI.step``; the first call starts, other data start anew.
 
         :return: minus the log evidence (plus log hyperprior, where sites are maximised), nats.
         """
-        if self._data is None or not _same(self._data, (args, kwargs)):
+        if self._data is None or not same_arguments(self._data, (args, kwargs)):
             self._start(args, kwargs)
             self._fits = self._fits[:1]
         else:
@@ -104,9 +108,9 @@ class LaplaceEvidence:
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
         at = problem(joint, self.curvature)
-        self._found = search(
-            at, starts(joint, self.restarts, self.seed), joint.initial_theta, progress=self.stop.progress
-        )
+        places, theta = starts(joint, self.restarts, self.seed), joint.initial_theta
+        network = at.structure.known is not None and batch.fits(at)
+        self._found = batch.search(at, places, theta) if network else search(at, places, theta, self.stop.progress)
         states = [type2.at(state) for state in self._found.states]
         self._fits = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
         self._data = (args, kwargs)
@@ -117,23 +121,22 @@ class LaplaceEvidence:
 
         :raises BadInput: before the first ``run`` or ``step``.
         """
+        return self.posteriors[0]
+
+    @property
+    def posteriors(self) -> tuple[LaplacePosterior, ...]:
+        """One posterior per distinct mode, the best first: what :func:`committee` takes.
+
+        :raises BadInput: before the first ``run`` or ``step``.
+        """
         if self._found is None:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
-        best = max(self._fits, key=lambda fit: fit.state.objective)
-        heights = torch.tensor(
-            [float(f.state.laplace.log_evidence) for f in self._fits] + [torch.nan], dtype=torch.float64
-        )
+        heights = [float(f.state.laplace.log_evidence) for f in self._fits] + [math.nan]
         reached = self._found.reached.clone()
         reached[reached >= len(self._fits)] = -1
-        return LaplacePosterior(
-            best.state.laplace, best.status.value, best.objectives, heights[reached], self._found.failures
+        restarts = torch.tensor(heights, dtype=torch.float64)[reached]
+        failures = self._found.failures
+        return tuple(
+            LaplacePosterior(f.state.laplace, f.status.value, f.objectives, restarts, failures)
+            for f in without_repeats(self._fits)
         )
-
-
-def _same(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Whether two calls have the same objects as arguments."""
-    return (
-        len(a[0]) == len(b[0])
-        and a[1].keys() == b[1].keys()
-        and all(x is y for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))
-    )

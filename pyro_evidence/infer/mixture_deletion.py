@@ -36,8 +36,8 @@ class GreedyDeletion:
     """
 
     num_steps: int = 25
-    after: int = 100
-    most: int = 5
+    after: int = 60
+    most: int = 3
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch after all deletions that gain."""

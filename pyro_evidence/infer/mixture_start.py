@@ -15,9 +15,12 @@ Starting = Callable[[MixtureData, Mixture, Ties], Mixture]
 class Start:
     """Random weights about their prior mean, equal mixing, one width for all kernels; in standardised units.
 
+    Wide kernels find clusters that overlap, narrow ones find small clusters: restarts take turns.
+
     :ivar restarts: number of starts, run as one batch.
     :ivar seed: of the weights.
-    :ivar width: standard deviation of the noise.
+    :ivar width: standard deviation of the noise in every other restart, from the first on.
+    :ivar narrower: the same in the other restarts, as a share of ``width``.
     :ivar spread: standard deviation of the weights.
     :ivar alpha: prior precision, where it is learned.
     :ivar warm_up: unregularised rounds before the first regularised one.
@@ -26,6 +29,7 @@ class Start:
     restarts: int = 5
     seed: int = 0
     width: float = 1.0
+    narrower: float = 0.3
     spread: float = 1.0
     alpha: float = 0.01
     warm_up: int = 10
@@ -45,6 +49,7 @@ class Start:
         return replace(start, w=model.loc + self.spread * noise, alpha=wide[0], log_mixing=wide[1])
 
     def _noise(self, model: Mixture, ties: Ties) -> torch.Tensor:
-        diagonal = torch.where(ties.beta_free, self.width**-2 * ties.beta_ratio, model.noise_diagonal[0])
-        diagonal = diagonal.expand(self.restarts, *diagonal.shape)
+        narrow = torch.arange(self.restarts, device=model.w.device) % 2
+        width = torch.where(narrow > 0, self.width * self.narrower, self.width).to(model.w)[:, None, None]
+        diagonal = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
         return diagonal if model.noise.dim() == 3 else diagonal.diag_embed()

@@ -1,5 +1,6 @@
 """Many starts, climbed as one batch; the distinct modes among them."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -9,6 +10,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_evidence.errors import NotAMode
+from pyro_evidence.infer.iterate import Fit, Status
+from pyro_evidence.infer.type2 import TypeII
 from pyro_evidence.laplace import LaplaceState, Problem, find_modes, require_proper, state_at
 from pyro_evidence.parameters import submodules
 from pyro_evidence.program import LogJoint
@@ -41,7 +44,7 @@ class Restarts:
     failures: tuple[str, ...]
 
 
-def search(at: Problem, starts: Tensor, theta: Tensor, *, progress: bool = False) -> Restarts:
+def search(at: Problem, starts: Tensor, theta: Tensor, progress: bool = False) -> Restarts:
     """Climb from ``starts`` ``(R, D)`` at hyperparameters ``theta``; modes of one height are one mode.
 
     Relabelled mixture components and mirrored hidden units give modes of equal height, of which one is kept.
@@ -51,12 +54,20 @@ def search(at: Problem, starts: Tensor, theta: Tensor, *, progress: bool = False
     with tqdm(desc="posterior mode", delay=1.0, disable=not progress, leave=False) as bar:
         mode = find_modes(at, starts, theta, cold=True, watch=partial(_show, bar))
     if not at.structure.agrees(mode.u[mode.converged], theta):
-        return search(at.without_linear, starts, theta, progress=progress)
+        return search(at.without_linear, starts, theta, progress)
+    return distinct([partial(state_at, at, theta, mode, row) for row in range(len(starts))])
+
+
+def distinct(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
+    """The distinct modes among those that are found when asked for.
+
+    :raises NotAMode: when none is found, with what each said.
+    """
     states: list[LaplaceState] = []
     reached, failures = [], {}
-    for row in range(len(starts)):
+    for row, find in enumerate(found):
         try:
-            reached.append(_index(states, state_at(at, theta, mode, row)))
+            reached.append(_index(states, find()))
         except ArithmeticError as error:
             reached.append(-1)
             failures[row] = error
@@ -99,3 +110,13 @@ def _same_height(a: LaplaceState, b: LaplaceState) -> bool:
     tolerance = a.problem.tolerance**0.5 * (1.0 + abs(a.objective))
     gaps = (a.objective - b.objective, float(a.log_joint - b.log_joint))
     return all(abs(gap) <= tolerance for gap in gaps)
+
+
+def without_repeats(fits: Sequence[Fit[TypeII]]) -> list[Fit[TypeII]]:
+    """The best first, of several at one height one; those whose height means nothing last."""
+    ordered = sorted(fits, key=lambda fit: (fit.status is Status.SINGULAR, -fit.state.objective))
+    found: list[Fit[TypeII]] = []
+    for fit in ordered:
+        if not any(_same_height(fit.state.laplace, other.state.laplace) for other in found):
+            found.append(fit)
+    return found

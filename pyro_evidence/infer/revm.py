@@ -13,6 +13,7 @@ from pyro_evidence.eigen_state import (
     Others,
     Recipe,
     base_centre,
+    base_point,
     eigen_state,
     fixed_others,
 )
@@ -21,6 +22,7 @@ from pyro_evidence.infer.ridge import Ridge
 from pyro_evidence.posterior_revm import REVMPosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.quadratic import Approximation, laplace_at_base
+from pyro_evidence.streamed import Chunks, streamed_weights
 from pyro_evidence.weights import LinearTarget, Weights, weights_of
 
 SATURATED = 25.0  # log odds beyond which a likelihood no longer feels its weights
@@ -74,10 +76,34 @@ class REVM:
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see
             errors.
         """
-        joint = LogJoint(self.model, args, kwargs, hyper=())
-        weights = weights_of(joint, self.site)
-        ridge = self.ridge(weights, self.recipe) if callable(self.ridge) else float(self.ridge)
-        state = eigen_state(weights.target, weights.num_weights, starting_point(weights), ridge, self.recipe)
+        weights = weights_of(LogJoint(self.model, args, kwargs, hyper=()), self.site)
+        return self._fitted(weights, starting_point(weights))
+
+    def run_chunks(self, chunks: Chunks) -> REVMPosterior:
+        """Fit to data of which a chunk of rows is in memory at a time; the likelihood is the chunks' product.
+
+        A pass over the chunks builds value, gradient and the ``(M, M)`` Gram matrix; a fit takes some five to ten
+        of them, and in each the model is run on every chunk.  The posterior has no training data to fall back on,
+        so its methods ask for theirs; without ``guide``, ``save`` and importance sampling.
+
+        :param chunks: tuples of the model's positional arguments, such as ``list(zip(X.split(10_000),
+            t.split(10_000)))`` or a ``DataLoader`` that does not shuffle; gone through once a pass.
+        :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
+        :raises UnsupportedModel: for predictors that are not linear, other latent sites, and approximations other
+            than ``laplace_at_base`` and ``empirical_fisher``.
+        """
+        weights, first = streamed_weights(self.model, self.site, chunks)
+        try:
+            start = base_point(first.target, self._ridge(first), starting_point(first), first.num_weights)
+        except ArithmeticError:  # the first chunk alone may have no mode
+            start = starting_point(first)
+        return self._fitted(weights, start)
+
+    def _ridge(self, weights: Weights) -> float:
+        return self.ridge(weights, self.recipe) if callable(self.ridge) else float(self.ridge)
+
+    def _fitted(self, weights: Weights, start: torch.Tensor) -> REVMPosterior:
+        state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.recipe)
         _warn(state)
         self._posterior = REVMPosterior(weights, state)
         return self._posterior

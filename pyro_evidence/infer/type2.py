@@ -13,6 +13,7 @@ from pyro_evidence.structure import PrecisionGroups
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FARTHEST = 60.0  # a precision of e^60 or e^-60 is on its way to infinity
+INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,22 @@ def at(laplace: LaplaceState) -> TypeII:
 
 
 def natural_metric(laplace: LaplaceState, found: Slope) -> Tensor:
-    """The diagonal metric in which a gradient step is one round of MacKay's fixed point, shape ``(T,)``.
+    """The diagonal metric in which a gradient step is one round of MacKay's fixed point, shape ``(T,)``."""
+    groups = laplace.problem.structure.groups
+    return metric_of(groups, None if groups is None else groups.size(laplace.problem.active), found)
+
+
+def metric_of(groups: PrecisionGroups | None, size: Tensor | None, found: Slope) -> Tensor:
+    """The same of slopes ``(..., T)`` and groups of ``size`` ``(..., T)``.
 
     Hyperparameters that hold no recognised precision get a step of at most one unit.
     """
     gradient = found.total
-    plain = 1.0 / gradient.abs().max().clamp(min=1.0).expand_as(gradient)  # |step| <= 1
-    groups = laplace.problem.structure.groups
-    if groups is None:
+    plain = 1.0 / gradient.abs().amax(-1, keepdim=True).clamp(min=1.0).expand_as(gradient)  # |step| <= 1
+    if groups is None or size is None:
         return plain
     grouped = groups.power != 0
     power = torch.where(grouped, groups.power, 1.0)
-    size = groups.size(laplace.problem.active)
     quadratic = size - 2.0 * found.joint / power
     move = reestimated_log_precision(gradient / power, quadratic) / power
     good = grouped & torch.isfinite(move) & (move * gradient > 0)
@@ -76,7 +81,24 @@ def step(state: TypeII) -> TypeII:
     if bool((new.laplace.theta.abs() > FARTHEST).any()):
         return replace(new, verdict=Status.UNBOUNDED)
     same_model = new.laplace.problem is state.laplace.problem
-    return replace(new, metric=_updated(state, new)) if same_model and float(direction.abs().max()) < 1.0 else new
+    if is_singular(new.laplace):
+        return replace(new, verdict=Status.SINGULAR)
+    if not same_model or float(direction.abs().max()) >= 1.0:
+        return new
+    moved = new.laplace.theta - state.laplace.theta
+    return replace(new, metric=updated(state.metric, new.metric, moved, state.slope.total, new.slope.total))
+
+
+def is_singular(laplace: LaplaceState) -> bool:
+    """Whether the posterior variance of some latent exceeds its prior variance by far: a mode about to merge or split.
+
+    There the exact Hessian becomes singular and Laplace's log evidence goes to infinity for no good reason.
+    """
+    groups = laplace.problem.structure.groups
+    if groups is None:
+        return False
+    inflation = laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp()
+    return bool((inflation[laplace.problem.active & (groups.member >= 0)] > INFLATED).any())
 
 
 def _stuck(state: TypeII, promised: float) -> TypeII:
@@ -121,15 +143,20 @@ def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
     return None
 
 
-def _updated(old: TypeII, new: TypeII) -> Tensor:
-    """BFGS update of the metric.  Nocedal and Wright (2006), eq. 6.17."""
-    s = new.laplace.theta - old.laplace.theta
-    y = old.slope.total - new.slope.total
-    sy = s @ y
-    if not float(sy) > 1e-12 * float(y @ y):
-        return new.metric
-    left = torch.eye(len(s), dtype=s.dtype, device=s.device) - torch.outer(s, y) / sy
-    return left @ old.metric @ left.T + torch.outer(s, s) / sy
+def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """BFGS update of a metric after a step ``s``, or a fresh one.  Nocedal and Wright (2006), eq. 6.17.
+
+    :param metric: approximate inverse of minus the Hessian of the objective, ``(..., T, T)``.
+    :param fresh: what to fall back on where the step shows no negative curvature.
+    :param s: ``(..., T)``.
+    :param before: slopes before the step, and ``after`` it, ``(..., T)``.
+    """
+    y = before - after
+    sy = (s * y).sum(-1)[..., None, None]
+    bends = sy > 1e-12 * y.square().sum(-1)[..., None, None]
+    safe = torch.where(bends, sy, 1.0)
+    left = torch.eye(s.shape[-1]).to(s) - s.unsqueeze(-1) * y.unsqueeze(-2) / safe
+    return torch.where(bends, left @ metric @ left.mT + s.unsqueeze(-1) * s.unsqueeze(-2) / safe, fresh)
 
 
 def _prune(state: LaplaceState) -> LaplaceState:
@@ -164,9 +191,16 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> LaplaceSta
 
 
 def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:
-    """How much the log precision must rise for the data to move a member by 1e-4 of its prior variance only."""
     groups = state.problem.structure.groups
     assert groups is not None
     prior = groups.log_precision(state.theta)[member].exp()
-    determined = well_determined(prior, state.precision.variance[0][member]).amax().clamp(1e-12, 0.5)  # 0 < gamma < 1
-    return (1e4 * determined / (1.0 - determined)).log().clamp(min=math.log(100.0))  # at least a factor of 100
+    return to_insignificance(well_determined(prior, state.precision.variance[0][member]).amax())
+
+
+def to_insignificance(determined: Tensor) -> Tensor:
+    """How much a log precision must rise for the data to move a weight by 1e-4 of its prior variance only.
+
+    :param determined: how far the data determine the weight now, 0 to 1.
+    """
+    inside = determined.clamp(1e-12, 0.5)  # 0 < gamma < 1
+    return (1e4 * inside / (1.0 - inside)).log().clamp(min=math.log(100.0))  # at least a factor of 100

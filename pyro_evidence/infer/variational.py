@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.infer.iterate import Status
-from pyro_evidence.ops.linalg import cholesky
+from pyro_evidence.ops.linalg import cholesky, require_memory
 from pyro_evidence.quadratic import bound_curvature, logistic_parts
 from pyro_evidence.weights import LinearTarget, Part
 
@@ -131,6 +131,8 @@ def start(target: LinearTarget, num_data: float = 0.0) -> VariationalState:
     :param num_data: data of Gaussian noise that is free; 0 holds it.
     """
     part, local = local_bound(target)
+    (N, _, M), device = part.J.shape, part.J.device
+    require_memory(16 * (N + 2 * M) * M, "q(w)'s precision and its factor", device, "Take fewer basis functions.")
     if num_data and isinstance(local, Quadratic):
         local = replace(local, num_data=num_data)
     ones = torch.ones_like(part.J[0, 0])

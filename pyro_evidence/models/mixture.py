@@ -116,7 +116,9 @@ def _weighted(components: Any, num_components: int, Y: Tensor | None, weight: Te
     _check_weight(weight, Y)
     start = weight.new_full((num_components,), 1.0 / num_components)
     mixing = pyro.param("mixing", start, constraint=constraints.simplex)
-    with pyro.plate("data", len(weight)), poutine.scale(scale=weight):
+    with pyro.validation_enabled(False):
+        scaled = poutine.scale(scale=weight)  # would refuse a weight of 0
+    with pyro.plate("data", len(weight)), scaled:
         return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(mixing), components), obs=Y)
 
 

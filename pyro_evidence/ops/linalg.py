@@ -89,16 +89,17 @@ def _control_group_bytes() -> int:
         return sys.maxsize
 
 
-def require_memory(num_bytes: int, what: str, device: torch.device) -> None:
+FEWER = "Integrate fewer sites (integrate=[...]), or pass curvature=diagonal, which keeps one number per coordinate."
+
+
+def require_memory(num_bytes: int, what: str, device: torch.device, remedy: str = FEWER) -> None:
     """Refuse before allocating.
 
+    :param remedy: what the reader can do about it, a sentence.
     :raises TooLarge: when ``num_bytes`` exceeds the free memory of ``device``.
     """
     if num_bytes <= SMALL:
         return
     free = available_bytes(device)
     if num_bytes > free:
-        raise TooLarge(
-            f"{what} needs {num_bytes:,} bytes; {free:,} are free on {device}. Integrate fewer sites "
-            f"(integrate=[...]), or pass curvature=diagonal, which keeps one number per coordinate."
-        )
+        raise TooLarge(f"{what} needs {num_bytes:,} bytes; {free:,} are free on {device}. {remedy}")

@@ -11,6 +11,7 @@ Neal (1996), "Bayesian Learning for Neural Networks", chapter 2; Williams (1998)
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,5 +123,5 @@ class RandomNetwork(Network):
 
     def resolved(self, read: Read, name: str = "kernel") -> "RandomNetwork":
         """Only the variances are settings."""
-        keep = {"unit": self.unit, "num_nodes": self.num_nodes}
+        keep: dict[str, Any] = {"unit": self.unit, "num_nodes": self.num_nodes}
         return super().resolved(lambda n, setting: keep.get(n.rpartition(".")[2]) or read(n, setting), name)

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from pyro_evidence.ops.curvature import Density
 from pyro_evidence.ops.lbfgs import Watch, unwatched
+from pyro_evidence.ops.linalg import Label
+from pyro_evidence.ops.precision import Precision, factorise
 
-CurvatureAt = Callable[[Tensor], Tensor]
+CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,13 @@ class Mode:
     definite: Tensor  # (R,) bool: whether the precision is positive definite
     step: Tensor  # (R, D) the Newton step that was not taken any more
     lowest: Tensor  # (R, D) direction of lowest curvature where the precision is not positive definite
+
+    def factorised(self, row: int, label: Label) -> Precision:
+        """The precision of one row, factorised.
+
+        :raises NotPositiveDefinite: when it is not positive definite.
+        """
+        return factorise(self.precision[row : row + 1], label)
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,13 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, li
     promises, is far below ``tolerance``, or is below it and has stopped falling for rounding.  A row that has come to
     rest on a saddle leaves along its downward curvature; a row that cannot rise is given up.
 
-    :param curvature: maps points ``(R, D)`` to precisions.
+    :param curvature: maps points ``(R, D)`` to precisions; of points and ``theta`` where rows have their own.
+    :param theta: hyperparameters of all rows ``(T,)``, or of each ``(R, T)``.
     """
-    found, tolerance = _start(density, u, theta), limits.tolerance
+    found, tolerance = start(density, u, theta), limits.tolerance
     rows = torch.arange(len(u), device=u.device)
     for _ in range(limits.num_steps):
-        before, found = found.decrement[rows], _measure(found, rows, curvature)
+        before, found = found.decrement[rows], _measure(found, rows, curvature, theta)
         after = found.decrement[rows]
         small = after <= torch.where(after > 0.1 * before, tolerance, tolerance**1.4)
         found.converged[rows] = found.definite[rows] & small
@@ -61,7 +71,7 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, li
     return found
 
 
-def _start(density: Density, u: Tensor, theta: Tensor) -> Mode:
+def start(density: Density, u: Tensor, theta: Tensor) -> Mode:
     """A record with room for every row, its precision not measured yet."""
     value, slope = density.gradient(u, theta)
     unknown = torch.full_like(value, torch.inf)
@@ -79,9 +89,15 @@ def _start(density: Density, u: Tensor, theta: Tensor) -> Mode:
     )
 
 
-def _measure(found: Mode, rows: Tensor, curvature: CurvatureAt) -> Mode:
+def of_rows(theta: Tensor, rows: Tensor) -> Tensor:
+    """The hyperparameters of ``rows``."""
+    return theta[rows] if theta.dim() == 2 else theta
+
+
+def _measure(found: Mode, rows: Tensor, curvature: CurvatureAt, theta: Tensor) -> Mode:
     """The record with the curvature, Newton step and decrement of ``rows`` brought up to date."""
-    A = curvature(found.u[rows]).detach()
+    own = (theta[rows],) if theta.dim() == 2 else ()
+    A = curvature(found.u[rows], *own).detach()
     if not found.precision.numel():
         found = replace(found, precision=A.new_zeros(len(found.u), *A.shape[1:]))
     step, definite, lowest = _step(A, found.gradient[rows])
@@ -127,7 +143,7 @@ def _escape(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> None:
     """Point the steps of rows on a saddle the better of the two ways down its curvature."""
     if len(rows):
         way = found.lowest[rows]
-        ahead, behind = (density.log_joint(found.u[rows] + s * way, theta).detach() for s in (1.0, -1.0))
+        ahead, behind = (density.log_joint(found.u[rows] + s * way, of_rows(theta, rows)).detach() for s in (1.0, -1.0))
         found.step[rows] = torch.where((ahead >= behind).unsqueeze(-1), way, -way)
 
 
@@ -139,7 +155,7 @@ def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> Te
     left, scale = rows, 1.0
     for _ in range(40):
         trial = here[left] + scale * found.step[left]
-        value, slope = density.gradient(trial, theta)
+        value, slope = density.gradient(trial, of_rows(theta, left))
         good = torch.isfinite(value) & (value >= height[left] + scale * rise[left] - slack[left])
         done = left[good]
         found.u[done], found.log_joint[done], found.gradient[done] = trial[good], value[good], slope[good]

@@ -70,7 +70,7 @@ class ClassData:
     @cached_property
     def class_counts(self) -> Tensor:
         """Labelled data of each class, ``N_k``, shape ``(K,)`` or ``(B, K)``."""
-        return torch.stack([b.num_data for b in self.blocks], -1)
+        return torch.stack(torch.broadcast_tensors(*(b.num_data for b in self.blocks)), -1)
 
     @cached_property
     def num_data(self) -> Tensor:
@@ -300,13 +300,13 @@ def tilted(point: Point) -> Tensor:
         coefficients = plane.flatten(1, 2) if k < 0 else plane[:, k]
         w = coefficients @ part.features[..., : dim + 1].mT
         mean = (resp * w).sum(-2, keepdim=True)
-        tilt = w.sub_(mean + 1.0).neg_().mul_(resp)
+        tilt = w.sub_(mean + 1.0).mul_(resp)  # with the other sign
         tilt = tilt if part.weight is None else tilt * part.weight.unsqueeze(-2)
         sums = tilt @ part.features
         if k < 0:
-            total += sums.reshape(total.shape)
+            total -= sums.reshape(total.shape)
         else:
-            total[:, k] += sums
+            total[:, k] -= sums
     return total
 
 

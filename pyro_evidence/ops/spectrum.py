@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotPositiveDefinite
 
 SAME = 1e-8  # relative gap below which eigenvalues count as one
+EVERY = 10  # steps of Lanczos between looks at the eigenvalues
 
 
 class Axes(NamedTuple):
@@ -98,30 +99,37 @@ def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
 
     :param product: multiplies a vector ``(M,)`` by the curvature.
     """
-    Q: list[Tensor] = [w / w.norm()]
-    diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
-    while True:
-        r = product(Q[-1])
-        diagonal.append(r @ Q[-1])
-        basis = torch.stack(Q)
+    if float(w @ w) == 0.0:
+        return Axes(w[:0], w.new_zeros(len(w), 0), w[:0])
+    basis = w.new_zeros(EVERY, len(w))  # rows are orthonormal; grown by halves
+    basis[0] = w / w.norm()
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for k in range(len(w)):
+        r = product(basis[k])
+        diagonal.append(float(r @ basis[k]))
         for _ in range(2):  # twice is enough
-            r = r - basis.mT @ (basis @ r)
-        beside.append(r.norm())
-        T = torch.diag(torch.stack(diagonal))
-        if len(diagonal) > 1:
-            T = T + torch.diag(torch.stack(beside[:-1]), 1) + torch.diag(torch.stack(beside[:-1]), -1)
-        h, S = torch.linalg.eigh(T)
-        if len(Q) == len(w) or _finished(h, S, beside[-1], 1.0 / float(w @ w)):
-            break
-        Q.append(r / beside[-1])
+            r = r - basis[: k + 1].mT @ (basis[: k + 1] @ r)
+        beside.append(float(r.norm()))
+        stopped = beside[-1] <= 1e-14 * max(diagonal) or k + 1 == len(w)
+        if stopped or (k + 1) % EVERY == 0:
+            h, S = _tridiagonal(diagonal, beside[:-1], w)
+            if stopped or _finished(h, S, beside[-1], 1.0 / float(w @ w)):
+                break
+        if k + 1 == len(basis):
+            basis = torch.cat([basis, w.new_zeros(len(basis) // 2 + 1, len(w))])
+        basis[k + 1] = r / beside[-1]
     kept = h > torch.finfo(h.dtype).eps * len(w) * h[-1]
-    h, V = h[kept].flip(0), (basis.mT @ S[:, kept]).flip(1)
+    h, V = h[kept].flip(0), (basis[: k + 1].mT @ S[:, kept]).flip(1)
     return aligned(h, V, V.mT @ w)
 
 
-def _finished(h: Tensor, S: Tensor, beside: Tensor, bound: float) -> bool:
+def _tridiagonal(diagonal: list[float], beside: list[float], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors of Lanczos' matrix."""
+    T, side = like.new_tensor(diagonal).diag(), like.new_tensor(beside)
+    return torch.linalg.eigh(T + torch.diag(side, 1) + torch.diag(side, -1)) if len(side) else torch.linalg.eigh(T)
+
+
+def _finished(h: Tensor, S: Tensor, beside: float, bound: float) -> bool:
     residual = beside * S[-1].abs()
-    tiny = 1e-14 * h[-1]
-    settled = bool((residual[h > bound] <= 1e-10 * h[h > bound]).all()) and bool((h <= bound).any())
-    return settled or bool(beside <= tiny)
+    return bool((residual[h > bound] <= 1e-10 * h[h > bound]).all()) and bool((h <= bound).any())

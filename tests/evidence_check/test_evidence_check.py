@@ -269,12 +269,16 @@ def separable() -> tuple[Tensor, Tensor]:
     [(funnel, (torch.tensor(1.0),)), (ridge, (torch.tensor(2.0),)), (vague_logistic, separable())],
     ids=["funnel", "ridge", "separable"],
 )
-def test_posteriors_far_from_gaussian_are_said_to_be(model: object, args: tuple[Tensor, ...]) -> None:
+def test_posteriors_far_from_gaussian_are_said_to_be(
+    model: object, args: tuple[Tensor, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     posterior = LaplaceEvidence(model, hyper=()).run(*args)  # type: ignore[arg-type]
     found = importance_sampling(posterior)
     assert found.diagnostics["pareto_k"] > 0.7
     assert not found.reliable
     assert "k-hat is" in str(found)
+    posterior.summary()
+    assert "k-hat is above 0.7: the posterior is far from Gaussian" in capsys.readouterr().out
 
 
 def test_smc_is_right_where_the_gaussian_is_not() -> None:

@@ -213,6 +213,35 @@ def test_singular_values_and_gram_matrix_give_the_same_axes() -> None:
     torch.testing.assert_close(many.weights["w"][:6], few.weights["w"])
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"prior": LaplacePrior()}, {"centre": score_centre}, {"approximation": LeastKL()}]
+)
+def test_many_more_weights_than_data_live_in_the_rows(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = torch.randn(25, 3)
+    Phi = kernel(X, torch.randn(90, 3), 4.0)
+    t = labels(X, torch.tensor([2.0, -1.0, 0.0]))
+    few = REVM(models.logistic, ridge=0.1, **settings).run(Phi, t)
+    monkeypatch.setattr("pyro_evidence.eigen_state._is_wide", lambda *_: False)
+    whole = REVM(models.logistic, ridge=0.1, **settings).run(Phi, t)
+    torch.testing.assert_close(few.state.quadratic.y, whole.state.quadratic.y, rtol=0, atol=1e-7)
+    torch.testing.assert_close(few.weights["w"], whole.weights["w"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(few.log_evidence, whole.log_evidence)
+    assert torch.equal(few.eigenvalues[few.active] > 0, whole.eigenvalues[whole.active] > 0)
+
+
+def test_above_the_limit_only_axes_that_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    X = torch.randn(200, 2)
+    Phi, t = kernel(X, X[:120], 1.0), labels(X, torch.tensor([3.0, -1.0]))
+    whole = REVM(models.logistic).run(Phi, t)
+    monkeypatch.setattr("pyro_evidence.eigen_state.TRUNCATE", 50)
+    part = REVM(models.logistic).run(Phi, t)
+    assert len(part.eigenvalues) < len(whole.eigenvalues)
+    torch.testing.assert_close(part.weights["w"], whole.weights["w"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(part.wald[part.active], whole.wald[whole.active], rtol=1e-6, atol=0)
+
+
 def test_the_score_centre_is_where_the_quadratic_has_its_maximum() -> None:
     Phi, t = problem()
     posterior = REVM(models.logistic, centre=score_centre, ridge=3.0).run(Phi, t)
@@ -428,7 +457,9 @@ def test_a_design_that_does_not_fit_is_refused_with_the_number(monkeypatch: pyte
     Phi, t = problem()
     monkeypatch.setattr("pyro_evidence.ops.linalg.SMALL", 0)
     monkeypatch.setattr("pyro_evidence.ops.linalg.available_bytes", lambda device: 6000)
-    with pytest.raises(TooLarge, match=r"design matrix and its Gram matrix needs 6,624 bytes; 6,000 are free"):
+    with pytest.raises(
+        TooLarge, match=r"design matrix and its Gram matrix needs 6,624 bytes; 6,000 are free.*run_chunks"
+    ):
         REVM(models.logistic).run(Phi, t)
 
 

@@ -1,5 +1,9 @@
 """Rows at once, in parts, or one by one: always the same numbers."""
 
+import gc
+import weakref
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,6 +29,19 @@ def test_bytes_of_one_row_are_the_intermediates_and_not_the_data() -> None:
     found = rows.bytes_per_row(quadratic, X[0], Y[0])
     assert found is not None
     assert 8 * 10 <= found <= 8 * (5 + 2 * 10 + 2)
+
+
+def _saturating(data: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.sigmoid(data @ x).exp().sum()
+
+
+def test_measuring_lets_the_data_go() -> None:
+    data = torch.randn(20, 5)
+    watched, function = weakref.ref(data), _saturating(data)
+    assert rows.bytes_per_row(function, X[0])
+    del data, function
+    gc.collect()
+    assert watched() is None
 
 
 def test_a_function_that_takes_no_batch_has_no_size() -> None:

@@ -1,0 +1,185 @@
+"""Where the probabilistic RBF network begins."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.ops.covariances import Covariance
+from pyro_evidence.ops.prbf import Network, column_variance
+
+
+@dataclass(frozen=True)
+class Training:
+    """Inputs, labels and the sizes of a network."""
+
+    X: Tensor  # (N, D)
+    labels: Tensor  # (N,) int64, -1 where unknown
+    kind: Covariance
+    allowed: Tensor  # (K, M) bool
+
+    @property
+    def class_prior(self) -> Tensor:
+        """Shares of the labelled data, eq. 20, shape ``(K,)``."""
+        counts = torch.bincount(self.labels[self.labels >= 0], minlength=len(self.allowed)).to(self.X)
+        return counts / counts.sum()
+
+    @property
+    def mixing(self) -> Tensor:
+        """Equal shares of the kernels that a class may use, shape ``(K, M)``."""
+        return self.allowed.to(self.X) / self.allowed.sum(-1, keepdim=True)
+
+    @property
+    def usable(self) -> Tensor:
+        """Whether a datum may belong to a kernel, shape ``(N, M)``."""
+        table = torch.cat([self.allowed, self.allowed.any(0, keepdim=True)])  # the last row is for unlabelled data
+        return table[self.labels]
+
+
+class Start(Protocol):
+    """Makes one network for each restart."""
+
+    def __call__(self, training: Training) -> Network:
+        """All restarts as one batch."""
+
+
+@dataclass(frozen=True)
+class RandomPoints:
+    """Centres on random data, the covariance of all data for every kernel, equal mixing.
+
+    :ivar restarts: number of starts, run as one batch; the best by eq. 22 is kept.
+    :ivar seed: of the choice; restart ``r`` of ``n`` is the same for every ``n``.
+    """
+
+    restarts: int = 1
+    seed: int = 0
+
+    def __call__(self, training: Training) -> Network:
+        """All restarts.
+
+        :raises BadInput: when there are fewer data than kernels.
+        """
+        usable = training.usable
+        M = usable.shape[-1]
+        generator = torch.Generator().manual_seed(self.seed)
+        centres = [training.X[_distinct(usable, generator)] for _ in range(self.restarts)]
+        return _network(
+            training,
+            torch.stack(centres),
+            _covariance(training).expand(self.restarts, M, *[-1] * training.kind.event_dim),
+        )
+
+
+def _distinct(usable: Tensor, generator: torch.Generator) -> Tensor:
+    """A datum for each kernel, none twice, shape ``(M,)``."""
+    order = torch.randperm(len(usable), generator=generator).to(usable.device)
+    place = torch.zeros(usable.shape[-1], dtype=torch.long, device=usable.device)
+    patterns, group = usable.unique(dim=1, return_inverse=True)
+    for g in range(patterns.shape[1]):
+        kernels, candidates = (group == g).nonzero().squeeze(-1), order[patterns[order, g]]
+        if len(candidates) < len(kernels):
+            raise BadInput(
+                f"{len(kernels)} kernels have only {len(candidates)} data to begin on; expected at least as many data "
+                f"as kernels, in each class where classes have kernels of their own. Ask for fewer kernels."
+            )
+        place[kernels] = candidates[: len(kernels)]
+    return place
+
+
+def _covariance(training: Training) -> Tensor:
+    """Of all data, in the shape of the kind; a constant input counts as the mean of the others."""
+    centred = training.X - training.X.mean(0)
+    matrix = centred.mT @ centred / len(centred)
+    matrix = matrix.diagonal_scatter(column_variance(training.X))
+    return training.kind.floored(training.kind.restricted(matrix), training.kind.floor * column_variance(training.X))
+
+
+def _network(training: Training, loc: Tensor, covariance: Tensor) -> Network:
+    rows = len(loc)
+    mixing = training.mixing.expand(rows, -1, -1).contiguous()
+    return Network(mixing, loc, covariance.contiguous(), training.class_prior.expand(rows, -1).contiguous())
+
+
+@dataclass(frozen=True)
+class KMeans:
+    """Centres and covariances of the clusters that Lloyd's algorithm finds from random data; equal mixing.
+
+    :ivar restarts: number of starts.
+    :ivar seed: of the data to begin with.
+    :ivar num_steps: rounds of Lloyd's algorithm.
+    """
+
+    restarts: int = 1
+    seed: int = 0
+    num_steps: int = 50
+
+    def __call__(self, training: Training) -> Network:
+        """All restarts.
+
+        :raises BadInput: when there are fewer data than kernels.
+        """
+        begun = RandomPoints(self.restarts, self.seed)(training)
+        features = training.kind.features(training.X)
+        forbidden = torch.where(training.usable, 0.0, torch.inf).to(training.X)
+        loc = begun.loc
+        for _ in range(self.num_steps):
+            moments = _assigned(features, loc, forbidden)
+            counts = moments[..., :1]
+            mean = moments[..., 1 : loc.shape[-1] + 1] / torch.where(counts > 0, counts, 1.0)
+            before, loc = loc, torch.where(counts > 0, mean, loc)
+            if torch.equal(before, loc):
+                break
+        moments = _assigned(features, loc, forbidden)
+        several = moments[..., 0] > 1.5  # the covariance of a single datum is zero
+        shape = (*several.shape, *[1] * training.kind.event_dim)
+        counts = torch.where(several, moments[..., 0], 1.0).reshape(shape)
+        own = torch.where(several.reshape(shape), training.kind.scatter(moments, loc) / counts, begun.covariance)
+        return _network(training, loc, training.kind.floored(own, training.kind.floor * column_variance(training.X)))
+
+
+def _assigned(features: Tensor, loc: Tensor, forbidden: Tensor) -> Tensor:
+    """Sums of the features over the data that are closest to each centre, shape ``(R, M, P)``."""
+    dim = loc.shape[-1]
+    squares = loc.square().sum(-1).unsqueeze(-2) - 2.0 * features[:, 1 : dim + 1] @ loc.mT + forbidden
+    nearest = torch.nn.functional.one_hot(squares.argmin(-1), loc.shape[1]).to(features)
+    return nearest.mT @ features
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A start of the caller's own, in the units of the data.
+
+    :ivar loc: centres, shape ``(M, D)``, or ``(R, M, D)`` for several starts.
+    :ivar covariance: in the shape of the kind, ``(M, 1)``, ``(M, D)`` or ``(M, D, D)``, with or without starts in
+        front; None for the covariance of all data.
+    :ivar mixing: shape ``(K, M)`` or ``(R, K, M)``, rows adding up to 1; None for equal shares.
+    """
+
+    loc: Tensor
+    covariance: Tensor | None = None
+    mixing: Tensor | None = None
+
+    def __call__(self, training: Training) -> Network:
+        """All starts.
+
+        :raises BadInput: on shapes that do not fit the model.
+        """
+        K, M = training.allowed.shape
+        dim, event = training.X.shape[-1], training.kind.event_dim
+        loc = self.loc.to(training.X)
+        loc = loc if loc.dim() == 3 else loc.unsqueeze(0)
+        default = _covariance(training)
+        covariance = default.expand(M, *default.shape) if self.covariance is None else self.covariance.to(training.X)
+        mixing = training.mixing if self.mixing is None else self.mixing.to(training.X)
+        shapes = {"loc": (loc, (M, dim)), "covariance": (covariance, (M, *default.shape)), "mixing": (mixing, (K, M))}
+        for name, (value, shape) in shapes.items():
+            if tuple(value.shape[-len(shape) :]) != tuple(shape):
+                raise BadInput(f"Given({name}=...) has shape {tuple(value.shape)}; expected {tuple(shape)} at its end.")
+        if not bool(((mixing.sum(-1) - 1.0).abs() < 1e-5).all()) or bool((mixing * ~training.allowed != 0).any()):
+            raise BadInput("Given(mixing=...) has rows that do not add up to 1, or uses a kernel of another class.")
+        rows = len(loc)
+        wide = covariance.expand(rows, M, *[-1] * event)
+        prior = training.class_prior.expand(rows, -1).contiguous()
+        return Network(mixing.expand(rows, K, M).contiguous(), loc, wide.contiguous(), prior)

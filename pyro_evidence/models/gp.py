@@ -1,0 +1,248 @@
+r"""Gaussian processes as ordinary Pyro models: a latent function ``f`` with a dense Gaussian prior, and a likelihood.
+
+.. math:: f \sim N(m, K_\theta(X, X) + \text{jitter}\, I), \qquad t_n \sim p(t \mid f_n)
+
+Rasmussen and Williams (2006), chapters 2, 3 and 5; MacKay (2003), chapter 45.  Everything is computed in double
+precision, whatever the dtype of the inputs: a covariance matrix of smooth functions is nearly singular.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.regression import observed
+from pyro_evidence.ops.basis import TensorValue
+from pyro_evidence.ops.kernels import Kernel, Setting, check_inputs, value_of
+from pyro_evidence.ops.settings import LEARNED, Learned
+
+JITTER = 1e-6  # variance, in units of f squared: keeps the covariance of inputs close together positive definite
+
+
+def declared(name: str, setting: Setting, like: Tensor, constraint: Any = constraints.positive) -> Tensor:
+    """The value of a setting inside a model: fixed, a ``pyro.param``, or a ``pyro.sample`` from its prior.
+
+    :raises BadInput: when the param store holds another model's ``name``, of another shape.
+    """
+    if isinstance(setting, Learned):
+        start = torch.as_tensor(setting.start, dtype=like.dtype, device=like.device)
+        value: Tensor = pyro.param(name, start.clone(), constraint=constraint)
+        if value.shape != start.shape:
+            raise BadInput(
+                f"The param store holds {name!r} with shape {tuple(value.shape)}; this model has {tuple(start.shape)}. "
+                f"It is left over from another model: call pyro.clear_param_store() first."
+            )
+        return value
+    if isinstance(setting, int | float | Tensor):
+        return value_of(setting, like)
+    return torch.as_tensor(pyro.sample(name, setting)).to(like)
+
+
+@dataclass(frozen=True, eq=False)
+class LatentFunction(TensorValue):
+    """The prior of ``f``: kernel, constant mean, and the jitter that the caller sees.
+
+    :ivar kernel: its settings are declared under ``kernel.lengthscale`` and so on.
+    :ivar mean: of ``f`` everywhere; a number, ``Learned(...)`` or a distribution, declared as ``mean``.
+    :ivar jitter: variance of independent noise that is part of ``f``, added to the diagonal of the covariance.
+    """
+
+    kernel: Kernel
+    mean: Setting
+    jitter: float
+
+    def prior(self, X: Tensor) -> Any:
+        """The distribution of ``f`` at the inputs ``(N, D)``.
+
+        :raises LinAlgError: for a covariance that is numerically singular, as torch has it.
+        """
+        X = _double(X)
+        kernel = self.kernel.resolved(lambda name, setting: declared(name, setting, X))
+        mean = declared("mean", self.mean, X, constraints.real)
+        K = kernel(X)
+        if self.jitter:
+            K = K + torch.diag_embed(K.new_full((len(X),), self.jitter))
+        try:
+            return dist.MultivariateNormal(mean.expand(len(X)), covariance_matrix=K)
+        except (LinAlgError, ValueError) as error:
+            raise self._singular(X, K) from error
+
+    def _singular(self, X: Tensor, K: Tensor) -> LinAlgError:
+        if not bool(K.isfinite().all()):
+            return LinAlgError("the kernel's covariance, which is singular, holds inf or nan: a setting ran away.")
+        distance = torch.cdist(X, X).fill_diagonal_(torch.inf)
+        first, second = divmod(int(distance.argmin()), len(X))
+        return LinAlgError(
+            f"the covariance of f, {tuple(K.shape)} with jitter={self.jitter:g}, is numerically singular; expected "
+            f"positive definite. Inputs {first} and {second} are {float(distance[first, second]):.3g} apart. Give it "
+            f"more jitter (jitter={JITTER:g} is the default), or leave out inputs that occur twice."
+        )
+
+
+def _double(X: Tensor) -> Tensor:
+    check_inputs(X)
+    if not bool(X.isfinite().all()):
+        raise BadInput(f"X, shape {tuple(X.shape)}, holds inf or nan; expected finite numbers. Fill them in first.")
+    return X.double()
+
+
+@dataclass(frozen=True, eq=False)
+class GPRegression(TensorValue):
+    """The Pyro model that :func:`gp_regression` returns: call it with ``X`` and ``t``, or with ``X`` alone.
+
+    Sites: ``f``, shape ``(N,)``, and ``t``, shape ``(N,)``, Normal, in the plate ``data``.  Hyperparameters: those of
+    the kernel, ``mean`` and ``beta``.
+    """
+
+    function: LatentFunction
+    beta: Setting
+
+    def __call__(self, X: Tensor, t: Tensor | None = None) -> Tensor:
+        """Targets, shape ``(N,)``: ``t`` where given, drawn otherwise.
+
+        :param X: inputs, shape ``(N, D)``.
+        """
+        f = pyro.sample("f", self.function.prior(X))
+        beta = declared("beta", self.beta, f)
+        t = observed(t, X)
+        with pyro.plate("data", len(X)):
+            return pyro.sample("t", dist.Normal(f, beta.rsqrt()), obs=None if t is None else t.to(f))
+
+
+@dataclass(frozen=True, eq=False)
+class GPClassifier(TensorValue):
+    """The Pyro model that :func:`gp_classifier` returns for two classes.
+
+    Sites: ``f``, log odds, shape ``(N,)``, and ``t``, shape ``(N,)``, Bernoulli, in the plate ``data``.
+    """
+
+    function: LatentFunction
+
+    def __call__(self, X: Tensor, t: Tensor | None = None) -> Tensor:
+        """Labels 0 or 1, shape ``(N,)``: ``t`` where given, drawn otherwise.
+
+        :param X: inputs, shape ``(N, D)``.
+        """
+        f = pyro.sample("f", self.function.prior(X))
+        labels = _labels(t, X, 2)
+        with pyro.plate("data", len(X)):
+            return pyro.sample("t", dist.Bernoulli(logits=f), obs=None if labels is None else labels.to(f))
+
+
+@dataclass(frozen=True, eq=False)
+class GPSoftmax(TensorValue):
+    """The Pyro model that :func:`gp_classifier` returns for more than two classes.
+
+    Sites: ``f``, shape ``(C, N)``, one function per class, independent a priori and of one kernel, and ``t``, shape
+    ``(N,)``, Categorical, in the plate ``data``.
+    """
+
+    function: LatentFunction
+    num_classes: int
+
+    def __call__(self, X: Tensor, t: Tensor | None = None) -> Tensor:
+        """Labels 0 to C - 1, shape ``(N,)``: ``t`` where given, drawn otherwise.
+
+        :param X: inputs, shape ``(N, D)``.
+        """
+        prior = self.function.prior(X)
+        f = pyro.sample("f", prior.expand([self.num_classes]).to_event(1))
+        labels = _labels(t, X, self.num_classes)
+        with pyro.plate("data", len(X)):
+            return pyro.sample("t", dist.Categorical(logits=f.mT), obs=None if labels is None else labels.long())
+
+
+@dataclass(frozen=True, eq=False)
+class GPPoisson(TensorValue):
+    """The Pyro model that :func:`gp_poisson` returns: counts with log rate ``f``.
+
+    Sites: ``f``, shape ``(N,)``, and ``t``, shape ``(N,)``, Poisson, in the plate ``data``.
+    """
+
+    function: LatentFunction
+
+    def __call__(self, X: Tensor, t: Tensor | None = None) -> Tensor:
+        """Counts, shape ``(N,)``: ``t`` where given, drawn otherwise.
+
+        :param X: inputs, shape ``(N, D)``.
+        """
+        f = pyro.sample("f", self.function.prior(X))
+        counts = observed(t, X)
+        if counts is not None and not bool(((counts >= 0) & (counts == counts.round())).all()):
+            raise BadInput("t holds numbers that are no counts; expected whole numbers from 0.")
+        with pyro.plate("data", len(X)):
+            return pyro.sample("t", dist.Poisson(f.exp()), obs=None if counts is None else counts.to(f))
+
+
+def _labels(t: Tensor | None, X: Tensor, num_classes: int) -> Tensor | None:
+    """``t`` once it holds the classes' numbers.
+
+    :raises BadInput: on any other shape or number.
+    """
+    t = observed(t, X)
+    if t is None:
+        return None
+    wrong = t[~((t >= 0) & (t < num_classes) & (t == t.round()))] if t.dtype != torch.bool else t[:0]
+    if len(wrong):
+        raise BadInput(f"t holds the label {float(wrong[0]):g}; expected whole numbers from 0 to {num_classes - 1}.")
+    return t
+
+
+def _function(kernel: Kernel, mean: Setting, jitter: float) -> LatentFunction:
+    if not isinstance(kernel, Kernel):
+        raise BadInput(f"kernel is a {type(kernel).__name__}; expected one, such as RBF(lengthscale=Learned(0.5)).")
+    if not (isinstance(jitter, int | float) and 0.0 <= jitter < float("inf")):
+        raise BadInput(f"jitter={jitter!r}; expected a variance of at least 0 in units of f squared, such as {JITTER}.")
+    return LatentFunction(kernel, mean, float(jitter))
+
+
+def gp_regression(
+    kernel: Kernel, *, beta: Setting = LEARNED, mean: Setting = 0.0, jitter: float = JITTER
+) -> GPRegression:
+    """Gaussian process regression with Gaussian noise, an ordinary Pyro model ``model(X, t=None)``.
+
+    :param kernel: such as ``RBF()``; a setting is fixed (a number), learned (``Learned(start)``), or has a prior (a
+        Pyro distribution), and then ``LaplaceEvidence(model, integrate=["f"])`` maximises it, prior counted.
+    :param beta: noise precision, in units of ``t`` to the power -2; likewise.
+    :param mean: of ``f``, a constant; likewise.
+    :param jitter: variance added to the diagonal of the covariance of ``f``; it is part of the model.
+    :raises BadInput: on settings that cannot be meant.
+    """
+    if isinstance(beta, int | float | Tensor | Learned):
+        _require_positive("beta", beta)
+    return GPRegression(_function(kernel, mean, jitter), beta)
+
+
+def gp_classifier(
+    kernel: Kernel, *, num_classes: int = 2, mean: Setting = 0.0, jitter: float = JITTER
+) -> GPClassifier | GPSoftmax:
+    """Gaussian process classification with the logistic or softmax function, an ordinary Pyro model.
+
+    :param num_classes: labels are the whole numbers from 0 to ``num_classes - 1``.
+    :raises BadInput: on settings that cannot be meant; others as for :func:`gp_regression`.
+    """
+    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
+        raise BadInput(f"num_classes is {num_classes!r}; expected 2 or more. It counts the different labels.")
+    function = _function(kernel, mean, jitter)
+    return GPClassifier(function) if num_classes == 2 else GPSoftmax(function, num_classes)
+
+
+def gp_poisson(kernel: Kernel, *, mean: Setting = LEARNED, jitter: float = JITTER) -> GPPoisson:
+    """Counts whose log rate is a Gaussian process, an ordinary Pyro model.
+
+    :param mean: of the log rate, by default learned; others as for :func:`gp_regression`.
+    :raises BadInput: on settings that cannot be meant.
+    """
+    return GPPoisson(_function(kernel, mean, jitter))
+
+
+def _require_positive(name: str, setting: Setting) -> None:
+    value = torch.as_tensor(setting.start if isinstance(setting, Learned) else setting)
+    if value.dim() or not bool(value.isfinite() & (value > 0)):
+        raise BadInput(f"{name} is {value.tolist()}; expected one finite number greater than 0, for it is a precision.")

@@ -1,0 +1,298 @@
+r"""The probabilistic RBF network: one mixture for each class, on kernels that the classes share.
+
+.. math:: p(x, k) = P(C_k) \sum_j \pi_{jk}\, N(x | \mu_j, S_j)
+
+Titsias and Likas (2001), "Shared kernel models for class conditional density estimation"; Constantinopoulos, Titsias
+and Likas (2001), eqs. 2 to 5.  An ordinary Pyro model, for any engine; ``OverlapEM`` is the one made for it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.mixture import Units, data_units
+from pyro_evidence.ops import covariances
+from pyro_evidence.ops.covariances import Covariance
+
+Labels = Tensor | Sequence[Any]
+Components = Callable[[Tensor], Any]  # centres (..., M, D) to the distributions of the kernels
+
+
+class Kernels(Protocol):
+    """A kind of kernels: its sites with their priors, and its arithmetic."""
+
+    @property
+    def covariance(self) -> Covariance:
+        """The arithmetic."""
+
+    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
+        """Declare the sites; ``unit`` is the standard deviation of each input, shape ``(D,)``."""
+
+    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
+        """Values of the sites for covariances ``(M, ...)`` in the shape of the kind."""
+
+
+@dataclass(frozen=True)
+class Spherical:
+    """One width for all inputs: site ``scale``, ``(M,)``, log-normal about the data's root mean variance.
+
+    :ivar floor: smallest variance that an engine may reach, in units of the data's mean variance.
+    """
+
+    floor: float = 1e-6  # of the variance: a thousandth of the standard deviation
+
+    @property
+    def covariance(self) -> Covariance:
+        """See :class:`Kernels`."""
+        return covariances.Spherical(self.floor)
+
+    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
+        """Declares ``scale``."""
+        middle = unit.square().mean().sqrt().log().expand(num_kernels)
+        scale = pyro.sample("scale", dist.LogNormal(middle, torch.ones_like(middle)).to_event(1))
+        return lambda loc: dist.Normal(loc, scale.unsqueeze(-1)).to_event(1)
+
+    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
+        """See :class:`Kernels`."""
+        return {"scale": covariance.squeeze(-1).sqrt()}
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """One width for each input: site ``scale``, ``(M, D)``, log-normal about the data's standard deviation.
+
+    :ivar floor: smallest variance that an engine may reach, in units of the variance of that input.
+    """
+
+    floor: float = 1e-6  # of the variance: a thousandth of the standard deviation
+
+    @property
+    def covariance(self) -> Covariance:
+        """See :class:`Kernels`."""
+        return covariances.Diagonal(self.floor)
+
+    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
+        """Declares ``scale``."""
+        scale = _scales(num_kernels, unit)
+        return lambda loc: dist.Normal(loc, scale).to_event(1)
+
+    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
+        """See :class:`Kernels`."""
+        return {"scale": covariance.sqrt()}
+
+
+@dataclass(frozen=True)
+class Full:
+    """A covariance matrix: sites ``scale``, ``(M, D)``, and ``correlation_tril``, ``(M, D, D)``, LKJ of shape 1.
+
+    :ivar floor: smallest eigenvalue that an engine may reach, inputs measured in their standard deviations.
+    """
+
+    floor: float = 1e-6  # of the variance: a thousandth of the standard deviation
+
+    @property
+    def covariance(self) -> Covariance:
+        """See :class:`Kernels`."""
+        return covariances.Full(self.floor)
+
+    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
+        """Declares ``scale`` and, for more than one input, ``correlation_tril``."""
+        scale = _scales(num_kernels, unit)
+        if len(unit) == 1:
+            return lambda loc: dist.Normal(loc, scale).to_event(1)
+        shape = dist.LKJCholesky(len(unit), torch.ones_like(unit[0])).expand([num_kernels]).to_event(1)
+        tril = scale.unsqueeze(-1) * pyro.sample("correlation_tril", shape)
+        return lambda loc: dist.MultivariateNormal(loc, scale_tril=tril)
+
+    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
+        """See :class:`Kernels`."""
+        scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+        tril = torch.linalg.cholesky(covariance) / scale.unsqueeze(-1)
+        return {"scale": scale} if scale.shape[-1] == 1 else {"scale": scale, "correlation_tril": tril}
+
+
+def _scales(num_kernels: int, unit: Tensor) -> Tensor:
+    middle = unit.log().expand(num_kernels, -1)
+    return torch.as_tensor(pyro.sample("scale", dist.LogNormal(middle, torch.ones_like(middle)).to_event(2)))
+
+
+class Sharing(Protocol):
+    """Which class may use which kernels."""
+
+    def allowed(self, num_classes: int, num_kernels: int) -> Tensor:
+        """Shape ``(K, M)``, bool."""
+
+    def __call__(self, num_classes: int, like: Tensor, num_kernels: int) -> Tensor:
+        """Declare the mixing, shape ``(..., K, M)``."""
+
+    def sites(self, mixing: Tensor) -> dict[str, Tensor]:
+        """Values of the sites for a mixing ``(K, M)``."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Every class may use every kernel: site ``mixing``, ``(K, M)``, rows uniform on the simplex."""
+
+    def allowed(self, num_classes: int, num_kernels: int) -> Tensor:
+        """All of them."""
+        return torch.ones(num_classes, num_kernels, dtype=torch.bool)
+
+    def __call__(self, num_classes: int, like: Tensor, num_kernels: int) -> Tensor:
+        """Declares ``mixing``."""
+        flat = like.new_ones(num_classes, num_kernels)
+        return torch.as_tensor(pyro.sample("mixing", dist.Dirichlet(flat).to_event(1)))
+
+    def sites(self, mixing: Tensor) -> dict[str, Tensor]:
+        """See :class:`Sharing`."""
+        return {"mixing": mixing}
+
+
+@dataclass(frozen=True)
+class Separate:
+    """A mixture of its own for each class: sites ``mixing_0``, ``mixing_1``, ..., one for each class.
+
+    :ivar sizes: kernels of each class, in order; they add up to the model's.
+    """
+
+    sizes: tuple[int, ...]
+
+    def allowed(self, num_classes: int, num_kernels: int) -> Tensor:
+        """A block for each class.
+
+        :raises BadInput: when the sizes do not fit.
+        """
+        if len(self.sizes) != num_classes or sum(self.sizes) != num_kernels or min(self.sizes) < 1:
+            raise BadInput(
+                f"Separate(sizes={self.sizes}) does not fit {num_classes} classes and {num_kernels} kernels; expected "
+                f"{num_classes} numbers of at least 1 that add up to {num_kernels}."
+            )
+        owner = torch.arange(num_classes).repeat_interleave(torch.tensor(self.sizes))
+        return owner == torch.arange(num_classes).unsqueeze(-1)
+
+    def __call__(self, num_classes: int, like: Tensor, num_kernels: int) -> Tensor:
+        """Declares a site for each class."""
+        own = [pyro.sample(f"mixing_{k}", dist.Dirichlet(like.new_ones(size))) for k, size in enumerate(self.sizes)]
+        starts = [sum(self.sizes[:k]) for k in range(num_classes)]
+        pads = [(start, num_kernels - start - size) for start, size in zip(starts, self.sizes, strict=True)]
+        return torch.stack([torch.nn.functional.pad(v, pad) for v, pad in zip(own, pads, strict=True)], -2)
+
+    def sites(self, mixing: Tensor) -> dict[str, Tensor]:
+        """See :class:`Sharing`."""
+        allowed = self.allowed(*mixing.shape)
+        return {f"mixing_{k}": mixing[k, allowed[k]] for k in range(len(mixing))}
+
+
+@dataclass(frozen=True)
+class PRBF:
+    """The Pyro model that :func:`prbf` returns: call it with inputs and labels.
+
+    Sites: ``class_prior`` ``(K,)``, those of the mixing, ``loc`` ``(M, D)``, those of the kernels; ``label`` and ``x``
+    in the plate ``data``, and ``x_unlabelled`` in the plate ``unlabelled``.
+    """
+
+    num_kernels: int
+    num_classes: int
+    kernels: Kernels
+    sharing: Sharing
+    units: Units
+
+    def __call__(self, X: Tensor, labels: Labels | None = None) -> None:
+        """Observe the data.
+
+        :param X: inputs, shape ``(N, D)``.
+        :param labels: whole numbers from 0 to ``K - 1``, shape ``(N,)``; None, nan or -1 where unknown.
+        """
+        check_inputs(X)
+        y = class_labels(labels, len(X), self.num_classes)
+        mean, unit = self.units(X)
+        class_prior = pyro.sample("class_prior", dist.Dirichlet(X.new_ones(self.num_classes)))
+        mixing = self.sharing(self.num_classes, X, self.num_kernels)
+        prior = dist.Normal(mean, unit).expand([self.num_kernels, X.shape[-1]]).to_event(2)
+        loc = pyro.sample("loc", prior)
+        components = self.kernels(self.num_kernels, unit)(loc)
+        known, hidden = X[y >= 0], X[y < 0]
+        if len(known):
+            own = mixing[..., y[y >= 0], :]
+            with pyro.plate("data", len(known)):
+                pyro.sample("label", dist.Categorical(class_prior), obs=y[y >= 0])
+                pyro.sample("x", _mixture(own, components), obs=known)
+        if len(hidden):
+            whole = (class_prior.unsqueeze(-2) @ mixing).squeeze(-2)
+            with pyro.plate("unlabelled", len(hidden)):
+                pyro.sample("x_unlabelled", _mixture(whole.expand(len(hidden), -1), components), obs=hidden)
+
+
+def _mixture(mixing: Tensor, components: Any) -> Any:
+    """One mixture for each row of ``mixing`` ``(N, M)``."""
+    return dist.MixtureSameFamily(dist.Categorical(mixing), components.expand(mixing.shape))
+
+
+def check_inputs(X: Tensor) -> None:
+    """Refuse anything but finite floats of shape ``(N, D)`` that vary.
+
+    :raises BadInput: with shape, dtype or the first bad element.
+    """
+    if not isinstance(X, Tensor) or X.dim() != 2 or not X.is_floating_point() or 0 in X.shape:
+        what = f"shape {tuple(X.shape)} and dtype {X.dtype}" if isinstance(X, Tensor) else f"type {type(X).__name__}"
+        raise BadInput(f"X has {what}; expected a float tensor of shape (N, D). Write X.double() for integers.")
+    if len(broken := (~X.isfinite()).nonzero()):
+        row, column = broken[0].tolist()
+        raise BadInput(
+            f"X[{row}, {column}] is {float(X[row, column])}, and {len(broken)} elements in all are not finite; "
+            f"expected numbers. Leave out these rows, or fill in what is missing, before the fit."
+        )
+
+
+def class_labels(labels: Labels | None, num_data: int, num_classes: int) -> Tensor:
+    """Labels as int64, -1 where unknown, shape ``(N,)``.
+
+    :param labels: whole numbers of any dtype, bool, or a list; None, nan or -1 where unknown; None for all unknown.
+    :raises BadInput: on anything else, with the first bad value.
+    """
+    if labels is None:
+        return torch.full((num_data,), -1)
+    if not isinstance(labels, Tensor):
+        labels = torch.as_tensor([float("nan") if t is None else float(t) for t in labels], dtype=torch.float64)
+    if labels.shape != (num_data,):
+        raise BadInput(f"labels has shape {tuple(labels.shape)}; expected ({num_data},), one for each row of X.")
+    known = torch.where(labels.isnan(), -1.0, labels) if labels.is_floating_point() else labels
+    bad = (known != known.round()) | (known < -1) | (known >= num_classes) if labels.is_floating_point() else (
+        (known < -1) | (known >= num_classes)
+    )  # fmt: skip
+    if bool(bad.any()):
+        raise BadInput(
+            f"labels[{int(bad.nonzero()[0])}] is {known[bad][0].item()}; expected whole numbers from 0 to "
+            f"{num_classes - 1}, and None, nan or -1 where unknown. labels.unique(return_inverse=True)[1] makes them "
+            f"so; num_classes={num_classes} is the model's."
+        )
+    return known.long()
+
+
+def prbf(
+    num_kernels: int,
+    num_classes: int = 2,
+    *,
+    kernels: Kernels = Spherical(),
+    sharing: Sharing = Shared(),
+    units: Units = data_units,
+) -> PRBF:
+    """The probabilistic RBF network as a Pyro model ``model(X, labels)``.
+
+    :param num_kernels: ``M``, of all classes together.
+    :param num_classes: ``K``; 1 makes it a Gaussian mixture.
+    :param kernels: :class:`Spherical`, :class:`Diagonal` or :class:`Full`.
+    :param sharing: :class:`Shared`, or :class:`Separate` for a mixture of its own in each class.
+    :param units: origin and unit of each input, for the priors.
+    :raises BadInput: on settings that cannot be meant.
+    """
+    for name, number in (("num_kernels", num_kernels), ("num_classes", num_classes)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise BadInput(f"{name}={number!r}; expected a whole number of at least 1.")
+    sharing.allowed(num_classes, num_kernels)
+    return PRBF(num_kernels, num_classes, kernels, sharing, units)

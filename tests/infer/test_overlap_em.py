@@ -1,0 +1,334 @@
+"""The engine of the PRBF: what it returns, what it refuses, what it never does."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pyro
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import (
+    Ascent,
+    BadInput,
+    Given,
+    KMeans,
+    Multiple,
+    NotConverged,
+    OverlapEM,
+    PRBFPosterior,
+    RandomPoints,
+    Reseed,
+    Stop,
+    datasets,
+    keep,
+    prune,
+)
+from pyro_evidence.models.prbf import Diagonal, Full, Kernels, Separate, Spherical, prbf
+from pyro_evidence.ops.prbf_updates import Update, exact, literal, plain
+from tests.ops.prbf_cases import three_classes
+
+SHORT = Stop(num_steps=20, throw=False)
+KINDS = [Spherical(), Diagonal(), Full()]
+each_kind = pytest.mark.parametrize("kernels", KINDS, ids=lambda kernels: type(kernels).__name__)
+each_update = pytest.mark.parametrize("updates", [plain, literal, exact, Ascent()], ids=str)
+
+
+def fitted(alpha: float = 20.0, **settings: object) -> PRBFPosterior:
+    X, y = three_classes()
+    settings = {"stop": SHORT} | settings
+    return OverlapEM(prbf(5, 3), alpha=Multiple(alpha), **settings).run(X, y)  # type: ignore[arg-type]
+
+
+@each_update
+def test_alpha_zero_is_plain_em_bit_for_bit(updates: Update) -> None:
+    a, b = fitted(0.0, updates=updates), fitted(0.0, updates=plain)
+    assert a.objectives == b.objectives and torch.equal(a.loc, b.loc) and torch.equal(a.mixing, b.mixing)
+
+
+def test_multiples_are_those_of_the_source() -> None:
+    assert Multiple(20.0)(614, 2, 14) == pytest.approx(20 * 614 / 28)
+    X, y = three_classes()
+    a = OverlapEM(prbf(5, 3), alpha=20.0 * len(X) / 15, stop=SHORT).run(X, y)
+    assert torch.equal(a.loc, fitted().loc)
+
+
+def test_the_default_never_lowers_its_objective() -> None:
+    path = fitted(stop=Stop(num_steps=60, throw=False)).objectives
+    assert all(b >= a for a, b in pairwise(path))
+
+
+def test_probabilities_and_densities_belong_together() -> None:
+    X, y = three_classes()
+    posterior = fitted()
+    joint = posterior.log_density(X) + posterior.class_prior.log()
+    torch.testing.assert_close(posterior.predict_proba(X), joint.softmax(-1))
+    torch.testing.assert_close(posterior.predict_proba(X).sum(-1), torch.ones(len(X)))
+    torch.testing.assert_close(posterior.log_prob(X), joint.logsumexp(-1))
+    torch.testing.assert_close(posterior.log_density(X).gather(-1, y[:, None]).sum(), posterior.log_likelihood)
+    resp = posterior.responsibilities(X, y)
+    torch.testing.assert_close(torch.stack([resp[y == k].sum(0) for k in range(3)]), posterior.counts)
+    torch.testing.assert_close(posterior.purity.sum(-1), torch.ones(5))
+    penalty = posterior.alpha * posterior.overlap.sum()
+    assert posterior.objectives[-1] == pytest.approx(float(posterior.log_likelihood - penalty))
+    assert set(posterior.predict(X).tolist()) <= {0, 1, 2}
+
+
+def test_responsibilities_without_labels_average_over_classes() -> None:
+    X, _ = three_classes()
+    posterior = fitted()
+    proba = posterior.predict_proba(X)
+    each = torch.stack([posterior.responsibilities(X, torch.full((len(X),), k)) for k in range(3)])
+    torch.testing.assert_close(posterior.responsibilities(X), torch.einsum("nk,knm->nm", proba, each))
+
+
+def test_results_do_not_depend_on_the_origin_and_follow_the_unit() -> None:
+    X, y = three_classes()
+    a = fitted()
+    b = OverlapEM(prbf(5, 3), stop=SHORT).run(1e3 * X + 1e6, y)
+    torch.testing.assert_close(b.loc, 1e3 * a.loc + 1e6, rtol=1e-9, atol=1e-6)
+    assert b.log_likelihood == pytest.approx(float(a.log_likelihood) - 3 * len(X) * math.log(1e3), abs=1e-5)
+
+
+def test_float32_data_and_labels_of_any_kind() -> None:
+    X, y = three_classes()
+    a = OverlapEM(prbf(5, 3), stop=SHORT).run(X.float(), y.double())
+    b = OverlapEM(prbf(5, 3), stop=SHORT).run(X.float(), y.tolist())
+    assert torch.equal(a.loc, b.loc) and a.loc.dtype == torch.float64
+    assert a.predict_proba(X.float()).shape == (len(X), 3)
+
+
+def test_nothing_outside_is_changed() -> None:
+    before = torch.get_rng_state()
+    fitted(start=KMeans())
+    assert torch.equal(before, torch.get_rng_state()) and not list(pyro.get_param_store().keys())
+
+
+def test_restarts_keep_the_best() -> None:
+    posterior = fitted(start=RandomPoints(restarts=4, seed=1))
+    assert posterior.restarts.shape == (4,)
+    assert posterior.objectives[-1] == float(posterior.restarts.max())
+    one = fitted(start=RandomPoints(restarts=1, seed=1))
+    torch.testing.assert_close(one.restarts[0], posterior.restarts[0])
+
+
+def test_kmeans_begins_in_a_fixed_point_of_lloyd() -> None:
+    X, y = three_classes(apart=6.0)
+    engine = OverlapEM(prbf(3, 3), start=KMeans(restarts=5))
+    net = engine._begin(X, y).point.net
+    loc = net.loc + X.mean(0)
+    for b in range(5):
+        nearest = torch.cdist(X, loc[b]).argmin(-1)
+        for j in range(3):
+            torch.testing.assert_close(loc[b, j], X[nearest == j].mean(0))
+
+
+def test_given_starts_are_used_as_they_are() -> None:
+    X, y = three_classes()
+    loc = torch.arange(15.0).reshape(5, 3)
+    net = OverlapEM(prbf(5, 3), start=Given(loc))._begin(X, y).point.net
+    torch.testing.assert_close(net.loc[0] + X.mean(0), loc)
+    torch.testing.assert_close(net.covariance, X.var(0, correction=0).mean().expand(1, 5, 1))
+    with pytest.raises(BadInput, match=r"loc=.*shape \(1, 4, 3\); expected \(5, 3\)"):
+        OverlapEM(prbf(5, 3), start=Given(loc[:4])).run(X, y)
+
+
+def test_step_goes_the_way_of_run() -> None:
+    X, y = three_classes()
+    engine = OverlapEM(prbf(5, 3), stop=Stop(num_steps=6, tolerance=0.0, throw=False))
+    whole = engine.run(X, y)
+    losses = [engine.step(X, y) for _ in range(6)]
+    assert losses == [-v for v in whole.objectives[1:]]
+    assert torch.equal(engine.posterior.loc, whole.loc)
+    assert engine.posterior.status.startswith("stepped by hand")
+
+
+def test_rejections_say_who_when() -> None:
+    posterior = fitted(60.0, updates=literal, stop=Stop(num_steps=60, throw=False))
+    gone = {(r.kernel, r.label) for r in posterior.rejections}
+    assert gone == {(j, k) for k, j in (posterior.mixing <= 1e-8).nonzero().tolist()} and gone
+    assert all(1 <= r.step <= 60 for r in posterior.rejections)
+    assert [r.step for r in posterior.rejections] == sorted(r.step for r in posterior.rejections)
+
+
+def test_rows_without_label_help() -> None:
+    """Two labels of each class: the rest of the data show where the classes lie."""
+    X, y = three_classes(300, apart=4.0)
+    hidden = torch.full_like(y, -1)
+    for k in range(3):
+        hidden[(y == k).nonzero()[:2, 0]] = k
+    start = Given(torch.stack([X[hidden == k].mean(0) for k in range(3)]))
+    posterior = OverlapEM(prbf(3, 3), alpha=5.0, start=start, stop=Stop(num_steps=100, throw=False)).run(X, hidden)
+    assert float((posterior.predict(X) == y).double().mean()) > 0.95
+    shares = torch.bincount(y) / len(y)
+    torch.testing.assert_close(posterior.class_prior, shares, rtol=0, atol=0.06)
+
+
+@each_kind
+@each_update
+def test_constant_and_repeated_inputs_leave_numbers(kernels: Kernels, updates: Update) -> None:
+    X, y = three_classes()
+    X = torch.cat([X, torch.full((len(X), 1), 7.0), X[:, :1].round()], -1)
+    X[:30] = X[0]
+    posterior = OverlapEM(prbf(6, 3, kernels=kernels), updates=updates, stop=SHORT).run(X, y)
+    assert all(map(math.isfinite, posterior.objectives))
+    assert bool(posterior.predict_proba(X).isfinite().all())
+
+
+def test_kernels_on_the_floor_are_reported() -> None:
+    X, y = three_classes()
+    X[:30] = X[0]
+    start = Given(torch.cat([X[:1], X[40:44]]))
+    posterior = OverlapEM(prbf(5, 3), start=start, alpha=0.0, stop=SHORT).run(X, y)
+    assert posterior.floored.tolist() == [True, False, False, False, False]
+    assert float(posterior.covariance[0, 0, 0]) == pytest.approx(1e-6 * float(X.var(0, correction=0).mean()))
+
+
+@pytest.mark.parametrize("lost", [keep, prune, Reseed(seed=1)])
+def test_a_kernel_that_loses_its_data_is_reported(lost: object) -> None:
+    X, y = three_classes()
+    loc = torch.cat([X[:4], torch.full((1, 3), 200.0)])
+    start = Given(loc)
+    posterior = OverlapEM(prbf(5, 3), alpha=0.0, start=start, lost=lost, stop=SHORT).run(X, y)  # type: ignore[arg-type]
+    mass = float(posterior.counts[:, 4].sum())
+    assert posterior.losses[0] == (4, 1)
+    assert all(map(math.isfinite, posterior.objectives))
+    assert mass > 1.0 if isinstance(lost, Reseed) else mass < 1e-3
+    assert posterior.num_kernels == (5 if isinstance(lost, Reseed) else 4)
+
+
+@each_update
+def test_a_class_with_fewer_points_than_kernels(updates: Update) -> None:
+    X, y = three_classes()
+    few = torch.cat([(y != 2).nonzero()[:, 0], (y == 2).nonzero()[:2, 0]])
+    posterior = OverlapEM(prbf(5, 3), updates=updates, stop=SHORT).run(X[few], y[few])
+    assert all(map(math.isfinite, posterior.objectives)) and posterior.counts[2].sum() == pytest.approx(2.0)
+
+
+def blank(X: Tensor) -> Tensor:
+    X = X.clone()
+    X[3, 1] = math.nan
+    return X
+
+
+@pytest.mark.parametrize(
+    ("change", "letter"),
+    [
+        (lambda X, y: (blank(X), y), r"X\[3, 1\] is nan"),
+        (lambda X, y: (X, torch.where(y == 1, 0, y)), r"label \[1\]"),
+        (lambda X, y: (X[:4], y[:4].clone().copy_(torch.tensor([0, 1, 2, 0]))), r"5 kernels have only 4 data"),
+        (lambda X, y: (X.long(), y), r"float tensor"),
+        (lambda X, y: (torch.ones_like(X), y), r"are the same"),
+        (lambda X, y: (X, y + 1), r"from 0 to 2"),
+        (lambda X, y: (X, None), r"label \[0, 1, 2\]"),
+    ],
+)
+def test_bad_data_are_refused(change: object, letter: str) -> None:
+    with pytest.raises(BadInput, match=letter):
+        OverlapEM(prbf(5, 3)).run(*change(*three_classes()))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf, "20", Multiple(-2.0)])
+def test_bad_alpha_is_refused_at_once(alpha: object) -> None:
+    if alpha == "20":
+        assert OverlapEM(prbf(5, 3), alpha=alpha) is not None  # type: ignore[arg-type]
+        return
+    with pytest.raises(BadInput, match=r"alpha="):
+        OverlapEM(prbf(5, 3), alpha=alpha)  # type: ignore[arg-type]
+
+
+def test_a_class_needs_data_for_kernels_of_its_own() -> None:
+    X, y = three_classes()
+    few = torch.cat([(y != 2).nonzero()[:, 0], (y == 2).nonzero()[:1, 0]])
+    with pytest.raises(BadInput, match="2 kernels have only 1 data"):
+        OverlapEM(prbf(4, 3, sharing=Separate((1, 1, 2)))).run(X[few], y[few])
+
+
+@pytest.mark.parametrize("updates", [literal, Ascent()])
+def test_an_alpha_beyond_all_data_names_the_class_that_would_vanish(updates: Update) -> None:
+    X, y = three_classes(apart=0.3)
+    with pytest.raises(BadInput, match=r"alpha=1e\+09 is so large that class \d would vanish"):
+        OverlapEM(prbf(2, 3), alpha=1e9, updates=updates).run(X, y)
+
+
+def test_not_converged_is_loud_on_request() -> None:
+    X, y = three_classes()
+    with pytest.raises(NotConverged, match="ran out of steps") as error:
+        OverlapEM(prbf(5, 3), stop=Stop(num_steps=2)).run(X, y)
+    assert isinstance(error.value.posterior, PRBFPosterior)
+
+
+def test_model_must_be_one_of_these_and_data_go_to_run() -> None:
+    with pytest.raises(BadInput, match=r"Tensor; expected models.prbf.prbf"):
+        OverlapEM(torch.zeros(3))  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"call step"):
+        _ = OverlapEM(prbf(2)).posterior
+    with pytest.raises(BadInput, match=r"2 columns; the network was fitted to 3"):
+        fitted().predict(torch.zeros(4, 2))
+
+
+def test_summary_has_a_line_for_each_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    posterior = fitted()
+    posterior.summary()
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 5
+    assert posterior.diagnostics()["num_kernels"] == 5
+
+
+@each_kind
+def test_a_saved_posterior_is_the_same(tmp_path: Path, kernels: Kernels) -> None:
+    X, y = three_classes()
+    model = prbf(5, 3, kernels=kernels)
+    posterior = OverlapEM(model, updates=literal, alpha=Multiple(60.0), stop=SHORT).run(X, y)
+    posterior.save(tmp_path / "file")
+    loaded = PRBFPosterior.load(tmp_path / "file", prbf(5, 3, kernels=kernels))
+    assert torch.equal(loaded.log_proba(X), posterior.log_proba(X))
+    assert loaded.diagnostics() == posterior.diagnostics()
+    with pytest.raises(BadInput, match=r"num_kernels=5.*num_kernels=6"):
+        PRBFPosterior.load(tmp_path / "file", prbf(6, 3, kernels=kernels))
+    (tmp_path / "other").write_text("nothing")
+    with pytest.raises(BadInput, match="cannot be read"):
+        PRBFPosterior.load(tmp_path / "other", model)
+
+
+@each_kind
+def test_hard_real_data_never_give_nan(data_dir: Path, kernels: Kernels) -> None:
+    """Ionosphere's constant column and Pima's zeros."""
+    for name in ("ionosphere", "pima"):
+        data = datasets.csv(name)
+        for updates in (literal, Ascent(warm_up=3)):
+            posterior = OverlapEM(prbf(6, kernels=kernels), updates=updates, stop=Stop(num_steps=8, throw=False)).run(
+                data.X, data.t
+            )
+            assert all(map(math.isfinite, posterior.objectives))
+            assert bool(posterior.predict_proba(data.X).isfinite().all())
+
+
+def test_a_class_whose_numerators_are_all_negative_stays(data_dir: Path) -> None:
+    """Six kernels on six classes at c = 20."""
+    data = datasets.csv("satimage_train")
+    assert data.t is not None
+    y = data.t.unique(return_inverse=True)[1]
+    X = data.X[::3]
+    engine = OverlapEM(prbf(6, 6), updates=literal, start=KMeans(), stop=Stop(num_steps=30, throw=False))
+    posterior = engine.run(X, y[::3])
+    assert all(map(math.isfinite, posterior.objectives))
+    torch.testing.assert_close(posterior.mixing.sum(-1), torch.ones(6))
+
+
+@pytest.mark.slow
+@each_kind
+@pytest.mark.parametrize("name", ["pima", "ionosphere", "phoneme", "satimage_train", "ripley_train"])
+def test_the_default_never_falls_on_real_data(data_dir: Path, name: str, kernels: Kernels) -> None:
+    """Fifteen settings of data and kernels, four starts each."""
+    data = datasets.csv(name)
+    assert data.t is not None
+    some = slice(None, None, max(1, len(data.X) // 1000))
+    X, y = data.X[some], data.t.unique(return_inverse=True)[1][some]
+    X = X / torch.where(X.std(0) > 0, X.std(0), 1.0)
+    model = prbf(8, int(y.max()) + 1, kernels=kernels)
+    stop = Stop(num_steps=40, throw=False)
+    for seed in range(4):
+        posterior = OverlapEM(model, start=RandomPoints(seed=seed), stop=stop).run(X, y)
+        path = posterior.objectives
+        assert all(b >= a for a, b in pairwise(path)) and path[-1] > path[0]

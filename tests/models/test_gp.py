@@ -1,0 +1,141 @@
+"""Gaussian process models: prior draws, hyperparameters of all three kinds, and letters for bad input."""
+
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_evidence import BadInput, LaplaceEvidence, LogJoint, Stop, UnsupportedModel
+from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
+from pyro_evidence.ops.kernels import RBF, Constant, Linear
+from pyro_evidence.ops.settings import Learned
+
+QUIET = Stop(progress=False)
+
+
+def inputs(num_data: int = 6) -> Tensor:
+    return torch.linspace(-1.0, 1.0, num_data)[:, None]
+
+
+def test_prior_draws_have_the_kernels_covariance() -> None:
+    X, kernel = inputs(), RBF(0.7, 2.0)
+    model = gp_regression(kernel, beta=4.0, mean=1.5, jitter=0.1)
+    draws = torch.stack([model(X) for _ in range(4000)])
+    expected = kernel(X) + 0.35 * torch.eye(6)
+    error = expected.diagonal()[0] * math.sqrt(2.0 / 4000)
+    assert bool(((draws.T.cov() - expected).abs() < 5.0 * error).all())
+    assert bool(((draws.mean(0) - 1.5).abs() < 5.0 * math.sqrt(2.35 / 4000)).all())
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (gp_regression(RBF(torch.tensor([1.0]))), (6,)),
+        (gp_classifier(RBF()), (6,)),
+        (gp_classifier(RBF(), num_classes=4), (4, 6)),
+        (gp_poisson(RBF() + 0.5), (6,)),
+    ],
+)
+def test_sites_params_and_values(model: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    trace = poutine.trace(model).get_trace(inputs().float())
+    assert trace.nodes["f"]["value"].shape == shape and trace.nodes["t"]["value"].shape == (6,)
+    assert trace.nodes["f"]["value"].dtype == torch.float64  # whatever the inputs are
+    assert "data" in trace.nodes and "kernel" in " ".join(trace.param_nodes)
+    assert pickle.loads(pickle.dumps(model)) == model
+    trace.compute_log_prob()
+
+
+def test_three_kinds_of_settings() -> None:
+    kernel = RBF(dist.LogNormal(0.0, 1.0), Learned(2.0)) * Constant(3.0)
+    model = gp_regression(kernel, beta=dist.Gamma(2.0, 1.0), mean=Learned(0.5))
+    trace = poutine.trace(model).get_trace(inputs())
+    assert trace.param_nodes == ["kernel.0.variance", "mean"]
+    assert {"kernel.0.lengthscale", "beta", "f", "t"} <= set(trace.stochastic_nodes)
+    torch.testing.assert_close(pyro.param("kernel.0.variance").detach(), torch.tensor(2.0))
+    torch.testing.assert_close(pyro.param("mean").detach(), torch.tensor(0.5))
+
+
+def test_lengthscales_per_input_find_the_one_that_matters() -> None:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(60, 3, generator=generator)
+    t = (6.0 * X[:, 0]).sin() + 0.1 * torch.randn(60, generator=generator)
+    scale = dist.LogNormal(torch.zeros(3), 2.0).to_event(1)
+    posterior = LaplaceEvidence(gp_regression(RBF(scale)), integrate=["f"], stop=QUIET).run(X, t)
+    scale = posterior.hyperparameters["kernel.lengthscale"]
+    assert float(scale[1:].min()) > 5.0 * float(scale[0])
+
+
+def test_one_datum_and_float32_and_booleans() -> None:
+    posterior = LaplaceEvidence(gp_classifier(RBF(1.0, 1.0)), hyper=(), stop=QUIET).run(
+        torch.zeros(1, 1), torch.tensor([True])
+    )
+    assert posterior.mode["f"].shape == (1,) and float(posterior.mode["f"]) > 0
+    assert -math.log(2.0) - 0.2 < float(posterior.log_evidence) < 0
+    X, t = inputs(), torch.tensor([0, 0, 1, 0, 1, 1])
+    single, double = (
+        LaplaceEvidence(gp_classifier(RBF()), hyper=(), stop=QUIET).run(X.to(d), t.to(d)).log_evidence
+        for d in (torch.float32, torch.float64)
+    )
+    assert float(single) == pytest.approx(float(double), abs=1e-6)
+
+
+def test_labels_of_one_class_are_explained_by_a_constant_function() -> None:
+    X, t = inputs(), torch.ones(6)
+    posterior = LaplaceEvidence(gp_classifier(RBF()), stop=QUIET).run(X, t)
+    assert float(posterior.hyperparameters["kernel.lengthscale"]) > 100.0
+    assert -6.0 * math.log(2.0) < float(posterior.log_evidence) < -math.log(2.0)
+    posterior = LaplaceEvidence(gp_classifier(RBF(), num_classes=3), hyper=(), stop=QUIET).run(X, t)
+    assert bool((posterior.mode["f"].argmax(0) == 1).all())
+
+
+def test_inputs_that_occur_twice_need_jitter() -> None:
+    X = torch.cat([inputs(), inputs()[2:3]])
+    t = torch.tensor([0.0, 0, 0, 1, 1, 1, 0])
+    with pytest.raises(BadInput, match=r"Inputs 2 and 6 are 0 apart.*more jitter"):
+        LogJoint(gp_classifier(RBF(), jitter=0.0), (X, t))
+    with pytest.raises(BadInput, match=r"Inputs 2 and 6 are 0 apart"):
+        LogJoint(gp_regression(RBF(), jitter=0.0), (X, t))
+    assert math.isfinite(float(LaplaceEvidence(gp_classifier(RBF()), hyper=(), stop=QUIET).run(X, t).log_evidence))
+
+
+BAD: list[tuple[str, Callable[[], Any]]] = [
+    (r"lengthscale with the value 0; expected finite", lambda: gp_regression(RBF(0.0))),
+    (r"lengthscale with the value inf", lambda: gp_regression(RBF(Learned(math.inf)))),
+    (r"kernel is a float", lambda: gp_regression(1.0)),  # type: ignore[arg-type]
+    (r"jitter=-1", lambda: gp_regression(RBF(), jitter=-1.0)),
+    (r"jitter=nan", lambda: gp_classifier(RBF(), jitter=math.nan)),
+    (r"num_classes is 1", lambda: gp_classifier(RBF(), num_classes=1)),
+    (r"beta is 0", lambda: gp_regression(RBF(), beta=0.0)),
+    (r"shape \(6, 0\).*at least one input", lambda: gp_regression(RBF())(torch.ones(6, 0), torch.ones(6))),
+    (r"holds inf or nan", lambda: gp_regression(RBF())(inputs() * math.nan, torch.ones(6))),
+    (r"t has shape \(6, 1\)", lambda: gp_regression(RBF())(inputs(), torch.ones(6, 1))),
+    (r"label 2; expected whole numbers from 0 to 1", lambda: gp_classifier(RBF())(inputs(), 2.0 * torch.ones(6))),
+    (r"label -1", lambda: gp_classifier(RBF())(inputs(), -torch.ones(6))),
+    (r"label 0.5", lambda: gp_classifier(RBF(), num_classes=3)(inputs(), 0.5 * torch.ones(6))),
+    (r"no counts", lambda: gp_poisson(RBF())(inputs(), -torch.ones(6))),
+    (r"RBF has 2 entries in lengthscale, but X has 1", lambda: gp_poisson(RBF(torch.ones(2)))(inputs())),
+]
+
+
+@pytest.mark.parametrize(("letter", "act"), BAD, ids=[letter[:24] for letter, _ in BAD])
+def test_bad_input(letter: str, act: Callable[[], Any]) -> None:
+    with pytest.raises(BadInput, match=letter):
+        act()
+
+
+def test_a_param_of_another_model_is_seen() -> None:
+    pyro.param("kernel.lengthscale", torch.ones(3))
+    with pytest.raises(BadInput, match="left over from another model"):
+        gp_regression(RBF())(inputs())
+
+
+def test_no_data_is_refused() -> None:
+    with pytest.raises((BadInput, UnsupportedModel)):
+        LogJoint(gp_regression(RBF() + Linear()), (torch.ones(0, 1), torch.ones(0)))
