@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -43,9 +43,6 @@ from pyro_evidence.models.regression import Learned
 from pyro_evidence.ops import mixture_evidence, mixture_mode, mixture_rows
 from pyro_evidence.ops.mixture import Mixture, MixtureData, mixture_data, natural_parameters, responsibilities
 from pyro_evidence.ops.mixture_updates import Ties, Update, estep
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 CACHE = Path(".benchmarks/husmeier2000.jsonl")
 OUT = Path(__file__).with_suffix(".md")
@@ -505,6 +502,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     args = parser.parse_args()
+    plt.switch_backend("Agg")
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
