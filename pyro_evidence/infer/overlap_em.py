@@ -35,7 +35,8 @@ class OverlapEM:
     :param model: from :func:`~pyro_evidence.models.prbf.prbf`.
     :param alpha: weight of the overlap in nats, or ``Multiple(c)`` for ``c N / (K M)`` as in the source.  0 is plain
         EM, and so is every ``alpha`` where no two classes share a kernel.
-    :param updates: one round: ``Ascent()``, ``literal``, ``exact``, ``plain``, or one's own.
+    :param updates: one round: ``Ascent()``; ``literal``, ``exact`` or ``plain`` of ``pyro_evidence.ops.prbf_updates``;
+        or one's own function of a :class:`~pyro_evidence.ops.prbf.Point`.
     :param start: ``RandomPoints()``, ``KMeans()`` or ``Given(loc)``.
     :param lost: what becomes of a kernel without data: ``keep``, ``prune`` or ``Reseed()``.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.
