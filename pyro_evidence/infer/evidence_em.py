@@ -4,7 +4,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from pyro_evidence.checks import tensors
+from pyro_evidence.checks import same_arguments, tensors
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mixture_em, mppca_task
 from pyro_evidence.infer.iterate import Fit, Status, Stop
@@ -115,7 +115,7 @@ class EvidenceEM:
         :return: minus the log evidence of the best restart at its current weights, nats, the model's units.
         :raises UnsupportedModel: for a model that is not recognised as a mixture; see :meth:`run`.
         """
-        if self._task is None or not _same(self._data, (args, kwargs)):
+        if self._task is None or not same_arguments(self._data, (args, kwargs)):
             joint = self._joint(args, kwargs)
             self._task = mppca_task.begin(joint, self.start, self.update) or self._begin(joint)
             self._data, move = (args, kwargs), self._warm
@@ -161,9 +161,3 @@ class EvidenceEM:
 
 def _advanced(task: Any) -> Any:
     return replace(task, batch=mixture_em.advance(task.batch))
-
-
-def _same(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Whether two calls have the same objects as arguments."""
-    pairs = zip((*a[0], *a[1].values()), (*b[0], *b[1].values()), strict=False)
-    return len(a[0]) == len(b[0]) and a[1].keys() == b[1].keys() and all(x is y for x, y in pairs)
