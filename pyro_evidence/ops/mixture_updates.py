@@ -168,15 +168,19 @@ class Guarded:
     (Ormoneit and Tresp, 1996) is needed because tied values make the evidence unbounded.
 
     :ivar rho: strength of the gamma prior, in data.
+    :ivar whole: take the component's whole gamma from every output of an unconditional density; otherwise the output's
+        own.  With many outputs and few data the whole gamma, up to one per output, leaves hardly a component.
     """
 
     rho: float = 0.05
+    whole: bool = True
 
     def __call__(self, at: EStep) -> Mixture:
         """One round."""
         w = solve_weights(at.stats, at.data.layout, at.mixture)
-        noise = _noise(at, w, at.subtracted, self.rho)
-        return _next(at, w, noise, _alpha(at, (w - at.mixture.loc).square()), at.subtracted)
+        subtracted = at.subtracted if self.whole else at.gamma
+        noise = _noise(at, w, subtracted, self.rho)
+        return _next(at, w, noise, _alpha(at, (w - at.mixture.loc).square()), subtracted)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,9 @@ def test_one_kernel_climbs_to_the_maximum_of_the_exact_evidence() -> None:
         assert_approx(gradient, torch.zeros(()))
 
 
-@pytest.mark.parametrize("update", [literal, derived, Guarded(), WeightDecay(0.1), Unregularised()])
+@pytest.mark.parametrize(
+    "update", [literal, derived, Guarded(), Guarded(whole=False), WeightDecay(0.1), Unregularised()]
+)
 def test_permuting_kernels_changes_nothing(update: Update) -> None:
     torch.manual_seed(0)
     shape = (3, 2, 1)
@@ -165,6 +167,14 @@ def test_permuting_kernels_changes_nothing(update: Update) -> None:
         actual = update(estep(data, mixed, per_kernel(shape), mixture_evidence.coordinate))
         for field in mixture_rows.FIELDS:
             assert_exact(getattr(actual, field), getattr(expected, field)[:, order])
+
+
+def test_without_the_gamma_prior_the_outputs_own_gamma_is_the_derived_update(data_dir: Path) -> None:
+    data, at, ties = ripley(0, 3, 2)
+    here = estep(data, at, ties, mixture_evidence.coordinate)
+    one, other = Guarded(rho=0.0, whole=False)(here), derived(here)
+    for field in mixture_rows.FIELDS:
+        assert_exact(getattr(one, field), getattr(other, field))
 
 
 def test_unregularised_is_plain_em() -> None:
