@@ -17,9 +17,9 @@ from pyro_evidence.infer.iterate import Fit, Stop
 from pyro_evidence.infer.restarts import Restarts, distinct
 from pyro_evidence.infer.type2 import (
     FARTHEST,
-    INFLATED,
     LARGEST_STEP,
     TypeII,
+    largest_inflation,
     metric_of,
     to_insignificance,
     updated,
@@ -114,7 +114,7 @@ def _needs_care(at: Problem, points: Points, found: Slope) -> Tensor:
     if groups is None:
         return lost
     inflation = Dense(points.tril).variance * groups.log_precision(points.theta).exp()
-    return lost | (torch.where(points.active & (groups.member >= 0), inflation, 0.0) > INFLATED).any(-1)
+    return lost | (torch.where(points.active & (groups.member >= 0), inflation, 0.0) > largest_inflation(at)).any(-1)
 
 
 def _line_search(at: Problem, old: Points, direction: Tensor, slope: Tensor) -> tuple[Points, Tensor]:

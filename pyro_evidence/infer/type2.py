@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.infer.iterate import Status
-from pyro_evidence.laplace import LaplaceState, Slope, laplace_state, slope
+from pyro_evidence.laplace import LaplaceState, Problem, Slope, laplace_state, slope
 from pyro_evidence.ops.evidence import reestimated_log_precision, well_determined
 from pyro_evidence.structure import PrecisionGroups
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FARTHEST = 60.0  # a precision of e^60 or e^-60 is on its way to infinity
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
+INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,12 @@ def is_singular(laplace: LaplaceState) -> bool:
     if groups is None:
         return False
     inflation = laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp()
-    return bool((inflation[laplace.problem.active & (groups.member >= 0)] > INFLATED).any())
+    return bool((inflation[laplace.problem.active & (groups.member >= 0)] > largest_inflation(laplace.problem)).any())
+
+
+def largest_inflation(at: Problem) -> float:
+    """How many times its prior variance a latent's posterior variance may be."""
+    return INFLATED if at.structure.known is None else INFLATED_NETWORK
 
 
 def _stuck(state: TypeII, promised: float) -> TypeII:
