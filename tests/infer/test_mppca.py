@@ -7,7 +7,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import MCMC, NUTS
+from pyro import poutine
+from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceEnum_ELBO
+from pyro.infer.autoguide import AutoNormal
+from pyro.optim import Adam
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -28,7 +31,16 @@ from pyro_evidence import (
     literal,
 )
 from pyro_evidence.laplace import laplace_state, problem
-from pyro_evidence.models.mppca import MPPCA, DiagonalNoise, IsotropicNoise, PerColumn, kept, mppca
+from pyro_evidence.models.mppca import (
+    MPPCA,
+    DiagonalNoise,
+    IsotropicNoise,
+    Latents,
+    PerColumn,
+    kept,
+    marginal,
+    mppca,
+)
 from pyro_evidence.models.regression import Learned
 from pyro_evidence.mppca_structure import recognise_mppca
 
@@ -100,7 +112,7 @@ def test_curvature_is_that_of_the_pyro_model_across_the_orbit() -> None:
 def test_both_forms_have_the_same_density() -> None:
     """Oracle: the latent coordinate of each datum integrated by the trapezium rule."""
     Y = planes(6, 3)
-    forms = [LogJoint(mppca(2, 1, latents=latents), (Y,)) for latents in (mppca(1, 1).latents, kept)]
+    forms = [LogJoint(mppca(2, 1, latents=latents), (Y,)) for latents in (marginal, kept)]
     W = torch.tensor([[[1.0], [0.5], [-1.0]], [[-0.3], [0.8], [0.4]]])
     grid = torch.linspace(-8.0, 8.0, 161)
     theta = forms[0].initial_theta
@@ -383,3 +395,13 @@ def test_a_column_that_vanishes_is_a_reason_to_refuse() -> None:
     with pytest.raises(NotAMode, match="PerColumn"):
         found.log_evidence  # noqa: B018 - asking for it raises
     assert math.isnan(found.diagnostics(10)["log_evidence"]) and "short" in repr(found)
+
+
+@pytest.mark.parametrize("latents", [marginal, kept])
+def test_svi_runs_on_either_form(latents: Latents) -> None:
+    Y, model = planes(40), mppca(2, 2, latents=latents)
+    guide = AutoNormal(poutine.block(model, hide=["z"]))
+    loss = Trace_ELBO() if latents is marginal else TraceEnum_ELBO(max_plate_nesting=1)
+    svi = SVI(model, guide, Adam({"lr": 0.02}), loss)
+    losses = [svi.step(Y) for _ in range(60)]
+    assert sum(losses[-10:]) < sum(losses[:10]) and math.isfinite(losses[-1])
