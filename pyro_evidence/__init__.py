@@ -1,7 +1,7 @@
 """Hyperparameters, a posterior and a log evidence for Pyro models: change the engine, keep the model."""
 
 from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
-from pyro_evidence.committee import Committee, committee
+from pyro_evidence.committee import Committee, committee, linearised
 from pyro_evidence.compare import Comparison, compare
 from pyro_evidence.compare_evidence import EvidenceComparison, compare_evidence
 from pyro_evidence.early_stopping import EarlyStopped, EarlyStopping, RandomShare, Unseen
@@ -55,6 +55,7 @@ from pyro_evidence.latent_prediction import LatentPrediction, predict_latent
 from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, marginalised
+from pyro_evidence.mppca_posterior import MPPCAPosterior
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.ops.mixture_updates import Guarded, Unregularised, WeightDecay, derived, exact, literal
 from pyro_evidence.ops.prbf_ascent import Ascent
@@ -104,6 +105,7 @@ __all__ = [
     "LearningCurve",
     "LeastKL",
     "LogJoint",
+    "MPPCAPosterior",
     "Missing",
     "MixturePosterior",
     "Multiple",
@@ -156,6 +158,7 @@ __all__ = [
     "keep",
     "laplace_at_base",
     "learning_curve",
+    "linearised",
     "literal",
     "log_loss",
     "mackay",

@@ -34,13 +34,13 @@ class Chains:
     """What NUTS drew.
 
     :ivar draws: constrained values by site, ``(C, T) + site shape``.
-    :ivar diverging: number of divergent transitions of each chain.
+    :ivar diverging: which transitions diverged, bool, ``(C, T)``.
     :ivar model: what it ran on.
     :ivar note: why the chains ran one after the other, or an empty string.
     """
 
     draws: Draws
-    diverging: tuple[int, ...]
+    diverging: Tensor
     model: Model
     note: str = ""
 
@@ -67,21 +67,23 @@ def run_chains(model: Model, data: Data, settings: Settings) -> Chains:
         found, note = _elsewhere(model, data, settings, seeds)
     parts = found or [_one_chain(model, data, settings, seed) for seed in seeds]
     draws = {n: torch.stack([part[n] for part, _ in parts]) for n in parts[0][0]}
-    return Chains(draws, tuple(number for _, number in parts), model, note)
+    return Chains(draws, torch.stack([diverging for _, diverging in parts]), model, note)
 
 
-def _one_chain(model: Model, data: Data, settings: Settings, seed: int) -> tuple[Draws, int]:
-    """Draws ``(T,) + site shape`` and the number of divergent transitions."""
+def _one_chain(model: Model, data: Data, settings: Settings, seed: int) -> tuple[Draws, Tensor]:
+    """Draws ``(T,) + site shape`` and which transitions diverged, ``(T,)``."""
     mcmc = MCMC(NUTS(model), settings.num_samples, settings.warmup_steps, disable_progbar=True)
     torch.manual_seed(seed)
     mcmc.run(*data[0], **data[1])
     divergences: Mapping[str, list[int]] = mcmc.diagnostics().get("divergences", {})
-    return dict(mcmc.get_samples()), sum(len(d) for d in divergences.values())
+    diverging = torch.zeros(settings.num_samples, dtype=torch.bool)
+    diverging[[int(i) for found in divergences.values() for i in found]] = True
+    return dict(mcmc.get_samples()), diverging
 
 
 def _elsewhere(
     model: Model, data: Data, settings: Settings, seeds: list[int]
-) -> tuple[list[tuple[Draws, int]] | None, str]:
+) -> tuple[list[tuple[Draws, Tensor]] | None, str]:
     """The chains from other processes; nothing, and the reason, where that is not possible."""
     try:
         content = pickle.dumps((model, data, settings))

@@ -10,7 +10,7 @@ from pyro.infer import Predictive
 from torch import Tensor
 
 from pyro_evidence.compare_evidence import different_data
-from pyro_evidence.errors import BadInput
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.posterior import LaplacePosterior
 
 
@@ -32,8 +32,22 @@ class Committee:
         """Each member's share, shape ``(P,)``."""
         return self.log_weights.exp()
 
+    def linearised(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of a network's outputs over weights and members, before noise, ``(N, C)`` each.
+
+        The variance has the spread between the members in it; see :func:`linearised`.
+        """
+        parts = [linearised(member, X) for member in self.members]
+        means, variances = (torch.stack(x) for x in zip(*parts, strict=True))
+        share = self.weights.to(means)[:, None, None]
+        mean = (share * means).sum(0)
+        return mean, (share * (variances + (means - mean).square())).sum(0)
+
     def predict(self, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> dict[str, Tensor]:
         """Draws of the observed sites at new inputs, ``(S,) + shape`` each, every member drawn by its share.
+
+        The weights are drawn from each member's Gaussian.  For networks that are much larger than the data warrant
+        such draws are wild, and :meth:`linearised` is the better prediction.
 
         :param args: the model's arguments without the targets, as ``model(X)``.
         """
@@ -73,3 +87,24 @@ def committee(posteriors: Sequence[LaplacePosterior], *, log_copies: Sequence[fl
     heights = torch.tensor([float(p.log_hyperposterior) + c for p, c in zip(posteriors, copies, strict=True)])
     heights = heights.double()
     return Committee(tuple(posteriors), heights.log_softmax(0), float(heights.logsumexp(0)))
+
+
+def linearised(posterior: LaplacePosterior, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a network's outputs at ``X``, before noise, logistic function or softmax, ``(N, C)`` each.
+
+    The network is replaced by its tangent at the mode, under which its outputs are Gaussian.  Bishop (2006), eq. 5.173;
+    MacKay (1992), "A practical Bayesian framework for backpropagation networks".
+
+    :raises UnsupportedModel: for the posterior of a model that is not a plain network.
+    """
+    state = posterior.state
+    known = state.problem.structure.known
+    if known is None:
+        raise UnsupportedModel(
+            "linearised needs a posterior of models.mlp.MLP, with nothing added to it and no site conditioned; use "
+            "Predictive(posterior.model, guide=posterior.guide, num_samples=...) for other models."
+        )
+    eta, J = known.at_inputs(X, state.u.unsqueeze(0))
+    J = torch.where(state.problem.active, J[0], 0.0)
+    solved = torch.stack([state.precision.solve(row.unsqueeze(0))[0] for row in J.flatten(0, 1)]).reshape(J.shape)
+    return eta[0].detach(), (J * solved).sum(-1).detach()

@@ -10,6 +10,7 @@ import torch
 from pyro.infer import MCMC
 from torch import Tensor
 
+from pyro_evidence import chains as sampled
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.program import LogJoint
@@ -18,6 +19,7 @@ from pyro_evidence.simulate import from_predictive, from_prior, pointwise_rows
 Arrays = dict[str, np.ndarray[Any, Any]]
 Groups = dict[str, Arrays]
 Values = Mapping[str, Tensor]
+Fit = LaplacePosterior | MCMC | sampled.Chains
 NUM_CHAINS = 4  # independent draws are shown as four chains, so that R-hat is defined
 
 
@@ -53,9 +55,7 @@ class Chains:
         return {n: _array(v.reshape(*self.shape, *v.shape[1:])) for n, v in rows.items()}
 
 
-def to_inference_data(
-    fit: LaplacePosterior | MCMC, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any
-) -> Any:
+def to_inference_data(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Any:
     """An ``arviz.InferenceData`` (ArviZ 0.x): ``az.summary``, ``az.loo`` and the plots work on it.
 
     See :func:`arviz_groups` for the parameters and the groups.
@@ -67,7 +67,7 @@ def to_inference_data(
     return arviz.from_dict(**groups)
 
 
-def to_datatree(fit: LaplacePosterior | MCMC, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Any:
+def to_datatree(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Any:
     """An ``xarray.DataTree`` as ArviZ 1.x uses it; needs ``arviz-base`` (or ``arviz`` 1.x).
 
     See :func:`arviz_groups` for the parameters and the groups.
@@ -79,9 +79,7 @@ def to_datatree(fit: LaplacePosterior | MCMC, *args: Any, num_samples: int = 100
     return arviz.from_dict(groups)
 
 
-def arviz_groups(
-    fit: LaplacePosterior | MCMC, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any
-) -> Groups:
+def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Groups:
     """The groups of ArviZ's schema as plain arrays, ``(chain, draw) + shape`` where there are draws.
 
     ``posterior``; ``posterior_predictive`` and ``prior_predictive`` (new data, one set for each draw);
@@ -91,7 +89,7 @@ def arviz_groups(
     not define is left out: predictive draws of a ``pyro.factor``, a log likelihood that a discrete site
     outside the plates couples.
 
-    :param fit: a posterior, or ``pyro.infer.MCMC`` after ``run``.
+    :param fit: a posterior, ``pyro.infer.MCMC`` after ``run``, or the ``fit`` of a run of NUTS in a comparison.
     :param args: the model's arguments, data included, as they went to ``run``; needed for MCMC, ignored for
         posteriors, which keep theirs.
     :param num_samples: of independent draws from a posterior, and of draws from the prior; a multiple of
@@ -102,7 +100,10 @@ def arviz_groups(
     """
     if num_samples < NUM_CHAINS or num_samples % NUM_CHAINS:
         raise BadInput(f"num_samples={num_samples}; expected a positive multiple of {NUM_CHAINS}, the chains shown.")
-    chains = _of_mcmc(fit, args, kwargs) if isinstance(fit, MCMC) else _of_posterior(fit, num_samples, seed)
+    if isinstance(fit, MCMC | sampled.Chains):
+        chains = _of_mcmc(fit, args, kwargs)
+    else:
+        chains = _of_posterior(fit, num_samples, seed)
     sites = chains.joint.latents.names
     prior = _or_nothing(lambda: from_prior(chains.joint, chains.theta, num_samples, seed))
     groups = {
@@ -125,11 +126,12 @@ def _of_posterior(fit: LaplacePosterior, num_samples: int, seed: int) -> Chains:
     return Chains(fit.state.problem.joint, fit.state.theta, grouped, {})
 
 
-def _of_mcmc(fit: MCMC, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Chains:
+def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Chains:
     draws = fit.get_samples(group_by_chain=True)
     if not draws:
         raise BadInput("this MCMC has no draws; call mcmc.run(...) first.")
-    joint = LogJoint(fit.kernel.model, args, kwargs, hyper=())
+    model = fit.model if isinstance(fit, sampled.Chains) else fit.kernel.model
+    joint = LogJoint(model, args, kwargs, hyper=())
     if set(draws) != set(joint.latents.names) or not all(v.shape[1] for v in draws.values()):
         raise BadInput(
             f"the draws have sites { {n: tuple(v.shape) for n, v in draws.items()} }, the model with these "
@@ -140,8 +142,10 @@ def _of_mcmc(fit: MCMC, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Cha
     return Chains(joint, joint.initial_theta, dict(draws), {"diverging": _divergences(fit, draws)})
 
 
-def _divergences(fit: MCMC, draws: Values) -> Tensor:
+def _divergences(fit: MCMC | sampled.Chains, draws: Values) -> Tensor:
     """Which transitions diverged, ``(C, T)`` bool."""
+    if isinstance(fit, sampled.Chains):
+        return fit.diverging
     chains, length = next(iter(draws.values())).shape[:2]
     diverging = torch.zeros(chains, length, dtype=torch.bool)
     for name, indices in fit.diagnostics().get("divergences", {}).items():

@@ -124,6 +124,8 @@ def find_modes(
         exact(at.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way
         u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
     mode = search(u, exact)
+    if network and bool((~mode.converged & (mode.decrement < 1e-3)).any()):
+        mode = search(mode.u, exact)  # nearly there
     if not network and not bool(mode.converged.all()):
         mode = search(approach(mode.u, tolerance=at.tolerance**0.5, num_steps=1000), exact)
     if not bool(mode.converged.all()) and exact is not at.curvature:

@@ -80,6 +80,13 @@ class MPPCAStructure:
             params[self.mean] = at.mu[0]
         return {n: v.to(self.joint.dtype) for n, v in params.items()}
 
+    def prior_precision(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Prior precisions of the columns under these params, shape ``(K, q)``."""
+        if self.alpha.name is None:
+            return self.alpha.offset.exp()
+        log_param = params[self.alpha.name].detach().double().log().reshape(self.alpha.view)
+        return (self.alpha.power * log_param + self.alpha.offset).exp()
+
     def fixed(self, params: Mapping[str, Tensor]) -> LogJoint:
         """The log joint with its hyperparameters held at ``params``."""
         joint = copy.copy(self.joint)
@@ -150,10 +157,11 @@ def _recognise(joint: LogJoint) -> MPPCAStructure:
     alpha = _alpha(joint, points)
     start = _Point.at(joint, None)
     mean = _holder([p.seen.loc for p in points], points)
-    mixing = _holder([p.seen.probs for p in points], points) if len(points[0].seen.probs) > 1 else None
+    mixing = _holder([p.seen.probs for p in points], points) or _simplex_of_one(joint)
     known = {x for x in (mean, mixing, alpha.name, beta.name) if x is not None}
     _check_known(joint, points, known, mixing)
-    return MPPCAStructure(joint, start.seen.value.double(), mean, mixing, alpha, beta, _start(start, alpha))
+    found = MPPCAStructure(joint, start.seen.value.double(), mean, mixing, alpha, beta, _start(start))
+    return replace(found, start=replace(found.start, alpha=found.prior_precision(start.params).unsqueeze(0)))
 
 
 def _observed(joint: LogJoint, trace: Trace) -> _Observed:
@@ -244,9 +252,9 @@ def _power(logs: list[Tensor], values: list[Tensor], tolerance: float) -> float 
     """The power that ``log precision`` is of the values; None where there is none."""
     moved = values[1] - values[0]
     power = float(((logs[1] - logs[0]) * moved).sum() / moved.square().sum())
-    power = round(power) if abs(power - round(power)) < tolerance else power
-    exact = _close(logs[1] - logs[0], power * moved, tolerance)
-    return power if exact and abs(power) > TOLERANCE else None
+    power, found = 0.5 * round(2.0 * power), power  # a single number follows any other to some odd power
+    exact = abs(power - found) < 10.0 * tolerance and _close(logs[1] - logs[0], power * moved, tolerance)
+    return power if exact and power != 0.0 else None
 
 
 def _uniform(scaled: Scaled, what: str) -> Scaled:
@@ -275,6 +283,12 @@ def _holder(values: list[Tensor], points: list[_Point]) -> str | None:
     raise NotMPPCA("its means or its mixing are neither fixed nor one param")
 
 
+def _simplex_of_one(joint: LogJoint) -> str | None:
+    """A mixing of a single component, which is 1 whatever happens."""
+    of_one = (p.name for p in joint.hypers if p.shape == Size([1]) and p.name in joint.param_constraints)
+    return next((n for n in of_one if isinstance(joint.param_constraints[n], type(constraints.simplex))), None)
+
+
 def _check_known(joint: LogJoint, points: list[_Point], known: set[str], mixing: str | None) -> None:
     others = [n for n in joint.hypers.names if n not in known]
     if others or joint.hyper_sites:
@@ -283,12 +297,9 @@ def _check_known(joint: LogJoint, points: list[_Point], known: set[str], mixing:
         raise NotMPPCA(f"param '{mixing}' holds the mixing but is not constrained to the simplex")
 
 
-def _start(point: _Point, alpha: Scaled) -> Analysers:
+def _start(point: _Point) -> Analysers:
     seen = point.seen
     K, m, q = seen.factor.shape
-    value = alpha.offset
-    if alpha.name is not None:
-        value = alpha.power * point.params[alpha.name].detach().double().log().reshape(alpha.view) + alpha.offset
     columns = torch.ones(1, K, q, dtype=torch.bool, device=seen.loc.device)
     W = torch.zeros(1, K, m, q, dtype=torch.float64, device=seen.loc.device)
     return Analysers(
@@ -296,7 +307,7 @@ def _start(point: _Point, alpha: Scaled) -> Analysers:
         seen.loc.unsqueeze(0),
         seen.precision.unsqueeze(0),
         seen.probs.log().unsqueeze(0),
-        value.exp().unsqueeze(0),
+        torch.ones(1, K, q, dtype=torch.float64, device=seen.loc.device),
         columns,
     )
 

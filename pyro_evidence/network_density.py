@@ -6,7 +6,7 @@ which :func:`pyro_evidence.structure.recognise` verifies before it is used.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyro
 import torch
@@ -124,6 +124,13 @@ class NetworkDensity:
             return A
         g = derivatives.pullback(log_likelihood(at).sum(), at, create_graph=graph)
         return A - self._bend(layers, g)
+
+    def at_inputs(self, X: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs ``(R, N, C)`` at other inputs, and their Jacobian ``(R, N, C, D)``, in float64."""
+        elsewhere = replace(self, wiring=replace(self.wiring, X=X.to(self.wiring.X)))
+        layers = self._layers(u)
+        eta = network.outputs(elsewhere.wiring.X, layers, self.wiring.activation)
+        return eta.double(), elsewhere._jacobian(layers).double()
 
     def _require_memory(self, u: Tensor, eta: Tensor) -> None:
         needed = FLOAT * (3 * len(u) * u.shape[-1] ** 2 + 3 * eta.numel() * u.shape[-1])

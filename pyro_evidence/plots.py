@@ -120,3 +120,30 @@ def check_axes(axes: Axes) -> None:
             f"axes is a {type(axes).__name__}; expected matplotlib's Axes first: plt.gca(), or those that "
             f"plt.subplots() makes."
         )
+
+
+def evidence_by_size(
+    axes: Axes, posteriors: Mapping[float, LaplacePosterior], *, errors: Mapping[float, float] | None = None
+) -> Axes:
+    """Log evidence in nats against the size of the model, and test errors beside it where they are given.
+
+    MacKay (1992), "A practical Bayesian framework for backpropagation networks", has this picture with hidden units.
+
+    :param posteriors: from a size, such as the number of hidden units, to the posterior of that model.
+    :param errors: from the same sizes to an error on other data, drawn on a second axis to the right.
+    :raises BadInput: for no posteriors, or errors of other sizes.
+    """
+    check_axes(axes)
+    sizes = sorted(posteriors)
+    if not sizes or (errors is not None and sorted(errors) != sizes):
+        raise BadInput(
+            f"posteriors has the sizes {sizes}, errors {sorted(errors or {})}; expected the same, at least one."
+        )
+    axes.plot(sizes, [float(posteriors[s].log_evidence) for s in sizes], marker="o")
+    axes.set_xlabel("size")
+    axes.set_ylabel("log evidence / nats")
+    if errors is not None:
+        beside = axes.twinx()
+        beside.plot(sizes, [errors[s] for s in sizes], marker="s", linestyle="--", color="C1")
+        beside.set_ylabel("test error (dashed)")
+    return axes

@@ -178,7 +178,7 @@ def _nuts(name: str, engine: Nuts, model: Model, data: Data, done: Mapping[str, 
     lacking = set() if engine.of is None else set(done[engine.of].draws) - set(chains.draws)
     draws = chains.draws | (_recorded(chains, data, lacking) if lacking else {})
     notes = (chains.note,) if chains.note else ()
-    return Run(name, draws, chains.model, 0.0, chains, "", sum(chains.diverging), notes=notes)
+    return Run(name, draws, chains.model, 0.0, chains, "", int(chains.diverging.sum()), notes=notes)
 
 
 def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:

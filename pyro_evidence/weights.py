@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import pyro
@@ -13,12 +14,13 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.ops import derivatives
 from pyro_evidence.ops.coordinates import is_identity
 from pyro_evidence.ops.linalg import require_memory
-from pyro_evidence.ops.predictor import Layout, curvature_blocks, gram
+from pyro_evidence.ops.predictor import Layout, curvature_blocks, gram, gram_diagonal
 from pyro_evidence.predictors import Slot
 from pyro_evidence.program import LogJoint
 from pyro_evidence.structure import Structure, recognise
 
 Function = Callable[[Tensor], Tensor]  # rows (R, D) -> (R,)
+KEPT = 2**24  # numbers of a design whose squares may be kept beside it: 128 MiB
 FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
 
 
@@ -46,6 +48,16 @@ class Part:
     def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivative ``(R, N, C)`` and :meth:`curvature` in ``eta``."""
         return self.slope(eta)[1], self.curvature(eta)
+
+    def precision_diagonal(self, B: Tensor) -> Tensor:
+        """Diagonal of ``J' B J`` for curvatures ``(N, C, C)``, shape ``(D,)``; keeps the squares of a small ``J``."""
+        if self.c.shape[1] > 1 or self.J.numel() > KEPT:
+            return gram_diagonal(self.J, B.unsqueeze(0))[0]
+        return B.flatten() @ self._squares
+
+    @cached_property
+    def _squares(self) -> Tensor:
+        return self.J[:, 0].square()
 
     def along(self, T: Tensor) -> "Part":
         """The same as a function of ``x``, ``y = T x``."""

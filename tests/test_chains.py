@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import BadInput, LaplaceEvidence, Nuts, compare
+from pyro_evidence import BadInput, LaplaceEvidence, Nuts, arviz_groups, compare
 from pyro_evidence.chains import Settings, run_chains
 from tests.evidence_check.exact_models import straight_data
 
@@ -53,6 +53,16 @@ def location(x: Tensor) -> None:
     mean = pyro.sample("mean", dist.Normal(0.0, 2.0))
     with pyro.plate("data", len(x)):
         pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+
+def test_arviz_takes_the_chains() -> None:
+    x = torch.zeros(3)
+    found = run_chains(location, ((x,), {}), Settings(15, 10, 1, 0))
+    found.diverging[0, 4] = True
+    groups = arviz_groups(found, x, num_samples=4)
+    assert groups["posterior"]["mean"].shape == (1, 15)
+    assert groups["log_likelihood"]["x"].shape == (1, 15, 3)
+    assert groups["sample_stats"]["diverging"][0].nonzero()[0].tolist() == [4]
 
 
 def test_letters() -> None:

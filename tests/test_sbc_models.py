@@ -45,11 +45,3 @@ def test_small_mixture() -> None:
     )
     assert set(found.names) == {"left", "right"}
     assert found.p_value > 0.01, str(found)
-
-
-@pytest.mark.slow
-def test_few_classes_are_too_few_for_a_gaussian() -> None:
-    """Power: with eight data the skewness that Laplace leaves out is seen."""
-    X = 4.0 * torch.ones(8, 1)
-    found = sbc(logistic, laplace, X, torch.zeros(8), num_simulations=400)
-    assert found.p_value < 0.01, str(found)

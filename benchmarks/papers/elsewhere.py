@@ -26,6 +26,8 @@ from pyro_evidence.models.mixture import gaussian_mixture
 
 CACHE = Path(".benchmarks/elsewhere.json")
 NUM_COMPONENTS, NUM_SPLITS = 10, 4
+NARROW = 1e-3  # of a column's standard deviation
+LITERAL = "literal, 10 plain rounds, best of 3"
 Split = tuple[Tensor, Tensor, Tensor, Tensor]  # X, labels to fit; X, labels to test
 
 
@@ -87,7 +89,7 @@ def engine(seed: int, **settings: Any) -> EvidenceEM:
 SCHEMES: dict[str, Callable[[int], EvidenceEM]] = {
     "default": lambda seed: engine(seed),
     "default, no deletion": lambda seed: engine(seed, deletion=None),
-    "literal, 10 plain rounds, best of 3": lambda seed: engine(
+    LITERAL: lambda seed: engine(
         seed, update=literal, deletion=None, start=Start(restarts=3, seed=seed, narrower=1.0), num_steps=100
     ),
     "plain EM, 100 rounds": lambda seed: engine(
@@ -102,7 +104,9 @@ def measured(make: Callable[[int], EvidenceEM], data: Split, seed: int) -> dict[
     log_density = found.log_density(B)
     nll = [-float(log_density[b == c, c].mean()) for c in (0, 1)]
     num = [float(p.num_components) for p in found.posteriors]
-    return {"nll": mean(nll), "error": 100.0 * float((found.predict(B) != b).double().mean()), "K": mean(num)}
+    error = 100.0 * float((found.predict(B) != b).double().mean())
+    sharpest = max(float(p.hyperparameters["beta"][p.active].max()) for p in found.posteriors)
+    return {"nll": mean(nll), "error": error, "K": mean(num), "beta": sharpest}
 
 
 def runs(name: str, scheme: str, known: dict[str, Any]) -> list[dict[str, float]]:
@@ -134,10 +138,23 @@ def main() -> None:
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
     last = [f"{_mean(t, -1):.3f} / {mean(r[-1] for r in t):.2f}" for t in total.values()]
     print(f"| mean of the seven | {' | '.join(last)} |")
-    base = [x for r in total["literal, 10 plain rounds, best of 3"] for x in r[:-1]]
+    print(f"\nRuns in which a kernel sits on tied values (standard deviation below {NARROW} of the column's):\n")
+    for scheme in SCHEMES:
+        print(f"* {scheme}: {sum(map(collapsed, all_runs(scheme, known)))} of {len(all_runs(scheme, known))}")
+    theirs = all_runs(LITERAL, known)
     for scheme in ("default", "default, no deletion"):
-        d = [b - x for b, x in zip(base, (x for r in total[scheme] for x in r[:-1]), strict=True)]
-        print(f"\nliteral minus {scheme}: {mean(d):.3f} nats, t = {math.sqrt(len(d)) * mean(d) / stdev(d):.2f}")
+        each = zip(theirs, all_runs(scheme, known), strict=True)
+        d = [a["nll"] - b["nll"] for a, b in each if not (collapsed(a) or collapsed(b))]
+        t = math.sqrt(len(d)) * mean(d) / stdev(d)
+        print(f"\n{LITERAL} minus {scheme}, the {len(d)} pairs without such a kernel: {mean(d):.3f} nats, t = {t:.2f}")
+
+
+def collapsed(run: dict[str, float]) -> bool:
+    return run["beta"] > NARROW**-2
+
+
+def all_runs(scheme: str, known: dict[str, Any]) -> list[dict[str, float]]:
+    return [r for name in SETTINGS for r in runs(name, scheme, known)]
 
 
 def _mean(table: list[list[float]], end: int) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyro_evidence.checks import tensors
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
-from pyro_evidence.infer import mixture_em
+from pyro_evidence.infer import mixture_em, mppca_task
 from pyro_evidence.infer.iterate import Fit, Status, Stop
 from pyro_evidence.infer.mixture_deletion import Deletion, GreedyDeletion
 from pyro_evidence.infer.mixture_generic import run_generic
@@ -14,6 +14,7 @@ from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.mixture_task import Task, begin, finish
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, marginalised, parsed
+from pyro_evidence.mppca_posterior import MPPCAPosterior
 from pyro_evidence.ops import mixture_evidence
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
 from pyro_evidence.ops.mixture_updates import Guarded, Update
@@ -30,7 +31,8 @@ class EvidenceEM:
     The model is any Pyro mixture of Gaussian kernels whose means are linear in Normal weights, enumerated or
     ``MixtureSameFamily``.  Weights are integrated by Laplace's approximation; prior and noise precisions and the mixing
     are set by regularised EM.  Responses are standardised inside; all results are in the model's units.
-    Husmeier (2000).
+    Husmeier (2000).  Mixtures of probabilistic PCA, :mod:`pyro_evidence.models.mppca`, have a way of their own, to
+    which ``curvature`` does not apply, and return an :class:`~pyro_evidence.mppca_posterior.MPPCAPosterior`.
 
     :param model: from :mod:`pyro_evidence.models.mixture`, or one's own.
     :param update: one round: ``Guarded()``, ``literal``, ``derived``, ``exact``, ``Unregularised()`` or
@@ -61,7 +63,7 @@ class EvidenceEM:
         self.model = marginalised(model) if self.missing is Missing.MARGINALISE else model
         self.update, self.curvature = update, curvature
         self.start, self.deletion, self.stop = start, deletion, stop
-        self._task: Task | None = None
+        self._task: Task | mppca_task.Task | None = None
         self._data: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
@@ -79,6 +81,8 @@ class EvidenceEM:
         :raises BadInput, UnsupportedModel: see errors.
         """
         joint = self._joint(args, kwargs)
+        if (found := mppca_task.begin(joint, self.start, self.update)) is not None:
+            return mppca_task.run(found, self.start, self.deletion, self.stop)
         try:
             task = self._begin(joint)
         except UnsupportedModel as why:
@@ -112,21 +116,29 @@ class EvidenceEM:
         :raises UnsupportedModel: for a model that is not recognised as a mixture; see :meth:`run`.
         """
         if self._task is None or not _same(self._data, (args, kwargs)):
-            self._task, self._data = self._begin(self._joint(args, kwargs)), (args, kwargs)
-            batch = mixture_em.warmed(self._task.batch, self.update, self.start.warm_up)
+            joint = self._joint(args, kwargs)
+            self._task = mppca_task.begin(joint, self.start, self.update) or self._begin(joint)
+            self._data, move = (args, kwargs), self._warm
         else:
-            batch = mixture_em.advance(self._task.batch)
-        self._task = replace(self._task, batch=batch)
-        return float(self._task.jacobian) - batch.objective
+            move = mppca_task.advanced if isinstance(self._task, mppca_task.Task) else _advanced
+        self._task = move(self._task)
+        return float(self._task.jacobian) - self._task.batch.objective
+
+    def _warm(self, task: Any) -> Any:
+        if isinstance(task, mppca_task.Task):
+            return mppca_task.warmed(task, self.start.warm_up)
+        return replace(task, batch=mixture_em.warmed(task.batch, self.update, self.start.warm_up))
 
     @property
-    def posterior(self) -> MixturePosterior:
+    def posterior(self) -> MixturePosterior | MPPCAPosterior:
         """The posterior at the state that :meth:`step` has reached.
 
         :raises BadInput: before the first step.
         """
         if self._task is None:
             raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
+        if isinstance(self._task, mppca_task.Task):
+            return mppca_task.reached(self._task)
         batch = self._task.batch
         return finish(self._task, Fit(batch, Status.BY_HAND, (batch.objective,)), None, self.stop)
 
@@ -136,7 +148,7 @@ class EvidenceEM:
         :raises BadInput: for nan among the data, unless missing values are marginalised.
         """
         try:
-            return LogJoint(self.model, args, kwargs)
+            return mppca_task.log_joint(self.model, args, kwargs)
         except BadInput as error:
             gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
             if gaps and self.missing is Missing.REFUSE:
@@ -145,6 +157,10 @@ class EvidenceEM:
 
     def _begin(self, joint: LogJoint) -> Task:
         return begin(joint, self.start, self.update, self.curvature)
+
+
+def _advanced(task: Any) -> Any:
+    return replace(task, batch=mixture_em.advance(task.batch))
 
 
 def _same(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:

@@ -20,7 +20,7 @@ from pyro_evidence.axis_priors import climbed
 from pyro_evidence.infer.iterate import Status
 from pyro_evidence.ops.evidence import log_evidence
 from pyro_evidence.ops.linalg import cholesky
-from pyro_evidence.ops.predictor import gram, gram_diagonal
+from pyro_evidence.ops.predictor import gram
 from pyro_evidence.weights import LinearTarget
 
 SETTLED = 1e-6  # nats that the best single change must promise, or the fit has converged
@@ -41,6 +41,7 @@ class FastState:
     target: LinearTarget
     alpha: Tensor  # (M,)
     start: Tensor  # (M,) where the mode is searched from
+    settled: bool = False  # no change that is promised raises the log evidence
 
     @cached_property
     def active(self) -> Tensor:
@@ -97,7 +98,7 @@ class FastState:
         S, Q = torch.zeros_like(self.alpha), gradient(self.target, found.slopes)
         cross = self.alpha.new_zeros(len(self.x), len(self.alpha))  # Phi_active' B Phi
         for part, own, B in zip(self.target.parts, self.sub.parts, found.curvatures, strict=True):
-            S = S + gram_diagonal(part.J, B.unsqueeze(0))[0]
+            S = S + part.precision_diagonal(B)
             cross = cross + (B @ own.J).flatten(0, 1).mT @ part.J.flatten(0, 1)
         white = torch.linalg.solve_triangular(self.tril, cross, upper=False)
         return Factors(S - white.square().sum(0), Q, white)
@@ -124,7 +125,7 @@ class FastState:
     @cached_property
     def gradient_norm(self) -> float:
         """What the best single change promises, nats; 0 below the threshold."""
-        gain = float(self.changes[1].max())
+        gain = 0.0 if self.settled else float(self.changes[1].max())
         return gain if gain > SETTLED else 0.0
 
     @property
@@ -181,14 +182,41 @@ def empty(target: LinearTarget) -> FastState:
 
 
 def step(state: FastState) -> FastState:
-    """Add, re-estimate or delete the weight that gains most; of equals within rounding the first.
+    """Make the change of a weight that promises most, or the next that raises the log evidence.
 
-    Choosing the first within 1e-9 keeps the path from hanging on the order in which a library adds numbers.
+    For Gaussian noise what is promised is kept.  Laplace's approximation moves with the mode, so that a promise may
+    fail; were such a change made, the search could go round in circles.
     """
-    best, gain = state.changes
-    chosen = int((gain >= gain.max() * (1.0 - 1e-9)).nonzero()[0])
-    variance = float(best[chosen])
+    gain = state.changes[1].clone()
+    while float(gain.max()) > SETTLED:
+        chosen = first_of_best(gain)
+        new = changed(state, chosen)
+        if new.objective > state.objective:
+            return _better(state, new)
+        gain[chosen] = 0.0
+    return replace(state, settled=True)
+
+
+def first_of_best(gain: Tensor) -> int:
+    """Of equals within 1e-9 the first, so that the path does not hang on the order in which a library adds numbers."""
+    return int((gain >= gain.max() * (1.0 - 1e-9)).nonzero()[0])
+
+
+def changed(state: FastState, chosen: int) -> FastState:
+    """Add, re-estimate or delete one weight."""
+    variance = float(state.changes[0][chosen])
     start = state.mode_after(chosen, variance - 1.0 / float(state.alpha[chosen]))
     alpha = state.alpha.clone()
     alpha[chosen] = 1.0 / variance if variance else torch.inf
     return FastState(state.target, alpha, start)
+
+
+def _better(state: FastState, new: FastState) -> FastState:
+    """Where one weight was only re-estimated, all of them at once if that gains more: for columns that are alike."""
+    if len(state.index) < 2 or not torch.equal(new.active, state.active):
+        return new
+    best = state.changes[0]
+    alpha = torch.where(state.active & (best > 0), 1.0 / best, state.alpha)
+    start = torch.zeros_like(state.start).index_copy(0, state.index, state.x)
+    together = FastState(state.target, alpha, start)
+    return together if together.objective > new.objective else new

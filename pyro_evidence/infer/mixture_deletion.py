@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.infer.mixture_em import Batch, first, rounds
-from pyro_evidence.ops import mixture_mode, mixture_rows
+from pyro_evidence.ops import mixture_rows
 from pyro_evidence.ops.mixture import Mixture, rows_of
 from pyro_evidence.ops.mixture_updates import estep, pruned
 
@@ -44,7 +44,7 @@ class GreedyDeletion:
         if mixture_rows.is_exchangeable(batch.at.ties, batch.at.mixture.loc):
             mixture, ties = mixture_rows.packed(batch.at.mixture, batch.at.ties)
             batch = replace(batch, at=estep(batch.at.data, mixture, ties, batch.at.curvature))
-        height = mixture_mode.modes(batch.at).occam
+        height = batch.modes.occam
         last = height.sort(descending=True).values[min(self.most, len(height)) - 1]
         gained = ~batch.failed & (height >= last)
         while bool(gained.any()):
@@ -61,7 +61,7 @@ class GreedyDeletion:
         small = pruned(mixture_rows.row(mixture, rows), keep)
         begun = first(rows_of(batch.at.data, rows), small, batch.at.ties, batch.at.curvature, batch.update)
         tried = rounds(begun, batch.update, self.num_steps)
-        heights = torch.where(tried.failed, -torch.inf, mixture_mode.modes(tried.at).occam)
+        heights = torch.where(tried.failed, -torch.inf, tried.modes.occam)
         return _adopted(batch, height, (rows, heights, tried.at.mixture))
 
 

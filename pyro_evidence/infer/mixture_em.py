@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
-from pyro_evidence.ops import mixture_rows
+from pyro_evidence.ops import mixture_mode, mixture_rows
 from pyro_evidence.ops.mixture import Mixture, MixtureData, rows_of
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
+from pyro_evidence.ops.mixture_mode import Modes
 from pyro_evidence.ops.mixture_updates import EStep, Ties, Unregularised, Update, estep
 
 
@@ -42,6 +43,11 @@ class Batch:
     def gradient_norm(self) -> float:
         """How far the last round moved any restart, in units of log precision: zero at a fixed point."""
         return float(self.change.amax())
+
+    @cached_property
+    def modes(self) -> Modes:
+        """Every restart's mode at its hyperparameters, with the full Hessian."""
+        return mixture_mode.modes(self.at)
 
     @property
     def reasons(self) -> tuple[str, ...]:

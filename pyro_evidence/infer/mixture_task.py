@@ -53,7 +53,7 @@ def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCu
 def finish(task: Task, fit: Fit[Batch], deletion: Deletion | None, stop: Stop) -> MixturePosterior:
     """From all restarts to one: deletion, choice, and, if anything was deleted, rounds of the chosen one alone."""
     fit = _deleted(fit, deletion) if deletion else fit
-    batch, modes = fit.state, mixture_mode.modes(fit.state.at)
+    batch, modes = fit.state, fit.state.modes
     best = highest(torch.where(batch.failed, -torch.inf, modes.occam))
     at_mode = mixture_rows.row(modes.mixture, best)
     if deletion and fit.status is not Status.INTERRUPTED:

@@ -83,10 +83,24 @@ def step(state: TypeII) -> TypeII:
     same_model = new.laplace.problem is state.laplace.problem
     if is_singular(new.laplace):
         return replace(new, verdict=Status.SINGULAR)
-    if not same_model or float(direction.abs().max()) >= 1.0:
+    if not same_model or float(direction.abs().max()) > 1.0 + 1e-9:  # the first step in a plain metric has length 1
         return new
-    moved = new.laplace.theta - state.laplace.theta
-    return replace(new, metric=updated(state.metric, new.metric, moved, state.slope.total, new.slope.total))
+    moved, before, after = new.laplace.theta - state.laplace.theta, state.slope.total, new.slope.total
+    return replace(new, metric=updated(_rescaled(state, moved, before - after), new.metric, moved, before, after))
+
+
+def _rescaled(old: TypeII, s: Tensor, y: Tensor) -> Tensor:
+    """The metric before its first update, where nothing was known of the scale.
+
+    Nocedal and Wright (2006), eq. 6.20, over the hyperparameters that hold no recognised precision.
+    """
+    fresh = natural_metric(old.laplace, old.slope).diag()
+    groups = old.laplace.problem.structure.groups
+    plain = torch.ones_like(s, dtype=torch.bool) if groups is None else groups.power == 0
+    sy, yy = s[plain] @ y[plain], y[plain] @ y[plain]
+    if not torch.equal(fresh, old.metric) or not float(sy) > 1e-12 * float(yy):
+        return old.metric
+    return torch.where(plain, sy / yy, fresh.diagonal()).diag()
 
 
 def is_singular(laplace: LaplaceState) -> bool:
@@ -128,19 +142,31 @@ def _change(state: TypeII, move: Tensor) -> float:
 
 
 def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
-    """The first of the halved steps that raises the objective (Armijo), or None."""
+    """The first of the ever shorter steps that raises the objective (Armijo), or None."""
     before = state.laplace
-    rise = 1e-4 * float(direction @ state.slope.total)
+    promised = float(direction @ state.slope.total)
     slack = 1e-13 * (1.0 + abs(before.objective))  # rounding of the objective
-    for halvings in range(25):
-        scale = 0.5**halvings
+    scale = 1.0
+    while scale >= 0.5**24:  # shorter steps move nothing
         try:
             new = laplace_state(before.problem, before.theta + scale * direction, before.u)
         except ArithmeticError:
+            scale = 0.5 * scale
             continue
-        if new.objective >= before.objective + scale * rise - slack:
+        rise = new.objective - before.objective
+        if rise >= 1e-4 * scale * promised - slack:
             return new
+        scale = _shortened(scale, rise, promised)
     return None
+
+
+def _shortened(scale: float, rise: float, promised: float) -> float:
+    """Where the parabola through the objective here, its slope and the failed trial is highest, within bounds.
+
+    Nocedal and Wright (2006), eq. 3.58.
+    """
+    best = 0.5 * promised * scale**2 / (promised * scale - rise)
+    return min(max(best, 0.1 * scale), 0.5 * scale) if math.isfinite(best) else 0.5 * scale
 
 
 def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Tensor) -> Tensor:

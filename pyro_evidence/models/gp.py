@@ -6,12 +6,14 @@ Rasmussen and Williams (2006), chapters 2, 3 and 5; MacKay (2003), chapter 45.  
 precision, whatever the dtype of the inputs: a covariance matrix of smooth functions is nearly singular.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 from torch.distributions import constraints
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
@@ -44,6 +46,44 @@ def declared(name: str, setting: Setting, like: Tensor, constraint: Any = constr
     return torch.as_tensor(pyro.sample(name, setting)).to(like)
 
 
+class Last:
+    """The last prior that was made, with what it was made of; no part of a model's value, and not pickled."""
+
+    def __init__(self) -> None:
+        self.key: tuple[Any, ...] | None = None
+        self.X: Tensor | None = None
+        self.prior: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Last)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Last, ()
+
+    def recall(self, X: Tensor, settings: list[Tensor], make: Callable[[], Any]) -> Any:
+        """The last prior again where inputs and settings are the same numbers, without graphs; else a new one."""
+        key = _key(X, settings)
+        if key is None:
+            return make()
+        if self.X is not X or self.key != key:
+            self.X, self.key, self.prior = X, key, make()
+        return self.prior
+
+
+def _key(X: Tensor, settings: list[Tensor]) -> tuple[Any, ...] | None:
+    """What a prior is made of, as numbers; None where a derivative or a batch may be wanted."""
+    if X.requires_grad or any(s.requires_grad for s in settings):
+        return None
+    try:
+        values = [(tuple(s.shape), s.flatten().tolist()) for s in settings]
+    except RuntimeError:  # a batch under vmap
+        return None
+    return (X._version, is_validation_enabled(), values)
+
+
 @dataclass(frozen=True, eq=False)
 class LatentFunction(TensorValue):
     """The prior of ``f``: kernel, constant mean, and the jitter that the caller sees.
@@ -56,15 +96,24 @@ class LatentFunction(TensorValue):
     kernel: Kernel
     mean: Setting
     jitter: float
+    last: Last = field(default_factory=Last, repr=False)
 
     def prior(self, X: Tensor) -> Any:
         """The distribution of ``f`` at the inputs ``(N, D)``.
 
         :raises LinAlgError: for a covariance that is numerically singular, as torch has it.
         """
-        X = _double(X)
-        kernel = self.kernel.resolved(lambda name, setting: declared(name, setting, X))
-        mean = declared("mean", self.mean, X, constraints.real)
+        settings: list[Tensor] = []
+
+        def read(name: str, setting: Setting) -> Tensor:
+            settings.append(declared(name, setting, X.double()))
+            return settings[-1]
+
+        kernel = self.kernel.resolved(read)
+        mean = declared("mean", self.mean, X.double(), constraints.real)
+        return self.last.recall(X, [*settings, mean], lambda: self._made(kernel, mean, _double(X)))
+
+    def _made(self, kernel: Kernel, mean: Tensor, X: Tensor) -> Any:
         K = kernel(X)
         if self.jitter:
             K = K + torch.diag_embed(K.new_full((len(X),), self.jitter))

@@ -14,12 +14,11 @@ from typing import Any, Protocol
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.nn import PyroModule, PyroParam
+from pyro.nn import PyroModule
 from torch import Size, Tensor
-from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision
+from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
 from pyro_evidence.network_density import NetworkDensity, Wiring
 from pyro_evidence.ops import network
 from pyro_evidence.ops.basis import TensorValue
@@ -172,6 +171,7 @@ class MLP(PyroModule):
         _check_sizes(num_inputs, self.num_hidden, output.num_outputs)
         widths = (num_inputs, *self.num_hidden, output.num_outputs)
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.settings: dict[str, tuple[Precision, Size]] = {}
         for layer, (rows, columns) in enumerate(pairwise(widths), start=1):
             self.shapes |= {f"W{layer}": (rows, columns), f"b{layer}": (columns,)}
         settings = alpha if isinstance(alpha, Mapping) else dict.fromkeys(self.shapes, alpha)
@@ -188,16 +188,11 @@ class MLP(PyroModule):
         return len(self.shapes) // 2
 
     def _declare(self, name: str, setting: Precision, shapes: list[Size]) -> None:
-        """Hold a precision: as a param when it is learned, else as a buffer."""
         check_precision(name, setting, largest_dim=2)
-        value = torch.as_tensor(setting.start if isinstance(setting, Learned) else setting)
-        value = (value if value.is_floating_point() else value.to(torch.get_default_dtype())).clone()
-        if value.shape not in shapes:
-            raise BadInput(f"{name} has shape {tuple(value.shape)}; expected one of {[tuple(s) for s in shapes]}.")
-        if isinstance(setting, Learned):
-            setattr(self, name, PyroParam(value, constraints.positive))
-        else:
-            self.register_buffer(name, value)
+        shape = torch.as_tensor(setting.start if isinstance(setting, Learned) else setting).shape
+        if shape not in shapes:
+            raise BadInput(f"{name} has shape {tuple(shape)}; expected one of {[tuple(s) for s in shapes]}.")
+        self.settings[name] = (setting, shape)
 
     def forward(self, X: Tensor, t: Tensor | None = None) -> Tensor:
         """Data, ``t`` where given, drawn otherwise.
@@ -226,8 +221,8 @@ class MLP(PyroModule):
         return drawn
 
     def _precision(self, name: str, X: Tensor) -> Tensor:
-        value: Tensor = getattr(self, name)
-        return value.to(X)
+        setting, shape = self.settings[name]
+        return precision_value(self._full(name), setting, shape, X)
 
     def predictor(self, X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """The last layer's outputs, before noise, logistic function or softmax, shape ``(..., N, C)``.
@@ -251,7 +246,8 @@ class MLP(PyroModule):
         layers = tuple((names[f"W{i}"], names[f"b{i}"]) for i in range(1, self.num_layers + 1))
         alpha = {names[site]: self._full(f"alpha_{site}") for site in self.shapes}
         noise = {name: self._full(name) for name in self.output.precisions}
-        fixed = {self._full(n): b for n, b in self.named_buffers(recurse=False)}
+        given = {self._full(n): setting for n, (setting, _) in self.settings.items()}
+        fixed = {n: torch.as_tensor(v).to(X) for n, v in given.items() if not isinstance(v, Learned)}
         needed = {*alpha.values(), *noise.values()}
         if not needed <= {*fixed, *joint.held, *joint.hypers.names}:
             return None

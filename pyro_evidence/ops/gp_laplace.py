@@ -154,7 +154,9 @@ def scaled(blocks: Tensor, v: Tensor) -> Tensor:
 
 
 def sandwiched(blocks: Tensor, K: Tensor) -> Tensor:
-    """Symmetric blocks on both sides of ``K`` ``(n, n)``."""
+    """Symmetric blocks on both sides of ``K`` ``(n, n)``, which has no graph."""
+    if blocks.shape[-1] == 1:
+        return (blocks[:, 0] * K).mul_(blocks[:, 0].mT)
     return scaled(blocks, scaled(blocks, K).mT)
 
 
@@ -245,7 +247,7 @@ def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = un
         rise = at.slope - at.dual
         away = latent.covariance @ step
         decrement = float(rise @ away)
-        small = decrement <= (tolerance if decrement > 0.1 * before else tolerance**1.5)
+        small = decrement <= (tolerance if decrement > 0.1 * before else tolerance**1.4)
         moved = None if small else _moved(latent, at, (step, away), decrement)
         if moved is None:
             resting = abs(decrement) <= tolerance * (1.0 + abs(at.value))

@@ -48,7 +48,7 @@ class _Rows:
 _NO_SUMS: Any = None  # the full Hessian is taken from the data
 
 
-def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 10, num_newton: int = 50) -> Mixture:
+def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 4, num_newton: int = 50) -> Mixture:
     """The mixture with its weights at a posterior mode: a few EM steps, then Newton with the full Hessian.
 
     :param num_newton: 0 where the full Hessian would not fit into memory; then give more EM steps.

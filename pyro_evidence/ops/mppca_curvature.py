@@ -133,10 +133,11 @@ def gauge(A: Tensor, at: Analysers) -> Gauge:
     AB = A @ basis
     along = basis.mT @ AB
     across = AB - basis @ along
-    rest = A - across @ basis.mT - basis @ across.mT - basis @ (along - torch.eye(len(along)).to(A)) @ basis.mT
-    tril = cholesky(0.5 * (rest + rest.mT), "posterior precision A across the orbit")
     kappa = 0.5 * (T * (A @ T)).sum(0).clamp(min=0.0)  # zero for columns that share a precision, but for rounding
-    log_det = 2.0 * tril.diagonal().log().sum() + _coupling(tril, across, along)
+    stand_in = (12.0 / math.pi**2 + 2.0 * kappa) / gram.diagonal()  # angles uniform on a half circle have that variance
+    rest = A - across @ basis.mT - basis @ across.mT - basis @ (along - stand_in.diag()) @ basis.mT
+    tril = cholesky(0.5 * (rest + rest.mT), "posterior precision A across the orbit")
+    log_det = 2.0 * tril.diagonal().log().sum() - stand_in.log().sum() + _coupling(tril, across, along)
     return Gauge(tril, basis, 2.0 * torch.linalg.cholesky(gram).diagonal().log().sum(), log_det, kappa)
 
 

@@ -86,27 +86,43 @@ def canonical_columns(it: Iterate) -> tuple[Tensor, Tensor, Tensor]:
     return gram.diagonal(dim1=-2, dim2=-1), spread.diagonal(dim1=-2, dim2=-1), at.alpha
 
 
+def relative_lengths(it: Iterate) -> tuple[Tensor, Tensor]:
+    """Lengths of canonical columns over their posterior standard deviations, and which exist, ``(R, K, q)`` each.
+
+    Below 1 a column has no orbit, and Laplace's approximation no meaning.
+    """
+    norms, _, _ = canonical_columns(it)
+    norms = norms.clamp(min=0.0)  # rounding may leave a tiny negative
+    on = it.at.columns & it.at.active.unsqueeze(-1)
+    if not it.ties.columnwise:  # columns have been turned: those that are pruned are now the shortest
+        num, rank = on.sum(-1, keepdim=True), torch.arange(on.shape[-1], device=on.device)
+        on = rank >= on.shape[-1] - num
+    return (2.0 * it.found.counts).sqrt().unsqueeze(-1) * norms / (1.0 + norms), on
+
+
 def block(it: Iterate) -> Tensor:
-    """Log evidence at the current parameters, nats, shape ``(R,)``: the orbit formula, one component at a time."""
+    """Log evidence at the current parameters, nats, shape ``(R,)``: the orbit formula, one component at a time.
+
+    A column shorter than it is uncertain counts as switched off.
+    """
     at, m = it.at, it.at.W.shape[-2]
     norms, along, alpha = canonical_columns(it)
-    some = norms > 1e-10 * (1.0 + norms.amax(-1, keepdim=True))  # rounding leaves pruned columns a norm
-    on = some & at.active.unsqueeze(-1)
-    on = on & at.columns if it.ties.columnwise else on
+    lengths, there = relative_lengths(it)
+    on = there & (lengths >= 1.0)
     norms = torch.where(on, norms, 1.0)
     s = torch.where(on, along / norms, 0.0)
     num = on.sum(-1)
     counts = it.found.counts.clamp(min=1e-300)  # as above
     rest = ((at.beta * it.found.scatter).sum(-1) / counts - s.sum(-1)) / (m - num)
     outside, inside = _log_curvatures(counts, norms, s, rest, on)
-    logs = (m - num) * outside + inside
     pairs = _pairs(on)
     volume = torch.where(pairs, 0.5 * (norms.unsqueeze(-1) + norms.unsqueeze(-2)).log(), 0.0).sum((-2, -1))
     orbit = log_orbit(_kappa(it, alpha), pairs, num) + volume
     width = 0.5 * (m * num - num * (num - 1) // 2) * math.log(math.tau)
     jacobian = -0.5 * num * at.beta.log().sum(-1)
-    each = torch.where(at.active, orbit + width + jacobian - 0.5 * logs, 0.0)
-    return log_joint(it) + each.sum(-1)
+    switched_off = 0.5 * m * torch.where(there & ~on, (alpha / math.tau).log(), 0.0).sum(-1)
+    each = orbit + width + jacobian - 0.5 * ((m - num) * outside + inside) - switched_off
+    return log_joint(it) + torch.where(at.active, each, 0.0).sum(-1)
 
 
 def _kappa(it: Iterate, alpha: Tensor) -> Tensor:
@@ -137,3 +153,64 @@ def _log_curvatures(counts: Tensor, norms: Tensor, s: Tensor, rest: Tensor, on: 
 def _pairs(on: Tensor) -> Tensor:
     """Each pair of columns once, shape ``(R, K, q, q)`` bool."""
     return (on.unsqueeze(-1) & on.unsqueeze(-2)).triu(1)
+
+
+def log_evidence_occam(it: Iterate, gamma: Tensor) -> Tensor:
+    r"""The same with all that is maximised integrated out roughly, nats, shape ``(R,)``: for choosing among mixtures.
+
+    Each learned log precision costs :math:`\min(0, \tfrac12\log(4\pi/n) - \log 10)`, with n the number of data, or of
+    well-determined parameters, behind it; the means cost their posterior volume under a Gaussian prior of one datum's
+    information; the mixing under a flat prior; relabelling gains log K!.
+
+    :param gamma: of the rule in use, shape ``(R, K, m or 1, q)``.
+    """
+    at, ties = it.at, it.ties
+    total = block(it) + _mean_factor(it) + (_mixing_factor(it) if ties.mixing_free else 0.0)
+    outputs = at.W.shape[-2] / gamma.shape[-2]
+    if ties.beta_free:
+        left = it.stats.counts.unsqueeze(-1) - gamma.sum(-1)
+        total = total + _precision_factors(left.expand(at.beta.shape), ties.beta_group, at.active.unsqueeze(-1))
+    if ties.alpha_free:
+        on = at.columns & at.active.unsqueeze(-1)
+        total = total + _precision_factors(outputs * gamma.sum(-2), ties.alpha_group, on)
+    return total
+
+
+def _precision_factors(amount: Tensor, group: Tensor, on: Tensor) -> Tensor:
+    """Sum over groups of the log of posterior width over prior range of a log precision, shape ``(R,)``."""
+    size = int(group.max()) + 1
+    on = on.expand(amount.shape).to(amount)
+    flat = torch.stack([amount * on, on]).flatten(-2)
+    sums, used = flat.new_zeros(*flat.shape[:-1], size).index_add_(-1, group.flatten(), flat)
+    width = 0.5 * (4.0 * math.pi / sums.clamp(min=1e-300)).log()  # keeps the logarithm finite
+    return torch.where(used > 0, (width - LOG_RANGE).clamp(max=0.0), 0.0).sum(-1)
+
+
+def _mean_factor(it: Iterate) -> Tensor:
+    """Posterior volume of the means under a Gaussian prior about the mean of the data, of their variance."""
+    if not it.ties.mean_free:
+        return it.stats.log_likelihood.new_zeros(())
+    counts = it.stats.counts.clamp(min=1.0)  # less than one datum determines nothing
+    volume = it.at.log_det - it.at.mu.shape[-1] * counts.log()  # the data's mean variance is 1
+    away = it.at.mu.square().sum(-1)
+    return torch.where(it.at.active, 0.5 * (volume.clamp(max=0.0) - away), 0.0).sum(-1)
+
+
+def _mixing_factor(it: Iterate) -> Tensor:
+    active = it.at.active
+    num = active.sum(-1).to(it.stats.counts)
+    spread = 0.5 * torch.where(active, it.at.log_mixing, 0.0).sum(-1)
+    widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / it.stats.counts.sum(-1))
+    return torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0)
+
+
+def diagonal(it: Iterate) -> Tensor:
+    """Curvature of each loading at held responsibilities, others held, flat, first row, shape ``(1, D)``.
+
+    ``beta_i N_k l^2 / (1 + l^2)`` plus the prior's precision, l the column's length in units of the noise.
+    """
+    at = it.at
+    lengths = (at.beta.unsqueeze(-1) * at.W.square()).sum(-2)
+    data = at.beta.unsqueeze(-1) * (it.found.counts.unsqueeze(-1) * lengths / (1.0 + lengths)).unsqueeze(-2)
+    on = (at.columns & at.active.unsqueeze(-1)).unsqueeze(-2)
+    return (torch.where(on, data, 0.0) + at.alpha.unsqueeze(-2)).reshape(len(at.W), -1)

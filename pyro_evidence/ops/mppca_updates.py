@@ -16,7 +16,7 @@ from pyro_evidence.ops.mppca import Analysers, Moments, Statistics
 
 LARGEST_NOISE = 1e12  # precision in units of the data's: a component on a subspace makes the likelihood unbounded
 ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
-LEAST_DETERMINED = 1e-2  # a column of its own precision is out when the data determine less of it than this
+LEAST_DETERMINED = 1e-2  # columns are out when the data determine less than this share of those of one precision
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,14 @@ def orbit_gamma(it: Iterate) -> Tensor:
     return it.gamma
 
 
+Preparation = Callable[[Iterate], Iterate]
+
+
+def as_it_is(it: Iterate) -> Iterate:
+    """Nothing is done before the round."""
+    return it
+
+
 @dataclass(frozen=True)
 class Rule:
     r"""One round; Husmeier (2000), eqs. 3.11, 3.13, 3.16, 3.25 and 3.26.
@@ -103,14 +111,17 @@ class Rule:
     :ivar gamma: what counts as well determined.
     :ivar alpha: held prior precision of W, 0 for none; None where it is learned.
     :ivar rho: strength of a gamma prior on beta, in data; 0 for none.
+    :ivar prepare: what is done to the loadings first, with responsibilities held.
     """
 
     gamma: Gamma
     alpha: float | None = None
     rho: float = 0.0
+    prepare: Preparation = as_it_is
 
     def __call__(self, it: Iterate) -> Analysers:
         """The next parameters."""
+        it = self.prepare(it)
         at, ties = it.at, it.ties
         used = at.alpha if self.alpha is None else torch.full_like(at.alpha, self.alpha)
         W = mppca.solve_loadings(it.found, at, used) * at.columns.unsqueeze(-2)
@@ -120,7 +131,7 @@ class Rule:
         mixing = it.stats.counts / it.stats.counts.sum(-1, keepdim=True)
         log_mixing = mixing.log() if ties.mixing_free else at.log_mixing
         new = replace(at, W=W, mu=it.found.mean, beta=beta, alpha=alpha, log_mixing=log_mixing)
-        return pruned(new, self._survivors(it, gamma), self._columns(it, gamma))
+        return pruned(new, self._survivors(it, gamma), self._columns(it))
 
     def _noise(self, it: Iterate, W: Tensor, gamma: Tensor) -> Tensor:
         """Noise precisions, ties kept, shape ``(R, K, m)``."""
@@ -152,11 +163,14 @@ class Rule:
         best = torch.where(it.at.active, margin, -torch.inf).argmax(-1, keepdim=True)
         return keep.scatter(-1, best, True)
 
-    def _columns(self, it: Iterate, gamma: Tensor) -> Tensor:
-        """Columns that stay, shape ``(R, K, q)`` bool."""
-        if self.alpha is not None or not (it.ties.columnwise and it.ties.alpha_free):
+    def _columns(self, it: Iterate) -> Tensor:
+        """Columns that stay: those of a precision by which the data determine something, shape ``(R, K, q)`` bool."""
+        if self.alpha is not None or not it.ties.alpha_free:
             return it.at.columns
-        return it.at.columns & (it.literal_gamma.mean(-2) > LEAST_DETERMINED)
+        on = (it.at.columns & it.at.active.unsqueeze(-1)).to(it.at.W)
+        parts = torch.stack([it.literal_gamma.mean(-2) * on, on])
+        gamma, num = _tied(parts, it.ties.alpha_group)
+        return it.at.columns & ((gamma > LEAST_DETERMINED * num) | (num == 0))
 
 
 def _tied(values: Tensor, group: Tensor) -> Tensor:
@@ -171,4 +185,5 @@ def pruned(at: Analysers, keep: Tensor, columns: Tensor) -> Analysers:
     on = columns & keep.unsqueeze(-1)
     W = torch.where(on.unsqueeze(-2), at.W, 0.0)
     beta = torch.where(keep.unsqueeze(-1), at.beta, 1.0)
-    return replace(at, W=W, log_mixing=log_mixing, columns=columns, beta=beta)
+    alpha = torch.where(columns, at.alpha, ALPHA_RANGE[1])
+    return replace(at, W=W, log_mixing=log_mixing, columns=columns, beta=beta, alpha=alpha)

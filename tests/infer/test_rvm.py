@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.datasets import ripley_test, ripley_train
+from pyro_evidence.datasets import csv, ripley_test, ripley_train
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import fast_marginal, variational
 from pyro_evidence.infer.iterate import Stop
@@ -66,7 +66,7 @@ def test_every_gain_is_the_difference_of_two_evidences() -> None:
     state = fast_marginal.empty(target)  # type: ignore[arg-type]
     for _ in range(6):
         best, gain = state.changes
-        new = fast_marginal.step(state)
+        new = fast_marginal.changed(state, fast_marginal.first_of_best(gain))
         assert new.objective - state.objective == pytest.approx(float(gain.max()), abs=1e-9)
         for m in range(8):
             alpha = state.alpha.clone()
@@ -76,10 +76,47 @@ def test_every_gain_is_the_difference_of_two_evidences() -> None:
         state = new
 
 
-def test_gaussian_evidence_never_falls() -> None:
+@pytest.mark.parametrize("model", [models.gaussian, models.logistic, models.poisson])
+def test_the_evidence_never_falls(model: Any) -> None:
     Phi, t = noisy()
-    rises = torch.tensor(RVM(models.gaussian).run(Phi, t).log_evidences).diff()
-    assert float(rises.min()) > 0.0
+    t = t if model is models.gaussian else (t > 0).double()
+    rises = torch.tensor(RVM(model).run(Phi, t).log_evidences).diff()
+    assert float(rises[:-1].min()) > 0.0 and float(rises[-1]) >= 0.0
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.0])
+def test_a_promise_that_laplace_does_not_keep_is_no_circle(sigma: float, data_dir: Path) -> None:
+    data = csv("bupa")
+    X = (data.X - data.X.mean(0)) / data.X.std(0)
+    assert data.t is not None
+    rows = torch.randperm(len(X), generator=torch.Generator().manual_seed(100))[:172]
+    t = (data.t == data.t.max()).double()[rows]
+    Phi = torch.cat([(-torch.cdist(X[rows], X[rows]) / (2.0 * sigma**2)).exp(), torch.ones(172, 1)], 1)
+    posterior = RVM(models.logistic, stop=Stop(num_steps=400)).run(Phi, t)
+    assert posterior.status == "converged"
+    assert float(torch.tensor(posterior.log_evidences).diff().min()) >= 0.0
+
+
+def test_no_single_change_raises_the_evidence_of_labels() -> None:
+    Phi, w = problem()
+    posterior = RVM(models.logistic).run(Phi, labels(Phi, w))
+    target = posterior.of.target
+    for m in range(8):
+        for factor in (0.5, 0.9, 1.1, 2.0):
+            alpha = posterior.alpha.clone()
+            alpha[m] = alpha[m] * factor if bool(posterior.active[m]) else 1.0 * factor
+            state = fast_marginal.FastState(target, alpha, torch.zeros(8))  # type: ignore[arg-type]
+            assert state.objective < float(posterior.log_evidence) + 0.01
+
+
+def test_the_diagonal_of_the_precision_with_and_without_kept_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    Phi, t = noisy()
+    part = RVM(models.gaussian).run(Phi, t).of.target.parts[0]  # type: ignore[attr-defined]
+    B = torch.rand(100, 1, 1)
+    expected = (Phi.T @ (B[:, 0] * Phi)).diagonal()
+    torch.testing.assert_close(part.precision_diagonal(B), expected)
+    monkeypatch.setattr("pyro_evidence.weights.KEPT", 0)
+    torch.testing.assert_close(part.precision_diagonal(B), expected)
 
 
 def test_threads_do_not_change_the_result() -> None:

@@ -149,6 +149,7 @@ def test_relabelling_units_changes_nothing() -> None:
 def test_dtype_follows_the_inputs() -> None:
     net = MLP(2, 3)
     for dtype in (torch.float32, torch.float64):
+        pyro.clear_param_store()
         trace = poutine.trace(net).get_trace(inputs().to(dtype), torch.zeros(12, dtype=dtype))
         assert {trace.nodes[n]["value"].dtype for n in ("W1", "b1", "W2", "b2", "t")} == {dtype}
 

@@ -64,7 +64,7 @@ def latent(name: str, K: Tensor | None = None, mean: Tensor | None = None) -> La
 
 
 def solved(at: Latent) -> Mode:
-    return find_mode(at, at.mean, 2e-14)
+    return find_mode(at, at.mean, 1e-18)
 
 
 def naive(at: Latent) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 from torch.distributions import Chi2, MultivariateNormal
 
-from pyro_evidence.ops import mppca, mppca_curvature, mppca_evidence
+from pyro_evidence.ops import mppca, mppca_curvature, mppca_evidence, mppca_start
 from pyro_evidence.ops.mppca import Analysers
-from pyro_evidence.ops.mppca_updates import Iterate, Rule, Ties, literal_gamma, no_gamma, orbit_gamma
+from pyro_evidence.ops.mppca_updates import Iterate, Rule, Ties, as_it_is, literal_gamma, no_gamma, orbit_gamma
+from pyro_evidence.ops.mppca_within import best_within_span
 from tests.oracles import mppca as oracle
 
 K, M, Q = 3, 6, 2
@@ -286,3 +287,46 @@ def test_pruned_columns_and_components_leave_the_evidence_alone() -> None:
         split = mppca_curvature.gauge(mppca_curvature.precision(Y, each.at), each.at)
         both.append(mppca_curvature.log_evidence(mppca_evidence.log_joint(each)[0], split, each.at))
     near(both[0], both[1], 1e-9)
+
+
+# -- the start, and the way there --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dense", [512, 0])
+def test_direct_step_is_tipping_and_bishops(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: eigenvectors of full covariances; subspace iteration comes near them."""
+    monkeypatch.setattr(mppca_start, "DENSE", dense)
+    monkeypatch.setattr(mppca_start, "PASSES", 200)
+    Y = blobs()
+    at = analysers(Y, rows=2)
+    found = mppca_start.direct(Y, at)
+    resp = mppca.log_joint(Y, at).softmax(-1)
+    for row in range(2):
+        mixing, mu, W, v = (torch.tensor(x) for x in oracle.direct(Y.numpy(), resp[row].numpy(), Q))
+        near(found.log_mixing[row].exp(), mixing)
+        near(found.mu[row], mu)
+        near(found.W[row] @ found.W[row].mT, W @ W.mT, 1e-8)
+        near(found.beta[row, :, 0].reciprocal(), v, 1e-8)
+
+
+def test_the_best_within_the_span_is_faster_than_em_and_ends_where_it_ends() -> None:
+    Y, ends = blobs(), []
+    for prepare in (as_it_is, best_within_span):
+        at, path = analysers(Y), []
+        for _ in range(120):
+            it = iterate_at(Y, at, ties(free=True))
+            path.append(it.stats.log_likelihood - 0.35 * at.W.square().sum())
+            at = Rule(no_gamma, alpha=0.7, prepare=prepare)(it)
+        ends.append(torch.cat([x.reshape(1) for x in path]))
+        assert float(ends[-1].diff().min()) > -1e-9
+    assert bool((ends[1][3:10] > ends[0][3:10]).all())
+    near(ends[0][-1], ends[1][-1], 1e-10)
+
+
+def test_centres_are_data_and_far_apart() -> None:
+    Y = blobs()
+    found = mppca_start.spread_centres(Y, torch.rand(20, 3, generator=torch.Generator().manual_seed(0)))
+    assert bool((torch.cdist(found.reshape(-1, M), Y).amin(-1) < 1e-6).all())
+    assert float(torch.cdist(found, found).amax((-2, -1)).min()) > 4.0
+    same = mppca_start.spread_centres(torch.ones(5, 2), torch.rand(2, 3))
+    near(same, torch.ones(2, 3, 2))

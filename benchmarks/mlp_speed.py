@@ -1,0 +1,156 @@
+"""How fast: networks under the evidence, against laplace-torch and against NUTS, as ratios of CPU time in one process.
+
+    python benchmarks/mlp_speed.py [--epochs 100] [--nuts 500]
+
+laplace-torch's rows need that package (0.3), with torchmetrics, backpack, curvlinops and asdfghjkl, and are left out
+where it is missing.  Its ``marglik_training`` alternates one epoch of Adam with ten Adam steps on the hyperparameters;
+the evidence is that of the full Gauss-Newton matrix, as here.  What is done is kept in ``.benchmarks/mlp_speed.json``.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer import MCMC, NUTS
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_evidence import LaplaceEvidence, NotConverged, Stop, gauss_newton
+from pyro_evidence.models.mlp import MLP
+
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+CACHE = Path(".benchmarks/mlp_speed.json")
+
+
+def data(num: int, num_inputs: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(num, num_inputs, generator=generator)
+    y = torch.sin(2.0 * X[:, 0]) + (X[:, 1] * X[:, 2] if num_inputs > 2 else 0.0)
+    return X, y / y.std() + 0.3 * torch.randn(num, generator=generator)
+
+
+def cpu(f: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.process_time()
+    found = f()
+    return time.process_time() - start, found
+
+
+def ours(X: Tensor, t: Tensor, num_hidden: int) -> dict[str, Any]:
+    """Seconds of the start (30 of MacKay's rounds and a mode), of each outer iteration after it, and the evidences."""
+    engine = LaplaceEvidence(MLP(X.shape[1], num_hidden), curvature=gauss_newton, stop=Stop(progress=False))
+    seconds, losses = [], []
+    for _ in tqdm(range(6), desc="LaplaceEvidence"):
+        took, loss = cpu(lambda: engine.step(X, t))
+        seconds.append(took)
+        losses.append(-loss)
+    return {"seconds": seconds, "evidence": losses}
+
+
+def theirs(X: Tensor, t: Tensor, num_hidden: int, num_epochs: int) -> dict[str, Any]:
+    """Seconds and log evidence of laplace-torch's training with the full Gauss-Newton matrix."""
+    laplace = import_module("laplace")
+    curvature = import_module("laplace.curvature")
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(X.shape[1], num_hidden), torch.nn.Tanh(), torch.nn.Linear(num_hidden, 1)]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, t[:, None]), batch_size=len(X))
+    settings = {"hessian_structure": "full", "prior_structure": "layerwise", "likelihood": "regression"}
+    seconds, (_, _, path, _) = cpu(
+        lambda: laplace.marglik_training(
+            torch.nn.Sequential(*layers),
+            loader,
+            backend=curvature.BackPackGGN,
+            n_epochs=num_epochs,
+            optimizer_kwargs={"lr": 1e-2},
+            **settings,
+        )
+    )
+    return {"seconds": seconds, "evidence": [-float(m) for m in path[9::10]]}
+
+
+def against_nuts(num_draws: int) -> dict[str, Any]:
+    """The same model, hyperparameters put in, sampled from the mode."""
+    X, t = data(150, 1)
+    engine = LaplaceEvidence(MLP(1, 50), curvature=gauss_newton, stop=Stop(num_steps=30, progress=False))
+
+    def fit() -> Any:
+        try:
+            return engine.run(X, t)
+        except NotConverged as error:
+            return error.posterior
+
+    seconds, posterior = cpu(fit)
+    pyro.set_rng_seed(0)
+    mcmc = MCMC(NUTS(posterior.model), num_samples=num_draws, warmup_steps=num_draws, initial_params=posterior.mode)
+    nuts_seconds, _ = cpu(lambda: mcmc.run(X, t))
+    net = engine.model
+    ours, others = (net.predictor(X, w)[..., 0] for w in (posterior.get_samples(1000, seed=0), mcmc.get_samples()))
+    sd = (others.var(0) + 1.0 / posterior.hyperparameters["beta"]).sqrt()
+    gap = float(((ours.mean(0) - others.mean(0)).abs() / sd).max())
+    return {"seconds": seconds, "nuts": nuts_seconds, "gap": gap, "draws": num_draws}
+
+
+def kept(key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Numbers by key, on disk."""
+    known = json.loads(CACHE.read_text()) if CACHE.exists() else {}
+    if key not in known:
+        known[key] = compute()
+        CACHE.parent.mkdir(exist_ok=True)
+        CACHE.write_text(json.dumps(known))
+    found: dict[str, Any] = known[key]
+    return found
+
+
+def report(mine: dict[str, Any], other: dict[str, Any] | None) -> str:
+    iteration = min(mine["seconds"][1:])
+    lines = [
+        "## MLP 8-50-1, N = 768, CPU seconds, one thread\n",
+        f"start {mine['seconds'][0]:.1f}, log evidence {mine['evidence'][0]:.1f}; then per outer iteration "
+        f"{iteration:.2f} at least, log evidence {mine['evidence'][-1]:.1f} after five.",
+    ]
+    if other is None:
+        return "\n".join([*lines, "laplace-torch is not installed."])
+    reached = next((i + 1 for i, e in enumerate(other["evidence"]) if e >= mine["evidence"][0]), None)
+    per_epoch = other["seconds"] / len(other["evidence"])
+    best = max(other["evidence"])
+    lines.append(
+        f"laplace-torch: {per_epoch:.2f} per epoch, best log evidence {best:.1f} in {len(other['evidence'])} epochs"
+        f" ({other['seconds']:.1f}); it reaches our start's evidence "
+        + (f"in epoch {reached} ({reached * per_epoch:.1f})." if reached else "in none of them.")
+    )
+    lines.append(f"One outer iteration / its training: {iteration / other['seconds']:.3f} (target 0.33).")
+    whole = sum(mine["seconds"])
+    lines.append(f"Our whole fit so far / its training: {whole / other['seconds']:.2f}.")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--nuts", type=int, default=500, help="draws, and as many warmup steps; 0 leaves it out")
+    args = parser.parse_args()
+    X, t = data(768, 8)
+    mine = kept("ours", lambda: ours(X, t, 50))
+    print(report(mine, None) if args.epochs == 0 else "", flush=True)
+    try:
+        other = kept(f"laplace-torch {args.epochs}", lambda: theirs(X, t, 50, args.epochs)) if args.epochs else None
+    except ImportError:
+        other = None
+    print(report(mine, other), flush=True)
+    if args.nuts:
+        found = kept(f"nuts {args.nuts}", lambda: against_nuts(args.nuts))
+        print(
+            f"\n## MLP 1-50-1, N = 150\n\nLaplaceEvidence {found['seconds']:.1f} s, NUTS {args.nuts} + {args.nuts} "
+            f"{found['nuts']:.0f} s: {found['nuts'] / found['seconds']:.0f} times (target 50). Largest distance of the "
+            f"predictive means {found['gap']:.2f} predictive standard deviations (target 0.2)."
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""One recognised mixture of probabilistic PCA on its way: from the Pyro model to restarts, and back to a posterior."""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.infer import mppca_em
+from pyro_evidence.infer.iterate import Fit, Status, Stop
+from pyro_evidence.infer.mixture_start import Start
+from pyro_evidence.infer.mppca_em import Batch
+from pyro_evidence.models.mppca import MPPCA
+from pyro_evidence.mppca_laplace import laplace_state
+from pyro_evidence.mppca_posterior import MPPCAPosterior
+from pyro_evidence.mppca_structure import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
+from pyro_evidence.ops import mppca_start
+from pyro_evidence.ops.mppca import Analysers
+from pyro_evidence.ops.mppca_updates import Ties
+from pyro_evidence.program import LogJoint, Model
+
+SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
+SLICE_SIZE = 2**21  # most numbers in their loadings, which Pyro expands to one set for each datum
+LEAST_NOISE = 1e-6  # of the data's variance
+CANDIDATES = 4096  # data among which centres are drawn
+
+
+@dataclass(frozen=True)
+class NormalCentres(Start):
+    """Centres drawn from a Normal about the mean of the data, of the data's variance; Husmeier (2000), footnote 14."""
+
+    def centres(self, Y: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+        """Shape ``(R, K, m)``, in standard units."""
+        noise = torch.randn(*shape, Y.shape[1], generator=generator, dtype=torch.float64)
+        return self.spread * noise.to(Y)
+
+
+def log_joint(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
+    """The log joint of any model; that of a mixture of probabilistic PCA of ours without running it on all data.
+
+    :raises BadInput: when its data cannot be used.
+    """
+    if not isinstance(model, MPPCA):
+        return LogJoint(model, args, kwargs)
+    Y = _data(args, kwargs)
+    joint = LogJoint(model.marginalised, (_slice(model, Y),))
+    joint.args = (Y,)
+    return joint
+
+
+def _slice(model: MPPCA, Y: Tensor) -> Tensor:
+    """A few data, evenly spaced."""
+    num = max(16, min(SLICE, SLICE_SIZE // (model.num_components * Y.shape[1] * model.num_latents)))
+    return Y[:: max(1, len(Y) // num)]
+
+
+def _data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
+    if not isinstance(Y, Tensor) or Y.dim() != 2 or not Y.is_floating_point() or not len(Y):
+        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else f"{args!r:.80} {kwargs!r:.80}"
+        raise BadInput(f"run(Y) expects the data alone, floats of shape (N, m), N >= 1; got {got}.")
+    if not bool(Y.isfinite().all()):
+        row, column = (~Y.isfinite()).nonzero()[0].tolist()
+        num = [int(Y.isnan().sum()), int(Y.isinf().sum())]
+        raise BadInput(
+            f"Y, shape {tuple(Y.shape)}, contains {num[0]} nan and {num[1]} inf, first in row {row}, column {column}; "
+            f"expected numbers. Fit to complete rows, Y[~Y.isnan().any(1)]; the posterior takes data with gaps."
+        )
+    return Y
+
+
+@dataclass(frozen=True)
+class Task:
+    """A recognised model, the units inside, and all restarts."""
+
+    structure: MPPCAStructure
+    units: ScalarUnits
+    batch: Batch
+
+    @property
+    def jacobian(self) -> float:
+        """What the log evidence loses by going to the model's units, nats."""
+        return self.units.log_jacobian(self.structure.Y)
+
+
+def warmed(task: Task, num_steps: int) -> Task:
+    """After the warm-up."""
+    return replace(task, batch=mppca_em.warmed(task.batch, num_steps))
+
+
+def advanced(task: Task) -> Task:
+    """One round on."""
+    return replace(task, batch=mppca_em.advance(task.batch))
+
+
+def reached(task: Task) -> MPPCAPosterior:
+    """The posterior where the best restart stands."""
+    batch = task.batch
+    restarts = torch.where(batch.failed, torch.nan, batch.log_evidence) - task.jacobian
+    return posterior_of(task, Fit(mppca_em.best(batch), Status.STEP_LIMIT, (batch.objective,)), restarts)
+
+
+def begin(joint: LogJoint, start: Start, update: object) -> Task | None:
+    """All restarts before the first round; None where the model is no mixture of Gaussians of low rank.
+
+    :raises UnsupportedModel: when it is one that the engine cannot read.
+    """
+    thin = _sliced(joint) if isinstance(joint.model, MPPCA) else joint
+    if not is_mppca(thin):
+        return None
+    rule = mppca_em.rule_of(update)
+    structure = recognise_mppca(thin)
+    if thin is not joint:
+        structure = replace(structure, joint=joint, Y=joint.args[0].double())
+    _require_size(structure)
+    units = ScalarUnits.of(structure.Y)
+    Y = (structure.Y - units.origin) / units.unit
+    variance = _noise_scale(Y, structure.ties, structure.start)
+    at = _start(Y, units.standard(structure.start), structure.ties, start)
+    return Task(structure, units, mppca_em.first(Y, at, structure.ties, variance, rule))
+
+
+def _sliced(joint: LogJoint) -> LogJoint:
+    """The same on a slice of the data."""
+    thin = copy.copy(joint)
+    thin.args = (_slice(joint.model, joint.args[0]),)  # type: ignore[arg-type]
+    return thin
+
+
+def _require_size(structure: MPPCAStructure) -> None:
+    (N, m), q = structure.Y.shape, structure.start.W.shape[-1]
+    if q >= m:
+        raise BadInput(f"the loadings have {q} columns and the data {m}; expected fewer columns than the data have.")
+    if N < 2:
+        raise BadInput(f"Y has {N} row; expected at least two, or nothing varies.")
+
+
+def _noise_scale(Y: Tensor, ties: Ties, at: Analysers) -> Tensor:
+    """Variances to which the gamma prior of the noise refers: what one component with all latents leaves over.
+
+    Shared out by the outputs' variances if each has its own noise.
+    """
+    m = Y.shape[1]
+    on = torch.ones(1, 1, at.W.shape[-1], dtype=torch.bool, device=Y.device)
+    flat = Y.new_zeros(1, 1, m)
+    one = Analysers(at.W[:, :1], flat, flat + 1.0, Y.new_zeros(1, 1), on + 0.0, on)
+    rest = mppca_start.direct(Y, one).beta[0, 0, 0].reciprocal()
+    rest = torch.maximum(rest, Y.new_tensor(LEAST_NOISE))  # data of low rank leave nothing over
+    if not bool((ties.beta_group != ties.beta_group[:, :1]).any()):
+        return rest.expand(m)
+    return rest * torch.maximum(Y.var(0, correction=0), Y.new_tensor(1e-3))  # a constant output has no scale
+
+
+def _start(Y: Tensor, model: Analysers, ties: Ties, start: Start) -> Analysers:
+    """All restarts: centres, no loadings, one width; what the model holds fixed is kept."""
+    R, (K, m, q) = start.restarts, model.W.shape[1:]
+    generator = torch.Generator().manual_seed(start.seed)
+    if isinstance(start, NormalCentres):
+        mu = start.centres(Y, (R, K), generator)
+    else:
+        place = torch.randperm(len(Y), generator=generator)[:CANDIDATES].to(Y.device)
+        uniform = torch.rand(R, K, generator=generator, dtype=torch.float64).to(Y)
+        mu = mppca_start.spread_centres(Y[place], uniform)
+    mu = mu if ties.mean_free else model.mu.expand(R, K, m)
+    beta = torch.full_like(model.beta, start.width**-2) if ties.beta_free else model.beta
+    alpha = torch.full_like(model.alpha, start.alpha) if ties.alpha_free else model.alpha
+    flat = torch.zeros_like(model.log_mixing).log_softmax(-1) if ties.mixing_free else model.log_mixing
+    W = 0.1 * torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(Y)  # zero would stay so in EM
+    at = replace(model, W=W, beta=beta, alpha=alpha, log_mixing=flat)
+    wide = {n: getattr(at, n).expand(R, *getattr(at, n).shape[1:]) for n in ("beta", "alpha", "log_mixing", "columns")}
+    return replace(at, mu=mu, **wide)
+
+
+def run(task: Task, start: Start, deletion: object, stop: Stop) -> MPPCAPosterior:
+    """EM, deletion, and the posterior of the best.
+
+    :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed.
+    """
+    fit = mppca_em.em(task.batch, start.warm_up, stop)
+    if bool(fit.state.failed.all()):
+        raise NotConverged("EvidenceEM: every restart left the finite numbers. Pass update=Guarded().")
+    restarts = torch.where(fit.state.failed, torch.nan, fit.state.log_evidence) - task.jacobian
+    batch = mppca_em.best(fit.state)
+    fit = Fit(batch, fit.status, fit.objectives)
+    if deletion is not None and fit.status is not Status.INTERRUPTED:
+        fit = mppca_em.finished(fit, getattr(deletion, "num_steps", 25), stop)
+    posterior = posterior_of(task, fit, restarts)
+    if fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and stop.throw:
+        raise NotConverged(f"EvidenceEM: {fit.status.value}. What was reached is in .posterior.", posterior)
+    return posterior
+
+
+def posterior_of(task: Task, fit: Fit[Batch], restarts: Tensor) -> MPPCAPosterior:
+    """One restart at its mode, in the model's units."""
+    batch = fit.state
+    path = tuple(v - task.jacobian for v in fit.objectives)
+    found = laplace_state(task.structure, task.units, batch.Y, batch.it)
+    occam = float(batch.occam[0]) - task.jacobian
+    return MPPCAPosterior(
+        found.state, fit.status.value, path, restarts, (), task.structure, found.analysers, found.refusal,
+        found.literal, occam,
+    )  # fmt: skip

@@ -1,0 +1,260 @@
+"""What a fit of a mixture of probabilistic PCA returns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence import archive
+from pyro_evidence.errors import BadInput, NotAMode, TooLarge
+from pyro_evidence.mppca_structure import MPPCAStructure, recognise_mppca
+from pyro_evidence.ops import mppca, mppca_missing, mppca_orbit
+from pyro_evidence.ops.mppca import Analysers
+from pyro_evidence.ops.mppca_missing import Latent
+from pyro_evidence.ops.mppca_subspace import PrincipalSubspace, principal_subspace
+from pyro_evidence.ops.precision import Dense
+from pyro_evidence.posterior import LaplacePosterior
+from pyro_evidence.posterior import _generator as generator_of
+from pyro_evidence.program import LogJoint, Model
+
+
+@dataclass(frozen=True)
+class LatentCoordinates:
+    """Where data lie in the latent space of each component.
+
+    :ivar responsibilities: ``p(component | datum)``, shape ``(N, K)``.
+    :ivar mean: posterior mean of x given each component, shape ``(N, K, q)``; Husmeier (2000), eq. 3.18.
+    :ivar covariance: its posterior covariance, shape ``(N, K, q, q)``; eq. 3.17.
+    """
+
+    responsibilities: Tensor
+    mean: Tensor
+    covariance: Tensor
+
+    @property
+    def component(self) -> Tensor:
+        """The likeliest component of each datum, shape ``(N,)``."""
+        return self.responsibilities.argmax(-1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MPPCAPosterior(LaplacePosterior):
+    """A Laplace posterior over the loadings of a mixture of probabilistic PCA, and what the mixture says about data.
+
+    Pruned components keep their place, with mixing 0; pruned columns are zero, with an infinite precision.  Entries of
+    data that are nan are missing and are integrated out.
+
+    :ivar structure: the model, recognised.
+    :ivar analysers: all parameters, one row, in the model's units.
+    :ivar refusal: why there is no log evidence; empty where there is one.
+    :ivar log_evidence_literal: by Husmeier (2000), eq. A.35, as printed, nats; 7 to 10 nats too low per component of
+        two columns.
+    :ivar log_evidence_occam: with an Occam factor for all that is maximised, means included, nats: for choosing the
+        number of components.
+    """
+
+    structure: MPPCAStructure | None = None
+    analysers: Analysers | None = None
+    refusal: str = ""
+    log_evidence_literal: float = float("nan")
+    log_evidence_occam: float = float("nan")
+
+    def __repr__(self) -> str:
+        evidence = self.refusal or f"log_evidence={float(self.state.log_evidence):.6g}"
+        columns = self.num_latents.tolist()
+        return f"MPPCAPosterior(num_components={self.num_components}, num_latents={columns}, {evidence})"
+
+    @property
+    def _at(self) -> Analysers:
+        assert self.analysers is not None
+        return self.analysers
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """``log p(D | hyperparameters)``, loadings integrated over their orbits, nats, total, shape ``()``.
+
+        :raises NotAMode: where a column is as short as it is uncertain, so that its orbit has no volume.
+        """
+        if self.refusal:
+            raise NotAMode(self.refusal)
+        return self.state.log_evidence
+
+    @property
+    def hyperparameters(self) -> dict[str, Tensor]:
+        """Constrained values by the model's own names; the precision of a pruned column is ``inf``."""
+        assert self.structure is not None
+        found, name = super().hyperparameters, self.structure.alpha.name
+        gone = ~self._at.columns[0] & self.active.unsqueeze(-1)
+        if name is not None and bool(gone.any()):
+            values, group = found[name].clone().reshape(-1), self.structure.alpha.group()
+            out = torch.ones_like(values, dtype=torch.bool).index_fill(0, group[~gone].unique(), False)
+            found[name] = torch.where(out, torch.inf, values).reshape(found[name].shape)
+        return found
+
+    @property
+    def active(self) -> Tensor:
+        """Components that are not pruned, shape ``(K,)`` bool."""
+        return self._at.active[0]
+
+    @property
+    def num_components(self) -> int:
+        """Number of components that are left."""
+        return int(self.active.sum())
+
+    @property
+    def num_latents(self) -> Tensor:
+        """Number of columns that are left in each component, shape ``(K,)``; 0 in pruned components."""
+        return (self._at.columns[0] & self.active.unsqueeze(-1)).sum(-1)
+
+    @property
+    def gamma(self) -> dict[str, Tensor]:
+        """Number of well-determined loadings of each prior precision, in the hyperparameter's shape.
+
+        From the curvature across the orbit: turning the latent space is not determined, and not counted.
+        """
+        assert self.structure is not None
+        alpha = self.structure.alpha
+        if alpha.name is None:
+            return {}
+        at = self._at
+        each = mppca_orbit.well_determined(self.state.precision, at)
+        total = torch.zeros(alpha.shape.numel(), dtype=torch.float64)
+        return {alpha.name: total.index_add(0, alpha.group().flatten(), each.flatten()).reshape(alpha.shape)}
+
+    def _checked(self, Y: Tensor | None) -> Tensor:
+        """Data, the training data by default, checked."""
+        own = self.structure.Y if self.structure is not None else torch.zeros(0, 0)
+        Y = own if Y is None else Y
+        if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.shape[1] != own.shape[1] or not Y.is_floating_point():
+            raise BadInput(
+                f"Y has shape {tuple(getattr(Y, 'shape', ()))}; expected floats (N, {own.shape[1]}), nan where missing."
+            )
+        if bool(Y.isinf().any()):
+            raise BadInput(f"Y, shape {tuple(Y.shape)}, contains inf; expected numbers, or nan where one is missing.")
+        return Y.double()
+
+    def _log_joint(self, Y: Tensor) -> Tensor:
+        if not bool(Y.isnan().any()):
+            return mppca.log_joint(Y, self._at)[0]
+        return mppca_missing.latent(Y, self._at).log_joint
+
+    def log_prob(self, Y: Tensor | None = None) -> Tensor:
+        """Log density of the observed part of each datum at the mode, nats, shape ``(N,)``.
+
+        :raises BadInput: on anything but floats ``(N, m)``.
+        """
+        return self._log_joint(self._checked(Y)).logsumexp(-1)
+
+    def log_likelihood(self, Y: Tensor | None = None) -> dict[str, Tensor]:
+        """The same by the name of the observed site."""
+        return {self._joint.observed[0]: self.log_prob(Y)}
+
+    def responsibilities(self, Y: Tensor | None = None) -> Tensor:
+        """``p(component | observed part of the datum)`` at the mode, shape ``(N, K)``."""
+        return self._log_joint(self._checked(Y)).softmax(-1)
+
+    def transform(self, Y: Tensor | None = None) -> LatentCoordinates:
+        """Latent coordinates of data, with their covariances and the components' responsibilities."""
+        found = self._latent(self._checked(Y))
+        return LatentCoordinates(found.log_joint.softmax(-1), found.mean, found.covariance)
+
+    def _latent(self, Y: Tensor) -> Latent:
+        at = self._at
+        if bool(Y.isnan().any()):
+            return mppca_missing.latent(Y, at)
+        mean, covariance = mppca.latent_posterior(Y, at)
+        return Latent(mppca.log_joint(Y, at)[0], mean[0], covariance[0].expand(len(Y), *covariance.shape[1:]))
+
+    def reconstruct(self, Y: Tensor | None = None) -> Tensor:
+        """Mean of the data without noise, given their observed parts, shape ``(N, m)``; fills what is missing."""
+        found, at = self._latent(self._checked(Y)), self._at
+        each = torch.einsum("kia,nka->nki", at.W[0], found.mean) + at.mu[0]
+        return torch.einsum("nk,nki->ni", found.log_joint.softmax(-1), each)
+
+    def sample(self, num_samples: int, seed: int = 0) -> Tensor:
+        """Draws of data at the mode, shape ``(S, m)``."""
+        generator, at = torch.Generator().manual_seed(seed), self._at
+        z = torch.multinomial(at.log_mixing[0].exp().cpu(), num_samples, replacement=True, generator=generator)
+        x, noise = (
+            torch.randn(num_samples, size, generator=generator, dtype=torch.float64).to(at.W)
+            for size in at.W.shape[:1:-1]
+        )
+        return (at.W[0, z] @ x.unsqueeze(-1)).squeeze(-1) + at.mu[0, z] + noise * at.beta[0, z].rsqrt()
+
+    def principal_subspaces(self) -> list[PrincipalSubspace | None]:
+        """Principal axes of each component in canonical form; None where it is pruned."""
+        at = self._at
+        return [principal_subspace(at.W[0, k], at.beta[0, k]) if on else None for k, on in enumerate(self.active)]
+
+    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
+        """Independent draws of the loadings over their whole orbits, ``(S, K, m, q)`` by the site's name."""
+        generator, at, precision = generator_of(seed), self._at, self.state.precision
+        d = precision.colour(self._white(num_samples, generator))
+        d = mppca_orbit.across(d, at) if isinstance(precision, Dense) else d
+        W = at.W + d.reshape(num_samples, *at.W.shape[1:])
+        return self._constrained(mppca_orbit.turned(W, at, generator).reshape(num_samples, -1))
+
+    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
+        """Log ratios of the exact density to the approximation, orbits integrated in both, nats, ``(S,)``.
+
+        :raises TooLarge: when there are more loadings than a dense curvature is kept for.
+        """
+        assert self.structure is not None
+        Y, precision, at = self.structure.Y, self.state.precision, self._at
+        if not isinstance(precision, Dense):
+            raise TooLarge(f"{at.W.numel()} loadings are too many for the dense curvature that importance ratios need.")
+        origin = Y.mean(0)
+        return mppca_orbit.log_weights(Y - origin, replace(at, mu=at.mu - origin), precision, num_samples, seed)
+
+    def diagnostics(self, num_samples: int = 4_000, seed: int = 0) -> dict[str, Any]:
+        """As :meth:`LaplacePosterior.diagnostics`, with components and columns that are left.
+
+        Without a dense curvature what comes from importance ratios is nan.
+        """
+        if isinstance(self.state.precision, Dense) and not self.refusal:
+            found = super().diagnostics(num_samples, seed)
+        else:
+            found = self._without_ratios()
+        return found | {"num_components": self.num_components, "num_latents": self.num_latents.tolist()}
+
+    def _without_ratios(self) -> dict[str, Any]:
+        nan = float("nan")
+        ratios = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
+        return {
+            "status": self.status,
+            "log_evidence": nan if self.refusal else float(self.log_evidence),
+            "log_evidence_per_step": list(self.log_evidences),
+            "log_evidence_per_restart": self.restarts.tolist(),
+            "failed_restarts": [*self.failures, *([self.refusal] if self.refusal else [])],
+            "gradient_norm": max(self.state.decrement, 0.0) ** 0.5,
+            "smallest_eigenvalue": self._smallest_eigenvalue(),
+            "curvature": "exact_hessian" if isinstance(self.state.precision, Dense) else "responsibilities held",
+            "num_pruned": int((~self.state.problem.active).sum()),
+            **dict.fromkeys(ratios, nan),
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write tensors and settings, no code; see :meth:`LaplacePosterior.save`."""
+        at = {f.name: getattr(self._at, f.name) for f in fields(Analysers)}
+        numbers = (self.log_evidence_literal, self.log_evidence_occam)
+        record = archive.record(self.state) | {"status": self.status, "log_evidences": list(self.log_evidences)}
+        record |= {"restarts": self.restarts, "failures": list(self.failures), "analysers": at}
+        archive.write(record | {"refusal": self.refusal, "other_evidences": list(numbers)}, path)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MPPCAPosterior":
+        """A saved posterior, over the same model.
+
+        :raises BadInput: when the file is not one of ours, or the model is another.
+        """
+        record: Mapping[str, Any] = archive.read(path, map_location)
+        if "analysers" not in record:
+            raise BadInput(f"{path} holds another kind of posterior; load it with the class that saved it.")
+        state = archive.restore(record, model)
+        structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
+        rest = (record["refusal"], *record["other_evidences"])
+        paths = (tuple(record["log_evidences"]), record["restarts"], tuple(record["failures"]))
+        return cls(state, record["status"], *paths, structure, Analysers(**record["analysers"]), *rest)
