@@ -73,6 +73,12 @@ def blocks_of(joint: LogJoint, trace: Any) -> list[Block] | None:
     return found
 
 
+def num_covariances(joint: LogJoint, trace: Any) -> int:
+    """Numbers in the covariance of all latents where some site's is dense, else 0."""
+    sites = (predictors.unwrapped(trace.nodes[p.name]["fn"]).base for p in joint.latents)
+    return joint.latents.size**2 if any(isinstance(base, MultivariateNormal) for base in sites) else 0
+
+
 def function_blocks(node: Node, start: int) -> list[Block] | None:
     """One block per element of the batch of a MultivariateNormal; None for any other site."""
     base, value = predictors.unwrapped(node["fn"]).base, node["value"]

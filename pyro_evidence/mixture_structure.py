@@ -23,7 +23,8 @@ from pyro_evidence.ops.mixture_updates import Ties
 from pyro_evidence.program import LogJoint
 
 Trace = Any
-TOLERANCE = 1e-9  # relative: what counts as equal at random points in float64
+TOLERANCES = {torch.float64: 1e-9}  # relative: what counts as equal at random points
+SINGLE = 3e-5  # the same in float32
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,10 @@ def _read(theta: Tensor, scaling: Scaling) -> Tensor:
     return (torch.where(scaling.index >= 0, scaling.power, 0.0) * padded[scaling.index] + scaling.offset).exp()
 
 
+def _tolerance(joint: LogJoint) -> float:
+    return TOLERANCES.get(joint.dtype, SINGLE)
+
+
 def recognise_mixture(joint: LogJoint) -> MixtureStructure:
     """The mixture that ``joint`` is.
 
@@ -195,7 +200,7 @@ def _weight_index(joint: LogJoint, point: _Point) -> Tensor:
     values, order = values[:, :num_basis], order[:, :num_basis]
     if len(order.unique()) != joint.latents.size or order.numel() != joint.latents.size:
         raise NoMixture("weights are shared between components or outputs, or other latent sites are integrated")
-    if not bool(((values - values[:1]).abs() <= TOLERANCE * (1.0 + values[:1].abs())).all()):
+    if not bool(((values - values[:1]).abs() <= _tolerance(joint) * (1.0 + values[:1].abs())).all()):
         raise NoMixture("its means are not one set of basis functions times weights")
     num_components = len(point.kernels.probs)
     if loc.shape[0] != num_components:
@@ -207,14 +212,14 @@ def _basis(joint: LogJoint, index: Tensor, point: _Point) -> tuple[Tensor | None
     """Basis functions ``(N, B)``, None for the constant 1, and the mean without weights ``(N or 1, m)``."""
     zero = torch.zeros_like(point.u.detach())
     origin = _Point.at(joint, None, zero.clone()).kernels.loc.detach()
-    if not bool((origin - origin[:1]).abs().max() <= TOLERANCE * (1.0 + origin.abs().max())):
+    if not bool((origin - origin[:1]).abs().max() <= _tolerance(joint) * (1.0 + origin.abs().max())):
         raise NoMixture("its components have different fixed parts of the mean")
     columns = []
     for b in range(index.shape[-1]):
         unit = zero.index_fill(0, index[:, :, b].flatten(), 1.0)
         columns.append((_Point.at(joint, None, unit).kernels.loc.detach() - origin)[0, :, 0])
     G = torch.stack(columns, -1).double()
-    if G.shape == (1, 1) and bool((G - 1.0).abs().max() <= TOLERANCE):
+    if G.shape == (1, 1) and bool((G - 1.0).abs().max() <= _tolerance(joint)):
         return None, origin[0]
     return G.expand(len(point.kernels.value), -1).contiguous(), origin[0]
 
@@ -229,7 +234,7 @@ def _prior(joint: LogJoint, points: list[_Point], index: Tensor) -> tuple[Tensor
     ):
         raise NoMixture("the prior mean of its weights is learned, or depends on other latent sites")
     logs = [f[1].log()[index] for f in found]
-    return found[0][0].detach()[index], _scaling(logs, points)
+    return found[0][0].detach()[index], _scaling(logs, points, _tolerance(joint))
 
 
 def _noise(joint: LogJoint, points: list[_Point]) -> tuple[Scaling, str | None]:
@@ -244,7 +249,7 @@ def _noise(joint: LogJoint, points: list[_Point]) -> tuple[Scaling, str | None]:
     full = scales[0].dim() == 3
     deviations = [s.norm(dim=-1) if full else s for s in scales]
     correlation = _holder(joint, points[0], scales[0] / deviations[0].unsqueeze(-1)) if full else None
-    return _scaling([-2.0 * s.expand(shape).log() for s in deviations], points), correlation
+    return _scaling([-2.0 * s.expand(shape).log() for s in deviations], points, _tolerance(joint)), correlation
 
 
 def _holder(joint: LogJoint, point: _Point, value: Tensor) -> str:
@@ -255,12 +260,12 @@ def _holder(joint: LogJoint, point: _Point, value: Tensor) -> str:
     return names[0]
 
 
-def _scaling(log_precision: list[Tensor], points: list[_Point]) -> Scaling:
+def _scaling(log_precision: list[Tensor], points: list[_Point], tolerance: float) -> Scaling:
     """Which hyperparameter scales each precision, verified at both points."""
     slopes = [jacobian(x.reshape(-1).double(), p.theta) for x, p in zip(log_precision, points, strict=True)]
-    if not bool(((slopes[0] - slopes[1]).abs() <= TOLERANCE).all()):
+    if not bool(((slopes[0] - slopes[1]).abs() <= tolerance).all()):
         raise NoMixture("a precision is not one hyperparameter times a constant")
-    used = slopes[0].abs() > TOLERANCE
+    used = slopes[0].abs() > tolerance
     if bool((used.sum(-1) > 1).any()):
         raise NoMixture("a precision depends on several hyperparameters")
     shape = log_precision[0].shape
@@ -268,6 +273,8 @@ def _scaling(log_precision: list[Tensor], points: list[_Point]) -> Scaling:
         return Scaling(torch.full(shape, -1), torch.zeros(shape).double(), log_precision[0].detach().double())
     power, which = slopes[0].abs().max(-1)
     power = slopes[0].gather(-1, which.unsqueeze(-1)).squeeze(-1)
+    half = (2.0 * power).round() / 2.0  # precisions, scales and variances of a group, without rounding errors
+    power = torch.where((power - half).abs() <= tolerance, half, power)
     offset = log_precision[0].detach().reshape(-1).double() - power * points[0].theta.detach()[which]
     index = torch.where(used.any(-1), which, -1)
     return Scaling(index.reshape(shape), power.reshape(shape), offset.reshape(shape))
@@ -314,6 +321,8 @@ def _verify(structure: MixtureStructure, point: _Point) -> None:
     G = torch.ones(1, 1).to(w) if structure.G is None else structure.G
     expected = torch.einsum("kib,nb->kni", w, G) + (point.kernels.value - structure.Y)
     actual = point.kernels.loc.detach().double()
-    wrong = (actual - expected).abs() > 1e-8 * (1.0 + expected.abs())  # False where a value is missing
+    wrong = (actual - expected).abs() > 10.0 * _tolerance(structure.joint) * (
+        1.0 + expected.abs()
+    )  # False where a value is missing
     if bool(wrong.any()):
         raise NoMixture("its means are not linear in the weights")

@@ -197,7 +197,8 @@ def _affordable(slot: Slot, origin: Probe) -> bool:
     joint = origin.joint
     size = slot.layout.shape.numel() * joint.latents.size
     data = sum(t.numel() for _, t in tensors(joint.args, joint.kwargs))
-    return size <= max(SMALL_JACOBIAN, DENSER_THAN_DATA * data) and 16 * size <= available_bytes(joint.device)
+    prior = gaussian_latent.num_covariances(joint, origin.trace)  # a J no larger than what the model has already
+    return size <= max(SMALL_JACOBIAN, DENSER_THAN_DATA * data, prior) and 16 * size <= available_bytes(joint.device)
 
 
 def _matches(slot: Slot, probe: Probe, eta: Tensor, size: Tensor) -> bool:

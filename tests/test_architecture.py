@@ -21,7 +21,7 @@ LAYERS = [
     ["errors"],
     ["ops"],
     "contraction sites checks parameters program predictors probes groups density network_density".split(),
-    "gaussian_latent structure pruned laplace".split(),
+    "gaussian_latent structure pruned laplace laplace_rows".split(),
     "simulate weights streamed gaps mixture_kernels mixture_structure".split(),
     ["mppca_structure"],
     "models guide latent_prediction laplace_marginal archive report posterior mixture_fit mixture_posterior".split(),

@@ -25,34 +25,13 @@ from pyro_evidence.infer.type2 import (
     updated,
 )
 from pyro_evidence.laplace import Problem, Slope, laplace_state
+from pyro_evidence.laplace_rows import Points, density, measured, slopes, still_slopes
 from pyro_evidence.ops import evidence, newton, trust
-from pyro_evidence.ops.curvature import exact_hessian, gauss_newton
-from pyro_evidence.ops.derivatives import pullback
+from pyro_evidence.ops.curvature import gauss_newton
 from pyro_evidence.ops.precision import Dense
-from pyro_evidence.pruned import PrunedRows
 
 ROUNDS = 30  # of MacKay's, at most, before modes are found exactly
 HALVINGS = 12  # of a step, before a row is left to the single loop
-
-
-@dataclass(frozen=True)
-class Points:
-    """Laplace's approximation at each row's hyperparameters."""
-
-    theta: Tensor  # (R, T)
-    active: Tensor  # (R, D) bool
-    u: Tensor  # (R, D)
-    tril: Tensor  # (R, D, D) Cholesky factor of the posterior precision
-    objective: Tensor  # (R,) log evidence, -inf where no mode was found
-
-    def at(self, rows: Tensor) -> "Points":
-        """Some rows, by position or mask."""
-        return Points(self.theta[rows], self.active[rows], self.u[rows], self.tril[rows], self.objective[rows])
-
-    def with_rows(self, rows: Tensor, new: "Points") -> "Points":
-        """With ``rows`` (positions) replaced."""
-        pairs = zip(vars(self).values(), vars(new).values(), strict=True)
-        return Points(*(old.index_copy(0, rows, part) for old, part in pairs))
 
 
 @dataclass(frozen=True)
@@ -63,17 +42,6 @@ class Batch:
     slope: Slope  # (R, T) each
     metric: Tensor  # (R, T, T)
     moving: Tensor  # (R,) bool
-
-
-def fits(at: Problem) -> bool:
-    """Whether the rows of this problem can be evaluated together, each at its own hyperparameters."""
-    own = at.structure.linear is None and at.curvature in (exact_hessian, gauss_newton)
-    return own and at.joint.hypers.size > 0 and not at.joint.hyper_sites
-
-
-def density(at: Problem) -> PrunedRows:
-    """The density of rows whose mask stands behind their hyperparameters."""
-    return PrunedRows(at.structure.by_rows, at.structure.groups, at.joint.hypers.size)
 
 
 def warmed(at: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,60 +58,13 @@ def warmed(at: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         tril, info = torch.linalg.cholesky_ex(near.precision.double())
         sound = (info == 0) & torch.isfinite(near.log_joint)
         points = Points(theta, active, near.u, torch.where(sound[:, None, None], tril, torch.nan), near.log_joint)
-        found = _still(replace(at, curvature=gauss_newton), points)
+        found = still_slopes(replace(at, curvature=gauss_newton), points)
         move = (_natural(at, points, found) @ found.total.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
         move = torch.where(torch.isfinite(move) & ((theta + move - at.joint.initial_theta).abs() < 8.0), move, 0.0)
         theta, u = theta + move, torch.where(sound.unsqueeze(-1), near.u, u)
         if not bool((move.abs() > 0.1).any()):
             break
     return theta, u
-
-
-def _still(at: Problem, points: Points) -> Slope:
-    """Slopes without the modes' and the curvatures' dependence on the hyperparameters, as MacKay has them."""
-    theta = points.theta.clone().requires_grad_()
-    rows, by_rows = torch.cat([theta, points.active.to(theta)], -1), density(at)
-    half_log_det = 0.5 * (torch.cholesky_inverse(points.tril) * at.curvature(by_rows, points.u, rows)).sum()
-    partial = pullback(by_rows.log_joint(points.u, rows).sum(), theta)
-    return Slope((partial - pullback(half_log_det, theta)).double(), partial.double())
-
-
-def measured(at: Problem, theta: Tensor, active: Tensor, start: Tensor, num_steps: int = 60) -> Points:
-    """The modes from ``start`` and what follows from them."""
-    rows, log_joint = torch.cat([theta, active.to(theta)], -1), density(at)
-
-    def exact(u: Tensor, own: Tensor) -> Tensor:
-        return exact_hessian(log_joint, u, own)
-
-    climb = newton.climb if at.structure.known is None else trust.climb
-    mode = climb(log_joint, exact, start, rows, newton.Limits(at.tolerance, num_steps))
-    A = at.curvature(log_joint, mode.u, rows).detach().double()
-    tril, info = torch.linalg.cholesky_ex(A)
-    sound = mode.converged & (info == 0) & torch.isfinite(mode.log_joint)
-    tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(A))
-    log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.sum(-1))
-    return Points(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf))
-
-
-def slopes(at: Problem, points: Points) -> Slope:
-    """Exact derivatives of each row's log evidence in its hyperparameters, as :func:`pyro_evidence.laplace.slope`."""
-    theta, u = points.theta.clone().requires_grad_(), points.u.clone().requires_grad_()
-    rows, by_rows = torch.cat([theta, points.active.to(theta)], -1), density(at)
-    half_log_det = 0.5 * (torch.cholesky_inverse(points.tril) * at.curvature(by_rows, u, rows)).sum()
-    by_u, by_theta = pullback(half_log_det, u), pullback(half_log_det, theta)
-    log_joint = by_rows.log_joint(u, rows).sum()
-    partial = pullback(log_joint, theta)
-    moved = torch.cholesky_solve(by_u.unsqueeze(-1), _exact_tril(at, points, rows)).squeeze(-1)
-    mixed = pullback(pullback(log_joint, u, create_graph=True), theta, moved)
-    return Slope((partial - by_theta - mixed).double(), partial.double())
-
-
-def _exact_tril(at: Problem, points: Points, rows: Tensor) -> Tensor:
-    """The factor of the exact Hessian; nan where that is not positive definite."""
-    if at.curvature is exact_hessian:
-        return points.tril
-    tril, info = torch.linalg.cholesky_ex(density(at).precision(points.u, rows.detach()).double())
-    return torch.where((info == 0)[:, None, None], tril, torch.nan)
 
 
 def started(at: Problem, points: Points) -> Batch:

@@ -14,6 +14,7 @@ from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.infer.restarts import Restarts, search, starts, without_repeats
 from pyro_evidence.infer.type2 import TypeII
 from pyro_evidence.laplace import problem, require_proper
+from pyro_evidence.laplace_rows import can_batch
 from pyro_evidence.ops.curvature import Curvature, exact_hessian
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.program import LogJoint, Model
@@ -82,7 +83,7 @@ class LaplaceEvidence:
 
     def _maximise(self) -> Fit[TypeII]:
         """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one."""
-        if len(self._fits) > 1 and batch.fits(self._fits[0].state.laplace.problem):
+        if len(self._fits) > 1 and can_batch(self._fits[0].state.laplace.problem):
             self._fits = batch.climb(self._fits, self.stop)
         for i, fit in enumerate(self._fits):
             fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
@@ -109,7 +110,7 @@ class LaplaceEvidence:
         joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
         at = problem(joint, self.curvature)
         places, theta = starts(joint, self.restarts, self.seed), joint.initial_theta
-        network = at.structure.known is not None and batch.fits(at)
+        network = at.structure.known is not None and can_batch(at)
         self._found = batch.search(at, places, theta) if network else search(at, places, theta, self.stop.progress)
         states = [type2.at(state) for state in self._found.states]
         self._fits = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)

@@ -21,7 +21,8 @@ from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_updates import Ties
 from pyro_evidence.program import LogJoint, Model
 
-SLICE = 256  # data on which a model of ours is recognised: the rest is only looked at by the engine
+SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
+SLICE_SIZE = 2**21  # most numbers in their loadings, which Pyro expands to one set for each datum
 LEAST_NOISE = 1e-6  # of the data's variance
 CANDIDATES = 4096  # data among which centres are drawn
 
@@ -44,9 +45,15 @@ def log_joint(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lo
     if not isinstance(model, MPPCA):
         return LogJoint(model, args, kwargs)
     Y = _data(args, kwargs)
-    joint = LogJoint(model.marginalised, (Y[:: max(1, len(Y) // SLICE)],))
+    joint = LogJoint(model.marginalised, (_slice(model, Y),))
     joint.args = (Y,)
     return joint
+
+
+def _slice(model: MPPCA, Y: Tensor) -> Tensor:
+    """A few data, evenly spaced."""
+    num = max(16, min(SLICE, SLICE_SIZE // (model.num_components * Y.shape[1] * model.num_latents)))
+    return Y[:: max(1, len(Y) // num)]
 
 
 def _data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -118,8 +125,7 @@ def begin(joint: LogJoint, start: Start, update: object) -> Task | None:
 def _sliced(joint: LogJoint) -> LogJoint:
     """The same on a slice of the data."""
     thin = copy.copy(joint)
-    Y = joint.args[0]
-    thin.args = (Y[:: max(1, len(Y) // SLICE)],)
+    thin.args = (_slice(joint.model, joint.args[0]),)  # type: ignore[arg-type]
     return thin
 
 

@@ -50,7 +50,7 @@ class RandomPoints:
     """Centres on random data, the covariance of all data for every kernel, equal mixing.
 
     :ivar restarts: number of starts, run as one batch; the best by eq. 22 is kept.
-    :ivar seed: of the choice; restart ``r`` of ``n`` is the same for every ``n``.
+    :ivar seed: of the choice; the first restarts of many are those of few.
     """
 
     restarts: int = 1
@@ -104,7 +104,9 @@ def _network(training: Training, loc: Tensor, covariance: Tensor) -> Network:
 
 @dataclass(frozen=True)
 class KMeans:
-    """Centres and covariances of the clusters that Lloyd's algorithm finds from random data; equal mixing.
+    """Centres and covariances of the clusters that Lloyd's algorithm finds; equal mixing.
+
+    It begins on data that are far from each other: greedy k-means++, Arthur and Vassilvitskii (2007).
 
     :ivar restarts: number of starts.
     :ivar seed: of the data to begin with.
@@ -123,7 +125,8 @@ class KMeans:
         begun = RandomPoints(self.restarts, self.seed)(training)
         features = training.kind.features(training.X)
         forbidden = torch.where(training.usable, 0.0, torch.inf).to(training.X)
-        loc = begun.loc
+        generator = torch.Generator().manual_seed(self.seed)
+        loc = torch.stack([training.X[_spread(training, generator)] for _ in range(self.restarts)])
         for _ in range(self.num_steps):
             moments = _assigned(features, loc, forbidden)
             counts = moments[..., :1]
@@ -137,6 +140,23 @@ class KMeans:
         counts = torch.where(several, moments[..., 0], 1.0).reshape(shape)
         own = torch.where(several.reshape(shape), training.kind.scatter(moments, loc) / counts, begun.covariance)
         return _network(training, loc, training.kind.floored(own, training.kind.floor * column_variance(training.X)))
+
+
+def _spread(training: Training, generator: torch.Generator) -> Tensor:
+    """A datum for each kernel, far from those of the kernels before it, shape ``(M,)``."""
+    usable, place = training.usable, []
+    near = torch.full(usable.shape, torch.inf, dtype=training.X.dtype, device=usable.device)  # squared distances
+    for j in range(usable.shape[-1]):
+        rivals = (usable == usable[:, j : j + 1]).all(0)  # kernels of the same classes
+        weight = torch.where(usable[:, j], near[:, j], 0.0)
+        weight = torch.where(weight.isinf() | (weight.sum() == 0), usable[:, j].to(weight), weight)
+        tried = torch.multinomial(weight.cpu(), 2 + usable.shape[-1].bit_length(), True, generator=generator)
+        squares = (training.X - training.X[tried].unsqueeze(1)).square().sum(-1)  # (tried, N)
+        left = torch.minimum(squares, near[:, j])
+        best = int(torch.where(usable[:, j], left, 0.0).sum(-1).argmin())
+        near = torch.where(rivals, left[best].unsqueeze(-1), near)
+        place.append(int(tried[best]))
+    return torch.tensor(place, device=usable.device)
 
 
 def _assigned(features: Tensor, loc: Tensor, forbidden: Tensor) -> Tensor:

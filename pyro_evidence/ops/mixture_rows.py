@@ -9,6 +9,7 @@ from torch import Tensor
 from pyro_evidence.ops.mixture import Mixture
 from pyro_evidence.ops.mixture_updates import Ties, pruned
 
+ALIKE = 1e-5  # relative: what counts as the same prior mean or ratio, those of models in float32 included
 FIELDS = ("w", "noise", "log_mixing", "alpha")
 
 
@@ -46,26 +47,23 @@ def is_sound(mixture: Mixture) -> Tensor:
 
 def complaint(mixture: Mixture, index: int) -> str:
     """What is wrong with one row, in words."""
-    parts = {"weights": mixture.w, "noise precisions": mixture.noise, "prior precisions": mixture.alpha}
-    on = mixture.active[index]
-    bad = [f"{name} of component {_first(on, x[index])}" for name, x in parts.items() if _wrong(on, x[index]).any()]
+    logs = (mixture.noise_diagonal.log(), mixture.alpha.log(), mixture.log_mixing.unsqueeze(-1))
+    names = ("weights", "noise precisions", "prior precisions", "mixing")
+    on = mixture.log_mixing[index] != -torch.inf  # nan is no pruned component
+    wrong = [on & ~x[index].flatten(1).isfinite().all(-1) for x in (mixture.w, *logs)]
+    bad = [f"{name} of component {int(w.int().argmax())}" for name, w in zip(names, wrong, strict=True) if w.any()]
     return f"{', '.join(bad) or 'the log likelihood'} left the finite numbers, or the positive ones"
-
-
-def _wrong(on: Tensor, x: Tensor) -> Tensor:
-    """Components whose numbers are not finite, shape ``(K,)``."""
-    return on & ~x.flatten(1).isfinite().all(-1)
-
-
-def _first(on: Tensor, x: Tensor) -> int:
-    return int(_wrong(on, x).to(torch.int8).argmax())
 
 
 def is_exchangeable(ties: Ties, loc: Tensor) -> bool:
     """Whether components differ in nothing but their number, so that any order of them is as good."""
     same = (loc, ties.alpha_ratio, ties.beta_ratio, ties.alpha_free, ties.beta_free)
-    alike = all(bool((x == x[:1]).all()) for x in same)
+    alike = all(bool(((x - x[:1]).abs() <= ALIKE * (1.0 + x[:1].abs())).all()) for x in map(_numbers, same))
     return alike and _same_pattern(ties.alpha_group) and _same_pattern(ties.beta_group)
+
+
+def _numbers(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.double()
 
 
 def _same_pattern(group: Tensor) -> bool:

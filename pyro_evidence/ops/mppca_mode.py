@@ -9,6 +9,7 @@ from pyro_evidence.ops import lbfgs, mppca, mppca_curvature
 from pyro_evidence.ops.mppca import Analysers, Statistics
 
 NEWTON_SIZE = 1200  # loadings up to which Newton's method finishes what L-BFGS began
+SLOPE = 1e-4  # nats per standard deviation of a loading, at which L-BFGS stops
 TOLERANCE = 1e-9  # nats that a Newton step may still promise
 
 
@@ -27,7 +28,7 @@ def find_mode(Y: Tensor, at: Analysers, num_steps: int = 100) -> Analysers:
         stats = mppca.e_step(Y, there)
         return log_joint(there, stats), (mppca_curvature.slope(there, stats) * scale).flatten(1)
 
-    u = lbfgs.ascend(f, (at.W / scale).flatten(1), tolerance=1e-7 * len(Y) ** 0.5, num_steps=num_steps)
+    u = lbfgs.ascend(f, (at.W / scale).flatten(1), tolerance=SLOPE, num_steps=num_steps)
     at = replace(at, W=u.reshape(shape) * scale)
     return _newton(Y, at) if at.W.numel() <= NEWTON_SIZE else at
 

@@ -18,6 +18,7 @@ from pyro_evidence import (
     committee,
     gauss_newton,
     laplace,
+    laplace_rows,
 )
 from pyro_evidence.infer import batch, type2
 from pyro_evidence.infer.iterate import Fit, iterate
@@ -46,8 +47,8 @@ def test_rows_have_the_numbers_and_slopes_of_single_states() -> None:
     assert at.structure.groups is not None
     active[1, at.structure.groups.member == 2] = False  # a row with pruned weights
     start = torch.randn(3, 7, generator=generator)
-    points = batch.measured(at, theta, active, start, 200)
-    found = batch.slopes(at, points)
+    points = laplace_rows.measured(at, theta, active, start, 200)
+    found = laplace_rows.slopes(at, points)
     for row in range(3):
         single = laplace.laplace_state(laplace.replace(at, active=active[row]), theta[row], points.u[row])
         torch.testing.assert_close(points.objective[row], single.log_evidence, rtol=1e-10, atol=1e-9)

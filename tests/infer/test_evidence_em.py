@@ -213,6 +213,17 @@ def test_nuts_runs_on_the_models_posterior_and_agrees() -> None:
     assert float((drawn.std(0) / sd - 1.0).abs().max()) < 0.35
 
 
+@pytest.mark.parametrize("noise", [DiagonalNoise(), FullNoise(), SharedNoise(), SphericalNoise()])
+def test_single_precision_is_recognised_as_well(noise: DiagonalNoise | FullNoise | SharedNoise) -> None:
+    Y = two_blobs()
+    single, double = (EvidenceEM(gaussian_mixture(4, noise=noise)).run(x) for x in (Y.float(), Y))
+    assert isinstance(single, MixturePosterior)
+    assert single.num_components == double.num_components  # type: ignore[attr-defined]
+    assert_approx(single.log_evidence.double(), double.log_evidence, rtol=1e-4, atol=1e-2)
+    assert single.mode["w"].dtype == single.hyperparameters["beta"].dtype == torch.float32
+    assert bool(single.log_prob(Y.float()).isfinite().all())
+
+
 def test_conditional_density_of_two_lines() -> None:
     torch.manual_seed(0)
     x = 4.0 * torch.rand(200, 1) - 2.0

@@ -17,8 +17,9 @@ from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior, LogJoint, Stop, gauss_newton, laplace
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, LogJoint, Stop, gauss_newton, laplace, structure
 from pyro_evidence.datasets import ripley_train
+from pyro_evidence.infer import type2
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
 from pyro_evidence.ops.kernels import RBF, Linear, Matern32, Matern52, RationalQuadratic
 from pyro_evidence.ops.latent_precision import LatentPrecision
@@ -278,3 +279,43 @@ def test_restarts_of_a_concave_posterior_are_one_mode() -> None:
     X, t = data()
     posterior = LaplaceEvidence(by_hand, restarts=3, stop=QUIET).run(X, t)
     assert posterior.restarts.shape == (3,) and float(posterior.restarts.std()) == 0.0
+
+
+def test_a_kept_prior_is_not_used_for_other_numbers() -> None:
+    X, t = data()
+    model = gp_classifier(RBF(Learned(0.7), Learned(1.5)), jitter=1e-2)
+    at = laplace.problem(LogJoint(model, (X, t)))
+    fresh = [
+        laplace.problem(LogJoint(gp_classifier(RBF(Learned(0.7), Learned(1.5)), jitter=1e-2), (Y, t)))
+        for Y in (X, 1.1 * X)
+    ]
+    theta = torch.tensor([0.3, -0.2])
+    for _ in range(2):
+        for move in (0.0, 0.5):
+            a, b = (laplace.laplace_state(p, theta + move, p.joint.initial_u) for p in (at, fresh[0]))
+            torch.testing.assert_close(a.log_evidence, b.log_evidence, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        X.mul_(1.1)  # in place
+    a = laplace.laplace_state(laplace.problem(LogJoint(model, (X, t))), theta, at.joint.initial_u)
+    b = laplace.laplace_state(fresh[1], theta, at.joint.initial_u)
+    torch.testing.assert_close(a.log_evidence, b.log_evidence, rtol=1e-12, atol=1e-12)
+
+
+def test_a_process_is_recognised_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "SMALL_JACOBIAN", 1)
+    monkeypatch.setattr(structure, "DENSER_THAN_DATA", 0)
+    for name in ("by_hand", "softmax", "two_processes"):
+        assert laplace.problem(LogJoint(MODELS[name], data())).latent is not None
+
+
+def test_few_evaluations_find_the_hyperparameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, t = data(60)
+    calls: list[Tensor] = []
+
+    def counted(at: Any, theta: Tensor, start: Tensor) -> Any:
+        calls.append(theta)
+        return laplace.laplace_state(at, theta, start)
+
+    monkeypatch.setattr(type2, "laplace_state", counted)
+    LaplaceEvidence(gp_classifier(RBF()), stop=QUIET).run(X, t)
+    assert len(calls) < 25

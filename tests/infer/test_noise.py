@@ -89,14 +89,15 @@ def test_the_variational_noise_is_where_the_bound_is_highest() -> None:
     mean, spread = posterior.predictor()
     expected = ((t - mean).square() + spread).mean()
     assert fitted_variance(posterior) == pytest.approx(float(expected), rel=1e-3)
-    for factor in (0.9, 1.1):  # the bound with that noise held
+    for factor in (0.9, 1.0, 1.1):  # the bound with that noise held
 
         def held(Phi: Tensor, t: Tensor, scale: float = factor * fitted_variance(posterior) ** 0.5) -> None:
             w = models.weights(Phi.shape[1], Phi)
             with pyro.plate("data", len(Phi)):
                 pyro.sample("t", dist.Normal(Phi @ w, scale), obs=t)
 
-        assert float(VRVM(held).run(Phi, t).log_evidence) < float(posterior.log_evidence)
+        gap = float(posterior.log_evidence - VRVM(held).run(Phi, t).log_evidence)
+        assert abs(gap) < 0.01 if factor == 1.0 else gap > 0.01
 
 
 def test_held_noise_stays() -> None:

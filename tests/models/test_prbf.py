@@ -13,7 +13,6 @@ from pyro.optim import Adam
 from torch import Tensor
 
 from pyro_evidence import BadInput, Given, LaplaceEvidence, Multiple, OverlapEM, Stop
-from pyro_evidence.models.mixture import no_units
 from pyro_evidence.models.prbf import Diagonal, Full, Kernels, Separate, Spherical, class_labels, prbf
 from pyro_evidence.ops.prbf_updates import plain
 
@@ -75,7 +74,7 @@ def test_one_class_is_a_gaussian_mixture() -> None:
 @each_kind
 def test_laplace_evidence_runs_on_it(kernels: Kernels) -> None:
     X, y = two_blobs()
-    posterior = LaplaceEvidence(prbf(2, kernels=kernels, units=no_units), hyper=()).run(X, y)
+    posterior = LaplaceEvidence(prbf(2, kernels=kernels)).run(X, y)
     assert math.isfinite(float(posterior.log_evidence))
     near = (posterior.mode["loc"].unsqueeze(1) - torch.stack([X[y == 0].mean(0), X[y == 1].mean(0)])).norm(dim=-1)
     assert bool((near.amin(0) < 0.7).all())

@@ -1,0 +1,169 @@
+"""One round of EM for mixtures of probabilistic PCA beside plain closed-form EM with covariances; CPU, one thread.
+
+    OMP_NUM_THREADS=1 python benchmarks/mppca_speed.py            # Markdown on stdout
+    OMP_NUM_THREADS=1 python benchmarks/mppca_speed.py --large    # also N = 1e6, about a minute
+
+Plain EM is Tipping and Bishop's (1999), appendix C, in torch float64, all components in batched products: it forms the
+covariances S_k.  Each repeat times both, one after the other; the table has the smallest of each.  Satimage is
+read from the folder that PYRO_EVIDENCE_DATA names; without it, noise of its size takes its place.
+"""
+
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pyro_evidence import datasets
+from pyro_evidence.infer import mppca_em
+from pyro_evidence.ops import mppca_start
+from pyro_evidence.ops.mixture_updates import Guarded
+from pyro_evidence.ops.mppca import Analysers
+from pyro_evidence.ops.mppca_updates import Rule, Ties, no_gamma
+
+K = Q = 10
+
+
+def cpu(f: Callable[[], object]) -> float:
+    begin = time.process_time()
+    f()
+    return time.process_time() - begin
+
+
+def start(Y: Tensor, rows: int = 1) -> Analysers:
+    """Centres among the data, then five direct rounds."""
+    generator = torch.Generator().manual_seed(0)
+    mu = mppca_start.spread_centres(Y[:4096], torch.rand(rows, K, generator=generator))
+    m, on = Y.shape[1], torch.ones(rows, K, Q, dtype=torch.bool)
+    W = 0.1 * torch.randn(rows, K, m, Q, generator=generator)
+    at = Analysers(W, mu, torch.ones(rows, K, m), torch.full((rows, K), -math.log(K)), 0.01 * on, on)
+    for _ in range(5):
+        at = mppca_start.direct(Y, at)
+    return at
+
+
+def batch(Y: Tensor, at: Analysers, rule: Rule) -> mppca_em.Batch:
+    ties = Ties(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, Y.shape[1]))
+    return mppca_em.first(Y, at, ties, torch.ones(Y.shape[1]), rule)
+
+
+class Plain:
+    """Tipping and Bishop's EM with an m x m covariance for each component."""
+
+    def __init__(self, Y: Tensor, at: Analysers) -> None:
+        self.Y, self.log_mixing, self.mu, self.W = Y, at.log_mixing[0], at.mu[0], at.W[0]
+        self.v = at.beta[0, :, 0].reciprocal()
+
+    def step(self) -> None:
+        Y, W, v = self.Y, self.W, self.v[:, None, None]
+        m = Y.shape[1]
+        M = W.mT @ W + v * torch.eye(Q)
+        tril = torch.linalg.cholesky(M)
+        along = (Y @ W - (self.mu.unsqueeze(1) @ W)).mT  # (K, q, N)
+        z = torch.linalg.solve_triangular(tril, along, upper=False)
+        squares = Y.square().sum(-1) - 2.0 * self.mu @ Y.T + self.mu.square().sum(-1, keepdim=True)
+        log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) + (m - Q) * self.v.log()
+        quadratic = (squares - z.square().sum(-2)) / self.v.unsqueeze(-1)
+        table = self.log_mixing.unsqueeze(-1) - 0.5 * (log_det.unsqueeze(-1) + quadratic + m * math.log(math.tau))
+        resp = table.softmax(0)
+        counts = resp.sum(-1)
+        self.mu = resp @ Y / counts.unsqueeze(-1)
+        S = (Y.T * resp.unsqueeze(1)) @ Y / counts[:, None, None] - self.mu.unsqueeze(-1) * self.mu.unsqueeze(-2)
+        SW, M_inverse = S @ W, torch.cholesky_inverse(tril)
+        self.W = SW @ torch.linalg.inv(v * torch.eye(Q) + M_inverse @ (W.mT @ SW))
+        trace = S.diagonal(dim1=-2, dim2=-1).sum(-1) - ((SW @ M_inverse) * self.W).sum((-2, -1))
+        self.v, self.log_mixing = trace / m, (counts / len(Y)).log()
+
+
+def against_plain(Y: Tensor, repeats: int) -> str:
+    at = start(Y)
+    plain = Plain(Y, at)
+    kinds = {
+        "plain EM with covariances": plain.step,
+        "EM in latent space": stepping(batch(Y, at, Rule(no_gamma, alpha=0.0)), evidence=False),
+        "regularised, gamma included": stepping(batch(Y, at, mppca_em.rule_of(Guarded())), evidence=False),
+        "the same and the log evidence": stepping(batch(Y, at, mppca_em.rule_of(Guarded())), evidence=True),
+    }
+    times: dict[str, list[float]] = {n: [] for n in kinds}
+    for _ in range(repeats):
+        for name, step in kinds.items():
+            times[name].append(cpu(step))
+    base = min(times["plain EM with covariances"])
+    aims = ("", "0.8", "0.8", "1.2")
+    lines = ["| one round | ms | ratio to plain | aim |", "|---|---|---|---|"]
+    for (name, t), aim in zip(times.items(), aims, strict=True):
+        lines.append(f"| {name} | {1e3 * min(t):.2f} | {min(t) / base:.2f} | {aim} |")
+    return "\n".join(lines)
+
+
+def stepping(begun: mppca_em.Batch, *, evidence: bool) -> Callable[[], None]:
+    state = [begun]
+
+    def step() -> None:
+        state[0] = mppca_em.advance(state[0])
+        if evidence:
+            assert math.isfinite(state[0].objective)
+
+    return step
+
+
+def widths(repeats: int) -> str:
+    """Cost per number of outputs at q = 10, N = 2000: linear, so the last column stays."""
+    lines = ["| m | ms a round | microseconds per output |", "|---|---|---|"]
+    for m in (36, 144, 784, 3136):
+        generator = torch.Generator().manual_seed(0)
+        Y = torch.randn(2000, Q, generator=generator) @ torch.randn(Q, m, generator=generator)
+        Y = Y + torch.randn(2000, m, generator=generator)
+        step = stepping(batch(Y, start(Y), mppca_em.rule_of(Guarded())), evidence=True)
+        best = min(cpu(step) for _ in range(repeats))
+        lines.append(f"| {m} | {1e3 * best:.1f} | {1e6 * best / m:.1f} |")
+    return "\n".join(lines)
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def large() -> str:
+    generator = torch.Generator().manual_seed(0)
+    Y = torch.randn(1_000_000, 36, generator=generator)
+    at = start(Y[:5000])
+    before = peak()
+    step = stepping(batch(Y, at, mppca_em.rule_of(Guarded())), evidence=True)
+    seconds = min(cpu(step) for _ in range(2))
+    return f"N = 1e6, m = 36: {seconds:.2f} s a round; peak memory rose by {peak() - before:.0f} MiB (aim: below 1024)."
+
+
+def restarts(Y: Tensor) -> str:
+    single, many = (stepping(batch(Y, start(Y, rows), mppca_em.rule_of(Guarded())), evidence=True) for rows in (1, 5))
+    times = [(cpu(single), cpu(many)) for _ in range(10)]
+    ratio = 5.0 * min(t[0] for t in times) / min(t[1] for t in times)
+    return f"Five restarts as a batch against five single ones: {ratio:.2f} times cheaper."
+
+
+def satimage() -> Tensor:
+    try:
+        X = datasets.csv("satimage_train").X / 128.0
+    except FileNotFoundError:
+        X = torch.randn(4435, 36, generator=torch.Generator().manual_seed(0))
+    X = X - X.mean(0)
+    return X / X.var(0, correction=0).mean().sqrt()
+
+
+def main() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, one thread, float64, OPENBLAS_CORETYPE={os.environ.get('OPENBLAS_CORETYPE')}\n")
+    Y = satimage()
+    print(f"## {tuple(Y.shape)}, K = q = 10\n\n{against_plain(Y, 15)}\n\n{restarts(Y)}\n", flush=True)
+    print(f"## Outputs\n\n{widths(3)}\n", flush=True)
+    if "--large" in sys.argv:
+        print(large())
+
+
+if __name__ == "__main__":
+    main()
