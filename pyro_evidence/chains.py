@@ -84,7 +84,12 @@ def _one_chain(model: Model, data: Data, settings: Settings, seed: int) -> tuple
 def _elsewhere(
     model: Model, data: Data, settings: Settings, seeds: list[int]
 ) -> tuple[list[tuple[Draws, Tensor]] | None, str]:
-    """The chains from other processes; nothing, and the reason, where that is not possible."""
+    """The chains from other processes; nothing, and the reason, where that is not possible.
+
+    :raises SystemExit: in a process that is only importing an unguarded script, which must not run it all again.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit("put the script's statements under if __name__ == '__main__': to run chains in processes.")
     try:
         content = pickle.dumps((model, data, settings))
     except UNPICKLABLE as error:

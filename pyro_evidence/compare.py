@@ -269,8 +269,9 @@ def _rows(draws: Tensor) -> Tensor:
 
 def _numbers(each: Run) -> dict[str, float]:
     ess, r_hat = each.chain_numbers()
-    found = {"ess": ess, "r_hat": r_hat, "seconds": each.seconds, "divergences": float(each.divergences)}
+    found = {"ess": ess, "r_hat": r_hat, "seconds": each.seconds}
     return found | {
+        "divergences": float(each.divergences) if each.num_draws else math.nan,
         "switches": float(each.label_switches) if each.num_draws else math.nan,
         "seconds_per_ess": each.seconds / ess,
     }

