@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+LEAST_LOG_RESP = -230.0  # below 1e-100 a responsibility adds nothing to a sum, and its products may be subnormal: slow
 BLOCK = 2**17  # numbers in one block of whitened coordinates: they stay in the cache
 
 
@@ -127,7 +128,8 @@ def _block(Y: Tensor, natural: _Natural) -> Statistics:
     R, K, m, q = natural.shape
     log_joint, z, F = natural.log_joint(Y)
     log_norm = log_joint.logsumexp(-1, keepdim=True)
-    resp = log_joint.sub_(log_norm).exp_().reshape(len(Y), R * K)
+    log_resp = log_joint.sub_(log_norm)
+    resp = log_resp.exp().masked_fill_(log_resp < LEAST_LOG_RESP, 0.0).reshape(len(Y), R * K)
     moments = (resp.mT @ F).reshape(R, K, 2 * m)
     cross = Y.mT @ z.mul_(resp.unsqueeze(1)).reshape(len(Y), q * R * K)
     return Statistics(resp.sum(0).reshape(R, K), moments[..., :m], moments[..., m:], cross, log_norm.sum((0, 2)))
