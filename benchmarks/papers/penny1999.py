@@ -60,7 +60,7 @@ def fitted(num: int, num_hidden: int, seed: int) -> list[dict[str, Any]]:
 
 
 def different(models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Models whose log evidence or test score differ by a tenth of a nat and a thousandth: networks shrink to others."""
+    """Models that differ by a tenth of a nat in evidence or a thousandth in score: networks shrink to others."""
     found = {(round(m["evidence"], 1), round(m["test"], 3)): m for m in models}
     return list(found.values())
 
