@@ -139,3 +139,14 @@ def test_a_param_of_another_model_is_seen() -> None:
 def test_no_data_is_refused() -> None:
     with pytest.raises((BadInput, UnsupportedModel)):
         LogJoint(gp_regression(RBF() + Linear()), (torch.ones(0, 1), torch.ones(0)))
+
+
+def test_the_kept_prior_follows_settings_and_inputs() -> None:
+    X = inputs()
+    model = gp_classifier(RBF(dist.LogNormal(0.0, 1.0), 1.0), jitter=1e-3)
+    for scale in (0.5, 0.5, 1.0):
+        given = poutine.condition(model, data={"kernel.lengthscale": torch.tensor(scale)})
+        for factor in (1.0, 1.1):
+            X.mul_(factor)
+            found = poutine.trace(given).get_trace(X).nodes["f"]["fn"].covariance_matrix
+            torch.testing.assert_close(found, RBF(scale, 1.0)(X) + 1e-3 * torch.eye(6))
