@@ -67,7 +67,10 @@ def learning_curve(
     :param train: the model's arguments, responses included.
     :param test: the same for data that the engine does not see.
     :raises UnsupportedModel: for a model that is not recognised as a mixture.
+    :raises BadInput: when the arguments are not in a tuple, one of data alone being ``(Y,)``.
     """
+    if wrong := [type(args).__name__ for args in (train, test) if not isinstance(args, tuple)]:
+        raise BadInput(f"train and test: got {wrong[0]}; expected a tuple of the model's arguments, such as (Y,).")
     task = begin(LogJoint(engine.model, train), engine.start, engine.update, engine.curvature)
     unseen = _data(task, LogJoint(engine.model, test))
     rows = [_looked_at(task, unseen, batch) for batch in _rounds(engine, task, num_steps)]

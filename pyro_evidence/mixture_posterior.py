@@ -66,7 +66,7 @@ def _gradient(structure: MixtureStructure, data: MixtureData, mixture: Mixture) 
     return structure.flat(slope[0])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MixturePosterior(LaplacePosterior):
     """A Laplace posterior over the weights of a mixture, with what the mixture says about data.
 

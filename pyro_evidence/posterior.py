@@ -43,9 +43,9 @@ class LaplacePosterior:
     failures: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        sites, hypers = (list(part.names) for part in (self._joint.latents, self._joint.hypers))
+        sites, hypers = list(self._joint.latents.names), list(self.hyperparameters)
         return (
-            f"LaplacePosterior(log_evidence={float(self.log_evidence):.6g}, sites={sites}, "
+            f"{type(self).__name__}(log_evidence={float(self.log_evidence):.6g}, sites={sites}, "
             f"hyperparameters={hypers}, status={self.status!r})"
         )
 

@@ -87,3 +87,19 @@ def test_a_conditional_density_has_a_curve_but_not_one_density() -> None:
     assert_exact(found.test[:, :, :9], found.train[:, :, :9])
     with pytest.raises(BadInput, match="2 basis functions; expected an unconditional density"):
         found.density(0)
+
+
+def test_arguments_come_in_a_tuple() -> None:
+    engine = EvidenceEM(gaussian_mixture(3))
+    for train, test in ((blobs(60, 0), (blobs(40, 1),)), ((blobs(60, 0),), blobs(40, 1))):
+        with pytest.raises(BadInput, match=r"got Tensor; expected a tuple of the model's arguments, such as \(Y,\)"):
+            learning_curve(engine, train, test, num_steps=3)
+
+
+def test_what_a_newcomer_gets_wrong_is_told_in_words() -> None:
+    with pytest.raises(BadInput, match="Y is a ndarray; expected a tensor"):
+        gaussian_mixture(3)(blobs(60, 0).numpy())
+    with pytest.raises(BadInput, match="num_components is a Tensor; expected a whole number"):
+        gaussian_mixture(blobs(60, 0))  # type: ignore[arg-type]
+    shown = repr(EvidenceEM(gaussian_mixture(3)).run(blobs(60, 0)))
+    assert shown.startswith("MixturePosterior(log_evidence=") and len(shown) < 300

@@ -201,6 +201,8 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
 
     :raises BadInput: with the shape that was given.
     """
+    if not isinstance(Y, Tensor):
+        raise BadInput(f"Y is a {type(Y).__name__}; expected a tensor (N, m). Write torch.as_tensor(Y).")
     expected = "(N, m), one row per datum" if shape is None else str(shape)
     if Y.dim() != 2 or not Y.is_floating_point() or (shape is not None and tuple(Y.shape) != shape):
         raise BadInput(
@@ -219,7 +221,10 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
 
 def _check(num_components: int, alpha: Precision) -> None:
     if isinstance(num_components, bool) or not isinstance(num_components, int) or num_components < 1:
-        raise BadInput(f"num_components={num_components!r}; expected a whole number of at least 1.")
+        given = (
+            f"is a {type(num_components).__name__}" if isinstance(num_components, Tensor) else f"= {num_components!r}"
+        )
+        raise BadInput(f"num_components {given}; expected a whole number of at least 1.")
     check_precision("alpha", alpha, largest_dim=1)
     if _start_shape(alpha) not in (Size(), Size([num_components])):
         raise BadInput(
