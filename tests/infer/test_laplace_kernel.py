@@ -155,7 +155,7 @@ def test_the_model_has_the_fitted_hyperparameters() -> None:
     assert kernel.posterior is not None
     alpha = kernel.posterior.hyperparameters["alpha"]
     trace = pyro.poutine.trace(kernel.model).get_trace(*regression_data())
-    assert_exact(trace.nodes["w"]["fn"].base_dist.scale, alpha.rsqrt().expand(2))
+    assert_exact(trace.nodes["alpha"]["value"], alpha)
     t = Predictive(kernel.model, mcmc.get_samples())(inputs(4))["t"]
     assert t.shape == (500, 4)
     assert not list(pyro.get_param_store())
