@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, BadInput, EvidenceEM, LaplaceEvidence, LogJoint, compare_evidence
+from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, LogJoint, compare_evidence
 from pyro_evidence.evidence_check import (
     bridge_sampling,
     find_modes,
@@ -111,6 +111,24 @@ def test_relevance_machines_are_compared_with_a_remark(classes: tuple[Tensor, Te
     X, t = classes
     with pytest.raises(BadInput, match="different data"):
         compare_evidence(revm=REVM(logistic).run(X, t), other=LaplaceEvidence(logistic, hyper=()).run(X, 1.0 - t))
+
+
+def test_a_variational_bound_is_not_called_laplace(classes: tuple[Tensor, Tensor]) -> None:
+    X, t = classes
+    bound = VRVM(logistic).run(X, t)
+    found = compare_evidence(vrvm=bound, rvm=RVM(logistic).run(X, t), throw=False)
+    rows = {row.name: row for row in found.rows}
+    assert math.isnan(rows["vrvm"].laplace)
+    assert math.isfinite(rows["rvm"].laplace)
+    assert f"{float(bound.log_evidence):.3f} nats, is a variational lower bound" in rows["vrvm"].doubts[0]
+    line = next(text for text in str(found).splitlines() if text.startswith("vrvm "))
+    assert line.split()[-3] == "-"
+    prior = torch.distributions.MultivariateNormal(torch.zeros(4), bound.alpha.reciprocal().diag())
+    torch.manual_seed(0)
+    draws = prior.sample((200_000,))  # plain Monte Carlo of the evidence at the mean precisions
+    log_likelihood = torch.distributions.Bernoulli(logits=draws @ X.T).log_prob(t).sum(-1)
+    exact = log_likelihood.logsumexp(0) - math.log(len(draws))
+    assert rows["vrvm"].log_evidence == pytest.approx(float(exact), abs=0.1)
 
 
 def test_nothing_left_to_integrate_is_exact() -> None:
