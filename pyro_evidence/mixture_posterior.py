@@ -34,6 +34,7 @@ def laplace_state(structure: MixtureStructure, mixture: Mixture) -> LaplaceState
     """
     joint = structure.fixed(structure.params(mixture))
     data = mixture_data(structure.Y, structure.G, weight=structure.weight, products=structure.correlation is not None)
+    data = structure.spread(data, structure.background)
     A = _precision(structure, data, mixture)
     tril = cholesky(A, "posterior precision A", joint.latents.label)
     u = structure.flat(mixture.w[0])
@@ -147,6 +148,8 @@ class MixturePosterior(LaplacePosterior):
 
     def responsibilities(self, *args: Any, **kwargs: Any) -> Tensor:
         """``p(component | datum)`` at the mode, shape ``(N, K)``; the training data without arguments.
+
+        Rows add up to one, or to what a background leaves of it.
 
         :raises BadInput: when the arguments hold no responses.
         """

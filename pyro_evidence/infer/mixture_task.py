@@ -54,6 +54,7 @@ def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCu
     units = response_units(structure.Y, structure.G, structure.weight)
     products = curvature is not mixture_evidence.block or structure.correlation is not None
     data = units.data(structure.Y, structure.G, structure.weight, products=products)
+    data = structure.spread(data, structure.background, units.unit)
     ties, own = units.ties(structure.ties), units.standard(structure.start)
     return Task(structure, units, mixture_em.first(data, start(data, own, ties), ties, curvature, update))
 

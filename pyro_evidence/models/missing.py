@@ -10,6 +10,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_evidence.background import WithBackground
 from pyro_evidence.checks import tensors
 from pyro_evidence.errors import BadInput
 from pyro_evidence.gaps import WithGaps
@@ -34,7 +35,13 @@ class _Gaps(poutine.messenger.Messenger):
         if bool(seen.all()):
             return
         _check_columns(msg["name"], seen)
-        msg["fn"], msg["value"] = WithGaps(msg["fn"], seen), torch.where(seen, value, 0.0)
+        msg["fn"], msg["value"] = _gappy(msg["fn"], seen), torch.where(seen, value, 0.0)
+
+
+def _gappy(fn: Any, seen: Tensor) -> Any:
+    if isinstance(fn, WithBackground):  # which knows what gaps in its base mean
+        return WithBackground(WithGaps(fn.base_dist, seen), fn.background)
+    return WithGaps(fn, seen)
 
 
 def _check_columns(name: str, seen: Tensor) -> None:
