@@ -43,7 +43,7 @@ def report(found: Found, starts: range, seeds: range) -> str:
     for K in starts:
         evidence = torch.tensor([found[K, seed][0] for seed in seeds])
         left = tally([found[K, seed][1] for seed in seeds])
-        lines.append(f"| {K} | {left} | {evidence.median():.2f} | {evidence.min():.2f} | {evidence.max():.2f} |")
+        lines.append(f"| {K} | {left} | {evidence.quantile(0.5):.2f} | {evidence.min():.2f} | {evidence.max():.2f} |")
     best = [max(found[K, seed] for K in starts)[1] for seed in seeds]
     return "\n".join([*lines, "", f"Best number of components over all starts, of {len(seeds)} seeds: {tally(best)}"])
 

@@ -34,7 +34,8 @@ class EvidenceEM:
     Husmeier (2000).  Mixtures of probabilistic PCA, :mod:`pyro_evidence.models.mppca`, have a way of their own, to
     which ``curvature`` does not apply, and return an :class:`~pyro_evidence.mppca_posterior.MPPCAPosterior`.
 
-    :param model: from :mod:`pyro_evidence.models.mixture`, or one's own.
+    :param model: from :mod:`pyro_evidence.models.mixture`, or one's own; with a uniform component for outliers by
+        :func:`~pyro_evidence.models.background.with_background`.
     :param update: one round: ``Guarded()``, ``literal``, ``derived``, ``exact``, ``Unregularised()`` or
         ``WeightDecay(alpha)``.
     :param curvature: of gamma: ``mixture_evidence.full``, ``coordinate`` or ``block``.
