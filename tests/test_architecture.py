@@ -22,7 +22,7 @@ LAYERS = [
     ["ops"],
     "contraction sites checks parameters constants program predictors probes groups density network_density".split(),
     "gaussian_latent structure pruned laplace laplace_rows".split(),
-    "simulate weights streamed gaps mixture_kernels mixture_structure".split(),
+    "simulate weights streamed gaps background mixture_kernels mixture_structure".split(),
     ["mppca_structure"],
     "models guide latent_prediction laplace_marginal archive report posterior mixture_fit mixture_posterior".split(),
     ["mppca_laplace", "mppca_posterior"],

@@ -84,15 +84,13 @@ class Task:
         """What the log evidence loses by going to the model's units, nats."""
         return self.units.log_jacobian(self.structure.Y)
 
+    def warmed(self, update: object, num_steps: int) -> "Task":
+        """After the warm-up, which is the same for every update."""
+        return replace(self, batch=mppca_em.warmed(self.batch, num_steps))
 
-def warmed(task: Task, num_steps: int) -> Task:
-    """After the warm-up."""
-    return replace(task, batch=mppca_em.warmed(task.batch, num_steps))
-
-
-def advanced(task: Task) -> Task:
-    """One round on."""
-    return replace(task, batch=mppca_em.advance(task.batch))
+    def advanced(self) -> "Task":
+        """One round on."""
+        return replace(self, batch=mppca_em.advance(self.batch))
 
 
 def reached(task: Task) -> MPPCAPosterior:
