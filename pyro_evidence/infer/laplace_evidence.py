@@ -12,6 +12,7 @@ from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.infer import batch, type2
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.infer.restarts import Restarts, search, starts, without_repeats
+from pyro_evidence.infer.settings import check_count, check_function, check_model, check_stop
 from pyro_evidence.infer.type2 import TypeII
 from pyro_evidence.laplace import problem, require_proper
 from pyro_evidence.laplace_rows import can_batch
@@ -48,10 +49,10 @@ class LaplaceEvidence:
         restarts: int = 1,
         seed: int = 0,
     ) -> None:
-        if not callable(model):
-            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
-        if restarts < 1:
-            raise BadInput(f"restarts={restarts}; expected at least 1.")
+        check_model(model)
+        check_function("curvature", curvature, "exact_hessian")
+        check_stop(stop)
+        check_count("restarts", restarts)
         self.model, self.integrate, self.hyper = model, integrate, hyper
         self.curvature, self.stop, self.restarts, self.seed = curvature, stop, restarts, seed
         self._data: tuple[tuple[Any, ...], dict[str, Any]] | None = None

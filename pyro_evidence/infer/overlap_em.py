@@ -8,6 +8,7 @@ from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.infer.overlap_rounds import Lost, Progress, keep
 from pyro_evidence.infer.overlap_start import RandomPoints, Start
 from pyro_evidence.infer.overlap_task import Alpha, Multiple, Task, alpha_of, begin, posterior_of
+from pyro_evidence.infer.settings import check_function, check_stop
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.ops.prbf_ascent import Ascent
 from pyro_evidence.ops.prbf_updates import Update
@@ -54,6 +55,10 @@ class OverlapEM:
     ) -> None:
         if not isinstance(model, PRBF):
             raise BadInput(f"model is a {type(model).__name__}; expected models.prbf.prbf(...). Data go to run(...).")
+        check_function("updates", updates, "Ascent()")
+        check_function("start", start, "KMeans()")
+        check_function("lost", lost, "keep")
+        check_stop(stop)
         self.model, self.alpha, self.updates = model, alpha, updates
         self.start, self.lost, self.stop = start, lost, stop
         alpha_of(alpha, 1.0, model)

@@ -19,6 +19,7 @@ from pyro_evidence.eigen_state import (
 )
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.ridge import Ridge
+from pyro_evidence.infer.settings import check_function, check_model, check_object
 from pyro_evidence.posterior_revm import REVMPosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.quadratic import Approximation, laplace_at_base
@@ -61,8 +62,11 @@ class REVM:
         approximation: Approximation = laplace_at_base,
         others: Others = fixed_others,
     ) -> None:
-        if not callable(model):
-            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
+        check_model(model)
+        check_object("prior", prior)
+        check_function("centre", centre, "score_centre")
+        check_function("approximation", approximation, "laplace_at_base")
+        check_function("others", others, "schur_complement")
         if not callable(ridge) and not ridge >= 0.0:
             raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
         self.model, self.site, self.ridge = model, site, ridge

@@ -7,6 +7,7 @@ from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import fast_marginal, noisy_marginal
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.infer.noise import noise_of
+from pyro_evidence.infer.settings import check_model, check_stop
 from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.weights import LinearTarget, Weights, weights_of
@@ -39,8 +40,8 @@ class RVM:
         noise: str | None = None,
         stop: Stop = Stop(num_steps=2000),
     ) -> None:
-        if not callable(model):
-            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
+        check_model(model)
+        check_stop(stop)
         self.model, self.site, self.noise, self.stop = model, site, noise, stop
         self._of: Weights | None = None
         self._fit: Fit[Any] | None = None

@@ -113,7 +113,8 @@ def is_singular(laplace: LaplaceState) -> bool:
     if groups is None:
         return False
     inflation = laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp()
-    return bool((inflation[laplace.problem.active & (groups.member >= 0)] > largest_inflation(laplace.problem)).any())
+    alone = (groups.member >= 0) & torch.isfinite(groups.loc)  # elsewhere other latents add to the prior variance
+    return bool((inflation[laplace.problem.active & alone] > largest_inflation(laplace.problem)).any())
 
 
 def largest_inflation(at: Problem) -> float:

@@ -9,6 +9,7 @@ from pyro_evidence.infer import variational
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.infer.noise import Noise, noise_of
 from pyro_evidence.infer.rvm import linear_weights
+from pyro_evidence.infer.settings import check_model, check_stop
 from pyro_evidence.infer.variational import Quadratic, VariationalState
 from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
 from pyro_evidence.program import Model
@@ -34,8 +35,8 @@ class VRVM:
     def __init__(
         self, model: Model, *, site: str | Sequence[str] | None = None, noise: str | None = None, stop: Stop = SLOW
     ) -> None:
-        if not callable(model):
-            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
+        check_model(model)
+        check_stop(stop)
         self.model, self.site, self.noise, self.stop = model, site, noise, stop
         self._of: Weights | None = None
         self._noise: Noise | None = None

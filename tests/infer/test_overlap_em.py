@@ -32,7 +32,9 @@ from tests.ops.prbf_cases import three_classes
 SHORT = Stop(num_steps=20, throw=False)
 KINDS = [Spherical(), Diagonal(), Full()]
 each_kind = pytest.mark.parametrize("kernels", KINDS, ids=lambda kernels: type(kernels).__name__)
-each_update = pytest.mark.parametrize("updates", [plain, literal, exact, Ascent()], ids=str)
+each_update = pytest.mark.parametrize(
+    "updates", [plain, literal, exact, Ascent()], ids=["plain", "literal", "exact", "ascent"]
+)
 
 
 def fitted(alpha: float = 20.0, **settings: object) -> PRBFPosterior:

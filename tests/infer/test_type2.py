@@ -91,3 +91,4 @@ def test_a_scale_near_zero_is_known_by_an_evidence_that_no_longer_changes(tau: f
     theta = joint.hypers.flat({"tau": torch.tensor(tau), "sigma": y.std()}).double()
     state = laplace.laplace_state(laplace.problem(joint), theta, joint.initial_u, cold=True)
     assert type2._is_flat(type2.at(state)) is flat
+    assert not type2.is_singular(state)  # though mu adds far more to the variance than tau does
