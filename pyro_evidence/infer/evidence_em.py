@@ -12,6 +12,7 @@ from pyro_evidence.infer.mixture_deletion import Deletion, GreedyDeletion
 from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.mixture_task import Task, begin, finish, reached
+from pyro_evidence.infer.settings import check_function, check_instance, check_model, check_stop
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, gaps_explained, marginalised, parsed
 from pyro_evidence.mppca_posterior import MPPCAPosterior
@@ -58,8 +59,12 @@ class EvidenceEM:
         stop: Stop = STOP,
         missing: Missing | str = Missing.REFUSE,
     ) -> None:
-        if not callable(model):
-            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
+        check_model(model)
+        check_function("update", update, "Guarded()")
+        check_function("curvature", curvature, "mixture_evidence.full")
+        check_instance("start", start, Start)
+        check_stop(stop)
+        check_function("deletion", deletion or GreedyDeletion(), "GreedyDeletion()")
         self.missing = parsed(missing)
         self.model = marginalised(model) if self.missing is Missing.MARGINALISE else model
         self.update, self.curvature = update, curvature
