@@ -54,6 +54,7 @@ from pyro_evidence.laplace_marginal import LaplaceMarginal
 from pyro_evidence.latent_prediction import LatentPrediction, predict_latent
 from pyro_evidence.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.models.background import with_background
 from pyro_evidence.models.missing import Missing, marginalised
 from pyro_evidence.mppca_posterior import MPPCAPosterior
 from pyro_evidence.ops.curvature import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
@@ -175,4 +176,5 @@ __all__ = [
     "thermodynamic_integration",
     "to_datatree",
     "to_inference_data",
+    "with_background",
 ]

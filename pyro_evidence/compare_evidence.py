@@ -17,6 +17,7 @@ from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.posterior import LaplacePosterior
 from pyro_evidence.posterior_axes import AxesPosterior
 from pyro_evidence.posterior_revm import REVMPosterior
+from pyro_evidence.posterior_rvm import RVMPosterior
 from pyro_evidence.program import LogJoint
 
 Estimates = Mapping[str, EvidenceEstimate]
@@ -28,7 +29,7 @@ class Row:
 
     :ivar log_evidence: log p(D | model, hyperparameters), nats: the checked estimate.
     :ivar standard_error: of ``log_evidence``, nats.
-    :ivar laplace: Laplace's approximation of the same number, nats.
+    :ivar laplace: Laplace's approximation of the same number, nats; NaN for a variational posterior, which has none.
     :ivar probability: posterior probability of the model, given the prior and these models only.
     :ivar num_hyperparameters: how many numbers were maximised, for which the evidence carries no penalty.
     :ivar log_labels: log K! of a mixture of K components, 0 otherwise; *not* added to ``log_evidence``.
@@ -80,10 +81,11 @@ class EvidenceComparison:
     def _line(self, row: Row, width: int) -> str:
         factor, error = self.log_bayes_factor(row.name, self.rows[0].name)
         error = 0.0 if row is self.rows[0] else error
+        laplace = "-" if math.isnan(row.laplace) else f"{row.laplace:.2f}"
         return (
             f"{row.name:{width}}  {row.log_evidence:12.3f}  {row.standard_error:6.3f}  {factor:7.2f}  "
             f"{error:5.2f}"
-            f"  {row.probability:11.4f}  {row.laplace:8.2f}  {row.num_hyperparameters:6d}  "
+            f"  {row.probability:11.4f}  {laplace:>8}  {row.num_hyperparameters:6d}  "
             f"{row.log_labels:6.2f}"
         )
 
@@ -100,7 +102,8 @@ def compare_evidence(
     The evidence is that of each posterior's hyperparameters.  Where they were maximised it is the best the
     model can do, not an average over a hyperprior, so a difference of about one nat per extra hyperparameter
     means nothing. MacKay (1992), eq. 2.6.  For a :class:`REVMPosterior` or :class:`RVMPosterior` it is that of the
-    learned prior on the axes; for a :class:`MixturePosterior` that of one labelling, log K! of the components
+    learned prior on the axes, which for :class:`VRVM` has its mean precisions, and not the lower bound that its
+    ``log_evidence`` is; for a :class:`MixturePosterior` that of one labelling, log K! of the components
     that are left beside it.
 
     :param estimates: model name -> estimate to use, from :func:`bridge_sampling` for example; others are
@@ -148,7 +151,7 @@ def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probabilit
         name,
         estimate.log_evidence,
         estimate.standard_error,
-        float(posterior.log_evidence),
+        math.nan if _is_bound(posterior) else float(posterior.log_evidence),
         probability,
         _num_hyperparameters(posterior),
         math.lgamma(_num_components(posterior) + 1.0),
@@ -170,8 +173,18 @@ def _num_components(posterior: Posterior) -> int:
     return 1 if isinstance(posterior, AxesPosterior) else num_states(posterior.state.problem.joint, posterior.state)
 
 
+def _is_bound(posterior: Posterior) -> bool:
+    """Whether its ``log_evidence`` is a lower bound, as VRVM's is."""
+    return isinstance(posterior, RVMPosterior) and posterior.state.fit is not None
+
+
 def _remarks(posterior: Posterior) -> tuple[str, ...]:
     """What no number shows."""
+    if _is_bound(posterior):
+        return (
+            f"its own log_evidence, {float(posterior.log_evidence):.3f} nats, is a variational lower bound under Gamma "
+            "hyperpriors, not Laplace's approximation; the row is at the mean precisions.",
+        )
     if isinstance(posterior, REVMPosterior):
         return ("its axes were found from the same data, so its evidence is too favourable; cross-validate.",)
     return ()

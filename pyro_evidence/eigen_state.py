@@ -117,14 +117,14 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
         y = climbed(target, alpha, _approached(target, alpha, start) if isinstance(target, AutogradTarget) else start)
     except (NotAMode, RuntimeError) as error:
         raise _improper() if ridge == 0.0 else error from error
-    if ridge == 0.0 and (separable(target, y, num_weights) or _singular(target.precision(y.unsqueeze(0))[0])):
+    if ridge == 0.0 and (separable(target, y, num_weights) or _singular(target, y)):
         raise _improper()
     return y
 
 
-def _singular(A: Tensor) -> bool:
-    h = torch.linalg.eigvalsh(A)
-    return bool(h[0] <= 10.0 * len(h) * torch.finfo(h.dtype).eps * h[-1])
+def _singular(target: Target, y: Tensor) -> bool:
+    h = torch.linalg.eigvalsh(target.precision(y.unsqueeze(0))[0])
+    return bool(h[0] <= 10.0 * len(h) * target.eps * h[-1])
 
 
 def _approached(target: Target, alpha: Tensor, start: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from pyro_evidence.infer.mixture_task import Task, begin
 from pyro_evidence.mixture_structure import recognise_mixture
 from pyro_evidence.ops import mixture_rows
 from pyro_evidence.ops.mixture import Mixture, MixtureData, natural_parameters, responsibilities
+from pyro_evidence.ops.mixture_background import Background, MixtureWithBackground
 from pyro_evidence.ops.mixture_density import MixtureDensity
 from pyro_evidence.ops.mixture_updates import Unregularised
 from pyro_evidence.program import LogJoint
@@ -28,6 +29,7 @@ class LearningCurve:
     test: Tensor  # (S + 1, R, N_test)   log density of each test datum
     log_evidence: Tensor  # (S + 1, R)   Laplace, the engine's curvature, at the round's weights; -inf where undefined
     mixtures: tuple[Mixture, ...]  # S + 1 of R rows
+    background: Background | None = None  # a uniform density beside them
 
     @property
     def train_nll(self) -> Tensor:
@@ -54,7 +56,8 @@ class LearningCurve:
             raise BadInput(f"the model has {mixture.w.shape[-1]} basis functions; expected an unconditional density.")
         on = mixture.active[0]
         tril = torch.linalg.cholesky(torch.linalg.inv(mixture.noise_matrix[:, on]))
-        return MixtureDensity(mixture.log_mixing[:, on], mixture.w[:, on, :, 0], tril)
+        parts = mixture.log_mixing[:, on], mixture.w[:, on, :, 0], tril
+        return MixtureDensity(*parts) if self.background is None else MixtureWithBackground(*parts, self.background)
 
 
 def learning_curve(
@@ -75,7 +78,9 @@ def learning_curve(
     unseen = _data(task, LogJoint(engine.model, test))
     rows = [_looked_at(task, unseen, batch) for batch in _rounds(engine, task, num_steps)]
     seen, new, evidence, mixtures = zip(*rows, strict=True)
-    return LearningCurve(torch.stack(seen), torch.stack(new), torch.stack(evidence), mixtures)
+    return LearningCurve(
+        torch.stack(seen), torch.stack(new), torch.stack(evidence), mixtures, task.structure.background
+    )
 
 
 def _rounds(engine: EvidenceEM, task: Task, num_steps: int) -> Iterator[Batch]:
@@ -89,7 +94,8 @@ def _rounds(engine: EvidenceEM, task: Task, num_steps: int) -> Iterator[Batch]:
 def _data(task: Task, joint: LogJoint) -> MixtureData:
     """Other data in the units inside."""
     found = recognise_mixture(joint)
-    return task.units.data(found.Y, found.G, found.weight, products=task.batch.at.data.layout.has_products)
+    data = task.units.data(found.Y, found.G, found.weight, products=task.batch.at.data.layout.has_products)
+    return found.spread(data, task.structure.background, task.units.unit)
 
 
 def _looked_at(task: Task, unseen: MixtureData, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Mixture]:
@@ -101,7 +107,8 @@ def _looked_at(task: Task, unseen: MixtureData, batch: Batch) -> tuple[Tensor, T
 
 def _log_density(task: Task, data: MixtureData, mixture: Mixture) -> Tensor:
     """Log density of each datum, nats, the model's units, shape ``(R, N)``."""
-    log_density = responsibilities(data.features, natural_parameters(mixture, data.layout))[1]
+    natural = natural_parameters(mixture, data.layout)
+    log_density = responsibilities(data.features, natural, data.floor)[1] + data.log_share
     log_unit = task.units.unit.log()
     if data.observed is None:
         return log_density - log_unit.sum()

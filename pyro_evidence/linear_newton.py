@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.ops.predictor import gram
-from pyro_evidence.weights import LinearTarget
+from pyro_evidence.weights import EPS, LinearTarget
 
 DENSE = 150  # weights up to which a fresh factor costs less than conjugate gradients
 MOST_PRODUCTS = 8  # of conjugate gradients before the factor is renewed; more for many weights
-SMALL = 1e-18  # decrement in nats, relative to the objective, that counts as none
+SMALL = 1e-18  # decrement in nats, relative to the objective, that counts as none in double precision
 
 
 class Found(NamedTuple):
@@ -31,21 +31,21 @@ def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Found:
 
     Each step solves with the last Cholesky factor as preconditioner of conjugate gradients, and renews the
     factor when that takes long.  Not converged where the curvature is not positive definite or no step goes
-    up.
+    up.  A model in a shorter dtype is climbed to that dtype's rounding.
     """
     at = _point(target, alpha, start, tuple(p.eta(start.unsqueeze(0)) for p in target.parts))
     tril: Tensor | None = None
-    before = torch.inf
+    before, coarse = torch.inf, target.eps / EPS
     for _ in range(100):
         found = [p.derivatives(e) for p, e in zip(target.parts, at.etas, strict=True)]
         g = sum((s.flatten() @ p.J.flatten(0, 1) for p, (s, _) in zip(target.parts, found, strict=True)), -alpha * at.x)
         step, tril = _solved(target, alpha, [B[0] for _, B in found], g, tril)
         if step is None:
             return Found(at.x, False)
-        decrement, limit = float(g @ step), SMALL * (1.0 + abs(at.value))
+        decrement, limit = float(g @ step), SMALL * coarse * (1.0 + abs(at.value))
         moved = _uphill(target, alpha, at, step, decrement)
         if moved is None or _next(decrement, before) <= limit:
-            return Found(at.x if moved is None else moved.x, decrement <= 1e8 * limit)
+            return Found(at.x if moved is None else moved.x, decrement <= 1e8 * limit / coarse**0.5)
         at, before = moved, decrement
     return Found(at.x, False)
 
@@ -68,7 +68,7 @@ def _point(target: LinearTarget, alpha: Tensor, x: Tensor, etas: tuple[Tensor, .
 def _uphill(target: LinearTarget, alpha: Tensor, at: _Point, step: Tensor, decrement: float) -> _Point | None:
     """The first halved step that does not go down; along a line predictors move in proportion."""
     ahead = [(p.J @ step).unsqueeze(0) for p in target.parts]
-    slack = 1e-14 * (1.0 + abs(at.value))
+    slack = 45.0 * target.eps * (1.0 + abs(at.value))
     for halvings in range(40):
         scale = 0.5**halvings
         etas = tuple(e + scale * d for e, d in zip(at.etas, ahead, strict=True))

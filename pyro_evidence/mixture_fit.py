@@ -12,6 +12,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture_kernels import Kernels, kernels
 from pyro_evidence.mixture_structure import MixtureStructure
 from pyro_evidence.ops.mixture import Mixture
+from pyro_evidence.ops.mixture_background import MixtureWithBackground
 from pyro_evidence.ops.mixture_density import MixtureDensity
 
 
@@ -44,7 +45,8 @@ class FittedMixture:
     def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
         """The density; for a conditional model one for each row of the inputs given.
 
-        The noise is that of the training data, also where a model measures it in units of the data that it is given.
+        The noise is that of the training data, also where a model measures it in units of the data that it is given,
+        and so is the box of a background.
 
         :param args: as for the model, responses optional; the training data without arguments.
         """
@@ -54,7 +56,9 @@ class FittedMixture:
         loc, noise = found.loc.movedim(0, 1).detach(), self.mixture.noise[0]
         tril = noise.rsqrt().diag_embed() if noise.dim() == 2 else torch.linalg.cholesky(torch.linalg.inv(noise))
         tril = tril.to(loc).expand(1, *loc.shape[1:], loc.shape[-1])
-        return MixtureDensity(found.probs.detach().log().unsqueeze(0), loc, tril)
+        parts = found.probs.detach().log().unsqueeze(0), loc, tril
+        background = self.structure.background
+        return MixtureDensity(*parts) if background is None else MixtureWithBackground(*parts, background)
 
     def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
         """Log density of each datum, nats, shape ``(N,)``; missing values are integrated out.
@@ -70,7 +74,7 @@ class FittedMixture:
         :raises BadInput: when the arguments hold no responses.
         """
         found = self._given(args, kwargs)
-        return self._density(found).component_log_prob(found.value).softmax(-1)
+        return self._density(found).responsibilities(found.value)
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         found = self.kernels(args, kwargs)

@@ -1,6 +1,6 @@
 """The Gaussian kernels of a mixture, read off one trace of its model: enumerated and MixtureSameFamily forms alike."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
 from pyro_evidence import predictors
+from pyro_evidence.background import WithBackground
 from pyro_evidence.gaps import WithGaps
+from pyro_evidence.ops.mixture_background import Background
 from pyro_evidence.program import LogJoint
 
 Trace = Any
@@ -28,6 +30,7 @@ class Kernels:
     value: Tensor  # (N, m) nan where an element is missing
     weight: Tensor  # (N,)
     is_observed: bool = True  # whether the value was given
+    background: Background | None = None  # a uniform density beside the components
 
 
 def kernels(joint: LogJoint, trace: Trace) -> Kernels:
@@ -39,6 +42,8 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
         raise NoMixture(f"it has {len(joint.observed)} observed and {len(joint.discrete)} discrete sites")
     node = trace.nodes[joint.observed[0]]
     fn = node["fn"]
+    background = fn.background if isinstance(fn, WithBackground) else None
+    fn = fn if background is None else fn.base_dist
     seen = fn.seen if isinstance(fn, WithGaps) else None
     parts = predictors.unwrapped(fn if seen is None else fn.base_dist)
     base, num_event = parts.base, parts.inner
@@ -46,7 +51,7 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
         raise NoMixture(f"site '{joint.observed[0]}' is {type(base).__name__}")
     if seen is not None and isinstance(base, MultivariateNormal):
         raise NoMixture("elements of its data are missing and its noise is correlated")
-    return _Site(joint, trace, node, base, num_event, parts.mixing, seen).kernels()
+    return replace(_Site(joint, trace, node, base, num_event, parts.mixing, seen).kernels(), background=background)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def laplace_state(structure: MixtureStructure, mixture: Mixture) -> LaplaceState
     """
     joint = structure.fixed(structure.params(mixture))
     data = mixture_data(structure.Y, structure.G, weight=structure.weight, products=structure.correlation is not None)
+    data = structure.spread(data, structure.background)
     A = _precision(structure, data, mixture)
     tril = cholesky(A, "posterior precision A", joint.latents.label)
     u = structure.flat(mixture.w[0])
@@ -71,6 +72,9 @@ class MixturePosterior(LaplacePosterior):
     """A Laplace posterior over the weights of a mixture, with what the mixture says about data.
 
     Pruned components keep their place, with mixing 0 and their weights at the prior, so that shapes are the model's.
+    The log evidence of each round is in ``log_evidences``; train and test densities of each round, for all restarts,
+    come from :func:`~pyro_evidence.learning_curve.learning_curve`, ``learning_curve(engine, (Y,), (Y_test,),
+    num_steps=100).test_nll``, which runs the same rounds: a fit does not keep its path.
 
     :ivar structure: the model, recognised.
     :ivar mixture: weights and hyperparameters, one row, in the model's units.
@@ -144,6 +148,8 @@ class MixturePosterior(LaplacePosterior):
 
     def responsibilities(self, *args: Any, **kwargs: Any) -> Tensor:
         """``p(component | datum)`` at the mode, shape ``(N, K)``; the training data without arguments.
+
+        Rows add up to one, or to what a background leaves of it.
 
         :raises BadInput: when the arguments hold no responses.
         """

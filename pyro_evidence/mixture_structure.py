@@ -18,7 +18,8 @@ from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.mixture_kernels import Kernels, NoMixture, kernels
 from pyro_evidence.ops.coordinates import Coordinates
 from pyro_evidence.ops.derivatives import jacobian
-from pyro_evidence.ops.mixture import Mixture
+from pyro_evidence.ops.mixture import Mixture, MixtureData
+from pyro_evidence.ops.mixture_background import Background, beside
 from pyro_evidence.ops.mixture_updates import Ties
 from pyro_evidence.program import LogJoint
 
@@ -51,6 +52,8 @@ class MixtureStructure:
     correlation: str | None  # the param that holds the noise's correlations, by lower Cholesky factors
     mixing: str | None  # the param that holds the mixing; None when it is fixed
     start: Mixture  # one row, at the model's own hyperparameters, weights at their prior mean
+    offset: Tensor  # (N or 1, m) what was taken away from the responses
+    background: Background | None  # a uniform density beside the kernels, in the responses' own place
 
     @property
     def ties(self) -> Ties:
@@ -58,6 +61,10 @@ class MixtureStructure:
         alpha, beta = _groups(self.alpha), _groups(self.beta)
         free = self.alpha.index >= 0, self.beta.index >= 0
         return Ties(alpha[0], alpha[1], beta[0], beta[1], free[0], free[1], self.mixing is not None)
+
+    def spread(self, data: MixtureData, background: Background | None, unit: Tensor | None = None) -> MixtureData:
+        """The data, made of this model's responses measured in ``unit`` ``(m,)``, with a background beside."""
+        return data if background is None else beside(data, background, self.Y + self.offset, unit)
 
     def theta(self, mixture: Mixture) -> Tensor:
         """Unconstrained hyperparameters of the first row; those of pruned components stay where the model has them."""
@@ -159,8 +166,9 @@ def _recognise(joint: LogJoint) -> MixtureStructure:
     start = _start(_Point.at(joint, None).kernels, alpha, joint.initial_theta, loc)
     Y = (kernels.value - offset).double()
     structure = MixtureStructure(
-        joint, index, Y, G, kernels.weight.double(), loc, alpha, beta, correlation, mixing, start
-    )
+        joint, index, Y, G, kernels.weight.double(), loc, alpha, beta, correlation, mixing, start,
+        offset.double(), None if kernels.background is None else kernels.background.double(),
+    )  # fmt: skip
     _verify(structure, points[1])
     return structure
 

@@ -323,7 +323,7 @@ class ScalarUnits:
     def of(Y: Tensor) -> "ScalarUnits":
         """Mean, and root mean variance; 1 where nothing varies."""
         unit = Y.var(0, correction=0).mean().sqrt()
-        return ScalarUnits(Y.mean(0), torch.where(unit > 1e-12 * Y.abs().max(), unit, 1.0))
+        return ScalarUnits(Y.mean(0), torch.where(unit > 1e-12 * torch.stack(Y.aminmax()).abs().max(), unit, 1.0))
 
     def standard(self, at: Analysers) -> Analysers:
         """Parameters of the caller's units in standard ones."""

@@ -16,6 +16,7 @@ from torch.distributions import constraints
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence import checks, contraction, parameters
+from pyro_evidence.constants import Constants
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.ops import rows
 from pyro_evidence.ops.coordinates import Coordinates
@@ -380,6 +381,5 @@ class LogJoint:
         params, sites = self.split_hypers(theta.detach())
         model = WithParameters(self.model, params, self.homes) if self.homes else self.model
         params = {n: v for n, v in params.items() if n not in self.homes}
-        if params:  # constants, not for an optimiser to see
-            model = poutine.block(poutine.substitute(model, data=params), hide_types=["param"])
+        model = Constants(params)(model) if params else model
         return poutine.condition(model, data=sites) if sites else model

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.ops.predictor import gram
 from pyro_evidence.program import LogJoint, Model
-from pyro_evidence.weights import LinearTarget, Part, Weights, weights_of
+from pyro_evidence.weights import EPS, LinearTarget, Part, Weights, weights_of
 
 Passes = Callable[[], Iterator[Part]]  # one pass over the data: the predictors of a chunk at a time
 Local = Callable[
@@ -37,6 +37,7 @@ class StreamedTarget:
     """The log likelihood as a sum over chunks; one pass gives value, gradient and curvature together."""
 
     passes: Passes
+    eps: float = EPS  # of the dtype in which the model is run
     _last: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the sums at the last point
 
     def value(self, y: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ class StreamedTarget:
 
     def along(self, T: Tensor) -> "StreamedTarget":
         """The same as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
-        return StreamedTarget(lambda: (p.along(T) for p in self.passes()))
+        return StreamedTarget(lambda: (p.along(T) for p in self.passes()), self.eps)
 
     def sums(self, y: Tensor, local: Local) -> Sums:
         """Value, gradient and curvature at ``y`` ``(D,)``, with each datum's derivatives by ``local``."""
@@ -106,7 +107,7 @@ def streamed_weights(model: Model, site: str | Sequence[str] | None, chunks: Chu
                 )
             yield from _parts(weights)
 
-    return replace(first, target=StreamedTarget(passes)), first
+    return replace(first, target=StreamedTarget(passes, first.target.eps)), first
 
 
 def _chunk(model: Model, site: str | Sequence[str] | None, args: Sequence[Any], number: int) -> Weights:

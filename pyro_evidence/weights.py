@@ -20,6 +20,7 @@ from pyro_evidence.program import LogJoint
 from pyro_evidence.structure import Structure, recognise
 
 Function = Callable[[Tensor], Tensor]  # rows (R, D) -> (R,)
+EPS = torch.finfo(torch.float64).eps
 KEPT = 2**24  # numbers of a design whose squares may be kept beside it: 128 MiB
 FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
 
@@ -117,6 +118,7 @@ class LinearTarget:
 
     parts: tuple[Part, ...]
     rest: Function | None
+    eps: float = EPS  # of the dtype in which the model is run
 
     def value(self, y: Tensor) -> Tensor:
         """Nats, shape ``(R,)``."""
@@ -145,7 +147,8 @@ class LinearTarget:
     def along(self, T: Tensor) -> "LinearTarget":
         """The same as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
         rest = self.rest
-        return LinearTarget(tuple(p.along(T) for p in self.parts), None if rest is None else lambda x: rest(x @ T.mT))
+        turned = None if rest is None else lambda x: rest(x @ T.mT)
+        return LinearTarget(tuple(p.along(T) for p in self.parts), turned, self.eps)
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ class AutogradTarget:
 
     function: Function
     linearise: Callable[[Tensor], tuple[Part, ...]]
+    eps: float = EPS  # of the dtype in which the model is run
 
     def value(self, y: Tensor) -> Tensor:
         """Nats, shape ``(R,)``."""
@@ -177,11 +181,15 @@ class AutogradTarget:
         def tangents(x: Tensor) -> tuple[Part, ...]:
             return tuple(p.along(T) for p in self.linearise(T @ x))
 
-        return AutogradTarget(lambda x: self.function(x @ T.mT), tangents)
+        return AutogradTarget(lambda x: self.function(x @ T.mT), tangents, self.eps)
 
 
 class Target(Protocol):
     """A log likelihood of the weights ``y``, with what prior the other coordinates have."""
+
+    @property
+    def eps(self) -> float:
+        """Relative rounding of value and derivatives: that of the dtype in which the model is run."""
 
     def value(self, y: Tensor) -> Tensor:
         """Nats, shape ``(R,)``, of rows ``(R, D)``."""
@@ -317,7 +325,7 @@ def _one_dtype(joint: LogJoint, names: Sequence[str]) -> None:
 
 
 def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order: Tensor) -> Target:
-    theta = joint.initial_theta
+    theta, eps = joint.initial_theta, torch.finfo(joint.dtype).eps
     inverse = order.argsort()
     others = set(joint.latents.names) - set(sites)
 
@@ -338,13 +346,13 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
             part_of(joint, p.slot.log_likelihood(trace), p.layout, (p.J if same else p.J[..., order], offset))
             for p, offset in zip(structure.linear.linear, structure.linear.parts(theta).offsets, strict=True)
         ]
-        return LinearTarget(tuple(parts), rest if others else None)
+        return LinearTarget(tuple(parts), rest if others else None, eps)
 
     def function(y: Tensor) -> Tensor:
         u = y[:, inverse]
         return joint.log_joint(u, theta) - torch.stack([log_prior(row, sites) for row in u])
 
-    return AutogradTarget(function, lambda y: _tangents(joint, structure, y, inverse))
+    return AutogradTarget(function, lambda y: _tangents(joint, structure, y, inverse), eps)
 
 
 def part_of(joint: LogJoint, log_likelihood: Function, layout: Layout, predictor: tuple[Tensor, Tensor]) -> Part:

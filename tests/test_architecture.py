@@ -20,9 +20,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 LAYERS = [
     ["errors"],
     ["ops"],
-    "contraction sites checks parameters program predictors probes groups density network_density".split(),
+    "contraction sites checks parameters constants program predictors probes groups density network_density".split(),
     "gaussian_latent structure pruned laplace laplace_rows".split(),
-    "simulate weights streamed gaps mixture_kernels mixture_structure".split(),
+    "simulate weights streamed gaps background mixture_kernels mixture_structure".split(),
     ["mppca_structure"],
     "models guide latent_prediction laplace_marginal archive report posterior mixture_fit mixture_posterior".split(),
     ["mppca_laplace", "mppca_posterior"],
@@ -36,6 +36,7 @@ LAYERS = [
 ]
 ORDER = [name for layer in LAYERS for name in layer]
 RUN_MODELS = {
+    "constants",
     "program",
     "simulate",
     "models",

@@ -5,7 +5,8 @@
 The paper's sleep data are not public.  On each data set two classes of equal size get a density each, 24 times (K = 4
 and 6, three splits, two widths, two seeds), 60 rounds, of which 5 are direct; q = 2.  Table 3's t compares the
 evidence scheme with unregularised training after 60 rounds, and with its best round on the test set.  Every run is
-written to ``results.json`` as soon as it is done, and is not done again.  Satimage and pima are read from the folder
+written to ``results.json`` as soon as it is done, and is not done again.  Figure 6 goes to ``mppca_figure6.png``
+beside this file.  Satimage and pima are read from the folder
 that PYRO_EVIDENCE_DATA names; breast cancer and digits come with scikit-learn.
 """
 
@@ -15,8 +16,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -30,6 +34,7 @@ from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_updates import Rule, Ties, literal_gamma, no_gamma
 
 Record = dict[str, float]
+Simulations = list[list[float]]  # of each: E1, E2, error % of plain training, of the evidence scheme, of best rounds
 NUM_ROUNDS, NUM_DIRECT, Q = 60, 5, 2
 BLOCKS = 3  # of fresh splits
 # name: rows of each class for training, what the paper-like experiment was done on
@@ -49,9 +54,9 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: dict[str, Record] = json.loads(path.read_text()) if path.exists() else {}
+        self.known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
-    def get(self, key: str, compute: Callable[[], Record]) -> Record:
+    def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.known:
             self.known[key] = compute()
             self.path.write_text(json.dumps(self.known))
@@ -97,20 +102,27 @@ def starts(train: Tensor, K: int) -> Analysers:
     return Analysers(torch.zeros(4, K, m, Q), mu, beta, torch.full((4, K), -math.log(K)), 0.01 * on, on)
 
 
-def table(name: str, block: int, rule: Rule) -> Record:
-    """The six t statistics of one block of splits, and the mean errors of the three methods."""
+def parted(name: str, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Training and test data of the two classes."""
     (X, labels), num = DATA[name][0](), DATA[name][1]
-    runs: list[list[float]] = []
+    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))
+    rows = [order[labels[order] == c] for c in (0, 1)]
+    return [X[r[:num]] for r in rows], [X[r[num:]] for r in rows]
+
+
+def simulations(name: str, block: int, rule: Rule) -> Simulations:
+    """All 24 of one block of splits."""
+    runs: Simulations = []
     for split in range(3):
-        order = torch.randperm(len(X), generator=torch.Generator().manual_seed(100 * block + split))
-        rows = [order[labels[order] == c] for c in (0, 1)]
-        parts = [(X[r[:num]], X[r[num:]]) for r in rows]
-        test, truth = (
-            torch.cat([p[1] for p in parts]),
-            torch.cat([torch.full((len(p[1]),), c) for c, p in enumerate(parts)]),
-        )
+        trains, tests = parted(name, 100 * block + split)
+        truth = torch.cat([torch.full((len(t),), c) for c, t in enumerate(tests)])
         for K in (4, 6):
-            runs += one_split([p[0] for p in parts], test, truth, K, rule)
+            runs += one_split(trains, torch.cat(tests), truth, K, rule)
+    return runs
+
+
+def table(runs: Simulations) -> Record:
+    """The six t statistics of one block of splits, and the mean errors of the three methods."""
     columns = list(zip(*runs, strict=True))
     found = {}
     for i, measure in enumerate(("E1", "E2", "error")):
@@ -123,7 +135,7 @@ def table(name: str, block: int, rule: Rule) -> Record:
     return found
 
 
-def one_split(trains: list[Tensor], test: Tensor, truth: Tensor, K: int, rule: Rule) -> list[list[float]]:
+def one_split(trains: list[Tensor], test: Tensor, truth: Tensor, K: int, rule: Rule) -> Simulations:
     """For each of four starts: E1, E2 and error of plain training, of the evidence scheme, and of the best rounds."""
     ends = {}
     for name, used in (("plain", Rule(no_gamma, alpha=0.0)), ("evidence", rule)):
@@ -145,11 +157,48 @@ def table3(results: Results) -> str:
     settings = [(name, block, scheme) for name, block in blocks for scheme in SCHEMES]
     for name, block, scheme in tqdm(settings, desc="Table 3"):
         key = f"{name} {block}" if scheme == "as printed" else f"{name} {block} {scheme}"
-        r = results.get(key, lambda n=name, b=block, s=scheme: table(n, b, SCHEMES[s]))
+        r = results.get(key, lambda n=name, b=block, s=scheme: table(simulations(n, b, SCHEMES[s])))
         t = [" ".join(f"{r[f'{m} {o}']:.2f}" for m in ("E1", "E2", "error")) for o in ("plain", "stopped")]
         error = " / ".join(f"{r[f'mean error {n}']:.1f}" for n in ("plain", "evidence", "stopped"))
         lines.append(f"| {name}, {block}, {scheme} | {t[0]} | {t[1]} | {error} |")
     return "\n".join(lines)
+
+
+def figure6(results: Results, name: str = "breast cancer, PCA 10") -> None:
+    """Above, how E goes, for each class; below, all 24 simulations against unregularised training."""
+    runs = results.get(f"figure 6 {name}", lambda: simulations(name, 0, SCHEMES["default"]))
+    figure, axes = plt.subplots(2, 2, figsize=(9, 7.5), layout="constrained")
+    trains, tests = parted(name, 0)
+    for c, (train, test) in enumerate(zip(trains, tests, strict=True)):
+        draw_evolution(axes[0, c], train, test)
+        axes[0, c].set_title(f"Class {c + 1}, K = 6: nats per datum")
+    draw_scatter(axes[1, 0], runs, {"E, class 1": (0, "x"), "E, class 2": (1, "o")})
+    draw_scatter(axes[1, 1], runs, {"misclassified, %": (2, "o")})
+    figure.suptitle(f"{name}: without regularisation, and with the evidence; q = {Q}")
+    figure.savefig(Path(__file__).with_name("mppca_figure6.png"), dpi=80)
+    plt.close(figure)
+
+
+def draw_evolution(ax: Axes, train: Tensor, test: Tensor) -> None:
+    """Minus the mean log density of training data, thin, and of test data, bold; the first start."""
+    for label, rule, style in (("plain", Rule(no_gamma, alpha=0.0), "--"), ("evidence", SCHEMES["default"], "-")):
+        for part, data, width in (("training", train, 0.8), ("test", test, 2.2)):
+            E = -evolution(train, data, starts(train, 6), rule)[:, 0].mean(-1)
+            ax.plot(range(1, NUM_ROUNDS + 1), E, style, color="black", lw=width, label=f"{label}, {part}")
+    ax.set_xlabel("round")
+    ax.legend(fontsize=8, ncol=2, loc="center right")
+
+
+def draw_scatter(ax: Axes, runs: Simulations, measures: dict[str, tuple[int, str]]) -> None:
+    """One mark for each simulation; below the diagonal the evidence is better."""
+    for label, (i, marker) in measures.items():
+        face = "none" if marker == "o" else None
+        x, y = [r[i] for r in runs], [r[3 + i] for r in runs]
+        ax.scatter(x, y, marker=marker, label=label, **({"facecolors": face, "edgecolors": "C1"} if face else {}))
+    low, high = min(*ax.get_xlim(), *ax.get_ylim()), max(*ax.get_xlim(), *ax.get_ylim())
+    ax.plot([low, high], [low, high], "--", color="grey", lw=1)
+    ax.set(xlabel="without regularisation", ylabel="evidence", aspect="equal")
+    ax.legend(fontsize=8)
 
 
 def digits(results: Results) -> str:
@@ -190,9 +239,13 @@ def split_rows(data: datasets.Dataset) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def main() -> None:
     torch.set_default_dtype(torch.float64)
+    plt.switch_backend("Agg")
     results = Results(Path(sys.argv[1] if len(sys.argv) > 1 else "mppca.json"))
     print("# Mixtures of probabilistic PCA on public data\n\n## Table 3 (24 runs; positive: evidence is better)\n")
-    print(table3(results), "\n\n## Handwritten digits, 8 x 8\n", flush=True)
+    print(table3(results))
+    figure6(results)
+    print("\n## Figure 6\n\n![Figure 6 in spirit, breast cancer](mppca_figure6.png)")
+    print("\n## Handwritten digits, 8 x 8\n", flush=True)
     print(digits(results), flush=True)
 
 

@@ -11,7 +11,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
 from pyro_evidence.evidence_check.swarm import NUM_GROUPS, Swarm, moved, reweighed, start
 from pyro_evidence.evidence_check.target import Source
-from pyro_evidence.ops.thermodynamic import corrected_trapezoid, powers
+from pyro_evidence.ops.thermodynamic import corrected_trapezoid, jackknife, pooled_moments, powers
 
 FEWEST = 256  # particles, 16 in each group, below which their resampling biases the integral
 
@@ -23,9 +23,9 @@ def thermodynamic_integration(
 
     Particles walk from the prior to the posterior on the ladder ``b = (k / K)^5`` of Friel and Pettitt (2008),
     resampled and moved at each rung, and the integral is the trapezium rule corrected by the variances at its
-    ends, Friel, Hurn and Wyse (2014), eq. 14.  Sixteen groups of particles give sixteen integrals; the
-    standard error is that of their mean, with the error of the ladder, read off every other rung, added.  Slow;
-    its bias, of the order of one over the particles in a group, is below that error.
+    ends, Friel, Hurn and Wyse (2014), eq. 14.  Sixteen groups of particles are pooled in proportion to their own
+    evidences, without which every mean is low by one over the particles of a group; value and standard error are
+    the jackknife's over the groups, with the error of the ladder, read off every other rung, added.  Slow.
 
     :param of: a posterior, at its hyperparameters, or a ``LogJoint``, at its starting ones; proper prior needed.
     :param num_temperatures: rungs above the prior, an even number.
@@ -50,16 +50,18 @@ def thermodynamic_integration(
 
 @dataclass(frozen=True)
 class _Rung:
-    """The log likelihood at one power: its mean and variance in each group, and the moves that were accepted."""
+    """The log likelihood at one power: its moments in each group, and the moves that were accepted."""
 
+    log_weight: Tensor  # (G,) the groups' log evidences
     mean: Tensor  # (G,)
-    variance: Tensor  # (G,)
+    variance: Tensor  # (G,) of the group's values about their own mean
     acceptance: float
 
 
-def _rung(values: list[Tensor], shares: list[float]) -> _Rung:
+def _rung(swarm: Swarm, values: list[Tensor], shares: list[float]) -> _Rung:
     rows = torch.stack(values, -1).reshape(NUM_GROUPS, -1)
-    return _Rung(rows.mean(-1), rows.var(-1), sum(shares) / len(shares))
+    variance = rows.var(-1, correction=0)
+    return _Rung(swarm.log_evidences, rows.mean(-1), variance, sum(shares) / len(shares))
 
 
 def _climb(swarm: Swarm, ladder: Tensor, num_moves: int) -> list[_Rung]:
@@ -70,24 +72,29 @@ def _climb(swarm: Swarm, ladder: Tensor, num_moves: int) -> list[_Rung]:
             f"the log likelihood is not finite at {int((~torch.isfinite(prior)).sum())} of {len(prior)} draws from the "
             "prior, so its mean there is no number; use tempered_smc, which needs none."
         )
-    rungs = [_rung([prior], [1.0])]
+    rungs = [_rung(swarm, [prior], [1.0])]
     for power in ladder[1:].tolist():
         swarm, values, shares = reweighed(swarm, power), [], []
         for _ in range(num_moves):
             swarm, share = moved(swarm)
             values.append(swarm.log_likelihood)
             shares.append(share)
-        rungs.append(_rung(values, shares))
+        rungs.append(_rung(swarm, values, shares))
     return rungs
 
 
 def _estimate(ladder: Tensor, rungs: list[_Rung], num_particles: int) -> EvidenceEstimate:
-    mean, variance = torch.stack([r.mean for r in rungs]), torch.stack([r.variance for r in rungs])
+    log_weight, means, variances = (
+        torch.stack([getattr(r, name).cpu() for r in rungs]) for name in ("log_weight", "mean", "variance")
+    )
+    everyone = torch.ones(1, NUM_GROUPS, dtype=torch.bool)
+    kept = torch.cat([everyone, ~torch.eye(NUM_GROUPS, dtype=torch.bool)])
+    mean, variance = pooled_moments(log_weight, means, variances, kept)
     integrals = corrected_trapezoid(ladder, mean, variance)
-    coarse = corrected_trapezoid(ladder[::2], mean[::2], variance[::2])
-    value = float(integrals.mean())
-    gap = abs(float(coarse.mean()) - value) / 15.0  # the rule is of fourth order
-    error = math.hypot(float(integrals.std()) / math.sqrt(NUM_GROUPS), gap, rounding(value))
+    coarse = corrected_trapezoid(ladder[::2], mean[::2, 0], variance[::2, 0])
+    gap = abs(float(coarse - integrals[0])) / 15.0  # the rule is of fourth order
+    value, spread = (float(x) for x in jackknife(integrals[0], integrals[1:]))
+    error = math.hypot(spread, gap, rounding(value))
     numbers = {"ladder_error": gap, "acceptance": min(r.acceptance for r in rungs)}
     method = f"thermodynamic integration, {len(rungs) - 1} powers, {num_particles} particles"
     return EvidenceEstimate(method, value, error, numbers, _doubts(gap, error, numbers["acceptance"]))

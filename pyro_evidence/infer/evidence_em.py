@@ -4,16 +4,17 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from pyro_evidence.checks import same_arguments, tensors
+from pyro_evidence.checks import same_arguments
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mixture_em, mppca_task
-from pyro_evidence.infer.iterate import Fit, Status, Stop
+from pyro_evidence.infer.iterate import Status, Stop
 from pyro_evidence.infer.mixture_deletion import Deletion, GreedyDeletion
 from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
-from pyro_evidence.infer.mixture_task import Task, begin, finish
+from pyro_evidence.infer.mixture_task import Task, begin, finish, reached
+from pyro_evidence.infer.settings import check_function, check_instance, check_model, check_stop
 from pyro_evidence.mixture_posterior import MixturePosterior
-from pyro_evidence.models.missing import Missing, marginalised, parsed
+from pyro_evidence.models.missing import Missing, gaps_explained, marginalised, parsed
 from pyro_evidence.mppca_posterior import MPPCAPosterior
 from pyro_evidence.ops import mixture_evidence
 from pyro_evidence.ops.mixture_evidence import MixtureCurvature
@@ -34,7 +35,8 @@ class EvidenceEM:
     Husmeier (2000).  Mixtures of probabilistic PCA, :mod:`pyro_evidence.models.mppca`, have a way of their own, to
     which ``curvature`` does not apply, and return an :class:`~pyro_evidence.mppca_posterior.MPPCAPosterior`.
 
-    :param model: from :mod:`pyro_evidence.models.mixture`, or one's own.
+    :param model: from :mod:`pyro_evidence.models.mixture`, or one's own; with a uniform component for outliers by
+        :func:`~pyro_evidence.models.background.with_background`.
     :param update: one round: ``Guarded()``, ``literal``, ``derived``, ``exact``, ``Unregularised()`` or
         ``WeightDecay(alpha)``.
     :param curvature: of gamma: ``mixture_evidence.full``, ``coordinate`` or ``block``.
@@ -57,8 +59,12 @@ class EvidenceEM:
         stop: Stop = STOP,
         missing: Missing | str = Missing.REFUSE,
     ) -> None:
-        if not callable(model):
-            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
+        check_model(model)
+        check_function("update", update, "Guarded()")
+        check_function("curvature", curvature, "mixture_evidence.full")
+        check_instance("start", start, Start)
+        check_stop(stop)
+        check_function("deletion", deletion or GreedyDeletion(), "GreedyDeletion()")
         self.missing = parsed(missing)
         self.model = marginalised(model) if self.missing is Missing.MARGINALISE else model
         self.update, self.curvature = update, curvature
@@ -118,16 +124,11 @@ class EvidenceEM:
         if self._task is None or not same_arguments(self._data, (args, kwargs)):
             joint = self._joint(args, kwargs)
             self._task = mppca_task.begin(joint, self.start, self.update) or self._begin(joint)
-            self._data, move = (args, kwargs), self._warm
+            self._data = (args, kwargs)
+            self._task = self._task.warmed(self.update, self.start.warm_up)
         else:
-            move = mppca_task.advanced if isinstance(self._task, mppca_task.Task) else _advanced
-        self._task = move(self._task)
+            self._task = self._task.advanced()
         return float(self._task.jacobian) - self._task.batch.objective
-
-    def _warm(self, task: Any) -> Any:
-        if isinstance(task, mppca_task.Task):
-            return mppca_task.warmed(task, self.start.warm_up)
-        return replace(task, batch=mixture_em.warmed(task.batch, self.update, self.start.warm_up))
 
     @property
     def posterior(self) -> MixturePosterior | MPPCAPosterior:
@@ -139,25 +140,12 @@ class EvidenceEM:
             raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
         if isinstance(self._task, mppca_task.Task):
             return mppca_task.reached(self._task)
-        batch = self._task.batch
-        return finish(self._task, Fit(batch, Status.BY_HAND, (batch.objective,)), None, self.stop)
+        return reached(self._task, self.stop)
 
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
-        """The model on its data.
-
-        :raises BadInput: for nan among the data, unless missing values are marginalised.
-        """
-        try:
+        """The model on its data."""
+        with gaps_explained(self.missing, args, kwargs):
             return mppca_task.log_joint(self.model, args, kwargs)
-        except BadInput as error:
-            gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
-            if gaps and self.missing is Missing.REFUSE:
-                raise BadInput(f"{error} If nan means not observed: EvidenceEM(..., missing='marginalise').") from error
-            raise
 
     def _begin(self, joint: LogJoint) -> Task:
         return begin(joint, self.start, self.update, self.curvature)
-
-
-def _advanced(task: Any) -> Any:
-    return replace(task, batch=mixture_em.advance(task.batch))

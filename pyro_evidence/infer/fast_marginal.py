@@ -172,7 +172,7 @@ def mode_at(sub: LinearTarget, alpha: Tensor, x: Tensor) -> Mode:
 def columns(target: LinearTarget, index: Tensor) -> LinearTarget:
     """The target as a function of some weights, the others 0."""
     parts = [replace(p, J=p.J.index_select(-1, index)) for p in target.parts]
-    return LinearTarget(tuple(parts), None)
+    return replace(target, parts=tuple(parts), rest=None)
 
 
 def empty(target: LinearTarget) -> FastState:

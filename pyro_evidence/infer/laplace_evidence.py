@@ -9,7 +9,7 @@ import torch
 
 from pyro_evidence.checks import same_arguments
 from pyro_evidence.errors import BadInput, NotConverged
-from pyro_evidence.infer import batch, type2
+from pyro_evidence.infer import batch, batch_start, type2
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.infer.restarts import Restarts, search, starts, without_repeats
 from pyro_evidence.infer.settings import check_count, check_function, check_model, check_stop
@@ -112,7 +112,9 @@ class LaplaceEvidence:
         at = problem(joint, self.curvature)
         places, theta = starts(joint, self.restarts, self.seed), joint.initial_theta
         network = at.structure.known is not None and can_batch(at)
-        self._found = batch.search(at, places, theta) if network else search(at, places, theta, self.stop.progress)
+        self._found = (
+            batch_start.search(at, places, theta) if network else search(at, places, theta, self.stop.progress)
+        )
         states = [type2.at(state) for state in self._found.states]
         self._fits = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
         self._data = (args, kwargs)

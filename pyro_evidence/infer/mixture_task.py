@@ -1,7 +1,7 @@
 """One recognised mixture on its way: from the Pyro model to a batch of restarts, and back to a posterior."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,6 +36,14 @@ class Task:
         """What the log evidence loses by going to the model's units, nats."""
         return self.units.log_jacobian(self.batch.at.data)
 
+    def warmed(self, update: Update, num_steps: int) -> "Task":
+        """After the warm-up, ready for ``update``."""
+        return replace(self, batch=mixture_em.warmed(self.batch, update, num_steps))
+
+    def advanced(self) -> "Task":
+        """One round on."""
+        return replace(self, batch=mixture_em.advance(self.batch))
+
 
 def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCurvature) -> Task:
     """The mixture recognised, and all restarts before the first round.
@@ -46,6 +54,7 @@ def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCu
     units = response_units(structure.Y, structure.G, structure.weight)
     products = curvature is not mixture_evidence.block or structure.correlation is not None
     data = units.data(structure.Y, structure.G, structure.weight, products=products)
+    data = structure.spread(data, structure.background, units.unit)
     ties, own = units.ties(structure.ties), units.standard(structure.start)
     return Task(structure, units, mixture_em.first(data, start(data, own, ties), ties, curvature, update))
 
@@ -64,6 +73,11 @@ def finish(task: Task, fit: Fit[Batch], deletion: Deletion | None, stop: Stop) -
         fit = Fit(batch, Status.CONVERGED, fit.objectives)  # the others are not
     restarts = torch.where(batch.failed, torch.nan, modes.log_evidence)
     return posterior_of(task, fit, at_mode, (restarts, batch.reasons))
+
+
+def reached(task: Task, stop: Stop) -> MixturePosterior:
+    """The posterior where the best restart stands."""
+    return finish(task, Fit(task.batch, Status.BY_HAND, (task.batch.objective,)), None, stop)
 
 
 def _deleted(fit: Fit[Batch], deletion: Deletion) -> Fit[Batch]:

@@ -80,7 +80,7 @@ def with_held(weights: Weights, values: dict[str, Tensor]) -> Weights:
         part_of(joint, slot.log_likelihood(trace), slot.layout, (p.J, p.c))
         for slot, p in zip(weights.slots, weights.target.parts, strict=True)
     )
-    return replace(weights, joint=joint, target=LinearTarget(parts, weights.target.rest))
+    return replace(weights, joint=joint, target=replace(weights.target, parts=parts))
 
 
 def noise_of(weights: Weights, name: str) -> Noise:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -77,4 +78,4 @@ def _rows(target: LinearTarget, fold: int, num_folds: int, inside: bool) -> Line
         keep = (member == inside).unsqueeze(-1).to(part.c)
         return Part(part.log_likelihood, part.J * keep.unsqueeze(-1), part.c * keep)
 
-    return LinearTarget(tuple(masked(p) for p in target.parts), target.rest)
+    return replace(target, parts=tuple(masked(p) for p in target.parts))

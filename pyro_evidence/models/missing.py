@@ -1,5 +1,7 @@
 """Models whose data have gaps: nan means not observed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -8,6 +10,8 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_evidence.background import WithBackground
+from pyro_evidence.checks import tensors
 from pyro_evidence.errors import BadInput
 from pyro_evidence.gaps import WithGaps
 from pyro_evidence.program import Model
@@ -31,7 +35,13 @@ class _Gaps(poutine.messenger.Messenger):
         if bool(seen.all()):
             return
         _check_columns(msg["name"], seen)
-        msg["fn"], msg["value"] = WithGaps(msg["fn"], seen), torch.where(seen, value, 0.0)
+        msg["fn"], msg["value"] = _gappy(msg["fn"], seen), torch.where(seen, value, 0.0)
+
+
+def _gappy(fn: Any, seen: Tensor) -> Any:
+    if isinstance(fn, WithBackground):  # which knows what gaps in its base mean
+        return WithBackground(WithGaps(fn.base_dist, seen), fn.background)
+    return WithGaps(fn, seen)
 
 
 def _check_columns(name: str, seen: Tensor) -> None:
@@ -72,3 +82,18 @@ def parsed(value: Missing | str) -> Missing:
         return Missing(value)
     except ValueError:
         raise BadInput(f"missing={value!r}; expected one of {[m.value for m in Missing]}.") from None
+
+
+@contextmanager
+def gaps_explained(missing: Missing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """Tell the way out with an error about data that hold nan while these are refused.
+
+    :raises BadInput: that error, with a sentence more.
+    """
+    try:
+        yield
+    except BadInput as error:
+        gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
+        if gaps and missing is Missing.REFUSE:
+            raise BadInput(f"{error} If nan means not observed: EvidenceEM(..., missing='marginalise').") from error
+        raise

@@ -58,7 +58,12 @@ class IsotropicNoise(TensorValue):
 
 @dataclass(frozen=True, eq=False)
 class DiagonalNoise(TensorValue):
-    """One noise precision for each component and output, ``beta`` ``(K, m)``: factor analysers."""
+    """One noise precision for each component and output, ``beta`` ``(K, m)``: factor analysers.
+
+    EM for factor analysers creeps towards its fixed point, as the noise of an output and its loadings can only change
+    together: the density settles in tens of rounds, single precisions may take thousands.  The shortcut within the
+    span of the loadings, which ``Guarded()`` takes for isotropic noise, has no closed form here.
+    """
 
     beta: Precision = LEARNED
 

@@ -16,7 +16,9 @@ class Sparse(NamedTuple):
     converged: bool
 
 
-def maximise(density: Density, rate: Tensor, start: Tensor, orthant: Tensor | None, *, tolerance: float) -> Sparse:
+def maximise(
+    density: Density, rate: Tensor, start: Tensor, orthant: Tensor | None, *, tolerance: float, slack: float = 1e-14
+) -> Sparse:
     r"""Maximise ``log_joint(u) - sum(rate |u|)``, shape ``(K,)``.
 
     Newton on the free coordinates, those that are not 0 or whose gradient exceeds their rate, projected on
@@ -25,6 +27,7 @@ def maximise(density: Density, rate: Tensor, start: Tensor, orthant: Tensor | No
     :param rate: penalty of each coordinate, 0 for none.
     :param orthant: signs that ``u`` must keep where the rate is positive, or None.
     :param tolerance: of the residual, nats per unit of ``u``.
+    :param slack: relative rounding of the log joint, a sum over data.
     """
     u, theta = start.clone(), start.new_zeros(0)
     value, gradient = _at(density, u, theta)
@@ -32,7 +35,8 @@ def maximise(density: Density, rate: Tensor, start: Tensor, orthant: Tensor | No
         uphill = _uphill(u, gradient, rate, orthant)
         if float(uphill.abs().max()) <= tolerance:
             break
-        new = _step(density, (u, value - rate @ u.abs()), uphill, rate)
+        before = value - rate @ u.abs()
+        new = _step(density, (u, before - slack * (1.0 + before.abs())), uphill, rate)
         if new is None:
             break
         u = new
@@ -56,7 +60,7 @@ def _uphill(u: Tensor, gradient: Tensor, rate: Tensor, orthant: Tensor | None) -
 
 def _step(density: Density, at: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor) -> Tensor | None:
     """The first projected step that raises the objective: Newton's, then the gradient's."""
-    u, before = at
+    u, lowest = at  # below which a trial counts as lower
     theta = u.new_zeros(0)
     free = (u != 0) | (uphill != 0)
     A = density.precision(u.unsqueeze(0), theta)[0]
@@ -69,8 +73,6 @@ def _step(density: Density, at: tuple[Tensor, Tensor], uphill: Tensor, rate: Ten
             trial = torch.where((rate > 0) & (trial * signs <= 0), 0.0, trial)
             after = density.log_joint(trial.unsqueeze(0), theta)[0] - rate @ trial.abs()
             rise = 1e-4 * float(uphill @ (trial - u))
-            if float(after - before) >= max(rise, 0.0) - 1e-14 * (1.0 + abs(float(before))) and not torch.equal(
-                trial, u
-            ):
+            if float(after - lowest) >= max(rise, 0.0) and not torch.equal(trial, u):
                 return trial
     return None

@@ -10,6 +10,7 @@ restarts and components share both.  Husmeier (2000), eqs. 1.1 to 1.3, 2.14 and 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -80,6 +81,8 @@ class MixtureData:
     observed: Tensor | None  # (N, m) bool, None when nothing is missing
     features: Tensor  # (..., N, P)
     layout: Layout
+    floor: Tensor | None = None  # (N,) log of a density that is added to that of the kernels, relative to their share
+    log_share: float = 0.0  # log of the share that the kernels have together
 
     @cached_property
     def num_data(self) -> Tensor:
@@ -165,7 +168,7 @@ def shards(data: MixtureData, num_each: int) -> list[MixtureData]:
     size = max(1, SHARD // num_each)
     if len(data.weight) <= size:
         return [data]
-    axes = {"Y": -2, "G": -2, "weight": 0, "observed": 0, "features": -2}
+    axes = {"Y": -2, "G": -2, "weight": 0, "observed": 0, "features": -2, "floor": 0}
     values = {name: getattr(data, name) for name in axes}
     parts = {n: v.split(size, axes[n]) for n, v in values.items() if v is not None}
     return [replace(data, **{n: v[i] for n, v in parts.items()}) for i in range(len(parts["weight"]))]
@@ -292,30 +295,44 @@ def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Stat
     rows = max(64, BLOCK // natural[..., 0].numel())
     unweighted = data.is_unweighted
     if len(data.weight) <= rows:
-        return _block(data.features, None if unweighted else data.weight, natural, spread)
-    parts = zip(data.features.split(rows, -2), data.weight.split(rows), strict=True)
-    F, weight = next(parts)
-    total = _block(F, None if unweighted else weight, natural, spread)
-    for F, weight in parts:
-        total = total + _block(F, None if unweighted else weight, natural, spread)
-    return total
+        total = _block(data.features, None if unweighted else data.weight, natural, spread, data.floor)
+        return _shared(data, total)
+    floors = repeat(None) if data.floor is None else data.floor.split(rows)
+    parts = zip(data.features.split(rows, -2), data.weight.split(rows), floors, strict=False)
+    F, weight, floor = next(parts)
+    total = _block(F, None if unweighted else weight, natural, spread, floor)
+    for F, weight, floor in parts:
+        total = total + _block(F, None if unweighted else weight, natural, spread, floor)
+    return _shared(data, total)
 
 
-def _block(F: Tensor, weight: Tensor | None, natural: Tensor, spread: bool) -> Statistics:
+def _shared(data: MixtureData, total: Statistics) -> Statistics:
+    """The log likelihood with the kernels' share counted."""
+    if not data.log_share:
+        return total
+    return replace(total, log_likelihood=total.log_likelihood + data.num_data * data.log_share)
+
+
+def _block(F: Tensor, weight: Tensor | None, natural: Tensor, spread: bool, floor: Tensor | None) -> Statistics:
     """One block; weight None where every datum counts once."""
-    resp, log_norm = responsibilities(F, natural)
+    resp, log_norm = responsibilities(F, natural, floor)
     weighted = resp if weight is None else resp * weight
     moments = weighted @ F
     around = moments - weighted.mul_(resp) @ F if spread else torch.zeros_like(moments)
     return Statistics(moments, around, log_norm.sum(-1) if weight is None else log_norm @ weight)
 
 
-def responsibilities(F: Tensor, natural: Tensor) -> tuple[Tensor, Tensor]:
-    """``p(k | y_n)``, shape ``(R, K, n)``, and ``log p(y_n)``, shape ``(R, n)``, from features ``(..., n, P)``."""
+def responsibilities(F: Tensor, natural: Tensor, floor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``p(k | y_n)``, shape ``(R, K, n)``, and ``log p(y_n)``, shape ``(R, n)``, from features ``(..., n, P)``.
+
+    :param floor: log of a density that is added to that of the components, ``(n,)``.
+    """
     log_joint = natural @ F[..., : natural.shape[-1]].mT
     peak = log_joint.amax(-2, keepdim=True)
+    peak = peak if floor is None else torch.maximum(peak, floor)
     resp = log_joint.sub_(peak).exp_()
     total = resp.sum(-2, keepdim=True)
+    total = total if floor is None else total + (floor - peak).exp()
     return resp.div_(total), (total.log() + peak).squeeze(-2)
 
 

@@ -45,6 +45,10 @@ class MixtureDensity:
         """Log density at ``y`` ``(N, m)``, nats, shape ``(N,)``."""
         return self.component_log_prob(y).logsumexp(-1)
 
+    def responsibilities(self, y: Tensor) -> Tensor:
+        """``p(k | y_n)``, shape ``(N, K)``."""
+        return self.component_log_prob(y).softmax(-1)
+
     def cdf(self, y: Tensor) -> Tensor:
         """Marginal distribution function of each output at ``y`` ``(..., N, m)``, same shape."""
         scale = self.tril.norm(dim=-1)
@@ -54,15 +58,20 @@ class MixtureDensity:
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """Marginal quantiles of each output by bisection, shape ``(len(q), N or 1, m)``, to 1e-12 of the range."""
         levels = torch.as_tensor(q, dtype=self.loc.dtype, device=self.loc.device).reshape(-1, 1, 1)
-        reach = torch.special.ndtri(levels).unsqueeze(-2) * self.tril.norm(dim=-1) + self.loc
-        on = (self._resp > 0).expand_as(reach)
-        low = torch.where(on, reach, torch.inf).amin(-2)  # each kernel's own quantile encloses the mixture's
-        high = torch.where(on, reach, -torch.inf).amax(-2)
+        low, high = self._bracket(levels)
         for _ in range(60):
             middle = 0.5 * (low + high)
             below = self.cdf(middle) < levels
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return 0.5 * (low + high)
+
+    def _bracket(self, levels: Tensor) -> tuple[Tensor, Tensor]:
+        """Values between which the quantiles are, shape ``(len(q), N or 1, m)`` each."""
+        reach = torch.special.ndtri(levels).unsqueeze(-2) * self.tril.norm(dim=-1) + self.loc
+        on = (self._resp > 0).expand_as(reach)
+        low = torch.where(on, reach, torch.inf).amin(-2)  # each kernel's own quantile encloses the mixture's
+        high = torch.where(on, reach, -torch.inf).amax(-2)
+        return low, high
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws, shape ``(S, N or 1, m)``."""

@@ -27,18 +27,30 @@ MixtureCurvature = Callable[[MixtureData, Mixture, Statistics], Tensor]
 class Pulls:
     """What every datum says at one point; differentiable."""
 
-    log_joint: Tensor  # (R, K, N)  log p(y_n, k | w)
+    log_joint: Tensor  # (R, K, N)  log p(y_n, k | w), up to the kernels' share
     u: Tensor  # (R, K, m, B, N)    its derivative in w
+    floor: Tensor | None = None  # (N,) as in MixtureData
+    log_share: float = 0.0
+
+    @property
+    def _log_norm(self) -> Tensor:
+        total = self.log_joint.logsumexp(-2)
+        if self.floor is None:
+            return total
+        # logaddexp has no second derivative where the two are far apart
+        return torch.stack([total, self.floor.expand_as(total)]).logsumexp(0)
 
     @property
     def log_density(self) -> Tensor:
         """``log p(y_n | w)``, shape ``(R, N)``."""
-        return self.log_joint.logsumexp(-2)
+        return self._log_norm + self.log_share
 
     @property
     def resp(self) -> Tensor:
         """``p(k | y_n, w)``, shape ``(R, K, N)``."""
-        return self.log_joint.softmax(-2)
+        if self.floor is None:
+            return self.log_joint.softmax(-2)
+        return (self.log_joint - self._log_norm.unsqueeze(-2)).exp()
 
 
 def pulls(data: MixtureData, mixture: Mixture) -> Pulls:
@@ -54,7 +66,7 @@ def pulls(data: MixtureData, mixture: Mixture) -> Pulls:
     else:
         log_norm = (0.5 * (mixture.noise / math.tau).log()) @ seen.mT
     log_joint = log_norm + mixture.log_mixing.unsqueeze(-1) - 0.5 * (e * pull).sum(-2)
-    return Pulls(log_joint, pull.unsqueeze(-2) * Gt.unsqueeze(-3))
+    return Pulls(log_joint, pull.unsqueeze(-2) * Gt.unsqueeze(-3), data.floor, data.log_share)
 
 
 def log_prior(mixture: Mixture) -> Tensor:

@@ -9,6 +9,7 @@ one matrix product for all restarts, components and data.  Husmeier (2000), sec.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -92,20 +93,28 @@ class _Natural:
             features.contiguous(), constant.reshape(-1), laid_out, shift.movedim(-1, 0).reshape(-1), B.mT.shape
         )
 
-    def log_joint(self, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``log p(y_n, k)``, ``(n, R, K)``; whitened coordinates, ``(n, q, R K)``; features, ``(n, 2m)``."""
-        R, K, _, q = self.shape
-        F = torch.cat([Y, Y.square()], -1)
-        z = torch.addmm(self.shift, Y, self.whitener, beta=-1.0).reshape(len(Y), q, R * K)
+    def log_joint(self, Y: Tensor, F: Tensor) -> tuple[Tensor, Tensor]:
+        """``log p(y_n, k)``, ``(n, R K)``, and whitened coordinates, ``(n, q, R K)``; ``F`` are features of ``Y``."""
+        z = torch.addmm(self.shift, Y, self.whitener, beta=-1.0).reshape(len(Y), self.shape[-1], -1)
         log_joint = torch.addmm(self.constant, F, self.features)
-        log_joint = log_joint.add_(z.square().sum(1), alpha=0.5)
-        return log_joint.reshape(len(Y), R, K), z, F
+        return log_joint.add_(z.square().sum(1), alpha=0.5), z
+
+
+def _featured(Y: Tensor, num: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of ``num`` data with their features, y and y^2, ``(n, 2m)``: memory that the next block overwrites."""
+    m = Y.shape[1]
+    held = Y.new_empty(min(num, len(Y)), 2 * m)
+    for block in Y.split(num):
+        F = held[: len(block)]
+        F[:, :m] = block
+        torch.mul(block, block, out=F[:, m:])
+        yield block, F
 
 
 def num_rows(at: Analysers) -> int:
     """Data that are looked at together."""
     R, K, m, q = at.W.shape
-    return max(16, min(BLOCK // (R * K * max(q, 1)), 8 * BLOCK // m))
+    return max(16, min(BLOCK // (R * K * max(q, 1)), 4 * BLOCK // m))
 
 
 def e_step(Y: Tensor, at: Analysers) -> Statistics:
@@ -114,31 +123,40 @@ def e_step(Y: Tensor, at: Analysers) -> Statistics:
     :param Y: data, shape ``(N, m)``, nothing missing.
     """
     natural = _Natural.of(at)
-    total: Statistics | None = None
-    for block in Y.split(num_rows(at)):
-        part = _block(block, natural)
-        total = part if total is None else total + part
-    assert total is not None
     R, K, m, q = natural.shape
-    cross = total.cross.reshape(m, q, R, K).permute(2, 3, 0, 1)
-    return replace(total, cross=cross)
+    counts, moments = Y.new_zeros(R * K), Y.new_zeros(R * K, 2 * m)
+    cross, log_likelihood = Y.new_zeros(m, q * R * K), Y.new_zeros(R)
+    for block, F in _featured(Y, num_rows(at)):
+        log_joint, z = natural.log_joint(block, F)
+        resp, log_norm = _responsibilities(log_joint.reshape(-1, R, K))
+        counts += resp.sum(0)
+        moments.addmm_(resp.mT, F)
+        cross.addmm_(block.mT, z.mul_(resp.unsqueeze(1)).reshape(len(block), -1))
+        log_likelihood += log_norm.sum((0, 2))
+    found = moments.reshape(R, K, 2 * m)
+    laid_out = cross.reshape(m, q, R, K).permute(2, 3, 0, 1)
+    return Statistics(counts.reshape(R, K), found[..., :m], found[..., m:], laid_out, log_likelihood)
 
 
-def _block(Y: Tensor, natural: _Natural) -> Statistics:
-    R, K, m, q = natural.shape
-    log_joint, z, F = natural.log_joint(Y)
+def _responsibilities(log_joint: Tensor) -> tuple[Tensor, Tensor]:
+    """``p(k | y_n)``, ``(n, R K)``, and ``log p(y_n)``, ``(n, R, 1)``; ``log_joint``, ``(n, R, K)``, is overwritten."""
     log_norm = log_joint.logsumexp(-1, keepdim=True)
     log_resp = log_joint.sub_(log_norm)
-    resp = log_resp.exp().masked_fill_(log_resp < LEAST_LOG_RESP, 0.0).reshape(len(Y), R * K)
-    moments = (resp.mT @ F).reshape(R, K, 2 * m)
-    cross = Y.mT @ z.mul_(resp.unsqueeze(1)).reshape(len(Y), q * R * K)
-    return Statistics(resp.sum(0).reshape(R, K), moments[..., :m], moments[..., m:], cross, log_norm.sum((0, 2)))
+    resp = log_resp.exp().masked_fill_(log_resp < LEAST_LOG_RESP, 0.0)
+    return resp.reshape(len(log_joint), -1), log_norm
 
 
 def log_joint(Y: Tensor, at: Analysers) -> Tensor:
     """``log p(y_n, k)``, nats, shape ``(R, N, K)``."""
     natural = _Natural.of(at)
-    return torch.cat([natural.log_joint(block)[0] for block in Y.split(num_rows(at))]).movedim(0, 1)
+    parts = [natural.log_joint(block, F)[0] for block, F in _featured(Y, num_rows(at))]
+    return torch.cat(parts).reshape(len(Y), *natural.shape[:2]).movedim(0, 1)
+
+
+def responsibilities(Y: Tensor, at: Analysers) -> Tensor:
+    """``p(k | y_n)``, shape ``(R, N, K)``; zero below 1e-100."""
+    resp = log_joint(Y, at).softmax(-1)
+    return resp.masked_fill_(resp < math.exp(LEAST_LOG_RESP), 0.0)
 
 
 @dataclass(frozen=True)

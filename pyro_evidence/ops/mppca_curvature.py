@@ -15,7 +15,7 @@ from pyro_evidence.ops import mppca, mppca_evidence
 from pyro_evidence.ops.linalg import cholesky
 from pyro_evidence.ops.mppca import Analysers
 
-ROWS = 256  # data whose slopes are held at once
+ROWS = 1024  # data whose slopes are held at once
 
 
 def slope(at: Analysers, stats: mppca.Statistics) -> Tensor:
@@ -66,7 +66,7 @@ def _inverse(at: Analysers) -> Tensor:
 
 def _slopes(Y: Tensor, at: Analysers, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Responsibilities ``(n, K)``, ``P (y - mu)``, ``(n, K, m)``, and slopes, flat, ``(n, K, m q)``."""
-    resp = mppca.log_joint(Y, at)[0].softmax(-1)
+    resp = mppca.responsibilities(Y, at)[0]
     e = torch.einsum("kij,nkj->nki", P, Y.unsqueeze(1) - at.mu[0])
     x = torch.einsum("kij,nki->nkj", at.W[0], e)
     return resp, e, (e.unsqueeze(-1) * x.unsqueeze(-2) - P @ at.W[0]).flatten(-2)

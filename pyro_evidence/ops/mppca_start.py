@@ -62,7 +62,7 @@ def _by_covariance(Y: Tensor, at: Analysers) -> Leading:
     R, K, m, q = at.W.shape
     counts, sums, products = at.W.new_zeros(R * K), at.W.new_zeros(R * K, m), at.W.new_zeros(R * K, m, m)
     for block in Y.split(max(16, 8 * mppca.BLOCK // (R * K * m))):
-        resp = mppca.log_joint(block, at).softmax(-1).permute(0, 2, 1).reshape(R * K, -1)
+        resp = mppca.responsibilities(block, at).permute(0, 2, 1).reshape(R * K, -1)
         counts, sums = counts + resp.sum(-1), sums + resp @ block
         products += (resp.unsqueeze(1) * block.mT) @ block
     counts = counts.reshape(R, K)
@@ -98,7 +98,7 @@ def _times_covariance(Y: Tensor, at: Analysers, basis: Tensor) -> tuple[Tensor, 
     cross = at.W.new_zeros(m, R * K * q)
     laid_out = basis.permute(2, 0, 1, 3).reshape(m, -1)
     for block in Y.split(mppca.num_rows(at)):
-        resp = mppca.log_joint(block, at).softmax(-1).permute(1, 0, 2).reshape(len(block), R * K)
+        resp = mppca.responsibilities(block, at).permute(1, 0, 2).reshape(len(block), R * K)
         counts, sums = counts + resp.sum(0), sums + resp.mT @ block
         squares = squares + resp.mT @ block.square().sum(-1)
         seen = (block @ laid_out).reshape(len(block), R * K, q) * resp.unsqueeze(-1)

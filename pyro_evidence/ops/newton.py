@@ -43,6 +43,7 @@ class Limits:
     tolerance: float  # nats
     num_steps: int
     watch: Watch = unwatched  # told every row's log joint
+    slack: float = 1e-14  # relative rounding of the log joint, a sum over data
 
 
 def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:
@@ -64,7 +65,7 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, li
         found.converged[rows] = found.definite[rows] & small
         rows = rows[~found.converged[rows]]
         if len(rows):
-            rows = _move(density, found, rows, theta, tolerance)
+            rows = _move(density, found, rows, theta, limits)
             limits.watch(found.log_joint)
         if not len(rows):
             break
@@ -111,11 +112,11 @@ def _measure(found: Mode, rows: Tensor, curvature: CurvatureAt, theta: Tensor) -
     return found
 
 
-def _move(density: Density, found: Mode, rows: Tensor, theta: Tensor, tolerance: float) -> Tensor:
+def _move(density: Density, found: Mode, rows: Tensor, theta: Tensor, limits: Limits) -> Tensor:
     """Take the steps of ``rows``; the rows that moved.  One at rounding counts as converged, where it stands."""
-    resting = found.decrement[rows] <= tolerance * (1.0 + found.log_joint[rows].abs())
+    resting = found.decrement[rows] <= limits.tolerance * (1.0 + found.log_joint[rows].abs())
     _escape(density, found, rows[~found.definite[rows] & resting], theta)
-    moved = _backtrack(density, found, rows, theta)
+    moved = _backtrack(density, found, rows, theta, limits.slack * (1.0 + found.log_joint.abs()))
     found.converged[rows[~moved & found.definite[rows] & resting]] = True
     return rows[moved]
 
@@ -147,9 +148,8 @@ def _escape(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> None:
         found.step[rows] = torch.where((ahead >= behind).unsqueeze(-1), way, -way)
 
 
-def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> Tensor:
+def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor, slack: Tensor) -> Tensor:
     """Halve each row's step until the log joint does not fall beyond rounding; which rows moved."""
-    slack = 1e-14 * (1.0 + found.log_joint.abs())  # rounding of the sum over data
     rise = 1e-4 * (found.gradient * found.step).sum(-1)
     here, height = found.u.clone(), found.log_joint.clone()
     left, scale = rows, 1.0

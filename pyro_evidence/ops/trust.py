@@ -11,6 +11,7 @@ from pyro_evidence.ops.newton import CurvatureAt, Limits, Mode, of_rows, start
 FIRST = 1.0  # radius, in units of each coordinate's own curvature scale
 LARGEST = 1e6
 TRIALS = 15  # radii, each a quarter of the last, before a row is given up
+CORRECTIONS = 8  # of one trial, each a gradient's work, at most
 
 
 def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:
@@ -38,7 +39,8 @@ def ascend(
 
     The ball is round in coordinates scaled by the root of the curvature's diagonal.  Where the curvature is indefinite
     the best step in the ball goes down its negative directions, so a saddle is left even from rest.  Nocedal and Wright
-    (2006), algorithms 4.1 and 4.3, by an eigendecomposition.
+    (2006), algorithms 4.1 and 4.3, by an eigendecomposition.  Valleys of networks are bent: a trial is first brought
+    back to the valley's floor with the same eigenvectors (:class:`Floor`), which allows steps many times as long.
 
     :param curvature: dense precisions.
     :param scale: ``(R, D)``; default the root of the curvature's diagonal.
@@ -108,17 +110,22 @@ def _moved(density: Density, found: Mode, rows: Tensor, theta: Tensor, ball: Bal
     along = (vectors.mT @ (found.gradient[left] / scale).unsqueeze(-1)).squeeze(-1)
     here = torch.arange(len(left), device=left.device)
     for _ in range(TRIALS):
-        best = _best_within(values[here], along[here], ball.radius[left[here]])
+        best, shift = _best_within(values[here], along[here], ball.radius[left[here]])
         step = (vectors[here] @ best.unsqueeze(-1)).squeeze(-1) / scale[here]
-        good = _tried(density, found, left[here], step, theta, ball)
+        stiffened = values[here].clamp(min=0.0) + shift + 1.0  # soft and downward directions stay as they are
+        floor = Floor(vectors[here], stiffened, scale[here], shift * best)
+        good = _tried(density, found, left[here], step, theta, ball, floor)
         done, here = torch.cat([done, left[here[good]]]), here[~good]
         if not len(here):
             break
     return done.sort().values
 
 
-def _best_within(values: Tensor, along: Tensor, radius: Tensor) -> Tensor:
-    """Maximiser of ``c'p - p' diag(values) p / 2`` with ``|p| <= radius``, rows ``(R, D)``, by bisection."""
+def _best_within(values: Tensor, along: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximiser of ``c'p - p' diag(values) p / 2`` with ``|p| <= radius``, rows ``(R, D)``, by bisection.
+
+    :return: it, and the shift ``(R, 1)`` of the values by which it is a Newton step.
+    """
     floor = (-values[:, :1]).clamp(min=0.0)  # shifts below it leave the model unbounded
     floor = floor + 1e-10 * values.abs().amax(-1, keepdim=True)
     low, high = floor, floor + along.norm(dim=-1, keepdim=True) / radius.unsqueeze(-1)
@@ -129,22 +136,87 @@ def _best_within(values: Tensor, along: Tensor, radius: Tensor) -> Tensor:
     step = along / (values + high)
     rest = (radius.square() - step.square().sum(-1)).clamp(min=0.0).sqrt()  # of the ball, for the hard case
     lowest = torch.where(step[:, 0] < 0, -rest, rest) * (values[:, 0] < 0)
-    return torch.cat([step[:, :1] + lowest.unsqueeze(-1), step[:, 1:]], -1)
+    return torch.cat([step[:, :1] + lowest.unsqueeze(-1), step[:, 1:]], -1), high
 
 
-def _tried(density: Density, found: Mode, rows: Tensor, step: Tensor, theta: Tensor, ball: Ball) -> Tensor:
+@dataclass(frozen=True)
+class Floor:
+    """The way back to where the gradient is what the quadratic model promised, in the eigenvectors of its curvature.
+
+    In scaled coordinates a direction that the data determine has curvature about 1, a soft one far less; with 1 added
+    to each the way back moves along the stiff ones only.
+    """
+
+    vectors: Tensor  # (r, D, D)
+    values: Tensor  # (r, D)
+    scale: Tensor  # (r, D)
+    promised: Tensor  # (r, D) gradient after the step, in the eigenvectors
+
+    def back(self, slope: Tensor) -> Tensor:
+        """The move from a trial with gradient ``slope`` ``(r, D)``."""
+        excess = (self.vectors.mT @ (slope / self.scale).unsqueeze(-1)).squeeze(-1) - self.promised
+        return (self.vectors @ (excess / self.values).unsqueeze(-1)).squeeze(-1) / self.scale
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Points with their log joint and gradient."""
+
+    u: Tensor  # (r, D)
+    value: Tensor  # (r,)
+    slope: Tensor  # (r, D)
+
+    @property
+    def finite(self) -> Tensor:
+        """Which of them are, with their gradient."""
+        return torch.isfinite(self.value) & torch.isfinite(self.slope).all(-1)
+
+    def or_better(self, other: "Trial") -> tuple["Trial", bool]:
+        """The higher of both in each row, and whether any is the other's."""
+        better = other.finite & (~self.finite | (other.value > self.value))
+        rows = better.unsqueeze(-1)
+        chosen = Trial(
+            torch.where(rows, other.u, self.u),
+            torch.where(better, other.value, self.value),
+            torch.where(rows, other.slope, self.slope),
+        )
+        return chosen, bool(better.any())
+
+
+def _at(density: Density, u: Tensor, own: Tensor) -> Trial:
+    return Trial(u, *density.gradient(u, own))
+
+
+def _on_floor(density: Density, trial: Trial, own: Tensor, floor: Floor) -> Trial:
+    """Trials moved to the valley's floor while that raises any of them."""
+    for _ in range(CORRECTIONS):
+        trial, any_better = trial.or_better(_at(density, trial.u + floor.back(trial.slope), own))
+        if not any_better:
+            break
+    return trial
+
+
+def _tried(
+    density: Density,
+    found: Mode,
+    rows: Tensor,
+    step: Tensor,
+    theta: Tensor,
+    ball: Ball,
+    floor: Floor | None = None,
+) -> Tensor:
     """Take the steps that raise the log joint as the model says, roughly; adapt the radii.  Which rows moved."""
     A, g, here, radius = found.precision[rows], found.gradient[rows], found.log_joint[rows], ball.radius[rows]
     promised = (g * step).sum(-1) - 0.5 * (step * (A @ step.unsqueeze(-1)).squeeze(-1)).sum(-1)
-    trial = found.u[rows] + step
-    value, slope = density.gradient(trial, of_rows(theta, rows))
-    gain, slack = value - here, 1e-14 * (1.0 + here.abs())  # rounding of the sum over data
-    finite = torch.isfinite(value) & torch.isfinite(slope).all(-1)
-    good = finite & (gain >= 1e-4 * promised - slack) & (trial != found.u[rows]).any(-1)
+    trial = _at(density, found.u[rows] + step, of_rows(theta, rows))
+    if floor is not None:
+        trial = _on_floor(density, trial, of_rows(theta, rows), floor)
+    gain, slack = trial.value - here, 1e-14 * (1.0 + here.abs())  # rounding of the sum over data
+    good = trial.finite & (gain >= 1e-4 * promised - slack) & (trial.u != found.u[rows]).any(-1)
     length = ball.length(step, rows)
     wider = torch.maximum(radius, 2.0 * length).clamp(max=LARGEST)
     kept = torch.where(gain > 0.75 * promised, wider, torch.where(gain < 0.25 * promised, 0.5 * length, radius))
     ball.radius[rows] = torch.where(good, kept, 0.25 * torch.minimum(length, radius))
     moved = rows[good]
-    found.u[moved], found.log_joint[moved], found.gradient[moved] = trial[good], value[good], slope[good]
+    found.u[moved], found.log_joint[moved], found.gradient[moved] = trial.u[good], trial.value[good], trial.slope[good]
     return good

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, BadInput, EvidenceEM, LaplaceEvidence, LogJoint, compare_evidence
+from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, LogJoint, compare_evidence
 from pyro_evidence.evidence_check import (
     bridge_sampling,
     find_modes,
@@ -18,7 +18,7 @@ from pyro_evidence.evidence_check import (
 )
 from pyro_evidence.evidence_check.target import target
 from pyro_evidence.models.mixture import gaussian_mixture
-from pyro_evidence.ops.thermodynamic import corrected_trapezoid, powers
+from pyro_evidence.ops.thermodynamic import corrected_trapezoid, jackknife, pooled_moments, powers
 from tests.evidence_check.exact_models import location, location_log_evidence, straight, straight_data
 from tests.evidence_check.test_evidence_check import CASES, estimate, logistic, observations
 
@@ -38,6 +38,38 @@ def test_corrected_rule_integrates_exact_moments(num: int, tolerance: float) -> 
     x, power = observations(), powers(num)
     found = corrected_trapezoid(power, *moments_of_location(x, power))
     assert float(found) == pytest.approx(location_log_evidence(x), abs=tolerance)
+
+
+def test_pooled_moments_are_those_of_the_pool() -> None:
+    values = torch.randn(2, 4, 50, generator=torch.Generator().manual_seed(0)) + torch.arange(4.0).unsqueeze(-1)
+    log_weight = torch.tensor([[0.0, 1.0, -1.0, 2.0], [5.0, 5.0, 5.0, 5.0]]) - 700.0
+    kept = torch.tensor([[True, True, True, True], [True, False, True, True]])
+    found = pooled_moments(log_weight, values.mean(-1), values.var(-1, correction=0), kept)
+    for j, members in enumerate(kept):
+        share = log_weight[:, members].softmax(-1).unsqueeze(-1).expand(-1, -1, 50) / 50.0
+        mean = (share * values[:, members]).sum((1, 2))
+        square = (share * values[:, members].square()).sum((1, 2))
+        assert torch.allclose(found[0][:, j], mean)
+        assert torch.allclose(found[1][:, j], square - mean.square())
+
+
+def test_weighing_groups_by_their_evidence_takes_the_bias_out() -> None:
+    """Four draws reweighed from N(0, 1) to N(1, 1), whose mean they miss group by group."""
+    x = torch.randn(4000, 16, 4, generator=torch.Generator().manual_seed(0))
+    log_weight = x.logsumexp(-1) - 0.5 - math.log(4.0)
+    mean = (x.softmax(-1) * x).sum(-1)
+    pooled, _ = pooled_moments(log_weight, mean, torch.zeros_like(mean), torch.ones(1, 16, dtype=torch.bool))
+    assert float(mean.mean()) < 0.8
+    assert float(pooled.mean()) == pytest.approx(1.0, abs=0.05)
+
+
+def test_jackknife_of_a_mean_and_of_its_square() -> None:
+    x = torch.randn(16, generator=torch.Generator().manual_seed(0))
+    without = (x.sum() - x) / 15.0
+    value, error = jackknife(x.mean(), without)
+    assert torch.allclose(value, x.mean())
+    assert torch.allclose(error, x.std() / 4.0)
+    assert torch.allclose(jackknife(x.mean().square(), without.square())[0], x.mean().square() - x.var() / 16.0)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -111,6 +143,24 @@ def test_relevance_machines_are_compared_with_a_remark(classes: tuple[Tensor, Te
     X, t = classes
     with pytest.raises(BadInput, match="different data"):
         compare_evidence(revm=REVM(logistic).run(X, t), other=LaplaceEvidence(logistic, hyper=()).run(X, 1.0 - t))
+
+
+def test_a_variational_bound_is_not_called_laplace(classes: tuple[Tensor, Tensor]) -> None:
+    X, t = classes
+    bound = VRVM(logistic).run(X, t)
+    found = compare_evidence(vrvm=bound, rvm=RVM(logistic).run(X, t), throw=False)
+    rows = {row.name: row for row in found.rows}
+    assert math.isnan(rows["vrvm"].laplace)
+    assert math.isfinite(rows["rvm"].laplace)
+    assert f"{float(bound.log_evidence):.3f} nats, is a variational lower bound" in rows["vrvm"].doubts[0]
+    line = next(text for text in str(found).splitlines() if text.startswith("vrvm "))
+    assert line.split()[-3] == "-"
+    prior = torch.distributions.MultivariateNormal(torch.zeros(4), bound.alpha.reciprocal().diag())
+    torch.manual_seed(0)
+    draws = prior.sample((200_000,))  # plain Monte Carlo of the evidence at the mean precisions
+    log_likelihood = torch.distributions.Bernoulli(logits=draws @ X.T).log_prob(t).sum(-1)
+    exact = log_likelihood.logsumexp(0) - math.log(len(draws))
+    assert rows["vrvm"].log_evidence == pytest.approx(float(exact), abs=0.1)
 
 
 def test_nothing_left_to_integrate_is_exact() -> None:

@@ -1,6 +1,7 @@
 """EvidenceEM on mixtures of probabilistic PCA."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pyro
@@ -45,6 +46,8 @@ from pyro_evidence.models.regression import Learned
 from pyro_evidence.mppca_structure import recognise_mppca
 
 QUIET = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=60, throw=False, progress=False)
+
+SHORT = replace(QUIET, num_steps=8)
 
 
 def near(actual: Tensor, expected: Tensor, tolerance: float = 1e-8) -> None:
@@ -180,7 +183,9 @@ def test_units_change_nothing_else(two: MPPCAPosterior) -> None:
 @pytest.mark.parametrize("noise", [IsotropicNoise(), DiagonalNoise(), IsotropicNoise(10.0)])
 @pytest.mark.parametrize("alpha", [Learned(), Learned(torch.ones(1)), PerColumn(), 0.5])
 def test_every_setting_fits(dtype: torch.dtype, noise: IsotropicNoise | DiagonalNoise, alpha: Learned | float) -> None:
-    found = fit(planes(40).to(dtype), mppca(2, 2, alpha=alpha, noise=noise), start=Start(restarts=1, warm_up=5))
+    found = fit(
+        planes(40).to(dtype), mppca(2, 2, alpha=alpha, noise=noise), start=Start(restarts=1, warm_up=5), stop=SHORT
+    )
     assert bool(found.log_prob().isfinite().all()) and found.mode["W"].dtype == dtype
     samples = found.get_samples(3, seed=0)["W"]
     assert samples.shape == (3, 2, 5, 2) and bool(samples.isfinite().all())
@@ -293,11 +298,12 @@ def test_a_posterior_survives_the_disk(two: MPPCAPosterior, tmp_path: Path) -> N
     near(again.gamma["alpha"], two.gamma["alpha"])
 
 
+@pytest.mark.slow
 def test_nuts_runs_on_the_posteriors_model() -> None:
     Y = planes(60, 3)
     found = fit(Y, mppca(1, 1))
     kernel = NUTS(found.model)
-    mcmc = MCMC(kernel, num_samples=150, warmup_steps=50, initial_params={"W": found.mode["W"]}, disable_progbar=True)
+    mcmc = MCMC(kernel, num_samples=100, warmup_steps=40, initial_params={"W": found.mode["W"]}, disable_progbar=True)
     mcmc.run(Y)
     W = mcmc.get_samples()["W"]
     W = W * (W * found.mode["W"]).sum((-3, -2, -1), keepdim=True).sign()
@@ -310,7 +316,7 @@ def test_nothing_global_changes() -> None:
     pyro.get_param_store()["mine"] = torch.ones(())
     Y = planes()
     state = torch.random.get_rng_state()
-    found = fit(Y)
+    found = fit(Y, stop=SHORT)
     found.get_samples(3, seed=0), found.sample(2), found.diagnostics(50), found.summary()
     assert torch.equal(state, torch.random.get_rng_state())
     assert list(pyro.get_param_store().keys()) == ["mine"]
@@ -382,7 +388,7 @@ POOR = {
 @pytest.mark.parametrize("name", POOR)
 @pytest.mark.parametrize("noise", [IsotropicNoise(), DiagonalNoise()])
 def test_poor_data_give_a_finite_density(name: str, noise: IsotropicNoise | DiagonalNoise) -> None:
-    found = fit(POOR[name], mppca(4, 3, noise=noise), start=Start(restarts=2))
+    found = fit(POOR[name], mppca(4, 3, noise=noise), stop=SHORT)
     assert bool(found.log_prob().isfinite().all()) and found.num_components >= 1
     assert bool(found.refusal) or math.isfinite(float(found.log_evidence))
 

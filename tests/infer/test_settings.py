@@ -10,7 +10,9 @@ from pyro_evidence import (
     RVM,
     VRVM,
     BadInput,
+    EvidenceEM,
     GaussianPrior,
+    Guarded,
     KMeans,
     LaplaceEvidence,
     OverlapEM,
@@ -21,7 +23,13 @@ from pyro_evidence import (
 from pyro_evidence.models.prbf import prbf
 from tests.infer.engine_models import linear
 
-ENGINES: dict[str, Callable[..., Any]] = {"laplace": LaplaceEvidence, "rvm": RVM, "vrvm": VRVM, "revm": REVM}
+ENGINES: dict[str, Callable[..., Any]] = {
+    "laplace": LaplaceEvidence,
+    "rvm": RVM,
+    "vrvm": VRVM,
+    "revm": REVM,
+    "em": EvidenceEM,
+}
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
@@ -30,7 +38,7 @@ def test_a_model_that_cannot_be_called_is_refused(engine) -> None:
         engine(3)
 
 
-@pytest.mark.parametrize("engine", [LaplaceEvidence, RVM, VRVM])
+@pytest.mark.parametrize("engine", [LaplaceEvidence, RVM, VRVM, EvidenceEM])
 @pytest.mark.parametrize("stop", [50, Stop, None, 1e-6])
 def test_a_stop_that_is_none_is_refused(engine, stop) -> None:
     with pytest.raises(BadInput, match=r"stop=.*; expected a Stop, such as stop=Stop\(\)"):
@@ -64,3 +72,18 @@ def test_what_can_be_meant_is_kept() -> None:
     engine = LaplaceEvidence(linear, curvature=diagonal, stop=stop, restarts=2)
     assert engine.curvature is diagonal and engine.stop is stop and engine.restarts == 2
     assert REVM(linear, centre=score_centre).recipe.centre is score_centre
+
+
+@pytest.mark.parametrize(
+    ("setting", "letter"),
+    [
+        ({"update": Guarded}, "update=Guarded is a class"),
+        ({"update": "literal"}, "update='literal'; expected a function"),
+        ({"start": 5}, "start=5; expected a Start"),
+        ({"deletion": True}, "deletion=True; expected a function"),
+        ({"curvature": "full"}, "curvature='full'; expected a function"),
+    ],
+)
+def test_settings_of_mixtures_that_cannot_be_meant_are_refused(setting, letter) -> None:
+    with pytest.raises(BadInput, match=letter):
+        EvidenceEM(linear, **setting)

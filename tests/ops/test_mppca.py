@@ -119,6 +119,29 @@ def test_statistics_of_two_shards_add_up() -> None:
         near(getattr(parts, name), value)
 
 
+def test_blocks_of_data_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: all data in one product; blocks of 48, and a shorter last one, share their memory."""
+    Y = blobs()
+    at = analysers(Y, rows=2)
+    whole, table = mppca.e_step(Y, at), mppca.log_joint(Y, at)
+    monkeypatch.setattr(mppca, "BLOCK", 48 * 2 * K * Q)
+    assert mppca.num_rows(at) == 48
+    near(mppca.log_joint(Y, at), table)
+    for name, value in vars(mppca.e_step(Y, at)).items():
+        near(value, getattr(whole, name))
+
+
+def test_what_is_next_to_nothing_is_nothing() -> None:
+    """Products of responsibilities far below rounding are subnormal numbers, which processors are slow at."""
+    Y = 3.0 * blobs()
+    at = analysers(Y)
+    table = mppca.log_joint(Y, at)
+    expected = (table - table.logsumexp(-1, keepdim=True)).exp()
+    found = mppca.responsibilities(Y, at)
+    near(found, expected)
+    assert bool(((expected > 0) & (expected < 1e-100)).any()) and not bool(((found > 0) & (found < 1e-100)).any())
+
+
 def test_a_batch_of_restarts_is_a_loop() -> None:
     Y = blobs()
     many, tied = analysers(Y, rows=3), ties(free=True)
