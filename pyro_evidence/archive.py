@@ -70,6 +70,7 @@ def record(state: LaplaceState) -> dict[str, Any]:
         "log_joint": state.log_joint,
         "log_joint_beside": _log_joint_beside(state),
         "decrement": state.decrement,
+        "escaped": state.escaped,
         "log_evidence": state.log_evidence,
         "log_hyperprior": state.log_hyperprior,
     }
@@ -185,7 +186,10 @@ def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
     joint = _joint(content, model)
     at = Problem(joint, recognise(joint), _curvature(content["curvature"]), content["active"])
     numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
-    state = LaplaceState(at, content["theta"], content["u"], content["log_joint"], _precision(content, at), *numbers)
+    escaped = bool(content.get("escaped", False))  # older files do not say
+    state = LaplaceState(
+        at, content["theta"], content["u"], content["log_joint"], _precision(content, at), *numbers, escaped
+    )
     _require_same_density(state, content)
     return state
 

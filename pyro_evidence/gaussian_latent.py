@@ -240,6 +240,7 @@ class GaussianLatent(LinearDensity):
         none = torch.zeros_like(point)
         numbers = {"u": point, "log_joint": value, "gradient": slope, "precision": torch.empty(0), "step": none}
         flags = {"decrement": decrement, "converged": converged, "definite": definite, "lowest": none}
+        flags["escaped"] = torch.zeros_like(converged)
         return LatentMode(**numbers, **flags, found=tuple(row[1] for row in rows))
 
     def _mode(

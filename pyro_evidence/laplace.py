@@ -85,6 +85,7 @@ class LaplaceState:
     decrement: float  # squared gradient norm at the mode in units of the posterior precision, nats
     log_evidence: Tensor  # () log p(D | theta)
     log_hyperprior: Tensor  # () log prior density of the maximised latent sites
+    escaped: bool = False  # whether the search left a saddle on the way
 
     @property
     def objective(self) -> float:
@@ -125,12 +126,19 @@ def find_modes(
         u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
     mode = search(u, exact)
     if network and bool((~mode.converged & (mode.decrement < 1e-3)).any()):
-        mode = search(mode.u, exact)  # nearly there
+        mode = _joined(mode, search(mode.u, exact))  # nearly there
     if not network and not bool(mode.converged.all()):
-        mode = search(approach(mode.u, tolerance=at.tolerance**0.5, num_steps=1000), exact)
+        mode = _joined(mode, search(approach(mode.u, tolerance=at.tolerance**0.5, num_steps=1000), exact))
     if not bool(mode.converged.all()) and exact is not at.curvature:
-        return search(mode.u, at.curvature)  # where the exact curvature is singular and another was asked for
+        return _joined(
+            mode, search(mode.u, at.curvature)
+        )  # where the exact curvature is singular and another was asked for
     return mode if exact is at.curvature else replace(mode, precision=at.curvature(at.density, mode.u, theta).detach())
+
+
+def _joined(before: newton.Mode, after: newton.Mode) -> newton.Mode:
+    """The end of a search in two parts."""
+    return replace(after, escaped=before.escaped | after.escaped)
 
 
 def _climb(
@@ -172,7 +180,7 @@ def state_at(
     log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], num_active)
     log_hyperprior = at.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
     numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
-    return LaplaceState(at, theta.detach(), mode.u[row].detach(), *numbers)
+    return LaplaceState(at, theta.detach(), mode.u[row].detach(), *numbers, bool(mode.escaped[row]))
 
 
 def _not_a_mode(mode: newton.Mode, row: int, label: Label) -> NotAMode:

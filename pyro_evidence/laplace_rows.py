@@ -24,10 +24,11 @@ class Points:
     u: Tensor  # (R, D)
     tril: Tensor  # (R, D, D) Cholesky factor of the posterior precision
     objective: Tensor  # (R,) log evidence, -inf where no mode was found
+    escaped: Tensor  # (R,) bool: whether the search left a saddle on the way
 
     def at(self, rows: Tensor) -> "Points":
         """Some rows, by position or mask."""
-        return Points(self.theta[rows], self.active[rows], self.u[rows], self.tril[rows], self.objective[rows])
+        return Points(*(part[rows] for part in vars(self).values()))
 
     def with_rows(self, rows: Tensor, new: "Points") -> "Points":
         """With ``rows`` (positions) replaced."""
@@ -66,7 +67,7 @@ def measured(at: Problem, theta: Tensor, active: Tensor, start: Tensor, num_step
     sound = mode.converged & (info == 0) & torch.isfinite(mode.log_joint)
     tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(A))
     log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.sum(-1))
-    return Points(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf))
+    return Points(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.escaped)
 
 
 def slopes(at: Problem, points: Points) -> Slope:

@@ -209,6 +209,8 @@ class LaplacePosterior:
         the approximation is.
         ``gradient_norm`` is the slope left at the mode, in nats per posterior standard deviation;
         ``smallest_eigenvalue`` is of the posterior precision in unconstrained space.
+        ``left_a_saddle`` says whether the search for the mode came by a saddle, which it left along its downward
+        curvature.
         """
         curvature = self.state.problem.curvature
         return {
@@ -217,6 +219,7 @@ class LaplacePosterior:
             "log_evidence_per_step": list(self.log_evidences),
             "log_evidence_per_restart": self.restarts.tolist(),
             "failed_restarts": list(self.failures),
+            "left_a_saddle": self.state.escaped,
             "gradient_norm": math.sqrt(max(self.state.decrement, 0.0)),
             "smallest_eigenvalue": self._smallest_eigenvalue(),
             "curvature": getattr(curvature, "__name__", str(curvature)),

@@ -32,6 +32,7 @@ KEYS = {
     "log_evidence_per_step",
     "log_evidence_per_restart",
     "failed_restarts",
+    "left_a_saddle",
     "gradient_norm",
     "smallest_eigenvalue",
     "curvature",

@@ -2,6 +2,9 @@
 
     python benchmarks/papers/penny1999.py [--seeds 2] [--sizes 20 60 180 540]
 
+An experiment to run, not a result: that the order becomes useful from 5 to 10 data per weight on (the shaded band)
+is the paper's finding and has not been reproduced here.
+
 Two classes, three inputs.  For each number of data, networks of several sizes are fitted from three starts each, every
 distinct mode is a model, and the rank correlation between log evidence and log likelihood of 2000 test data is the
 figure's height; its abscissa is the number of data per weight.  What is done is kept in ``.benchmarks/penny1999.json``;

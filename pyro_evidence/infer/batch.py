@@ -46,6 +46,7 @@ def step(at: Problem, batch: Batch, stop: Stop) -> Batch:
     direction = direction * (LARGEST_STEP / length.clamp(min=LARGEST_STEP))  # cap, direction kept
     new, rose = line_search(at, old, direction, slope.total)
     new = pruned(at, new)
+    new = replace(new, escaped=old.escaped | new.escaped)
     found = slopes(at, new)
     fresh = natural(at, new, found)
     kept = rose & (new.active == old.active).all(-1) & (length.squeeze(-1) < 1.0)
@@ -83,6 +84,7 @@ def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:
     states = [fit.state.laplace for fit in fits]
     at, active = states[0].problem, torch.stack([s.problem.active for s in states])
     points = measured(at, torch.stack([s.theta for s in states]), active, torch.stack([s.u for s in states]))
+    points = replace(points, escaped=points.escaped | torch.tensor([s.escaped for s in states]).to(active))
     batch, path = started(at, points), [points.objective]
     with tqdm(desc="restarts", delay=1.0, disable=not stop.progress, leave=False) as bar:
         while bool(batch.moving.any()) and len(path) <= stop.num_steps:
@@ -98,7 +100,8 @@ def _alone(fit: Fit[TypeII], points: Points, row: int, path: tuple[float, ...]) 
     problem = fit.state.laplace.problem
     at = replace(problem, active=points.active[row])
     try:
-        state = type2.at(laplace_state(at, points.theta[row], points.u[row]))
+        found = laplace_state(at, points.theta[row], points.u[row])
+        state = type2.at(replace(found, escaped=bool(points.escaped[row])))
     except ArithmeticError:
         return fit
     return Fit(state, fit.status, (*fit.objectives[:-1], *path, state.objective))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_evidence.infer.batch_moves import natural
 from pyro_evidence.infer.restarts import Restarts, distinct
-from pyro_evidence.laplace import Problem, laplace_state
+from pyro_evidence.laplace import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace_rows import Points, density, measured, still_slopes
 from pyro_evidence.ops import newton, trust
 from pyro_evidence.ops.curvature import gauss_newton
@@ -29,7 +29,9 @@ def warmed(at: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         near = trust.ascend(by_rows, lambda v, own: gauss_newton(by_rows, v, own), u, rows, limits)
         tril, info = torch.linalg.cholesky_ex(near.precision.double())
         sound = (info == 0) & torch.isfinite(near.log_joint)
-        points = Points(theta, active, near.u, torch.where(sound[:, None, None], tril, torch.nan), near.log_joint)
+        points = Points(
+            theta, active, near.u, torch.where(sound[:, None, None], tril, torch.nan), near.log_joint, near.escaped
+        )
         found = still_slopes(replace(at, curvature=gauss_newton), points)
         move = (natural(at, points, found) @ found.total.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
         move = torch.where(torch.isfinite(move) & ((theta + move - at.joint.initial_theta).abs() < 8.0), move, 0.0)
@@ -46,4 +48,8 @@ def search(at: Problem, starts: Tensor, theta: Tensor) -> Restarts:
     """
     own, u = warmed(at, theta.expand(len(starts), -1).clone(), starts)
     points = measured(at, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=500)
-    return distinct([partial(laplace_state, at, own[row], points.u[row]) for row in range(len(u))])
+    return distinct([partial(_alone, at, points, row) for row in range(len(u))])
+
+
+def _alone(at: Problem, points: Points, row: int) -> LaplaceState:
+    return replace(laplace_state(at, points.theta[row], points.u[row]), escaped=bool(points.escaped[row]))

@@ -78,7 +78,8 @@ def step(state: TypeII) -> TypeII:
     found = _line_search(state, direction)
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
-    new = at(_prune(found))
+    pruned = _prune(found)
+    new = at(replace(pruned, escaped=pruned.escaped or state.laplace.escaped))
     if bool((new.laplace.theta.abs() > FARTHEST).any()):
         return replace(new, verdict=Status.UNBOUNDED)
     same_model = new.laplace.problem is state.laplace.problem

@@ -27,6 +27,7 @@ class Mode:
     definite: Tensor  # (R,) bool: whether the precision is positive definite
     step: Tensor  # (R, D) the Newton step that was not taken any more
     lowest: Tensor  # (R, D) direction of lowest curvature where the precision is not positive definite
+    escaped: Tensor  # (R,) bool: whether a saddle was left on the way, along its downward curvature
 
     def factorised(self, row: int, label: Label) -> Precision:
         """The precision of one row, factorised.
@@ -87,6 +88,7 @@ def start(density: Density, u: Tensor, theta: Tensor) -> Mode:
         no.clone(),
         torch.zeros_like(slope),
         torch.zeros_like(slope),
+        no.clone(),
     )
 
 
@@ -145,6 +147,7 @@ def _escape(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> None:
     if len(rows):
         way = found.lowest[rows]
         ahead, behind = (density.log_joint(found.u[rows] + s * way, of_rows(theta, rows)).detach() for s in (1.0, -1.0))
+        found.escaped[rows] = True
         found.step[rows] = torch.where((ahead >= behind).unsqueeze(-1), way, -way)
 
 

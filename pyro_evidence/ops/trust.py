@@ -115,6 +115,8 @@ def _moved(density: Density, found: Mode, rows: Tensor, theta: Tensor, ball: Bal
         stiffened = values[here].clamp(min=0.0) + shift + 1.0  # soft and downward directions stay as they are
         floor = Floor(vectors[here], stiffened, scale[here], shift * best)
         good = _tried(density, found, left[here], step, theta, ball, floor)
+        by_curvature = -0.5 * (values[here] * best.square()).sum(-1) > (along[here] * best).sum(-1)
+        found.escaped[left[here[good & by_curvature]]] = True
         done, here = torch.cat([done, left[here[good]]]), here[~good]
         if not len(here):
             break

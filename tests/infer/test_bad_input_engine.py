@@ -77,6 +77,9 @@ def test_a_saddle_on_the_way_is_left() -> None:
     joint = LogJoint(well, (torch.tensor(4.0),))
     mode = laplace.find_modes(laplace.problem(joint), torch.zeros(1, 1), joint.initial_theta, cold=False)
     assert bool(mode.converged[0]) and abs(float(mode.u[0, 0])) == pytest.approx(2.0, abs=0.01)
+    assert bool(mode.escaped[0])
+    assert laplace.laplace_state(laplace.problem(joint), joint.initial_theta, torch.zeros(1)).escaped
+    assert not laplace.laplace_state(laplace.problem(joint), joint.initial_theta, torch.ones(1) * 1.9).escaped
 
 
 def test_damping_is_a_visible_choice() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_evidence import (
     BadInput,
     LaplaceEvidence,
+    LaplacePosterior,
     LogJoint,
     NotAMode,
     NotConverged,
@@ -211,6 +212,23 @@ def test_trust_region_leaves_a_saddle_from_rest() -> None:
     limits = newton.Limits(1e-14, 50)
     mode = trust.ascend(density, lambda v: density.precision(v, v), torch.zeros(1, 2), torch.zeros(0), limits)
     assert bool(mode.converged.all()) and float(mode.u[0, 1].abs()) == pytest.approx(1.0)
+    assert mode.escaped.tolist() == [True]
+    near = torch.tensor([[0.1, 0.9]])
+    mode = trust.ascend(density, lambda v: density.precision(v, v), near, torch.zeros(0), limits)
+    assert mode.escaped.tolist() == [False]
+
+
+def test_a_saddle_that_was_left_is_not_forgotten() -> None:
+    """By the steps in the hyperparameters that follow, by a batch of them, and by the diagnostics."""
+    state = type2.at(laplace.laplace_state(problem_of(MLP(1, 1)), torch.zeros(5), torch.ones(4)))
+    for escaped in (False, True):
+        from_there = laplace.replace(state, laplace=laplace.replace(state.laplace, escaped=escaped))
+        after = type2.step(from_there)
+        assert after.laplace is not state.laplace and after.laplace.escaped == escaped
+        fits = [Fit(from_there, Status.BY_HAND, (0.0,))] * 2
+        together = batch.climb(fits, Stop(num_steps=1, progress=False))
+        assert [fit.state.laplace.escaped for fit in together] == [escaped] * 2
+        assert LaplacePosterior(after.laplace, "", (), torch.zeros(1)).diagnostics(100)["left_a_saddle"] is escaped
 
 
 def test_a_curvature_that_becomes_singular_is_called_by_its_name() -> None:
