@@ -161,7 +161,7 @@ def choices_part(results: Results, num_seeds: int = 3) -> str:
         for name, M in SETTINGS:
             runs = [
                 results.get(f"{label} {name} {M} {s}", lambda n=name, m=M, s=s, f=method: compared(n, m, s, f))
-                for s in range(1 if label.endswith("one seed") else num_seeds)  # that costs as much as all the others
+                for s in range(1 if label.endswith("one seed") else num_seeds)  # slow
             ]
             parts.append(", ".join(f"{mean(mean(r[w][0]) for r in runs):.2f}" for w in ("error", "nll")))
         lines.append(row(label, parts))
