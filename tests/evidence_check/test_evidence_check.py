@@ -87,7 +87,7 @@ def estimate(method: str, case: str, posterior: LaplacePosterior, seed: int) -> 
     if method == "smc":
         return tempered_smc(posterior, num_particles=128, num_moves=2, seed=seed)
     if method == "thermodynamic":
-        return thermodynamic_integration(posterior, num_temperatures=20, num_particles=512, num_moves=3, seed=seed)
+        return thermodynamic_integration(posterior, seed=seed)
     return thames(posterior, exact_draws(case, seed), num_volume=2000, seed=seed)
 
 
