@@ -173,7 +173,7 @@ def main() -> None:
     torch.set_num_threads(1)
     results = Results(Path(sys.argv[1] if len(sys.argv) > 1 else ".benchmarks/prbf2001_choices.json"))
     print("# The penalty and the number of kernels\n\n## Evidence for the penalty: a negative result\n")
-    print(evidence_part(results), "\n\n## Choices on the same splits, published update, mean over 3 seeds\n", flush=True)
+    print(evidence_part(results), "\n\n## Choices on the same splits, published update, mean of 3 seeds\n", flush=True)
     print(choices_part(results), flush=True)
 
 
