@@ -159,28 +159,38 @@ def exact(at: EStep) -> Mixture:
 
 @dataclass(frozen=True)
 class Guarded:
-    r"""The default: the paper's inflation of variances, norm centred, and a gamma prior on beta.
+    r"""The default: the paper's inflation of variances, bounded; norm centred; a gamma prior on beta.
 
-    .. math:: 1/\beta_{ki} = (s_{ki} + 2\rho v_i) / (N_k - \gamma_k), \quad \alpha_k = \gamma_k / \|w_k - M\|^2
+    .. math:: 1/\beta_{ki} = (s_{ki} + 2\rho v_i) / (N_k - g_{ki}), \quad \alpha_k = \gamma_k / \|w_k - M\|^2
 
-    with ``v_i`` the variance of output i.  A component with ``N_k <= gamma_k`` is pruned.  Taking the whole gamma from
-    every output is a heuristic that widens kernels on few data, not a consequence of the evidence; the gamma prior
-    (Ormoneit and Tresp, 1996) is needed because tied values make the evidence unbounded.
+    with ``v_i`` the variance of output i.  A component with ``N_k <= g_k`` is pruned.  The gamma prior (Ormoneit and
+    Tresp, 1996) is needed because tied values make the evidence unbounded.
+
+    For an unconditional density ``g_ki`` is the output's own gamma and that of ``others`` further ones.  This is a
+    heuristic that widens kernels on few data, not a consequence of the evidence.  Three others are what one Gaussian
+    needs: new data have the highest expected log density under the variance ``s / (N - 4 + 4 / (N + 1))``, however many
+    outputs there are, while the paper's whole gamma, up to one for each output, leaves hardly a component where there
+    are many.  For a noise matrix the same argument gives about ``N - m - 3``, and the whole gamma is taken.
 
     :ivar rho: strength of the gamma prior, in data.
-    :ivar whole: take the component's whole gamma from every output of an unconditional density; otherwise the output's
-        own.  With many outputs and few data the whole gamma, up to one per output, leaves hardly a component.
+    :ivar others: of how many other outputs gamma is taken as well; 0 for none, ``math.inf`` for all, as in A.39.
     """
 
     rho: float = 0.05
-    whole: bool = True
+    others: float = 3.0
 
     def __call__(self, at: EStep) -> Mixture:
         """One round."""
         w = solve_weights(at.stats, at.data.layout, at.mixture)
-        subtracted = at.subtracted if self.whole else at.gamma
+        subtracted = self._subtracted(at)
         noise = _noise(at, w, subtracted, self.rho)
         return _next(at, w, noise, _alpha(at, (w - at.mixture.loc).square()), subtracted)
+
+    def _subtracted(self, at: EStep) -> Tensor:
+        num_others = at.mixture.w.shape[-2] - 1
+        if self.others >= num_others or at.mixture.noise.dim() == 4:
+            return at.subtracted
+        return torch.lerp(at.gamma, at.subtracted, self.others / num_others)
 
 
 @dataclass(frozen=True)
