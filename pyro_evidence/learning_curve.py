@@ -16,7 +16,6 @@ from pyro_evidence.ops import mixture_rows
 from pyro_evidence.ops.mixture import Mixture, MixtureData, natural_parameters, responsibilities
 from pyro_evidence.ops.mixture_background import Background, MixtureWithBackground
 from pyro_evidence.ops.mixture_density import MixtureDensity
-from pyro_evidence.ops.mixture_updates import Unregularised
 from pyro_evidence.program import LogJoint
 
 
@@ -83,7 +82,7 @@ def learning_curve(
 
 
 def _rounds(engine: EvidenceEM, task: Task, num_steps: int) -> Iterator[Batch]:
-    batch, warm = task.batch, Unregularised(rho=getattr(engine.update, "rho", 0.0))
+    batch, warm = task.batch, mixture_em.warming(engine.update)
     yield batch
     for step in range(num_steps):
         batch = mixture_em.rounds(batch, warm if step < engine.start.warm_up else engine.update, 1)

@@ -114,7 +114,7 @@ def em(batch: Batch, update: Update, warm_up: int, stop: Stop, step: Callable[[B
     """Unregularised warm-up, with the gamma prior of ``update`` if it has one, then ``update`` until ``stop``."""
     if warm_up:
         exactly = Stop(tolerance=-1.0, num_steps=warm_up, progress=stop.progress)
-        warm = iterate(step, _ready(batch, _warming(update)), exactly, "EvidenceEM, warm-up")
+        warm = iterate(step, _ready(batch, warming(update)), exactly, "EvidenceEM, warm-up")
         batch = warm.state
         if warm.status is not Status.STEP_LIMIT:
             return Fit(_ready(batch, update), warm.status, warm.objectives[-1:])
@@ -123,10 +123,11 @@ def em(batch: Batch, update: Update, warm_up: int, stop: Stop, step: Callable[[B
 
 def warmed(batch: Batch, update: Update, num_steps: int) -> Batch:
     """The batch after the warm-up, ready for ``update``."""
-    return _ready(rounds(batch, _warming(update), num_steps), update)
+    return _ready(rounds(batch, warming(update), num_steps), update)
 
 
-def _warming(update: Update) -> Update:
+def warming(update: Update) -> Update:
+    """The warm-up's own update: unregularised, with the gamma prior of ``update`` if it has one."""
     return Unregularised(rho=getattr(update, "rho", 0.0))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import NotConverged
+from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.infer import mixture_em
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.infer.mixture_deletion import Deletion
@@ -39,8 +39,16 @@ class Task:
         return self.units.log_jacobian(self.batch.at.data)
 
     def unseen(self, joint: LogJoint) -> MixtureData:
-        """The same model's other data, in the units inside."""
+        """The same model's other data, in the units inside.
+
+        :raises BadInput: when they are not of the same kind.
+        """
         found = recognise_mixture(joint)
+        ours, theirs = ((x.Y.shape[-1], 1 if x.G is None else x.G.shape[-1]) for x in (self.structure, found))
+        if ours != theirs:
+            raise BadInput(
+                f"the unseen data have {_outputs(theirs)}, the fitted ones {_outputs(ours)}: expected the same."
+            )
         products = self.batch.at.data.layout.has_products
         data = self.units.data(found.Y, found.G, found.weight, products=products)
         return found.spread(data, self.structure.background, self.units.unit)
@@ -58,6 +66,10 @@ class Task:
     def advanced(self) -> "Task":
         """One round on."""
         return replace(self, batch=mixture_em.advance(self.batch))
+
+
+def _outputs(shape: tuple[int, int]) -> str:
+    return f"{shape[0]} responses and {shape[1]} basis functions"
 
 
 def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCurvature) -> Task:

@@ -1,5 +1,6 @@
 """Engines' settings, checked when an engine is made and not in the middle of a fit."""
 
+import math
 from typing import Any
 
 from pyro_evidence.errors import BadInput
@@ -52,10 +53,19 @@ def check_stop(stop: Any) -> None:
     check_instance("stop", stop, Stop)
 
 
-def check_count(name: str, value: Any) -> None:
-    """Refuse what is no positive whole number.
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Refuse what is no whole number of at least ``least``.
 
     :raises BadInput: naming the setting.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadInput(f"{name}={value!r}; expected a whole number of at least 1.")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadInput(f"{name}={value!r}; expected a whole number of at least {least}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse what is no positive finite number.
+
+    :raises BadInput: naming the setting.
+    """
+    if not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise BadInput(f"{name}={value!r}; expected a positive number.")

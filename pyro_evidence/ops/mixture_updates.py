@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import BadInput
 from pyro_evidence.ops import mixture_slopes
 from pyro_evidence.ops.evidence import log_evidence as laplace
 from pyro_evidence.ops.mixture import (
@@ -157,6 +158,12 @@ def exact(at: EStep) -> Mixture:
     return _next(at, w, noise, alpha, at.gamma, at.stats.counts - 0.5 * slopes.logits)
 
 
+def _check(name: str, value: float, lowest: float, hint: str = "") -> None:
+    """Refuse a setting that is below ``lowest``, or nan."""
+    if not value >= lowest:
+        raise BadInput(f"{name}={value!r}; expected a number of at least {lowest:g}{hint}.")
+
+
 @dataclass(frozen=True)
 class Guarded:
     r"""The default: the paper's inflation of variances, bounded; norm centred; a gamma prior on beta.
@@ -178,6 +185,10 @@ class Guarded:
 
     rho: float = 0.05
     others: float = 3.0
+
+    def __post_init__(self) -> None:
+        _check("Guarded: rho", self.rho, 0.0)
+        _check("Guarded: others", self.others, 0.0, ", math.inf for all")
 
     def __call__(self, at: EStep) -> Mixture:
         """One round."""
@@ -206,6 +217,10 @@ class Unregularised:
     rho: float = 0.0
     cutoff: float = 1e-6  # relative; Husmeier (2000), footnote 12
 
+    def __post_init__(self) -> None:
+        _check("Unregularised: rho", self.rho, 0.0)
+        _check("Unregularised: cutoff", self.cutoff, 0.0)
+
     def __call__(self, at: EStep) -> Mixture:
         """One round; alpha stays."""
         w = _pseudo_solve(at, self.cutoff)
@@ -223,6 +238,10 @@ class WeightDecay:
 
     alpha: float
     rho: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("WeightDecay: alpha", self.alpha, ALPHA_RANGE[0], "; for none take Unregularised()")
+        _check("WeightDecay: rho", self.rho, 0.0)
 
     def __call__(self, at: EStep) -> Mixture:
         """One round; gamma is not looked at."""
