@@ -1,18 +1,18 @@
 """Mixtures that do not overfit: evidence-regularised EM for Pyro models."""
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
+from pyro_evidence.arguments import check_model
 from pyro_evidence.checks import same_arguments
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mixture_em, mppca_task
-from pyro_evidence.infer.iterate import Status, Stop
+from pyro_evidence.infer.iterate import Status, Stop, require_convergence
 from pyro_evidence.infer.mixture_deletion import Deletion, GreedyDeletion
 from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.mixture_task import Task, begin, finish, reached
-from pyro_evidence.infer.settings import check_function, check_instance, check_model, check_stop
+from pyro_evidence.infer.settings import check_function, check_instance, check_stop
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, gaps_explained, marginalised, parsed
 from pyro_evidence.mppca_posterior import MPPCAPosterior
@@ -99,7 +99,7 @@ class EvidenceEM:
             raise NotConverged(f"EvidenceEM: every restart failed. Pass update=Guarded(rho=0.05).\n{letters}")
         posterior = finish(task, fit, self.deletion, self.stop)
         if posterior.status == Status.STEP_LIMIT.value and self.stop.tolerance > 0:  # else it was asked for
-            self._complain(posterior)
+            require_convergence("EvidenceEM", Status.STEP_LIMIT, posterior, self.stop)
         return posterior
 
     @property
@@ -108,12 +108,6 @@ class EvidenceEM:
         if self.deletion is None:
             return self.stop
         return replace(self.stop, num_steps=min(self.stop.num_steps, self.deletion.after))
-
-    def _complain(self, posterior: MixturePosterior) -> None:
-        message = f"EvidenceEM: {posterior.status}"
-        if self.stop.throw:
-            raise NotConverged(f"{message}. What was reached is in this error's .posterior.", posterior)
-        warnings.warn(message, stacklevel=3)
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.infer import mppca_em
-from pyro_evidence.infer.iterate import Fit, Status, Stop
+from pyro_evidence.infer.iterate import Fit, Status, Stop, require_convergence
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.mppca_em import Batch
 from pyro_evidence.models.mppca import MPPCA
@@ -185,8 +185,8 @@ def run(task: Task, start: Start, deletion: object, stop: Stop) -> MPPCAPosterio
     if deletion is not None and fit.status is not Status.INTERRUPTED:
         fit = mppca_em.finished(fit, getattr(deletion, "num_steps", 25), stop)
     posterior = posterior_of(task, fit, restarts)
-    if fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and stop.throw:
-        raise NotConverged(f"EvidenceEM: {fit.status.value}. What was reached is in .posterior.", posterior)
+    if stop.throw:
+        require_convergence("EvidenceEM", fit.status, posterior, stop)
     return posterior
 
 

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.errors import BadInput
 from pyro_evidence.infer import overlap_rounds
-from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.infer.overlap_rounds import Lost, Progress, keep
 from pyro_evidence.infer.overlap_start import RandomPoints, Start
 from pyro_evidence.infer.overlap_task import Alpha, Multiple, Task, alpha_of, begin, posterior_of
@@ -86,8 +86,8 @@ class OverlapEM:
         task = self._begin(X, labels)
         fit = iterate(overlap_rounds.advance, task.progress, self.stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
-        if fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
-            raise NotConverged(f"OverlapEM: {fit.status.value}. What was reached is in .posterior.", posterior)
+        if self.stop.throw:  # else its rounds were counted on purpose, and ``status`` says how they ended
+            require_convergence("OverlapEM", fit.status, posterior, self.stop)
         return posterior
 
     def step(self, X: Tensor, labels: Labels | None = None) -> float:

@@ -17,6 +17,7 @@ from pyro.ops.indexing import Vindex
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.mixture import check_responses
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
@@ -165,8 +166,7 @@ def mppca(
     :raises BadInput: on settings that cannot be meant.
     """
     for name, value in (("num_components", num_components), ("num_latents", num_latents)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadInput(f"{name}={value!r}; expected a whole number of at least 1.{_advice(name, value)}")
+        check_count(name, value, advice=_advice(name, value))
     check_precision("alpha", alpha, largest_dim=2)
     allowed = (Size([1]), Size([num_components]), Size([num_components, num_latents]))
     shape = _alpha_shape(alpha, num_components, num_latents)
@@ -181,5 +181,5 @@ def mppca(
 
 def _advice(name: str, value: Any) -> str:
     if name == "num_latents" and isinstance(value, int) and value == 0:
-        return " Without latents it is gaussian_mixture(K, noise=SphericalNoise()), whose centres have a prior."
+        return "Without latents it is gaussian_mixture(K, noise=SphericalNoise()), whose centres have a prior."
     return ""
