@@ -71,6 +71,7 @@ class Progress:
     since: Tensor  # (B, K, M)  round after which a class is gone from a kernel; -1 where it is not
     gone: Tensor  # (B, M)  kernels that the last round left without data
     losses: tuple[tuple[int, int, int], ...] = ()  # (round, row, kernel)
+    held: tuple[tuple[int, int, int], ...] = ()  # (round, row, class) whose every kernel rejected it
 
     @property
     def objective(self) -> float:
@@ -123,11 +124,21 @@ def advance(now: Progress) -> Progress:
         new = new.put(rows, old.rows(rows))
     low = new.net.mixing <= REJECTED
     since = torch.where(low, torch.where(now.since < 0, step, now.since), -1)
-    losses = now.losses + tuple((step, int(b), int(j)) for b, j in fresh.nonzero())
-    change = float(moved(old.net, new.net).max())
     return replace(
-        now, point=new, paths=(*now.paths, new.objective), moved=change, since=since, gone=gone, losses=losses
+        now,
+        point=new,
+        paths=(*now.paths, new.objective),
+        moved=float(moved(old.net, new.net).max()),
+        since=since,
+        gone=gone,
+        losses=now.losses + events(step, fresh),
+        held=now.held if old.lag is None else now.held + events(step, vanishing(old, old.lag)),
     )
+
+
+def events(step: int, which: Tensor) -> tuple[tuple[int, int, int], ...]:
+    """What happened in a round: round, row and column of each True of ``which``."""
+    return tuple((step, b, j) for b, j in which.nonzero().tolist())
 
 
 def _updated(point: Point, update: Update) -> Point:
@@ -161,6 +172,9 @@ def effective(alpha: Tensor, net: Network) -> Tensor:
     return torch.where(shared, alpha, 0.0)
 
 
-def vanishing(point: Point) -> Tensor:
-    """Classes that eq. 29 would leave no kernel: all their numerators are negative; shape ``(B, K)``."""
-    return (numerators(point, point.distance) <= 0).all(-1)
+def vanishing(point: Point, distance: Tensor) -> Tensor:
+    """Classes that eq. 29 would leave no kernel, as none of their numerators is positive; shape ``(B, K)``.
+
+    :param distance: squared distances for eq. 29, shape ``(B, K, M)``; a single kernel stays whatever they are.
+    """
+    return (numerators(point, distance) <= 0).all(-1) & (distance.shape[-1] > 1)
