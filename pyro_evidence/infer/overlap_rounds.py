@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.infer.iterate import Status
 from pyro_evidence.ops.prbf import Network, Point, evaluate, moved
@@ -93,7 +94,7 @@ def begin(point: Point, update: Update, lost: Lost) -> Progress:
     """All rows after the warm-up that ``update`` asks for, in which :func:`plain` EM runs where ``alpha`` is not 0."""
     if bool((point.alpha > 0).any()):
         for _ in range(getattr(update, "warm_up", 0)):
-            point = plain(point)
+            point = _tried(plain, point)
     since = torch.full_like(point.net.mixing, -1, dtype=torch.long)
     return Progress(
         point,
@@ -145,11 +146,22 @@ def _updated(point: Point, update: Update) -> Point:
     """``update`` where there is something to regularise, plain EM where ``alpha`` is 0."""
     none = point.alpha == 0
     if not bool(none.any()):
-        return update(point)
+        return _tried(update, point)
     if bool(none.all()):
-        return plain(point)
+        return _tried(plain, point)
     rows = none.nonzero().squeeze(-1)
-    return update(point).put(rows, plain(point.rows(rows)))
+    return _tried(update, point).put(rows, _tried(plain, point.rows(rows)))
+
+
+def _tried(update: Update, point: Point) -> Point:
+    """The next point.
+
+    :raises ArithmeticError: when a covariance matrix has become singular, which a floor above 0 prevents.
+    """
+    try:
+        return update(point)
+    except LinAlgError as error:
+        raise ArithmeticError(f"a covariance became singular; pass a larger floor, as Full(1e-6). {error}") from error
 
 
 def is_lost(point: Point, before: Network) -> Tensor:

@@ -116,7 +116,8 @@ def labelled_data(model: PRBF, X: Tensor, labels: Labels | None) -> tuple[Tensor
     if len(absent := (present == 0).nonzero().flatten().tolist()):
         raise BadInput(
             f"no row of X has label {absent}; expected at least one of each class from 0 to {model.num_classes - 1}. "
-            f"Set num_classes to the number of classes that occur, and number them from 0."
+            f"Set num_classes to the number of classes that occur, and number them from 0; -1, nan and None mean that "
+            f"a label is unknown."
         )
     X = X.detach().double()
     if not bool((X != X[:1]).any()):
@@ -136,7 +137,21 @@ def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: St
     net = start(training)
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
     data = class_data(X - shift, y, model.num_classes, kind)
-    return Task(model, training, shift, first(data, net, alpha_of(alpha, len(X), model)))
+    point = first(data, net, alpha_of(alpha, len(X), model))
+    require_finite(point)
+    return Task(model, training, shift, point)
+
+
+def require_finite(point: Point) -> None:
+    """Refuse a start at which eq. 22 is no number.
+
+    :raises BadInput: naming the restart.
+    """
+    if len(bad := (~point.objective.isfinite()).nonzero()):
+        raise BadInput(
+            f"eq. 22 is {float(point.objective[bad[0]])} at start {int(bad[0])}; expected a finite number. Standardise "
+            f"the inputs (datasets.standardised), or begin where the data have some density: start=KMeans()."
+        )
 
 
 def first(data: ClassData, net: Network, alpha: float | Tensor) -> Point:

@@ -21,6 +21,7 @@ from pyro_evidence import (
     RandomPoints,
     Reseed,
     Stop,
+    Wide,
     datasets,
     keep,
     prune,
@@ -127,13 +128,32 @@ def test_kmeans_begins_in_a_fixed_point_of_lloyd() -> None:
             torch.testing.assert_close(loc[b, j], X[nearest == j].mean(0))
 
 
+def test_a_wide_start_has_the_centres_of_another_and_the_spread_of_all_data() -> None:
+    X, y = three_classes()
+    narrow, wide = (OverlapEM(prbf(4, 3), start=s)._begin(X, y).point.net for s in (KMeans(2), Wide(KMeans(2))))
+    assert torch.equal(wide.loc, narrow.loc) and torch.equal(wide.mixing, narrow.mixing)
+    torch.testing.assert_close(wide.covariance, X.var(0, correction=0).mean().expand(2, 4, 1))
+    assert bool((narrow.covariance < wide.covariance).all())
+
+
+def test_without_a_floor_singular_data_fail_with_a_letter_and_others_do_not() -> None:
+    X, y = three_classes()
+    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=literal, stop=SHORT)
+    assert not engine.run(X, y).floored.any()
+    start = Given(X[:5], torch.eye(3).expand(5, 3, 3))
+    flat = torch.cat([X[:, :2], X[:, :1]], -1)
+    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=literal, start=start, stop=SHORT)
+    with pytest.warns(match="became singular; pass a larger floor"):
+        assert engine.run(flat, y).status == "a step failed: this is the last good state"
+
+
 def test_given_starts_are_used_as_they_are() -> None:
     X, y = three_classes()
     loc = torch.arange(15.0).reshape(5, 3)
     net = OverlapEM(prbf(5, 3), start=Given(loc))._begin(X, y).point.net
     torch.testing.assert_close(net.loc[0] + X.mean(0), loc)
     torch.testing.assert_close(net.covariance, X.var(0, correction=0).mean().expand(1, 5, 1))
-    with pytest.raises(BadInput, match=r"loc=.*shape \(1, 4, 3\); expected \(5, 3\)"):
+    with pytest.raises(BadInput, match=r"loc=.*shape \(4, 3\); expected \(5, 3\)"):
         OverlapEM(prbf(5, 3), start=Given(loc[:4])).run(X, y)
 
 
@@ -253,6 +273,26 @@ def blank(X: Tensor) -> Tensor:
 def test_bad_data_are_refused(change: object, letter: str) -> None:
     with pytest.raises(BadInput, match=letter):
         OverlapEM(prbf(5, 3)).run(*change(*three_classes()))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("start", "letter"),
+    [
+        (lambda X: Given(X[:5].tolist()), r"loc=.*is a list; expected a tensor ending in shape \(5, 3\)"),
+        (lambda X: Given(blank(X)[:5]), r"loc=.*not finite"),
+        (lambda X: Given(X[:5], -torch.ones(5, 1)), r"covariance=.*not positive"),
+        (lambda X: Given(X[:5], torch.ones(5, 3)), r"covariance=.*\(5, 3\); expected \(5, 1\)"),
+        (lambda X: Given(X[:5], None, torch.tensor([[1.5, -0.5, 0, 0, 0]] * 3)), r"mixing=.*at least 0"),
+        (lambda X: Given(X[:5], None, torch.full((3, 5), 0.3)), r"mixing=.*adding up to 1"),
+        (lambda X: Given(1e200 * X[:5]), r"eq. 22 is (nan|-inf) at start 0"),
+        (lambda X: RandomPoints(restarts=0), r"restarts=0"),
+        (lambda X: KMeans(restarts=-1), r"restarts=-1"),
+    ],
+)
+def test_starts_that_cannot_be_meant(start: object, letter: str) -> None:
+    X, y = three_classes()
+    with pytest.raises(BadInput, match=letter):
+        OverlapEM(prbf(5, 3), start=start(X)).run(X, y)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf, "20", Multiple(-2.0)])
