@@ -12,7 +12,7 @@ from torch.distributions import LowRankMultivariateNormal, constraints
 
 from pyro_evidence import predictors
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.ops.coordinates import Coordinates
+from pyro_evidence.ops.coordinates import Coordinates, is_identity
 from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_updates import Ties
 from pyro_evidence.program import LogJoint
@@ -124,9 +124,19 @@ class _Point:
         generator, scale = torch.Generator().manual_seed(seed or 0), float(seed is not None)
         sizes = (joint.latents.size, joint.hypers.size)
         noise = [scale * torch.randn(n, generator=generator, dtype=torch.float64).to(joint.device) for n in sizes]
-        u, theta = noise[0], joint.initial_theta + 0.1 * noise[1]
+        u, theta = noise[0], joint.initial_theta + 0.1 * noise[1] * _sizes(joint)
         trace = joint.trace(u, theta)
         return _Point(u, theta, trace, _observed(joint, trace), joint.split_hypers(theta)[0])
+
+
+def _sizes(joint: LogJoint) -> Tensor:
+    """How far hyperparameters have to move to be seen moving: real ones in proportion to what they are, ``(T,)``."""
+    sizes = torch.ones_like(joint.initial_theta)
+    for part in joint.hypers:
+        if is_identity(part.transform):
+            place = joint.hypers.slices[part.name]
+            sizes[place] = joint.initial_theta[place].abs().clamp(min=1.0)  # about zero by 1, in data's units
+    return sizes
 
 
 def is_mppca(joint: LogJoint) -> bool:

@@ -88,7 +88,7 @@ class EvidenceEM:
         """
         joint = self._joint(args, kwargs)
         if (found := mppca_task.begin(joint, self.start, self.update)) is not None:
-            return mppca_task.run(found, self.start, self.deletion, self.stop)
+            return self._said(mppca_task.run(found, self.start, self.deletion, self.stop))
         try:
             task = self._begin(joint)
         except UnsupportedModel as why:
@@ -97,10 +97,7 @@ class EvidenceEM:
         if fit.state.verdict is Status.FAILED:
             letters = "\n".join(fit.state.reasons)
             raise NotConverged(f"EvidenceEM: every restart failed. Pass update=Guarded(rho=0.05).\n{letters}")
-        posterior = finish(task, fit, self.deletion, self.stop)
-        if posterior.status == Status.STEP_LIMIT.value and self.stop.tolerance > 0:  # else it was asked for
-            self._complain(posterior)
-        return posterior
+        return self._said(finish(task, fit, self.deletion, self.stop))
 
     @property
     def _first_stop(self) -> Stop:
@@ -109,11 +106,15 @@ class EvidenceEM:
             return self.stop
         return replace(self.stop, num_steps=min(self.stop.num_steps, self.deletion.after))
 
-    def _complain(self, posterior: MixturePosterior) -> None:
+    def _said(self, posterior: LaplacePosterior) -> LaplacePosterior:
+        """The posterior; where it is not converged, though that was asked for, a warning or an error before."""
+        if posterior.status not in (Status.STEP_LIMIT.value, Status.FAILED.value) or self.stop.tolerance <= 0:
+            return posterior
         message = f"EvidenceEM: {posterior.status}"
         if self.stop.throw:
             raise NotConverged(f"{message}. What was reached is in this error's .posterior.", posterior)
         warnings.warn(message, stacklevel=3)
+        return posterior
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.

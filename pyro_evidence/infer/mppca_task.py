@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mppca_em
 from pyro_evidence.infer.iterate import Fit, Status, Stop
 from pyro_evidence.infer.mixture_start import Start
@@ -58,9 +58,12 @@ def _slice(model: MPPCA, Y: Tensor) -> Tensor:
 
 def _data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
-    if not isinstance(Y, Tensor) or Y.dim() != 2 or not Y.is_floating_point() or not len(Y):
-        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else f"{args!r:.80} {kwargs!r:.80}"
-        raise BadInput(f"run(Y) expects the data alone, floats of shape (N, m), N >= 1; got {got}.")
+    if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not len(Y):
+        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else _kinds(args, kwargs)
+        raise BadInput(
+            f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, float32 or float64; got {got}. Write "
+            f"run(torch.as_tensor(Y).double())."
+        )
     if not bool(Y.sum().isfinite()) and not bool(Y.isfinite().all()):  # the sum alone needs no memory
         row, column = (~Y.isfinite()).nonzero()[0].tolist()
         num = [int(Y.isnan().sum()), int(Y.isinf().sum())]
@@ -68,7 +71,19 @@ def _data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
             f"Y, shape {tuple(Y.shape)}, contains {num[0]} nan and {num[1]} inf, first in row {row}, column {column}; "
             f"expected numbers. Fit to complete rows, Y[~Y.isnan().any(1)]; the posterior takes data with gaps."
         )
-    return Y
+    largest = torch.finfo(Y.dtype).max ** 0.25
+    if float(Y.aminmax().max) > largest or float(Y.aminmax().min) < -largest:
+        raise BadInput(
+            f"Y, shape {tuple(Y.shape)}, holds {float(Y.abs().max()):.3g}; expected numbers below {largest:.2g} in "
+            f"{Y.dtype}, or powers of them are not finite. Rescale: Y / Y.std()."
+        )
+    return Y.detach()
+
+
+def _kinds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What the arguments are, in a few words."""
+    named = [("", a) for a in args] + [(f"{n}=", a) for n, a in kwargs.items()]
+    return ", ".join(f"{n}a {type(a).__name__}" for n, a in named) or "no argument"
 
 
 @dataclass(frozen=True)
@@ -171,10 +186,33 @@ def _start(Y: Tensor, model: Analysers, ties: Ties, start: Start) -> Analysers:
     return replace(at, mu=mu, **wide)
 
 
+def refuse_orbits(joint: LogJoint) -> None:
+    """Refuse a mixture of probabilistic PCA to an engine that would take one point of an orbit for a mode.
+
+    :raises UnsupportedModel: where some component's latent space can be turned at no cost.
+    """
+    if isinstance(joint.model, MPPCA) and {"W", "x"} <= set(joint.latents.names):
+        joint = LogJoint(joint.model.marginalised, joint.args, joint.kwargs)
+    if is_mppca(joint) and _has_orbits(joint):
+        raise UnsupportedModel(
+            "the latent space of a mixture of probabilistic PCA can be turned without any change of the density: its "
+            "curvature has eigenvalues of zero, and Laplace's approximation about one point no meaning. Fit it by "
+            "EvidenceEM(model).run(Y), which integrates over all turns; or offer a single latent."
+        )
+
+
+def _has_orbits(joint: LogJoint) -> bool:
+    try:
+        group = recognise_mppca(joint).ties.alpha_group
+    except UnsupportedModel:
+        return False
+    return group.shape[-1] > 1 and bool((group == group[:, :1]).all(-1).any())
+
+
 def run(task: Task, start: Start, deletion: object, stop: Stop) -> MPPCAPosterior:
     """EM, deletion, and the posterior of the best.
 
-    :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed.
+    :raises NotConverged: when every restart failed.
     """
     fit = mppca_em.em(task.batch, start.warm_up, stop)
     if bool(fit.state.failed.all()):
@@ -184,10 +222,7 @@ def run(task: Task, start: Start, deletion: object, stop: Stop) -> MPPCAPosterio
     fit = Fit(batch, fit.status, fit.objectives)
     if deletion is not None and fit.status is not Status.INTERRUPTED:
         fit = mppca_em.finished(fit, getattr(deletion, "num_steps", 25), stop)
-    posterior = posterior_of(task, fit, restarts)
-    if fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and stop.throw:
-        raise NotConverged(f"EvidenceEM: {fit.status.value}. What was reached is in .posterior.", posterior)
-    return posterior
+    return posterior_of(task, fit, restarts)
 
 
 def posterior_of(task: Task, fit: Fit[Batch], restarts: Tensor) -> MPPCAPosterior:

@@ -53,7 +53,9 @@ class IsotropicNoise(TensorValue):
 
     def __call__(self, num_components: int, Y: Tensor) -> Tensor:
         """Declares ``beta``."""
-        return _noise(self.beta, Size([num_components]), Y.var(0, correction=0).mean()).unsqueeze(-1)
+        return _noise(self.beta, Size([num_components]), Y.var(0, correction=0).mean(), "one per component").unsqueeze(
+            -1
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +71,19 @@ class DiagonalNoise(TensorValue):
 
     def __call__(self, num_components: int, Y: Tensor) -> Tensor:
         """Declares ``beta``."""
-        return _noise(self.beta, Size([num_components, Y.shape[-1]]), Y.var(0, correction=0))
+        shape = Size([num_components, Y.shape[-1]])
+        return _noise(self.beta, shape, Y.var(0, correction=0), "one per component and output")
 
 
-def _noise(beta: Precision, shape: Size, variance: Tensor) -> Tensor:
-    """A precision whose start is that of the data."""
+def _noise(beta: Precision, shape: Size, variance: Tensor, meaning: str) -> Tensor:
+    """A precision whose start is that of the data.
+
+    :raises BadInput: when it is none, or does not fit the model.
+    """
+    check_precision("beta", beta, largest_dim=len(shape))
+    own = torch.as_tensor(getattr(beta, "start", beta)).shape
+    if own not in (Size(), shape):
+        raise BadInput(f"beta has shape {tuple(own)}; expected () or {tuple(shape)}, {meaning}.")
     if beta is not LEARNED:
         return precision_value("beta", beta, shape, variance)
     start = torch.where(variance > 0, variance, 1.0).reciprocal().expand(shape)
@@ -118,9 +128,10 @@ class MPPCA(TensorValue):
         check_responses(Y)
         K, m, q = self.num_components, Y.shape[-1], self.num_latents
         if q >= m:
+            fewer = f"num_latents={m - 1} at most, or " if m > 1 else ""
             raise BadInput(
                 f"num_latents={q} and Y has {m} columns; expected fewer latents than columns, or nothing is left for "
-                f"the noise. Pass num_latents={m - 1} at most, or gaussian_mixture(K, noise=FullNoise())."
+                f"the noise. Pass {fewer}gaussian_mixture(K, noise=FullNoise())."
             )
         alpha = precision_value("alpha", self.alpha, _alpha_shape(self.alpha, K, q), Y)
         variance = self.noise(K, Y).reciprocal().expand(K, m)
@@ -167,6 +178,9 @@ def mppca(
     for name, value in (("num_components", num_components), ("num_latents", num_latents)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise BadInput(f"{name}={value!r}; expected a whole number of at least 1.{_advice(name, value)}")
+    for name, setting, example in (("noise", noise, "IsotropicNoise()"), ("latents", latents, "marginal")):
+        if isinstance(setting, type) or not callable(setting):
+            raise BadInput(f"{name}={setting!r}; expected an object or function of this module, such as {example}.")
     check_precision("alpha", alpha, largest_dim=2)
     allowed = (Size([1]), Size([num_components]), Size([num_components, num_latents]))
     shape = _alpha_shape(alpha, num_components, num_latents)
