@@ -145,9 +145,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     def _log_joint(self, Y: Tensor) -> Tensor:
         Y, at = self._centred(Y)
-        if not bool(Y.isnan().any()):
-            return mppca.log_joint(Y, at)[0]
-        return mppca_missing.latent(Y, at).log_joint
+        return mppca_missing.log_joint(Y, at)[0]
 
     def log_prob(self, Y: Tensor | None = None) -> Tensor:
         """Log density of the observed part of each datum at the mode, nats, shape ``(N,)``.
@@ -167,20 +165,21 @@ class MPPCAPosterior(LaplacePosterior):
     def transform(self, Y: Tensor | None = None) -> LatentCoordinates:
         """Latent coordinates of data, with their covariances and the components' responsibilities."""
         found = self._latent(self._checked(Y))
-        return LatentCoordinates(found.log_joint.softmax(-1), found.mean, found.covariance)
+        return LatentCoordinates(found.log_joint[0].softmax(-1), found.mean[0], found.covariance[0])
 
     def _latent(self, Y: Tensor) -> Latent:
         Y, at = self._centred(Y)
-        if bool(Y.isnan().any()):
+        if mppca_missing.has_gaps(Y):
             return mppca_missing.latent(Y, at)
         mean, covariance = mppca.latent_posterior(Y, at)
-        return Latent(mppca.log_joint(Y, at)[0], mean[0], covariance[0].expand(len(Y), *covariance.shape[1:]))
+        wide = covariance.unsqueeze(1).expand(-1, len(Y), -1, -1, -1)
+        return Latent(mppca.log_joint(Y, at), mean, wide)
 
     def reconstruct(self, Y: Tensor | None = None) -> Tensor:
         """Mean of the data without noise, given their observed parts, shape ``(N, m)``; fills what is missing."""
         found, at = self._latent(self._checked(Y)), self._at
-        each = torch.einsum("kia,nka->nki", at.W[0], found.mean) + at.mu[0]
-        return torch.einsum("nk,nki->ni", found.log_joint.softmax(-1), each)
+        each = torch.einsum("kia,nka->nki", at.W[0], found.mean[0]) + at.mu[0]
+        return torch.einsum("nk,nki->ni", found.log_joint[0].softmax(-1), each)
 
     def sample(self, num_samples: int, seed: int = 0) -> Tensor:
         """Draws of data at the mode, shape ``(S, m)``.

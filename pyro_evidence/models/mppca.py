@@ -3,7 +3,8 @@ r"""Mixtures of probabilistic PCA, and of factor analysers, with a Gaussian prio
 .. math:: x_n \sim N(0, I_q), \qquad y_n | x_n, k \sim N(W_k x_n + \mu_k, \beta_k^{-1} I), \qquad
     w_{kij} \sim N(0, \alpha_{kj}^{-1})
 
-Tipping and Bishop (1999); Husmeier (2000), eqs. 3.1 to 3.8.  An ordinary Pyro model, for any engine.
+Tipping and Bishop (1999); Husmeier (2000), eqs. 3.1 to 3.8.  An ordinary Pyro model, for any engine.  Data with gaps,
+nan where nothing was observed, are for ``EvidenceEM(..., missing="marginalise")``.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.mixture import check_responses
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
 from pyro_evidence.ops.basis import TensorValue
+from pyro_evidence.ops.mppca_missing import has_gaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +136,9 @@ class MPPCA(TensorValue):
                 f"the noise. Pass {fewer}gaussian_mixture(K, noise=FullNoise())."
             )
         alpha = precision_value("alpha", self.alpha, _alpha_shape(self.alpha, K, q), Y)
-        variance = self.noise(K, Y).reciprocal().expand(K, m)
-        start = Y[torch.arange(K) * len(Y) // K]
+        whole = torch.where(Y.isnan(), Y.nanmean(0), Y) if has_gaps(Y) else Y  # what params start from
+        variance = self.noise(K, whole).reciprocal().expand(K, m)
+        start = whole[torch.arange(K) * len(Y) // K]
         mu = pyro.param("mu", start.detach().clone())
         mixing = pyro.param("mixing", Y.new_full((K,), 1.0 / K), constraint=constraints.simplex)
         scale = alpha.rsqrt().reshape(-1, 1, alpha.shape[-1] if alpha.dim() == 2 else 1).expand(K, m, q)
