@@ -74,6 +74,8 @@ def uphill(f: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
         while float(f(c + step)) < float(f(c)) and float(step.abs().max()) > 1e-10:
             step = 0.5 * step
         c = c + step
+        if float(step.abs().max()) < 1e-9:
+            break
     return c
 
 

@@ -311,14 +311,30 @@ def test_a_posterior_survives_the_disk(two: MPPCAPosterior, tmp_path: Path) -> N
     near(again.gamma["alpha"], two.gamma["alpha"])
 
 
+def nuts_draws(found: MPPCAPosterior, latents: Latents, Y: Tensor, num: int, warm_up: int) -> Tensor:
+    """Loadings by NUTS on either form, hyperparameters as found."""
+    q, params = found.mode["W"].shape[-1], found.hyperparameters
+    model = found.model if latents is marginal else poutine.substitute(mppca(1, q, latents=kept), data=params)
+    begin = {"W": found.mode["W"]} | ({} if latents is marginal else {"x": found.transform(Y).mean[:, 0]})
+    mcmc = MCMC(NUTS(model), num_samples=num, warmup_steps=warm_up, initial_params=begin, disable_progbar=True)
+    mcmc.run(Y)
+    W: Tensor = mcmc.get_samples()["W"]
+    return W
+
+
+@pytest.mark.parametrize("latents", [marginal, kept])
+def test_nuts_runs_on_either_form(latents: Latents) -> None:
+    Y = planes(12, 3)
+    W = nuts_draws(fit(Y, mppca(1, 1), stop=SHORT), latents, Y, 3, 3)
+    assert W.shape == (3, 1, 3, 1) and bool(W.isfinite().all())
+
+
 @pytest.mark.slow
-def test_nuts_runs_on_the_posteriors_model() -> None:
+@pytest.mark.parametrize("latents", [marginal, kept])
+def test_nuts_finds_the_same_loadings_on_either_form(latents: Latents) -> None:
     Y = planes(60, 3)
     found = fit(Y, mppca(1, 1))
-    kernel = NUTS(found.model)
-    mcmc = MCMC(kernel, num_samples=100, warmup_steps=40, initial_params={"W": found.mode["W"]}, disable_progbar=True)
-    mcmc.run(Y)
-    W = mcmc.get_samples()["W"]
+    W = nuts_draws(found, latents, Y, 150, 100)
     W = W * (W * found.mode["W"]).sum((-3, -2, -1), keepdim=True).sign()
     sd = found.state.precision.variance[0].sqrt().reshape(found.mode["W"].shape)
     assert float(((W.mean(0) - found.mode["W"]) / sd).abs().max()) < 0.8
