@@ -202,7 +202,7 @@ def draw_scatter(ax: Axes, runs: Simulations, measures: dict[str, tuple[int, str
 
 
 def digits(results: Results) -> str:
-    """One density per digit, as Tipping and Bishop (1999) and smaller; ten times ten for the whole; 450 rows for test."""
+    """One density per digit, as Tipping and Bishop (1999) and smaller; ten times ten for all; 450 rows for test."""
     data = datasets.digits()
     stop = Stop(tolerance=1e-5, num_steps=40, throw=False, progress=False)
 
