@@ -10,6 +10,7 @@ import pyro
 import torch
 from torch import Tensor
 
+from pyro_evidence.density import LinearDensity
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.ops import derivatives
 from pyro_evidence.ops.coordinates import is_identity
@@ -340,19 +341,24 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
         return torch.stack([log_prior(row, others) for row in u]) + log_det.double()
 
     if structure.linear is not None:
-        trace = joint.trace(joint.initial_u, theta)
-        same = bool((order == torch.arange(len(order))).all())
-        parts = [
-            part_of(joint, p.slot.log_likelihood(trace), p.layout, (p.J if same else p.J[..., order], offset))
-            for p, offset in zip(structure.linear.linear, structure.linear.parts(theta).offsets, strict=True)
-        ]
-        return LinearTarget(tuple(parts), rest if others else None, eps)
+        return LinearTarget(linear_parts(structure.linear, order), rest if others else None, eps)
 
     def function(y: Tensor) -> Tensor:
         u = y[:, inverse]
         return joint.log_joint(u, theta) - torch.stack([log_prior(row, sites) for row in u])
 
     return AutogradTarget(function, lambda y: _tangents(joint, structure, y, inverse), eps)
+
+
+def linear_parts(density: LinearDensity, order: Tensor) -> tuple[Part, ...]:
+    """The linear predictors of a model's observed sites, in the order of ``y``."""
+    joint = density.joint
+    parts = density.parts(joint.initial_theta)
+    same = bool((order == torch.arange(len(order))).all())
+    return tuple(
+        part_of(joint, p.slot.log_likelihood(parts.trace), p.layout, (p.J if same else p.J[..., order], offset))
+        for p, offset in zip(density.linear, parts.offsets, strict=True)
+    )
 
 
 def part_of(joint: LogJoint, log_likelihood: Function, layout: Layout, predictor: tuple[Tensor, Tensor]) -> Part:

@@ -86,9 +86,10 @@ class REVM:
     def run_chunks(self, chunks: Chunks) -> REVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time; the likelihood is the chunks' product.
 
-        A pass over the chunks builds value, gradient and the ``(M, M)`` Gram matrix; a fit takes some five to ten
-        of them, and in each the model is run on every chunk.  The posterior has no training data to fall back on,
-        so its methods ask for theirs; without ``guide``, ``save`` and importance sampling.
+        A pass over the chunks builds value, gradient and the ``(M, M)`` Gram matrix, and a fit takes some ten of
+        them.  The first checks the model on every chunk as :meth:`run` does, later ones run it twice and trust that
+        the rows are the same.  Params are held at what they are in the first chunk.  The posterior has no training
+        data to fall back on, so its methods ask for theirs; without ``guide``, ``save`` and importance sampling.
 
         :param chunks: tuples of the model's positional arguments, such as ``list(zip(X.split(10_000),
             t.split(10_000)))`` or a ``DataLoader`` that does not shuffle; gone through once a pass.
