@@ -140,12 +140,9 @@ def _warn(state: EigenState) -> None:
     explained = float(state.base_log_likelihood - state.null_log_likelihood)
     if not state.num_active and explained > 1.0:
         warnings.warn(
-            f"every axis was pruned although the weights explain {explained:.3g} nats: at "
-            f"ridge={state.ridge:g} the classes "
-            f"are separated, their curvature vanishes (sum of Wald statistics "
-            f"{float(state.axes.wald.sum()):.2g}) and the "
-            f"quadratic says nothing. Raise the ridge: 1e-2, isotropic_evidence or cross_validation(...).",
-            stacklevel=3,
+            f"every axis was pruned although the weights explain {explained:.3g} nats: {_why_pruned(state)} Or choose "
+            "it by ridge=isotropic_evidence or cross_validation(...).",
+            stacklevel=4,
         )
         return
     largest = max(
@@ -156,8 +153,17 @@ def _warn(state: EigenState) -> None:
             f"the ridge mode has a predictor of {largest:.0f}: at ridge={state.ridge:g} some data no longer "
             "feel the "
             f"weights, and the quadratic is poor (misfit {float(state.misfit):.3g} nats). Raise the ridge.",
-            stacklevel=3,
+            stacklevel=4,
         )
+
+
+def _why_pruned(state: EigenState) -> str:
+    """A sentence: whether the ridge holds the weights back, or the likelihood, where it is saturated."""
+    w, statistics = state.quadratic.y[: len(state.axes.directions)], float(state.axes.wald.sum())
+    said = f"at ridge={state.ridge:g} their Wald statistics add up to {statistics:.2g}, and the quadratic says nothing."
+    if state.ridge * float(w @ w) > statistics:
+        return f"{said} The ridge outweighs the likelihood's curvature: lower it, or pass centre=score_centre."
+    return f"{said} The classes are separated, so that curvature vanishes: raise the ridge, say to 1e-2."
 
 
 def _gaussian(state: EigenState) -> bool:

@@ -63,7 +63,7 @@ def hessian(f: Function, u: Tensor, theta: Tensor, *, create_graph: bool = False
     u = u if u.requires_grad else u.detach().requires_grad_()
     with measured() as kept:
         slope = pullback(f(u, theta).sum(), u, create_graph=True)
-    if not slope.requires_grad:
+    if not (slope.requires_grad and slope.numel()):
         return u.new_zeros(*u.shape, u.shape[-1])
 
     def rows(index: Tensor) -> Tensor:
