@@ -11,10 +11,11 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotConverged, UnsupportedModel
 from pyro_evidence.ops.derivatives import pullback
+from pyro_evidence.ops.parts import Part
 from pyro_evidence.ops.predictive import gauss_hermite
 from pyro_evidence.ops.predictor import gram
 from pyro_evidence.streamed import Local, StreamedTarget
-from pyro_evidence.weights import AutogradTarget, LinearTarget, Part, Target
+from pyro_evidence.weights import AutogradTarget, LinearTarget, Target
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.ops.parts import EPS, Part
 from pyro_evidence.ops.predictor import gram
 from pyro_evidence.predictors import Slot
 from pyro_evidence.probes import Unreadable
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.structure import read_again
-from pyro_evidence.weights import EPS, LinearTarget, Part, Weights, linear_parts, weights_of
+from pyro_evidence.weights import LinearTarget, Weights, linear_parts, weights_of
 
 Passes = Callable[[], Iterator[Part]]  # one pass over the data: the predictors of a chunk at a time
 Local = Callable[

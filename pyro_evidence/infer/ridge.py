@@ -11,7 +11,8 @@ from pyro_evidence.eigen_state import Recipe, base_point, eigen_state
 from pyro_evidence.errors import BadInput
 from pyro_evidence.ops.evidence import log_evidence
 from pyro_evidence.ops.linalg import cholesky
-from pyro_evidence.weights import LinearTarget, Part, Penalised, Weights
+from pyro_evidence.ops.parts import Part
+from pyro_evidence.weights import LinearTarget, Penalised, Weights
 
 Ridge = Callable[[Weights, Recipe], float]
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.infer.iterate import Status
 from pyro_evidence.ops.linalg import cholesky, require_memory
+from pyro_evidence.ops.parts import Part
 from pyro_evidence.quadratic import bound_curvature, logistic_parts
-from pyro_evidence.weights import LinearTarget, Part
+from pyro_evidence.weights import LinearTarget
 
 SHAPE = RATE = 1e-6  # of the Gamma prior on every precision: Bishop and Tipping (2000), section 5
 

@@ -44,8 +44,9 @@ def measured() -> Iterator[Kept]:
     kept = Kept()
 
     def note(tensor: Tensor) -> Tensor:
-        kept.tensors.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
-        return tensor
+        bare = tensor.detach()  # with its graph it would hold the node that holds it, and never be freed
+        kept.tensors.setdefault(tensor.untyped_storage().data_ptr(), bare)
+        return bare
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
         yield kept
