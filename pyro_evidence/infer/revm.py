@@ -19,7 +19,7 @@ from pyro_evidence.eigen_state import (
 )
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.ridge import Ridge
-from pyro_evidence.infer.settings import check_function, check_model, check_object
+from pyro_evidence.infer.settings import check_function, check_methods, check_model, check_ridge
 from pyro_evidence.posterior_revm import REVMPosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.quadratic import Approximation, laplace_at_base
@@ -63,12 +63,11 @@ class REVM:
         others: Others = fixed_others,
     ) -> None:
         check_model(model)
-        check_object("prior", prior)
+        check_methods("prior", prior, ("alpha", "log_gain", "mode", "distribution"), "LaplacePrior()")
         check_function("centre", centre, "score_centre")
         check_function("approximation", approximation, "laplace_at_base")
         check_function("others", others, "schur_complement")
-        if not callable(ridge) and not ridge >= 0.0:
-            raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
+        check_ridge(ridge)
         self.model, self.site, self.ridge = model, site, ridge
         self.recipe = Recipe(prior, centre, approximation, others)
         self._posterior: REVMPosterior | None = None
