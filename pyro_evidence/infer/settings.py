@@ -70,3 +70,12 @@ def check_stop(stop: Any) -> None:
     :raises BadInput: for anything but a :class:`~pyro_evidence.infer.iterate.Stop`.
     """
     check_instance("stop", stop, Stop)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse what is no positive finite number.
+
+    :raises BadInput: naming the setting.
+    """
+    if not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise BadInput(f"{name}={value!r}; expected a positive number.")
