@@ -1,7 +1,8 @@
 """Type-II maximisation: quasi-Newton on the exact gradient, in MacKay's metric where precisions are recognised."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FARTHEST = 60.0  # a precision of e^60 or e^-60 is on its way to infinity
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
 INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
+FAR_WORSE = 10.0  # nats: a group whose removal costs more is not tried again before a hyperparameter moved by e
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class TypeII:
     slope: Slope
     metric: Tensor  # (T, T) approximate inverse of minus the Hessian of the objective
     verdict: Status | None = None
+    needed: Mapping[int, Tensor] = field(default_factory=dict)  # group -> theta where its removal was far worse
 
     @property
     def objective(self) -> float:
@@ -78,8 +81,8 @@ def step(state: TypeII) -> TypeII:
     found = _line_search(state, direction)
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
-    pruned = _prune(found)
-    new = at(replace(pruned, escaped=pruned.escaped or state.laplace.escaped))
+    pruned, needed = _prune(found, state.needed)
+    new = replace(at(replace(pruned, escaped=pruned.escaped or state.laplace.escaped)), needed=needed)
     if bool((new.laplace.theta.abs() > FARTHEST).any()):
         return replace(new, verdict=Status.UNBOUNDED)
     same_model = new.laplace.problem is state.laplace.problem
@@ -193,35 +196,41 @@ def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Ten
     return torch.where(bends, left @ metric @ left.mT + s.unsqueeze(-1) * s.unsqueeze(-2) / safe, fresh)
 
 
-def _prune(state: LaplaceState) -> LaplaceState:
-    """Switch off every group of weights whose best precision is infinite."""
+def _prune(state: LaplaceState, needed: Mapping[int, Tensor]) -> tuple[LaplaceState, Mapping[int, Tensor]]:
+    """Switch off every group of weights whose best precision is infinite; the state, and the groups far from that."""
     groups = state.problem.structure.groups
     if groups is None:
-        return state
+        return state, {}
     size = groups.size(state.problem.active)
     for t in torch.nonzero(groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)).flatten().tolist():
-        member = groups.member == t
-        if bool(torch.isfinite(groups.loc[member]).all()):
-            state = _without(state, groups, t)
-    return state
+        finite = bool(torch.isfinite(groups.loc[groups.member == t]).all())
+        if finite and not (t in needed and float((state.theta - needed[t]).abs().max()) < 1.0):
+            before, (state, loss) = state, _without(state, groups, t)
+            needed = {} if state is not before else {**needed, t: state.theta} if loss > FAR_WORSE else needed
+    return state, needed
 
 
-def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> LaplaceState:
+def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[LaplaceState, float]:
     """The state without group ``t``, if the log evidence is no lower there than here and than just before infinity.
 
     To first order in the prior variance the log evidence near infinity is linear, so the second comparison says
     whether infinity is a local maximum.
+
+    :return: that state or the old one, and the nats that the removal costs.
     """
     member = groups.member == t
     stand_in = state.theta.clone()
     stand_in[t] += _to_insignificance(state, member) / groups.power[t]
+    start = torch.where(member, groups.loc, state.u)
     try:
-        start = torch.where(member, groups.loc, state.u)
-        before = laplace_state(state.problem, stand_in, start)
         pruned = laplace_state(state.problem.without(member), stand_in, start)
+        loss = state.objective - pruned.objective
+        if loss > 0:
+            return state, loss
+        before = laplace_state(state.problem, stand_in, start)
     except ArithmeticError:
-        return state
-    return pruned if pruned.objective >= max(state.objective, before.objective) else state
+        return state, math.inf
+    return (pruned if pruned.objective >= before.objective else state), loss
 
 
 def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:
