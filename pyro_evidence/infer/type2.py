@@ -16,7 +16,15 @@ LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FARTHEST = 60.0  # a precision of e^60 or e^-60 is on its way to infinity
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
 INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
-FAR_WORSE = 10.0  # nats: a group whose removal costs more is not tried again before a hyperparameter moved by e
+FAR_WORSE = 10.0  # nats: a group whose removal costs as much is not tried again at once
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Hyperparameters at which the removal of a group cost far more than it gained, or led nowhere."""
+
+    theta: Tensor  # (T,)
+    loss: float  # nats, at least FAR_WORSE
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class TypeII:
     slope: Slope
     metric: Tensor  # (T, T) approximate inverse of minus the Hessian of the objective
     verdict: Status | None = None
-    needed: Mapping[int, Tensor] = field(default_factory=dict)  # group -> theta where its removal was far worse
+    needed: Mapping[int, Needed] = field(default_factory=dict)  # by group
 
     @property
     def objective(self) -> float:
@@ -196,7 +204,7 @@ def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Ten
     return torch.where(bends, left @ metric @ left.mT + s.unsqueeze(-1) * s.unsqueeze(-2) / safe, fresh)
 
 
-def _prune(state: LaplaceState, needed: Mapping[int, Tensor]) -> tuple[LaplaceState, Mapping[int, Tensor]]:
+def _prune(state: LaplaceState, needed: Mapping[int, Needed]) -> tuple[LaplaceState, Mapping[int, Needed]]:
     """Switch off every group of weights whose best precision is infinite; the state, and the groups far from that."""
     groups = state.problem.structure.groups
     if groups is None:
@@ -204,10 +212,22 @@ def _prune(state: LaplaceState, needed: Mapping[int, Tensor]) -> tuple[LaplaceSt
     size = groups.size(state.problem.active)
     for t in torch.nonzero(groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)).flatten().tolist():
         finite = bool(torch.isfinite(groups.loc[groups.member == t]).all())
-        if finite and not (t in needed and float((state.theta - needed[t]).abs().max()) < 1.0):
+        if finite and not (t in needed and _still_needed(needed[t], state.theta, groups, size, t)):
             before, (state, loss) = state, _without(state, groups, t)
-            needed = {} if state is not before else {**needed, t: state.theta} if loss > FAR_WORSE else needed
+            kept = {**needed, t: Needed(state.theta, loss)} if loss >= FAR_WORSE else needed
+            needed = kept if state is before else {}
     return state, needed
+
+
+def _still_needed(found: Needed, theta: Tensor, groups: PrecisionGroups, size: Tensor, t: int) -> bool:
+    """Whether the hyperparameters have moved too little since to make up for the loss of group ``t``.
+
+    A log precision is worth up to half a nat per unit and term that it scales; any other hyperparameter that moves by
+    one, and the group's own precision by a factor e, calls for another trial.
+    """
+    moved = (theta - found.theta).abs()
+    per_unit = torch.where(groups.power != 0, 0.5 * size * groups.power.abs(), found.loss)
+    return float((moved * groups.power.abs())[t]) < 1.0 and float(moved @ per_unit) < found.loss
 
 
 def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[LaplaceState, float]:
@@ -216,7 +236,7 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[Lapl
     To first order in the prior variance the log evidence near infinity is linear, so the second comparison says
     whether infinity is a local maximum.
 
-    :return: that state or the old one, and the nats that the removal costs.
+    :return: that state or the old one, and the nats that the removal costs, FAR_WORSE where it leads to no mode.
     """
     member = groups.member == t
     stand_in = state.theta.clone()
@@ -229,7 +249,7 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[Lapl
             return state, loss
         before = laplace_state(state.problem, stand_in, start)
     except ArithmeticError:
-        return state, math.inf
+        return state, FAR_WORSE
     return (pruned if pruned.objective >= before.objective else state), loss
 
 

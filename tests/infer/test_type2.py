@@ -81,7 +81,7 @@ def redundant(X: Tensor, y: Tensor) -> None:
     pyro.sample("y", dist.Normal(X @ w, beta.rsqrt()).to_event(1), obs=y)
 
 
-def test_a_group_that_the_data_need_is_tried_again_only_after_a_hyperparameter_moved_by_e(
+def test_a_group_that_the_data_need_is_tried_again_only_after_hyperparameters_moved_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -93,9 +93,18 @@ def test_a_group_that_the_data_need_is_tried_again_only_after_a_hyperparameter_m
     assert type2._without(state.laplace, state.laplace.problem.structure.groups, 0)[1] > type2.FAR_WORSE
     tries: list[int] = []
     monkeypatch.setattr(type2, "_without", lambda state, groups, t: (tries.append(t), (state, 5.0))[1])
-    for move, expected in [(0.9, []), (1.1, [0])]:
-        _, needed = type2._prune(state.laplace, {0: theta - torch.tensor([0.0, move])})
-        assert tries == expected and needed.keys() == {0}
+    for loss, own, noise, again in [
+        (100.0, 0.9, 0.0, False),
+        (100.0, 1.1, 0.0, True),
+        (100.0, 0.0, 4.9, False),
+        (100.0, 0.0, 5.1, True),
+        (20.0, 0.0, 0.9, False),
+        (20.0, 0.0, 1.1, True),
+    ]:
+        tries.clear()
+        where = type2.Needed(theta - torch.tensor([own, noise]), loss)
+        _, needed = type2._prune(state.laplace, {0: where})
+        assert tries == [0] * again and needed == {0: where}
     _, needed = type2._prune(state.laplace, {})  # costs less than is far worse, so it is not remembered
     assert needed == {}
 
