@@ -173,8 +173,8 @@ def nuts_report(found: dict[str, Any]) -> str:
         f"predictive standard deviation is {narrow:.2f} to {wide:.2f} times NUTS's. NUTS's own Monte-Carlo error is "
         f"{found['error']:.2f} at most (effective samples {found['effective']:.0f} at least, split R-hat "
         f"{found['split']:.2f} at most). NUTS's potential is compiled by jit: {1e3 * compiled:.2g} ms per gradient "
-        f"instead of {1e3 * plain:.2g} ms as NUTS has it by default; its trees are at most {found['depth']} deep (10 by "
-        f"default): both make NUTS faster here than a user has it."
+        f"instead of {1e3 * plain:.2g} ms as NUTS has it by default; its trees are at most {found['depth']} deep (10 "
+        f"by default): both make NUTS faster here than a user has it."
     )
 
 
