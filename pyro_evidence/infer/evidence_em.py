@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+from pyro_evidence.arguments import check_model
 from pyro_evidence.checks import same_arguments
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.infer import mixture_run, mppca_task
@@ -11,7 +12,7 @@ from pyro_evidence.infer.mixture_deletion import Deletion, GreedyDeletion
 from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.mixture_task import Task, begin, reached
-from pyro_evidence.infer.settings import check_function, check_instance, check_model, check_stop
+from pyro_evidence.infer.settings import check_function, check_instance, check_stop
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, gaps_explained, marginalised, parsed
 from pyro_evidence.mppca_posterior import MPPCAPosterior
@@ -98,7 +99,7 @@ class EvidenceEM:
         joint = self._joint(args, kwargs)
         if (found := mppca_task.begin(joint, self.start, self.update)) is not None:
             self._nothing_watched("a mixture of probabilistic PCA")
-            return mppca_task.run(found, self.start, self.deletion, self.stop)
+            return mixture_run.told(mppca_task.run(found, self.start, self.deletion, self.stop), self.stop)
         try:
             task = self._begin(joint)
         except UnsupportedModel as why:

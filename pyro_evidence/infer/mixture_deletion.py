@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.infer.mixture_em import Batch, first, rounds
-from pyro_evidence.infer.settings import check_count
 from pyro_evidence.ops import mixture_rows
 from pyro_evidence.ops.mixture import Mixture, rows_of
 from pyro_evidence.ops.mixture_updates import estep, pruned

@@ -1,18 +1,19 @@
 """One recognised mixture from its start to its posterior, and what is said when it does not converge."""
 
-import warnings
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from pyro_evidence.errors import NotConverged
 from pyro_evidence.infer import mixture_em
-from pyro_evidence.infer.iterate import Status, Stop
+from pyro_evidence.infer.iterate import Status, Stop, require_convergence
 from pyro_evidence.infer.mixture_deletion import Deletion
 from pyro_evidence.infer.mixture_journal import Journal
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.mixture_task import Task, finish
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.ops.mixture_updates import Update
+from pyro_evidence.posterior import LaplacePosterior
+
+Found = TypeVar("Found", bound=LaplacePosterior)
 
 
 class Settings(Protocol):
@@ -32,10 +33,15 @@ def run(task: Task, settings: Settings, journal: Journal) -> MixturePosterior:
     stop, deletion = settings.stop, settings.deletion
     together = stop if deletion is None else replace(stop, num_steps=min(stop.num_steps, deletion.after))
     fit = mixture_em.em(task.batch, settings.update, settings.start.warm_up, together, journal)
-    posterior = finish(task, fit, deletion, stop, journal)
-    if posterior.status == Status.STEP_LIMIT.value and stop.tolerance > 0:  # else it was asked for
-        message = f"EvidenceEM: {posterior.status}"
-        if stop.throw:
-            raise NotConverged(f"{message}. What was reached is in this error's .posterior.", posterior)
-        warnings.warn(message, stacklevel=3)
+    return told(finish(task, fit, deletion, stop, journal), stop)
+
+
+def told(posterior: Found, stop: Stop) -> Found:
+    """The posterior; where it is not converged, though that was asked for, a warning or an error before.
+
+    :raises NotConverged: with ``stop.throw``.
+    """
+    status = Status(posterior.status)
+    if status in (Status.STEP_LIMIT, Status.FAILED) and stop.tolerance > 0:
+        require_convergence("EvidenceEM", status, posterior, stop)
     return posterior
