@@ -74,11 +74,9 @@ class EvidenceEM:
         self._watched: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def watching(self, *args: Any, **kwargs: Any) -> "EvidenceEM":
-        """This engine, writing down after every round how well it predicts data that it does not see.
+        """This engine, noting how well each round predicts unseen data; the fit itself stays what it is.
 
-        ``EvidenceEM(model).watching(Y_test).run(Y).test_nll``; the fit itself stays what it is.
-
-        :param args: the model's arguments for those data, responses included.
+        :param args: the model's arguments for those data, responses included: ``watching(Y_test).run(Y).test_nll``.
         """
         found = copy.copy(self)
         found._watched = (args, kwargs)
