@@ -1,6 +1,6 @@
 """Class-conditional densities on more public data: does the default overfit, does it collapse?
 
-    python benchmarks/papers/elsewhere.py > elsewhere.md
+    python benchmarks/papers/elsewhere.py > benchmarks/papers/elsewhere.md
 
 One mixture of K = 10 kernels per class, mean test error of the densities in nats per datum and of the classes in per
 cent, over the same splits for every scheme.  Results are kept in .benchmarks/elsewhere.json and not computed again;
