@@ -44,7 +44,7 @@ def alpha_of(alpha: Alpha, num_data: float, model: PRBF) -> float:
     """
     value = alpha(num_data, model.num_classes, model.num_kernels) if callable(alpha) else alpha
     try:
-        number = math.nan if isinstance(value, str) else float(value)
+        number = math.nan if isinstance(value, str | bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number >= 0.0):
