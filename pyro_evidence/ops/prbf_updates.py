@@ -5,6 +5,7 @@ Constantinopoulos, Titsias and Likas (2001), eqs. 6 to 8 and 27 to 31.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -110,17 +111,13 @@ def exact(point: Point) -> Point:
     net, mass = point.net, point.counts.sum(1)
     full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
     loc = _centres(point, point.alpha, full)
-    moved = Point(point.data, Network(net.mixing, loc, net.covariance, net.class_prior), *_sums(point))
+    moved = replace(point, net=Network(net.mixing, loc, net.covariance, net.class_prior))  # subkernels are held
     tail = (-1, 1, *[1] * point.kind.event_dim)
     scatter = point.kind.scatter(point.moments.sum(1), loc) + 0.25 * point.alpha.reshape(tail) * between_classes(moved)
     covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
     distance = quadratic(point.kind, covariance.unsqueeze(1), moved.offset)
     mixing = exact_mixing(point, distance)
     return evaluate(point.data, Network(mixing, loc, covariance, class_prior(point)), point.alpha)
-
-
-def _sums(point: Point) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    return point.alpha, point.moments, point.log_likelihood, point.resp
 
 
 def exact_mixing(point: Point, distance: Tensor, num_rounds: int = 50) -> Tensor:
