@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.overlap_em import OverlapEM
 from pyro_evidence.infer.overlap_rounds import rounds
 from pyro_evidence.infer.overlap_start import Given, Training
 from pyro_evidence.infer.overlap_task import Multiple, first, labelled_data
-from pyro_evidence.infer.settings import check_count, check_function
+from pyro_evidence.infer.settings import check_function
 from pyro_evidence.models.prbf import Labels, Shared
 from pyro_evidence.ops.prbf import Network, Point, column_variance, log_density, parts_of, stacked_data
 from pyro_evidence.prbf_posterior import PRBFPosterior

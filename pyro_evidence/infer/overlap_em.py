@@ -4,9 +4,9 @@ import warnings
 
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.errors import BadInput
 from pyro_evidence.infer import overlap_rounds
-from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.infer.overlap_rounds import Lost, Progress, keep
 from pyro_evidence.infer.overlap_start import RandomPoints, Start
 from pyro_evidence.infer.overlap_task import Alpha, Multiple, Task, alpha_of, begin, letter, posterior_of
@@ -94,8 +94,8 @@ class OverlapEM:
         posterior = posterior_of(task, fit)
         for held in posterior.held:
             warnings.warn(letter(held, posterior.alpha), stacklevel=2)
-        if fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
-            raise NotConverged(f"OverlapEM: {fit.status.value}. What was reached is in .posterior.", posterior)
+        if self.stop.throw:  # else its rounds were counted on purpose, and ``status`` says how they ended
+            require_convergence("OverlapEM", fit.status, posterior, self.stop)
         return posterior
 
     def step(self, X: Tensor, labels: Labels | None = None) -> float:

@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
-from pyro_evidence.infer.settings import check_count
 from pyro_evidence.ops.covariances import Covariance
 from pyro_evidence.ops.prbf import Network, column_variance
 

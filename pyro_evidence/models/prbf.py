@@ -16,6 +16,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.mixture import Units, data_units
 from pyro_evidence.ops import covariances
@@ -311,8 +312,7 @@ def prbf(
     :raises BadInput: on settings that cannot be meant.
     """
     for name, number in (("num_kernels", num_kernels), ("num_classes", num_classes)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise BadInput(f"{name}={number!r}; expected a whole number of at least 1.")
+        check_count(name, number)
     if isinstance(kernels, type) or not isinstance(getattr(kernels, "covariance", None), Covariance):
         raise BadInput(f"kernels={kernels!r}; expected Spherical(), Diagonal() or Full(), an object.")
     if isinstance(sharing, type) or not hasattr(sharing, "allowed"):
