@@ -125,25 +125,29 @@ def exact_mixing(point: Point, distance: Tensor, num_rounds: int = 50) -> Tensor
 
     Rounds of the stationary equation, each shortened until eq. 26 does not fall.
     """
-    mixing = point.net.mixing
+    mixing, height = point.net.mixing, expected(point, point.net.mixing, distance)
     for _ in range(num_rounds):
-        before, mixing = mixing, _uphill(point, mixing, stationary_mixing(point, mixing, distance), distance)
+        before, target = mixing, stationary_mixing(point, mixing, distance)
+        mixing, height = _uphill(point, mixing, height, target, distance)
         if float((mixing - before).abs().max()) < 1e-13:
             break
     return mixing
 
 
-def _uphill(point: Point, mixing: Tensor, target: Tensor, distance: Tensor) -> Tensor:
-    """The way to ``target``, halved in each row until eq. 26 does not fall."""
-    start = expected(point, mixing, distance)
-    step = torch.ones_like(start)
+def _uphill(point: Point, mixing: Tensor, height: Tensor, target: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+    """The way to ``target``, halved in each row until eq. 26 does not fall, and eq. 26 there.
+
+    :param height: eq. 26 at ``mixing``, shape ``(B,)``.
+    """
+    step = torch.ones_like(height)
     for _ in range(30):
         trial = mixing + step[:, None, None] * (target - mixing)
-        worse = ~(expected(point, trial, distance) >= start - 1e-13 * start.abs())
+        found = expected(point, trial, distance)
+        worse = ~(found >= height - 1e-13 * height.abs())
         if not bool(worse.any()):
             break
         step = torch.where(worse, 0.5 * step, step)
-    return torch.where(worse[:, None, None], mixing, trial)
+    return torch.where(worse[:, None, None], mixing, trial), torch.where(worse, height, found)
 
 
 def expected(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
