@@ -13,7 +13,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.overlap_em import OverlapEM
 from pyro_evidence.infer.overlap_rounds import rounds
 from pyro_evidence.infer.overlap_start import Given, Training
-from pyro_evidence.infer.overlap_task import Multiple, first, labelled_data
+from pyro_evidence.infer.overlap_task import Multiple, first, labelled_data, require_survivors
 from pyro_evidence.infer.settings import check_function
 from pyro_evidence.models.prbf import Labels, Shared
 from pyro_evidence.ops.prbf import Network, Point, column_variance, log_density, parts_of, stacked_data
@@ -67,7 +67,7 @@ def choose_alpha(
 
     :param engine: whose model, updates, start and ``stop.num_steps`` are used; its ``alpha`` is not.
     :param labels: rows without one are left out.
-    :raises BadInput: when a class has fewer than two data, or on settings that cannot be meant.
+    :raises BadInput: when a class has fewer than two data or would vanish, or on settings that cannot be meant.
     """
     _check_engine(engine)
     check_function("score", score, "error_rate")
@@ -76,7 +76,9 @@ def choose_alpha(
     X, y = X[y >= 0], y[y >= 0]
     fold = _folds(y, num_folds, seed)
     trains = [(X[fold != f], y[fold != f]) for f in range(num_folds)]
-    found = rounds(_batch(engine, trains, multiples), engine.updates, engine.stop.num_steps, engine.lost).point
+    point = _batch(engine, trains, multiples)
+    require_survivors(point)
+    found = rounds(point, engine.updates, engine.stop.num_steps, engine.lost).point
     best = found.objective.reshape(len(multiples), num_folds, -1).argmax(-1)  # of the restarts
     rows = torch.arange(len(found.alpha), device=X.device).reshape(len(multiples), num_folds, -1)
     rows = rows.gather(-1, best.unsqueeze(-1)).squeeze(-1)

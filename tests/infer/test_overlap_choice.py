@@ -110,6 +110,7 @@ def test_parameters_are_counted() -> None:
         (lambda X, y: average(engine(), X, y, multiples=()), r"multiples=\(\)"),
         (lambda X, y: choose_alpha(engine(), X, y, multiples=5.0), "multiples=5.0; expected one or more"),
         (lambda X, y: choose_alpha(engine(), X, y, num_folds=91), "num_folds=91 for 90"),
+        (lambda X, y: choose_alpha(engine(), X, y, multiples=(0.0, 1e9)), r"class \d would vanish"),
         (lambda X, y: choose_alpha(engine(), X, y, num_folds=3.0), "num_folds=3.0"),
         (lambda X, y: choose_alpha(engine(), X, y, score="error"), "score='error'"),
         (lambda X, y: choose_alpha(prbf(3, 3), X, y), r"engine is a PRBF; expected OverlapEM"),
