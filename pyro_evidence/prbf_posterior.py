@@ -19,11 +19,14 @@ FORMAT = "pyro_evidence PRBF posterior 1"
 
 
 class Rejection(NamedTuple):
-    """A class that has left a kernel."""
+    """A class that has left a kernel: its mixing there fell below 1e-8 and stayed there to the end.
+
+    The published clamp makes it zero, for good; the other updates, plain EM too, only let it become small.
+    """
 
     kernel: int
     label: int
-    step: int  # the round after which its mixing was zero and stayed so
+    step: int  # the round in which it fell
 
 
 class Loss(NamedTuple):
