@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import linear_newton
-from pyro_evidence.errors import BadInput, NotAMode
+from pyro_evidence.arguments import check_count
+from pyro_evidence.errors import NotAMode
 from pyro_evidence.ops import eigen_ard, l1, newton
 from pyro_evidence.weights import LinearTarget, Penalised, Target
 
@@ -67,8 +68,7 @@ class GroupPrior(GaussianPrior):
 
     def __post_init__(self) -> None:
         """Check the size."""
-        if not isinstance(self.size, int) or self.size < 1:
-            raise BadInput(f"size={self.size!r}; expected the number of axes in a group, at least 1.")
+        check_count("size", self.size, advice="It is the number of axes in a group.")
 
     def alpha(self, h: Tensor, u: Tensor) -> Tensor:
         """``h / s`` of every axis, ``inf`` for pruned groups, shape ``(K,)``."""

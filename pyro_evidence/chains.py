@@ -11,7 +11,7 @@ import torch
 from pyro.infer import MCMC, NUTS
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput
+from pyro_evidence.arguments import check_count
 from pyro_evidence.program import Model
 
 Draws = dict[str, Tensor]
@@ -59,8 +59,8 @@ def run_chains(model: Model, data: Data, settings: Settings) -> Chains:
 
     :raises BadInput: for fewer than one chain, draw or warmup step.
     """
-    if min(settings.num_chains, settings.num_samples) < 1 or settings.warmup_steps < 1:
-        raise BadInput(f"{settings}; expected at least one chain, one draw and one warmup step.")
+    for name in ("num_samples", "warmup_steps", "num_chains"):
+        check_count(name, getattr(settings, name))
     seeds = [settings.seed + c for c in range(settings.num_chains)]
     note, found = "", None
     if len(seeds) > 1:

@@ -234,8 +234,10 @@ def _compared(done: dict[str, Run], name: str, predicted: dict[str, HeldOut], se
         numbers = _numbers(each) | _predictive(predicted.get(n), predicted.get(name))
         shared, notes = _shared(each.draws, done[name].draws)
         if each.num_draws >= 2 and shared and n != name:
-            numbers |= _distances(each, done[name], shared, seed)
-            sites[n] = {s: _distances(each, done[name], [s], seed) for s in shared}
+            total = _distances(each, done[name], shared, seed)
+            several = len(shared) > 1
+            sites[n] = {s: _distances(each, done[name], [s], seed) if several else total for s in shared}
+            numbers |= total
         done[n] = replace(each, notes=(*each.notes, *(notes if each.num_draws else ())))
         rows[n] = dict.fromkeys(COLUMNS, math.nan) | numbers
     return Comparison(done, name, rows, sites, predicted)

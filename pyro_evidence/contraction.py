@@ -180,14 +180,6 @@ def component_table(trace: Trace, site: str, names: Sequence[str]) -> Tensor:
     return sum(parts[1:], start=parts[0]).expand([*own.plates.values(), -1])
 
 
-def mixture_table(base: Any, value: Tensor) -> Tensor:
-    """``log p(x, k)`` of a ``MixtureSameFamily``, shape ``batch_shape + (K,)``."""
-    components = base.component_distribution
-    padded = value.unsqueeze(-1 - len(base.event_shape))
-    log_mixing = exact(base.mixture_distribution).logits.log_softmax(-1)
-    return cast(Tensor, log_mixing + components.log_prob(padded))
-
-
 def factors(trace: Trace, names: Sequence[str], all_of_them: bool = False) -> Factors:
     """The sites among ``names`` that meet a discrete site, or all of them."""
     counted = frozenset(names)

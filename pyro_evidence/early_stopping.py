@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.learning_curve import LearningCurve, learning_curve
@@ -102,8 +103,7 @@ class EarlyStopping:
     """
 
     def __init__(self, engine: EvidenceEM, *, hold_out: HoldOut = RandomShare(), num_steps: int = 100) -> None:
-        if num_steps < 1:
-            raise BadInput(f"num_steps={num_steps}; expected at least one round.")
+        check_count("num_steps", num_steps)
         self.engine, self.hold_out, self.num_steps = engine, hold_out, num_steps
 
     def run(self, *args: Any) -> EarlyStopped:

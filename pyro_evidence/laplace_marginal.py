@@ -8,6 +8,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_evidence.arguments import check_model
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace import LaplaceState, Problem, evidence_and_slope, laplace_state, problem
 from pyro_evidence.program import LogJoint, Model
@@ -32,8 +33,7 @@ class LaplaceMarginal:
     """
 
     def __init__(self, model: Model, *, integrate: Sequence[str]) -> None:
-        if not callable(model):
-            raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to its call.")
+        check_model(model, goes_to="its call")
         if isinstance(integrate, str) or not len(integrate):
             raise BadInput(f"integrate={integrate!r}; expected a list of names of latent sites, such as ['f'].")
         self.model, self.integrate = model, tuple(integrate)

@@ -11,6 +11,7 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.infer import MCMC, SVI, Predictive, Trace_ELBO
+from pyro.infer.autoguide import AutoContinuous, AutoNormal
 from pyro.infer.mcmc.util import diagnostics as chain_diagnostics
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior_axes import AxesPosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.simulate import recorded_rows
-from pyro_evidence.sites import is_discrete
+from pyro_evidence.sites import is_discrete, sample_nodes
 
 NUM_DRAWS = 1000  # asked of every engine that draws on demand
 
@@ -126,11 +127,21 @@ class Svi:
             raise BadInput(f"the loss of SVI is {float(losses[-1])} after {self.num_steps} steps; expected a number.")
         trace = poutine.trace(model).get_trace(*args, **kwargs)
         params = {n: torch.as_tensor(trace.nodes[n]["value"]).detach().clone() for n in trace.param_nodes}
-        latent = {n: trace.nodes[n] for n in trace.stochastic_nodes if not trace.nodes[n]["is_observed"]}
-        drawn = Predictive(model, guide=guide, num_samples=self.num_samples)(*args, **kwargs)
-        shapes = {n: torch.as_tensor(s["value"]).shape for n, s in latent.items() if n in drawn and not is_discrete(s)}
+        latent = {n: s for n, s in sample_nodes(trace).items() if not s["is_observed"] and not is_discrete(s)}
+        drawn = self._drawn(model, guide, set(latent), args, kwargs)
+        shapes = {n: torch.as_tensor(s["value"]).shape for n, s in latent.items()}
         draws = {n: drawn[n].detach().reshape(1, self.num_samples, *s) for n, s in shapes.items()}
         return draws, poutine.substitute(model, data=params) if params else model
+
+    def _drawn(
+        self, model: Model, guide: Any, latents: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """Draws of the guide's sites; the model is run as well only for latents that the guide leaves to it."""
+        at_once = isinstance(guide, AutoContinuous | AutoNormal)  # a guide by hand may not bear a plate around it
+        drawn: dict[str, Tensor] = Predictive(guide, num_samples=self.num_samples, parallel=at_once)(*args, **kwargs)
+        if latents <= set(drawn):
+            return drawn
+        return dict(Predictive(model, guide=guide, num_samples=self.num_samples)(*args, **kwargs))
 
 
 def run(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, Run]) -> Run:

@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 # A part may import those before it; the order inside a layer counts as well.
 LAYERS = [
     ["errors"],
+    ["arguments"],
     ["ops"],
     "contraction sites checks parameters constants program predictors probes groups density network_density".split(),
     "gaussian_latent structure pruned laplace laplace_rows".split(),

@@ -14,6 +14,7 @@ from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.program import LogJoint
+from tests.letters import refused, says
 
 NAN, INF = float("nan"), float("inf")
 X = torch.tensor([[0.3, -1.2], [2.0, 0.1], [-0.7, 0.9], [1.1, 1.5]])
@@ -24,18 +25,6 @@ def regression(X: Tensor, t: Tensor | None) -> None:
     w = pyro.sample("w", dist.Normal(X.new_zeros(2), 1.0).to_event(1))
     with pyro.plate("data", len(X)):
         pyro.sample("t", dist.Normal(X @ w, 1.0), obs=t)
-
-
-def refused(error: type[Exception], model: Callable[..., Any], *args: Any, **settings: Any) -> str:
-    """The letter, on one line."""
-    with pytest.raises(error) as caught:
-        LogJoint(model, args, **settings)
-    return " ".join(str(caught.value).split())
-
-
-def says(letter: str, *parts: str) -> None:
-    missing = [p for p in parts if p not in letter]
-    assert not missing, f"{missing} not in: {letter}"
 
 
 # --- data ---

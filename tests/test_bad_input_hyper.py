@@ -1,6 +1,5 @@
 """One letter for each way in which hyperparameters, or the choice of them, make no sense."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -13,22 +12,11 @@ from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.program import LogJoint
+from tests.letters import refused, says
 
 NAN = float("nan")
 X = torch.tensor([[0.3, -1.2], [2.0, 0.1], [-0.7, 0.9], [1.1, 1.5]])
 T = torch.tensor([0.2, -0.4, 1.3, 2.2])
-
-
-def refused(error: type[Exception], model: Callable[..., Any], *args: Any, **settings: Any) -> str:
-    """The letter, on one line."""
-    with pytest.raises(error) as caught:
-        LogJoint(model, args, **settings)
-    return " ".join(str(caught.value).split())
-
-
-def says(letter: str, *parts: str) -> None:
-    missing = [p for p in parts if p not in letter]
-    assert not missing, f"{missing} not in: {letter}"
 
 
 @pytest.mark.parametrize("start", [0.0, -1.0, NAN])

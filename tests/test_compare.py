@@ -1,13 +1,15 @@
 """Engines on models whose posterior is known; failures, labels, tables."""
 
 import math
+import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 from pyro_evidence import BadInput, Comparison, LaplaceEvidence, LogJoint, Nuts, Svi, compare
@@ -110,6 +112,59 @@ def test_lifted_nuts_integrates_the_hyperparameters_and_fitted_nuts_does_not() -
     assert any("lifted: site(s) ['alpha', 'beta'] are not in both" in note for note in found.notes)
     assert found.rows["laplace"]["mean"] < 0.5  # 150 draws
     assert not list(pyro.get_param_store().keys())
+
+
+def plated(x: Tensor) -> None:
+    """A scalar, a positive plate of three and a correlation matrix: every shape that draws can take."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    tril = pyro.sample("tril", dist.LKJCholesky(2, torch.tensor(2.0)))
+    with pyro.plate("columns", 3):
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("x", dist.Normal(mean + tril[1, 0], scale), obs=x)
+
+
+FEW = SimpleNamespace(get_samples=lambda: {"mean": torch.randn(10)})
+
+
+def by_hand(x: Tensor) -> None:
+    """A guide that takes a single draw only, and leaves ``tril`` to the model's prior."""
+    mean = pyro.sample("mean", dist.Normal(0.5, 0.1))
+    assert mean.dim() == 0
+    with pyro.plate("columns", 3):
+        pyro.sample("scale", dist.LogNormal(torch.tensor([-1.0, 0.0, 1.0]), 0.1))
+
+
+@pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
+def test_svi_draws_from_the_guide(guide: Any) -> None:
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    made: list[Any] = []
+    kept = Svi(lambda m: made.append(guide(m)) or made[-1], pyro.optim.Adam({"lr": 0.01}), num_steps=30)
+    run = compare(plated, x, engines={"svi": kept, "one": SimpleNamespace(run=lambda *_: FEW)}).runs["svi"]
+    assert {n: v.shape for n, v in run.draws.items()} == {
+        "mean": (1, 1000),
+        "scale": (1, 1000, 3),
+        "tril": (1, 1000, 2, 2),
+    }
+    quantiles = made[0].quantiles([0.16, 0.5, 0.84])
+    for name in ("mean", "scale"):
+        low, middle, high = (q.reshape(-1) for q in quantiles[name])
+        draws = run.draws[name][0].reshape(1000, -1)
+        assert ((draws.median(0).values - middle).abs() < 0.15 * (high - low)).all()
+        assert (((draws > low) & (draws < high)).double().mean(0) - 0.68).abs().max() < 0.06
+
+
+def test_svi_with_a_guide_by_hand() -> None:
+    engines = {
+        "svi": Svi(lambda _: by_hand, pyro.optim.Adam({"lr": 0.01}), num_steps=1, num_samples=300),
+        "few": SimpleNamespace(run=lambda *_: FEW),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of Pyro: the guide lacks a site
+        draws = compare(plated, torch.zeros(4, 3), engines=engines).runs["svi"].draws
+    assert float(draws["mean"].std()) == pytest.approx(0.1, rel=0.2)
+    assert draws["scale"].log().mean((0, 1)).tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=0.03)
+    assert draws["tril"].shape == (1, 300, 2, 2)
 
 
 def test_labels_are_matched_before_anything_is_compared() -> None:

@@ -15,7 +15,7 @@ from pyro.ops.contract import contract_to_tensor
 from torch import Tensor
 
 from pyro_evidence import contraction
-from pyro_evidence.contraction import LogSumExpRing, exact, mixture_table
+from pyro_evidence.contraction import LogSumExpRing, exact
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 
@@ -77,19 +77,6 @@ def test_exact_bernoulli(p: float) -> None:
 )
 def test_other_distributions_are_returned_as_they_are(fn: Any) -> None:
     assert exact(fn) is fn
-
-
-@pytest.mark.parametrize("probs", [torch.tensor([0.2, 0.8]), torch.tensor([1.0, 0.0])])
-def test_mixture_table_is_log_weight_plus_log_density(probs: Tensor) -> None:
-    x = torch.tensor([0.3, -1.2, 2.0])
-    loc = torch.tensor([-0.5, 1.5])
-    table = mixture_table(dist.MixtureSameFamily(dist.Categorical(probs), dist.Normal(loc, 0.7)), x)
-    assert_exact(table, torch.stack([probs[k].log() + td.Normal(loc[k], 0.7).log_prob(x) for k in range(2)], -1))
-    centres = torch.tensor([[0.0, 0.0], [1.0, 2.0]])
-    X = torch.stack([x, x + 1.0], -1)
-    family = dist.MixtureSameFamily(dist.Categorical(probs), dist.Normal(centres, 0.7).to_event(1))
-    expected = [probs[k].log() + td.Normal(centres[k], 0.7).log_prob(X).sum(-1) for k in range(2)]
-    assert_exact(mixture_table(family, X), torch.stack(expected, -1))
 
 
 def named(dims: str) -> Any:

@@ -1,18 +1,18 @@
 """Mixtures that do not overfit: evidence-regularised EM for Pyro models."""
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
+from pyro_evidence.arguments import check_model
 from pyro_evidence.checks import same_arguments
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mixture_em, mppca_task
-from pyro_evidence.infer.iterate import Status, Stop
+from pyro_evidence.infer.iterate import Status, Stop, require_convergence
 from pyro_evidence.infer.mixture_deletion import Deletion, GreedyDeletion
 from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.mixture_task import Task, begin, finish, reached
-from pyro_evidence.infer.settings import check_function, check_instance, check_model, check_stop
+from pyro_evidence.infer.settings import check_function, check_instance, check_stop
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, gaps_explained, marginalised, parsed
 from pyro_evidence.mppca_posterior import MPPCAPosterior
@@ -88,7 +88,7 @@ class EvidenceEM:
         """
         joint = self._joint(args, kwargs)
         if (found := mppca_task.begin(joint, self.start, self.update)) is not None:
-            return self._said(mppca_task.run(found, self.start, self.deletion, self.stop))
+            return self._required(mppca_task.run(found, self.start, self.deletion, self.stop))
         try:
             task = self._begin(joint)
         except UnsupportedModel as why:
@@ -97,7 +97,7 @@ class EvidenceEM:
         if fit.state.verdict is Status.FAILED:
             letters = "\n".join(fit.state.reasons)
             raise NotConverged(f"EvidenceEM: every restart failed. Pass update=Guarded(rho=0.05).\n{letters}")
-        return self._said(finish(task, fit, self.deletion, self.stop))
+        return self._required(finish(task, fit, self.deletion, self.stop))
 
     @property
     def _first_stop(self) -> Stop:
@@ -106,14 +106,11 @@ class EvidenceEM:
             return self.stop
         return replace(self.stop, num_steps=min(self.stop.num_steps, self.deletion.after))
 
-    def _said(self, posterior: LaplacePosterior) -> LaplacePosterior:
-        """The posterior; where it is not converged, though that was asked for, a warning or an error before."""
-        if posterior.status not in (Status.STEP_LIMIT.value, Status.FAILED.value) or self.stop.tolerance <= 0:
-            return posterior
-        message = f"EvidenceEM: {posterior.status}"
-        if self.stop.throw:
-            raise NotConverged(f"{message}. What was reached is in this error's .posterior.", posterior)
-        warnings.warn(message, stacklevel=3)
+    def _required(self, posterior: LaplacePosterior) -> LaplacePosterior:
+        """The posterior; where its rounds ran out, and were not so many on purpose, that is said."""
+        status = Status(posterior.status)
+        if status in (Status.STEP_LIMIT, Status.FAILED) and self.stop.tolerance > 0:
+            require_convergence("EvidenceEM", status, posterior, self.stop)
         return posterior
 
     def step(self, *args: Any, **kwargs: Any) -> float:

@@ -9,6 +9,8 @@ from typing import Generic, Protocol, TypeVar
 
 from tqdm.auto import tqdm
 
+from pyro_evidence.errors import NotConverged
+
 
 class Status(Enum):
     """Why the loop stopped; the value is what the user reads."""
@@ -107,6 +109,22 @@ def iterate(
             bar.set_postfix_str(f"{quantity} {_short(state.objective)}", refresh=False)
             bar.update()
     return Fit(state, status, tuple(objectives))
+
+
+def require_convergence(name: str, status: Status, posterior: object, stop: Stop, detail: str = "") -> None:
+    """Complain of a loop that ended early: the one place where ``stop.throw`` is obeyed.
+
+    :param name: of the engine.
+    :param detail: what else to say of the place that was reached.
+    :raises NotConverged: with ``stop.throw``, unless converged or interrupted by hand; otherwise a warning.
+    """
+    if status in (Status.CONVERGED, Status.INTERRUPTED):
+        return
+    if stop.throw:
+        letter = "The posterior so far is in this error's .posterior; Stop(throw=False) returns it instead."
+        raise NotConverged(f"{name}: {status.value}{detail}. {letter}", posterior)
+    if status is not Status.FAILED:  # of which the loop has warned
+        warnings.warn(f"{name}: {status.value}{detail}.", stacklevel=3)
 
 
 def _short(value: float) -> str:

@@ -1,19 +1,19 @@
 """Laplace-evidence type-II maximum likelihood for any Pyro model."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from pyro_evidence.arguments import check_count, check_model
 from pyro_evidence.checks import same_arguments
-from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.errors import BadInput
 from pyro_evidence.infer import batch, batch_start, type2
-from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.infer.mppca_task import refuse_orbits
 from pyro_evidence.infer.restarts import Restarts, search, starts, without_repeats
-from pyro_evidence.infer.settings import check_count, check_function, check_model, check_stop
+from pyro_evidence.infer.settings import check_function, check_stop
 from pyro_evidence.infer.type2 import TypeII
 from pyro_evidence.laplace import problem, require_proper
 from pyro_evidence.laplace_rows import can_batch
@@ -71,17 +71,12 @@ class LaplaceEvidence:
         best = self._maximise()
         if len(best.objectives) > 1:
             require_proper(best.state.laplace)
-        if best.status not in (Status.CONVERGED, Status.INTERRUPTED, Status.FAILED):
-            self._complain(f"LaplaceEvidence: {best.status.value}")
-        return self.posterior
-
-    def _complain(self, message: str) -> None:
         posterior = self.posterior
-        reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
-        message = f"{message}. Hyperparameters reached, at most five elements of each: {reached}"
-        if self.stop.throw:
-            raise NotConverged(f"{message}. The posterior so far is in this error's .posterior.", posterior)
-        warnings.warn(message, stacklevel=3)
+        if best.status is not Status.FAILED:  # of which the loop has warned
+            reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
+            detail = f". Hyperparameters reached, at most five elements of each: {reached}"
+            require_convergence("LaplaceEvidence", best.status, posterior, self.stop, detail)
+        return posterior
 
     def _maximise(self) -> Fit[TypeII]:
         """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one."""

@@ -7,9 +7,9 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import NotConverged, UnsupportedModel
+from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.infer import type2
-from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.iterate import Fit, Stop, iterate, require_convergence
 from pyro_evidence.infer.restarts import Restarts, search
 from pyro_evidence.infer.type2 import TypeII
 from pyro_evidence.laplace import problem
@@ -81,8 +81,5 @@ def run_generic(joint: LogJoint, why_not: Exception, restarts: int, seed: int, s
     posterior = LaplacePosterior(
         best.state.laplace, best.status.value, best.objectives, heights[found.reached], found.failures
     )
-    if best.status not in (Status.CONVERGED, Status.INTERRUPTED) and stop.throw:
-        raise NotConverged(
-            f"EvidenceEM: {best.status.value}. The posterior so far is in the error's .posterior.", posterior
-        )
+    require_convergence("EvidenceEM", best.status, posterior, stop)
     return posterior

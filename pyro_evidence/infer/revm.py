@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pyro_evidence.arguments import check_model
 from pyro_evidence.axis_priors import AxisPrior, GaussianPrior
 from pyro_evidence.eigen_state import (
     Centre,
@@ -19,7 +20,7 @@ from pyro_evidence.eigen_state import (
 )
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.ridge import Ridge
-from pyro_evidence.infer.settings import check_function, check_model, check_object
+from pyro_evidence.infer.settings import check_function, check_object
 from pyro_evidence.posterior_revm import REVMPosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.quadratic import Approximation, laplace_at_base

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
+from pyro_evidence.arguments import check_model
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.infer import fast_marginal, noisy_marginal
-from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.infer.noise import noise_of
-from pyro_evidence.infer.settings import check_model, check_stop
+from pyro_evidence.infer.settings import check_stop
 from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.weights import LinearTarget, Weights, weights_of
@@ -55,12 +56,9 @@ class RVM:
         :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
         """
         self._fit = iterate(self._step, self._start(args, kwargs), self.stop, "RVM")
-        if self._fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
-            raise NotConverged(
-                f"RVM: {self._fit.status.value}. The posterior so far is in the error's .posterior.",
-                self.posterior,
-            )
-        return self.posterior
+        posterior = self.posterior
+        require_convergence("RVM", self._fit.status, posterior, self.stop)
+        return posterior
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One weight's change, as ``SVI.step``; other data start anew.

@@ -6,15 +6,6 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.iterate import Stop
 
 
-def check_model(model: Any) -> None:
-    """Refuse what is no Pyro model.
-
-    :raises BadInput: for anything that cannot be called.
-    """
-    if not callable(model):
-        raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to run(...).")
-
-
 def check_object(name: str, value: Any) -> None:
     """Refuse a class where an object of it is meant.
 
@@ -50,12 +41,3 @@ def check_stop(stop: Any) -> None:
     :raises BadInput: for anything but a :class:`~pyro_evidence.infer.iterate.Stop`.
     """
     check_instance("stop", stop, Stop)
-
-
-def check_count(name: str, value: Any) -> None:
-    """Refuse what is no positive whole number.
-
-    :raises BadInput: naming the setting.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadInput(f"{name}={value!r}; expected a whole number of at least 1.")

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pyro_evidence.arguments import check_model
 from pyro_evidence.axes_state import GaussianFit
-from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.errors import BadInput
 from pyro_evidence.infer import variational
-from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.infer.iterate import Fit, Stop, iterate, require_convergence
 from pyro_evidence.infer.noise import Noise, noise_of
 from pyro_evidence.infer.rvm import linear_weights
-from pyro_evidence.infer.settings import check_model, check_stop
+from pyro_evidence.infer.settings import check_stop
 from pyro_evidence.infer.variational import Quadratic, VariationalState
 from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
 from pyro_evidence.program import Model
@@ -54,12 +55,9 @@ class VRVM:
         self._noise = None if self.noise is None else noise_of(self._of, self.noise)
         free = self._noise.num_data if self._noise else 0.0
         self._fit = iterate(variational.step, variational.start(self._of.target, free), self.stop, "VRVM")
-        if self._fit.status not in (Status.CONVERGED, Status.INTERRUPTED) and self.stop.throw:
-            raise NotConverged(
-                f"VRVM: {self._fit.status.value}. The posterior so far is in the error's .posterior.",
-                self.posterior,
-            )
-        return self.posterior
+        posterior = self.posterior
+        require_convergence("VRVM", self._fit.status, posterior, self.stop)
+        return posterior
 
     @property
     def posterior(self) -> RVMPosterior:

@@ -12,7 +12,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput
+from pyro_evidence.arguments import check_count
 from pyro_evidence.models.regression import LEARNED, Precision, WeightPrior, observed, weight_prior
 from pyro_evidence.ops.basis import Basis, TensorValue, class_predictor, linear_predictor
 
@@ -90,7 +90,6 @@ def classifier(
         precision.  ``torch.arange(M)`` gives each weight its own.
     :raises BadInput: on settings that do not fit each other.
     """
-    if num_classes < 2:
-        raise BadInput(f"num_classes is {num_classes}; expected 2 or more. It counts the different labels.")
+    check_count("num_classes", num_classes, 2, "It counts the different labels.")
     prior = weight_prior(basis, alpha, alpha_bias, groups)
     return LogisticRegression(basis, prior) if num_classes == 2 else SoftmaxRegression(basis, prior, num_classes)

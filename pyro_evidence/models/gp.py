@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.regression import observed
 from pyro_evidence.ops.basis import TensorValue
@@ -276,8 +277,7 @@ def gp_classifier(
     :param num_classes: labels are the whole numbers from 0 to ``num_classes - 1``.
     :raises BadInput: on settings that cannot be meant; others as for :func:`gp_regression`.
     """
-    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
-        raise BadInput(f"num_classes is {num_classes!r}; expected 2 or more. It counts the different labels.")
+    check_count("num_classes", num_classes, 2, "It counts the different labels.")
     function = _function(kernel, mean, jitter)
     return GPClassifier(function) if num_classes == 2 else GPSoftmax(function, num_classes)
 

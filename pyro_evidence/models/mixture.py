@@ -17,6 +17,7 @@ from pyro.ops.indexing import Vindex
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value
 from pyro_evidence.ops.basis import Basis, TensorValue
@@ -220,11 +221,7 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
 
 
 def _check(num_components: int, alpha: Precision) -> None:
-    if isinstance(num_components, bool) or not isinstance(num_components, int) or num_components < 1:
-        given = (
-            f"is a {type(num_components).__name__}" if isinstance(num_components, Tensor) else f"= {num_components!r}"
-        )
-        raise BadInput(f"num_components {given}; expected a whole number of at least 1.")
+    check_count("num_components", num_components)
     check_precision("alpha", alpha, largest_dim=1)
     if _start_shape(alpha) not in (Size(), Size([num_components])):
         raise BadInput(

@@ -17,6 +17,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Size, Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
 from pyro_evidence.network_density import NetworkDensity, Wiring
@@ -321,8 +322,8 @@ def _alpha_shapes(shape: tuple[int, ...]) -> list[Size]:
 
 
 def _check_sizes(num_inputs: int, num_hidden: tuple[int, ...], num_outputs: int) -> None:
-    if num_inputs < 1 or num_outputs < 1:
-        raise BadInput(f"{num_inputs} inputs and {num_outputs} outputs; expected at least one of each.")
+    check_count("num_inputs", num_inputs)
+    check_count("num_outputs", num_outputs)
     if not num_hidden or min(num_hidden) < 1:
         raise BadInput(
             f"hidden={num_hidden}: expected at least one unit in every hidden layer, and at least one layer. A network "

@@ -18,6 +18,7 @@ from pyro.ops.indexing import Vindex
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.mixture import check_responses
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
@@ -179,8 +180,7 @@ def mppca(
     :raises BadInput: on settings that cannot be meant.
     """
     for name, value in (("num_components", num_components), ("num_latents", num_latents)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadInput(f"{name}={value!r}; expected a whole number of at least 1.{_advice(name, value)}")
+        check_count(name, value, advice=_advice(name, value))
     for name, setting, example in (("noise", noise, "IsotropicNoise()"), ("latents", latents, "marginal")):
         if isinstance(setting, type) or not callable(setting):
             raise BadInput(f"{name}={setting!r}; expected an object or function of this module, such as {example}.")
@@ -198,5 +198,5 @@ def mppca(
 
 def _advice(name: str, value: Any) -> str:
     if name == "num_latents" and isinstance(value, int) and value == 0:
-        return " Without latents it is gaussian_mixture(K, noise=SphericalNoise()), whose centres have a prior."
+        return "Without latents it is gaussian_mixture(K, noise=SphericalNoise()), whose centres have a prior."
     return ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.ops import network
 from pyro_evidence.ops.network import Activation
@@ -65,8 +66,8 @@ def random_functions(
 
     :raises BadInput: for fewer than one unit, or inputs that are no matrix of floats.
     """
-    if num_units < 1:
-        raise BadInput(f"num_units={num_units}; expected at least one hidden unit.")
+    check_count("num_units", num_units)
+    check_count("num_samples", num_samples)
     if X.dim() != 2 or not X.is_floating_point():
         raise BadInput(f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, D).")
     generator = torch.Generator().manual_seed(seed)

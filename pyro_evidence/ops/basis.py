@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 
 Basis = Callable[[Tensor], Tensor]  # X (..., N, D) -> Phi (..., N, M)
@@ -62,8 +63,7 @@ class Polynomial(TensorValue):
     bias: bool = True
 
     def __post_init__(self) -> None:
-        if self.degree < 1:
-            raise BadInput(f"Polynomial has degree {self.degree}; expected 1 (straight lines) or more.")
+        check_count("degree", self.degree, advice="1 means straight lines.")
 
     def __call__(self, X: Tensor) -> Tensor:
         """``Phi``, shape ``(..., N, D * degree + bias)``."""

@@ -21,11 +21,15 @@ def sd_ratio(a: Tensor, b: Tensor) -> Tensor:
 
 def quantiles(x: Tensor, levels: Tensor) -> Tensor:
     """Quantiles of each column of rows ``(S, D)`` by linear interpolation, ``(Q, D)``; any number of rows."""
-    ordered = x.sort(0).values
-    place = levels.to(x) * (len(x) - 1)
+    return _interpolated(x.sort(0).values, levels)
+
+
+def _interpolated(ordered: Tensor, levels: Tensor) -> Tensor:
+    """Quantiles of columns that are in order already."""
+    place = levels.to(ordered) * (len(ordered) - 1)
     low = place.floor().long()
     share = (place - low).unsqueeze(-1)
-    return ordered[low] * (1.0 - share) + ordered[(low + 1).clamp(max=len(x) - 1)] * share
+    return ordered[low] * (1.0 - share) + ordered[(low + 1).clamp(max=len(ordered) - 1)] * share
 
 
 def quantile_error(a: Tensor, b: Tensor) -> Tensor:
@@ -41,7 +45,8 @@ def sliced_wasserstein(a: Tensor, b: Tensor, directions: Tensor) -> Tensor:
 
     :param directions: unit rows ``(L, D)``.
     """
-    return _distances(*_projected(a, b, directions)).mean()
+    p, q = _projected(a, b, directions)
+    return _distances(p.sort(0).values, q.sort(0).values).mean()
 
 
 def sliced_wasserstein_error(a: Tensor, b: Tensor, directions: Tensor, num_groups: int = 10) -> Tensor:
@@ -55,10 +60,11 @@ def sliced_wasserstein_error(a: Tensor, b: Tensor, directions: Tensor, num_group
     """
     if min(len(a), len(b)) < 2 * num_groups:
         return a.new_tensor(math.nan)
-    p, q = _projected(a, b, directions)
-    left_out = torch.stack([_distances(x, y).mean() for x, y in _without_each(p, q, num_groups)])
+    p, q = (x.sort(0) for x in _projected(a, b, directions))
+    without = [_without_each(ordered.values, ordered.indices, num_groups) for ordered in (p, q)]
+    left_out = torch.stack([_distances(x, y).mean() for x, y in zip(*without, strict=True)])
     jackknife = (left_out - left_out.mean()).square().sum() * (num_groups - 1) / num_groups
-    each = _distances(p, q)
+    each = _distances(p.values, q.values)
     between = each.var() / len(each) if directions.shape[1] > 1 else torch.zeros_like(jackknife)
     return (jackknife + between).sqrt()
 
@@ -69,19 +75,20 @@ def _projected(a: Tensor, b: Tensor, directions: Tensor) -> tuple[Tensor, Tensor
 
 
 def _distances(p: Tensor, q: Tensor) -> Tensor:
-    """First Wasserstein distance of each column of ``(S, L)`` and ``(T, L)``, shape ``(L,)``."""
+    """First Wasserstein distance of each column of ``(S, L)`` and ``(T, L)``, columns in order, shape ``(L,)``."""
     levels = (torch.arange(NUM_LEVELS, dtype=torch.float64) + 0.5) / NUM_LEVELS
-    return (quantiles(p, levels) - quantiles(q, levels)).abs().mean(0)
+    return (_interpolated(p, levels) - _interpolated(q, levels)).abs().mean(0)
 
 
-def _without_each(p: Tensor, q: Tensor, num_groups: int) -> list[tuple[Tensor, Tensor]]:
-    """Both samples without one stretch each, once for every stretch."""
-    parts = [x.tensor_split(num_groups) for x in (p, q)]
-    return [
-        (torch.cat([*ps[:g], *ps[g + 1 :]]), torch.cat([*qs[:g], *qs[g + 1 :]]))
-        for g in range(num_groups)
-        for ps, qs in [parts]
-    ]
+def _without_each(ordered: Tensor, origin: Tensor, num_groups: int) -> list[Tensor]:
+    """Columns in order ``(S, L)`` without one stretch of draws each, for every stretch; no second sort.
+
+    :param origin: which draw each element came from.
+    """
+    starts = torch.tensor([len(part) for part in torch.arange(len(ordered)).tensor_split(num_groups)]).cumsum(0)
+    group = torch.bucketize(origin.mT.contiguous(), starts.to(origin.device), right=True)
+    rows = ordered.mT
+    return [rows[group != g].reshape(len(rows), -1).mT for g in range(num_groups)]
 
 
 def gaussian_divergence(a: Tensor, b: Tensor) -> Tensor:

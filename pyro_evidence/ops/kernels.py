@@ -26,6 +26,7 @@ Setting = Any  # float | Tensor | Learned | a Pyro distribution
 Read = Callable[[str, Setting], Tensor]  # name, setting -> its value
 
 Self = TypeVar("Self", bound="Kernel")
+Whole = TypeVar("Whole", bound="Joined")
 
 
 class Kernel(TensorValue):
@@ -106,8 +107,8 @@ def _kernel(other: "Kernel | float") -> Kernel:
     return other if isinstance(other, Kernel) else Constant(other)
 
 
-def _terms(kernel: Kernel, kind: type) -> tuple[Kernel, ...]:
-    return kernel.parts if isinstance(kernel, kind) else (kernel,)  # type: ignore[attr-defined]
+def _terms(kernel: Kernel, kind: type["Joined"]) -> tuple[Kernel, ...]:
+    return kernel.parts if isinstance(kernel, kind) else (kernel,)
 
 
 def value_of(setting: Setting, like: Tensor) -> Tensor:
@@ -139,10 +140,19 @@ def per_input(setting: Setting, X: Tensor, kernel: str, name: str) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(Kernel):
-    """The covariance of a sum of independent functions.  Made by ``+``."""
+class Joined(Kernel):
+    """A kernel made of others."""
 
     parts: tuple[Kernel, ...]
+
+    def resolved(self: Whole, read: Read, name: str = "kernel") -> Whole:
+        """Parts are numbered: ``kernel.0.variance``."""
+        return type(self)(tuple(part.resolved(read, f"{name}.{i}") for i, part in enumerate(self.parts)))
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Joined):
+    """The covariance of a sum of independent functions.  Made by ``+``."""
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
         """Sum of the parts' covariances."""
@@ -155,16 +165,10 @@ class Sum(Kernel):
         """Sum of the parts' variances."""
         return torch.stack([part.diagonal(X) for part in self.parts]).sum(0)
 
-    def resolved(self, read: Read, name: str = "kernel") -> "Sum":
-        """Parts are numbered: ``kernel.0.variance``."""
-        return Sum(tuple(part.resolved(read, f"{name}.{i}") for i, part in enumerate(self.parts)))
-
 
 @dataclass(frozen=True, eq=False)
-class Product(Kernel):
+class Product(Joined):
     """The product of covariances, which is one.  Made by ``*``; let only one factor have a variance to learn."""
-
-    parts: tuple[Kernel, ...]
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
         """Product of the parts' covariances."""
@@ -176,10 +180,6 @@ class Product(Kernel):
     def diagonal(self, X: Tensor) -> Tensor:
         """Product of the parts' variances."""
         return torch.stack([part.diagonal(X) for part in self.parts]).prod(0)
-
-    def resolved(self, read: Read, name: str = "kernel") -> "Product":
-        """Parts are numbered: ``kernel.0.variance``."""
-        return Product(tuple(part.resolved(read, f"{name}.{i}") for i, part in enumerate(self.parts)))
 
 
 @dataclass(frozen=True, eq=False)

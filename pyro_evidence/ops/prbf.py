@@ -344,11 +344,6 @@ def between_classes(point: Point) -> Tensor:
     return (point.net.ownership.reshape(shape) * point.kind.outer(point.offset)).sum(1)
 
 
-def spread_rows(net: Network, num_rows: int) -> Network:
-    """A single network repeated in each row."""
-    return Network(*(v.expand(num_rows, *v.shape[1:]).contiguous() for v in parts_of(net)))
-
-
 def moved(old: Network, new: Network) -> Tensor:
     """Largest change of a mixing or, in standard deviations, of a centre of a kernel in use, shape ``(B,)``."""
     mixing = (new.mixing - old.mixing).abs().amax((-1, -2))

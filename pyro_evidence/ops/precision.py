@@ -1,6 +1,5 @@
 """A posterior precision, dense or diagonal, factorised once; rows ``(R,)`` in front."""
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -140,9 +139,3 @@ def _not_positive(A: Tensor, label: Label) -> str:
         f"at {label(column)}; expected all > 0 and finite. The point is a saddle (try restarts=8), or the density is "
         f"not smooth there."
     )
-
-
-def gaussian_log_prob(offset: Tensor, precision: Precision, A_offset: Tensor) -> Tensor:
-    """Log density of ``N(0, A^-1)`` at ``offset`` ``(S, D)``, given ``A offset``, shape ``(S,)``."""
-    quadratic = (offset * A_offset).sum(-1)
-    return 0.5 * (precision.log_det[0] - offset.shape[-1] * math.log(math.tau) - quadratic)

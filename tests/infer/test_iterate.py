@@ -1,10 +1,12 @@
 """The loop and its stopping rule, on a state that is a number."""
 
+import warnings
 from dataclasses import dataclass, replace
 
 import pytest
 
-from pyro_evidence.infer.iterate import Status, Stop, iterate
+from pyro_evidence.errors import NotConverged
+from pyro_evidence.infer.iterate import Status, Stop, iterate, require_convergence
 
 
 @dataclass(frozen=True)
@@ -77,3 +79,24 @@ def test_other_errors_are_not_swallowed() -> None:
 def test_no_bar_for_what_takes_less_than_a_second(capsys: pytest.CaptureFixture[str]) -> None:
     iterate(halve, Number(1.0), Stop(), "test")
     assert capsys.readouterr().err.strip() == ""
+
+
+def test_an_early_end_is_an_error_with_the_posterior_or_a_warning() -> None:
+    with pytest.raises(NotConverged, match=r"X: ran out of steps: .* at 3\. The posterior so far is in") as caught:
+        require_convergence("X", Status.STEP_LIMIT, "posterior", Stop(), " at 3")
+    assert caught.value.posterior == "posterior"
+    with pytest.warns(UserWarning, match=r"X: ran out of steps: raise num_steps or loosen tolerance at 3"):
+        require_convergence("X", Status.STEP_LIMIT, "posterior", Stop(throw=False), " at 3")
+
+
+@pytest.mark.parametrize("status", [Status.CONVERGED, Status.INTERRUPTED])
+def test_a_proper_end_is_no_complaint(status: Status) -> None:
+    require_convergence("X", status, None, Stop())
+
+
+def test_a_failed_step_is_not_warned_of_twice() -> None:
+    with pytest.raises(NotConverged, match="a step failed"):
+        require_convergence("X", Status.FAILED, None, Stop())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        require_convergence("X", Status.FAILED, None, Stop(throw=False))

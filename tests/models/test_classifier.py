@@ -189,7 +189,7 @@ def test_the_number_of_classes_decides() -> None:
 
 @pytest.mark.parametrize("num_classes", [-1, 0, 1])
 def test_fewer_than_two_classes_are_refused(num_classes: int) -> None:
-    with pytest.raises(BadInput, match=f"num_classes is {num_classes}; expected 2 or more"):
+    with pytest.raises(BadInput, match=f"num_classes={num_classes}; expected a whole number of at least 2"):
         classifier(Linear(), num_classes=num_classes)
 
 

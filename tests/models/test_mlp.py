@@ -198,7 +198,7 @@ def test_pickles() -> None:
         ({"hidden": 0}, r"hidden=\(0,\): expected at least one unit.*linear: use models.regression"),
         ({"hidden": ()}, "at least one layer"),
         ({"hidden": (3, 0)}, "at least one unit in every"),
-        ({"num_inputs": 0}, "0 inputs and 1 outputs"),
+        ({"num_inputs": 0}, "num_inputs=0; expected a whole number of at least 1"),
         ({"alpha": {"W3": 1.0}}, r"alpha names \['W3'\]; this network has W1, b1, W2, b2"),
         ({"alpha": 0.0}, "alpha_W1 has the value 0"),
         ({"alpha": {"W1": torch.ones(3)}}, r"alpha_W1 has shape \(3,\); expected one of \[\(\), \(2,\), \(2, 3\)\]"),

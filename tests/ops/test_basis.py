@@ -192,7 +192,7 @@ def test_another_number_of_inputs_is_refused(basis) -> None:
 @pytest.mark.parametrize(
     ("build", "match"),
     [
-        (lambda: Polynomial(0), "degree 0; expected 1"),
+        (lambda: Polynomial(0), "degree=0; expected a whole number of at least 1"),
         (lambda: GaussianRBF(torch.zeros(3), 1.0), r"centres of shape \(3,\); expected \(M, D\)"),
         (lambda: GaussianRBF(torch.zeros(3, 2), torch.ones(2)), r"scale of shape \(2,\) for 3 centres"),
         (lambda: GaussianRBF(torch.zeros(3, 2), -2.0), "scale -2; expected a length greater than 0"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.ops import prbf_updates
 from pyro_evidence.ops.covariances import Covariance, Diagonal, Full, Spherical
-from pyro_evidence.ops.prbf import ClassData, Network, Point, class_data, evaluate, spread_rows
+from pyro_evidence.ops.prbf import ClassData, Network, Point, class_data, evaluate
 from pyro_evidence.ops.prbf_ascent import climb, slopes, stepped
 from pyro_evidence.ops.prbf_updates import clamped_mixing, correction, exact, literal, plain
 from tests.ops.prbf_cases import random_network, three_classes
@@ -260,7 +260,7 @@ def test_exact_shares_sum_to_one_with_one_and_the_same_multiplier() -> None:
 @pytest.mark.parametrize("step", [literal, exact, climb])
 def test_data_that_are_given_twice_make_the_same_way(step: Step) -> None:
     X, y = three_classes()
-    net = spread_rows(random_network(Spherical(), 1), 1)
+    net = random_network(Spherical(), rows=1)
 
     def way(times: int) -> Point:
         data: ClassData = class_data(X.repeat(times, 1), y.repeat(times), 3, Spherical())

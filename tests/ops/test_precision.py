@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
-from pyro_evidence.ops.precision import Dense, Diagonal, factorise, gaussian_log_prob
+from pyro_evidence.ops.precision import Dense, Diagonal, factorise
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 
@@ -88,15 +88,6 @@ def test_coordinates_may_come_in_any_order() -> None:
     moved = factorise(A[:, order][:, :, order])
     assert_exact(moved.log_det, factorise(A).log_det)
     assert_exact(moved.variance, factorise(A).variance[:, order])
-
-
-@pytest.mark.parametrize("dense", [True, False])
-def test_log_density_is_that_of_a_multivariate_normal(dense: bool) -> None:
-    A = matrices(1) if dense else matrices(1).diagonal(dim1=-2, dim2=-1)
-    matrix = A[0] if dense else A[0].diag()
-    offset = torch.randn(5, 4)
-    expected = torch.distributions.MultivariateNormal(torch.zeros(4), precision_matrix=matrix).log_prob(offset)
-    assert_exact(gaussian_log_prob(offset, factorise(A), offset @ matrix), expected)
 
 
 @pytest.mark.parametrize(("value", "text"), [(-2.0, "-2.00e"), (0.0, "0.00e"), (torch.nan, "nan"), (torch.inf, "inf")])
