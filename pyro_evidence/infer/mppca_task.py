@@ -86,9 +86,6 @@ def _data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) -> Tens
 
 
 def _require_numbers(Y: Tensor, *, gappy: bool) -> None:
-    empty = Y.isnan().all(0).nonzero().flatten().tolist() if gappy else []
-    if empty:
-        raise BadInput(f"Y has no value at all, only nan, in columns {empty}; expected one at least. Drop them.")
     bad = Y.isinf() if gappy else ~Y.isfinite()
     if bool(bad.any()):
         row, column = bad.nonzero()[0].tolist()
