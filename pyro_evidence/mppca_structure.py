@@ -340,7 +340,7 @@ class ScalarUnits:
     @staticmethod
     def of(Y: Tensor) -> "ScalarUnits":
         """Mean, and root mean variance, of what is not nan; 1 where nothing varies."""
-        origin, share = Y.mean(0), 1.0
+        origin, share = Y.mean(0), Y.new_ones(())
         if has_gaps(Y):
             origin, share = Y.nanmean(0), (~Y.isnan()).double().mean(0)
             Y = torch.where(Y.isnan(), origin, Y)  # which adds nothing to a variance
