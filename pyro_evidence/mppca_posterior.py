@@ -258,7 +258,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MPPCAPosterior":
-        """A saved posterior, over the same model.
+        """A saved posterior, over the same model; one of data with gaps over ``marginalised(model)``.
 
         :raises BadInput: when the file is not one of ours, or the model is another.
         """

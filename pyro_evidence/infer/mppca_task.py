@@ -128,7 +128,7 @@ def reached(task: Task) -> MPPCAPosterior:
     """The posterior where the best restart stands."""
     batch = task.batch
     restarts = torch.where(batch.failed, torch.nan, batch.log_evidence) - task.jacobian
-    return posterior_of(task, Fit(mppca_em.best(batch), Status.STEP_LIMIT, (batch.objective,)), restarts)
+    return posterior_of(task, Fit(mppca_em.best(batch), Status.BY_HAND, (batch.objective,)), restarts)
 
 
 def begin(joint: LogJoint, start: Start, update: object) -> Task | None:
