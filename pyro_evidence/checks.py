@@ -81,15 +81,6 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
     )
 
 
-def check_num_samples(num_samples: Any) -> None:
-    """Refuse what is no number of draws.
-
-    :raises BadInput: unless it is a whole number of at least 1.
-    """
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-        raise BadInput(f"num_samples={num_samples!r}; expected a whole number of at least 1.")
-
-
 def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse what no engine can integrate.
 
