@@ -130,6 +130,7 @@ def compare(
     :return: a :class:`Comparison`; an engine that fails is a row that says why.
     :raises BadInput: for fewer than two engines, an unknown reference, or one that failed.
     """
+    _check_arguments(engines, held_out, loss)
     name = reference if reference is not None else next(reversed(list(engines)), "")
     if len(engines) < 2 or name not in engines:
         raise BadInput(
@@ -145,6 +146,21 @@ def compare(
     joints, done = _of_the_same_data(model, (args, kwargs), done, name)
     done = _relabelled(done, name, joints)
     return _compared(done, name, _predicted(done, joints, held_out, loss, seed), seed)
+
+
+def _check_arguments(engines: Any, new: Any, loss: Any) -> None:
+    if not isinstance(engines, Mapping):
+        raise BadInput(
+            f"engines is a {type(engines).__name__}; expected a dict, such as {{'laplace': LaplaceEvidence(model), "
+            "'nuts': Nuts(of='laplace')}."
+        )
+    if new is not None and not isinstance(new, list | tuple | Mapping):
+        raise BadInput(
+            f"held_out is a {type(new).__name__}; expected the model's arguments with new data: (X_new, t_new), or a "
+            "dict of named ones."
+        )
+    if not callable(loss):
+        raise BadInput(f"loss={loss!r}; expected a function of a Prediction, such as misclassified_or_squared.")
 
 
 Joints = dict[str, LogJoint]

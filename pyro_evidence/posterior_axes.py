@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_evidence import archive
 from pyro_evidence.axes_state import GaussianFit, OnAxesState, gaussian_fit
 from pyro_evidence.axis_priors import AxisPrior, GaussianPrior, GroupPrior, LaplacePrior
+from pyro_evidence.checks import require_targets
 from pyro_evidence.errors import BadInput
 from pyro_evidence.guide import LaplaceGuide
 from pyro_evidence.laplace import laplace_state, problem
@@ -165,10 +166,7 @@ class AxesPosterior:
         """Pointwise log density of every observed site at the mode, nats; of the training data by default."""
         joint = self._with(args, kwargs)
         u = self.of.flat(self.state.y)
-        nodes = joint.trace(u, joint.initial_theta).nodes
-        missing = [n for n in joint.observed if not nodes[n]["is_observed"]]
-        if missing:
-            raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")
+        require_targets(joint.trace(u, joint.initial_theta).nodes, joint.observed)
         return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
 
     def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:

@@ -92,6 +92,11 @@ def sbc(
             "num_draws + 1 to be a multiple "
             f"of num_bins, and at least {5 * num_bins} simulations, five in each bin."
         )
+    if not callable(engine):
+        raise BadInput(
+            f"engine is a {type(engine).__name__}; expected a function of a model that returns an engine, such as "
+            "lambda m: LaplaceEvidence(m, hyper=()), because each simulation has a model with data of its own."
+        )
     joint = LogJoint(model, args, kwargs, hyper=())
     truth = from_prior(joint, joint.initial_theta, num_simulations, seed)
     ranks, failures = [], []
