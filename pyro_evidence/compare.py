@@ -70,7 +70,8 @@ class Comparison:
         """What cannot be said in numbers: rows that could not run, sites that are missing, divergences."""
         found = [f"{n}: did not run. {r.failure}" for n, r in self.runs.items() if r.failure]
         found += [
-            f"{n}: {r.divergences} divergent transitions; its draws are biased."
+            f"{n}: {r.divergences} divergent transitions; its draws are biased. Reparametrise (non-centred "
+            "scales), or warm up longer."
             for n, r in self.runs.items()
             if r.divergences
         ]
@@ -141,7 +142,8 @@ def compare(
         done[each] = run(each, engine, model, (args, kwargs), done)
     if done[name].failure or done[name].num_draws < 2:
         raise BadInput(
-            f"the reference '{name}' gave {done[name].num_draws} draws; expected at least 2. {done[name].failure}"
+            f"the reference '{name}' gave {done[name].num_draws} draws; expected at least 2. Pass another "
+            f"as reference. {done[name].failure}"
         )
     joints, done = _of_the_same_data(model, (args, kwargs), done, name)
     done = _relabelled(done, name, joints)
@@ -184,7 +186,7 @@ def _of_the_same_data(model: Model, data: Data, done: dict[str, Run], name: str)
         letter = f"BadInput: its model observes other data than the model compared: {list(joints[n].observed)}."
         marked[n], _ = replace(marked[n], draws={}, failure=letter), joints.pop(n)
     if marked[name].failure:
-        raise BadInput(f"the reference '{name}' cannot be one. {marked[name].failure}")
+        raise BadInput(f"the reference '{name}' cannot be one. {marked[name].failure} Pass another as reference.")
     return joints, marked
 
 

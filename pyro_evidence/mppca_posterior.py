@@ -205,7 +205,10 @@ class MPPCAPosterior(LaplacePosterior):
         assert self.structure is not None
         Y, precision, at = self.structure.Y, self.state.precision, self._at
         if not isinstance(precision, Dense):
-            raise TooLarge(f"{at.W.numel()} loadings are too many for the dense curvature that importance ratios need.")
+            raise TooLarge(
+                f"{at.W.numel()} loadings are too many for the dense curvature that importance ratios need. Fit "
+                "fewer components or latents."
+            )
         origin = Y.mean(0)
         return mppca_orbit.log_weights(Y - origin, replace(at, mu=at.mu - origin), precision, num_samples, seed)
 

@@ -280,7 +280,8 @@ class AxesPosterior:
         archive.storable(joint.kwargs, "keyword arguments")
         if type(prior) not in OURS.values():
             raise BadInput(
-                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of ours."
+                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected GaussianPrior, "
+                "GroupPrior or LaplacePrior."
             )
         record: dict[str, Any] = {
             "format": archive.FORMAT,
@@ -310,7 +311,8 @@ class AxesPosterior:
             raise BadInput(
                 f"this model's log evidence at the saved mode is {float(posterior.log_evidence):.6g}; the "
                 "file was saved "
-                f"with {float(record['log_evidence']):.6g}. It is another density."
+                f"with {float(record['log_evidence']):.6g}. It is another density: load it with the model that it "
+                "was fitted to."
             )
         return posterior
 

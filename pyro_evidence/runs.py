@@ -124,7 +124,10 @@ class Svi:
         svi = SVI(model, guide, self.optim, self.elbo())
         losses = torch.tensor([svi.step(*args, **kwargs) for _ in range(self.num_steps)])
         if not bool(torch.isfinite(losses[-1:]).all()):
-            raise BadInput(f"the loss of SVI is {float(losses[-1])} after {self.num_steps} steps; expected a number.")
+            raise BadInput(
+                f"the loss of SVI is {float(losses[-1])} after {self.num_steps} steps; expected a number. Lower "
+                "the learning rate."
+            )
         trace = poutine.trace(model).get_trace(*args, **kwargs)
         params = {n: torch.as_tensor(trace.nodes[n]["value"]).detach().clone() for n in trace.param_nodes}
         latent = {n: s for n, s in sample_nodes(trace).items() if not s["is_observed"] and not is_discrete(s)}
@@ -240,7 +243,7 @@ def coordinates(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
 def _fitted(of: str, done: Mapping[str, Run]) -> Model:
     """The model of another engine's fit, hyperparameters put in."""
     if of not in done or done[of].failure:
-        raise BadInput(f"of={of!r} needs that engine's fit, listed before it; finished so far: {list(done)}.")
+        raise BadInput(f"of={of!r} needs that engine's fit; expected one listed before it, of {list(done)}.")
     return done[of].target or done[of].model
 
 
@@ -251,10 +254,15 @@ def _checked(found: Run) -> Run:
     """
     sizes = {n: tuple(v.shape[:2]) for n, v in found.draws.items()}
     if not found.num_draws or len(set(sizes.values())) > 1:
-        raise BadInput(f"the draws by site are (chains, draws) {sizes}; expected one number of them, at least 1.")
+        raise BadInput(
+            f"the draws by site are (chains, draws) {sizes}; expected one number of them, at least 1. Look at "
+            "that engine's get_samples()."
+        )
     bad = {n: int((~torch.isfinite(v.double())).sum()) for n, v in found.draws.items()}
     if any(bad.values()):
-        raise BadInput(f"draws that are nan or infinite, by site: { {n: b for n, b in bad.items() if b} }.")
+        raise BadInput(
+            f"draws that are nan or infinite, by site: { {n: b for n, b in bad.items() if b} }. Look at that engine."
+        )
     return found
 
 

@@ -78,7 +78,11 @@ def _estimate(found: bridge.Bridge, draws: torch.Size, used: torch.Size) -> Evid
 
 def _doubts(converged: bool, effective: float, square: float) -> tuple[str, ...]:
     letters = [
-        (not converged, "the bridge iteration did not settle: draws and proposal hardly overlap."),
+        (
+            not converged,
+            "the bridge iteration did not settle: draws and proposal hardly overlap. Run the chains longer, "
+            "or use tempered_smc.",
+        ),
         (
             effective < 50.0,
             f"the chains are worth only {effective:.0f} independent draws; expected at least 50. Run them "
@@ -87,7 +91,7 @@ def _doubts(converged: bool, effective: float, square: float) -> tuple[str, ...]
         (
             square > 0.25,
             f"the relative error of the evidence is {math.sqrt(square):.0%}; expected below 50 %. The "
-            "posterior is far from a normal.",
+            "posterior is far from a normal. Take more draws, or tempered_smc.",
         ),
     ]
     return tuple(text for wrong, text in letters if wrong)

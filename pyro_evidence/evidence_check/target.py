@@ -73,7 +73,7 @@ class Target:
         parts = [self._site(draws, part.name) for part in self.joint.latents]
         if len({p.shape[:2] for p in parts}) > 1:
             raise BadInput(
-                "sites have different numbers of draws: "
+                "sites have different numbers of draws; expected those of one run: "
                 f"{ {p.name: tuple(draws[p.name].shape) for p in self.joint.latents} }."
             )
         u = torch.cat(parts, -1)[..., self.active]
@@ -88,7 +88,7 @@ class Target:
         part = next(p for p in self.joint.latents if p.name == name)
         if name not in draws:
             raise BadInput(
-                f"the draws have no site '{name}', only {sorted(draws)}; they must come from the same "
+                f"the draws have no site '{name}', only {sorted(draws)}; expected draws of the same "
                 "model, for example NUTS(posterior.model)."
             )
         value = torch.as_tensor(draws[name]).detach()
@@ -154,7 +154,7 @@ def laplace_posterior(of: Posterior) -> LaplacePosterior:
             f"a {type(of).__name__} has no density to check; expected a posterior as engine.run(...) returns."
         )
     if not len(of.state.x):
-        raise BadInput("every axis was pruned, so there is nothing to integrate; log_evidence is exact.")
+        raise BadInput("every axis was pruned, so there is nothing to integrate; use its log_evidence, which is exact.")
     return of._laplace
 
 

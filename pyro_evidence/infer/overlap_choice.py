@@ -87,7 +87,7 @@ def _folds(y: Tensor, num_folds: int, seed: int) -> Tensor:
     if not 2 <= num_folds or int(counts.min()) < 2:
         raise BadInput(
             f"num_folds={num_folds} and class {int(counts.argmin())} with {int(counts.min())} data; expected at least "
-            f"2 of both, or a fold would train without that class."
+            f"2 of both, or a fold would train without that class. Take more data of it."
         )
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
     order = order[y[order].argsort(stable=True)]

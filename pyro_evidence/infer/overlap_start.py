@@ -198,7 +198,10 @@ class Given:
             if tuple(value.shape[-len(shape) :]) != tuple(shape):
                 raise BadInput(f"Given({name}=...) has shape {tuple(value.shape)}; expected {tuple(shape)} at its end.")
         if not bool(((mixing.sum(-1) - 1.0).abs() < 1e-5).all()) or bool((mixing * ~training.allowed != 0).any()):
-            raise BadInput("Given(mixing=...) has rows that do not add up to 1, or uses a kernel of another class.")
+            raise BadInput(
+                "Given(mixing=...) has rows that do not add up to 1, or uses a kernel of another class. Divide "
+                "each row by its sum, over the kernels of its class."
+            )
         rows = len(loc)
         wide = covariance.expand(rows, M, *[-1] * event)
         prior = training.class_prior.expand(rows, -1).contiguous()

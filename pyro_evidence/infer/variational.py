@@ -91,7 +91,9 @@ def local_bound(target: LinearTarget) -> tuple[Part, LocalBound]:
     """
     part = target.parts[0]
     if len(target.parts) != 1 or part.c.shape[1] != 1:
-        raise UnsupportedModel("VRVM needs one observed site with one predictor element per datum. RVM takes softmax.")
+        raise UnsupportedModel(
+            "VRVM needs one observed site with one predictor element per datum. Use RVM, which takes softmax."
+        )
     zero = torch.zeros_like(part.c).unsqueeze(0)
     value, slope = part.slope(zero)
     there, beyond = (part.curvature(zero + x)[0, :, 0, 0] for x in (0.0, 3.0))
