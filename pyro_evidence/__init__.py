@@ -43,7 +43,7 @@ from pyro_evidence.infer.overlap_choice import (
 )
 from pyro_evidence.infer.overlap_em import OverlapEM
 from pyro_evidence.infer.overlap_rounds import Reseed, keep, prune
-from pyro_evidence.infer.overlap_start import Given, KMeans, RandomPoints
+from pyro_evidence.infer.overlap_start import Given, KMeans, RandomPoints, Wide
 from pyro_evidence.infer.overlap_task import Multiple
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
@@ -131,6 +131,7 @@ __all__ = [
     "Unseen",
     "UnsupportedModel",
     "WeightDecay",
+    "Wide",
     "add_kernels",
     "arviz_groups",
     "average",

@@ -60,7 +60,9 @@ def bad_entries(value: Tensor) -> str:
 
 
 def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BadInput:
-    """The letter for a model that its arguments break."""
+    """The letter for a model that its arguments break; a letter of the model's own is passed on."""
+    if isinstance(error, BadInput):
+        return BadInput(str(error).split("Trace Shapes:")[0].strip())  # which Pyro appends to whatever a model raises
     empty = any(t.numel() == 0 for _, t in tensors(args, kwargs))
     return BadInput(
         f"the model cannot be run on these arguments ({describe(args, kwargs)}): "
@@ -69,6 +71,15 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
         f"have one dtype (build priors with X.new_ones(...), or set torch's default dtype), and data must lie "
         f"in the support of their distribution."
     )
+
+
+def check_num_samples(num_samples: Any) -> None:
+    """Refuse what is no number of draws.
+
+    :raises BadInput: unless it is a whole number of at least 1.
+    """
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+        raise BadInput(f"num_samples={num_samples!r}; expected a whole number of at least 1.")
 
 
 def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.distributions import MixtureSameFamily, MultivariateNormal
+from torch.distributions import LowRankMultivariateNormal, MixtureSameFamily, MultivariateNormal
 
 from pyro_evidence import predictors
 from pyro_evidence.errors import UnsupportedModel
@@ -15,8 +15,8 @@ from pyro_evidence.errors import UnsupportedModel
 class WithGaps(TorchDistribution):
     """The distribution of the elements that were ``seen``; the others are integrated out.
 
-    Exact for independent elements, ``Normal(...).to_event(1)`` and the like, for ``MultivariateNormal``, and for
-    ``MixtureSameFamily`` of these.
+    Exact for independent elements, ``Normal(...).to_event(1)`` and the like, for ``MultivariateNormal``, of low
+    rank too, and for ``MixtureSameFamily`` of these.
 
     :param base_dist: the distribution of whole data.
     :param seen: which elements were observed, bool, shape ``(N,)`` + event shape.
@@ -59,12 +59,13 @@ class WithGaps(TorchDistribution):
 
 def _log_prob(fn: Any, value: Tensor, seen: Tensor) -> Tensor:
     parts = predictors.unwrapped(fn)
-    if isinstance(parts.base, MultivariateNormal) and not parts.inner:
+    if isinstance(parts.base, MultivariateNormal | LowRankMultivariateNormal) and not parts.inner:
         return _normal(parts.base, value, seen)
     if parts.mixing is not None or parts.base.event_shape or not parts.base.support.event_dim == 0:
         raise UnsupportedModel(
-            f"{type(parts.base).__name__} with missing elements; expected independent elements (.to_event(1)) or "
-            f"MultivariateNormal, or a MixtureSameFamily of these: others cannot be integrated over in closed form."
+            f"{type(parts.base).__name__} with missing elements; expected independent elements (.to_event(1)), "
+            f"MultivariateNormal or LowRankMultivariateNormal, or a MixtureSameFamily of these: others cannot be "
+            f"integrated over in closed form."
         )
     each = torch.where(seen, parts.base.log_prob(torch.where(seen, value, 0.0)), 0.0)
     return each.sum(list(range(-parts.inner, 0))) if parts.inner else each

@@ -9,14 +9,12 @@ from torch import Tensor
 from pyro_evidence.density import AutogradDensity
 from pyro_evidence.laplace import LaplaceState, Problem
 from pyro_evidence.mppca_structure import MPPCAStructure, ScalarUnits
-from pyro_evidence.ops import mppca, mppca_curvature, mppca_evidence, mppca_mode
+from pyro_evidence.ops import mppca_curvature, mppca_evidence, mppca_missing, mppca_mode
 from pyro_evidence.ops.curvature import exact_hessian
 from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_updates import Iterate
 from pyro_evidence.ops.precision import Dense, Diagonal, Precision
 from pyro_evidence.structure import Structure
-
-FULL_SIZE = 4000  # loadings up to which the exact curvature is formed
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Tensor, it: 
     params = structure.params(units.original(at))
     written = structure.prior_precision(params) * units.unit.square()  # what is pruned has the model's precision
     at = replace(at, alpha=torch.where(at.columns & at.active.unsqueeze(-1), at.alpha, written))
-    it = Iterate(at, it.ties, mppca.e_step(Y, at), it.variance)
+    it = Iterate(at, it.ties, mppca_missing.e_step(Y, at), it.variance)
     precision, evidence, refusal = _laplace(Y, it)
     slope = mppca_curvature.slope(at, it.stats).reshape(1, -1)
     decrement = float((slope * precision.solve(slope)).sum())
@@ -79,7 +77,7 @@ def _scaled(precision: Precision, unit: Tensor) -> Precision:
 def _laplace(Y: Tensor, it: Iterate) -> tuple[Precision, Tensor, str]:
     """Curvature, log evidence, and why there is none."""
     refusal = vanishing(it)
-    if it.at.W.numel() <= FULL_SIZE:
+    if it.at.W.numel() <= mppca_curvature.full_size(Y):
         try:
             split = mppca_curvature.gauge(mppca_curvature.precision(Y, it.at), it.at)
             found = mppca_curvature.log_evidence(mppca_evidence.log_joint(it)[0], split, it.at)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import archive
+from pyro_evidence.checks import check_num_samples
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.mppca_structure import MPPCAStructure, recognise_mppca
 from pyro_evidence.ops import mppca, mppca_missing, mppca_orbit
@@ -136,10 +137,15 @@ class MPPCAPosterior(LaplacePosterior):
             raise BadInput(f"Y, shape {tuple(Y.shape)}, contains inf; expected numbers, or nan where one is missing.")
         return Y.double()
 
+    def _centred(self, Y: Tensor) -> tuple[Tensor, Analysers]:
+        """Data and parameters about the mean of the components: squares of data far from zero would lose digits."""
+        at = self._at
+        origin = at.log_mixing[0].exp() @ at.mu[0]
+        return Y - origin, replace(at, mu=at.mu - origin)
+
     def _log_joint(self, Y: Tensor) -> Tensor:
-        if not bool(Y.isnan().any()):
-            return mppca.log_joint(Y, self._at)[0]
-        return mppca_missing.latent(Y, self._at).log_joint
+        Y, at = self._centred(Y)
+        return mppca_missing.log_joint(Y, at)[0]
 
     def log_prob(self, Y: Tensor | None = None) -> Tensor:
         """Log density of the observed part of each datum at the mode, nats, shape ``(N,)``.
@@ -159,23 +165,28 @@ class MPPCAPosterior(LaplacePosterior):
     def transform(self, Y: Tensor | None = None) -> LatentCoordinates:
         """Latent coordinates of data, with their covariances and the components' responsibilities."""
         found = self._latent(self._checked(Y))
-        return LatentCoordinates(found.log_joint.softmax(-1), found.mean, found.covariance)
+        return LatentCoordinates(found.log_joint[0].softmax(-1), found.mean[0], found.covariance[0])
 
     def _latent(self, Y: Tensor) -> Latent:
-        at = self._at
-        if bool(Y.isnan().any()):
+        Y, at = self._centred(Y)
+        if mppca_missing.has_gaps(Y):
             return mppca_missing.latent(Y, at)
         mean, covariance = mppca.latent_posterior(Y, at)
-        return Latent(mppca.log_joint(Y, at)[0], mean[0], covariance[0].expand(len(Y), *covariance.shape[1:]))
+        wide = covariance.unsqueeze(1).expand(-1, len(Y), -1, -1, -1)
+        return Latent(mppca.log_joint(Y, at), mean, wide)
 
     def reconstruct(self, Y: Tensor | None = None) -> Tensor:
         """Mean of the data without noise, given their observed parts, shape ``(N, m)``; fills what is missing."""
         found, at = self._latent(self._checked(Y)), self._at
-        each = torch.einsum("kia,nka->nki", at.W[0], found.mean) + at.mu[0]
-        return torch.einsum("nk,nki->ni", found.log_joint.softmax(-1), each)
+        each = torch.einsum("kia,nka->nki", at.W[0], found.mean[0]) + at.mu[0]
+        return torch.einsum("nk,nki->ni", found.log_joint[0].softmax(-1), each)
 
     def sample(self, num_samples: int, seed: int = 0) -> Tensor:
-        """Draws of data at the mode, shape ``(S, m)``."""
+        """Draws of data at the mode, shape ``(S, m)``.
+
+        :raises BadInput: unless ``num_samples`` is a whole number of at least 1.
+        """
+        check_num_samples(num_samples)
         generator, at = torch.Generator().manual_seed(seed), self._at
         z = torch.multinomial(at.log_mixing[0].exp().cpu(), num_samples, replacement=True, generator=generator)
         x, noise = (
@@ -203,14 +214,13 @@ class MPPCAPosterior(LaplacePosterior):
         :raises TooLarge: when there are more loadings than a dense curvature is kept for.
         """
         assert self.structure is not None
-        Y, precision, at = self.structure.Y, self.state.precision, self._at
+        Y, precision = self.structure.Y, self.state.precision
         if not isinstance(precision, Dense):
             raise TooLarge(
-                f"{at.W.numel()} loadings are too many for the dense curvature that importance ratios need. Fit "
-                "fewer components or latents."
+                f"{self._at.W.numel()} loadings are too many for the dense curvature that importance ratios need. "
+                "Fit fewer components or latents."
             )
-        origin = Y.mean(0)
-        return mppca_orbit.log_weights(Y - origin, replace(at, mu=at.mu - origin), precision, num_samples, seed)
+        return mppca_orbit.log_weights(*self._centred(Y), precision, num_samples, seed)
 
     def diagnostics(self, num_samples: int = 4_000, seed: int = 0) -> dict[str, Any]:
         """As :meth:`LaplacePosterior.diagnostics`, with components and columns that are left.

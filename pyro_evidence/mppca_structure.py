@@ -12,8 +12,10 @@ from torch.distributions import LowRankMultivariateNormal, constraints
 
 from pyro_evidence import predictors
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.ops.coordinates import Coordinates
+from pyro_evidence.gaps import WithGaps
+from pyro_evidence.ops.coordinates import Coordinates, is_identity
 from pyro_evidence.ops.mppca import Analysers
+from pyro_evidence.ops.mppca_missing import has_gaps
 from pyro_evidence.ops.mppca_updates import Ties
 from pyro_evidence.program import LogJoint
 
@@ -124,15 +126,30 @@ class _Point:
         generator, scale = torch.Generator().manual_seed(seed or 0), float(seed is not None)
         sizes = (joint.latents.size, joint.hypers.size)
         noise = [scale * torch.randn(n, generator=generator, dtype=torch.float64).to(joint.device) for n in sizes]
-        u, theta = noise[0], joint.initial_theta + 0.1 * noise[1]
+        u, theta = noise[0], joint.initial_theta + 0.1 * noise[1] * _sizes(joint)
         trace = joint.trace(u, theta)
         return _Point(u, theta, trace, _observed(joint, trace), joint.split_hypers(theta)[0])
+
+
+def _sizes(joint: LogJoint) -> Tensor:
+    """How far hyperparameters have to move to be seen moving: real ones in proportion to what they are, ``(T,)``."""
+    sizes = torch.ones_like(joint.initial_theta)
+    for part in joint.hypers:
+        if is_identity(part.transform):
+            place = joint.hypers.slices[part.name]
+            sizes[place] = joint.initial_theta[place].abs().clamp(min=1.0)  # about zero by 1, in data's units
+    return sizes
 
 
 def is_mppca(joint: LogJoint) -> bool:
     """Whether the observed site is a Gaussian of low rank, or a mixture of such."""
     node = joint.trace(joint.initial_u, joint.initial_theta).nodes[joint.observed[0]] if joint.observed else None
-    return node is not None and isinstance(predictors.unwrapped(node["fn"]).base, LowRankMultivariateNormal)
+    return node is not None and isinstance(predictors.unwrapped(_whole(node)).base, LowRankMultivariateNormal)
+
+
+def _whole(node: Any) -> Any:
+    """The distribution of an observed site, of whole data."""
+    return node["fn"].base_dist if isinstance(node["fn"], WithGaps) else node["fn"]
 
 
 def recognise_mppca(joint: LogJoint) -> MPPCAStructure:
@@ -172,8 +189,9 @@ def _observed(joint: LogJoint, trace: Trace) -> _Observed:
     if len(joint.observed) != 1 or joint.discrete or len(joint.latents.names) != 1:
         raise NotMPPCA(f"it has {len(joint.observed)} observed sites and latent sites {list(joint.latents.names)}")
     node = trace.nodes[joint.observed[0]]
-    parts = predictors.unwrapped(node["fn"])
+    parts = predictors.unwrapped(_whole(node))
     base, value = parts.base, node["value"]
+    value = torch.where(node["fn"].seen, value, torch.nan) if isinstance(node["fn"], WithGaps) else value
     plain = node["mask"] is None and bool((torch.as_tensor(node["scale"]) == 1).all())
     if not isinstance(base, LowRankMultivariateNormal) or not plain or value.dim() != 2:
         raise NotMPPCA(f"site '{joint.observed[0]}' is a {type(base).__name__}, masked or scaled, or not a matrix")
@@ -321,9 +339,15 @@ class ScalarUnits:
 
     @staticmethod
     def of(Y: Tensor) -> "ScalarUnits":
-        """Mean, and root mean variance; 1 where nothing varies."""
-        unit = Y.var(0, correction=0).mean().sqrt()
-        return ScalarUnits(Y.mean(0), torch.where(unit > 1e-12 * torch.stack(Y.aminmax()).abs().max(), unit, 1.0))
+        """Mean, and root mean variance, of what is not nan; 1 where nothing varies."""
+        origin = Y.nanmean(0)
+        if has_gaps(Y):
+            share = (~Y.isnan()).double().mean(0)
+            Y = torch.where(Y.isnan(), origin, Y)  # which adds nothing to a variance
+        else:
+            share = torch.ones_like(origin)
+        unit = (Y.var(0, correction=0) / share).mean().sqrt()
+        return ScalarUnits(origin, torch.where(unit > 1e-12 * torch.stack(Y.aminmax()).abs().max(), unit, 1.0))
 
     def standard(self, at: Analysers) -> Analysers:
         """Parameters of the caller's units in standard ones."""
@@ -340,4 +364,5 @@ class ScalarUnits:
 
     def log_jacobian(self, Y: Tensor) -> float:
         """What the log density of all data loses by going from standard to the caller's units, nats."""
-        return Y.numel() * math.log(float(self.unit))
+        num = int((~Y.isnan()).sum()) if has_gaps(Y) else Y.numel()
+        return num * math.log(float(self.unit))

@@ -1,5 +1,6 @@
 """What a fit of the probabilistic RBF network returns."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,18 @@ class Loss(NamedTuple):
     step: int
 
 
+class Held(NamedTuple):
+    """A class that every kernel rejected at once: it kept the mixing that it had."""
+
+    label: int
+    step: int  # the first round in which this happened
+    last: int
+    num_rounds: int
+
+
+EVENTS: dict[str, Callable[..., Any]] = {"rejections": Rejection, "losses": Loss, "held": Held}
+
+
 def _settings(text: str) -> str:
     """A model's settings without its units, a function whose name is a place in memory."""
     return text.partition(", units=")[0] + ")"
@@ -51,6 +64,7 @@ class PRBFPosterior:
     :ivar overlap: ``delta_j``, expected Bhattacharyya distance of a kernel to its classes' shares, nats, ``(M,)``.
     :ivar rejections: which kernels rejected which classes and when, in order of time.
     :ivar losses: which kernels lost their data and when.
+    :ivar held: which classes every kernel rejected at once (eq. 29), and when; ``alpha`` is too large for them.
     :ivar floored: kernels whose covariance rests on the floor, shape ``(M,)`` bool.
     :ivar restarts: eq. 22 of every restart at its end, nats, shape ``(R,)``.
     :ivar warm_up: rounds of plain EM before the first of ``objectives``.
@@ -69,6 +83,7 @@ class PRBFPosterior:
     floored: Tensor
     restarts: Tensor
     warm_up: int = 0
+    held: tuple[Held, ...] = ()
 
     @property
     def mixing(self) -> Tensor:
@@ -162,7 +177,7 @@ class PRBFPosterior:
     def save(self, path: str | Path) -> None:
         """Write tensors and numbers to a file; no code, and not the training data."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("model", "network")}
-        content = own | {name: [tuple(item) for item in own[name]] for name in ("rejections", "losses")}
+        content = own | {name: [tuple(item) for item in own[name]] for name in EVENTS}
         archive.write(content | {"format": FORMAT, "model": repr(self.model), "network": parts_of(self.network)}, path)
 
     @classmethod
@@ -176,14 +191,13 @@ class PRBFPosterior:
         saved, found = (_settings(text) for text in (content.pop("model"), repr(model)))
         if saved != found:
             raise BadInput(f"{path} holds the network of {saved}; the model is {found}. Load it with its own model.")
-        content["rejections"] = tuple(Rejection(*item) for item in content["rejections"])
-        content["losses"] = tuple(Loss(*item) for item in content["losses"])
+        content |= {name: tuple(kind(*item) for item in content[name]) for name, kind in EVENTS.items()}
         network = Network(*content.pop("network"))
         del content["format"]
         return cls(model=model, network=network, **content)
 
     def diagnostics(self) -> dict[str, Any]:
-        """Status, eq. 22 per round, kernels in use, rejections, losses, kernels on the floor."""
+        """Status, eq. 22 per round, kernels in use, rejections, losses, classes held, kernels on the floor."""
         return {
             "status": self.status,
             "objectives": self.objectives,
@@ -191,6 +205,7 @@ class PRBFPosterior:
             "num_kernels": self.num_kernels,
             "rejections": self.rejections,
             "losses": self.losses,
+            "held": self.held,
             "floored": self.floored.nonzero().flatten().tolist(),
             "restarts": self.restarts.tolist(),
         }

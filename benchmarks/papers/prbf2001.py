@@ -23,9 +23,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import Ascent, KMeans, RandomPoints, datasets
+from pyro_evidence import Ascent, KMeans, RandomPoints, Wide, datasets
 from pyro_evidence.infer.overlap_rounds import rounds
-from pyro_evidence.infer.overlap_start import Training
+from pyro_evidence.infer.overlap_start import Start, Training
 from pyro_evidence.infer.overlap_task import first
 from pyro_evidence.ops.covariances import Spherical
 from pyro_evidence.ops.prbf import Network, log_density, parts_of, stacked_data
@@ -47,7 +47,7 @@ class Table:
     sizes: tuple[int, ...]
     paper: tuple[tuple[float, ...], ...]
     seeds: int
-    start: Callable[[int], RandomPoints | KMeans]
+    start: Callable[[int], Start]
     raw: bool = False
     corrected_seeds: int = 1  # for the corrected updates, which cost more
 
@@ -60,6 +60,17 @@ def k_means(seed: int) -> KMeans:
     return KMeans(seed=seed)
 
 
+def wide_k_means(seed: int) -> Wide:
+    return Wide(KMeans(seed=seed))
+
+
+STARTS = {
+    random_points: "random data as centres, the covariance of all data",
+    k_means: "k-means, each kernel with the covariance of its cluster",
+    wide_k_means: "k-means, the covariance of all data",
+}
+
+
 TABLES = [
     Table("pima", "Table 1: Pima", (6, 8, 10, 12, 14), (
         (30.33, 30.07, 28.26, 28.00, 27.35), (31.25, 28.25, 27.21, 26.82, 25.78), (28.91, 26.30, 26.56, 27.60, 26.82),
@@ -70,7 +81,7 @@ TABLES = [
         (22.74, 16.58, 15.80, 15.85, 15.68), (22.55, 15.88, 15.99, 15.76, 15.48)), 4, k_means, True),
     Table("phoneme", "Table 3: Phoneme", (8, 10, 12, 14, 16), (
         (21.12, 21.58, 21.23, 21.57, 21.33), (20.97, 21.66, 21.27, 21.64, 21.10), (21.08, 21.44, 20.81, 20.70, 20.62),
-        (21.34, 21.16, 20.99, 20.75, 20.38), (21.03, 20.81, 20.97, 20.55, 20.57)), 4, k_means),
+        (21.34, 21.16, 20.99, 20.75, 20.38), (21.03, 20.81, 20.97, 20.55, 20.57)), 4, wide_k_means),
     Table("ionosphere", "Table 4: Ionosphere", (4, 6, 8, 10, 12), (
         (24.49, 17.37, 12.83, 11.69, 9.42), (19.11, 12.26, 10.25, 9.40, 9.41), (14.52, 10.26, 10.80, 9.11, 9.70),
         (14.80, 12.83, 10.82, 9.40, 9.70), (14.80, 12.83, 10.25, 8.83, 9.11)), 10, random_points),
@@ -249,7 +260,7 @@ def report(table: Table, results: Results) -> str:
     names = zip(("LDA", "QDA", "logistic regression"), flat, strict=True)
     text = "Trivial baselines: " + ", ".join(f"{n} {e:.1f} %" for n, e in names) + "."
     gain = f"Mean over penalties and M of published minus plain: {total:+.2f} (p = {p:.4f}); paper {paper:+.2f}."
-    return "\n".join([*lines, "", f"{table.seeds} seeds. {gain} {text}", ""])
+    return "\n".join([*lines, "", f"{table.seeds} seeds. Start: {STARTS[table.start]}. {gain} {text}", ""])
 
 
 def main() -> None:

@@ -88,7 +88,7 @@ class EvidenceEM:
         """
         joint = self._joint(args, kwargs)
         if (found := mppca_task.begin(joint, self.start, self.update)) is not None:
-            return mppca_task.run(found, self.start, self.deletion, self.stop)
+            return self._said(mppca_task.run(found, self.start, self.deletion, self.stop))
         try:
             task = self._begin(joint)
         except UnsupportedModel as why:
@@ -97,10 +97,7 @@ class EvidenceEM:
         if fit.state.verdict is Status.FAILED:
             letters = "\n".join(fit.state.reasons)
             raise NotConverged(f"EvidenceEM: every restart failed. Pass update=Guarded(rho=0.05).\n{letters}")
-        posterior = finish(task, fit, self.deletion, self.stop)
-        if posterior.status == Status.STEP_LIMIT.value and self.stop.tolerance > 0:  # else it was asked for
-            require_convergence("EvidenceEM", Status.STEP_LIMIT, posterior, self.stop)
-        return posterior
+        return self._said(finish(task, fit, self.deletion, self.stop))
 
     @property
     def _first_stop(self) -> Stop:
@@ -108,6 +105,13 @@ class EvidenceEM:
         if self.deletion is None:
             return self.stop
         return replace(self.stop, num_steps=min(self.stop.num_steps, self.deletion.after))
+
+    def _said(self, posterior: LaplacePosterior) -> LaplacePosterior:
+        """The posterior; where it is not converged, though that was asked for, a warning or an error before."""
+        status = Status(posterior.status)
+        if status in (Status.STEP_LIMIT, Status.FAILED) and self.stop.tolerance > 0:
+            require_convergence("EvidenceEM", status, posterior, self.stop)
+        return posterior
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.

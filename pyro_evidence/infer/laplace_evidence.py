@@ -11,6 +11,7 @@ from pyro_evidence.checks import same_arguments
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer import batch, batch_start, type2
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
+from pyro_evidence.infer.mppca_task import refuse_orbits
 from pyro_evidence.infer.restarts import Restarts, search, starts, without_repeats
 from pyro_evidence.infer.settings import check_function, check_stop
 from pyro_evidence.infer.type2 import TypeII
@@ -104,6 +105,7 @@ class LaplaceEvidence:
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
+        refuse_orbits(joint)
         at = problem(joint, self.curvature)
         places, theta = starts(joint, self.restarts, self.seed), joint.initial_theta
         network = at.structure.known is not None and can_batch(at)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate
-from pyro_evidence.ops import mixture_updates, mppca, mppca_evidence, mppca_rows, mppca_start
+from pyro_evidence.ops import mixture_updates, mppca_evidence, mppca_missing, mppca_rows, mppca_start
 from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_updates import Iterate, Rule, Ties, literal_gamma, no_gamma, orbit_gamma, pruned
 from pyro_evidence.ops.mppca_within import best_within_span
@@ -43,7 +43,7 @@ def rule_of(update: object) -> Rule:
 class Batch:
     """One iterate of all restarts.  Built by :func:`first` and :func:`advance`."""
 
-    Y: Tensor  # (N, m) in standard units
+    Y: Tensor  # (N, m) in standard units, nan where missing
     it: Iterate
     rule: Rule
     failed: Tensor  # (R,) bool: rows that stay at their last good state
@@ -81,7 +81,7 @@ class Batch:
 def first(Y: Tensor, at: Analysers, ties: Ties, variance: Tensor, rule: Rule) -> Batch:
     """The batch at its start."""
     failed = torch.zeros(len(at.W), dtype=torch.bool, device=Y.device)
-    return Batch(Y, Iterate(at, ties, mppca.e_step(Y, at), variance), rule, failed, torch.inf)
+    return Batch(Y, Iterate(at, ties, mppca_missing.e_step(Y, at), variance), rule, failed, torch.inf)
 
 
 def _moved_to(batch: Batch, new: Analysers) -> Batch:
@@ -89,7 +89,7 @@ def _moved_to(batch: Batch, new: Analysers) -> Batch:
     old = batch.it.at
     failed = batch.failed | ~mppca_rows.is_sound(new)
     new = mppca_rows.chosen(failed, old, new) if bool(failed.any()) else new
-    it = Iterate(new, batch.it.ties, mppca.e_step(batch.Y, new), batch.it.variance)
+    it = Iterate(new, batch.it.ties, mppca_missing.e_step(batch.Y, new), batch.it.variance)
     lost = ~it.stats.log_likelihood.isfinite() & ~failed
     if bool(lost.any()):
         return _moved_to(replace(batch, failed=failed | lost), mppca_rows.chosen(lost, old, new))
@@ -119,7 +119,8 @@ def rounds(batch: Batch, rule: Rule, num_steps: int) -> Batch:
 def warmed(batch: Batch, num_steps: int) -> Batch:
     """The batch after rounds without a prior on the loadings: direct ones, then EM; ready for its rule."""
     rule = batch.rule
-    num_direct = min(DIRECT, num_steps) if batch.it.ties.beta_free else 0
+    direct = batch.it.ties.beta_free and not mppca_missing.has_gaps(batch.Y)  # whose covariances are not known
+    num_direct = min(DIRECT, num_steps) if direct else 0
     for _ in range(num_direct):
         new = mppca_start.direct(batch.Y, batch.it.at, 2.0 * rule.rho * batch.it.variance.mean())
         held = batch.it.at

@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer import mppca_em
-from pyro_evidence.infer.iterate import Fit, Status, Stop, require_convergence
+from pyro_evidence.infer.iterate import Fit, Status, Stop
 from pyro_evidence.infer.mixture_start import Start
 from pyro_evidence.infer.mppca_em import Batch
+from pyro_evidence.models.missing import Marginalised, marginalised
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.mppca_laplace import laplace_state
 from pyro_evidence.mppca_posterior import MPPCAPosterior
 from pyro_evidence.mppca_structure import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
-from pyro_evidence.ops import mppca_start
+from pyro_evidence.ops import mppca_missing, mppca_start
 from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_updates import Ties
 from pyro_evidence.program import LogJoint, Model
@@ -42,33 +43,66 @@ def log_joint(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lo
 
     :raises BadInput: when its data cannot be used.
     """
-    if not isinstance(model, MPPCA):
+    ours, gappy = _ours(model), isinstance(model, Marginalised)
+    if ours is None:
         return LogJoint(model, args, kwargs)
-    Y = _data(args, kwargs)
-    joint = LogJoint(model.marginalised, (_slice(model, Y),))
+    Y = _data(args, kwargs, gappy=gappy)
+    joint = LogJoint(marginalised(ours.marginalised) if gappy else ours.marginalised, (_slice(ours, Y),))
     joint.args = (Y,)
     return joint
 
 
+def _ours(model: Model) -> MPPCA | None:
+    """A model of ours, also where gaps are allowed."""
+    model = model.model if isinstance(model, Marginalised) else model
+    return model if isinstance(model, MPPCA) else None
+
+
 def _slice(model: MPPCA, Y: Tensor) -> Tensor:
-    """A few data, evenly spaced."""
+    """A few data, evenly spaced, their gaps filled with the means: to look at the model, not to fit it."""
     num = max(16, min(SLICE, SLICE_SIZE // (model.num_components * Y.shape[1] * model.num_latents)))
-    return Y[:: max(1, len(Y) // num)]
+    few = Y[:: max(1, len(Y) // num)]
+    return few.where(~few.isnan(), Y.nanmean(0)) if mppca_missing.has_gaps(Y) else few
 
 
-def _data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) -> Tensor:
     Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
-    if not isinstance(Y, Tensor) or Y.dim() != 2 or not Y.is_floating_point() or not len(Y):
-        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else f"{args!r:.80} {kwargs!r:.80}"
-        raise BadInput(f"run(Y) expects the data alone, floats of shape (N, m), N >= 1; got {got}.")
-    if not bool(Y.sum().isfinite()) and not bool(Y.isfinite().all()):  # the sum alone needs no memory
-        row, column = (~Y.isfinite()).nonzero()[0].tolist()
+    if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not len(Y):
+        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else _kinds(args, kwargs)
+        raise BadInput(
+            f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, float32 or float64; got {got}. Write "
+            f"run(torch.as_tensor(Y).double())."
+        )
+    if mppca_missing.has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory
+        _require_numbers(Y, gappy=gappy)
+    whole, largest = Y.nan_to_num(0.0) if mppca_missing.has_gaps(Y) else Y, torch.finfo(Y.dtype).max ** 0.25
+    found = float(torch.stack(whole.aminmax()).abs().max())
+    if found > largest:
+        raise BadInput(
+            f"Y, shape {tuple(Y.shape)}, holds {found:.3g} in size; expected less than {largest:.2g} in {Y.dtype}, or "
+            f"powers of it are not finite. Rescale: Y / Y.std()."
+        )
+    return Y.detach()
+
+
+def _require_numbers(Y: Tensor, *, gappy: bool) -> None:
+    empty = Y.isnan().all(0).nonzero().flatten().tolist() if gappy else []
+    if empty:
+        raise BadInput(f"Y has no value at all, only nan, in columns {empty}; expected one at least. Drop them.")
+    bad = Y.isinf() if gappy else ~Y.isfinite()
+    if bool(bad.any()):
+        row, column = bad.nonzero()[0].tolist()
         num = [int(Y.isnan().sum()), int(Y.isinf().sum())]
         raise BadInput(
             f"Y, shape {tuple(Y.shape)}, contains {num[0]} nan and {num[1]} inf, first in row {row}, column {column}; "
-            f"expected numbers. Fit to complete rows, Y[~Y.isnan().any(1)]; the posterior takes data with gaps."
+            f"expected numbers. Drop such rows: Y[Y.isfinite().all(1)]."
         )
-    return Y
+
+
+def _kinds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What the arguments are, in a few words."""
+    named = [("", a) for a in args] + [(f"{n}=", a) for n, a in kwargs.items()]
+    return ", ".join(f"{n}a {type(a).__name__}" for n, a in named) or "no argument"
 
 
 @dataclass(frozen=True)
@@ -105,7 +139,7 @@ def begin(joint: LogJoint, start: Start, update: object) -> Task | None:
 
     :raises UnsupportedModel: when it is one that the engine cannot read.
     """
-    thin = _sliced(joint) if isinstance(joint.model, MPPCA) else joint
+    thin = joint if _ours(joint.model) is None else _sliced(joint)
     if not is_mppca(thin):
         return None
     rule = mppca_em.rule_of(update)
@@ -115,15 +149,17 @@ def begin(joint: LogJoint, start: Start, update: object) -> Task | None:
     _require_size(structure)
     units = ScalarUnits.of(structure.Y)
     Y = (structure.Y - units.origin).div_(units.unit)
-    variance = _noise_scale(Y, structure.ties, structure.start)
-    at = _start(Y, units.standard(structure.start), structure.ties, start)
+    whole = Y.nan_to_num(0.0) if mppca_missing.has_gaps(Y) else Y
+    variance = _noise_scale(whole, structure.ties, structure.start)
+    at = _start(whole, units.standard(structure.start), structure.ties, start)
     return Task(structure, units, mppca_em.first(Y, at, structure.ties, variance, rule))
 
 
 def _sliced(joint: LogJoint) -> LogJoint:
     """The same on a slice of the data."""
-    thin = copy.copy(joint)
-    thin.args = (_slice(joint.model, joint.args[0]),)  # type: ignore[arg-type]
+    thin, ours = copy.copy(joint), _ours(joint.model)
+    assert ours is not None
+    thin.args = (_slice(ours, joint.args[0]),)
     return thin
 
 
@@ -171,10 +207,33 @@ def _start(Y: Tensor, model: Analysers, ties: Ties, start: Start) -> Analysers:
     return replace(at, mu=mu, **wide)
 
 
+def refuse_orbits(joint: LogJoint) -> None:
+    """Refuse a mixture of probabilistic PCA to an engine that would take one point of an orbit for a mode.
+
+    :raises UnsupportedModel: where some component's latent space can be turned at no cost.
+    """
+    if isinstance(joint.model, MPPCA) and {"W", "x"} <= set(joint.latents.names):
+        joint = LogJoint(joint.model.marginalised, joint.args, joint.kwargs)
+    if is_mppca(joint) and _has_orbits(joint):
+        raise UnsupportedModel(
+            "the latent space of a mixture of probabilistic PCA can be turned without any change of the density: its "
+            "curvature has eigenvalues of zero, and Laplace's approximation about one point no meaning. Fit it by "
+            "EvidenceEM(model).run(Y), which integrates over all turns; or offer a single latent."
+        )
+
+
+def _has_orbits(joint: LogJoint) -> bool:
+    try:
+        group = recognise_mppca(joint).ties.alpha_group
+    except UnsupportedModel:
+        return False
+    return group.shape[-1] > 1 and bool((group == group[:, :1]).all(-1).any())
+
+
 def run(task: Task, start: Start, deletion: object, stop: Stop) -> MPPCAPosterior:
     """EM, deletion, and the posterior of the best.
 
-    :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed.
+    :raises NotConverged: when every restart failed.
     """
     fit = mppca_em.em(task.batch, start.warm_up, stop)
     if bool(fit.state.failed.all()):
@@ -184,10 +243,7 @@ def run(task: Task, start: Start, deletion: object, stop: Stop) -> MPPCAPosterio
     fit = Fit(batch, fit.status, fit.objectives)
     if deletion is not None and fit.status is not Status.INTERRUPTED:
         fit = mppca_em.finished(fit, getattr(deletion, "num_steps", 25), stop)
-    posterior = posterior_of(task, fit, restarts)
-    if stop.throw:
-        require_convergence("EvidenceEM", fit.status, posterior, stop)
-    return posterior
+    return posterior_of(task, fit, restarts)
 
 
 def posterior_of(task: Task, fit: Fit[Batch], restarts: Tensor) -> MPPCAPosterior:

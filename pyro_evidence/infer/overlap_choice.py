@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.overlap_em import OverlapEM
 from pyro_evidence.infer.overlap_rounds import rounds
@@ -183,11 +184,10 @@ def add_kernels(
     :param num_candidates: data to try at each addition, drawn without replacement.
     :raises BadInput: on kernels that are not shared, and settings that cannot be meant.
     """
-    if not isinstance(engine.model.sharing, Shared) or most < 1 or num_candidates < 1:
-        raise BadInput(
-            f"add_kernels with {engine.model.sharing}, most={most}, num_candidates={num_candidates}; expected kernels "
-            f"that all classes share, and whole numbers of at least 1."
-        )
+    check_count("most", most)
+    check_count("num_candidates", num_candidates)
+    if not isinstance(engine.model.sharing, Shared):
+        raise BadInput(f"add_kernels with {engine.model.sharing}; expected kernels that all classes share: Shared().")
     Z, y = labelled_data(engine.model, X, labels)
     generator = torch.Generator().manual_seed(seed)
     start, found = Given(Z.mean(0, keepdim=True)), []

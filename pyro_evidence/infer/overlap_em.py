@@ -1,5 +1,7 @@
 """Classifiers of shared kernels: EM with a penalty on kernels whose classes overlap weakly."""
 
+import warnings
+
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
@@ -7,7 +9,7 @@ from pyro_evidence.infer import overlap_rounds
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.infer.overlap_rounds import Lost, Progress, keep
 from pyro_evidence.infer.overlap_start import RandomPoints, Start
-from pyro_evidence.infer.overlap_task import Alpha, Multiple, Task, alpha_of, begin, posterior_of
+from pyro_evidence.infer.overlap_task import Alpha, Multiple, Task, alpha_of, begin, letter, posterior_of
 from pyro_evidence.infer.settings import check_function, check_stop
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.ops.prbf_ascent import Ascent
@@ -78,6 +80,8 @@ class OverlapEM:
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch; the best restart by eq. 22.
 
+        Warns of a class that every kernel rejected at once; see :attr:`PRBFPosterior.held`.
+
         :param X: inputs, shape ``(N, D)``, any float dtype; the fit is in float64.
         :param labels: whole numbers from 0 to ``K - 1``, shape ``(N,)``; None, nan or -1 where unknown.
         :raises BadInput: on data that cannot be used, an absent class, or an ``alpha`` that leaves a class no kernel.
@@ -86,6 +90,8 @@ class OverlapEM:
         task = self._begin(X, labels)
         fit = iterate(overlap_rounds.advance, task.progress, self.stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
+        for held in posterior.held:
+            warnings.warn(letter(held, posterior.alpha), stacklevel=2)
         if self.stop.throw:  # else its rounds were counted on purpose, and ``status`` says how they ended
             require_convergence("OverlapEM", fit.status, posterior, self.stop)
         return posterior

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.infer.iterate import Status
 from pyro_evidence.ops.prbf import Network, Point, evaluate, moved
@@ -71,6 +72,7 @@ class Progress:
     since: Tensor  # (B, K, M)  round after which a class is gone from a kernel; -1 where it is not
     gone: Tensor  # (B, M)  kernels that the last round left without data
     losses: tuple[tuple[int, int, int], ...] = ()  # (round, row, kernel)
+    held: tuple[tuple[int, int, int], ...] = ()  # (round, row, class) whose every kernel rejected it
 
     @property
     def objective(self) -> float:
@@ -92,7 +94,7 @@ def begin(point: Point, update: Update, lost: Lost) -> Progress:
     """All rows after the warm-up that ``update`` asks for, in which :func:`plain` EM runs where ``alpha`` is not 0."""
     if bool((point.alpha > 0).any()):
         for _ in range(getattr(update, "warm_up", 0)):
-            point = plain(point)
+            point = _tried(plain, point)
     since = torch.full_like(point.net.mixing, -1, dtype=torch.long)
     return Progress(
         point,
@@ -123,22 +125,43 @@ def advance(now: Progress) -> Progress:
         new = new.put(rows, old.rows(rows))
     low = new.net.mixing <= REJECTED
     since = torch.where(low, torch.where(now.since < 0, step, now.since), -1)
-    losses = now.losses + tuple((step, int(b), int(j)) for b, j in fresh.nonzero())
-    change = float(moved(old.net, new.net).max())
     return replace(
-        now, point=new, paths=(*now.paths, new.objective), moved=change, since=since, gone=gone, losses=losses
+        now,
+        point=new,
+        paths=(*now.paths, new.objective),
+        moved=float(moved(old.net, new.net).max()),
+        since=since,
+        gone=gone,
+        losses=now.losses + events(step, fresh),
+        held=now.held if old.lag is None else now.held + events(step, vanishing(old, old.lag)),
     )
+
+
+def events(step: int, which: Tensor) -> tuple[tuple[int, int, int], ...]:
+    """What happened in a round: round, row and column of each True of ``which``."""
+    return tuple((step, b, j) for b, j in which.nonzero().tolist())
 
 
 def _updated(point: Point, update: Update) -> Point:
     """``update`` where there is something to regularise, plain EM where ``alpha`` is 0."""
     none = point.alpha == 0
     if not bool(none.any()):
-        return update(point)
+        return _tried(update, point)
     if bool(none.all()):
-        return plain(point)
+        return _tried(plain, point)
     rows = none.nonzero().squeeze(-1)
-    return update(point).put(rows, plain(point.rows(rows)))
+    return _tried(update, point).put(rows, _tried(plain, point.rows(rows)))
+
+
+def _tried(update: Update, point: Point) -> Point:
+    """The next point.
+
+    :raises ArithmeticError: when a covariance matrix has become singular, which a floor above 0 prevents.
+    """
+    try:
+        return update(point)
+    except LinAlgError as error:
+        raise ArithmeticError(f"a covariance became singular; pass a larger floor, as Full(1e-6). {error}") from error
 
 
 def is_lost(point: Point, before: Network) -> Tensor:
@@ -161,6 +184,9 @@ def effective(alpha: Tensor, net: Network) -> Tensor:
     return torch.where(shared, alpha, 0.0)
 
 
-def vanishing(point: Point) -> Tensor:
-    """Classes that eq. 29 would leave no kernel: all their numerators are negative; shape ``(B, K)``."""
-    return (numerators(point, point.distance) <= 0).all(-1)
+def vanishing(point: Point, distance: Tensor) -> Tensor:
+    """Classes that eq. 29 would leave no kernel, as none of their numerators is positive; shape ``(B, K)``.
+
+    :param distance: squared distances for eq. 29, shape ``(B, K, M)``; a single kernel stays whatever they are.
+    """
+    return (numerators(point, distance) <= 0).all(-1) & (distance.shape[-1] > 1)

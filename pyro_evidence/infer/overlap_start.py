@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.ops.covariances import Covariance
 from pyro_evidence.ops.prbf import Network, column_variance
@@ -55,6 +56,10 @@ class RandomPoints:
 
     restarts: int = 1
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse no restarts."""
+        check_count("restarts", self.restarts)
 
     def __call__(self, training: Training) -> Network:
         """All restarts.
@@ -117,6 +122,10 @@ class KMeans:
     seed: int = 0
     num_steps: int = 50
 
+    def __post_init__(self) -> None:
+        """Refuse no restarts."""
+        check_count("restarts", self.restarts)
+
     def __call__(self, training: Training) -> Network:
         """All restarts.
 
@@ -167,6 +176,21 @@ def _assigned(features: Tensor, loc: Tensor, forbidden: Tensor) -> Tensor:
     return nearest.mT @ features
 
 
+@dataclass(frozen=True)
+class Wide:
+    """The centres of another start, with the covariance of all data for every kernel and equal mixing.
+
+    :ivar start: where the centres come from, as ``KMeans()``.
+    """
+
+    start: Start
+
+    def __call__(self, training: Training) -> Network:
+        """All restarts."""
+        net = self.start(training)
+        return _network(training, net.loc, _covariance(training).expand_as(net.covariance))
+
+
 @dataclass(frozen=True, eq=False)
 class Given:
     """A start of the caller's own, in the units of the data.
@@ -188,21 +212,34 @@ class Given:
         """
         K, M = training.allowed.shape
         dim, event = training.X.shape[-1], training.kind.event_dim
-        loc = self.loc.to(training.X)
+        loc = self._part("loc", self.loc, training, (M, dim))
         loc = loc if loc.dim() == 3 else loc.unsqueeze(0)
-        default = _covariance(training)
-        covariance = default.expand(M, *default.shape) if self.covariance is None else self.covariance.to(training.X)
-        mixing = training.mixing if self.mixing is None else self.mixing.to(training.X)
-        shapes = {"loc": (loc, (M, dim)), "covariance": (covariance, (M, *default.shape)), "mixing": (mixing, (K, M))}
-        for name, (value, shape) in shapes.items():
-            if tuple(value.shape[-len(shape) :]) != tuple(shape):
-                raise BadInput(f"Given({name}=...) has shape {tuple(value.shape)}; expected {tuple(shape)} at its end.")
-        if not bool(((mixing.sum(-1) - 1.0).abs() < 1e-5).all()) or bool((mixing * ~training.allowed != 0).any()):
-            raise BadInput(
-                "Given(mixing=...) has rows that do not add up to 1, or uses a kernel of another class. Divide "
-                "each row by its sum, over the kernels of its class."
-            )
+        shape, given = _covariance(training).shape, self.covariance
+        covariance = _covariance(training).expand(M, *shape) if given is None else given
+        covariance = self._part("covariance", covariance, training, (M, *shape))
+        mixing = self._part("mixing", training.mixing if self.mixing is None else self.mixing, training, (K, M))
+        self._check(mixing, covariance, training)
         rows = len(loc)
         wide = covariance.expand(rows, M, *[-1] * event)
         prior = training.class_prior.expand(rows, -1).contiguous()
         return Network(mixing.expand(rows, K, M).contiguous(), loc, wide.contiguous(), prior)
+
+    def _part(self, name: str, value: Tensor, training: Training, shape: tuple[int, ...]) -> Tensor:
+        """One of the three, of the right shape at its end, finite, like the inputs."""
+        if not isinstance(value, Tensor):
+            raise BadInput(f"Given({name}=...) is a {type(value).__name__}; expected a tensor ending in shape {shape}.")
+        if tuple(value.shape[-len(shape) :]) != shape:
+            raise BadInput(f"Given({name}=...) has shape {tuple(value.shape)}; expected {shape} at its end.")
+        if not bool(value.isfinite().all()):
+            raise BadInput(f"Given({name}=...) has elements that are not finite; expected numbers.")
+        return value.detach().to(training.X)
+
+    def _check(self, mixing: Tensor, covariance: Tensor, training: Training) -> None:
+        whole = ((mixing.sum(-1) - 1.0).abs() < 1e-5).all() & (mixing >= 0).all()
+        if not bool(whole) or bool((mixing * ~training.allowed != 0).any()):
+            raise BadInput(
+                "Given(mixing=...) has rows that are not proportions, or uses a kernel of another class; expected "
+                "numbers of at least 0, rows adding up to 1."
+            )
+        if bool((torch.linalg.eigvalsh(training.kind.matrix(covariance, training.X.shape[-1])) <= 0).any()):
+            raise BadInput("Given(covariance=...) is not positive; expected variances, or positive definite matrices.")

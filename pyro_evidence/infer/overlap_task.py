@@ -15,7 +15,7 @@ from pyro_evidence.infer.overlap_start import Start, Training
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
 from pyro_evidence.ops.prbf import ClassData, Network, Point, class_data, evaluate
 from pyro_evidence.ops.prbf_updates import Update, plain
-from pyro_evidence.prbf_posterior import Loss, PRBFPosterior, Rejection
+from pyro_evidence.prbf_posterior import Held, Loss, PRBFPosterior, Rejection
 
 HEAVY = 50.0  # times the data: beyond every multiple of use, the source's 20 N / (K M) for any K and M among them
 
@@ -92,10 +92,10 @@ def require_survivors(point: Point) -> None:
 
     :raises BadInput: naming the class.
     """
-    if point.net.mixing.shape[-1] == 1 or not bool((point.alpha > HEAVY * point.data.num_data).any()):
+    if not bool((point.alpha > HEAVY * point.data.num_data).any()):
         return
     looked = plain(plain(point))  # distances at the start are those of random centres
-    if bool((gone := vanishing(looked)).any()):
+    if bool((gone := vanishing(looked, looked.distance)).any()):
         row, k = gone.nonzero()[0].tolist()
         raise BadInput(
             f"alpha={float(point.alpha[row]):.4g} is so large that class {k} would vanish: every kernel would reject "
@@ -116,7 +116,8 @@ def labelled_data(model: PRBF, X: Tensor, labels: Labels | None) -> tuple[Tensor
     if len(absent := (present == 0).nonzero().flatten().tolist()):
         raise BadInput(
             f"no row of X has label {absent}; expected at least one of each class from 0 to {model.num_classes - 1}. "
-            f"Set num_classes to the number of classes that occur, and number them from 0."
+            f"Set num_classes to the number of classes that occur, and number them from 0; -1, nan and None mean that "
+            f"a label is unknown."
         )
     X = X.detach().double()
     if not bool((X != X[:1]).any()):
@@ -136,7 +137,21 @@ def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: St
     net = start(training)
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
     data = class_data(X - shift, y, model.num_classes, kind)
-    return Task(model, training, shift, first(data, net, alpha_of(alpha, len(X), model)))
+    point = first(data, net, alpha_of(alpha, len(X), model))
+    require_finite(point)
+    return Task(model, training, shift, point)
+
+
+def require_finite(point: Point) -> None:
+    """Refuse a start at which eq. 22 is no number.
+
+    :raises BadInput: naming the restart.
+    """
+    if len(bad := (~point.objective.isfinite()).nonzero()):
+        raise BadInput(
+            f"eq. 22 is {float(point.objective[bad[0]])} at start {int(bad[0])}; expected a finite number. Standardise "
+            f"the inputs (datasets.standardised), or begin where the data have some density: start=KMeans()."
+        )
 
 
 def first(data: ClassData, net: Network, alpha: float | Tensor) -> Point:
@@ -144,6 +159,23 @@ def first(data: ClassData, net: Network, alpha: float | Tensor) -> Point:
     rows = len(net.loc)
     weights = effective(torch.as_tensor(alpha, dtype=net.loc.dtype, device=net.loc.device).expand(rows), net)
     return evaluate(data.sized(net.loc.shape[1], rows), net, weights)
+
+
+def held_classes(events: tuple[tuple[int, int, int], ...], row: int) -> tuple[Held, ...]:
+    """What happened to each class of one row, in the order of the first rounds."""
+    steps: dict[int, list[int]] = {}
+    for step, _, k in (event for event in events if event[1] == row):
+        steps.setdefault(k, []).append(step)
+    return tuple(Held(k, found[0], found[-1], len(found)) for k, found in steps.items())
+
+
+def letter(held: Held, alpha: float) -> str:
+    """What to do about a class that was held."""
+    return (
+        f"class {held.label} would have vanished: every kernel rejected it (eq. 29) in round {held.step}, and in "
+        f"{held.num_rounds} rounds until {held.last}; it kept the mixing that it had. alpha={alpha:.4g} is too large: "
+        f"pass a smaller one, ask for more kernels, or take updates=Ascent(), which rejects no class."
+    )
 
 
 def posterior_of(task: Task, fit: Fit[Progress]) -> PRBFPosterior:
@@ -166,6 +198,7 @@ def posterior_of(task: Task, fit: Fit[Progress]) -> PRBFPosterior:
         overlap=point.overlap[0],
         rejections=tuple(rejections),
         losses=tuple(Loss(j, step) for step, row, j in now.losses if row == best),
+        held=held_classes(now.held, best),
         floored=point.kind.rests(net.covariance, point.data.unit)[0],
         restarts=now.point.objective,
         warm_up=task.warm_up,

@@ -66,7 +66,7 @@ def marginalised(model: Model) -> Marginalised:
     """The same model for data with gaps: elements that are nan are integrated out, which is right if missing at random.
 
     An ordinary Pyro model again, for any engine and for NUTS.  Gaps are possible in observed sites of independent
-    elements or of ``MultivariateNormal``, or ``MixtureSameFamily`` of these.
+    elements or of ``MultivariateNormal``, of low rank too, or ``MixtureSameFamily`` of these.
 
     :raises BadInput: when run on data with a column that has no value at all.
     """

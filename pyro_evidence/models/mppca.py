@@ -3,7 +3,8 @@ r"""Mixtures of probabilistic PCA, and of factor analysers, with a Gaussian prio
 .. math:: x_n \sim N(0, I_q), \qquad y_n | x_n, k \sim N(W_k x_n + \mu_k, \beta_k^{-1} I), \qquad
     w_{kij} \sim N(0, \alpha_{kj}^{-1})
 
-Tipping and Bishop (1999); Husmeier (2000), eqs. 3.1 to 3.8.  An ordinary Pyro model, for any engine.
+Tipping and Bishop (1999); Husmeier (2000), eqs. 3.1 to 3.8.  An ordinary Pyro model, for any engine.  Data with gaps,
+nan where nothing was observed, are for ``EvidenceEM(..., missing="marginalise")``.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.mixture import check_responses
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
 from pyro_evidence.ops.basis import TensorValue
+from pyro_evidence.ops.mppca_missing import has_gaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +56,9 @@ class IsotropicNoise(TensorValue):
 
     def __call__(self, num_components: int, Y: Tensor) -> Tensor:
         """Declares ``beta``."""
-        return _noise(self.beta, Size([num_components]), Y.var(0, correction=0).mean()).unsqueeze(-1)
+        return _noise(self.beta, Size([num_components]), Y.var(0, correction=0).mean(), "one per component").unsqueeze(
+            -1
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +74,19 @@ class DiagonalNoise(TensorValue):
 
     def __call__(self, num_components: int, Y: Tensor) -> Tensor:
         """Declares ``beta``."""
-        return _noise(self.beta, Size([num_components, Y.shape[-1]]), Y.var(0, correction=0))
+        shape = Size([num_components, Y.shape[-1]])
+        return _noise(self.beta, shape, Y.var(0, correction=0), "one per component and output")
 
 
-def _noise(beta: Precision, shape: Size, variance: Tensor) -> Tensor:
-    """A precision whose start is that of the data."""
+def _noise(beta: Precision, shape: Size, variance: Tensor, meaning: str) -> Tensor:
+    """A precision whose start is that of the data.
+
+    :raises BadInput: when it is none, or does not fit the model.
+    """
+    check_precision("beta", beta, largest_dim=len(shape))
+    own = torch.as_tensor(getattr(beta, "start", beta)).shape
+    if own not in (Size(), shape):
+        raise BadInput(f"beta has shape {tuple(own)}; expected () or {tuple(shape)}, {meaning}.")
     if beta is not LEARNED:
         return precision_value("beta", beta, shape, variance)
     start = torch.where(variance > 0, variance, 1.0).reciprocal().expand(shape)
@@ -119,13 +131,15 @@ class MPPCA(TensorValue):
         check_responses(Y)
         K, m, q = self.num_components, Y.shape[-1], self.num_latents
         if q >= m:
+            fewer = f"num_latents={m - 1} at most, or " if m > 1 else ""
             raise BadInput(
                 f"num_latents={q} and Y has {m} columns; expected fewer latents than columns, or nothing is left for "
-                f"the noise. Pass num_latents={m - 1} at most, or gaussian_mixture(K, noise=FullNoise())."
+                f"the noise. Pass {fewer}gaussian_mixture(K, noise=FullNoise())."
             )
         alpha = precision_value("alpha", self.alpha, _alpha_shape(self.alpha, K, q), Y)
-        variance = self.noise(K, Y).reciprocal().expand(K, m)
-        start = Y[torch.arange(K) * len(Y) // K]
+        whole = torch.where(Y.isnan(), Y.nanmean(0), Y) if has_gaps(Y) else Y  # what params start from
+        variance = self.noise(K, whole).reciprocal().expand(K, m)
+        start = whole[torch.arange(K) * len(Y) // K]
         mu = pyro.param("mu", start.detach().clone())
         mixing = pyro.param("mixing", Y.new_full((K,), 1.0 / K), constraint=constraints.simplex)
         scale = alpha.rsqrt().reshape(-1, 1, alpha.shape[-1] if alpha.dim() == 2 else 1).expand(K, m, q)
@@ -167,6 +181,9 @@ def mppca(
     """
     for name, value in (("num_components", num_components), ("num_latents", num_latents)):
         check_count(name, value, advice=_advice(name, value))
+    for name, setting, example in (("noise", noise, "IsotropicNoise()"), ("latents", latents, "marginal")):
+        if isinstance(setting, type) or not callable(setting):
+            raise BadInput(f"{name}={setting!r}; expected an object or function of this module, such as {example}.")
     check_precision("alpha", alpha, largest_dim=2)
     allowed = (Size([1]), Size([num_components]), Size([num_components, num_latents]))
     shape = _alpha_shape(alpha, num_components, num_latents)

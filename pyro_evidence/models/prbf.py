@@ -6,6 +6,7 @@ Titsias and Likas (2001), "Shared kernel models for class conditional density es
 and Likas (2001), eqs. 2 to 5.  An ordinary Pyro model, for any engine; ``OverlapEM`` is the one made for it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -241,7 +242,10 @@ def check_inputs(X: Tensor) -> None:
     """
     if not isinstance(X, Tensor) or X.dim() != 2 or not X.is_floating_point() or 0 in X.shape:
         what = f"shape {tuple(X.shape)} and dtype {X.dtype}" if isinstance(X, Tensor) else f"type {type(X).__name__}"
-        raise BadInput(f"X has {what}; expected a float tensor of shape (N, D). Write X.double() for integers.")
+        raise BadInput(
+            f"X has {what}; expected a float tensor of shape (N, D). Write torch.as_tensor(X, dtype=torch.float64) for "
+            f"arrays and integers, and X.unsqueeze(-1) for a single input."
+        )
     if len(broken := (~X.isfinite()).nonzero()):
         row, column = broken[0].tolist()
         raise BadInput(
@@ -258,21 +262,36 @@ def class_labels(labels: Labels | None, num_data: int, num_classes: int) -> Tens
     """
     if labels is None:
         return torch.full((num_data,), -1)
-    if not isinstance(labels, Tensor):
-        labels = torch.as_tensor([float("nan") if t is None else float(t) for t in labels], dtype=torch.float64)
-    if labels.shape != (num_data,):
-        raise BadInput(f"labels has shape {tuple(labels.shape)}; expected ({num_data},), one for each row of X.")
-    known = torch.where(labels.isnan(), -1.0, labels) if labels.is_floating_point() else labels
-    bad = (known != known.round()) | (known < -1) | (known >= num_classes) if labels.is_floating_point() else (
-        (known < -1) | (known >= num_classes)
-    )  # fmt: skip
+    found = _label_numbers(labels)
+    if found.shape != (num_data,):
+        raise BadInput(f"labels has shape {tuple(found.shape)}; expected ({num_data},), one for each row of X.")
+    known = torch.where(found.isnan(), -1.0, found)
+    bad = (known != known.round()) | (known < -1) | (known >= num_classes)
     if bool(bad.any()):
         raise BadInput(
-            f"labels[{int(bad.nonzero()[0])}] is {known[bad][0].item()}; expected whole numbers from 0 to "
+            f"labels[{int(bad.nonzero()[0])}] is {known[bad][0].item():g}; expected whole numbers from 0 to "
             f"{num_classes - 1}, and None, nan or -1 where unknown. labels.unique(return_inverse=True)[1] makes them "
             f"so; num_classes={num_classes} is the model's."
         )
     return known.long()
+
+
+def _label_numbers(labels: Labels) -> Tensor:
+    """Labels as float64, nan for None.
+
+    :raises BadInput: on what are no numbers.
+    """
+    if isinstance(labels, Tensor) and labels.is_complex():
+        raise BadInput(f"labels has dtype {labels.dtype}; expected whole numbers from 0 on.")
+    if isinstance(labels, Tensor):
+        return labels.detach().double()  # no unsigned type holds -1
+    try:
+        return torch.as_tensor([math.nan if t is None else float(t) for t in labels], dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadInput(
+            f"labels of type {type(labels).__name__} are not numbers ({error}); expected whole numbers from 0 on, such "
+            f"as numpy.unique(labels, return_inverse=True)[1]."
+        ) from error
 
 
 def prbf(
@@ -294,5 +313,11 @@ def prbf(
     """
     for name, number in (("num_kernels", num_kernels), ("num_classes", num_classes)):
         check_count(name, number)
+    if isinstance(kernels, type) or not isinstance(getattr(kernels, "covariance", None), Covariance):
+        raise BadInput(f"kernels={kernels!r}; expected Spherical(), Diagonal() or Full(), an object.")
+    if isinstance(sharing, type) or not hasattr(sharing, "allowed"):
+        raise BadInput(f"sharing={sharing!r}; expected Shared() or Separate((2, 3)), an object.")
+    if not 0.0 <= kernels.covariance.floor < 1.0:
+        raise BadInput(f"kernels={kernels!r}; expected a floor of at least 0 and below 1, in units of the variance.")
     sharing.allowed(num_classes, num_kernels)
     return PRBF(num_kernels, num_classes, kernels, sharing, units)

@@ -117,6 +117,8 @@ def precision_value(name: str, setting: Precision, shape: Size, like: Tensor) ->
 
 def _start(setting: Precision) -> Tensor:
     value = setting.start if isinstance(setting, Learned) else setting
+    if isinstance(value, str | type) or value is None:
+        raise BadInput(f"a precision is set to {value!r}; expected a number greater than 0, or Learned().")
     return torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64)
 
 

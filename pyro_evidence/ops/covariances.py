@@ -7,12 +7,13 @@ A covariance has the shape of its kind: ``(..., 1)`` spherical, ``(..., D)`` dia
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
+@runtime_checkable
 class Covariance(Protocol):
     """A kind of Gaussian kernel."""
 
@@ -257,6 +258,8 @@ class Full:
 
     def rests(self, covariance: Tensor, unit: Tensor) -> Tensor:
         """See :class:`Covariance`."""
+        if not bool((unit > 0).all()):
+            return torch.zeros_like(covariance[..., 0, 0], dtype=torch.bool)
         scale = unit.sqrt()
         return torch.linalg.eigvalsh(covariance / (scale.unsqueeze(-1) * scale.unsqueeze(-2)))[..., 0] <= 1.0 + 1e-5
 

@@ -149,7 +149,9 @@ def _responsibilities(log_joint: Tensor) -> tuple[Tensor, Tensor]:
 def log_joint(Y: Tensor, at: Analysers) -> Tensor:
     """``log p(y_n, k)``, nats, shape ``(R, N, K)``."""
     natural = _Natural.of(at)
-    parts = [natural.log_joint(block, F)[0] for block, F in _featured(Y, num_rows(at))]
+    parts = [natural.log_joint(block, F)[0] for block, F in _featured(Y, num_rows(at)) if len(block)]
+    if not parts:
+        return Y.new_zeros(natural.shape[0], 0, natural.shape[1])
     return torch.cat(parts).reshape(len(Y), *natural.shape[:2]).movedim(0, 1)
 
 

@@ -6,16 +6,18 @@ responsibilities less the spread of the slopes over components.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.ops import mppca, mppca_evidence
+from pyro_evidence.ops import mppca, mppca_evidence, mppca_missing
 from pyro_evidence.ops.linalg import cholesky
 from pyro_evidence.ops.mppca import Analysers
 
 ROWS = 1024  # data whose slopes are held at once
+FULL_SIZE, FULL_SIZE_GAPS = 4000, 600  # loadings up to which the exact curvature is formed; with gaps in the data
+DIRECTIONS = 32  # in which the slope of data with gaps is differentiated at once
 
 
 def slope(at: Analysers, stats: mppca.Statistics) -> Tensor:
@@ -30,6 +32,8 @@ def precision(Y: Tensor, at: Analysers) -> Tensor:
 
     Rows and columns of pruned components and columns hold the prior's precision alone.
     """
+    if mppca_missing.has_gaps(Y):
+        return _masked(_of_gaps(Y, at), at)
     K, m, q = at.W.shape[1:]
     held = torch.zeros(K, m * q, K, m * q, dtype=at.W.dtype, device=at.W.device)
     labels = torch.zeros(K * m * q, K * m * q, dtype=at.W.dtype, device=at.W.device)
@@ -48,6 +52,26 @@ def precision(Y: Tensor, at: Analysers) -> Tensor:
         held[k, :, k] += _held(at.W[0, k], P[k], scatter[k], counts[k])
     found = held.reshape(K * m * q, K * m * q) + labels
     return _masked(found, at)
+
+
+def full_size(Y: Tensor) -> int:
+    """Number of loadings up to which :func:`precision` is worth its cost."""
+    return FULL_SIZE_GAPS if mppca_missing.has_gaps(Y) else FULL_SIZE
+
+
+def _of_gaps(Y: Tensor, at: Analysers) -> Tensor:
+    """Minus the Hessian of the log likelihood of data with gaps, by differentiation twice, block by block."""
+    eye = torch.eye(at.W.numel(), dtype=at.W.dtype, device=at.W.device)
+    found = torch.zeros_like(eye)
+    for block in Y.split(ROWS // DIRECTIONS):
+        with torch.enable_grad():
+            w = at.W.detach().reshape(-1).requires_grad_()
+            log_joint = mppca_missing.latent(block, replace(at, W=w.reshape(at.W.shape))).log_joint
+            (slope,) = torch.autograd.grad(log_joint.logsumexp(-1).sum(), w, create_graph=True)
+        for i in range(0, len(eye), DIRECTIONS):
+            part = torch.autograd.grad(slope, w, eye[i : i + DIRECTIONS], retain_graph=True, is_grads_batched=True)[0]
+            found[i : i + DIRECTIONS] -= part
+    return found
 
 
 def _masked(A: Tensor, at: Analysers) -> Tensor:

@@ -1,12 +1,21 @@
-"""What a mixture of probabilistic PCA says of data with gaps: missing values are integrated out, datum by datum."""
+r"""Mixtures of probabilistic PCA and data with gaps: missing values are integrated out, datum by datum.
+
+With :math:`G_n = I + W^\top \Lambda_n W`, the precisions of what is missing in datum n set to zero, the missing values
+have covariance :math:`\Lambda^{-1} + W G_n^{-1} W^\top`, and with whitened coordinates z of the whole datum
+:math:`W G_n^{-1} L`: the sums that an M-step needs of whole data have expectations in closed form.  Cost ``N m K q^2``.
+"""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.ops.mppca import Analysers
+from pyro_evidence.ops import mppca
+from pyro_evidence.ops.mppca import Analysers, Statistics
 
 BLOCK = 2**20  # numbers in one block of latent precisions
 
@@ -15,31 +24,67 @@ BLOCK = 2**20  # numbers in one block of latent precisions
 class Latent:
     """The posterior of the latent coordinates, given each component."""
 
-    log_joint: Tensor  # (N, K)          log p(observed part of y_n, k)
-    mean: Tensor  # (N, K, q)
-    covariance: Tensor  # (N, K, q, q)
+    log_joint: Tensor  # (R, N, K)          log p(observed part of y_n, k)
+    mean: Tensor  # (R, N, K, q)
+    covariance: Tensor  # (R, N, K, q, q)
+
+
+def has_gaps(Y: Tensor) -> bool:
+    """Whether some of the data, which are finite otherwise, are nan; needs no memory."""
+    return bool(Y.sum().isnan())
 
 
 def latent(Y: Tensor, at: Analysers) -> Latent:
-    """First row of parameters; entries of ``Y`` ``(N, m)`` that are nan are missing."""
-    K, q = at.W.shape[1], at.W.shape[-1]
-    rows = max(1, BLOCK // (K * max(1, q * q)))
-    parts = [_latent(block, at) for block in Y.split(rows)]
-    return Latent(*(torch.cat([getattr(p, n) for p in parts]) for n in ("log_joint", "mean", "covariance")))
+    """Latent coordinates, entries of ``Y`` ``(N, m)`` that are nan missing."""
+    parts = [_latent(block, at) for block in _blocks(Y, at)]
+    return Latent(*(torch.cat([getattr(p, n) for p in parts], 1) for n in ("log_joint", "mean", "covariance")))
+
+
+def log_joint(Y: Tensor, at: Analysers) -> Tensor:
+    """``log p(observed part of y_n, k)``, nats, shape ``(R, N, K)``."""
+    return latent(Y, at).log_joint if has_gaps(Y) else mppca.log_joint(Y, at)
+
+
+def e_step(Y: Tensor, at: Analysers) -> Statistics:
+    """The sums that the M-step needs; expected ones where data, shape ``(N, m)``, have gaps."""
+    if not has_gaps(Y):
+        return mppca.e_step(Y, at)
+    return reduce(add, (_sums(block, at) for block in _blocks(Y, at)))
+
+
+def _blocks(Y: Tensor, at: Analysers) -> Iterator[Tensor]:
+    R, K, m, q = at.W.shape
+    yield from Y.split(max(1, BLOCK // (R * K * max(m, q * q))))
 
 
 def _latent(Y: Tensor, at: Analysers) -> Latent:
-    W, beta, mu = at.W[0], at.beta[0], at.mu[0]
     seen = ~Y.isnan()
-    on = seen.to(W)
-    pairs = W.unsqueeze(-1) * W.unsqueeze(-2)
-    G = torch.einsum("ni,ki,kiab->nkab", on, beta, pairs) + torch.eye(W.shape[-1]).to(W)
+    on, pull = seen.to(at.W), at.beta.unsqueeze(-1) * at.W
+    pairs = pull.unsqueeze(-1) * at.W.unsqueeze(-2)
+    G = torch.einsum("ni,rkiab->rnkab", on, pairs) + torch.eye(at.W.shape[-1]).to(at.W)
     tril = torch.linalg.cholesky(G)
-    away = torch.where(seen, Y, 0.0).unsqueeze(1) - mu * on.unsqueeze(1)
-    pull = torch.einsum("nki,ki,kia->nka", away, beta, W).unsqueeze(-1)
-    mean = torch.cholesky_solve(pull, tril)
-    log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - on @ beta.log().mT
-    quadratic = (beta * away.square()).sum(-1) - (pull * mean).sum((-2, -1))
+    away = torch.where(seen, Y, 0.0).unsqueeze(1) - at.mu.unsqueeze(1) * on.unsqueeze(1)  # (R, n, K, m)
+    force = torch.einsum("rnki,rkia->rnka", away, pull).unsqueeze(-1)
+    mean = torch.cholesky_solve(force, tril)
+    log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - on @ at.beta.log().mT
+    quadratic = (at.beta.unsqueeze(1) * away.square()).sum(-1) - (force * mean).sum((-2, -1))
     log_norm = on.sum(-1, keepdim=True) * math.log(math.tau)
-    log_joint = at.log_mixing[0] - 0.5 * (log_norm + log_det + quadratic)
-    return Latent(log_joint, mean.squeeze(-1), torch.cholesky_inverse(tril))
+    table = at.log_mixing.unsqueeze(1) - 0.5 * (log_norm + log_det + quadratic)
+    return Latent(table, mean.squeeze(-1), torch.cholesky_inverse(tril))
+
+
+def _sums(Y: Tensor, at: Analysers) -> Statistics:
+    found, seen = _latent(Y, at), ~Y.isnan()
+    log_norm = found.log_joint.logsumexp(-1, keepdim=True)
+    resp = (found.log_joint - log_norm).exp()
+    filled = torch.einsum("rkia,rnka->rnki", at.W, found.mean) + at.mu.unsqueeze(1)
+    filled = torch.where(seen.unsqueeze(1), Y.unsqueeze(1), filled)
+    gone = (~seen).to(Y)
+    spread = torch.einsum("ni,rnkab->rkiab", gone, resp[..., None, None] * found.covariance)
+    within = torch.einsum("rkia,rkiab->rkib", at.W, spread)
+    weighted = resp.unsqueeze(-1) * filled
+    left = (gone.mT @ resp).mT / at.beta + (within * at.W).sum(-1)
+    z = torch.einsum("rkai,rnki->rnka", at.whitener, filled - at.mu.unsqueeze(1))
+    cross = torch.einsum("rnki,rnka->rkia", weighted, z) + within @ at.tril
+    squares = (weighted * filled).sum(1) + left
+    return Statistics(resp.sum(1), weighted.sum(1), squares, cross, log_norm.sum((1, 2)))

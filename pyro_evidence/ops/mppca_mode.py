@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.ops import lbfgs, mppca, mppca_curvature
+from pyro_evidence.ops import lbfgs, mppca, mppca_curvature, mppca_missing
 from pyro_evidence.ops.mppca import Analysers, Statistics
 
 NEWTON_SIZE = 1200  # loadings up to which Newton's method finishes what L-BFGS began
@@ -25,17 +25,17 @@ def find_mode(Y: Tensor, at: Analysers, num_steps: int = 100) -> Analysers:
 
     def f(u: Tensor) -> tuple[Tensor, Tensor]:
         there = replace(at, W=u.reshape(shape) * scale)
-        stats = mppca.e_step(Y, there)
+        stats = mppca_missing.e_step(Y, there)
         return log_joint(there, stats), (mppca_curvature.slope(there, stats) * scale).flatten(1)
 
     u = lbfgs.ascend(f, (at.W / scale).flatten(1), tolerance=SLOPE, num_steps=num_steps)
     at = replace(at, W=u.reshape(shape) * scale)
-    return _newton(Y, at) if at.W.numel() <= NEWTON_SIZE else at
+    return _newton(Y, at) if at.W.numel() <= min(NEWTON_SIZE, mppca_curvature.full_size(Y)) else at
 
 
 def _newton(Y: Tensor, at: Analysers, num_steps: int = 10) -> Analysers:
     for _ in range(num_steps):
-        stats = mppca.e_step(Y, at)
+        stats = mppca_missing.e_step(Y, at)
         slope, before = mppca_curvature.slope(at, stats), float(log_joint(at, stats))
         try:
             split = mppca_curvature.gauge(mppca_curvature.precision(Y, at), at)
@@ -43,7 +43,7 @@ def _newton(Y: Tensor, at: Analysers, num_steps: int = 10) -> Analysers:
             return at  # a saddle, or a column about to vanish: the caller looks at the curvature again
         step = torch.cholesky_solve(slope.reshape(-1, 1), split.tril).reshape(at.W.shape)
         new = replace(at, W=at.W + step)
-        after = float(log_joint(new, mppca.e_step(Y, new)))
+        after = float(log_joint(new, mppca_missing.e_step(Y, new)))
         if not after > before - 1e-9 * abs(before):
             return at
         at = new

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.ops import mppca, mppca_evidence
+from pyro_evidence.ops import mppca_evidence, mppca_missing
 from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_curvature import turns
 from pyro_evidence.ops.precision import Dense, Precision
@@ -119,7 +119,7 @@ def _log_det(A: Tensor) -> Tensor:
 def _log_density(Y: Tensor, at: Analysers, W: Tensor) -> Tensor:
     """``log p(D, W)`` integrated over the orbits through rows ``W`` ``(S, K, m, q)``, times the measure across them."""
     rows = replace(at, W=W, **{n: getattr(at, n).expand(len(W), *getattr(at, n).shape[1:]) for n in FIELDS})
-    log_lik = mppca.log_joint(Y, rows).logsumexp(-1).sum(-1)
+    log_lik = mppca_missing.log_joint(Y, rows).logsumexp(-1).sum(-1)
     measure, inside = _measure(at, W)
     return torch.where(inside, log_lik + measure + _orbits(at, W), -torch.inf)
 

@@ -18,9 +18,11 @@ from torch.distributions import constraints
 from pyro_evidence import (
     BadInput,
     EvidenceEM,
+    LaplaceEvidence,
     LogJoint,
     MPPCAPosterior,
     NotAMode,
+    NotConverged,
     Start,
     Stop,
     Unregularised,
@@ -47,7 +49,7 @@ from pyro_evidence.mppca_structure import recognise_mppca
 
 QUIET = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=60, throw=False, progress=False)
 
-SHORT = replace(QUIET, num_steps=8)
+SHORT = replace(QUIET, num_steps=8, tolerance=0.0)  # so many rounds, asked for
 
 
 def near(actual: Tensor, expected: Tensor, tolerance: float = 1e-8) -> None:
@@ -179,6 +181,17 @@ def test_units_change_nothing_else(two: MPPCAPosterior) -> None:
     near(other.hyperparameters["alpha"][other.active] * 1e6, two.hyperparameters["alpha"][two.active], 1e-4)
 
 
+@pytest.mark.parametrize(("offset", "dtype"), [(1e9, torch.float64), (1e4, torch.float32)])
+@pytest.mark.parametrize("latents", [marginal, kept])
+def test_the_origin_may_be_far_away(two: MPPCAPosterior, offset: float, dtype: torch.dtype, latents: Latents) -> None:
+    Y = (planes() + offset).to(dtype)
+    found = fit(Y, mppca(3, 2, latents=latents))
+    near(found.log_evidence, two.log_evidence, 1e-3)
+    near(found.log_prob(), two.log_prob(), 0.02)
+    near(found.transform().mean.square().sum(), two.transform().mean.square().sum(), 0.02)
+    near(found.reconstruct() - offset, two.reconstruct(), 0.02)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("noise", [IsotropicNoise(), DiagonalNoise(), IsotropicNoise(10.0)])
 @pytest.mark.parametrize("alpha", [Learned(), Learned(torch.ones(1)), PerColumn(), 0.5])
@@ -193,7 +206,7 @@ def test_every_setting_fits(dtype: torch.dtype, noise: IsotropicNoise | Diagonal
 
 @pytest.mark.parametrize("update", [literal, derived, Unregularised(), Unregularised(rho=0.01), WeightDecay(0.1)])
 def test_every_update_fits(update: object) -> None:
-    assert bool(fit(planes(), update=update, deletion=None).log_prob().isfinite().all())
+    assert bool(fit(planes(), update=update, deletion=None, stop=SHORT).log_prob().isfinite().all())
 
 
 def test_an_update_without_a_form_is_refused() -> None:
@@ -298,14 +311,30 @@ def test_a_posterior_survives_the_disk(two: MPPCAPosterior, tmp_path: Path) -> N
     near(again.gamma["alpha"], two.gamma["alpha"])
 
 
+def nuts_draws(found: MPPCAPosterior, latents: Latents, Y: Tensor, num: int, warm_up: int) -> Tensor:
+    """Loadings by NUTS on either form, hyperparameters as found."""
+    q, params = found.mode["W"].shape[-1], found.hyperparameters
+    model = found.model if latents is marginal else poutine.substitute(mppca(1, q, latents=kept), data=params)
+    begin = {"W": found.mode["W"]} | ({} if latents is marginal else {"x": found.transform(Y).mean[:, 0]})
+    mcmc = MCMC(NUTS(model), num_samples=num, warmup_steps=warm_up, initial_params=begin, disable_progbar=True)
+    mcmc.run(Y)
+    W: Tensor = mcmc.get_samples()["W"]
+    return W
+
+
+@pytest.mark.parametrize("latents", [marginal, kept])
+def test_nuts_runs_on_either_form(latents: Latents) -> None:
+    Y = planes(12, 3)
+    W = nuts_draws(fit(Y, mppca(1, 1), stop=SHORT), latents, Y, 3, 3)
+    assert W.shape == (3, 1, 3, 1) and bool(W.isfinite().all())
+
+
 @pytest.mark.slow
-def test_nuts_runs_on_the_posteriors_model() -> None:
+@pytest.mark.parametrize("latents", [marginal, kept])
+def test_nuts_finds_the_same_loadings_on_either_form(latents: Latents) -> None:
     Y = planes(60, 3)
     found = fit(Y, mppca(1, 1))
-    kernel = NUTS(found.model)
-    mcmc = MCMC(kernel, num_samples=100, warmup_steps=40, initial_params={"W": found.mode["W"]}, disable_progbar=True)
-    mcmc.run(Y)
-    W = mcmc.get_samples()["W"]
+    W = nuts_draws(found, latents, Y, 150, 100)
     W = W * (W * found.mode["W"]).sum((-3, -2, -1), keepdim=True).sign()
     sd = found.state.precision.variance[0].sqrt().reshape(found.mode["W"].shape)
     assert float(((W.mean(0) - found.mode["W"]) / sd).abs().max()) < 0.8
@@ -337,11 +366,15 @@ def test_classes_by_their_densities() -> None:
     [
         (torch.tensor([[1.0, math.nan, 0.0], [0.0, 1.0, 2.0]]), "1 nan"),
         (torch.tensor([[1.0, math.inf, 0.0], [0.0, 1.0, 2.0]]), "row 0, column 1"),
+        (torch.tensor([[1.0, 1e120, 0.0], [0.0, 1.0, 2.0]]), r"1e\+120.*Rescale: Y / Y.std\(\)"),
+        (planes(8).half(), r"float16.*double\(\)"),
+        (planes(8).numpy(), r"a ndarray. Write run\(torch.as_tensor"),
         (torch.zeros(3), r"shape \(3,\)"),
         (torch.zeros(0, 3), "N >= 1"),
         (torch.zeros(4, 3).long(), "int64"),
         (torch.randn(9, 2), "num_latents=2"),
-        (torch.randn(9, 1), "num_latents=2"),
+        (torch.randn(9, 2), "^num_latents=2 and Y has 2 columns.* num_latents=1 at most, or .*FullNoise"),
+        (torch.randn(9, 1), r"Pass gaussian_mixture\(K, noise=FullNoise\(\)\)\.$"),
         (torch.randn(1, 3), "at least two"),
     ],
 )
@@ -360,6 +393,71 @@ def test_bad_sizes_are_refused(num_components: int, num_latents: int) -> None:
 def test_bad_precisions_are_refused(alpha: Tensor | float) -> None:
     with pytest.raises(BadInput, match="alpha"):
         mppca(3, 2, alpha=alpha)
+
+
+def test_no_latents_is_a_spherical_mixture() -> None:
+    with pytest.raises(BadInput, match=r"gaussian_mixture\(K, noise=SphericalNoise\(\)\)"):
+        mppca(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": "ard"}, "'ard'; expected a number greater than 0"),
+        ({"noise": "diagonal"}, r"noise='diagonal'; expected an object .* IsotropicNoise\(\)"),
+        ({"noise": DiagonalNoise}, "noise=.*DiagonalNoise"),
+        ({"latents": "kept"}, "latents='kept'; expected .* marginal"),
+    ],
+)
+def test_settings_that_are_none_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        mppca(2, 2, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        (IsotropicNoise(-1.0), "beta has the value -1; expected finite and greater than 0"),
+        (IsotropicNoise(torch.ones(5)), r"^beta has shape \(5,\); expected \(\) or \(3,\), one per component\.$"),
+        (
+            DiagonalNoise(torch.ones(3)),
+            r"^beta has shape \(3,\); expected \(\) or \(3, 5\), one per component and output",
+        ),
+        (DiagonalNoise(Learned(torch.ones(3, 5, 1))), r"shape \(3, 5, 1\)"),
+    ],
+)
+def test_noise_that_does_not_fit_is_refused(noise: IsotropicNoise | DiagonalNoise, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        fit(planes(), mppca(3, 2, noise=noise))
+
+
+@pytest.mark.parametrize("num_samples", [0, -1, 2.0, True])
+def test_a_number_of_draws_is_a_number(two: MPPCAPosterior, num_samples: int) -> None:
+    with pytest.raises(BadInput, match="num_samples"):
+        two.sample(num_samples)
+
+
+def test_no_data_have_no_densities(two: MPPCAPosterior) -> None:
+    none = torch.zeros(0, 5)
+    assert two.log_prob(none).shape == (0,) and two.responsibilities(none).shape == (0, 3)
+    assert two.reconstruct(none).shape == (0, 5) and two.transform(none).covariance.shape == (0, 3, 2, 2)
+
+
+def test_rounds_that_run_out_are_told() -> None:
+    Y, stop = planes(), Stop(num_steps=3, throw=False, progress=False)
+    with pytest.warns(UserWarning, match="ran out of steps"):
+        fit(Y, stop=stop, deletion=None)
+    with pytest.raises(NotConverged, match="ran out of steps") as caught:
+        fit(Y, stop=replace(stop, throw=True), deletion=None)
+    assert isinstance(caught.value.posterior, MPPCAPosterior)
+    assert fit(Y, stop=replace(stop, tolerance=0.0), deletion=None).status.startswith("ran out")  # as it was asked to
+
+
+@pytest.mark.parametrize("model", [mppca(2, 2), mppca(1, 2, latents=kept), my_model], ids=["marginal", "kept", "own"])
+def test_an_engine_for_points_refuses_orbits(model: MPPCA) -> None:
+    with pytest.raises(UnsupportedModel, match=r"can be turned.*EvidenceEM\(model\)"):
+        LaplaceEvidence(model).run(planes(30))
+    assert math.isfinite(float(LaplaceEvidence(mppca(1, 1)).run(planes(30)).log_evidence))
 
 
 def heavy(Y: Tensor) -> None:

@@ -109,6 +109,7 @@ def test_parameters_are_counted() -> None:
         (lambda X, y: choose_alpha(engine(), X[:4], torch.tensor([0, 0, 1, 2])), "class 1 with 1 data"),
         (lambda X, y: average(engine(), X, y, multiples=()), "multiples is empty"),
         (lambda X, y: add_kernels(engine(), X, y, most=0), "most=0"),
+        (lambda X, y: add_kernels(engine(), X, y, most=2, num_candidates=0), "num_candidates=0"),
         (lambda X, y: add_kernels(OverlapEM(prbf(3, 3, sharing=Separate((1, 1, 1)))), X, y, most=3), "Separate"),
     ],
 )

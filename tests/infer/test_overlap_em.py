@@ -21,6 +21,7 @@ from pyro_evidence import (
     RandomPoints,
     Reseed,
     Stop,
+    Wide,
     datasets,
     keep,
     prune,
@@ -28,6 +29,7 @@ from pyro_evidence import (
 from pyro_evidence.models.prbf import Diagonal, Full, Kernels, Separate, Spherical, prbf
 from pyro_evidence.ops.prbf_updates import Update, exact, literal, plain
 from tests.ops.prbf_cases import three_classes
+from tests.oracles import prbf as naive
 
 SHORT = Stop(num_steps=20, throw=False)
 KINDS = [Spherical(), Diagonal(), Full()]
@@ -126,13 +128,32 @@ def test_kmeans_begins_in_a_fixed_point_of_lloyd() -> None:
             torch.testing.assert_close(loc[b, j], X[nearest == j].mean(0))
 
 
+def test_a_wide_start_has_the_centres_of_another_and_the_spread_of_all_data() -> None:
+    X, y = three_classes()
+    narrow, wide = (OverlapEM(prbf(4, 3), start=s)._begin(X, y).point.net for s in (KMeans(2), Wide(KMeans(2))))
+    assert torch.equal(wide.loc, narrow.loc) and torch.equal(wide.mixing, narrow.mixing)
+    torch.testing.assert_close(wide.covariance, X.var(0, correction=0).mean().expand(2, 4, 1))
+    assert bool((narrow.covariance < wide.covariance).all())
+
+
+def test_without_a_floor_singular_data_fail_with_a_letter_and_others_do_not() -> None:
+    X, y = three_classes()
+    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=literal, stop=SHORT)
+    assert not engine.run(X, y).floored.any()
+    start = Given(X[:5], torch.eye(3).expand(5, 3, 3))
+    flat = torch.cat([X[:, :2], X[:, :1]], -1)
+    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=literal, start=start, stop=SHORT)
+    with pytest.warns(match="became singular; pass a larger floor"):
+        assert engine.run(flat, y).status == "a step failed: this is the last good state"
+
+
 def test_given_starts_are_used_as_they_are() -> None:
     X, y = three_classes()
     loc = torch.arange(15.0).reshape(5, 3)
     net = OverlapEM(prbf(5, 3), start=Given(loc))._begin(X, y).point.net
     torch.testing.assert_close(net.loc[0] + X.mean(0), loc)
     torch.testing.assert_close(net.covariance, X.var(0, correction=0).mean().expand(1, 5, 1))
-    with pytest.raises(BadInput, match=r"loc=.*shape \(1, 4, 3\); expected \(5, 3\)"):
+    with pytest.raises(BadInput, match=r"loc=.*shape \(4, 3\); expected \(5, 3\)"):
         OverlapEM(prbf(5, 3), start=Given(loc[:4])).run(X, y)
 
 
@@ -147,11 +168,33 @@ def test_step_goes_the_way_of_run() -> None:
 
 
 def test_rejections_say_who_when() -> None:
-    posterior = fitted(60.0, updates=literal, stop=Stop(num_steps=60, throw=False))
+    posterior = fitted(20.0, updates=literal, stop=Stop(num_steps=60, throw=False))
     gone = {(r.kernel, r.label) for r in posterior.rejections}
     assert gone == {(j, k) for k, j in (posterior.mixing <= 1e-8).nonzero().tolist()} and gone
     assert all(1 <= r.step <= 60 for r in posterior.rejections)
     assert [r.step for r in posterior.rejections] == sorted(r.step for r in posterior.rejections)
+
+
+def test_a_class_that_every_kernel_rejects_is_reported_with_its_rounds() -> None:
+    """Rounds and classes are those in which the published eq. 29, index by index, leaves no positive numerator."""
+    X, y = three_classes()
+    start = Given(X[:2])
+    engine = OverlapEM(prbf(2, 3), alpha=Multiple(60.0), updates=literal, start=start, stop=SHORT)
+    with pytest.warns(match=r"class 2 would have vanished: .* round 3, and in \d+ rounds until 20; .* smaller one"):
+        posterior = engine.run(X, y)
+    net, lag = (torch.full((3, 2), 0.5), X[:2], X.var(0, correction=0).mean().expand(2)), torch.zeros(3, 2)
+    steps = []
+    for step in range(1, 21):
+        net, lag, numerators = naive.published_round(X, y, net, posterior.alpha, lag)
+        steps += [step] if bool((numerators[2] <= 0).all()) else []
+    assert posterior.held == ((2, steps[0], steps[-1], len(steps)),)
+    torch.testing.assert_close(posterior.mixing, net[0], rtol=1e-7, atol=1e-7)
+    assert not OverlapEM(prbf(1, 3), alpha=Multiple(60.0), updates=literal, stop=SHORT).run(X, y).held
+
+
+@pytest.mark.parametrize("updates", [plain, exact, Ascent()])
+def test_updates_without_a_clamp_hold_no_class(updates: Update) -> None:
+    assert fitted(60.0, updates=updates).held == ()
 
 
 def test_rows_without_label_help() -> None:
@@ -200,6 +243,7 @@ def test_a_kernel_that_loses_its_data_is_reported(lost: object) -> None:
     assert posterior.num_kernels == (5 if isinstance(lost, Reseed) else 4)
 
 
+@pytest.mark.filterwarnings("ignore:class 2 would have vanished")
 @each_update
 def test_a_class_with_fewer_points_than_kernels(updates: Update) -> None:
     X, y = three_classes()
@@ -229,6 +273,26 @@ def blank(X: Tensor) -> Tensor:
 def test_bad_data_are_refused(change: object, letter: str) -> None:
     with pytest.raises(BadInput, match=letter):
         OverlapEM(prbf(5, 3)).run(*change(*three_classes()))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("start", "letter"),
+    [
+        (lambda X: Given(X[:5].tolist()), r"loc=.*is a list; expected a tensor ending in shape \(5, 3\)"),
+        (lambda X: Given(blank(X)[:5]), r"loc=.*not finite"),
+        (lambda X: Given(X[:5], -torch.ones(5, 1)), r"covariance=.*not positive"),
+        (lambda X: Given(X[:5], torch.ones(5, 3)), r"covariance=.*\(5, 3\); expected \(5, 1\)"),
+        (lambda X: Given(X[:5], None, torch.tensor([[1.5, -0.5, 0, 0, 0]] * 3)), r"mixing=.*at least 0"),
+        (lambda X: Given(X[:5], None, torch.full((3, 5), 0.3)), r"mixing=.*adding up to 1"),
+        (lambda X: Given(1e200 * X[:5]), r"eq. 22 is (nan|-inf) at start 0"),
+        (lambda X: RandomPoints(restarts=0), r"restarts=0"),
+        (lambda X: KMeans(restarts=-1), r"restarts=-1"),
+    ],
+)
+def test_starts_that_cannot_be_meant(start: object, letter: str) -> None:
+    X, y = three_classes()
+    with pytest.raises(BadInput, match=letter):
+        OverlapEM(prbf(5, 3), start=start(X)).run(X, y)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf, "20", Multiple(-2.0)])
@@ -278,7 +342,9 @@ def test_summary_has_a_line_for_each_kernel(capsys: pytest.CaptureFixture[str]) 
 def test_a_saved_posterior_is_the_same(tmp_path: Path, kernels: Kernels) -> None:
     X, y = three_classes()
     model = prbf(5, 3, kernels=kernels)
-    posterior = OverlapEM(model, updates=literal, alpha=Multiple(60.0), stop=SHORT).run(X, y)
+    with pytest.warns(match="class 2 would have vanished"):
+        posterior = OverlapEM(model, updates=literal, alpha=Multiple(60.0), stop=SHORT).run(X, y)
+    assert posterior.held and posterior.rejections
     posterior.save(tmp_path / "file")
     loaded = PRBFPosterior.load(tmp_path / "file", prbf(5, 3, kernels=kernels))
     assert torch.equal(loaded.log_proba(X), posterior.log_proba(X))
@@ -303,14 +369,16 @@ def test_hard_real_data_never_give_nan(data_dir: Path, kernels: Kernels) -> None
             assert bool(posterior.predict_proba(data.X).isfinite().all())
 
 
-def test_a_class_whose_numerators_are_all_negative_stays(data_dir: Path) -> None:
+def test_a_class_whose_numerators_are_all_negative_stays_and_is_named(data_dir: Path) -> None:
     """Six kernels on six classes at c = 20."""
     data = datasets.csv("satimage_train")
     assert data.t is not None
     y = data.t.unique(return_inverse=True)[1]
     X = data.X[::3]
     engine = OverlapEM(prbf(6, 6), updates=literal, start=KMeans(), stop=Stop(num_steps=30, throw=False))
-    posterior = engine.run(X, y[::3])
+    with pytest.warns(match=r"class \d would have vanished"):
+        posterior = engine.run(X, y[::3])
+    assert {held.label for held in posterior.held} <= set(range(6))
     assert all(map(math.isfinite, posterior.objectives))
     torch.testing.assert_close(posterior.mixing.sum(-1), torch.ones(6))
 

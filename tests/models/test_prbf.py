@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -108,15 +109,32 @@ def test_predictive_takes_the_posterior_as_guide() -> None:
 
 
 @pytest.mark.parametrize(
-    "labels", [[0, None, 1], torch.tensor([0.0, math.nan, 1.0]), torch.tensor([0, -1, 1]), [False, None, True]]
+    "labels",
+    [
+        [0, None, 1],
+        torch.tensor([0.0, math.nan, 1.0]),
+        torch.tensor([0.0, math.nan, 1.0], requires_grad=True),
+        torch.tensor([0, -1, 1]),
+        torch.tensor([0, -1, 1], dtype=torch.int8),
+        [False, None, True],
+        np.array([0, -1, 1]),
+    ],
 )
 def test_labels_of_any_dtype(labels: object) -> None:
     assert class_labels(labels, 3, 2).tolist() == [0, -1, 1]  # type: ignore[arg-type]
 
 
+def test_labels_of_an_unsigned_type() -> None:
+    assert class_labels(torch.tensor([0, 2, 1], dtype=torch.uint8), 3, 3).tolist() == [0, 2, 1]
+    assert class_labels(torch.tensor([False, True]), 2, 2).tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("labels", "letter"),
     [
+        (["yes", "no", "no"], r"labels of type list are not numbers .*'yes'.*return_inverse"),
+        (torch.tensor([0.0, math.inf, 1.0]), r"labels\[1\] is inf"),
+        (torch.zeros(3, dtype=torch.complex64), r"dtype torch.complex64"),
         (torch.tensor([0, 1]), r"shape \(2,\); expected \(3,\)"),
         (torch.tensor([0, 1, 2]), r"labels\[2\] is 2; expected whole numbers from 0 to 1"),
         (torch.tensor([0.0, 0.5, 1.0]), r"labels\[1\] is 0.5"),
@@ -134,6 +152,10 @@ def test_bad_labels_are_named(labels: Tensor, letter: str) -> None:
         (lambda: prbf(0), "num_kernels=0"),
         (lambda: prbf(3, True), "num_classes=True"),
         (lambda: prbf(3, 2, sharing=Separate((1, 1))), r"add up to 3"),
+        (lambda: prbf(3, kernels="full"), r"kernels='full'; expected Spherical\(\)"),  # type: ignore[arg-type]
+        (lambda: prbf(3, kernels=Full), r"kernels=<class .*an object"),  # type: ignore[arg-type]
+        (lambda: prbf(3, sharing=Separate), r"sharing=<class .*an object"),  # type: ignore[arg-type]
+        (lambda: prbf(3, kernels=Diagonal(-1e-6)), r"expected a floor of at least 0"),
     ],
 )
 def test_settings_that_cannot_be_meant(make: object, letter: str) -> None:

@@ -1,13 +1,15 @@
 """Kernels of mixtures of probabilistic PCA against NumPy, autograd and importance sampling."""
 
 import math
+from statistics import mean
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
-from torch.distributions import Chi2, MultivariateNormal
+from torch.distributions import MultivariateNormal
 
+from benchmarks.mppca_evidence import exact_curvature, gaps, one_kernel, sampled_log_evidence
 from pyro_evidence.ops import mppca, mppca_curvature, mppca_evidence, mppca_start
 from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_updates import Iterate, Rule, Ties, as_it_is, literal_gamma, no_gamma, orbit_gamma
@@ -217,74 +219,21 @@ def test_orbit_integral_of_three_columns(scale: float) -> None:
     near(actual, expected.reshape(1), 0.15)
 
 
-def one_kernel(num: int, m: int, q: int, seed: int) -> tuple[Tensor, Iterate]:
-    """Data of a single analyser, and the mode of its loadings at alpha = 1 and the noise of the truth."""
-    generator = torch.Generator().manual_seed(seed)
-    W = torch.randn(m, q, generator=generator)
-    Y = torch.randn(num, q, generator=generator) @ W.mT + 0.5 * torch.randn(num, m, generator=generator)
-    on = torch.ones(1, 1, q, dtype=torch.bool)
-    at = Analysers(
-        W[None, None], Y.mean(0).expand(1, 1, m), torch.full((1, 1, m), 4.0), torch.zeros(1, 1), on + 0.0, on
-    )
-    held = Ties(torch.zeros(1, q).long(), torch.zeros(1, m).long(), False, False, False, False)
-    for _ in range(600):
-        at = Rule(no_gamma)(iterate_at(Y, at, held))
-    return Y, iterate_at(Y, at, held)
-
-
-def sampled_log_evidence(Y: Tensor, it: Iterate, num_samples: int) -> tuple[float, float]:
-    """Importance sampling of lower trapezoidal loadings L, W = L Q, whose measure is Vol O(q) prod L_ii^(q-i) dL."""
-    (m, q), mu, beta = it.at.W.shape[-2:], it.at.mu[0, 0], float(it.at.beta[0, 0, 0])
-    row, column = torch.tril_indices(m, q)
-    diagonal = row == column
-    power = torch.where(diagonal, 1.0 * (q - column), 0.0)
-    scatter = (Y - mu).mT @ (Y - mu)
-
-    def f(c: Tensor) -> Tensor:
-        L = torch.zeros(m, q).index_put((row, column), torch.where(diagonal, c.exp(), c))
-        tril = torch.linalg.cholesky_ex(L @ L.mT + torch.eye(m) / beta)[0]
-        quadratic = torch.cholesky_solve(scatter, tril).diagonal().sum()
-        log_lik = -0.5 * (len(Y) * (m * math.log(math.tau) + 2.0 * tril.diagonal().log().sum()) + quadratic)
-        return log_lik - 0.5 * (m * q * math.log(math.tau) + L.square().sum()) + (power * c).sum()
-
-    _, R = torch.linalg.qr(it.at.W[0, 0].mT)
-    L = (R * R.diagonal().sign().unsqueeze(-1)).mT[row, column]
-    c = torch.where(diagonal, L.abs().log(), L)
-    for _ in range(12):
-        c = c - torch.linalg.solve(hessian(f, c), jacobian(f, c))
-    tril, nu, d = torch.linalg.cholesky(-hessian(f, c)), 5.0, len(c)
-    t = torch.randn(num_samples, d) / (Chi2(nu).sample((num_samples, 1)) / nu).sqrt()
-    x = c + torch.linalg.solve_triangular(tril.mT, t.mT, upper=True).mT
-    norm = (
-        math.lgamma((nu + d) / 2) - math.lgamma(nu / 2) - 0.5 * d * math.log(nu * math.pi) + tril.diagonal().log().sum()
-    )
-    log_weight = torch.vmap(f)(x) - norm + 0.5 * (nu + d) * (t.square().sum(-1) / nu).log1p()
-    log_mean = log_weight.logsumexp(0) - math.log(num_samples)
-    relative = (log_weight - log_mean).exp().std() / math.sqrt(num_samples)
-    return float(log_mean) + mppca_evidence.log_volume(q), float(relative)
-
-
 @pytest.mark.parametrize(("num", "error"), [(20, -0.35), (100, -0.09), (500, -0.02), (2000, -0.005)])
 def test_orbit_evidence_is_right_up_to_one_over_n(num: int, error: float) -> None:
-    """m = 3, q = 2.  Laplace's own error depends a little on the data, more so when they are few."""
-    Y, it = one_kernel(num, 3, 2, seed=3)
-    truth, se = sampled_log_evidence(Y, it, 40_000)
-    A = mppca_curvature.precision(Y, it.at)
-    full = mppca_curvature.log_evidence(mppca_evidence.log_joint(it)[0], mppca_curvature.gauge(A, it.at), it.at)
-    slack = 4.0 * se + (0.1 if num == 20 else 0.03)
-    assert float(full) - truth == pytest.approx(error, abs=slack)
-    assert float(mppca_evidence.block(it)[0]) == pytest.approx(float(full), abs=0.05)
-    assert float(mppca_evidence.literal(it)[0]) < truth - 5.0
+    """m = 3, q = 2, mean over eight sets of data: Laplace's own error depends on them, more so when they are few."""
+    runs = [gaps(num, 3, 2, seed, num_samples=8000) for seed in range(8)]
+    assert mean(r["orbit"] for r in runs) == pytest.approx(error, abs=0.05)
+    assert mean(r["held"] for r in runs) == pytest.approx(error, abs=0.06)
+    assert all(r["literal"] < -5.0 for r in runs)
 
 
 def test_evidence_of_more_columns_and_of_one() -> None:
     for m, q, num in ((5, 3, 300), (3, 1, 300)):
         Y, it = one_kernel(num, m, q, seed=1)
         truth, se = sampled_log_evidence(Y, it, 20_000)
-        A = mppca_curvature.precision(Y, it.at)
-        full = mppca_curvature.log_evidence(mppca_evidence.log_joint(it)[0], mppca_curvature.gauge(A, it.at), it.at)
-        assert float(full) == pytest.approx(truth, abs=4.0 * se + 0.12)
-        values = torch.linalg.eigvalsh(A)
+        assert exact_curvature(Y, it) == pytest.approx(truth, abs=4.0 * se + 0.12)
+        values = torch.linalg.eigvalsh(mppca_curvature.precision(Y, it.at))
         assert int((values < 1e-6 * values[-1]).sum()) == q * (q - 1) // 2
 
 

@@ -73,6 +73,8 @@ def published_round(
         for j in range(M):
             mean = sum(P[i, j] * lag[i, j] for i in range(K))
             numerators[k, j] = resp[:, j].sum() + alpha / 8 * P[k, j] * (mean - lag[k, j])
-    new_mixing = torch.stack([row.clamp(min=0) / row.clamp(min=0).sum() for row in numerators])
+    kept = numerators.clamp(min=0)
+    total = kept.sum(1, keepdim=True)
+    new_mixing = torch.where(total > 0, kept / total, mixing)  # a class without any keeps its mixing
     distances = (new_loc - centres).square().sum(-1) / new_variance
     return (new_mixing, new_loc, new_variance), distances, numerators
