@@ -171,7 +171,10 @@ class PRBFPosterior:
     def _features(self, X: Tensor) -> Tensor:
         check_inputs(X)
         if X.shape[-1] != self.loc.shape[-1]:
-            raise BadInput(f"X has {X.shape[-1]} columns; the network was fitted to {self.loc.shape[-1]}.")
+            raise BadInput(
+                f"X has {X.shape[-1]} columns; the network was fitted to {self.loc.shape[-1]}. Pass those, in the "
+                "same order."
+            )
         return self.model.kernels.covariance.features(X.to(self.loc))
 
     def save(self, path: str | Path) -> None:

@@ -116,7 +116,7 @@ def _folds(y: Tensor, num_folds: int, seed: int) -> Tensor:
         raise BadInput(
             f"num_folds={num_folds} for {len(y)} labelled data, class {int(counts.argmin())} with "
             f"{int(counts.min())}; expected from 2 folds to one for each datum, and at least 2 data of each "
-            f"class, or a fold would be empty or train without that class."
+            f"class, or a fold would be empty or train without that class. Take more data of it."
         )
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
     order = order[y[order].argsort(stable=True)]
