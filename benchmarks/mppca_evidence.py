@@ -79,12 +79,24 @@ def uphill(f: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
     return c
 
 
+def pivots(W: Tensor) -> Tensor:
+    """Outputs in an order in which each of the first q has loadings far from the span of those before."""
+    rest, first = W.clone(), []
+    for _ in range(W.shape[1]):
+        first.append(int(rest.square().sum(1).argmax()))
+        v = rest[first[-1]] / rest[first[-1]].norm()
+        rest = rest - (rest @ v).unsqueeze(-1) * v
+    return torch.tensor(first + [i for i in range(len(W)) if i not in first])
+
+
 def sampled_log_evidence(Y: Tensor, it: Iterate, num_samples: int, seed: int = 0) -> tuple[float, float]:
     """Log evidence and its relative standard error by importance sampling, which shares nothing with the formula.
 
     Of lower trapezoidal loadings L, W = L Q, whose measure is Vol O(q) prod L_ii^(q-i) dL; from a t distribution.
+    Outputs are put in an order in which no L_ii is near zero.
     """
-    (m, q), mu, beta = it.at.W.shape[-2:], it.at.mu[0, 0], float(it.at.beta[0, 0, 0])
+    (m, q), beta, order = it.at.W.shape[-2:], float(it.at.beta[0, 0, 0]), pivots(it.at.W[0, 0])
+    Y, mu, W = Y[:, order], it.at.mu[0, 0, order], it.at.W[0, 0, order]
     row, column = torch.tril_indices(m, q)
     diagonal = row == column
     power = torch.where(diagonal, 1.0 * (q - column), 0.0)
@@ -97,7 +109,7 @@ def sampled_log_evidence(Y: Tensor, it: Iterate, num_samples: int, seed: int = 0
         log_lik = -0.5 * (len(Y) * (m * math.log(math.tau) + 2.0 * tril.diagonal().log().sum()) + quadratic)
         return log_lik - 0.5 * (m * q * math.log(math.tau) + L.square().sum()) + (power * c).sum()
 
-    _, R = torch.linalg.qr(it.at.W[0, 0].mT)
+    _, R = torch.linalg.qr(W.mT)
     L = (R * R.diagonal().sign().unsqueeze(-1)).mT[row, column]
     c = torch.where(diagonal, L.abs().log(), L)
     c = uphill(f, c)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import archive
-from pyro_evidence.checks import check_num_samples
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.mppca_structure import MPPCAStructure, recognise_mppca
 from pyro_evidence.ops import mppca, mppca_missing, mppca_orbit
@@ -186,7 +186,7 @@ class MPPCAPosterior(LaplacePosterior):
 
         :raises BadInput: unless ``num_samples`` is a whole number of at least 1.
         """
-        check_num_samples(num_samples)
+        check_count("num_samples", num_samples)
         generator, at = torch.Generator().manual_seed(seed), self._at
         z = torch.multinomial(at.log_mixing[0].exp().cpu(), num_samples, replacement=True, generator=generator)
         x, noise = (
@@ -217,7 +217,8 @@ class MPPCAPosterior(LaplacePosterior):
         Y, precision = self.structure.Y, self.state.precision
         if not isinstance(precision, Dense):
             raise TooLarge(
-                f"{self._at.W.numel()} loadings are too many for the dense curvature that importance ratios need."
+                f"{self._at.W.numel()} loadings are too many for the dense curvature that importance ratios need. "
+                "Fit fewer components or latents."
             )
         return mppca_orbit.log_weights(*self._centred(Y), precision, num_samples, seed)
 
@@ -258,7 +259,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MPPCAPosterior":
-        """A saved posterior, over the same model.
+        """A saved posterior, over the same model; one of data with gaps over ``marginalised(model)``.
 
         :raises BadInput: when the file is not one of ours, or the model is another.
         """

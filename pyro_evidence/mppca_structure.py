@@ -340,12 +340,10 @@ class ScalarUnits:
     @staticmethod
     def of(Y: Tensor) -> "ScalarUnits":
         """Mean, and root mean variance, of what is not nan; 1 where nothing varies."""
-        origin = Y.nanmean(0)
+        origin, share = Y.mean(0), Y.new_ones(())
         if has_gaps(Y):
-            share = (~Y.isnan()).double().mean(0)
+            origin, share = Y.nanmean(0), (~Y.isnan()).double().mean(0)
             Y = torch.where(Y.isnan(), origin, Y)  # which adds nothing to a variance
-        else:
-            share = torch.ones_like(origin)
         unit = (Y.var(0, correction=0) / share).mean().sqrt()
         return ScalarUnits(origin, torch.where(unit > 1e-12 * torch.stack(Y.aminmax()).abs().max(), unit, 1.0))
 

@@ -86,9 +86,6 @@ def _data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) -> Tens
 
 
 def _require_numbers(Y: Tensor, *, gappy: bool) -> None:
-    empty = Y.isnan().all(0).nonzero().flatten().tolist() if gappy else []
-    if empty:
-        raise BadInput(f"Y has no value at all, only nan, in columns {empty}; expected one at least. Drop them.")
     bad = Y.isinf() if gappy else ~Y.isfinite()
     if bool(bad.any()):
         row, column = bad.nonzero()[0].tolist()
@@ -131,7 +128,7 @@ def reached(task: Task) -> MPPCAPosterior:
     """The posterior where the best restart stands."""
     batch = task.batch
     restarts = torch.where(batch.failed, torch.nan, batch.log_evidence) - task.jacobian
-    return posterior_of(task, Fit(mppca_em.best(batch), Status.STEP_LIMIT, (batch.objective,)), restarts)
+    return posterior_of(task, Fit(mppca_em.best(batch), Status.BY_HAND, (batch.objective,)), restarts)
 
 
 def begin(joint: LogJoint, start: Start, update: object) -> Task | None:

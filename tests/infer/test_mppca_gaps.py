@@ -12,6 +12,7 @@ from pyro_evidence import BadInput, EvidenceEM, LogJoint, MPPCAPosterior
 from pyro_evidence.gaps import WithGaps
 from pyro_evidence.models.missing import marginalised
 from pyro_evidence.models.mppca import MPPCA, DiagonalNoise, kept, mppca
+from pyro_evidence.mppca_structure import ScalarUnits
 from tests.infer.test_mppca import QUIET, SHORT, fit, my_model, near, planes
 
 
@@ -60,6 +61,14 @@ def test_units_change_nothing_else(found: MPPCAPosterior) -> None:
     num = int((~gappy().isnan()).sum())
     near(other.log_evidence, found.log_evidence - num * math.log(1000.0), 1e-6)
     near(other.log_prob(), found.log_prob() - (~gappy().isnan()).sum(-1) * math.log(1000.0), 1e-5)
+
+
+def test_the_unit_is_that_of_what_was_seen() -> None:
+    Y = gappy()
+    each = torch.stack([column[~column.isnan()].var(correction=0) for column in Y.T])
+    found = ScalarUnits.of(Y)
+    near(found.unit, each.mean().sqrt())
+    near(found.origin, torch.stack([column[~column.isnan()].mean() for column in Y.T]))
 
 
 def test_other_noise_and_models_of_ones_own_take_gaps_too() -> None:
