@@ -12,17 +12,16 @@ from pyro_evidence.ops.mixture_units import ResponseUnits
 
 @dataclass(frozen=True)
 class Journal:
-    """Rounds that write their errors down, from the start on.
+    """Rounds that write down how well they predict, from the start on.
 
     :ivar units: of the model.
-    :ivar unseen: data to be predicted, in the units inside; None for none.
-    :ivar rounds: one entry per round: minus mean log density of the data seen and, if there are any, of the unseen,
-        nats per datum, the model's units, shape ``(1 or 2, R)``.
+    :ivar data: those that are fitted, and any that are not to be seen, in the units inside.
+    :ivar rounds: for each round the log likelihood of each of these, shapes ``(R,)``; the first costs nothing.
     """
 
     units: ResponseUnits
-    unseen: MixtureData | None
-    rounds: list[Tensor] = field(default_factory=list)
+    data: tuple[MixtureData, ...]
+    rounds: list[tuple[Tensor, ...]] = field(default_factory=list)
 
     def __call__(self, batch: Batch) -> Batch:
         """One round."""
@@ -32,14 +31,14 @@ class Journal:
 
     def look(self, batch: Batch) -> None:
         """An entry for the batch as it stands."""
-        entry = [self._nll(batch.at.data, batch.at.stats.log_likelihood)]
-        if self.unseen is not None:
-            entry.append(self._nll(self.unseen, e_step(self.unseen, batch.at.mixture).log_likelihood))
-        self.rounds.append(torch.stack(entry))
-
-    def _nll(self, data: MixtureData, log_likelihood: Tensor) -> Tensor:
-        return (self.units.log_jacobian(data) - log_likelihood) / data.num_data
+        unseen = (e_step(data, batch.at.mixture).log_likelihood for data in self.data[1:])
+        self.rounds.append((batch.at.stats.log_likelihood, *unseen))
 
     def path(self, row: int) -> tuple[Tensor, ...]:
-        """Errors of one restart, shape ``(S,)`` each; where the batch has shrunk to one row, of that one."""
-        return torch.stack([entry[:, min(row, entry.shape[1] - 1)] for entry in self.rounds], 1).unbind()
+        """Minus mean log density after each round, nats per datum, the model's units, ``(S,)`` for each of the data.
+
+        :param row: the restart; where the batch has shrunk to one row, that one is meant.
+        """
+        found = (torch.stack([x[min(row, len(x) - 1)] for x in column]) for column in zip(*self.rounds, strict=True))
+        pairs = zip(self.data, found, strict=True)
+        return tuple((self.units.log_jacobian(data) - height) / data.num_data for data, height in pairs)

@@ -55,7 +55,8 @@ class Task:
 
     def journal(self, unseen: LogJoint | None = None) -> Journal:
         """A journal of the errors of every round, with the start as its first entry."""
-        found = Journal(self.units, None if unseen is None else self.unseen(unseen))
+        data = (self.batch.at.data,) if unseen is None else (self.batch.at.data, self.unseen(unseen))
+        found = Journal(self.units, data)
         found.look(self.batch)
         return found
 
