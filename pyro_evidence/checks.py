@@ -59,6 +59,13 @@ def bad_entries(value: Tensor) -> str:
     return "".join(f", {n} {word}" for word, n in counts.items() if n)
 
 
+LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+MORE_JITTER = (
+    " A covariance that is not positive definite holds nan, or rows that are nearly alike (inputs that occur twice): "
+    "give it more jitter, as in K + 1e-6 * torch.eye(len(K))."
+)
+
+
 def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BadInput:
     """The letter for a model that its arguments break; a letter of the model's own is passed on."""
     if isinstance(error, BadInput):
@@ -70,6 +77,7 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
         f"{'Expected at least one datum. ' if empty else ''}Shapes must broadcast, all floating tensors must "
         f"have one dtype (build priors with X.new_ones(...), or set torch's default dtype), and data must lie "
         f"in the support of their distribution."
+        f"{MORE_JITTER if 'PositiveDefinite' in str(error) or isinstance(error, LINALG_ERROR) else ''}"
     )
 
 

@@ -1,5 +1,6 @@
 """One fitted relevance eigenvector machine: ridge mode, axes, hyperparameters, mode in the active axes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,11 +108,11 @@ class EigenState(OnAxesState):
 def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) -> Tensor:
     """Mode under ``N(0, 1/ridge)`` on the weights, shape ``(D,)``.
 
-    :raises BadInput: for a negative ridge.
+    :raises BadInput: for a ridge that is negative, infinite or nan.
     :raises ImproperPosterior: for ridge 0 where the likelihood has no maximum.
     """
-    if not ridge >= 0.0:
-        raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
+    if not 0.0 <= ridge < math.inf:
+        raise BadInput(f"ridge={ridge}; expected a precision of at least 0 and finite, such as 1e-2.")
     alpha = torch.full_like(start[:num_weights], ridge)
     try:
         y = climbed(target, alpha, _approached(target, alpha, start) if isinstance(target, AutogradTarget) else start)

@@ -63,7 +63,14 @@ class LatentPrediction:
         Rasmussen and Williams (2006), eq. 3.25.
 
         :param integral: of the sigmoid under a Gaussian, such as :func:`~pyro_evidence.ops.predictive.mackay`.
+        :raises BadInput: for several functions.
         """
+        if self.mean.dim() == 2:
+            raise BadInput(
+                f"probability() is for the one function of two classes; this mean has shape {tuple(self.mean.shape)}, "
+                f"a function per row. Use class_probabilities() for the softmax of them, or expected(torch.sigmoid) "
+                f"for the sigmoid of each."
+            )
         return integral(self.mean, self.variance)
 
     def class_probabilities(self, num_samples: int = 4000, seed: int = 0) -> Tensor:

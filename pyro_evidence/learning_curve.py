@@ -12,12 +12,10 @@ from pyro_evidence.infer import mixture_em
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.mixture_em import Batch
 from pyro_evidence.infer.mixture_task import Task, begin
-from pyro_evidence.mixture_structure import recognise_mixture
 from pyro_evidence.ops import mixture_rows
 from pyro_evidence.ops.mixture import Mixture, MixtureData, natural_parameters, responsibilities
 from pyro_evidence.ops.mixture_background import Background, MixtureWithBackground
 from pyro_evidence.ops.mixture_density import MixtureDensity
-from pyro_evidence.ops.mixture_updates import Unregularised
 from pyro_evidence.program import LogJoint
 
 
@@ -75,7 +73,7 @@ def learning_curve(
     if wrong := [type(args).__name__ for args in (train, test) if not isinstance(args, tuple)]:
         raise BadInput(f"train and test: got {wrong[0]}; expected a tuple of the model's arguments, such as (Y,).")
     task = begin(LogJoint(engine.model, train), engine.start, engine.update, engine.curvature)
-    unseen = _data(task, LogJoint(engine.model, test))
+    unseen = task.unseen(LogJoint(engine.model, test))
     rows = [_looked_at(task, unseen, batch) for batch in _rounds(engine, task, num_steps)]
     seen, new, evidence, mixtures = zip(*rows, strict=True)
     return LearningCurve(
@@ -84,18 +82,11 @@ def learning_curve(
 
 
 def _rounds(engine: EvidenceEM, task: Task, num_steps: int) -> Iterator[Batch]:
-    batch, warm = task.batch, Unregularised(rho=getattr(engine.update, "rho", 0.0))
+    batch, warm = task.batch, mixture_em.warming(engine.update)
     yield batch
     for step in range(num_steps):
         batch = mixture_em.rounds(batch, warm if step < engine.start.warm_up else engine.update, 1)
         yield batch
-
-
-def _data(task: Task, joint: LogJoint) -> MixtureData:
-    """Other data in the units inside."""
-    found = recognise_mixture(joint)
-    data = task.units.data(found.Y, found.G, found.weight, products=task.batch.at.data.layout.has_products)
-    return found.spread(data, task.structure.background, task.units.unit)
 
 
 def _looked_at(task: Task, unseen: MixtureData, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Mixture]:

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_evidence.ops.parts import EPS
 from pyro_evidence.ops.predictor import gram
-from pyro_evidence.weights import EPS, LinearTarget
+from pyro_evidence.weights import LinearTarget
 
 DENSE = 150  # weights up to which a fresh factor costs less than conjugate gradients
 MOST_PRODUCTS = 8  # of conjugate gradients before the factor is renewed; more for many weights

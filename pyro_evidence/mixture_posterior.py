@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence import archive
 from pyro_evidence.density import AutogradDensity
+from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import LaplaceState, Problem
 from pyro_evidence.mixture_fit import FittedMixture
 from pyro_evidence.mixture_structure import MixtureStructure, recognise_mixture
@@ -72,23 +73,45 @@ class MixturePosterior(LaplacePosterior):
     """A Laplace posterior over the weights of a mixture, with what the mixture says about data.
 
     Pruned components keep their place, with mixing 0 and their weights at the prior, so that shapes are the model's.
-    The log evidence of each round is in ``log_evidences``; train and test densities of each round, for all restarts,
-    come from :func:`~pyro_evidence.learning_curve.learning_curve`, ``learning_curve(engine, (Y,), (Y_test,),
-    num_steps=100).test_nll``, which runs the same rounds: a fit does not keep its path.
+    Each round's log evidence is in ``log_evidences``, its errors in ``train_nll`` and ``test_nll``; for all restarts,
+    datum by datum, see :func:`~pyro_evidence.learning_curve.learning_curve`.
 
     :ivar structure: the model, recognised.
     :ivar mixture: weights and hyperparameters, one row, in the model's units.
     :ivar num_clipped: negative eigenvalues of the curvature that the last round took as zero.
+    :ivar paths: ``train_nll``, and ``test_nll`` if there is one.
     """
 
     structure: MixtureStructure | None = None
     mixture: Mixture | None = None
     num_clipped: int = 0
+    paths: tuple[Tensor, ...] = ()
 
     @property
     def _mixture(self) -> Mixture:
         assert self.mixture is not None
         return self.mixture
+
+    @property
+    def train_nll(self) -> Tensor:
+        """Minus the mean log density of the training data after each round, nats per datum, shape ``(S,)``.
+
+        The way of the restart that was chosen, at the weights of the round: the start, ``warm_up`` rounds, and then as
+        ``log_evidences``, whose first entry is the last of these.  Rounds inside the deletion are left out.
+        """
+        return self.paths[0]
+
+    @property
+    def test_nll(self) -> Tensor:
+        """The same for the data that the engine was told to watch, shape ``(S,)``.
+
+        :raises BadInput: when there are none.
+        """
+        if len(self.paths) < 2:
+            raise BadInput(
+                "no data were watched; fit by EvidenceEM(model).watching(Y_test).run(Y) to have their errors."
+            )
+        return self.paths[1]
 
     @property
     def active(self) -> Tensor:
@@ -173,6 +196,13 @@ class MixturePosterior(LaplacePosterior):
         found = super().diagnostics(num_samples, seed)
         return found | {"num_components": self.num_components, "num_clipped": self.num_clipped}
 
+    def save(self, path: str | Path) -> None:
+        """Tensors and settings, no code.
+
+        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
+        """
+        archive.write(self._record() | {"paths": self.paths}, path)
+
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MixturePosterior":
         """A saved posterior, over the same model.
@@ -190,7 +220,8 @@ class MixturePosterior(LaplacePosterior):
             record["restarts"],
             tuple(record["failures"]),
         )
-        return cls(state, *numbers, structure=structure, mixture=mixture)
+        paths = tuple(record.get("paths", ()))  # older files do not say
+        return cls(state, *numbers, structure=structure, mixture=mixture, paths=paths)
 
 
 def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -259,13 +259,15 @@ class LaplacePosterior:
 
         :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
         """
-        record = archive.record(self.state)
-        record |= {
+        archive.write(self._record(), path)
+
+    def _record(self) -> dict[str, Any]:
+        return archive.record(self.state) | {
             "status": self.status,
             "log_evidences": list(self.log_evidences),
             "restarts": self.restarts,
+            "failures": list(self.failures),
         }
-        archive.write(record | {"failures": list(self.failures)}, path)
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "LaplacePosterior":

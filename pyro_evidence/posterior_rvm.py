@@ -11,8 +11,9 @@ from torch import Tensor
 from pyro_evidence.axes_state import GaussianFit, OnAxesState
 from pyro_evidence.axis_priors import AxisPrior, GaussianPrior
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.ops.parts import Part
 from pyro_evidence.posterior_axes import AxesPosterior
-from pyro_evidence.weights import LinearTarget, Part
+from pyro_evidence.weights import LinearTarget
 
 
 def _positive(alpha: float) -> Tensor:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotConverged, UnsupportedModel
 from pyro_evidence.ops.derivatives import pullback
+from pyro_evidence.ops.parts import Part
 from pyro_evidence.ops.predictive import gauss_hermite
 from pyro_evidence.ops.predictor import gram
 from pyro_evidence.streamed import Local, StreamedTarget
-from pyro_evidence.weights import AutogradTarget, LinearTarget, Part, Target
+from pyro_evidence.weights import AutogradTarget, LinearTarget, Target
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,12 @@ def _ridged(J: Tensor, B: Tensor, b: Tensor, ridge: float) -> tuple[Tensor, Tens
     return mean, white.square().sum(0)
 
 
-def logistic_parts(target: Target, y: Tensor) -> tuple[Part]:
+def logistic_parts(
+    target: Target, y: Tensor, remedy: str = "Use approximation=laplace_at_base or LeastKL()."
+) -> tuple[Part]:
     """The one part of a Bernoulli likelihood in log odds, checked by its curvature at three points.
 
+    :param remedy: what a reader can do instead, a sentence.
     :raises UnsupportedModel: for any other likelihood.
     """
     parts = _linearised(target, y)
@@ -164,9 +168,8 @@ def logistic_parts(target: Target, y: Tensor) -> tuple[Part]:
     same = [torch.allclose(4.0 * at[0] * e, a, atol=1e-10) for a, e in zip(at, expected, strict=False)]
     if len(parts) != 1 or not same or not all(same):
         raise UnsupportedModel(
-            "the Jaakkola-Jordan bound needs one observed site, Bernoulli with a linear predictor in log "
-            "odds; the "
-            "curvature of this likelihood is another. Use approximation=laplace_at_base or LeastKL()."
+            "the Jaakkola-Jordan bound needs one observed site, Bernoulli with a linear predictor in log odds; the "
+            f"curvature of this likelihood is another. {remedy}"
         )
     return (parts[0],)
 

@@ -1,115 +1,25 @@
 """The weight vector of a model: its log likelihood with the weights' own prior left out."""
 
-import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyro
 import torch
 from torch import Tensor
 
+from pyro_evidence.density import LinearDensity
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.ops import derivatives
 from pyro_evidence.ops.coordinates import is_identity
 from pyro_evidence.ops.linalg import require_memory
-from pyro_evidence.ops.predictor import Layout, curvature_blocks, gram, gram_diagonal
+from pyro_evidence.ops.parts import EPS, Function, Part, in_blocks, part_of
+from pyro_evidence.ops.predictor import gram
 from pyro_evidence.predictors import Slot
 from pyro_evidence.program import LogJoint
 from pyro_evidence.structure import Structure, recognise
 
-Function = Callable[[Tensor], Tensor]  # rows (R, D) -> (R,)
-EPS = torch.finfo(torch.float64).eps
-KEPT = 2**24  # numbers of a design whose squares may be kept beside it: 128 MiB
 FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
-
-
-@dataclass(frozen=True)
-class Part:
-    """One observed site behind a linear predictor ``eta = J y + c``; ``N`` data of ``C`` coupled elements."""
-
-    log_likelihood: Function  # blocks (R, N, C) -> (R,)
-    J: Tensor  # (N, C, D)
-    c: Tensor  # (N, C)
-
-    def eta(self, y: Tensor) -> Tensor:
-        """Predictors of rows ``(R, D)``, shape ``(R, N, C)``."""
-        return (y @ self.J.flatten(0, 1).mT).reshape(len(y), *self.c.shape) + self.c
-
-    def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """Log likelihood ``(R,)`` and its derivative in ``eta``, shape ``(R, N, C)``."""
-        return derivatives.gradient(lambda e, _: self.log_likelihood(e), eta, eta)
-
-    def curvature(self, eta: Tensor) -> Tensor:
-        """Minus the second derivatives, shape ``(R, N, C, C)``."""
-        eta = eta.detach().requires_grad_()
-        return curvature_blocks(self.log_likelihood, Layout(self.c.shape, ()), eta, create_graph=False)
-
-    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """Derivative ``(R, N, C)`` and :meth:`curvature` in ``eta``."""
-        return self.slope(eta)[1], self.curvature(eta)
-
-    def precision_diagonal(self, B: Tensor) -> Tensor:
-        """Diagonal of ``J' B J`` for curvatures ``(N, C, C)``, shape ``(D,)``; keeps the squares of a small ``J``."""
-        if self.c.shape[1] > 1 or self.J.numel() > KEPT:
-            return gram_diagonal(self.J, B.unsqueeze(0))[0]
-        return B.flatten() @ self._squares
-
-    @cached_property
-    def _squares(self) -> Tensor:
-        return self.J[:, 0].square()
-
-    def along(self, T: Tensor) -> "Part":
-        """The same as a function of ``x``, ``y = T x``."""
-        return replace(self, J=self.J @ T)
-
-
-@dataclass(frozen=True)
-class LogisticPart(Part):
-    """A datum's log likelihood is ``half eta - trials log(2 cosh(eta/2))``; derivatives in closed form."""
-
-    half: Tensor  # (N, 1) t - 1/2, times the datum's weight
-    trials: Tensor  # (N, 1) the datum's weight
-
-    def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """Log likelihood ``(R,)`` and its derivative in ``eta``."""
-        return self.log_likelihood(eta), self.half - 0.5 * self.trials * (0.5 * eta).tanh()
-
-    def curvature(self, eta: Tensor) -> Tensor:
-        """``trials s (1 - s)``, without cancellation."""
-        return (self.trials * eta.sigmoid() * (-eta).sigmoid()).unsqueeze(-1)
-
-    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """Both at once."""
-        s = eta.sigmoid()
-        slope = self.half - self.trials * (s - 0.5)
-        return slope, (self.trials * s * (-eta).sigmoid()).unsqueeze(-1)
-
-
-def logistic(part: Part) -> Part:
-    """The part in closed form when its derivatives say that it is Bernoulli in log odds; else itself."""
-    if part.c.shape[1] != 1:
-        return part
-    zero = torch.zeros_like(part.c).unsqueeze(0)
-    value, half = part.slope(zero)
-    trials = 4.0 * part.curvature(zero)[..., 0]
-    constant = value + math.log(2.0) * trials.sum()
-
-    def log_likelihood(eta: Tensor) -> Tensor:
-        log_cosh = (0.5 * eta).abs() + (-eta.abs()).exp().log1p()  # log 2 cosh(eta/2)
-        return constant + (half * eta - trials * log_cosh).sum((-2, -1))
-
-    closed = LogisticPart(log_likelihood, part.J, part.c, half[0], trials[0])
-    places = [zero + x for x in (0.7, -2.9, 6.1)]
-    same = all(
-        torch.allclose(a, b, rtol=1e-9, atol=1e-9)
-        for eta in places
-        for a, b in zip(
-            (*closed.slope(eta), closed.curvature(eta)), (*part.slope(eta), part.curvature(eta)), strict=True
-        )
-    )
-    return closed if same else part
 
 
 @dataclass(frozen=True)
@@ -304,6 +214,10 @@ def _num_data(joint: LogJoint) -> int:
 
 
 def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...]:
+    if not isinstance(site, Sequence | None):
+        raise BadInput(
+            f"site={site!r}; expected the name of a latent site, or several: {', '.join(joint.latents.names)}."
+        )
     names = joint.latents.names if site is None else (site,) if isinstance(site, str) else tuple(site)
     if site is None and len(names) > 1:
         raise BadInput(f"the model has latent sites {', '.join(names)}; say which hold the weights: site='{names[0]}'.")
@@ -340,13 +254,8 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
         return torch.stack([log_prior(row, others) for row in u]) + log_det.double()
 
     if structure.linear is not None:
-        trace = joint.trace(joint.initial_u, theta)
-        same = bool((order == torch.arange(len(order))).all())
-        parts = [
-            part_of(joint, p.slot.log_likelihood(trace), p.layout, (p.J if same else p.J[..., order], offset))
-            for p, offset in zip(structure.linear.linear, structure.linear.parts(theta).offsets, strict=True)
-        ]
-        return LinearTarget(tuple(parts), rest if others else None, eps)
+        parts = linear_parts(structure.linear, order)
+        return LinearTarget(parts, rest if others else None, eps if others else max(p.eps for p in parts))
 
     def function(y: Tensor) -> Tensor:
         u = y[:, inverse]
@@ -355,26 +264,23 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
     return AutogradTarget(function, lambda y: _tangents(joint, structure, y, inverse), eps)
 
 
-def part_of(joint: LogJoint, log_likelihood: Function, layout: Layout, predictor: tuple[Tensor, Tensor]) -> Part:
-    """One observed site behind ``eta = J y + c``.
-
-    :param log_likelihood: of predictors of the layout's shape.
-    :param predictor: ``J`` and ``c``.
-    """
-    return logistic(Part(_in_blocks(joint, layout, log_likelihood), *predictor))
-
-
-def _in_blocks(joint: LogJoint, layout: Layout, log_likelihood: Function) -> Function:
-    return lambda blocks: log_likelihood(layout.natural(blocks.to(joint.dtype))).double()
+def linear_parts(density: LinearDensity, order: Tensor) -> tuple[Part, ...]:
+    """The linear predictors of a model's observed sites, in the order of ``y``."""
+    joint = density.joint
+    parts = density.parts(joint.initial_theta)
+    same = bool((order == torch.arange(len(order))).all())
+    return tuple(
+        part_of(p.slot.log_likelihood(parts.trace), p.layout, (p.J if same else p.J[..., order], offset), joint.dtype)
+        for p, offset in zip(density.linear, parts.offsets, strict=True)
+    )
 
 
 def _tangents(joint: LogJoint, structure: Structure, y: Tensor, inverse: Tensor) -> tuple[Part, ...]:
     """Predictors of every observed site to first order around ``y`` ``(D,)``."""
     if not structure.slots:
         raise UnsupportedModel(
-            f"observed site(s) {', '.join(joint.observed)} do not see the weights through one parameter, so "
-            "there is no "
-            f"Gauss-Newton curvature. Use LaplaceEvidence, which needs none."
+            f"observed site(s) {', '.join(joint.observed)} do not see the weights through one parameter, so there is "
+            "no Gauss-Newton curvature. Use LaplaceEvidence, which needs none."
         )
     y = y.detach().requires_grad_()
     trace = joint.trace(y[inverse], joint.initial_theta)
@@ -384,5 +290,5 @@ def _tangents(joint: LogJoint, structure: Structure, y: Tensor, inverse: Tensor)
         J = derivatives.jacobian(eta.reshape(-1), y).reshape(*eta.shape, -1).double()
         c = eta.detach().double() - J @ y.detach()
         fixed = slot.log_likelihood(joint.trace(y.detach()[inverse], joint.initial_theta))
-        found.append(Part(_in_blocks(joint, slot.layout, fixed), J, c))
+        found.append(Part(in_blocks(fixed, slot.layout, joint.dtype), J, c, eps=torch.finfo(joint.dtype).eps))
     return tuple(found)

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import linear_newton
-from pyro_evidence.weights import LinearTarget, Part
+from pyro_evidence.ops.parts import Part
+from pyro_evidence.weights import LinearTarget
 
 
 def logistic_target(Phi: Tensor, t: Tensor) -> LinearTarget:

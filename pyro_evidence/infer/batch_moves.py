@@ -60,7 +60,10 @@ def _without(at: Problem, points: Points, rows: Tensor, t: int, determined: Tens
     theta = old.theta.clone()
     theta[:, t] += away
     start = torch.where(member, groups.loc, old.u)
-    before = measured(at, theta, old.active, start)
     off = measured(at, theta, old.active & ~member, start)
-    gains = (off.objective >= torch.maximum(old.objective, before.objective)) & torch.isfinite(off.objective)
+    gains = torch.nonzero((off.objective >= old.objective) & torch.isfinite(off.objective)).squeeze(-1)
+    if not len(gains):
+        return points
+    before = measured(at, theta[gains], old.active[gains], start[gains])
+    gains = gains[off.objective[gains] >= before.objective]
     return points.with_rows(rows[gains], off.at(gains))

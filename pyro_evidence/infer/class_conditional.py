@@ -114,6 +114,10 @@ def class_conditional(
     """
     if labels.shape != X.shape[:1]:
         raise BadInput(f"labels has shape {tuple(labels.shape)}; expected ({len(X)},), one for each row of X.")
+    if not len(X) or bool(labels.isnan().any()):
+        raise BadInput(
+            f"X has {len(X)} rows, {int(labels.isnan().sum())} of label nan; expected data, and a label for each."
+        )
     classes, place, counts = labels.unique(return_inverse=True, return_counts=True)
     if isinstance(log_prior, Tensor) and log_prior.shape != classes.shape:
         raise BadInput(f"log_prior has shape {tuple(log_prior.shape)}; expected ({len(classes)},), one for each class.")

@@ -1,17 +1,17 @@
 """Mixtures that do not overfit: evidence-regularised EM for Pyro models."""
 
-from dataclasses import replace
+import copy
 from typing import Any
 
 from pyro_evidence.arguments import check_model
 from pyro_evidence.checks import same_arguments
-from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
-from pyro_evidence.infer import mixture_em, mppca_task
-from pyro_evidence.infer.iterate import Status, Stop, require_convergence
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.infer import mixture_run, mppca_task
+from pyro_evidence.infer.iterate import Stop
 from pyro_evidence.infer.mixture_deletion import Deletion, GreedyDeletion
 from pyro_evidence.infer.mixture_generic import run_generic
 from pyro_evidence.infer.mixture_start import Start
-from pyro_evidence.infer.mixture_task import Task, begin, finish, reached
+from pyro_evidence.infer.mixture_task import Task, begin, reached
 from pyro_evidence.infer.settings import check_function, check_instance, check_stop
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.missing import Missing, gaps_explained, marginalised, parsed
@@ -71,15 +71,25 @@ class EvidenceEM:
         self.start, self.deletion, self.stop = start, deletion, stop
         self._task: Task | mppca_task.Task | None = None
         self._data: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._watched: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def watching(self, *args: Any, **kwargs: Any) -> "EvidenceEM":
+        """This engine, writing down after every round how well it predicts data that it does not see.
+
+        ``EvidenceEM(model).watching(Y_test).run(Y).test_nll``; the fit itself stays what it is.
+
+        :param args: the model's arguments for those data, responses included.
+        """
+        found = copy.copy(self)
+        found._watched = (args, kwargs)
+        return found
 
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
         Any other model with one local discrete site takes a slower way, without pruning: EM to a mode by Newton's
         method on the expected log joint, then hyperparameters by the exact gradient of the Laplace evidence.
-
-        Unless converged it warns, or raises with ``stop.throw``; ``stop.tolerance = 0`` asks for ``num_steps`` rounds,
-        no more and no less.
+        Unless converged it warns; ``stop.tolerance = 0`` asks for ``num_steps`` rounds, no more and no less.
 
         :param args: the model's arguments.
         :return: a :class:`~pyro_evidence.mixture_posterior.MixturePosterior` for a recognised mixture.
@@ -88,30 +98,21 @@ class EvidenceEM:
         """
         joint = self._joint(args, kwargs)
         if (found := mppca_task.begin(joint, self.start, self.update)) is not None:
-            return self._required(mppca_task.run(found, self.start, self.deletion, self.stop))
+            self._nothing_watched("a mixture of probabilistic PCA")
+            return mixture_run.told(mppca_task.run(found, self.start, self.deletion, self.stop), self.stop)
         try:
             task = self._begin(joint)
         except UnsupportedModel as why:
+            self._nothing_watched(f"a model that takes the generic way ({why})")
             return run_generic(joint, why, self.start.restarts, self.start.seed, self.stop)
-        fit = mixture_em.em(task.batch, self.update, self.start.warm_up, self._first_stop)
-        if fit.state.verdict is Status.FAILED:
-            letters = "\n".join(fit.state.reasons)
-            raise NotConverged(f"EvidenceEM: every restart failed. Pass update=Guarded(rho=0.05).\n{letters}")
-        return self._required(finish(task, fit, self.deletion, self.stop))
+        unseen = None if self._watched is None else self._joint(*self._watched)
+        return mixture_run.run(task, self, task.journal(unseen))
 
-    @property
-    def _first_stop(self) -> Stop:
-        """For the rounds of all restarts."""
-        if self.deletion is None:
-            return self.stop
-        return replace(self.stop, num_steps=min(self.stop.num_steps, self.deletion.after))
-
-    def _required(self, posterior: LaplacePosterior) -> LaplacePosterior:
-        """The posterior; where its rounds ran out, and were not so many on purpose, that is said."""
-        status = Status(posterior.status)
-        if status in (Status.STEP_LIMIT, Status.FAILED) and self.stop.tolerance > 0:
-            require_convergence("EvidenceEM", status, posterior, self.stop)
-        return posterior
+    def _nothing_watched(self, what: str) -> None:
+        if self._watched is not None:
+            raise UnsupportedModel(
+                f"watching(...) is for mixtures of linear-Gaussian kernels, this is {what}: leave it out."
+            )
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.

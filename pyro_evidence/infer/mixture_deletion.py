@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.infer.mixture_em import Batch, first, rounds
 from pyro_evidence.ops import mixture_rows
 from pyro_evidence.ops.mixture import Mixture, rows_of
@@ -38,6 +39,10 @@ class GreedyDeletion:
     num_steps: int = 25
     after: int = 60
     most: int = 3
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_count(f"GreedyDeletion: {name}", value)
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch after all deletions that gain."""

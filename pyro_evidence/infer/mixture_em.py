@@ -1,7 +1,7 @@
 """The loop of evidence-regularised EM over a batch of restarts: rounds, failures contained, deletion, choice."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -110,23 +110,24 @@ def rounds(batch: Batch, update: Update, num_steps: int) -> Batch:
     return batch
 
 
-def em(batch: Batch, update: Update, warm_up: int, stop: Stop) -> Fit[Batch]:
+def em(batch: Batch, update: Update, warm_up: int, stop: Stop, step: Callable[[Batch], Batch] = advance) -> Fit[Batch]:
     """Unregularised warm-up, with the gamma prior of ``update`` if it has one, then ``update`` until ``stop``."""
     if warm_up:
         exactly = Stop(tolerance=-1.0, num_steps=warm_up, progress=stop.progress)
-        warm = iterate(advance, _ready(batch, _warming(update)), exactly, "EvidenceEM, warm-up")
+        warm = iterate(step, _ready(batch, warming(update)), exactly, "EvidenceEM, warm-up")
         batch = warm.state
         if warm.status is not Status.STEP_LIMIT:
             return Fit(_ready(batch, update), warm.status, warm.objectives[-1:])
-    return iterate(advance, _ready(batch, update), stop, "EvidenceEM")
+    return iterate(step, _ready(batch, update), stop, "EvidenceEM")
 
 
 def warmed(batch: Batch, update: Update, num_steps: int) -> Batch:
     """The batch after the warm-up, ready for ``update``."""
-    return _ready(rounds(batch, _warming(update), num_steps), update)
+    return _ready(rounds(batch, warming(update), num_steps), update)
 
 
-def _warming(update: Update) -> Update:
+def warming(update: Update) -> Update:
+    """The warm-up's own update: unregularised, with the gamma prior of ``update`` if it has one."""
     return Unregularised(rho=getattr(update, "rho", 0.0))
 
 

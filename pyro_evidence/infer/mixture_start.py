@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pyro_evidence.arguments import check_count
+from pyro_evidence.infer.settings import check_positive
 from pyro_evidence.ops.mixture import Mixture, MixtureData
 from pyro_evidence.ops.mixture_updates import Ties
 
@@ -33,6 +35,12 @@ class Start:
     spread: float = 1.0
     alpha: float = 0.01
     warm_up: int = 10
+
+    def __post_init__(self) -> None:
+        check_count("Start: restarts", self.restarts)
+        check_count("Start: warm_up", self.warm_up, 0)
+        for name in ("width", "narrower", "alpha"):
+            check_positive(f"Start: {name}", getattr(self, name))
 
     def __call__(self, data: MixtureData, model: Mixture, ties: Ties) -> Mixture:
         """All restarts.

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.ops.parts import Part, part_of
 from pyro_evidence.parameters import transform_of
-from pyro_evidence.weights import LinearTarget, Part, Weights, part_of
+from pyro_evidence.weights import LinearTarget, Weights
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def with_held(weights: Weights, values: dict[str, Tensor]) -> Weights:
     assert isinstance(weights.target, LinearTarget)
     trace = joint.trace(joint.initial_u, joint.initial_theta)
     parts = tuple(
-        part_of(joint, slot.log_likelihood(trace), slot.layout, (p.J, p.c))
+        part_of(slot.log_likelihood(trace), slot.layout, (p.J, p.c), joint.dtype)
         for slot, p in zip(weights.slots, weights.target.parts, strict=True)
     )
     return replace(weights, joint=joint, target=replace(weights.target, parts=parts))

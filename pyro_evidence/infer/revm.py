@@ -20,7 +20,7 @@ from pyro_evidence.eigen_state import (
 )
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.ridge import Ridge
-from pyro_evidence.infer.settings import check_function, check_object
+from pyro_evidence.infer.settings import check_function, check_methods, check_ridge
 from pyro_evidence.posterior_revm import REVMPosterior
 from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.quadratic import Approximation, laplace_at_base
@@ -64,12 +64,11 @@ class REVM:
         others: Others = fixed_others,
     ) -> None:
         check_model(model)
-        check_object("prior", prior)
+        check_methods("prior", prior, ("alpha", "log_gain", "mode", "distribution"), "LaplacePrior()")
         check_function("centre", centre, "score_centre")
         check_function("approximation", approximation, "laplace_at_base")
         check_function("others", others, "schur_complement")
-        if not callable(ridge) and not ridge >= 0.0:
-            raise BadInput(f"ridge={ridge}; expected a precision of at least 0, such as 1e-2.")
+        check_ridge(ridge)
         self.model, self.site, self.ridge = model, site, ridge
         self.recipe = Recipe(prior, centre, approximation, others)
         self._posterior: REVMPosterior | None = None
@@ -87,9 +86,10 @@ class REVM:
     def run_chunks(self, chunks: Chunks) -> REVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time; the likelihood is the chunks' product.
 
-        A pass over the chunks builds value, gradient and the ``(M, M)`` Gram matrix; a fit takes some five to ten
-        of them, and in each the model is run on every chunk.  The posterior has no training data to fall back on,
-        so its methods ask for theirs; without ``guide``, ``save`` and importance sampling.
+        A pass over the chunks builds value, gradient and the ``(M, M)`` Gram matrix, and a fit takes some ten of
+        them.  The first checks the model on every chunk as :meth:`run` does, later ones run it twice and trust that
+        the rows are the same.  Params are held at what they are in the first chunk.  The posterior has no training
+        data to fall back on, so its methods ask for theirs; without ``guide``, ``save`` and importance sampling.
 
         :param chunks: tuples of the model's positional arguments, such as ``list(zip(X.split(10_000),
             t.split(10_000)))`` or a ``DataLoader`` that does not shuffle; gone through once a pass.
@@ -140,12 +140,9 @@ def _warn(state: EigenState) -> None:
     explained = float(state.base_log_likelihood - state.null_log_likelihood)
     if not state.num_active and explained > 1.0:
         warnings.warn(
-            f"every axis was pruned although the weights explain {explained:.3g} nats: at "
-            f"ridge={state.ridge:g} the classes "
-            f"are separated, their curvature vanishes (sum of Wald statistics "
-            f"{float(state.axes.wald.sum()):.2g}) and the "
-            f"quadratic says nothing. Raise the ridge: 1e-2, isotropic_evidence or cross_validation(...).",
-            stacklevel=3,
+            f"every axis was pruned although the weights explain {explained:.3g} nats: {_why_pruned(state)} Or choose "
+            "it by ridge=isotropic_evidence or cross_validation(...).",
+            stacklevel=4,
         )
         return
     largest = max(
@@ -156,8 +153,17 @@ def _warn(state: EigenState) -> None:
             f"the ridge mode has a predictor of {largest:.0f}: at ridge={state.ridge:g} some data no longer "
             "feel the "
             f"weights, and the quadratic is poor (misfit {float(state.misfit):.3g} nats). Raise the ridge.",
-            stacklevel=3,
+            stacklevel=4,
         )
+
+
+def _why_pruned(state: EigenState) -> str:
+    """A sentence: whether the ridge holds the weights back, or the likelihood, where it is saturated."""
+    w, statistics = state.quadratic.y[: len(state.axes.directions)], float(state.axes.wald.sum())
+    said = f"at ridge={state.ridge:g} their Wald statistics add up to {statistics:.2g}, and the quadratic says nothing."
+    if state.ridge * float(w @ w) > statistics:
+        return f"{said} The ridge outweighs the likelihood's curvature: lower it, or pass centre=score_centre."
+    return f"{said} The classes are separated, so that curvature vanishes: raise the ridge, say to 1e-2."
 
 
 def _gaussian(state: EigenState) -> bool:

@@ -11,7 +11,8 @@ from pyro_evidence.eigen_state import Recipe, base_point, eigen_state
 from pyro_evidence.errors import BadInput
 from pyro_evidence.ops.evidence import log_evidence
 from pyro_evidence.ops.linalg import cholesky
-from pyro_evidence.weights import LinearTarget, Part, Penalised, Weights
+from pyro_evidence.ops.parts import Part
+from pyro_evidence.weights import LinearTarget, Penalised, Weights
 
 Ridge = Callable[[Weights, Recipe], float]
 
@@ -48,7 +49,15 @@ def cross_validation(ridges: Sequence[float] = (1.0, 0.1, 1e-2, 1e-3, 1e-4), num
     """The ridge whose fits give left-out data the highest log likelihood.
 
     Row ``n`` is in fold ``n % num_folds``.  Shuffle data that come in some order.
+
+    :raises BadInput: for no ridges, one that is not positive, or fewer than two folds.
     """
+    if not ridges or not all(0.0 < r < math.inf for r in ridges):
+        raise BadInput(f"ridges={ridges!r}; expected some positive precisions, such as (1.0, 1e-2, 1e-4).")
+    if num_folds < 2:
+        raise BadInput(
+            f"num_folds={num_folds}; expected at least 2, for some data to be left out and some to be fitted."
+        )
 
     def choose(weights: Weights, recipe: Recipe) -> float:
         if not isinstance(weights.target, LinearTarget) or weights.num_others:
@@ -76,6 +85,6 @@ def _rows(target: LinearTarget, fold: int, num_folds: int, inside: bool) -> Line
     def masked(part: Part) -> Part:
         member = torch.arange(len(part.c)) % num_folds == fold
         keep = (member == inside).unsqueeze(-1).to(part.c)
-        return Part(part.log_likelihood, part.J * keep.unsqueeze(-1), part.c * keep)
+        return replace(part, J=part.J * keep.unsqueeze(-1), c=part.c * keep)
 
     return replace(target, parts=tuple(masked(p) for p in target.parts))

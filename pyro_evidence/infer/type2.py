@@ -1,7 +1,8 @@
 """Type-II maximisation: quasi-Newton on the exact gradient, in MacKay's metric where precisions are recognised."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,15 @@ LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FARTHEST = 60.0  # a precision of e^60 or e^-60 is on its way to infinity
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
 INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
+FAR_WORSE = 10.0  # nats: a group whose removal costs as much is not tried again at once
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Hyperparameters at which the removal of a group cost far more than it gained, or led nowhere."""
+
+    theta: Tensor  # (T,)
+    loss: float  # nats, at least FAR_WORSE
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class TypeII:
     slope: Slope
     metric: Tensor  # (T, T) approximate inverse of minus the Hessian of the objective
     verdict: Status | None = None
+    needed: Mapping[int, Needed] = field(default_factory=dict)  # by group
 
     @property
     def objective(self) -> float:
@@ -78,8 +89,8 @@ def step(state: TypeII) -> TypeII:
     found = _line_search(state, direction)
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
-    pruned = _prune(found)
-    new = at(replace(pruned, escaped=pruned.escaped or state.laplace.escaped))
+    pruned, needed = _prune(found, state.needed)
+    new = replace(at(replace(pruned, escaped=pruned.escaped or state.laplace.escaped)), needed=needed)
     if bool((new.laplace.theta.abs() > FARTHEST).any()):
         return replace(new, verdict=Status.UNBOUNDED)
     same_model = new.laplace.problem is state.laplace.problem
@@ -193,35 +204,53 @@ def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Ten
     return torch.where(bends, left @ metric @ left.mT + s.unsqueeze(-1) * s.unsqueeze(-2) / safe, fresh)
 
 
-def _prune(state: LaplaceState) -> LaplaceState:
-    """Switch off every group of weights whose best precision is infinite."""
+def _prune(state: LaplaceState, needed: Mapping[int, Needed]) -> tuple[LaplaceState, Mapping[int, Needed]]:
+    """Switch off every group of weights whose best precision is infinite; the state, and the groups far from that."""
     groups = state.problem.structure.groups
     if groups is None:
-        return state
+        return state, {}
     size = groups.size(state.problem.active)
     for t in torch.nonzero(groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)).flatten().tolist():
-        member = groups.member == t
-        if bool(torch.isfinite(groups.loc[member]).all()):
-            state = _without(state, groups, t)
-    return state
+        finite = bool(torch.isfinite(groups.loc[groups.member == t]).all())
+        if finite and not (t in needed and _still_needed(needed[t], state.theta, groups, size, t)):
+            before, (state, loss) = state, _without(state, groups, t)
+            kept = {**needed, t: Needed(state.theta, loss)} if loss >= FAR_WORSE else needed
+            needed = kept if state is before else {}
+    return state, needed
 
 
-def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> LaplaceState:
+def _still_needed(found: Needed, theta: Tensor, groups: PrecisionGroups, size: Tensor, t: int) -> bool:
+    """Whether the hyperparameters have moved too little since to make up for the loss of group ``t``.
+
+    A log precision is worth up to half a nat per unit and term that it scales; any other hyperparameter that moves by
+    one, and the group's own precision by a factor e, calls for another trial.
+    """
+    moved = (theta - found.theta).abs()
+    per_unit = torch.where(groups.power != 0, 0.5 * size * groups.power.abs(), found.loss)
+    return float((moved * groups.power.abs())[t]) < 1.0 and float(moved @ per_unit) < found.loss
+
+
+def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[LaplaceState, float]:
     """The state without group ``t``, if the log evidence is no lower there than here and than just before infinity.
 
     To first order in the prior variance the log evidence near infinity is linear, so the second comparison says
     whether infinity is a local maximum.
+
+    :return: that state or the old one, and the nats that the removal costs, FAR_WORSE where it leads to no mode.
     """
     member = groups.member == t
     stand_in = state.theta.clone()
     stand_in[t] += _to_insignificance(state, member) / groups.power[t]
+    start = torch.where(member, groups.loc, state.u)
     try:
-        start = torch.where(member, groups.loc, state.u)
-        before = laplace_state(state.problem, stand_in, start)
         pruned = laplace_state(state.problem.without(member), stand_in, start)
+        loss = state.objective - pruned.objective
+        if loss > 0:
+            return state, loss
+        before = laplace_state(state.problem, stand_in, start)
     except ArithmeticError:
-        return state
-    return pruned if pruned.objective >= max(state.objective, before.objective) else state
+        return state, FAR_WORSE
+    return (pruned if pruned.objective >= before.objective else state), loss
 
 
 def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:

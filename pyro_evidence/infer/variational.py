@@ -13,8 +13,9 @@ from torch import Tensor
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.infer.iterate import Status
 from pyro_evidence.ops.linalg import cholesky, require_memory
+from pyro_evidence.ops.parts import Part
 from pyro_evidence.quadratic import bound_curvature, logistic_parts
-from pyro_evidence.weights import LinearTarget, Part
+from pyro_evidence.weights import LinearTarget
 
 SHAPE = RATE = 1e-6  # of the Gamma prior on every precision: Bishop and Tipping (2000), section 5
 
@@ -97,7 +98,7 @@ def local_bound(target: LinearTarget) -> tuple[Part, LocalBound]:
     there, beyond = (part.curvature(zero + x)[0, :, 0, 0] for x in (0.0, 3.0))
     if torch.allclose(there, beyond, rtol=1e-10):
         return part, Quadratic(there, slope[0, :, 0], value[0])
-    logistic_parts(target, part.J.new_zeros(part.J.shape[-1]))
+    logistic_parts(target, part.J.new_zeros(part.J.shape[-1]), "Use RVM, which takes any likelihood.")
     return part, Logistic(slope[0, :, 0], 4.0 * there, value[0] + 4.0 * there.sum() * math.log(2.0))
 
 

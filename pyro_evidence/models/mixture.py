@@ -210,12 +210,14 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
             f"Y has shape {tuple(Y.shape)} and dtype {Y.dtype}; expected floats of shape {expected}. Write Y[:, None] "
             f"for one response, Y.double() for integers."
         )
+    if not Y.numel():
+        raise BadInput(f"Y has shape {tuple(Y.shape)}: no data; expected at least one row and one column.")
     infinite = Y.isinf().any(0).nonzero().flatten().tolist()
     if infinite:
         raise BadInput(
             f"Y has {int(Y.isinf().sum())} values that are inf, in columns {infinite}; expected finite ones."
         )
-    empty = Y.isnan().all(0).nonzero().flatten().tolist() if len(Y) else []
+    empty = Y.isnan().all(0).nonzero().flatten().tolist()
     if empty:
         raise BadInput(f"Y has no value at all, only nan, in columns {empty}; expected one at least. Drop them.")
 

@@ -44,8 +44,9 @@ def measured() -> Iterator[Kept]:
     kept = Kept()
 
     def note(tensor: Tensor) -> Tensor:
-        kept.tensors.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
-        return tensor
+        bare = tensor.detach()  # with its graph it would hold the node that holds it, and never be freed
+        kept.tensors.setdefault(tensor.untyped_storage().data_ptr(), bare)
+        return bare
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
         yield kept
@@ -63,7 +64,7 @@ def hessian(f: Function, u: Tensor, theta: Tensor, *, create_graph: bool = False
     u = u if u.requires_grad else u.detach().requires_grad_()
     with measured() as kept:
         slope = pullback(f(u, theta).sum(), u, create_graph=True)
-    if not slope.requires_grad:
+    if not (slope.requires_grad and slope.numel()):
         return u.new_zeros(*u.shape, u.shape[-1])
 
     def rows(index: Tensor) -> Tensor:

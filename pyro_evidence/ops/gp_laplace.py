@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_evidence.ops import derivatives
 from pyro_evidence.ops.lbfgs import Watch, unwatched
-from pyro_evidence.ops.predictor import Layout, LogLikelihood, curvature_blocks
+from pyro_evidence.ops.predictor import Layout, LogLikelihood, curvature_blocks, slope_and_curvature
 
 
 @dataclass(frozen=True)
@@ -228,11 +228,14 @@ class _Point:
     value: float  # log likelihood minus half the quadratic
     log_likelihood: Tensor
     slope: Tensor  # (n,) of the log likelihood
+    curvature: Callable[[], Tensor]  # W there, blocks (N, C, C), from the graph of the slope
 
 
 def _point(latent: Latent, dual: Tensor, away: Tensor) -> _Point:
-    log_likelihood, slope = latent.slope(latent.mean + away.reshape(latent.mean.shape))
-    return _Point(dual, away, float(log_likelihood - 0.5 * dual @ away), log_likelihood, slope)
+    eta = latent.mean + away.reshape(latent.mean.shape)
+    values, slopes, curvature = slope_and_curvature(latent.log_likelihood, latent.layout, eta.unsqueeze(0))
+    log_likelihood, slope = values[0].double(), slopes.reshape(-1).double()
+    return _Point(dual, away, float(log_likelihood - 0.5 * dual @ away), log_likelihood, slope, curvature)
 
 
 def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = unwatched) -> Mode:
@@ -274,8 +277,7 @@ def _start(latent: Latent, start: Tensor) -> _Point:
 
 def _newton(latent: Latent, at: _Point) -> tuple[Factor, bool, Tensor]:
     """Factor, whether it is exact, and the Newton step ``(I + W K)^-1 (slope - dual)``."""
-    W = latent.curvature(latent.mean + at.away.reshape(latent.mean.shape))
-    factor, definite = factorise(latent, W)
+    factor, definite = factorise(latent, at.curvature()[0].double())
     rise = (at.slope - at.dual).unsqueeze(-1)
     return factor, definite, (rise - factor.apply(latent.covariance @ rise)).squeeze(-1)
 

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import BadInput
 from pyro_evidence.ops import mixture_slopes
 from pyro_evidence.ops.evidence import log_evidence as laplace
 from pyro_evidence.ops.mixture import (
@@ -157,30 +158,50 @@ def exact(at: EStep) -> Mixture:
     return _next(at, w, noise, alpha, at.gamma, at.stats.counts - 0.5 * slopes.logits)
 
 
+def _check(name: str, value: float, lowest: float, hint: str = "") -> None:
+    """Refuse a setting that is below ``lowest``, or nan."""
+    if not value >= lowest:
+        raise BadInput(f"{name}={value!r}; expected a number of at least {lowest:g}{hint}.")
+
+
 @dataclass(frozen=True)
 class Guarded:
-    r"""The default: the paper's inflation of variances, norm centred, and a gamma prior on beta.
+    r"""The default: the paper's inflation of variances, bounded; norm centred; a gamma prior on beta.
 
-    .. math:: 1/\beta_{ki} = (s_{ki} + 2\rho v_i) / (N_k - \gamma_k), \quad \alpha_k = \gamma_k / \|w_k - M\|^2
+    .. math:: 1/\beta_{ki} = (s_{ki} + 2\rho v_i) / (N_k - g_{ki}), \quad \alpha_k = \gamma_k / \|w_k - M\|^2
 
-    with ``v_i`` the variance of output i.  A component with ``N_k <= gamma_k`` is pruned.  Taking the whole gamma from
-    every output is a heuristic that widens kernels on few data, not a consequence of the evidence; the gamma prior
-    (Ormoneit and Tresp, 1996) is needed because tied values make the evidence unbounded.
+    with ``v_i`` the variance of output i.  A component with ``N_k <= g_k`` is pruned.  The gamma prior (Ormoneit and
+    Tresp, 1996) is needed because tied values make the evidence unbounded.
+
+    For an unconditional density ``g_ki`` is the output's own gamma and that of ``others`` further ones.  This is a
+    heuristic that widens kernels on few data, not a consequence of the evidence.  Three others are what one Gaussian
+    needs: new data have the highest expected log density under the variance ``s / (N - 4 + 4 / (N + 1))``, however many
+    outputs there are, while the paper's whole gamma, up to one for each output, leaves hardly a component where there
+    are many.  For a noise matrix the same argument gives about ``N - m - 3``, and the whole gamma is taken.
 
     :ivar rho: strength of the gamma prior, in data.
-    :ivar whole: take the component's whole gamma from every output of an unconditional density; otherwise the output's
-        own.  With many outputs and few data the whole gamma, up to one per output, leaves hardly a component.
+    :ivar others: of how many other outputs gamma is taken as well; 0 for none, ``math.inf`` for all, as in A.39.
     """
 
     rho: float = 0.05
-    whole: bool = True
+    others: float = 3.0
+
+    def __post_init__(self) -> None:
+        _check("Guarded: rho", self.rho, 0.0)
+        _check("Guarded: others", self.others, 0.0, ", math.inf for all")
 
     def __call__(self, at: EStep) -> Mixture:
         """One round."""
         w = solve_weights(at.stats, at.data.layout, at.mixture)
-        subtracted = at.subtracted if self.whole else at.gamma
+        subtracted = self._subtracted(at)
         noise = _noise(at, w, subtracted, self.rho)
         return _next(at, w, noise, _alpha(at, (w - at.mixture.loc).square()), subtracted)
+
+    def _subtracted(self, at: EStep) -> Tensor:
+        num_others = at.mixture.w.shape[-2] - 1
+        if self.others >= num_others or at.mixture.noise.dim() == 4:
+            return at.subtracted
+        return torch.lerp(at.gamma, at.subtracted, self.others / num_others)
 
 
 @dataclass(frozen=True)
@@ -195,6 +216,10 @@ class Unregularised:
 
     rho: float = 0.0
     cutoff: float = 1e-6  # relative; Husmeier (2000), footnote 12
+
+    def __post_init__(self) -> None:
+        _check("Unregularised: rho", self.rho, 0.0)
+        _check("Unregularised: cutoff", self.cutoff, 0.0)
 
     def __call__(self, at: EStep) -> Mixture:
         """One round; alpha stays."""
@@ -213,6 +238,10 @@ class WeightDecay:
 
     alpha: float
     rho: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("WeightDecay: alpha", self.alpha, ALPHA_RANGE[0], "; for none take Unregularised()")
+        _check("WeightDecay: rho", self.rho, 0.0)
 
     def __call__(self, at: EStep) -> Mixture:
         """One round; gamma is not looked at."""

@@ -1,6 +1,7 @@
 """Likelihoods that see the weights only through predictors: their curvature as dense linear algebra."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +48,30 @@ def curvature_blocks(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor,
 
     :param eta: blocks ``(R, N, C)`` that require a gradient.
     """
-    with measured() as kept:
-        slope = pullback(log_likelihood(layout.natural(eta)).sum(), eta, create_graph=True)
-    return _blocks(slope, eta, kept.passes_at_once, create_graph)
+    return _sloped(log_likelihood, layout, eta)[2](create_graph)
+
+
+def slope_and_curvature(
+    log_likelihood: LogLikelihood, layout: Layout, eta: Tensor
+) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+    """Log likelihoods ``(R,)``, slopes ``(R, N, C)``, and what gives :func:`curvature_blocks` from the same graph.
+
+    :param eta: blocks ``(R, N, C)``.
+    """
+    eta = eta.detach().requires_grad_()
+    with torch.enable_grad():
+        value, slope, blocks = _sloped(log_likelihood, layout, eta)
+    return value.detach(), slope.detach(), lambda: blocks(False)
+
+
+def _sloped(
+    log_likelihood: LogLikelihood, layout: Layout, eta: Tensor
+) -> tuple[Tensor, Tensor, Callable[[bool], Tensor]]:
+    with measured() if eta.shape[-1] > 1 else nullcontext() as kept:
+        value = log_likelihood(layout.natural(eta))
+        slope = pullback(value.sum(), eta, create_graph=True)
+    at_once = kept.passes_at_once if kept is not None else 1
+    return value, slope, lambda create_graph: _blocks(slope, eta, at_once, create_graph)
 
 
 def _blocks(slope: Tensor, eta: Tensor, at_once: int, create_graph: bool) -> Tensor:

@@ -46,7 +46,7 @@ def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
             f"expected none below zero (largest {float(h[-1]):.2e}), or no quadratic is centred there. The "
             "likelihood "
             f"is not log-concave: pass approximation=empirical_fisher, a Gauss-Newton curvature that is "
-            "never negative."
+            "never negative. (Of single-precision data it may be rounding: pass them in double precision.)"
         )
     kept = h > torch.finfo(h.dtype).eps * len(h) * h[-1]
     h, V = h[kept].flip(0), V[:, kept].flip(1)

@@ -16,6 +16,7 @@ from pyro_evidence import (
     Start,
     Stop,
     Unregularised,
+    WeightDecay,
     class_conditional,
 )
 from pyro_evidence.infer.iterate import Status
@@ -100,6 +101,44 @@ def units(Y: Tensor) -> tuple[Tensor, Tensor]:
 def test_classes_that_cannot_be_fitted_are_refused(labels: Tensor) -> None:
     with pytest.raises(BadInput, match=r"label|class"):
         class_conditional(EvidenceEM(gaussian_mixture(2)), two_blobs(), labels)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(0), torch.tensor([0.0] * 30 + [torch.nan] * 30)])
+def test_classes_that_are_none_are_refused(labels: Tensor) -> None:
+    with pytest.raises(BadInput, match="expected data, and a label for each"):
+        class_conditional(EvidenceEM(gaussian_mixture(2)), two_blobs()[: len(labels)], labels)
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (5, 0)])
+def test_no_data_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(BadInput, match="at least one row and one column"):
+        EvidenceEM(gaussian_mixture(2)).run(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        (lambda: Start(restarts=0), "restarts=0"),
+        (lambda: Start(warm_up=-1), "warm_up=-1; expected a whole number of at least 0"),
+        (lambda: Start(width=0.0), "width"),
+        (lambda: Start(alpha=math.inf), "alpha"),
+        (lambda: Guarded(rho=-1.0), "rho=-1.0"),
+        (lambda: Guarded(others=math.nan), "math.inf for all"),
+        (lambda: Unregularised(rho=-1.0), "rho"),
+        (lambda: Unregularised(cutoff=-1.0), "cutoff"),
+        (lambda: WeightDecay(0.0), r"Unregularised\(\)"),
+        (lambda: WeightDecay(1.0, rho=math.nan), "rho=nan"),
+        (lambda: GreedyDeletion(num_steps=0), "num_steps=0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_where_they_are_made(setting: Callable[[], object], word: str) -> None:
+    with pytest.raises(BadInput, match=word):
+        setting()
+
+
+def test_unseen_data_of_another_kind_are_refused() -> None:
+    with pytest.raises(BadInput, match="3 responses and 1 basis functions, the fitted ones 2 responses"):
+        EvidenceEM(gaussian_mixture(2)).watching(torch.randn(5, 3)).run(two_blobs())
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,17 @@
 """Data in chunks of rows: the same fit as of all rows at once, one chunk in memory at a time."""
 
 import gc
+import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_evidence.axis_priors import LaplacePrior
@@ -15,6 +19,7 @@ from pyro_evidence.eigen_state import score_centre
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.quadratic import JaakkolaJordan, empirical_fisher
+from pyro_evidence.streamed import streamed_weights
 from tests.infer import weight_models as models
 from tests.infer.weight_models import labels
 
@@ -66,24 +71,91 @@ def test_a_data_loader_is_a_way_to_give_chunks() -> None:
     torch.testing.assert_close(found.weights["w"], REVM(models.logistic).run(Phi, t).weights["w"])
 
 
-def test_each_newton_step_is_one_pass_and_each_pass_reads_every_chunk_once() -> None:
+class Counted:
+    """Chunks that count how often they are gone through."""
+
+    def __init__(self, Phi: Tensor, t: Tensor) -> None:
+        self.chunks, self.passes, self.read = chunks(Phi, t), 0, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        self.passes += 1
+        for chunk in self.chunks:
+            self.read += 1
+            yield chunk
+
+
+def test_the_log_evidence_comes_from_the_last_pass_of_the_fit() -> None:
+    counted = Counted(*problem())
+    posterior = REVM(models.logistic).run_chunks(counted)
+    passes = counted.passes
+    assert float(posterior.log_evidence) < 0.0
+    assert float(posterior.state.null_log_likelihood) == pytest.approx(-150.0 * math.log(2.0))
+    assert counted.passes == passes <= 14
+    assert counted.read == 2 * (passes - 1) + 1  # first a look at the first chunk
+
+
+def test_one_pass_gives_value_gradient_and_gram_matrix() -> None:
+    Phi, t = problem()
+    counted = Counted(Phi, t)
+    target = streamed_weights(models.logistic, "w", counted)[0].target
+    y, passes = torch.randn(6), counted.passes
+    (value,), (gradient,) = target.gradient(y.unsqueeze(0))
+    (precision,) = target.precision(y.unsqueeze(0))
+    at_both = target.value(torch.stack([y, torch.zeros(6)]))
+    assert counted.passes == passes + 1
+    s = torch.sigmoid(Phi @ y)
+    torch.testing.assert_close(precision, Phi.T @ ((s * (1.0 - s))[:, None] * Phi))
+    torch.testing.assert_close(gradient, Phi.T @ (t - s))
+    torch.testing.assert_close(at_both, torch.stack([value, torch.tensor(-150.0 * math.log(2.0))]))
+    torch.testing.assert_close(value, dist.Bernoulli(logits=Phi @ y).log_prob(t).sum())
+
+
+def test_a_chunk_that_was_checked_is_read_in_two_runs_of_the_model() -> None:
+    runs: list[int] = []
+
+    def counting(Phi: Tensor, t: Tensor) -> Tensor:
+        runs.append(len(Phi))
+        return models.logistic(Phi, t)
+
+    target = streamed_weights(counting, "w", chunks(*problem()))[0].target
+    target.value(torch.ones(1, 6))
+    checked = len(runs)
+    runs.clear()
+    target.value(torch.zeros(1, 6))
+    assert len(runs) == 4 < checked / 4  # each chunk for its Jacobian and for its constants
+
+
+def test_params_are_those_of_the_first_chunk_in_every_pass() -> None:
+    """An initial value may depend on the data; chunks of one data set still share one param."""
+
+    def noisy(Phi: Tensor, t: Tensor) -> None:
+        scale = pyro.param("scale", t.std(), constraint=constraints.positive)
+        w = models.weights(Phi.shape[1], Phi)
+        with pyro.plate("data", len(Phi)):
+            pyro.sample("t", dist.Normal(Phi @ w, scale), obs=t)
+
+    Phi, _ = problem()
+    t = torch.arange(150.0).square()
+    posterior = REVM(noisy).run_chunks(chunks(Phi, t))
+    scale = t[:80].std()
+    torch.testing.assert_close(posterior.hyperparameters["scale"], scale)
+    quadratic = posterior.state.quadratic.gram
+    torch.testing.assert_close(quadratic, Phi.T @ Phi / scale.square())
+
+
+def test_a_chunk_that_changes_its_size_is_checked_anew() -> None:
     Phi, t = problem()
 
-    class Counted:
+    class Different:
         def __init__(self) -> None:
-            self.passes, self.read = 0, 0
+            self.passes = 0
 
         def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
             self.passes += 1
-            for chunk in chunks(Phi, t):
-                self.read += 1
-                yield chunk
+            yield from chunks(Phi, t, size=60 + 10 * (self.passes % 3))
 
-    counted = Counted()
-    posterior = REVM(models.logistic).run_chunks(counted)
-    assert float(posterior.log_evidence) < 0.0
-    assert counted.passes <= 18
-    assert counted.read <= 2 * counted.passes
+    found = REVM(models.logistic).run_chunks(Different())
+    torch.testing.assert_close(found.weights["w"], REVM(models.logistic).run(Phi, t).weights["w"])
 
 
 def test_chunks_are_let_go() -> None:

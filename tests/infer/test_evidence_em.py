@@ -63,6 +63,21 @@ def test_ripley_with_default_settings(num_components: int, data_dir: Path) -> No
     assert float((found.predict(test.X) != test.t).double().mean()) <= 0.091
 
 
+def test_many_outputs_and_few_data_are_no_reason_to_give_up_components() -> None:
+    """Two clusters in 20 dimensions, 30 data each: both are found, and plain EM and a single component are beaten."""
+    generator = torch.Generator().manual_seed(0)
+    centres = 1.5 * torch.randn(2, 20, generator=generator)
+    which = torch.randint(2, (560,), generator=generator)
+    X = centres[which] + torch.randn(560, 20, generator=generator)
+    Y, Z = X[:60], X[60:]
+    found = fit(Y)
+    stop = Stop(tolerance=0.0, num_steps=50, throw=False, progress=False)
+    plain = fit(Y, update=Unregularised(), start=Start(restarts=1, warm_up=0), deletion=None, stop=stop)
+    assert found.num_components == 2
+    height = found.log_prob(Z).mean()
+    assert height > plain.log_prob(Z).mean() and height > fit(Y, 1).log_prob(Z).mean()
+
+
 def test_exact_update_reaches_the_maximum_of_the_evidence(data_dir: Path) -> None:
     """-19.5917 by L-BFGS on the evidence of the model with one alpha per kernel, in raw units."""
     train = datasets.ripley_train()

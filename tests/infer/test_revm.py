@@ -395,6 +395,32 @@ def test_quantiles_agree_with_draws() -> None:
     torch.testing.assert_close(posterior.quantiles([0.1, 0.9])["w"], expected, rtol=0, atol=0.03)
 
 
+def saturating(X: Tensor, t: Tensor | None = None) -> Tensor:
+    w = pyro.sample("w", dist.Normal(X.new_zeros(3, X.shape[1]), 1.0).to_event(2))
+    with pyro.plate("data", len(X)):
+        return pyro.sample("t", dist.Categorical(logits=torch.tanh(X @ w.T)), obs=t)
+
+
+def test_a_nonlinear_predictor_of_which_no_axis_is_kept() -> None:
+    X = torch.randn(100, 30, generator=torch.Generator().manual_seed(0))
+    t = (X[:, :2] > 0).sum(1)
+    with pytest.warns(UserWarning, match=r"every axis was pruned.*lower it, or pass centre=score_centre"):
+        posterior = REVM(saturating).run(X, t)
+    assert posterior.num_active == 0
+    assert float(posterior.log_evidence) == pytest.approx(-100.0 * math.log(3.0))
+    assert posterior.diagnostics()["status"] == "converged"
+    assert REVM(saturating, centre=score_centre, ridge=1.0).run(X, t).num_active > 0
+
+
+@pytest.mark.parametrize(("ridge", "remedy"), [(1e-13, "raise the ridge, say to"), (1e6, "lower it, or pass centre=")])
+def test_the_warning_says_which_way_the_ridge_is_wrong(ridge: float, remedy: str) -> None:
+    X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    t = (X[:, 0] > 0).double()
+    Phi = kernel(X, X, 0.3) if ridge < 1.0 else 100.0 * X
+    with pytest.warns(UserWarning, match=f"every axis was pruned.*{remedy}"):
+        REVM(models.logistic, ridge=ridge).run(Phi, t)
+
+
 # Bad input
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, LaplacePrior
+from pyro_evidence import REVM, RVM, LaplacePrior, score_centre
 
 
 def weights(X: Tensor) -> Tensor:
@@ -42,6 +42,20 @@ def bounded(X: Tensor, t: Tensor) -> None:
         pyro.sample("t", dist.Categorical(logits=eta), obs=t)
 
 
+class OneDtype(dist.Normal):
+    """Noise that refuses predictors in another precision than the data's."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        noise = super().log_prob(value)
+        return (noise.unsqueeze(-1) @ torch.ones(1, 1, dtype=value.dtype)).squeeze(-1)
+
+
+def strict(X: Tensor, t: Tensor) -> None:
+    eta = X @ weights(X)
+    with pyro.plate("data", len(X)):
+        pyro.sample("t", OneDtype(eta, 1.0).to_event(1), obs=torch.nn.functional.one_hot(t).to(X))
+
+
 def data(size: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(40, size, generator=generator, dtype=torch.float32)
@@ -55,6 +69,7 @@ CASES: dict[str, tuple[int, Callable[..., Any]]] = {
     "bounded": (4, lambda: REVM(bounded)),
     "laplace_prior": (4, lambda: REVM(softmax, prior=LaplacePrior())),
     "more_weights_than_data": (30, lambda: REVM(softmax, ridge=0.1)),
+    "one_dtype": (4, lambda: REVM(strict)),
     "rvm": (4, lambda: RVM(softmax)),
 }
 
@@ -67,3 +82,16 @@ def test_single_precision_arrives_where_double_does(case: str) -> None:
     assert single.num_active == double.num_active
     assert float(single.log_evidence) == pytest.approx(float(double.log_evidence), abs=5e-3)
     assert torch.allclose(single.state.y, double.state.y, atol=2e-3)
+
+
+@pytest.mark.parametrize("settings", [{}, {"prior": LaplacePrior()}, {"centre": score_centre}])
+@pytest.mark.parametrize("ridge", [1e-4, 1e-6])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that the ridge is too small
+def test_saturated_classes_in_single_precision(settings: dict[str, Any], ridge: float) -> None:
+    """Curvatures of 1e-7 and less: rounding of the likelihood to single precision would make them negative."""
+    X = data(3, seed=0)[0][:, :2]
+    Phi = (-torch.cdist(X, X).square() / 0.3).exp()
+    t = (X[:, 0] > 0.2).long() + (X[:, 1] > 0).long()
+    single, double = (REVM(softmax, ridge=ridge, **settings).run(P, t) for P in (Phi, Phi.double()))
+    torch.testing.assert_close(single.wald[:20], double.wald[:20], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(single.log_evidence, double.log_evidence, rtol=1e-7, atol=0)

@@ -74,6 +74,41 @@ def test_a_precision_on_its_way_to_infinity_is_a_verdict() -> None:
     assert state.verdict is Status.UNBOUNDED
 
 
+def redundant(X: Tensor, y: Tensor) -> None:
+    """Three directions of fifty weights matter, so few of them are determined, and the data need the group."""
+    alpha, beta = (pyro.param(n, lambda: torch.ones(()), constraint=constraints.positive) for n in ("alpha", "beta"))
+    w = pyro.sample("w", dist.Normal(torch.zeros(50), alpha.rsqrt()).to_event(1))
+    pyro.sample("y", dist.Normal(X @ w, beta.rsqrt()).to_event(1), obs=y)
+
+
+def test_a_group_that_the_data_need_is_tried_again_only_after_hyperparameters_moved_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    Z = torch.randn(40, 3, generator=generator)
+    X, y = Z @ torch.randn(3, 50, generator=generator), Z.sum(-1) + 0.1 * torch.randn(40, generator=generator)
+    state = type2.step(first(redundant, (X, y)))
+    theta = state.laplace.theta
+    assert state.needed.keys() == {0}
+    assert type2._without(state.laplace, state.laplace.problem.structure.groups, 0)[1] > type2.FAR_WORSE
+    tries: list[int] = []
+    monkeypatch.setattr(type2, "_without", lambda state, groups, t: (tries.append(t), (state, 5.0))[1])
+    for loss, own, noise, again in [
+        (100.0, 0.9, 0.0, False),
+        (100.0, 1.1, 0.0, True),
+        (100.0, 0.0, 4.9, False),
+        (100.0, 0.0, 5.1, True),
+        (20.0, 0.0, 0.9, False),
+        (20.0, 0.0, 1.1, True),
+    ]:
+        tries.clear()
+        where = type2.Needed(theta - torch.tensor([own, noise]), loss)
+        _, needed = type2._prune(state.laplace, {0: where})
+        assert tries == [0] * again and needed == {0: where}
+    _, needed = type2._prune(state.laplace, {})  # costs less than is far worse, so it is not remembered
+    assert needed == {}
+
+
 def groups_without_spread(y: Tensor) -> None:
     """A hierarchical model whose groups have no spread: the best scale is 0, on the edge of what is allowed."""
     tau, sigma = (

@@ -1,5 +1,6 @@
 """Derivatives of rows: against torch's own, in chunks and at once, with and without a graph."""
 
+import gc
 from functools import partial
 
 import pytest
@@ -182,6 +183,27 @@ def test_memory_of_a_graph_is_counted_once() -> None:
         _ = (y * y).sum()
     assert kept.num_bytes == 8000
     assert kept.passes_at_once == derivatives.LARGEST_CHUNK
+
+
+def test_a_measured_graph_is_let_go() -> None:
+    """The second derivative of a sigmoid saves what the first has made: a cycle, were that to be saved as it is."""
+
+    def num_alive() -> int:
+        gc.collect()
+        return sum(type(x) is Tensor for x in gc.get_objects())
+
+    def once() -> Tensor:
+        x = torch.zeros(7).requires_grad_()
+        with measured():
+            slope = pullback(x.sigmoid().sum(), x, create_graph=True)
+        curvature = pullback(slope.sum(), x, create_graph=True)
+        return pullback(curvature.sum(), x)
+
+    torch.testing.assert_close(once(), torch.full((7,), -0.125))  # minus an eighth
+    before = num_alive()
+    for _ in range(5):
+        once()
+    assert num_alive() == before
 
 
 def test_generic_directions_are_fixed_and_stay_away_from_zero() -> None:

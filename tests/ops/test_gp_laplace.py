@@ -170,6 +170,19 @@ def test_evidence_is_near_the_integral(name: str, error: float) -> None:  # orac
     assert abs(float(solved(at).log_evidence(at) - integral)) < error
 
 
+@each_likelihood
+def test_a_newton_step_evaluates_the_likelihood_once(name: str) -> None:
+    at, steps, calls = latent(name), [], []
+
+    def counted(eta: Tensor) -> Tensor:
+        calls.append(eta)
+        return at.log_likelihood(eta)
+
+    find_mode(Latent(at.mean, at.covariance, counted, at.root), at.mean, 1e-12, steps.append)
+    assert len(steps) >= 1
+    assert len(calls) <= len(steps) + 1 + 3 * (name == "student")  # and once where it begins; Student's t halves steps
+
+
 def test_a_singular_covariance_is_no_trouble() -> None:
     X, t = data()
     X = torch.cat([X, X])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.ops import l1, spectrum
-from pyro_evidence.weights import LinearTarget, Part, Penalised
+from pyro_evidence.ops.parts import Part
+from pyro_evidence.weights import LinearTarget, Penalised
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pyro_evidence import datasets
 from pyro_evidence.ops import mixture_evidence, mixture_mode, mixture_rows, mixture_slopes
 from pyro_evidence.ops.mixture import Mixture, MixtureData, e_step, mixture_data
 from pyro_evidence.ops.mixture_updates import (
+    EStep,
     Guarded,
     Ties,
     Unregularised,
@@ -148,7 +149,7 @@ def test_one_kernel_climbs_to_the_maximum_of_the_exact_evidence() -> None:
 
 
 @pytest.mark.parametrize(
-    "update", [literal, derived, Guarded(), Guarded(whole=False), WeightDecay(0.1), Unregularised()]
+    "update", [literal, derived, Guarded(), Guarded(others=0.0), WeightDecay(0.1), Unregularised()]
 )
 def test_permuting_kernels_changes_nothing(update: Update) -> None:
     torch.manual_seed(0)
@@ -172,9 +173,48 @@ def test_permuting_kernels_changes_nothing(update: Update) -> None:
 def test_without_the_gamma_prior_the_outputs_own_gamma_is_the_derived_update(data_dir: Path) -> None:
     data, at, ties = ripley(0, 3, 2)
     here = estep(data, at, ties, mixture_evidence.coordinate)
-    one, other = Guarded(rho=0.0, whole=False)(here), derived(here)
+    one, other = Guarded(rho=0.0, others=0.0)(here), derived(here)
     for field in mixture_rows.FIELDS:
         assert_exact(getattr(one, field), getattr(other, field))
+
+
+def one_gaussian(Y: Tensor, full: bool = False) -> EStep:
+    """One kernel for each data set ``(R, N, m)``, at its moments, with a prior so flat that every gamma is one."""
+    R, _, m = Y.shape
+    w, noise = Y.mean(1)[:, None, :, None], Y.var(1, correction=0).reciprocal()[:, None]
+    at = Mixture(w, noise, torch.zeros(R, 1), torch.full_like(w, 1e-7), torch.zeros(1, m, 1))
+    at = replace(at, noise=noise.diag_embed()) if full else at
+    return estep(mixture_data(Y, products=True), at, per_kernel((1, m, 1)), mixture_evidence.coordinate)
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "others", "taken"),
+    [(1, 3.0, 1), (2, 3.0, 2), (4, 3.0, 4), (5, 3.0, 4), (12, 3.0, 4), (12, math.inf, 12), (12, 1.0, 2), (12, 0.0, 1)],
+)
+def test_variances_are_widened_by_the_gamma_of_so_many_outputs(num_outputs: int, others: float, taken: int) -> None:
+    """Oracle: the formula for one kernel, whose gammas are one."""
+    Y = torch.randn(2, 30, num_outputs, generator=torch.Generator().manual_seed(0))
+    variance = Guarded(rho=0.0, others=others)(one_gaussian(Y)).noise[:, 0].reciprocal()
+    assert_approx(variance, Y.var(1, correction=0) * 30 / (30 - taken))
+
+
+def test_a_noise_matrix_is_widened_by_all() -> None:
+    Y = torch.randn(1, 30, 12, generator=torch.Generator().manual_seed(0))
+    covariance = torch.linalg.inv(Guarded(rho=0.0)(one_gaussian(Y, full=True)).noise[0, 0])
+    assert_approx(covariance, Y[0].mT.cov(correction=0) * 30 / (30 - 12))
+
+
+def test_three_other_outputs_predict_best_however_many_there_are() -> None:
+    """Expected log density of new data under a Gaussian that was fitted to 15, mean of 2000 fits; in closed form."""
+    m, truth = 12, torch.Generator().manual_seed(0)
+    at = one_gaussian(torch.randn(2000, 15, m, generator=truth))
+
+    def nll(others: float) -> float:
+        found = Guarded(rho=0.0, others=others)(at)
+        precision, mean = found.noise[:, 0], found.w[:, 0, :, 0]
+        return float((0.5 * (precision * (1.0 + mean.square()) - precision.log())).sum(-1).mean())
+
+    assert nll(3.0) < min(nll(others) for others in (0.0, 1.5, 4.5, 6.0, math.inf))
 
 
 def test_unregularised_is_plain_em() -> None:
