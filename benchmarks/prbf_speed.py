@@ -78,7 +78,7 @@ def satimage() -> None:
         for _ in range(5):
             for label, update in (("plain", plain), ("literal", literal), ("ascent", climb)):
                 runs[label].append(per_round(warm, update, 10))
-            runs["exact"].append(per_round(warm, exact, 2))
+            runs["exact"].append(per_round(warm, exact, 10))
             runs["scikit-learn"].append(theirs(X, 18, name, 10))
         best = {label: min(values) for label, values in runs.items()}
         p = best["plain"]

@@ -109,6 +109,7 @@ def against_peers() -> None:
         + "|---" * 6
         + "|"
     )
+    print("| Ripley | | | scikit-rvm: no distribution on any package index | | |")
     compared("Ripley", (train.X, train.t), (test.X, test.t), peers)
     for size in (2000, 3000):
         X = torch.rand(size + 1000, 2, generator=torch.Generator().manual_seed(0)) * 3.0

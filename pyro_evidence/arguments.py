@@ -23,5 +23,5 @@ def check_count(name: str, value: Any, at_least: int = 1, advice: str = "") -> N
     :raises BadInput: naming the argument.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        given = repr(value) if isinstance(value, int | float | str) else f"a {type(value).__name__}"
-        raise BadInput(f"{name}={given}; expected a whole number of at least {at_least}.{' ' * bool(advice)}{advice}")
+        given = f"={value!r}" if isinstance(value, int | float | str) else f" is a {type(value).__name__}"
+        raise BadInput(f"{name}{given}; expected a whole number of at least {at_least}.{' ' * bool(advice)}{advice}")

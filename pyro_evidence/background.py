@@ -22,7 +22,8 @@ class WithBackground(TorchDistribution):
     def __init__(self, base_dist: Any, background: Background) -> None:
         if len(base_dist.event_shape) > 1:
             raise UnsupportedModel(
-                f"a background for data of shape {tuple(base_dist.event_shape)} each; expected numbers or vectors."
+                f"a background for data of shape {tuple(base_dist.event_shape)} each; expected numbers or "
+                "vectors. Flatten each datum."
             )
         self.base_dist, self.background = base_dist, background
         super().__init__(base_dist.batch_shape, base_dist.event_shape, validate_args=False)

@@ -16,6 +16,7 @@ from pyro_evidence.program import Model
 
 Draws = dict[str, Tensor]
 Data = tuple[tuple[Any, ...], dict[str, Any]]
+FEWEST = 4  # draws of a chain, below which Pyro computes no diagnostics at all
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
 
 
@@ -72,13 +73,22 @@ def run_chains(model: Model, data: Data, settings: Settings) -> Chains:
 
 def _one_chain(model: Model, data: Data, settings: Settings, seed: int) -> tuple[Draws, Tensor]:
     """Draws ``(T,) + site shape`` and which transitions diverged, ``(T,)``."""
-    mcmc = MCMC(NUTS(model), settings.num_samples, settings.warmup_steps, disable_progbar=True)
+    num = settings.num_samples
+    mcmc = MCMC(NUTS(model), max(num, FEWEST), settings.warmup_steps, disable_progbar=True)
     torch.manual_seed(seed)
     mcmc.run(*data[0], **data[1])
-    divergences: Mapping[str, list[int]] = mcmc.diagnostics().get("divergences", {})
-    diverging = torch.zeros(settings.num_samples, dtype=torch.bool)
-    diverging[[int(i) for found in divergences.values() for i in found]] = True
-    return dict(mcmc.get_samples()), diverging
+    draws: Draws = mcmc.get_samples()
+    return {n: v[:num] for n, v in draws.items()}, divergences(mcmc)[0, :num]
+
+
+def divergences(mcmc: MCMC) -> Tensor:
+    """Which transitions of finished chains diverged, bool ``(C, T)``; all False for fewer than four draws a chain."""
+    chains, length = next(iter(mcmc.get_samples(group_by_chain=True).values())).shape[:2]
+    diverging = torch.zeros(chains, length, dtype=torch.bool)
+    found: Mapping[str, list[int]] = mcmc.diagnostics().get("divergences", {}) if length >= FEWEST else {}
+    for name, indices in found.items():
+        diverging[int(name.split()[-1]), [int(i) for i in indices]] = True
+    return diverging
 
 
 def _elsewhere(

@@ -343,3 +343,14 @@ def same_arguments(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any
         and a[1].keys() == b[1].keys()
         and all(x is y for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))
     )
+
+
+def require_targets(nodes: Mapping[str, Mapping[str, Any]], observed: Sequence[str]) -> None:
+    """Refuse arguments without data for a site that observed some when the model was fitted.
+
+    :param nodes: of a trace on these arguments.
+    :raises BadInput: naming the sites.
+    """
+    missing = [n for n in observed if n not in nodes or not nodes[n]["is_observed"]]
+    if missing:
+        raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")

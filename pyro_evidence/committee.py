@@ -78,7 +78,10 @@ def committee(posteriors: Sequence[LaplacePosterior], *, log_copies: Sequence[fl
     :raises BadInput: for no posteriors, for numbers that do not fit them, and for different data.
     """
     if not posteriors or not all(isinstance(p, LaplacePosterior) for p in posteriors):
-        raise BadInput(f"a committee needs posteriors as engine.run(...) returns them; got {len(posteriors)} things.")
+        raise BadInput(
+            f"a committee needs posteriors as engine.run(...) returns them; got {len(posteriors)} things. "
+            "Pass them in a list."
+        )
     copies = [0.0] * len(posteriors) if log_copies is None else list(log_copies)
     if len(copies) != len(posteriors) or not all(map(math.isfinite, copies)):
         raise BadInput(f"log_copies={copies}; expected {len(posteriors)} finite numbers, one per posterior.")

@@ -70,7 +70,8 @@ class Comparison:
         """What cannot be said in numbers: rows that could not run, sites that are missing, divergences."""
         found = [f"{n}: did not run. {r.failure}" for n, r in self.runs.items() if r.failure]
         found += [
-            f"{n}: {r.divergences} divergent transitions; its draws are biased."
+            f"{n}: {r.divergences} divergent transitions; its draws are biased. Reparametrise (non-centred "
+            "scales), or warm up longer."
             for n, r in self.runs.items()
             if r.divergences
         ]
@@ -130,6 +131,7 @@ def compare(
     :return: a :class:`Comparison`; an engine that fails is a row that says why.
     :raises BadInput: for fewer than two engines, an unknown reference, or one that failed.
     """
+    _check_arguments(engines, held_out, loss)
     name = reference if reference is not None else next(reversed(list(engines)), "")
     if len(engines) < 2 or name not in engines:
         raise BadInput(
@@ -140,11 +142,27 @@ def compare(
         done[each] = run(each, engine, model, (args, kwargs), done)
     if done[name].failure or done[name].num_draws < 2:
         raise BadInput(
-            f"the reference '{name}' gave {done[name].num_draws} draws; expected at least 2. {done[name].failure}"
+            f"the reference '{name}' gave {done[name].num_draws} draws; expected at least 2. Pass another "
+            f"as reference. {done[name].failure}"
         )
     joints, done = _of_the_same_data(model, (args, kwargs), done, name)
     done = _relabelled(done, name, joints)
     return _compared(done, name, _predicted(done, joints, held_out, loss, seed), seed)
+
+
+def _check_arguments(engines: Any, new: Any, loss: Any) -> None:
+    if not isinstance(engines, Mapping):
+        raise BadInput(
+            f"engines is a {type(engines).__name__}; expected a dict, such as {{'laplace': LaplaceEvidence(model), "
+            "'nuts': Nuts(of='laplace')}."
+        )
+    if new is not None and not isinstance(new, list | tuple | Mapping):
+        raise BadInput(
+            f"held_out is a {type(new).__name__}; expected the model's arguments with new data: (X_new, t_new), or a "
+            "dict of named ones."
+        )
+    if not callable(loss):
+        raise BadInput(f"loss={loss!r}; expected a function of a Prediction, such as misclassified_or_squared.")
 
 
 Joints = dict[str, LogJoint]
@@ -168,7 +186,7 @@ def _of_the_same_data(model: Model, data: Data, done: dict[str, Run], name: str)
         letter = f"BadInput: its model observes other data than the model compared: {list(joints[n].observed)}."
         marked[n], _ = replace(marked[n], draws={}, failure=letter), joints.pop(n)
     if marked[name].failure:
-        raise BadInput(f"the reference '{name}' cannot be one. {marked[name].failure}")
+        raise BadInput(f"the reference '{name}' cannot be one. {marked[name].failure} Pass another as reference.")
     return joints, marked
 
 

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class EvidenceComparison:
     def _row(self, name: str) -> Row:
         found = [row for row in self.rows if row.name == name]
         if not found:
-            raise BadInput(f"no model {name!r} was compared, only {[row.name for row in self.rows]}.")
+            raise BadInput(f"no model {name!r} was compared; expected one of {[row.name for row in self.rows]}.")
         return found[0]
 
     def __str__(self) -> str:
@@ -126,7 +127,7 @@ def compare_evidence(
     return EvidenceComparison(tuple(sorted(rows, key=lambda row: -row.log_evidence)), tuple(doubts))
 
 
-def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, object]) -> None:
+def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, Any]) -> None:
     if len(posteriors) < 2:
         raise BadInput(
             f"{len(posteriors)} posterior(s) given; expected at least two, as compare_evidence(a=..., b=...)."
@@ -137,6 +138,12 @@ def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, object]
     unknown = [n for names in others for n in names if n not in posteriors]
     if unknown:
         raise BadInput(f"{unknown} name no posterior; expected names among {list(posteriors)}.")
+    estimates, prior = others
+    wrong = {n: type(e).__name__ for n, e in estimates.items() if not isinstance(e, EvidenceEstimate)}
+    if wrong:
+        raise BadInput(f"estimates are {wrong}; expected what bridge_sampling(...) or another estimator returns.")
+    if not all(isinstance(p, int | float) and 0.0 < p < math.inf for p in prior.values()):
+        raise BadInput(f"prior={dict(prior)}; expected finite numbers above 0. Leave a model out to give it none.")
 
 
 def _estimate(posterior: Posterior) -> EvidenceEstimate:

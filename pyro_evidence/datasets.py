@@ -137,7 +137,7 @@ def train_test_split(dataset: Dataset, *, fraction: float, seed: int) -> tuple[D
     if not 0 < num_train < num_data:
         raise BadInput(
             f"fraction={fraction:g} of {num_data} rows leaves {num_train} for training and "
-            f"{num_data - num_train} for testing; expected at least one in each."
+            f"{num_data - num_train} for testing; expected at least one in each. Choose another fraction."
         )
     order = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))
     return _rows(dataset, order[:num_train]), _rows(dataset, order[num_train:])
@@ -153,7 +153,10 @@ def _from_file(name: str, source: str) -> Dataset:
         return Dataset(table, None, header, source)
     label = table[:, -1]
     if missing := (label.isnan().nonzero().flatten() + 1).tolist():
-        raise BadInput(f"{name}.csv: row {missing[0]} has no label ({len(missing)} in all); expected one in each.")
+        raise BadInput(
+            f"{name}.csv: row {missing[0]} has no label ({len(missing)} in all); expected one in each. Take "
+            "these rows out of the file."
+        )
     return Dataset(table[:, :-1], _targets(label), header[:-1], source)
 
 
@@ -167,7 +170,9 @@ def _path(name: str) -> Path:
     path = Path(folder) / f"{name}.csv"
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in Path(folder).glob("*.csv"))) or "no CSV file"
-        raise FileNotFoundError(f"{path} is no file. PYRO_EVIDENCE_DATA={folder} holds: {there}.")
+        raise FileNotFoundError(
+            f"{path} is no file. PYRO_EVIDENCE_DATA={folder} holds: {there}. Put it there, or name another folder."
+        )
     return path
 
 

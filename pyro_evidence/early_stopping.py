@@ -40,7 +40,10 @@ class RandomShare:
         num = next((len(x) for x in args if isinstance(x, Tensor) and x.dim()), 0)
         num_out = round(self.share * num)
         if not 0 < num_out < num:
-            raise BadInput(f"share={self.share} of {num} data holds out {num_out}; expected some, and some to fit.")
+            raise BadInput(
+                f"share={self.share} of {num} data holds out {num_out}; expected some, and some to fit. Choose "
+                "another share."
+            )
         order = torch.randperm(num, generator=torch.Generator().manual_seed(self.seed))
         return _rows(args, order[num_out:], num), _rows(args, order[:num_out], num)
 
@@ -117,7 +120,10 @@ class EarlyStopping:
         curve = learning_curve(self.engine, train, watched, num_steps=self.num_steps)
         error = torch.where(curve.test_nll.isfinite(), curve.test_nll, torch.inf)
         if not bool(error.isfinite().any()):
-            raise BadInput("the held-out data have no finite density in any round; expected data like the others.")
+            raise BadInput(
+                "the held-out data have no finite density in any round; expected data like the others. Hold out "
+                "other rows, or more of them."
+            )
         step, restart = divmod(int(error.argmin()), error.shape[1])
         structure = recognise_mixture(LogJoint(self.engine.model, train))
         mixture = mixture_rows.row(curve.mixtures[step], torch.tensor([restart]))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.checks import require_targets
 from pyro_evidence.program import LogJoint
 from pyro_evidence.runs import Run, coordinates
 from pyro_evidence.simulate import from_predictive, mean_rows, pointwise_rows
@@ -86,6 +87,7 @@ def held_out(of: Run, joint: LogJoint, loss: Loss = misclassified_or_squared, se
     :raises BadInput: when the model cannot be run on them.
     """
     u, theta = coordinates(joint, of.draws), joint.initial_theta
+    require_targets(joint.trace(u[0], theta).nodes, joint.observed)
     rows = pointwise_rows(joint, u, theta)
     log_density = torch.cat([v.reshape(len(u), -1) for v in rows.values()], -1).double()
     prediction = _prediction(joint, u, seed)

@@ -139,18 +139,8 @@ def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[
             f"{joint.latents.names}; expected the same sites and at least one draw. Pass the arguments of "
             "mcmc.run."
         )
-    return Chains(joint, joint.initial_theta, dict(draws), {"diverging": _divergences(fit, draws)})
-
-
-def _divergences(fit: MCMC | sampled.Chains, draws: Values) -> Tensor:
-    """Which transitions diverged, ``(C, T)`` bool."""
-    if isinstance(fit, sampled.Chains):
-        return fit.diverging
-    chains, length = next(iter(draws.values())).shape[:2]
-    diverging = torch.zeros(chains, length, dtype=torch.bool)
-    for name, indices in fit.diagnostics().get("divergences", {}).items():
-        diverging[int(name.split()[-1]), [int(i) for i in indices]] = True
-    return diverging
+    diverging = fit.diverging if isinstance(fit, sampled.Chains) else sampled.divergences(fit)
+    return Chains(joint, joint.initial_theta, dict(draws), {"diverging": diverging})
 
 
 def _predictive(chains: Chains, seed: int) -> Values:

@@ -101,7 +101,10 @@ class LaplaceMarginal:
         joint = at.joint
         missing = [n for n in joint.hyper_sites if n not in samples]
         if missing:
-            raise BadInput(f"samples lack the site(s) {missing}; expected draws of {list(joint.hyper_sites)}.")
+            raise BadInput(
+                f"samples lack the site(s) {missing}; expected draws of {list(joint.hyper_sites)}. Pass "
+                "mcmc.get_samples()."
+            )
         store = pyro.get_param_store()
         params = {n: store[n].detach() for n in joint.hypers.names if n not in joint.hyper_sites}
         found = []

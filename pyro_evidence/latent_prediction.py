@@ -156,7 +156,8 @@ def new_values(state: LaplaceState, site: str, new: Arguments) -> NewValues:
     if len(blocks) != shape[:-1].numel() or len(blocks[0].loc) <= size:
         raise BadInput(
             f"the model's '{site}' does not grow with its inputs: it has shape {tuple(shape)} on the old inputs, and "
-            f"{len(blocks)} function(s) of {len(blocks[0].loc)} values on old and new ones joined."
+            f"{len(blocks)} function(s) of {len(blocks[0].loc)} values on old and new ones joined. Expected a "
+            "covariance computed from the arguments, not a stored matrix."
         )
     loc = torch.cat([b.loc[size:] for b in blocks])
     cross = torch.zeros(joint.latents.size, len(loc), dtype=loc.dtype, device=loc.device)

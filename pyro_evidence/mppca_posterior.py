@@ -217,7 +217,8 @@ class MPPCAPosterior(LaplacePosterior):
         Y, precision = self.structure.Y, self.state.precision
         if not isinstance(precision, Dense):
             raise TooLarge(
-                f"{self._at.W.numel()} loadings are too many for the dense curvature that importance ratios need."
+                f"{self._at.W.numel()} loadings are too many for the dense curvature that importance ratios need. "
+                "Fit fewer components or latents."
             )
         return mppca_orbit.log_weights(*self._centred(Y), precision, num_samples, seed)
 

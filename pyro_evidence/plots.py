@@ -29,7 +29,8 @@ def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
     if not gamma:
         raise BadInput(
             f"There is no gamma to draw: none of the hyperparameters {list(posterior.hyperparameters)} is "
-            f"recognised as the precision of Gaussian latents, as alpha is in Normal(0, alpha**-0.5)."
+            "recognised as the precision of Gaussian latents, as alpha is in Normal(0, alpha**-0.5). Write "
+            "the prior so."
         )
     names = [label for name in gamma for label in labels_of(name, gamma[name])]
     values = _flat({name: posterior.hyperparameters[name] for name in gamma})

@@ -56,7 +56,10 @@ def worst_pair(axes: Axes, comparison: Comparison, engine: str) -> Axes:
     check_axes(axes)
     draws = {n: comparison.runs[n].draws for n in (engine, comparison.reference) if n in comparison.runs}
     if len(draws) < 2 or not draws[engine]:
-        raise BadInput(f"engine={engine!r} has no draws beside the reference; the runs are {list(comparison.runs)}.")
+        raise BadInput(
+            f"engine={engine!r} has no draws beside the reference; expected another run that has draws, of "
+            f"{list(comparison.runs)}."
+        )
     names, a, b = _common(draws[engine], draws[comparison.reference])
     if len(names) < 2:
         raise BadInput(f"{names} vary in both; expected two elements at least, for a pair. Draw overlaid(...) instead.")
@@ -107,7 +110,7 @@ def rank_histogram(axes: Axes, found: Calibration, name: str | None = None) -> A
     check_axes(axes)
     name = found.names[int(found.p_values.argmin())] if name is None else name
     if name not in found.names:
-        raise BadInput(f"no quantity {name!r} was ranked, only {list(found.names)}.")
+        raise BadInput(f"no quantity {name!r} was ranked; expected one of {list(found.names)}.")
     expected = len(found.ranks) / found.num_bins
     half = BAND * math.sqrt(expected * (1.0 - 1.0 / found.num_bins))
     axes.axhspan(max(expected - half, 0.0), expected + half, color="lightgrey")
@@ -122,7 +125,9 @@ def _columns(comparison: Comparison, site: str, element: int) -> dict[str, Tenso
     draws = {n: r.draws[site] for n, r in comparison.runs.items() if site in r.draws}
     size = draws[comparison.reference][0, 0].numel() if comparison.reference in draws else 0
     if not 0 <= element < size:
-        raise BadInput(f"site {site!r}, element {element}: the reference has {size} elements of that site.")
+        raise BadInput(
+            f"site {site!r}, element {element}: expected an element of the {size} that the reference has of that site."
+        )
     rows = {n: v.double().flatten(0, 1).reshape(v.shape[0] * v.shape[1], -1) for n, v in draws.items()}
     return {n: v[:, element] for n, v in rows.items() if v.shape[1] == size and len(v) > 1}
 

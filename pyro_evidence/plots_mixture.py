@@ -128,7 +128,10 @@ def density_strips(axes: Axes, log_density: LogDensity, x: Tensor, y: Tensor) ->
     pairs = torch.cartesian_prod(x, y)
     found = log_density(pairs[:, 0], pairs[:, 1]).detach()
     if found.shape != (len(pairs),):
-        raise BadInput(f"log_density returned shape {tuple(found.shape)} for {len(pairs)} pairs of x and y.")
+        raise BadInput(
+            f"log_density returned shape {tuple(found.shape)} for {len(pairs)} pairs of x and y; expected one "
+            "number each."
+        )
     density = found.exp().reshape(len(x), len(y)).T
     axes.pcolormesh(x.tolist(), y.tolist(), density.tolist(), cmap="Greys", shading="nearest")
     axes.set_xlabel("x")

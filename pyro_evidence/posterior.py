@@ -15,7 +15,7 @@ from pyro.infer.mcmc.util import print_summary
 from torch import Tensor
 
 from pyro_evidence import archive, report
-from pyro_evidence.checks import run_failed, tensors
+from pyro_evidence.checks import require_targets, run_failed, tensors
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.guide import LaplaceGuide
 from pyro_evidence.laplace import LaplaceState
@@ -161,7 +161,7 @@ class LaplacePosterior:
         if args or kwargs:
             joint.args, joint.kwargs = args, kwargs
         try:
-            _require_targets(joint, self.state)
+            require_targets(joint.trace(self.state.u, self.state.theta).nodes, joint.observed)
             return {n: v.detach() for n, v in joint.pointwise(self.state.u, self.state.theta).items()}
         except (BadInput, UnsupportedModel):
             raise
@@ -293,13 +293,6 @@ def _generator(seed: int | None) -> torch.Generator:
         with torch.random.fork_rng(devices=()):
             seed = int(torch.randint(2**62, (), device="cpu"))
     return torch.Generator(device="cpu").manual_seed(operator.index(seed))
-
-
-def _require_targets(joint: LogJoint, state: LaplaceState) -> None:
-    nodes = joint.trace(state.u, state.theta).nodes
-    missing = [n for n in joint.observed if n not in nodes or not nodes[n]["is_observed"]]
-    if missing:
-        raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")
 
 
 def _overwritten(homes: Sequence[Home], value: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_evidence import archive
 from pyro_evidence.axes_state import GaussianFit, OnAxesState, gaussian_fit
 from pyro_evidence.axis_priors import AxisPrior, GaussianPrior, GroupPrior, LaplacePrior
+from pyro_evidence.checks import require_targets
 from pyro_evidence.errors import BadInput
 from pyro_evidence.guide import LaplaceGuide
 from pyro_evidence.laplace import laplace_state, problem
@@ -165,10 +166,7 @@ class AxesPosterior:
         """Pointwise log density of every observed site at the mode, nats; of the training data by default."""
         joint = self._with(args, kwargs)
         u = self.of.flat(self.state.y)
-        nodes = joint.trace(u, joint.initial_theta).nodes
-        missing = [n for n in joint.observed if not nodes[n]["is_observed"]]
-        if missing:
-            raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")
+        require_targets(joint.trace(u, joint.initial_theta).nodes, joint.observed)
         return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
 
     def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
@@ -282,7 +280,8 @@ class AxesPosterior:
         archive.storable(joint.kwargs, "keyword arguments")
         if type(prior) not in OURS.values():
             raise BadInput(
-                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected one of ours."
+                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected GaussianPrior, "
+                "GroupPrior or LaplacePrior."
             )
         record: dict[str, Any] = {
             "format": archive.FORMAT,
@@ -312,7 +311,8 @@ class AxesPosterior:
             raise BadInput(
                 f"this model's log evidence at the saved mode is {float(posterior.log_evidence):.6g}; the "
                 "file was saved "
-                f"with {float(record['log_evidence']):.6g}. It is another density."
+                f"with {float(record['log_evidence']):.6g}. It is another density: load it with the model that it "
+                "was fitted to."
             )
         return posterior
 

@@ -117,7 +117,9 @@ class RVMPosterior(AxesPosterior):
     def _single_part(self) -> Part:
         target = self.of.target
         if not isinstance(target, LinearTarget) or len(target.parts) != 1 or target.parts[0].c.shape[1] != 1:
-            raise UnsupportedModel("healing needs one observed site with one predictor element per datum.")
+            raise UnsupportedModel(
+                "healing needs one observed site with one predictor element per datum. Use probability without it."
+            )
         return target.parts[0]
 
     @property

@@ -19,11 +19,14 @@ FORMAT = "pyro_evidence PRBF posterior 1"
 
 
 class Rejection(NamedTuple):
-    """A class that has left a kernel."""
+    """A class that has left a kernel: its mixing there fell below 1e-8 and stayed there to the end.
+
+    The published clamp makes it zero, for good; the other updates, plain EM too, only let it become small.
+    """
 
     kernel: int
     label: int
-    step: int  # the round after which its mixing was zero and stayed so
+    step: int  # the round in which it fell
 
 
 class Loss(NamedTuple):
@@ -168,7 +171,10 @@ class PRBFPosterior:
     def _features(self, X: Tensor) -> Tensor:
         check_inputs(X)
         if X.shape[-1] != self.loc.shape[-1]:
-            raise BadInput(f"X has {X.shape[-1]} columns; the network was fitted to {self.loc.shape[-1]}.")
+            raise BadInput(
+                f"X has {X.shape[-1]} columns; the network was fitted to {self.loc.shape[-1]}. Pass those, in the "
+                "same order."
+            )
         return self.model.kernels.covariance.features(X.to(self.loc))
 
     def save(self, path: str | Path) -> None:

@@ -196,7 +196,10 @@ class LeastKL:
         _weights_alone(target, "LeastKL")
         parts = _linearised(target, y)
         if len(parts) != 1 or parts[0].c.shape[1] != 1:
-            raise UnsupportedModel("LeastKL needs one observed site whose predictor has one element per datum.")
+            raise UnsupportedModel(
+                "LeastKL needs one observed site whose predictor has one element per datum. Use "
+                "approximation=laplace_at_base."
+            )
         part, J = parts[0], parts[0].J[:, 0]
         nodes = gauss_hermite(self.num_nodes, y)
         mean, marginal = y, torch.zeros_like(part.c[:, 0])

@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoContinuous, AutoNormal
 from pyro.infer.mcmc.util import diagnostics as chain_diagnostics
 from torch import Tensor
 
-from pyro_evidence.chains import Chains, Data, Draws, Settings, run_chains
+from pyro_evidence.chains import Chains, Data, Draws, Settings, divergences, run_chains
 from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior_axes import AxesPosterior
 from pyro_evidence.program import LogJoint, Model
@@ -124,7 +124,10 @@ class Svi:
         svi = SVI(model, guide, self.optim, self.elbo())
         losses = torch.tensor([svi.step(*args, **kwargs) for _ in range(self.num_steps)])
         if not bool(torch.isfinite(losses[-1:]).all()):
-            raise BadInput(f"the loss of SVI is {float(losses[-1])} after {self.num_steps} steps; expected a number.")
+            raise BadInput(
+                f"the loss of SVI is {float(losses[-1])} after {self.num_steps} steps; expected a number. Lower "
+                "the learning rate."
+            )
         trace = poutine.trace(model).get_trace(*args, **kwargs)
         params = {n: torch.as_tensor(trace.nodes[n]["value"]).detach().clone() for n in trace.param_nodes}
         latent = {n: s for n, s in sample_nodes(trace).items() if not s["is_observed"] and not is_discrete(s)}
@@ -179,11 +182,31 @@ def _run(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, Ru
         base = model if engine.of is None else poutine.block(_fitted(engine.of, done), hide_types=["param"])
         draws, substituted = engine.run_on(base, args, kwargs)
         return Run(name, draws, substituted, 0.0)
+    _check_engine(name, engine)
     return _of_fit(name, engine, engine.run(*args, **kwargs), model)
+
+
+def _check_engine(name: str, engine: Any) -> None:
+    """Refuse what cannot be run on data, or is run otherwise."""
+    if isinstance(engine, SVI):
+        raise BadInput(
+            f"engine '{name}' is Pyro's SVI; expected pyro_evidence.Svi(guide, optim), its guide a function of a model."
+        )
+    if isinstance(engine, type) or not callable(getattr(engine, "run", None)):
+        what = f"the class {engine.__name__}" if isinstance(engine, type) else f"a {type(engine).__name__}"
+        raise BadInput(
+            f"engine '{name}' is {what}; expected an object with run(*args, **kwargs), such as LaplaceEvidence(model), "
+            "Nuts() or Svi(AutoNormal, Adam({'lr': 0.01})). For a posterior that is there already, give its engine."
+        )
 
 
 def _nuts(name: str, engine: Nuts, model: Model, data: Data, done: Mapping[str, Run]) -> Run:
     """NUTS on a fit's model, or on the user's, whose params are put in because other processes have no store."""
+    if engine.of is not None and engine.hyperpriors:
+        raise BadInput(
+            f"of={engine.of!r} holds that fit's hyperparameters and hyperpriors={sorted(engine.hyperpriors)} "
+            "integrates them; expected one of the two. Give two engines for both questions."
+        )
     base = _with_params(model, data, engine.hyperpriors or {}) if engine.of is None else _fitted(engine.of, done)
     chains = engine.run_on(base, *data)
     lacking = set() if engine.of is None else set(done[engine.of].draws) - set(chains.draws)
@@ -194,6 +217,9 @@ def _nuts(name: str, engine: Nuts, model: Model, data: Data, done: Mapping[str, 
 
 def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:
     joint = LogJoint(model, *data, hyper=())
+    unknown = sorted(set(lifted) - set(joint.held))
+    if unknown:
+        raise BadInput(f"hyperpriors name {unknown}; expected params of the model, which are {sorted(joint.held)}.")
     if not lifted:
         return joint.substituted(joint.initial_theta) if joint.held else model
     others = {n: v for n, v in joint.held.items() if n not in lifted}
@@ -217,7 +243,7 @@ def coordinates(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
 def _fitted(of: str, done: Mapping[str, Run]) -> Model:
     """The model of another engine's fit, hyperparameters put in."""
     if of not in done or done[of].failure:
-        raise BadInput(f"of={of!r} needs that engine's fit, listed before it; finished so far: {list(done)}.")
+        raise BadInput(f"of={of!r} needs that engine's fit; expected one listed before it, of {list(done)}.")
     return done[of].target or done[of].model
 
 
@@ -228,18 +254,25 @@ def _checked(found: Run) -> Run:
     """
     sizes = {n: tuple(v.shape[:2]) for n, v in found.draws.items()}
     if not found.num_draws or len(set(sizes.values())) > 1:
-        raise BadInput(f"the draws by site are (chains, draws) {sizes}; expected one number of them, at least 1.")
+        raise BadInput(
+            f"the draws by site are (chains, draws) {sizes}; expected one number of them, at least 1. Look at "
+            "that engine's get_samples()."
+        )
     bad = {n: int((~torch.isfinite(v.double())).sum()) for n, v in found.draws.items()}
     if any(bad.values()):
-        raise BadInput(f"draws that are nan or infinite, by site: { {n: b for n, b in bad.items() if b} }.")
+        raise BadInput(
+            f"draws that are nan or infinite, by site: { {n: b for n, b in bad.items() if b} }. Look at that engine."
+        )
     return found
 
 
 def _of_mcmc(name: str, mcmc: MCMC) -> Run:
     """Chains that have been run."""
     draws = mcmc.get_samples(group_by_chain=True)
-    divergences = sum(len(d) for d in mcmc.diagnostics().get("divergences", {}).values())
-    return Run(name, dict(draws), mcmc.kernel.model, 0.0, fit=mcmc, divergences=divergences)
+    if not draws:
+        raise BadInput("this MCMC has no draws; expected num_samples of at least 1.")
+    diverging = int(divergences(mcmc).sum())
+    return Run(name, dict(draws), mcmc.kernel.model, 0.0, fit=mcmc, divergences=diverging)
 
 
 def _of_fit(name: str, engine: Any, fit: Any, model: Model) -> Run:

@@ -92,6 +92,11 @@ def sbc(
             "num_draws + 1 to be a multiple "
             f"of num_bins, and at least {5 * num_bins} simulations, five in each bin."
         )
+    if not callable(engine):
+        raise BadInput(
+            f"engine is a {type(engine).__name__}; expected a function of a model that returns an engine, such as "
+            "lambda m: LaplaceEvidence(m, hyper=()), because each simulation has a model with data of its own."
+        )
     joint = LogJoint(model, args, kwargs, hyper=())
     truth = from_prior(joint, joint.initial_theta, num_simulations, seed)
     ranks, failures = [], []
@@ -103,7 +108,9 @@ def sbc(
         except (ArithmeticError, ValueError, RuntimeError) as error:
             failures.append(f"data set {i}: {' '.join(str(error).split())[:300]}")
     if len(failures) > num_simulations // 10:
-        raise BadInput(f"{len(failures)} of {num_simulations} runs failed; the first said: {failures[0]}")
+        raise BadInput(
+            f"{len(failures)} of {num_simulations} runs failed; expected at most a tenth. The first said: {failures[0]}"
+        )
     names = tuple(_label(p.name, p.shape, e) for p in joint.latents for e in range(math.prod(p.shape)))
     table = torch.stack(ranks)
     return Calibration(names, table, num_draws, num_bins, *chi_square(table, num_draws, num_bins), tuple(failures))
@@ -115,7 +122,10 @@ def _draws(engine: Engine, data: tuple[tuple[Any, ...], dict[str, Any]], num: in
         torch.manual_seed(seed)
         draws: dict[str, Tensor] = engine.run(*args, **kwargs).get_samples(num)
     if any(len(v) != num for v in draws.values()):
-        raise BadInput(f"get_samples({num}) gave { {n: len(v) for n, v in draws.items()} } draws; expected {num}.")
+        raise BadInput(
+            f"get_samples({num}) gave { {n: len(v) for n, v in draws.items()} } draws; expected {num}. An "
+            "engine here must give as many as it is asked for."
+        )
     return draws
 
 

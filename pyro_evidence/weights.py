@@ -223,10 +223,13 @@ def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...
         raise BadInput(f"the model has latent sites {', '.join(names)}; say which hold the weights: site='{names[0]}'.")
     unknown = [n for n in names if n not in joint.latents.names]
     if unknown or not names:
-        raise BadInput(f"site={site!r}: no such latent site. The model has {', '.join(joint.latents.names)}.")
+        raise BadInput(f"site={site!r}: no such latent site; expected one of {', '.join(joint.latents.names)}.")
     constrained = [p.name for p in joint.latents if p.name in names and not is_identity(p.transform)]
     if constrained:
-        raise BadInput(f"site(s) {', '.join(constrained)} are constrained; weights must live on the whole real line.")
+        raise BadInput(
+            f"site(s) {', '.join(constrained)} are constrained; weights must live on the whole real line. Use "
+            "LaplaceEvidence, or a prior such as Normal."
+        )
     _one_dtype(joint, names)
     return tuple(n for n in joint.latents.names if n in names)
 

@@ -12,19 +12,19 @@ from pyro_evidence.arguments import check_count, check_model
 @pytest.mark.parametrize(
     ("value", "given"),
     [
-        (0, "0"),
-        (-2, "-2"),
-        (2.0, "2.0"),
-        (True, "True"),
-        ("8", "'8'"),
-        (None, "a NoneType"),
-        (torch.ones(3), "a Tensor"),
+        (0, "=0"),
+        (-2, "=-2"),
+        (2.0, "=2.0"),
+        (True, "=True"),
+        ("8", "='8'"),
+        (None, " is a NoneType"),
+        (torch.ones(3), " is a Tensor"),
     ],
 )
 def test_what_is_no_count_is_refused_by_name(value: Any, given: str) -> None:
     with pytest.raises(BadInput) as error:
         check_count("num_units", value, advice="Ask for one.")
-    assert str(error.value) == f"num_units={given}; expected a whole number of at least 1. Ask for one."
+    assert str(error.value) == f"num_units{given}; expected a whole number of at least 1. Ask for one."
 
 
 def test_counts_from_a_larger_number() -> None:

@@ -89,6 +89,12 @@ def test_arviz_takes_the_chains() -> None:
     assert groups["sample_stats"]["diverging"][0].nonzero()[0].tolist() == [4]
 
 
+@pytest.mark.parametrize("num", [1, 3])
+def test_fewer_draws_than_pyro_can_diagnose(num: int) -> None:
+    found = run_chains(location, ((torch.zeros(3),), {}), Settings(num, 5, 1, 0))
+    assert found.draws["mean"].shape == found.diverging.shape == (1, num)
+
+
 def test_letters() -> None:
     with pytest.raises(BadInput, match="num_samples=0"):
         run_chains(location, ((torch.zeros(3),), {}), Settings(0, 10, 1, 0))

@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
@@ -157,6 +158,80 @@ def funnel(y: Tensor) -> None:
     v = pyro.sample("v", dist.Normal(0.0, 3.0))
     x = pyro.sample("x", dist.Normal(0.0, (v / 2).exp()).expand([9]).to_event(1))
     pyro.sample("y", dist.Normal(x.sum(), 1.0), obs=y)
+
+
+def vague(X: Tensor, y: Tensor) -> None:
+    """A param to lift."""
+    alpha = pyro.param("alpha", torch.tensor(1.0), constraint=torch.distributions.constraints.positive)
+    w = pyro.sample("w", dist.Normal(0.0, alpha.rsqrt()).expand([3]).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+def test_hyperpriors_that_would_be_ignored_are_refused() -> None:
+    prior = {"alfa": dist.Gamma(1.0, 1.0)}
+    engines = {
+        "laplace": LaplaceEvidence(vague),
+        "typo": Nuts(hyperpriors=prior, **SHORT),
+        "both": Nuts(of="laplace", hyperpriors={"alpha": dist.Gamma(1.0, 1.0)}, **SHORT),
+        "exact": answering({"w": exact()}),
+    }
+    said = str(compare(vague, *straight_data(), engines=engines))
+    assert (
+        "typo: did not run. BadInput: hyperpriors name ['alfa']; expected params of the model, which are ['alpha']"
+        in said
+    )
+    assert "both: did not run. BadInput: of='laplace' holds that fit's hyperparameters" in said
+
+
+@pytest.mark.parametrize(
+    ("engine", "letter"),
+    [
+        ("laplace", "engine 'other' is a str; expected an object with run"),
+        (LaplaceEvidence, "engine 'other' is the class LaplaceEvidence; expected an object with run"),
+        (SimpleNamespace(get_samples=dict), "engine 'other' is a SimpleNamespace; expected an object with run"),
+        (
+            SVI(straight, AutoNormal(straight), pyro.optim.Adam({"lr": 0.1}), Trace_ELBO()),
+            "engine 'other' is Pyro's SVI; expected pyro_evidence.Svi",
+        ),
+    ],
+    ids=["string", "class", "posterior", "svi"],
+)
+def test_what_is_no_engine_is_a_row_that_says_so(engine: Any, letter: str) -> None:
+    assert f"other: did not run. BadInput: {letter}" in str(beside(engine))
+
+
+def test_chains_of_a_single_draw_run() -> None:
+    mcmc = MCMC(NUTS(straight), num_samples=1, warmup_steps=5, disable_progbar=True)
+    engines = {"nuts": Nuts(num_samples=1, warmup_steps=5), "mcmc": mcmc, "exact": answering({"w": exact()})}
+    found = compare(straight, *straight_data(), engines=engines)
+    assert [found.runs[n].num_draws for n in engines] == [1, 1, 400]
+    assert not any(run.failure for run in found.runs.values()), found.notes
+
+
+def test_arguments_of_another_kind_are_refused_at_once() -> None:
+    X, y = straight_data()
+    with pytest.raises(BadInput, match="engines is a list; expected a dict"):
+        compare(straight, X, y, engines=[LaplaceEvidence(straight)])  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="held_out is a Tensor; expected the model's arguments"):
+        beside(answering({"w": exact()}), held_out=X)
+    with pytest.raises(BadInput, match="loss=3; expected a function of a Prediction"):
+        beside(answering({"w": exact()}), held_out=(X, y), loss=3)
+
+
+def optional(X: Tensor, y: Tensor | None = None) -> None:
+    """Draws its targets when it is given none."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+def test_held_out_data_without_targets_are_no_data() -> None:
+    X, y = straight_data()
+    engines = {"a": answering({"w": exact()}), "b": answering({"w": exact()})}
+    found = compare(optional, X, y, engines=engines, held_out=(X,))
+    assert "a: held-out data: BadInput: site(s) ['y'] have no data in these arguments; pass the targets" in str(found)
+    assert math.isnan(found.rows["b"]["density"])
 
 
 def test_divergences_are_counted_and_said() -> None:

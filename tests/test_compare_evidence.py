@@ -105,6 +105,11 @@ def test_letters() -> None:
         compare_evidence(a=a, b=a, prior={"c": 1.0})
     with pytest.raises(BadInput, match="'b': 'float'"):
         compare_evidence(a=a, b=1.0)  # type: ignore[arg-type]
+    for prior in (-1.0, 0.0, math.nan, "much"):
+        with pytest.raises(BadInput, match="expected finite numbers above 0"):
+            compare_evidence(a=a, b=a, prior={"a": prior})  # type: ignore[dict-item]
+    with pytest.raises(BadInput, match=r"estimates are {'a': 'float'}; expected what bridge_sampling"):
+        compare_evidence(a=a, b=a, estimates={"a": -3.0})  # type: ignore[dict-item]
     with pytest.raises(BadInput, match="no model 'z'"):
         compare_evidence(a=a, b=a).log_bayes_factor("a", "z")
 

@@ -124,6 +124,18 @@ def test_every_doubt_of_an_estimator_has_its_row() -> None:
     assert [letter for letter in doubts() if not covered(letter)] == []
 
 
+ADVICE = re.compile(
+    r"(?i)expect|pass |use |give |write |call |drop |put |run |load |raise |define |fit |see |need|"
+    r"look|truncate|maximise|nest|set the|leave|name each|divide|say which|pip install|must |may do|if nan means"
+)
+
+
+def test_every_letter_says_what_was_expected_or_what_to_do() -> None:
+    letters = [said for _, said in spoken(*own_errors(), "ImportError", "FileNotFoundError") if len(said) > 20]
+    assert len(letters) > 250
+    assert [said for said in letters if not ADVICE.search(said)] == []
+
+
 SEVERE = (
     "UnsupportedModel",
     "NotAMode",

@@ -187,3 +187,17 @@ def test_datatree_is_asked_for_by_nested_groups(fitted: LaplacePosterior, monkey
     fake.from_dict = lambda groups: groups  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "arviz_base", fake)
     assert set(to_datatree(fitted, num_samples=8)) == set(arviz_groups(fitted, num_samples=8))
+
+
+def test_datatree_and_loo_of_arviz_itself() -> None:
+    """With ArviZ 1.x in the environment, that is ``arviz-base`` and ``arviz-stats``, which 0.x does not exclude."""
+    pytest.importorskip("arviz_base", reason="arviz-base is not installed")
+    stats = pytest.importorskip("arviz_stats", reason="arviz-stats is not installed")
+    X, y = many_data()
+    posterior = LaplaceEvidence(straight, hyper=()).run(X, y)
+    tree = to_datatree(posterior, num_samples=400)
+    groups = arviz_groups(posterior, num_samples=400)
+    assert {child.name for child in tree.children.values()} == set(groups)
+    np.testing.assert_array_equal(tree["log_likelihood"]["y"], groups["log_likelihood"]["y"])
+    old = arviz.loo(to_inference_data(posterior, num_samples=400))
+    assert float(stats.loo(tree).elpd) == pytest.approx(float(old.elpd_loo), abs=1e-6)

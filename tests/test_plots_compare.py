@@ -101,7 +101,7 @@ def test_rank_histogram_has_a_band(axes: Any) -> None:
 def test_letters(two: Comparison, axes: Any) -> None:
     with pytest.raises(BadInput, match="site 'v', element 0"):
         plots_compare.overlaid(axes, two, "v")
-    with pytest.raises(BadInput, match="site 'w', element 3: the reference has 3 elements"):
+    with pytest.raises(BadInput, match="site 'w', element 3: expected an element of the 3 that the reference has"):
         plots_compare.overlaid(axes, two, "w", 3)
     with pytest.raises(BadInput, match="engine='z' has no draws"):
         plots_compare.worst_pair(axes, two, "z")

@@ -68,6 +68,11 @@ def test_same_seed_same_ranks_and_nothing_global_moves() -> None:
 def test_letters() -> None:
     with pytest.raises(BadInput, match="multiple of num_bins"):
         sbc(location, laplace, torch.zeros(3), num_draws=100)
+    with pytest.raises(BadInput, match="engine is a LaplaceEvidence; expected a function of a model"):
+        sbc(location, laplace(location), torch.zeros(3))  # type: ignore[arg-type]
     failing = SimpleNamespace(run=lambda *_: SimpleNamespace(get_samples=lambda n: {"mean": torch.zeros(n - 1)}))
-    with pytest.raises(BadInput, match=r"50 of 50 runs failed; the first said: data set 0: get_samples\(99\) gave"):
+    with pytest.raises(
+        BadInput,
+        match=r"50 of 50 runs failed; expected at most a tenth\. The first said: data set 0: get_samples\(99\) gave",
+    ):
         sbc(location, lambda _: failing, torch.zeros(3), num_simulations=50)

@@ -1,6 +1,7 @@
 """The evidence by bridge sampling from draws of NUTS."""
 
 import math
+from dataclasses import replace
 
 import torch
 from pyro.ops.stats import effective_sample_size
@@ -8,9 +9,9 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
-from pyro_evidence.evidence_check.target import Draws, Source, Target, check_halves, target
+from pyro_evidence.evidence_check.target import Draws, Source, check_halves, target, undefined
 from pyro_evidence.ops import bridge
-from pyro_evidence.ops.proposal import NormalMixture, moment_normal
+from pyro_evidence.ops.proposal import moment_normal
 
 
 def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstimate:
@@ -33,18 +34,21 @@ def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstim
     chains = at.coordinates(draws)
     first, second = check_halves(at, chains)
     proposal = moment_normal(first.flatten(0, 1))
-    log_ratio = _log_ratio(at, proposal, second.flatten(0, 1))
+    x = second.flatten(0, 1)
+    log_ratio = at.log_joint(x) - proposal.log_prob(x)
     if not bool(torch.isfinite(log_ratio).all()):
         raise BadInput(
-            "the log joint density is not finite at some of the draws; they cannot be draws of this "
-            "posterior. Were they made with the same data and hyperparameters?"
+            f"the log joint density is not finite at {int((~torch.isfinite(log_ratio)).sum())} of {len(x)} of the "
+            "draws; they cannot be draws of this posterior. Pass draws made with the same data and hyperparameters: "
+            "those of NUTS(posterior.model)."
         )
     share = effective_draws(log_ratio.reshape(second.shape[:2])) / len(log_ratio)
     white = torch.randn(len(log_ratio), at.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    found = bridge.bridge(
-        log_ratio, _log_ratio(at, proposal, proposal.colour(white.to(log_ratio))), share / (1.0 + share)
-    )
-    return _estimate(found, chains.shape[:2], second.shape[:2])
+    new = proposal.colour(white.to(log_ratio))
+    log_joint = at.log_joint_or_nan(new)
+    above = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(new)
+    found = _estimate(bridge.bridge(log_ratio, above, share / (1.0 + share)), chains.shape[:2], second.shape[:2])
+    return replace(found, doubts=(*found.doubts, *undefined(log_joint, "the bridge's normal")))
 
 
 def effective_draws(chains: Tensor) -> float:
@@ -56,10 +60,6 @@ def effective_draws(chains: Tensor) -> float:
         return float(chains.numel())
     found = float(effective_sample_size(chains, chain_dim=0, sample_dim=1))
     return min(max(found, 1.0), float(chains.numel())) if math.isfinite(found) else 1.0
-
-
-def _log_ratio(at: Target, proposal: NormalMixture, x: Tensor) -> Tensor:
-    return at.log_joint(x) - proposal.log_prob(x)
 
 
 def _estimate(found: bridge.Bridge, draws: torch.Size, used: torch.Size) -> EvidenceEstimate:
@@ -78,7 +78,11 @@ def _estimate(found: bridge.Bridge, draws: torch.Size, used: torch.Size) -> Evid
 
 def _doubts(converged: bool, effective: float, square: float) -> tuple[str, ...]:
     letters = [
-        (not converged, "the bridge iteration did not settle: draws and proposal hardly overlap."),
+        (
+            not converged,
+            "the bridge iteration did not settle: draws and proposal hardly overlap. Run the chains longer, "
+            "or use tempered_smc.",
+        ),
         (
             effective < 50.0,
             f"the chains are worth only {effective:.0f} independent draws; expected at least 50. Run them "
@@ -87,7 +91,7 @@ def _doubts(converged: bool, effective: float, square: float) -> tuple[str, ...]
         (
             square > 0.25,
             f"the relative error of the evidence is {math.sqrt(square):.0%}; expected below 50 %. The "
-            "posterior is far from a normal.",
+            "posterior is far from a normal. Take more draws, or tempered_smc.",
         ),
     ]
     return tuple(text for wrong, text in letters if wrong)

@@ -1,15 +1,17 @@
 """The evidence by Pareto-smoothed importance sampling, from one Laplace approximation or from all modes."""
 
 import math
+from dataclasses import replace
 
 import torch
 from pyro.ops.stats import fit_generalized_pareto
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
 from pyro_evidence.evidence_check.modes import Modes
-from pyro_evidence.evidence_check.target import Posterior, laplace_normal, target
+from pyro_evidence.evidence_check.target import Posterior, laplace_normal, target, undefined
 from pyro_evidence.ops import importance, psis
 
 FEWEST = 100  # draws below which a tail cannot be fitted
@@ -30,24 +32,22 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int = 10_000, see
         ``min(1 - 1/log10(S), 0.7)``.
     :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
     """
-    if num_samples < FEWEST:
-        raise BadInput(
-            f"num_samples={num_samples}; expected at least {FEWEST}, because the error is read off the "
-            "tail of the weights."
-        )
+    check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
     proposal = of.proposal if isinstance(of, Modes) else laplace_normal(of)
     at = of.target if isinstance(of, Modes) else target(of)
     x = proposal.colour(_white(num_samples, at.size, seed).to(at.centre))
-    log_weights = at.log_joint(x) - proposal.log_prob(x)
+    log_joint = at.log_joint_or_nan(x)
+    log_weights = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(x)
     if not bool((log_weights > -math.inf).any()):
         raise BadInput(
             f"the log joint density is -inf or nan at all {num_samples} draws; expected a density that is "
             "finite around its mode."
         )
-    return _estimate(
+    found = _estimate(
         log_weights,
         f"importance sampling from {len(proposal.loc)} mode{'s' if len(proposal.loc) > 1 else ''}, S={num_samples}",
     )
+    return replace(found, doubts=(*found.doubts, *undefined(log_joint, "Laplace's normal")))
 
 
 def pareto_k(log_weights: Tensor) -> tuple[float, float]:

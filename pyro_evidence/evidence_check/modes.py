@@ -99,7 +99,8 @@ def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) ->
     sizes = {shapes[n][a] for n, a in labels.items()}
     if len(sizes) > 1:
         raise BadInput(
-            f"labels={dict(labels)} name axes of different lengths, {sorted(sizes)}; expected one number of components."
+            f"labels={dict(labels)} name axes of different lengths, {sorted(sizes)}; expected one number of "
+            "components. Name axes of one length."
         )
     return dict(labels), next(iter(sizes), 1)
 

@@ -59,4 +59,5 @@ def _estimate(swarm: Swarm) -> EvidenceEstimate:
     ]
     numbers = {"num_temperatures": float(swarm.num_steps), "acceptance": acceptance}
     method = f"tempered SMC, {len(swarm.x)} particles"
-    return EvidenceEstimate(method, value, error, numbers, tuple(text for wrong, text in letters if wrong))
+    doubts = (*(text for wrong, text in letters if wrong), *swarm.doubts)
+    return EvidenceEstimate(method, value, error, numbers, doubts)

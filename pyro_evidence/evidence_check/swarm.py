@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.target import ROWS, Source, Target, target
+from pyro_evidence.evidence_check.target import ROWS, Source, Target, target, undefined
 from pyro_evidence.ops import derivatives, tempering
 from pyro_evidence.simulate import latents_from_prior, log_prior_rows
 
@@ -30,6 +31,7 @@ class Swarm:
     step: float
     num_steps: int = 0
     acceptance: tuple[float, ...] = ()  # at each power
+    doubts: tuple[str, ...] = ()  # of the densities at the start
 
     @property
     def log_likelihood(self) -> Tensor:
@@ -63,23 +65,25 @@ def start(of: Source, num_particles: int, seed: int) -> Swarm:
     :raises BadInput: when there are fewer particles than four per dimension and group, when hyperparameters are
         pruned, or when the likelihood is zero at all draws from the prior.
     """
-    at, num = target(of), num_particles // NUM_GROUPS * NUM_GROUPS
+    at = target(of)
     _check(at, num_particles)
+    num = num_particles // NUM_GROUPS * NUM_GROUPS
     x = at.coordinates(latents_from_prior(at.joint, at.theta, num, seed))[0]
-    prior, joint = _prior(at, x)[0], at.log_joint(x)
+    prior, joint_or_nan = _prior(at, x)[0], at.log_joint_or_nan(x)
+    doubts = undefined(joint_or_nan, "the prior")
+    joint = torch.where(joint_or_nan.isnan(), -math.inf, joint_or_nan)
     if not bool((joint > -math.inf).any()):
         raise BadInput(
-            f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can produce."
+            f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can produce. "
+            f"Bring both to the same units.{''.join(' And ' + text for text in doubts)}"
         )
-    return Swarm(at, torch.Generator().manual_seed(seed), x, prior, joint, 0.0, x.new_zeros(NUM_GROUPS), 0.5)
+    seeds = torch.Generator().manual_seed(seed)
+    return Swarm(at, seeds, x, prior, joint, 0.0, x.new_zeros(NUM_GROUPS), 0.5, doubts=doubts)
 
 
 def _check(at: Target, num_particles: int) -> None:
-    if num_particles < 4 * NUM_GROUPS or num_particles < 4 * at.size:
-        raise BadInput(
-            f"num_particles={num_particles}; expected at least {max(4 * NUM_GROUPS, 4 * at.size)} for "
-            f"{at.size} unconstrained coordinates."
-        )
+    advice = f"There are {NUM_GROUPS} groups of particles and {at.size} unconstrained coordinates."
+    check_count("num_particles", num_particles, max(4 * NUM_GROUPS, 4 * at.size), advice)
     if at.size < len(at.active):
         raise BadInput(
             f"{len(at.active) - at.size} coordinates are pruned and have no proper prior left to start "

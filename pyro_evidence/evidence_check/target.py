@@ -46,11 +46,14 @@ class Target:
         return u
 
     def log_joint(self, x: Tensor) -> Tensor:
-        """Log joint density, nats, Jacobian included, shape ``(S,)``; -inf outside the support."""
-        with torch.no_grad(), pyro.validation_enabled(False):
-            parts = [self.density.log_joint(self.embedded(part), self.theta) for part in x.split(ROWS)]
-        value = torch.cat(parts)
+        """Log joint density, nats, Jacobian included, shape ``(S,)``; -inf outside the support, and where it is nan."""
+        value = self.log_joint_or_nan(x)
         return torch.where(value.isnan(), -torch.inf, value)
+
+    def log_joint_or_nan(self, x: Tensor) -> Tensor:
+        """The same with nan where the model computes nan, for :func:`undefined` to count."""
+        with torch.no_grad(), pyro.validation_enabled(False):
+            return torch.cat([self.density.log_joint(self.embedded(part), self.theta) for part in x.split(ROWS)])
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint ``(S,)`` and its gradient ``(S, d)``; gradient 0 where the density is."""
@@ -70,7 +73,7 @@ class Target:
         parts = [self._site(draws, part.name) for part in self.joint.latents]
         if len({p.shape[:2] for p in parts}) > 1:
             raise BadInput(
-                "sites have different numbers of draws: "
+                "sites have different numbers of draws; expected those of one run: "
                 f"{ {p.name: tuple(draws[p.name].shape) for p in self.joint.latents} }."
             )
         u = torch.cat(parts, -1)[..., self.active]
@@ -85,10 +88,10 @@ class Target:
         part = next(p for p in self.joint.latents if p.name == name)
         if name not in draws:
             raise BadInput(
-                f"the draws have no site '{name}', only {sorted(draws)}; they must come from the same "
+                f"the draws have no site '{name}', only {sorted(draws)}; expected draws of the same "
                 "model, for example NUTS(posterior.model)."
             )
-        value = draws[name].detach()
+        value = torch.as_tensor(draws[name]).detach()
         lead = value.dim() - len(part.shape)
         if value.numel() == 0:
             raise BadInput(f"site '{name}' has 0 draws, shape {tuple(value.shape)}; run the chains first.")
@@ -99,6 +102,21 @@ class Target:
             )
         value = value if lead == 2 else value.unsqueeze(0)
         return part.transform.inv(value).reshape(*value.shape[:2], -1).double()
+
+
+def undefined(value: Tensor, where: str) -> tuple[str, ...]:
+    """A doubt where log densities ``(S,)`` are nan, which the estimators take for a density of zero.
+
+    :param where: what the rows are draws of.
+    """
+    num = int(value.isnan().sum())
+    if not num:
+        return ()
+    return (
+        f"the log joint density is nan at {num} of {len(value)} draws from {where}, which counted as density zero. "
+        "Expected numbers, or -inf: look for the square root or the logarithm of what may be negative, and restrict "
+        "that site's support.",
+    )
 
 
 def check_halves(at: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +154,7 @@ def laplace_posterior(of: Posterior) -> LaplacePosterior:
             f"a {type(of).__name__} has no density to check; expected a posterior as engine.run(...) returns."
         )
     if not len(of.state.x):
-        raise BadInput("every axis was pruned, so there is nothing to integrate; log_evidence is exact.")
+        raise BadInput("every axis was pruned, so there is nothing to integrate; use its log_evidence, which is exact.")
     return of._laplace
 
 

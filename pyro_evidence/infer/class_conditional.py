@@ -57,7 +57,10 @@ class ClassConditional:
         place = torch.searchsorted(self.classes, labels.contiguous()).clamp(max=len(self.classes) - 1)
         if not bool((self.classes[place] == labels).all()):
             unknown = sorted(set(labels.tolist()) - set(self.classes.tolist()))
-            raise BadInput(f"labels {unknown} are none of {self.classes.tolist()}, for which there are densities.")
+            raise BadInput(
+                f"labels {unknown} are none of {self.classes.tolist()}, for which there are densities. Fit these "
+                "classes too, or leave their rows out."
+            )
         return self.log_proba(X).gather(-1, place.unsqueeze(-1)).squeeze(-1)
 
     def predict(self, X: Tensor) -> Tensor:

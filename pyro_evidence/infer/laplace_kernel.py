@@ -98,5 +98,5 @@ class LaplaceKernel(MCMCKernel):
     @property
     def _fitted(self) -> LaplacePosterior:
         if self.posterior is None:
-            raise BadInput("LaplaceKernel is not fitted yet; MCMC.run(...) calls setup(...).")
+            raise BadInput("LaplaceKernel is not fitted yet; run MCMC(kernel, ...) first.")
         return self.posterior

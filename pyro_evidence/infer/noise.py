@@ -47,7 +47,8 @@ class Noise:
             low, height = height, self.rise(at)
         raise UnsupportedModel(
             f"no value of param '{self.name}' multiplies the noise precision by {math.exp(log_scale):.4g}; expected a "
-            "scale, a variance or a precision that may take any positive value."
+            "scale, a variance or a precision that may take any positive value. Name the param of the noise "
+            "itself, or leave noise out."
         )
 
     @property
@@ -92,7 +93,9 @@ def noise_of(weights: Weights, name: str) -> Noise:
     """
     held = weights.joint.held
     if name not in held:
-        raise BadInput(f"noise='{name}': no such param. The model has {', '.join(sorted(held)) or 'none'}.")
+        raise BadInput(
+            f"noise='{name}': no such param; expected one of the model's: {', '.join(sorted(held)) or 'none'}."
+        )
     if held[name].numel() != 1:
         raise BadInput(
             f"param '{name}' has shape {tuple(held[name].shape)}; expected one number. LaplaceEvidence takes several."

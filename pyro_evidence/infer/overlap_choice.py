@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.overlap_em import OverlapEM
 from pyro_evidence.infer.overlap_rounds import rounds
 from pyro_evidence.infer.overlap_start import Given, Training
-from pyro_evidence.infer.overlap_task import Multiple, first, labelled_data
+from pyro_evidence.infer.overlap_task import Multiple, first, labelled_data, require_survivors
+from pyro_evidence.infer.settings import check_function
 from pyro_evidence.models.prbf import Labels, Shared
 from pyro_evidence.ops.prbf import Network, Point, column_variance, log_density, parts_of, stacked_data
 from pyro_evidence.prbf_posterior import PRBFPosterior
@@ -65,30 +67,56 @@ def choose_alpha(
 
     :param engine: whose model, updates, start and ``stop.num_steps`` are used; its ``alpha`` is not.
     :param labels: rows without one are left out.
-    :raises BadInput: when a class has fewer than two data, or on settings that cannot be meant.
+    :raises BadInput: when a class has fewer than two data or would vanish, or on settings that cannot be meant.
     """
+    _check_engine(engine)
+    check_function("score", score, "error_rate")
+    multiples = _checked(multiples)
     X, y = labelled_data(engine.model, X, labels)
     X, y = X[y >= 0], y[y >= 0]
-    if len(multiples) == 0 or not all(math.isfinite(c) and c >= 0 for c in multiples):
-        raise BadInput(f"multiples={multiples!r}; expected finite numbers of at least 0.")
     fold = _folds(y, num_folds, seed)
     trains = [(X[fold != f], y[fold != f]) for f in range(num_folds)]
-    found = rounds(_batch(engine, trains, multiples), engine.updates, engine.stop.num_steps, engine.lost).point
+    point = _batch(engine, trains, multiples)
+    require_survivors(point)
+    found = rounds(point, engine.updates, engine.stop.num_steps, engine.lost).point
     best = found.objective.reshape(len(multiples), num_folds, -1).argmax(-1)  # of the restarts
     rows = torch.arange(len(found.alpha), device=X.device).reshape(len(multiples), num_folds, -1)
     rows = rows.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     tests = [(X[fold == f] - X.mean(0), y[fold == f]) for f in range(num_folds)]
     scores = [[_scored(found, int(r), *test, score) for r, test in zip(line, tests, strict=True)] for line in rows]
-    return AlphaChoice(tuple(float(c) for c in multiples), torch.tensor(scores, dtype=torch.float64))
+    return AlphaChoice(multiples, torch.tensor(scores, dtype=torch.float64))
+
+
+def _check_engine(engine: Any) -> None:
+    if not isinstance(engine, OverlapEM):
+        raise BadInput(f"engine is a {type(engine).__name__}; expected OverlapEM(prbf(...)). Data come after it.")
+
+
+def _checked(multiples: Sequence[float]) -> tuple[float, ...]:
+    """The multiples as floats.
+
+    :raises BadInput: unless they are numbers that can weigh a penalty.
+    """
+    try:
+        found = tuple(float(c) for c in multiples)
+    except (TypeError, ValueError):
+        found = ()
+    if not found or not all(math.isfinite(c) and c >= 0 for c in found):
+        raise BadInput(
+            f"multiples={multiples!r}; expected one or more finite numbers of at least 0, such as (0.0, 5.0, 20.0)."
+        )
+    return found
 
 
 def _folds(y: Tensor, num_folds: int, seed: int) -> Tensor:
     """Fold of each datum, classes spread evenly, shape ``(N,)``."""
     counts = y.bincount()
-    if not 2 <= num_folds or int(counts.min()) < 2:
+    check_count("num_folds", num_folds)
+    if not 2 <= num_folds <= len(y) or int(counts.min()) < 2:
         raise BadInput(
-            f"num_folds={num_folds} and class {int(counts.argmin())} with {int(counts.min())} data; expected at least "
-            f"2 of both, or a fold would train without that class."
+            f"num_folds={num_folds} for {len(y)} labelled data, class {int(counts.argmin())} with "
+            f"{int(counts.min())}; expected from 2 folds to one for each datum, and at least 2 data of each "
+            f"class, or a fold would be empty or train without that class. Take more data of it."
         )
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
     order = order[y[order].argsort(stable=True)]
@@ -148,9 +176,8 @@ def average(
     :param engine: its ``alpha`` is not used.
     :raises BadInput: without multiples; see :meth:`OverlapEM.run` for the rest.
     """
-    if len(multiples) == 0:
-        raise BadInput("multiples is empty; expected at least one number, such as (5.0, 10.0, 15.0, 20.0).")
-    return NetworkAverage(tuple(engine.with_alpha(Multiple(c)).run(X, labels) for c in multiples))
+    _check_engine(engine)
+    return NetworkAverage(tuple(engine.with_alpha(Multiple(c)).run(X, labels) for c in _checked(multiples)))
 
 
 @dataclass(frozen=True)
@@ -184,6 +211,7 @@ def add_kernels(
     :param num_candidates: data to try at each addition, drawn without replacement.
     :raises BadInput: on kernels that are not shared, and settings that cannot be meant.
     """
+    _check_engine(engine)
     check_count("most", most)
     check_count("num_candidates", num_candidates)
     if not isinstance(engine.model.sharing, Shared):

@@ -29,9 +29,11 @@ class OverlapEM:
     a penalty that looks at the data, not a prior, so there is no evidence for ``alpha``; see
     :func:`~pyro_evidence.infer.overlap_choice.choose_alpha`.  The priors of the model's sites play no part.
 
-    The default update, ``Ascent()``, never lowers eq. 22 and rejects no class for good.  The published one,
-    ``literal``, lowers eq. 22 in about one round of six and makes probabilities too sure, but often has the lower
-    error: most of that comes from its clamp, which rejects classes from kernels.
+    The default update, ``Ascent()``, never lowers eq. 22, rejects no class for good and keeps probabilities sane.  The
+    published one, ``literal``, lowers eq. 22 in about one round of six and makes probabilities too sure, but often has
+    the lower error: most of that comes from its clamp, which rejects classes from kernels.  On Ionosphere with six
+    kernels at ``Multiple(20.0)``, error and test NLL: plain EM 16.6 % and 0.43 nats, ascent 15.4 % and 0.52, published
+    10.9 % and 0.97.
 
     Constantinopoulos, Titsias and Likas (2001).
 

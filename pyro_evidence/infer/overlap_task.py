@@ -44,7 +44,7 @@ def alpha_of(alpha: Alpha, num_data: float, model: PRBF) -> float:
     """
     value = alpha(num_data, model.num_classes, model.num_kernels) if callable(alpha) else alpha
     try:
-        number = math.nan if isinstance(value, str) else float(value)
+        number = math.nan if isinstance(value, str | bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number >= 0.0):
@@ -174,7 +174,7 @@ def letter(held: Held, alpha: float) -> str:
     return (
         f"class {held.label} would have vanished: every kernel rejected it (eq. 29) in round {held.step}, and in "
         f"{held.num_rounds} rounds until {held.last}; it kept the mixing that it had. alpha={alpha:.4g} is too large: "
-        f"pass a smaller one, ask for more kernels, or take updates=Ascent(), which rejects no class."
+        f"pass a smaller one, ask for more kernels, or take updates=Ascent(), which lets no class vanish."
     )
 
 

@@ -27,7 +27,9 @@ class _Spread(poutine.messenger.Messenger):
         if not msg["is_observed"] or not isinstance(value, Tensor) or not value.numel():
             return
         if not value.is_floating_point():
-            raise BadInput(f"with_background: site '{msg['name']}' has data of {value.dtype}; expected floats.")
+            raise BadInput(
+                f"with_background: site '{msg['name']}' has data of {value.dtype}; expected floats. Write Y.double()."
+            )
         low, high = self._box(msg["name"], *_rows(msg["fn"], value))
         msg["fn"] = WithBackground(msg["fn"], Background(torch.as_tensor(self.share).to(low), low, high))
 

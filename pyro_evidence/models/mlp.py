@@ -177,7 +177,7 @@ class MLP(PyroModule):
             self.shapes |= {f"W{layer}": (rows, columns), f"b{layer}": (columns,)}
         settings = alpha if isinstance(alpha, Mapping) else dict.fromkeys(self.shapes, alpha)
         if unknown := sorted(set(settings) - set(self.shapes)):
-            raise BadInput(f"alpha names {unknown}; this network has {', '.join(self.shapes)}.")
+            raise BadInput(f"alpha names {unknown}; expected some of {', '.join(self.shapes)}.")
         for site, shape in self.shapes.items():
             self._declare(f"alpha_{site}", settings.get(site, LEARNED), _alpha_shapes(shape))
         for name, setting in output.precisions.items():

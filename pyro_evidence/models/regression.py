@@ -55,7 +55,8 @@ class WeightPrior(TensorValue):
             name = "alpha" if self.groups is None else "groups"
             raise BadInput(
                 f"{name} has {len(per_weight)} entries, but the basis has {num_weights} functions"
-                f"{'' if self.alpha_bias is None else ' (the bias, which has alpha_bias, not counted)'}."
+                f"{'' if self.alpha_bias is None else ' (the bias, which has alpha_bias, not counted)'}; expected "
+                "as many."
             )
         return per_weight.expand(num_weights)
 
@@ -131,7 +132,10 @@ def _check_groups(groups: Tensor, alpha_shape: Size) -> None:
     if not torch.equal(used, torch.arange(len(used), dtype=used.dtype, device=used.device)) or len(used) == 0:
         raise BadInput(f"groups uses the numbers {used.tolist()}; expected all of 0, 1, ..., G - 1.")
     if alpha_shape not in (Size(), Size([len(used)])):
-        raise BadInput(f"alpha has shape {tuple(alpha_shape)}, but groups names {len(used)} groups.")
+        raise BadInput(
+            f"alpha has shape {tuple(alpha_shape)}, but groups names {len(used)} groups; expected a number "
+            "for each, or one for all."
+        )
 
 
 def observed(t: Tensor | None, Phi: Tensor) -> Tensor | None:

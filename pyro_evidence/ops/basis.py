@@ -240,5 +240,5 @@ def _inputs(X: Tensor, num_inputs: int | None = None, who: str = "") -> Tensor:
             f"datum. Write X[:, None] for a single input, X.double() for integers."
         )
     if num_inputs is not None and X.shape[-1] != num_inputs:
-        raise BadInput(f"X has {X.shape[-1]} columns, but {who} {num_inputs} inputs.")
+        raise BadInput(f"X has {X.shape[-1]} columns, but {who} {num_inputs} inputs; expected as many columns.")
     return X

@@ -86,7 +86,9 @@ def check_inputs(X: Tensor, Z: Tensor | None = None) -> None:
                 f"integers."
             )
     if Z is not None and X.shape[-1] != Z.shape[-1]:
-        raise BadInput(f"X has {X.shape[-1]} inputs and Z has {Z.shape[-1]}; expected the same number.")
+        raise BadInput(
+            f"X has {X.shape[-1]} inputs and Z has {Z.shape[-1]}; expected the same number. Give both the same columns."
+        )
 
 
 def _check(kernel: str, name: str, setting: Setting) -> None:

@@ -5,6 +5,7 @@ Constantinopoulos, Titsias and Likas (2001), eqs. 6 to 8 and 27 to 31.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -110,7 +111,7 @@ def exact(point: Point) -> Point:
     net, mass = point.net, point.counts.sum(1)
     full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
     loc = _centres(point, point.alpha, full)
-    moved = Point(point.data, Network(net.mixing, loc, net.covariance, net.class_prior), *_sums(point))
+    moved = replace(point, net=Network(net.mixing, loc, net.covariance, net.class_prior))  # subkernels are held
     tail = (-1, 1, *[1] * point.kind.event_dim)
     scatter = point.kind.scatter(point.moments.sum(1), loc) + 0.25 * point.alpha.reshape(tail) * between_classes(moved)
     covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
@@ -119,34 +120,34 @@ def exact(point: Point) -> Point:
     return evaluate(point.data, Network(mixing, loc, covariance, class_prior(point)), point.alpha)
 
 
-def _sums(point: Point) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    return point.alpha, point.moments, point.log_likelihood, point.resp
-
-
 def exact_mixing(point: Point, distance: Tensor, num_rounds: int = 50) -> Tensor:
     """Mixing that maximises eq. 26 at given distances, shape ``(B, K, M)``; positive wherever it was.
 
     Rounds of the stationary equation, each shortened until eq. 26 does not fall.
     """
-    mixing = point.net.mixing
+    mixing, height = point.net.mixing, expected(point, point.net.mixing, distance)
     for _ in range(num_rounds):
-        before, mixing = mixing, _uphill(point, mixing, stationary_mixing(point, mixing, distance), distance)
+        before, target = mixing, stationary_mixing(point, mixing, distance)
+        mixing, height = _uphill(point, mixing, height, target, distance)
         if float((mixing - before).abs().max()) < 1e-13:
             break
     return mixing
 
 
-def _uphill(point: Point, mixing: Tensor, target: Tensor, distance: Tensor) -> Tensor:
-    """The way to ``target``, halved in each row until eq. 26 does not fall."""
-    start = expected(point, mixing, distance)
-    step = torch.ones_like(start)
+def _uphill(point: Point, mixing: Tensor, height: Tensor, target: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+    """The way to ``target``, halved in each row until eq. 26 does not fall, and eq. 26 there.
+
+    :param height: eq. 26 at ``mixing``, shape ``(B,)``.
+    """
+    step = torch.ones_like(height)
     for _ in range(30):
         trial = mixing + step[:, None, None] * (target - mixing)
-        worse = ~(expected(point, trial, distance) >= start - 1e-13 * start.abs())
+        found = expected(point, trial, distance)
+        worse = ~(found >= height - 1e-13 * height.abs())
         if not bool(worse.any()):
             break
         step = torch.where(worse, 0.5 * step, step)
-    return torch.where(worse[:, None, None], mixing, trial)
+    return torch.where(worse[:, None, None], mixing, trial), torch.where(worse, height, found)
 
 
 def expected(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:

@@ -313,6 +313,32 @@ def test_same_seed_same_number() -> None:
     assert first != second
 
 
+def half_defined(y: Tensor) -> None:
+    """Not a number for negative ``a``."""
+    a = pyro.sample("a", dist.Normal(0.5, 1.0))
+    pyro.sample("y", dist.Normal(a.sqrt(), 1.0, validate_args=False), obs=y)
+
+
+@pytest.mark.parametrize("estimator", ["importance", "bridge", "smc"])
+def test_nan_densities_are_a_doubt_and_not_silently_zero(estimator: str) -> None:
+    posterior = LaplaceEvidence(half_defined, hyper=()).run(torch.tensor(1.5))
+    positive = {"a": posterior.get_samples(400, seed=0)["a"].abs()}
+    found = {
+        "importance": lambda: importance_sampling(posterior, num_samples=500),
+        "bridge": lambda: bridge_sampling(posterior, positive),
+        "smc": lambda: tempered_smc(posterior, num_particles=128),
+    }[estimator]()
+    assert not found.reliable
+    assert any("the log joint density is nan at " in doubt for doubt in found.doubts)
+    assert math.isfinite(found.log_evidence)
+
+
+def test_draws_may_be_arrays() -> None:
+    posterior, _ = straight_case()
+    draws = exact_draws("straight", 0)
+    assert bridge_sampling(posterior, {"w": draws["w"].numpy()}) == bridge_sampling(posterior, draws)  # type: ignore[dict-item]
+
+
 BAD_DRAWS = {
     "no site 'w'": lambda w: {"v": w},
     "have shape": lambda w: {"w": w[..., :2]},
@@ -350,10 +376,12 @@ def test_too_few_draws_and_too_many_labellings() -> None:
     from pyro_evidence.evidence_check.modes import permutations
 
     posterior, _ = coin_case()
-    with pytest.raises(BadInput, match="num_samples=5; expected at least 100"):
+    with pytest.raises(BadInput, match="num_samples=5; expected a whole number of at least 100"):
         importance_sampling(posterior, num_samples=5)
-    with pytest.raises(BadInput, match="num_particles=16; expected at least 64"):
+    with pytest.raises(BadInput, match="num_particles=16; expected a whole number of at least 64"):
         tempered_smc(posterior, num_particles=16)
+    with pytest.raises(BadInput, match=r"num_samples=10000\.0; expected a whole number"):
+        importance_sampling(posterior, num_samples=1e4)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="720 labellings"):
         permutations(6)
     with pytest.raises(BadInput, match="expected latent sites and axes"):

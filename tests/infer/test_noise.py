@@ -144,7 +144,7 @@ def test_single_precision() -> None:
 @pytest.mark.parametrize("engine", [RVM, VRVM])
 def test_what_sets_no_noise_is_refused(engine: Any) -> None:
     Phi, t = problem()
-    with pytest.raises(BadInput, match=r"noise='sigma': no such param\. The model has scale"):
+    with pytest.raises(BadInput, match=r"noise='sigma': no such param; expected one of the model's: scale"):
         engine(by_scale, noise="sigma").run(Phi, t)
 
     def heated(Phi: Tensor, t: Tensor) -> None:

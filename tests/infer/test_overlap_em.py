@@ -295,7 +295,7 @@ def test_starts_that_cannot_be_meant(start: object, letter: str) -> None:
         OverlapEM(prbf(5, 3), start=start(X)).run(X, y)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf, "20", Multiple(-2.0)])
+@pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf, "20", True, None, Multiple(-2.0)])
 def test_bad_alpha_is_refused_at_once(alpha: object) -> None:
     with pytest.raises(BadInput, match=r"alpha="):
         OverlapEM(prbf(5, 3), alpha=alpha)  # type: ignore[arg-type]

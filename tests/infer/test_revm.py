@@ -502,7 +502,7 @@ def test_constrained_weights_are_refused() -> None:
 
 @pytest.mark.parametrize("size", [0, 2.5])
 def test_groups_of_no_axes_are_refused(size: Any) -> None:
-    with pytest.raises(BadInput, match=f"size={size}; expected the number of axes in a group"):
+    with pytest.raises(BadInput, match=f"size={size}; expected a whole number of at least 1. It is the number of axes"):
         GroupPrior(size=size)
 
 

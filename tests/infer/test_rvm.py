@@ -120,7 +120,7 @@ def test_the_diagonal_of_the_precision_with_and_without_kept_squares(monkeypatch
 
 
 def test_threads_do_not_change_the_result() -> None:
-    X = torch.randn(60, 2)
+    X = torch.randn(150, 2)  # enough for two threads to share a product, and to add its terms in another order
     t = labels(X, torch.tensor([3.0, 0.0]))
     found = []
     for threads in (1, 2):

@@ -199,7 +199,7 @@ def test_pickles() -> None:
         ({"hidden": ()}, "at least one layer"),
         ({"hidden": (3, 0)}, "at least one unit in every"),
         ({"num_inputs": 0}, "num_inputs=0; expected a whole number of at least 1"),
-        ({"alpha": {"W3": 1.0}}, r"alpha names \['W3'\]; this network has W1, b1, W2, b2"),
+        ({"alpha": {"W3": 1.0}}, r"alpha names \['W3'\]; expected some of W1, b1, W2, b2"),
         ({"alpha": 0.0}, "alpha_W1 has the value 0"),
         ({"alpha": {"W1": torch.ones(3)}}, r"alpha_W1 has shape \(3,\); expected one of \[\(\), \(2,\), \(2, 3\)\]"),
         ({"output": Regression(beta=-1.0)}, "beta has the value -1"),

@@ -81,13 +81,27 @@ def test_laplace_evidence_runs_on_it(kernels: Kernels) -> None:
     assert bool((near.amin(0) < 0.7).all())
 
 
-def test_svi_runs_on_it() -> None:
+def test_laplace_svi_and_nuts_agree_on_one_density() -> None:
+    """A kernel for each class, so nothing can be swapped: the centres' posterior is nearly Gaussian."""
     X, y = two_blobs()
-    model = prbf(2)
-    guide = AutoNormal(model, init_scale=0.01)
-    svi = SVI(model, guide, Adam({"lr": 0.05}), Trace_ELBO())
-    losses = [svi.step(X, y) for _ in range(30)]
-    assert sum(losses[-10:]) < sum(losses[:10])
+    model = prbf(2, sharing=Separate((1, 1)))
+    laplace = LaplaceEvidence(model).run(X, y)
+    precision = 20 / laplace.mode["scale"].unsqueeze(-1).square()  # closed form of the mode at its scale
+    unit = X.std(0, correction=0)
+    means = torch.stack([X[y == 0].mean(0), X[y == 1].mean(0)])
+    expected = (precision * means + X.mean(0) / unit.square()) / (precision + 1 / unit.square())
+    torch.testing.assert_close(laplace.mode["loc"], expected, rtol=1e-5, atol=1e-5)
+    mcmc = MCMC(NUTS(model, max_tree_depth=4), num_samples=50, warmup_steps=40, disable_progbar=True)
+    mcmc.run(X, y)
+    guide = AutoNormal(model, init_scale=0.1)
+    svi = SVI(model, guide, Adam({"lr": 0.1}), Trace_ELBO())
+    for _ in range(100):
+        svi.step(X, y)
+    scale = (precision + 1 / unit.square()).rsqrt()
+    draws = mcmc.get_samples()["loc"]
+    assert bool(((draws.mean(0) - expected).abs() < 0.6 * scale).all())
+    assert bool(((draws.std(0) / scale).log().abs() < 0.4).all())
+    assert bool(((guide.median()["loc"] - expected).abs() < 1.0 * scale).all())
 
 
 def test_nuts_runs_on_it() -> None:

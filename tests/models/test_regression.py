@@ -251,7 +251,7 @@ def test_a_precision_for_no_bias_is_refused(alpha_bias) -> None:
         ({"groups": torch.arange(4)}, "groups has 4 entries, but the basis has 3 functions"),
         (
             {"groups": torch.arange(3), "alpha_bias": None},
-            r"groups has 3 entries, but the basis has 4 functions\.",
+            r"groups has 3 entries, but the basis has 4 functions; expected as many\.",
         ),
     ],
 )

@@ -238,27 +238,46 @@ def test_unregularised_is_plain_em() -> None:
     assert_exact(new.log_mixing[0].exp(), resp.mean(0))
 
 
-def test_laplace_misses_log_2_of_the_exact_evidence_of_two_separated_kernels() -> None:
-    """Quadrature over both centres, tied hyperparameters, six standard deviations apart."""
+def two_clusters(separation: float) -> tuple[MixtureData, Mixture]:
+    """Fifty data, two kernels of tied hyperparameters at the clusters' centres."""
     normal = torch.special.ndtri((torch.arange(25) + 0.5) / 25)
-    y = torch.cat([normal, 6.0 + normal])
-    loc = y.mean().expand(2, 1, 1)
-    at = Mixture(
-        torch.tensor([0.0, 6.0]).reshape(1, 2, 1, 1),
-        torch.ones(1, 2, 1),
-        torch.full((1, 2), -math.log(2.0)),
-        torch.full((1, 2, 1, 1), 0.1),
-        loc,
-    )
-    data = mixture_data(y[:, None], products=True)
-    laplace = float(evidence(data, at))
-    grid = torch.linspace(-3.0, 9.0, 1201)
-    log_prior = Normal(y.mean(), 0.1**-0.5).log_prob(grid)
+    y = torch.cat([normal, separation + normal])
+    w = torch.tensor([0.0, separation]).reshape(1, 2, 1, 1)
+    log_mixing = torch.full((1, 2), -math.log(2.0))
+    at = Mixture(w, torch.ones(1, 2, 1), log_mixing, torch.full((1, 2, 1, 1), 0.1), y.mean().expand(2, 1, 1))
+    return mixture_data(y[:, None], products=True), at
+
+
+def evidence_by_quadrature(data: MixtureData, at: Mixture) -> float:
+    """Oracle: a grid over both centres."""
+    y, mean = data.Y[:, 0], float(at.loc[0])
+    grid = torch.linspace(mean - 6.0, mean + 6.0, 1201)
+    log_prior = Normal(mean, 0.1**-0.5).log_prob(grid)
     each = Normal(grid[:, None], 1.0).log_prob(y)  # (grid, N)
-    rows = [torch.logaddexp(row, each).sum(-1) - 50 * math.log(2.0) + log_prior for row in each]
+    rows = [torch.logaddexp(row, each).sum(-1) - len(y) * math.log(2.0) + log_prior for row in each]
     log_joint = torch.stack(rows) + log_prior[:, None]
-    exact_evidence = float(log_joint.logsumexp((0, 1)) + 2.0 * math.log(float(grid[1] - grid[0])))
-    assert laplace - exact_evidence == pytest.approx(-math.log(2.0), abs=1e-3)
+    return float(log_joint.logsumexp((0, 1)) + 2.0 * math.log(float(grid[1] - grid[0])))
+
+
+@pytest.mark.parametrize(("separation", "num_modes", "tolerance"), [(6.0, 2, 1e-3), (3.0, 2, 0.02), (0.0, 1, 0.5)])
+def test_the_sum_over_distinct_modes_is_the_evidence(separation: float, num_modes: int, tolerance: float) -> None:
+    """One mode of two that are far apart misses log 2; where they have merged there is nothing to add."""
+    data, at = two_clusters(separation)
+    ends = [mixture_mode.find_mode(data, replace(at, w=at.loc + shift)) for shift in spread_out(3.0)]
+    distinct = {tuple(end.w.flatten().round(decimals=6).add(0.0).tolist()): end for end in ends}
+    assert len(distinct) == num_modes
+    each = torch.tensor([float(evidence(data, end)) for end in distinct.values()])
+    truth = evidence_by_quadrature(data, at)
+    assert float(each.logsumexp(0)) == pytest.approx(truth, abs=tolerance)
+    assert float(each[0]) + math.log(num_modes) == pytest.approx(truth, abs=tolerance)
+    with_relabelling = float(each[0]) + math.log(2.0)
+    assert (abs(with_relabelling - truth) < tolerance) == (num_modes == 2)
+
+
+def spread_out(size: float) -> list[Tensor]:
+    """Starts on either side, and beside the middle."""
+    pairs = ((-size, size), (size, -size), (0.3, -0.1), (-0.1, 0.3))
+    return [torch.tensor(pair).reshape(1, 2, 1, 1) for pair in pairs]
 
 
 def test_collapse_is_bounded_by_the_gamma_prior_only() -> None:

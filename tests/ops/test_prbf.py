@@ -108,9 +108,9 @@ def test_equation_14_lacks_the_covariance_between_classes() -> None:
     printed = (P[..., None, None] * subkernel_covariances(at)).sum(1)
     error = (printed - at.net.covariance).abs().amax()
     assert float(error) > 0.1
-    torch.testing.assert_close(printed + between_classes(at), at.net.covariance, rtol=0, atol=1e-11)
+    torch.testing.assert_close(printed + between_classes(at), at.net.covariance, rtol=0, atol=1e-13)
     mean = (P.unsqueeze(-1) * at.centres).sum(1)
-    torch.testing.assert_close(mean, at.net.loc, rtol=0, atol=1e-11)  # eq. 13
+    torch.testing.assert_close(mean, at.net.loc, rtol=0, atol=1e-13)  # eq. 13
 
 
 def test_subkernel_covariances_need_products() -> None:
