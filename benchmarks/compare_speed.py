@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import pyro
@@ -21,6 +20,7 @@ import torch
 from pyro.infer import MCMC, NUTS
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
+from timing import seconds
 from torch import Tensor
 from tqdm import tqdm
 
@@ -69,14 +69,6 @@ def comparison(X: Tensor, t: Tensor) -> Any:
         "nuts": Nuts(of="laplace"),
     }
     return compare(logistic, X, t, engines=engines)
-
-
-def seconds(job: Callable[[], object]) -> float:
-    """Processor time of one run."""
-    pyro.clear_param_store()
-    start = process_time()
-    job()
-    return process_time() - start
 
 
 def laplace_errors(X: Tensor, t: Tensor, num_draws: int = 200_000) -> list[tuple[str, float, float]]:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import pyro
@@ -20,6 +19,7 @@ from pyro.infer import MCMC, NUTS
 from pyro.ops.stats import effective_sample_size
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF as SklearnRBF
+from timing import timed
 from torch import Tensor
 from tqdm import tqdm
 
@@ -56,10 +56,7 @@ def least(jobs: dict[str, Callable[[], float]], num_repeats: int) -> dict[str, t
     found = {name: (float("inf"), 0.0) for name in jobs}
     for _ in range(num_repeats):
         for name, job in jobs.items():
-            pyro.clear_param_store()
-            start = process_time()
-            value = job()
-            found[name] = min(found[name], (process_time() - start, value))
+            found[name] = min(found[name], timed(job))
     return found
 
 
@@ -120,9 +117,7 @@ def chain(model: Callable[..., Any], num: int, X: Tensor, t: Tensor) -> Chain:
     """NUTS, ``num`` steps of warm-up and as many draws."""
     pyro.set_rng_seed(0)
     mcmc = MCMC(NUTS(model), num_samples=num, warmup_steps=num, disable_progbar=True)
-    start = process_time()
-    mcmc.run(X, t)
-    seconds = process_time() - start
+    seconds, _ = timed(lambda: mcmc.run(X, t))
     draws = torch.stack([mcmc.get_samples()[n].reshape(-1).log() for n in NAMES], -1)
     return Chain(seconds, effective_sample_size(draws.unsqueeze(0)), draws.mean(0), draws.std(0))
 

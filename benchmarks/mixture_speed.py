@@ -11,7 +11,6 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -22,6 +21,7 @@ from pyro import poutine
 from pyro.infer import SVI, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, init_to_sample
 from sklearn.mixture import GaussianMixture
+from timing import least
 from torch.distributions import constraints
 
 from pyro_evidence import EvidenceEM, datasets
@@ -43,12 +43,6 @@ LARGE = [((1_000_000, 50, 32), False, 2, 0.3)]
 Shape = tuple[int, int, int]
 
 
-def cpu(f: Callable[[], object], repeats: int) -> float:
-    """Least CPU seconds of one call, after one to warm up."""
-    f()
-    return least(f, repeats)
-
-
 def blobs(shape: Shape) -> torch.Tensor:
     N, K, D = shape
     generator = torch.Generator().manual_seed(0)
@@ -64,7 +58,7 @@ def ours(Y: torch.Tensor, K: int, *, full: bool, repeats: int) -> float:
         batch[0] = advance(batch[0])
         return batch[0].objective
 
-    return cpu(iteration, repeats)
+    return least(iteration, repeats)
 
 
 def start(data: mixture_evidence.MixtureData, means: torch.Tensor, *, full: bool) -> Batch:
@@ -101,9 +95,9 @@ def roofline(shape: Shape, *, full: bool) -> float:
     """Two products with the features at the speed of a square product, and one exponential each, seconds."""
     N, K, D = shape
     a = torch.randn(1024, 1024)
-    flops = 2.0 * 1024**3 / cpu(lambda: a @ a, 5)
+    flops = 2.0 * 1024**3 / least(lambda: a @ a, 5)
     x = torch.randn(1_000_000)
-    exps = 1e6 / cpu(x.exp, 5)
+    exps = 1e6 / least(x.exp, 5)
     num_features = D * (D + 1) / 2 + D + 1 if full else 2 * D + 1
     return 4.0 * N * K * num_features / flops + N * K / exps
 
@@ -120,7 +114,7 @@ def restarts() -> str:
         return first(data, Mixture(*parts, at.loc), one.at.ties, mixture_evidence.coordinate, Guarded())
 
     batch, single = rows(24), rows(1)
-    ratio = 24 * cpu(lambda: advance(single), 100) / cpu(lambda: advance(batch), 100)
+    ratio = 24 * least(lambda: advance(single), 100) / least(lambda: advance(batch), 100)
     return f"24 restarts as a batch against 24 single ones: {ratio:.1f} times cheaper (aim: 5)"
 
 
@@ -164,7 +158,7 @@ def whole_fits() -> str:
     train, test = datasets.ripley_train(), datasets.ripley_test()
     Y, Z = train.X[train.t == 0], test.X[test.t == 0]
     model = gaussian_mixture(10)
-    fit, own = (least(partial(EvidenceEM(m).run, Y)) for m in (model, handmade))
+    fit, own = (least(partial(EvidenceEM(m).run, Y), 9) for m in (model, handmade))
     found = EvidenceEM(model).run(Y)
 
     def svi() -> float:
@@ -187,16 +181,6 @@ def whole_fits() -> str:
         f"{own / fit:.2f} times that (aim: 1.3); 1000 steps of SVI {slow / fit:.0f} times that (aim: 50), test NLL "
         f"{error:.3f} against {-float(found.log_prob(Z).mean()):.3f}."
     )
-
-
-def least(f: Callable[[], object], repeats: int = 9) -> float:
-    """Least CPU seconds of one call."""
-    times = []
-    for _ in range(repeats):
-        begin = time.process_time()
-        f()
-        times.append(time.process_time() - begin)
-    return min(times)
 
 
 def main() -> None:

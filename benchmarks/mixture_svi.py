@@ -22,6 +22,7 @@ from pyro import poutine
 from pyro.infer import SVI, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_sample
 from pyro.optim import Adam
+from timing import least
 from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, datasets, learning_curve
@@ -84,17 +85,6 @@ def test_error(case: Case, w: Tensor) -> float:
     return -float(density.log_prob(case.test[-1]).mean())
 
 
-def least(f: Callable[[], object], repeats: int = 7) -> float:
-    """Fewest CPU seconds of a call, after one to warm up."""
-    f()
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        f()
-        times.append(time.process_time() - start)
-    return min(times)
-
-
 def rounds(case: Case, num: int) -> Callable[[], object]:
     """Recognition, one start, and ``num`` rounds; what a user has after ``num`` calls of ``step``."""
 
@@ -120,7 +110,7 @@ def rows(case: Case) -> Iterator[list[str]]:
         better = (curve < error).nonzero().flatten().tolist()
         cells = [case.name, guide_of.__name__, f"{error:.3f}", f"{seconds:.2f}"]
         if better:
-            first = least(rounds(case, better[0]))
+            first = least(rounds(case, better[0]), 7)
             cells += [f"{better[0]}: {curve[better[0]]:.3f}", f"{1e3 * first:.0f}", f"{seconds / first:.0f}"]
         else:
             cells += ["never", "", ""]

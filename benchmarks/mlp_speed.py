@@ -10,7 +10,6 @@ the evidence is that of the full Gauss-Newton matrix, as here.  What is done is 
 import argparse
 import contextlib
 import json
-import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from pyro.infer import MCMC, NUTS
 from pyro.ops.integrator import potential_grad
 from pyro.ops.stats import effective_sample_size, split_gelman_rubin
+from timing import timed
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -40,18 +40,12 @@ def data(num: int, num_inputs: int) -> tuple[Tensor, Tensor]:
     return X, y / y.std() + 0.3 * torch.randn(num, generator=generator)
 
 
-def cpu(f: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.process_time()
-    found = f()
-    return time.process_time() - start, found
-
-
 def ours(X: Tensor, t: Tensor, num_hidden: int) -> dict[str, Any]:
     """Seconds of the start (30 of MacKay's rounds and a mode), of each outer iteration after it, and the evidences."""
     engine = LaplaceEvidence(MLP(X.shape[1], num_hidden), curvature=gauss_newton, stop=Stop(progress=False))
     seconds, losses = [], []
     for _ in tqdm(range(6), desc="LaplaceEvidence"):
-        took, loss = cpu(lambda: engine.step(X, t))
+        took, loss = timed(lambda: engine.step(X, t))
         seconds.append(took)
         losses.append(-loss)
     return {"seconds": seconds, "evidence": losses}
@@ -65,7 +59,7 @@ def theirs(X: Tensor, t: Tensor, num_hidden: int, num_epochs: int) -> dict[str, 
     layers = [torch.nn.Linear(X.shape[1], num_hidden), torch.nn.Tanh(), torch.nn.Linear(num_hidden, 1)]
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, t[:, None]), batch_size=len(X))
     settings = {"hessian_structure": "full", "prior_structure": "layerwise", "likelihood": "regression"}
-    seconds, (_, _, path, _) = cpu(
+    seconds, (_, _, path, _) = timed(
         lambda: laplace.marglik_training(
             torch.nn.Sequential(*layers),
             loader,
@@ -87,7 +81,7 @@ def small_fit() -> tuple[float, LaplaceEvidence, Tensor, Tensor]:
         with contextlib.suppress(NotConverged):
             engine.run(X, t)
 
-    return cpu(fit)[0], engine, X, t
+    return timed(fit)[0], engine, X, t
 
 
 def default_nuts(num: int = 12) -> dict[str, Any]:
@@ -95,7 +89,7 @@ def default_nuts(num: int = 12) -> dict[str, Any]:
     seconds, engine, X, t = small_fit()
     pyro.set_rng_seed(0)
     mcmc = MCMC(NUTS(engine.posterior.model), num_samples=1, warmup_steps=num - 1, initial_params=engine.posterior.mode)
-    return {"seconds": seconds, "iteration": cpu(lambda: mcmc.run(X, t))[0] / num, "iterations": num}
+    return {"seconds": seconds, "iteration": timed(lambda: mcmc.run(X, t))[0] / num, "iterations": num}
 
 
 def against_nuts(num_draws: int, depth: int) -> dict[str, Any]:
@@ -105,7 +99,7 @@ def against_nuts(num_draws: int, depth: int) -> dict[str, Any]:
     pyro.set_rng_seed(0)
     kernel = NUTS(posterior.model, jit_compile=True, ignore_jit_warnings=True, max_tree_depth=depth)
     mcmc = MCMC(kernel, num_samples=num_draws, warmup_steps=num_draws, initial_params=posterior.mode)
-    nuts_seconds, _ = cpu(lambda: mcmc.run(X, t))
+    nuts_seconds, _ = timed(lambda: mcmc.run(X, t))
     net, noise = engine.model, 1.0 / posterior.hyperparameters["beta"]
     others = net.predictor(X, mcmc.get_samples())[..., 0]
     sd = (others.var(0) + noise).sqrt()
@@ -134,7 +128,9 @@ def gradient_seconds(posterior: LaplacePosterior, X: Tensor, t: Tensor, *, jit_c
     kernel = NUTS(posterior.model, jit_compile=jit_compile, ignore_jit_warnings=True)
     kernel.initial_params = posterior.mode
     kernel.setup(1, X, t)
-    repeats = [cpu(lambda: [potential_grad(kernel.potential_fn, posterior.mode) for _ in range(50)]) for _ in range(4)]
+    repeats = [
+        timed(lambda: [potential_grad(kernel.potential_fn, posterior.mode) for _ in range(50)]) for _ in range(4)
+    ]
     return min(seconds for seconds, _ in repeats[1:]) / 50
 
 

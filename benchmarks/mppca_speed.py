@@ -13,11 +13,11 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from timing import seconds
 from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, Stop, datasets
@@ -29,12 +29,6 @@ from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_updates import Rule, Ties, no_gamma
 
 K = Q = 10
-
-
-def cpu(f: Callable[[], object]) -> float:
-    begin = time.process_time()
-    f()
-    return time.process_time() - begin
 
 
 def start(Y: Tensor, rows: int = 1) -> Analysers:
@@ -94,7 +88,7 @@ def against_plain(Y: Tensor, repeats: int) -> str:
     times: dict[str, list[float]] = {n: [] for n in kinds}
     for _ in range(repeats):
         for name, step in kinds.items():
-            times[name].append(cpu(step))
+            times[name].append(seconds(step))
     base = min(times["plain EM with covariances"])
     aims = ("", "0.8", "0.8", "1.2")
     lines = ["| one round | ms | ratio to plain | aim |", "|---|---|---|---|"]
@@ -123,7 +117,7 @@ def widths(repeats: int) -> str:
         Y = torch.randn(2000, Q, generator=generator) @ torch.randn(Q, m, generator=generator)
         Y = Y + torch.randn(2000, m, generator=generator)
         step = stepping(batch(Y, start(Y), mppca_em.rule_of(Guarded())), evidence=True)
-        best = min(cpu(step) for _ in range(repeats))
+        best = min(seconds(step) for _ in range(repeats))
         more = f"{1e6 * (best - above[1]) / (m - above[0]):.1f}" if above else ""
         lines.append(f"| {m} | {1e3 * best:.1f} | {1e6 * best / m:.1f} | {more} |")
         above = m, best
@@ -156,8 +150,8 @@ def one_large(m: int, num: int = 1_000_000) -> str:
     engine = EvidenceEM(mppca(5, 3), start=Start(restarts=1), deletion=None, stop=stop)
     engine.run(Y[:5000])  # libraries take their memory once
     before = memory()
-    seconds = cpu(lambda: float(engine.run(Y).log_evidence))
-    return f"{Y.nbytes / 2**20:.0f} {peak() - before:.0f} 1024 {seconds:.0f}"
+    taken = seconds(lambda: float(engine.run(Y).log_evidence))
+    return f"{Y.nbytes / 2**20:.0f} {peak() - before:.0f} 1024 {taken:.0f}"
 
 
 def memory() -> float:
@@ -168,7 +162,7 @@ def memory() -> float:
 
 def restarts(Y: Tensor) -> str:
     single, many = (stepping(batch(Y, start(Y, rows), mppca_em.rule_of(Guarded())), evidence=True) for rows in (1, 5))
-    times = [(cpu(single), cpu(many)) for _ in range(10)]
+    times = [(seconds(single), seconds(many)) for _ in range(10)]
     ratio = 5.0 * min(t[0] for t in times) / min(t[1] for t in times)
     return f"Five restarts as a batch against five single ones: {ratio:.2f} times cheaper."
 

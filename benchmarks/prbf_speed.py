@@ -6,13 +6,12 @@ Data: blobs of the sizes of Satimage and Pima.  scikit-learn's rounds are a diff
 initialisation is not counted.
 """
 
-import time
 import warnings
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from sklearn.mixture import GaussianMixture
+from timing import seconds
 
 from pyro_evidence.infer.overlap_rounds import rounds
 from pyro_evidence.infer.overlap_start import RandomPoints, Training
@@ -21,12 +20,6 @@ from pyro_evidence.ops.covariances import Covariance, Diagonal, Spherical
 from pyro_evidence.ops.prbf import Network, Point, class_data, parts_of
 from pyro_evidence.ops.prbf_ascent import climb
 from pyro_evidence.ops.prbf_updates import Update, exact, literal, plain
-
-
-def cpu(f: Callable[[], object]) -> float:
-    begin = time.process_time()
-    f()
-    return time.process_time() - begin
 
 
 def blobs(N: int, D: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +41,7 @@ def per_round(point: Point, update: Update, num: int) -> float:
         for _ in range(num):
             at = update(at)
 
-    return cpu(go) / num
+    return seconds(go) / num
 
 
 def theirs(X: torch.Tensor, M: int, name: str, num: int) -> float:
@@ -61,7 +54,7 @@ def theirs(X: torch.Tensor, M: int, name: str, num: int) -> float:
             "init_params": "random",
             "random_state": 0,
         }
-        return cpu(lambda: GaussianMixture(M, **start).fit(X.numpy()))
+        return seconds(lambda: GaussianMixture(M, **start).fit(X.numpy()))
 
     return (min(fit(num + 1) for _ in range(3)) - min(fit(1) for _ in range(3))) / num
 
@@ -99,8 +92,8 @@ def pima() -> None:
         single = [begun_row(batch, b) for b in range(25)]
         whole, each = [], []
         for _ in range(5):
-            whole.append(cpu(partial(rounds, batch, update, 20)))
-            each.append(sum(cpu(partial(rounds, one, update, 20)) for one in single))
+            whole.append(seconds(partial(rounds, batch, update, 20)))
+            each.append(sum(seconds(partial(rounds, one, update, 20)) for one in single))
         print(f"| {update.__name__} | {min(each) / min(whole):.1f} | 4 |", flush=True)
 
 

@@ -10,13 +10,14 @@ on the fly in chunks, and reports the memory that was added; ``--only-rows`` not
 import argparse
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 
 import pyro
 import pyro.distributions as dist
 import torch
+from timing import least
 from torch import Tensor
 
 from pyro_evidence import REVM, RVM, LaplacePrior, LogJoint, Stop
@@ -36,16 +37,6 @@ def model(Phi: Tensor, t: Tensor | None = None) -> Tensor:
     w = pyro.sample("w", dist.Normal(Phi.new_zeros(Phi.shape[1]), 1.0).to_event(1))
     with pyro.plate("data", len(Phi)):
         return pyro.sample("t", dist.Bernoulli(logits=Phi @ w), obs=t)
-
-
-def seconds(f: Callable[[], object], repeats: int = 3) -> float:
-    """The least of a few."""
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        f()
-        times.append(time.process_time() - start)
-    return min(times)
 
 
 # The sigma of lowest 5 x 2-fold error for GREVM (ridge 0.01) and for RVM.
@@ -74,13 +65,13 @@ def revm_seconds(problem: tuple[Tensor, Tensor], prior: AxisPrior) -> float:
     """The fit, without reading the model."""
     weights = weights_of(LogJoint(model, problem, hyper=()), "w")
     recipe, zero = Recipe(prior, base_centre, laplace_at_base, fixed_others), torch.zeros(weights.num_weights)
-    return seconds(lambda: eigen_state(weights.target, weights.num_weights, zero, 1e-2, recipe), 5)
+    return least(lambda: eigen_state(weights.target, weights.num_weights, zero, 1e-2, recipe), 5)
 
 
 def rvm_seconds(problem: tuple[Tensor, Tensor]) -> float:
     """The same for the sequential algorithm."""
     target = weights_of(LogJoint(model, problem, hyper=()), "w").target
-    return seconds(lambda: iterate(fast_marginal.step, fast_marginal.empty(target), STOP, "RVM"), 2)
+    return least(lambda: iterate(fast_marginal.step, fast_marginal.empty(target), STOP, "RVM"), 2)
 
 
 def against_each_other() -> None:
@@ -89,7 +80,7 @@ def against_each_other() -> None:
     for name, sigmas in SIGMAS.items():
         ours, theirs = (half(name, sigma) for sigma in sigmas)
         grevm, lrevm = (revm_seconds(ours, prior) for prior in (GaussianPrior(), LaplacePrior()))
-        engines = seconds(partial(RVM(model, stop=STOP).run, *theirs), 2) / seconds(partial(REVM(model).run, *ours))
+        engines = least(partial(RVM(model, stop=STOP).run, *theirs), 2) / least(partial(REVM(model).run, *ours))
         ratios = f"{lrevm / grevm:.1f} | {rvm_seconds(theirs) / grevm:.1f} | {engines:.1f}"
         print(f"| {name} | {len(ours[0])} | {grevm:.4f} | {ratios} |", flush=True)
 
@@ -125,8 +116,8 @@ def compared(name: str, train: Half, test: Half, peers: list[tuple[str, str]]) -
     (X, t), (X_test, t_test) = train, test
     Phi, repeats = kernel(X, X), 5 if len(X) < 1000 else 1
     target = weights_of(LogJoint(model, (Phi, t), hyper=()), "w").target
-    fit = seconds(lambda: iterate(fast_marginal.step, fast_marginal.empty(target), STOP, "RVM"), repeats)
-    own = seconds(lambda: RVM(model, stop=STOP).run(Phi, t), repeats)
+    fit = least(lambda: iterate(fast_marginal.step, fast_marginal.empty(target), STOP, "RVM"), repeats)
+    own = least(lambda: RVM(model, stop=STOP).run(Phi, t), repeats)
     eta = RVM(model, stop=STOP).run(Phi, t).predictor(kernel(X_test, X))[0]
     error = float(((eta > 0) != t_test.bool()).double().mean())
     for module, maker in peers:
@@ -136,7 +127,7 @@ def compared(name: str, train: Half, test: Half, peers: list[tuple[str, str]]) -
             print(f"| {name} | {own:.3f} ({fit:.3f}) | {error:.3f} | {module}: not installed | | |")
             continue
         data = X.numpy(), t.numpy().astype(int)
-        theirs = seconds(lambda make=peer, at=data: make(kernel="rbf", gamma=4.0).fit(*at), min(repeats, 3))
+        theirs = least(lambda make=peer, at=data: make(kernel="rbf", gamma=4.0).fit(*at), min(repeats, 3))
         found = peer(kernel="rbf", gamma=4.0).fit(*data).predict(X_test.numpy())
         wrong = float((torch.as_tensor(found).double() != t_test).double().mean())
         ratios = f"{theirs / own:.2f} ({theirs / fit:.2f})"
@@ -169,7 +160,7 @@ def in_chunks(num_rows: int) -> None:
     for Phi, _ in Rows(num_rows):  # noqa: B007 - made, not used, but for the last
         pass
     making = time.process_time() - start
-    gram = num_rows / rows.size * seconds(lambda: Phi.T @ Phi)
+    gram = num_rows / rows.size * least(lambda: Phi.T @ Phi)
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
     print(
         f"\nGREVM on {num_rows} rows of 500 columns in chunks of 20000: {posterior.num_active} axes, "
@@ -185,8 +176,8 @@ def against_eigh(size: int) -> None:
     t = (X[:, 0] + 0.5 * torch.randn(size, generator=torch.Generator().manual_seed(1)) > 0).double()
     Phi = (-torch.cdist(X, X) / 2.0).exp()
     A = Phi.T @ Phi
-    one = seconds(lambda: torch.linalg.eigh(A), 1)
-    whole = seconds(lambda: REVM(model, ridge=1e-2).run(Phi, t), 1)
+    one = least(lambda: torch.linalg.eigh(A), 1)
+    whole = least(lambda: REVM(model, ridge=1e-2).run(Phi, t), 1)
     print(f"\nGREVM end to end, N = M = {size}: {whole:.2f} s, {whole / one:.2f} times one eigh ({one:.2f} s)")
 
 

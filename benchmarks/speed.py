@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from time import process_time
 
 import bench_linear_predictor as dense
 import pyro
 import pyro.distributions as dist
+import timing
 import torch
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoLaplaceApproximation
@@ -64,11 +64,8 @@ def seconds(job: Callable[[], object], num_repeats: int) -> float:
     job()
     times = []
     for _ in range(num_repeats):
-        pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        start = process_time()
-        job()
-        times.append(process_time() - start)
+        times.append(timing.seconds(job))
     return median(times)
 
 
