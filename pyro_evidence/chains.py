@@ -73,12 +73,10 @@ def run_chains(model: Model, data: Data, settings: Settings) -> Chains:
 
 def _one_chain(model: Model, data: Data, settings: Settings, seed: int) -> tuple[Draws, Tensor]:
     """Draws ``(T,) + site shape`` and which transitions diverged, ``(T,)``."""
-    num = settings.num_samples
-    mcmc = MCMC(NUTS(model), max(num, FEWEST), settings.warmup_steps, disable_progbar=True)
+    mcmc = MCMC(NUTS(model), settings.num_samples, settings.warmup_steps, disable_progbar=True)
     torch.manual_seed(seed)
     mcmc.run(*data[0], **data[1])
-    draws: Draws = mcmc.get_samples()
-    return {n: v[:num] for n, v in draws.items()}, divergences(mcmc)[0, :num]
+    return dict(mcmc.get_samples()), divergences(mcmc)[0]
 
 
 def divergences(mcmc: MCMC) -> Tensor:

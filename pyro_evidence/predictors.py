@@ -91,8 +91,8 @@ class Slot:
 
         def log_likelihood(eta: Tensor) -> Tensor:
             with pyro.validation_enabled(False):
-                given = fixed | {self.parameter: self.link.forward(eta)}
-                cells = exact(type(parts.base)(**given, validate_args=False)).log_prob(value)
+                given = {k: _in_dtype(v, eta) for k, v in fixed.items()} | {self.parameter: self.link.forward(eta)}
+                cells = exact(type(parts.base)(**given, validate_args=False)).log_prob(_in_dtype(value, eta))
             cells = cells.expand(broadcast(cells.shape, parts.base.batch_shape))
             cells = self._reduced(trace, _summed(cells, parts.inner), parts)
             return cells.reshape(len(eta), -1).sum(-1)
@@ -122,6 +122,11 @@ class Slot:
             cells = _summed(log_sum_exp(cells + log_mixing, -1), parts.outer)
         cells = _masked(node, cells) * node["scale"]
         return _chosen(node, trace.nodes[self.mixture], cells) if self.mixture else cells
+
+
+def _in_dtype(value: Any, like: Tensor) -> Any:
+    """A floating tensor in the precision of ``like``: of two precisions torch's own derivatives may lose the better."""
+    return value.to(like.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _chosen(node: Node, choice: Node, cells: Tensor) -> Tensor:

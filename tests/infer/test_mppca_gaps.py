@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import pyro
 import pytest
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ def gappy(num: int = 160) -> Tensor:
 @pytest.fixture(scope="module")
 def found() -> MPPCAPosterior:
     torch.set_default_dtype(torch.float64)
+    pyro.clear_param_store()  # a fixture of a module begins before those of its tests
     return fit(gappy(), missing="marginalise")
 
 
