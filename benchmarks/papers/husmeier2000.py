@@ -191,7 +191,7 @@ def density_runs(cache: Cache, name: str, block: int) -> dict[str, dict[str, lis
     settings = [(p, K, width) for p in range(len(problems)) for K in SIZES for width in (0.5, 1.0)]
     for part, K, width in tqdm(settings, desc=f"{name}, seeds {block}", leave=False):
         problem = problems[part]
-        start = Start(restarts=problem.restarts, seed=100 * block, width=width, warm_up=0)
+        start = Start(restarts=problem.restarts, seed=100 * block, width=width, narrower=1.0, warm_up=0)
         for method in METHODS:
             key = f"densities {name} {part} {K} {width} {block} {method}"
             found = cache.get(key, lambda p=problem, m=method, s=start, k=K: density_run(p, m, s, k))
