@@ -224,7 +224,7 @@ def test_letters() -> None:
     with pytest.raises(BadInput, match="the reference 'b' gave 1 draws"):
         compare(straight, X, y, engines={"a": exact, "b": Exact(num=1)})
     found = compare(straight, X, y, engines={"a": Nuts(of="zzz"), "one": Exact(num=1), "b": exact})
-    assert any("needs that engine's fit, listed before it" in note for note in found.notes)
+    assert any("needs that engine's fit; expected one listed before it" in note for note in found.notes)
     assert math.isnan(found.rows["one"]["mean"])
 
 

@@ -1,6 +1,5 @@
 """The relevance eigenvector machine for any Pyro model with a weight vector."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from pyro_evidence.arguments import check_model
 from pyro_evidence.axis_priors import AxisPrior, GaussianPrior
 from pyro_evidence.eigen_state import (
     Centre,
-    EigenState,
     Others,
     Recipe,
     base_centre,
@@ -19,6 +17,7 @@ from pyro_evidence.eigen_state import (
     fixed_others,
 )
 from pyro_evidence.errors import BadInput
+from pyro_evidence.infer.eigen_warnings import warn_if_meaningless
 from pyro_evidence.infer.ridge import Ridge
 from pyro_evidence.infer.settings import check_function, check_methods, check_ridge
 from pyro_evidence.posterior_revm import REVMPosterior
@@ -26,8 +25,6 @@ from pyro_evidence.program import LogJoint, Model
 from pyro_evidence.quadratic import Approximation, laplace_at_base
 from pyro_evidence.streamed import Chunks, streamed_weights
 from pyro_evidence.weights import LinearTarget, Weights, weights_of
-
-SATURATED = 25.0  # log odds beyond which a likelihood no longer feels its weights
 
 
 class REVM:
@@ -109,7 +106,7 @@ class REVM:
 
     def _fitted(self, weights: Weights, start: torch.Tensor) -> REVMPosterior:
         state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.recipe)
-        _warn(state)
+        warn_if_meaningless(state)
         self._posterior = REVMPosterior(weights, state)
         return self._posterior
 
@@ -133,39 +130,3 @@ def starting_point(weights: Weights) -> torch.Tensor:
     if isinstance(weights.target, LinearTarget):
         return torch.zeros(len(weights.order), dtype=torch.float64, device=weights.joint.device)
     return weights.joint.initial(1, seed=0)[0][weights.order]
-
-
-def _warn(state: EigenState) -> None:
-    """Say what makes the result meaningless."""
-    explained = float(state.base_log_likelihood - state.null_log_likelihood)
-    if not state.num_active and explained > 1.0:
-        warnings.warn(
-            f"every axis was pruned although the weights explain {explained:.3g} nats: {_why_pruned(state)} Or choose "
-            "it by ridge=isotropic_evidence or cross_validation(...).",
-            stacklevel=4,
-        )
-        return
-    largest = max(
-        (float(p.eta(state.quadratic.y.unsqueeze(0)).abs().max()) for p in state.quadratic.parts), default=0.0
-    )
-    if largest > SATURATED and not _gaussian(state):
-        warnings.warn(
-            f"the ridge mode has a predictor of {largest:.0f}: at ridge={state.ridge:g} some data no longer "
-            "feel the "
-            f"weights, and the quadratic is poor (misfit {float(state.misfit):.3g} nats). Raise the ridge.",
-            stacklevel=4,
-        )
-
-
-def _why_pruned(state: EigenState) -> str:
-    """A sentence: whether the ridge holds the weights back, or the likelihood, where it is saturated."""
-    w, statistics = state.quadratic.y[: len(state.axes.directions)], float(state.axes.wald.sum())
-    said = f"at ridge={state.ridge:g} their Wald statistics add up to {statistics:.2g}, and the quadratic says nothing."
-    if state.ridge * float(w @ w) > statistics:
-        return f"{said} The ridge outweighs the likelihood's curvature: lower it, or pass centre=score_centre."
-    return f"{said} The classes are separated, so that curvature vanishes: raise the ridge, say to 1e-2."
-
-
-def _gaussian(state: EigenState) -> bool:
-    """Whether the quadratic is the likelihood: a long way from its centre it still agrees."""
-    return abs(float(state.misfit)) <= 0.01 * (1.0 + abs(float(state.base_log_likelihood)))

@@ -112,7 +112,8 @@ def test_correlated_noise_takes_the_generic_way() -> None:
     engine = EvidenceEM(
         gaussian_mixture(1, noise=FullNoise()), missing=Missing.MARGINALISE, start=Start(restarts=1), stop=stop
     )
-    found = engine.run(gappy(16)[:, :2])
+    with pytest.warns(UserWarning, match="ran out of steps"):
+        found = engine.run(gappy(16)[:, :2])
     assert not isinstance(found, MixturePosterior) and bool(found.log_evidence.isfinite())
 
 

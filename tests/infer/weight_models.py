@@ -76,3 +76,10 @@ def labels(Phi: Tensor, w: Tensor, seed: int = 0) -> Tensor:
     """Bernoulli labels in log odds."""
     uniform = torch.rand(len(Phi), generator=torch.Generator().manual_seed(seed))
     return (uniform < torch.sigmoid(Phi @ w)).to(Phi)
+
+
+def problem(N: int = 120, M: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    Phi = torch.randn(N, M, generator=generator)
+    w = torch.tensor([2.0, -1.0, 0.5] + [0.0] * (M - 3))
+    return Phi, labels(Phi, w, seed)
