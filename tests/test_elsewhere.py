@@ -2,9 +2,8 @@
 
 from types import SimpleNamespace
 
+import elsewhere
 import torch
-
-from benchmarks.papers import elsewhere
 
 
 def test_a_kernel_is_on_an_atom_if_it_is_narrow_there_and_many_rows_have_that_value() -> None:

@@ -5,10 +5,12 @@ import math
 from functools import partial
 from pathlib import Path
 
+import husmeier2000
+import husmeier2000_series
 import pytest
 import torch
+from results import Results
 
-from benchmarks.papers import husmeier2000
 from pyro_evidence import Start, Unregularised, datasets, derived
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -22,7 +24,7 @@ def test_matched_pairs() -> None:
 def test_a_result_is_computed_once_and_kept(tmp_path: Path) -> None:
     calls = []
     for _ in range(2):
-        cache = husmeier2000.Cache(tmp_path / "cache" / "results.jsonl")
+        cache = Results[dict[str, str]](tmp_path / "cache" / "results.jsonl")
         for key in "ab":
             cache.get(key, lambda key=key: calls.append(key) or {"value": key})
     assert calls == ["a", "b"]
@@ -42,7 +44,7 @@ def test_early_stopping_takes_the_best_round_and_the_others_the_twentieth() -> N
 
 
 def test_networks_start_as_the_paper_says() -> None:
-    nets = husmeier2000.networks(0, husmeier2000.hidden_units)
+    nets = husmeier2000_series.networks(0, husmeier2000_series.hidden_units)
     assert nets.start.w.shape == (80, 10, 1, 11)
     assert nets.train.Y.shape == (80, 200, 1) and nets.test.Y.shape == (80, 1000, 1)
     spread = nets.start.w.reshape(4, 4, -1).std(-1)
@@ -54,24 +56,24 @@ def test_networks_start_as_the_paper_says() -> None:
 def test_committee_is_never_worse_than_its_mean_member() -> None:
     """Jensen's inequality; a committee of one, or of twins, is its member."""
     log_density = torch.randn(5, 30)
-    assert husmeier2000.committee(log_density) < -float(log_density.mean())
+    assert husmeier2000_series.committee(log_density) < -float(log_density.mean())
     for num in (1, 2):
         twins = log_density[:1].expand(num, -1)
-        assert husmeier2000.committee(twins) == pytest.approx(-float(log_density[0].mean()))
+        assert husmeier2000_series.committee(twins) == pytest.approx(-float(log_density[0].mean()))
 
 
 def test_evolution_is_plain_em_during_the_warm_up() -> None:
-    nets = husmeier2000.networks(0, husmeier2000.cubic)
-    plain = husmeier2000.evolution(Unregularised(), 0, nets, 3)
-    warm = husmeier2000.evolution(derived, 2, nets, 3)
+    nets = husmeier2000_series.networks(0, husmeier2000_series.cubic)
+    plain = husmeier2000_series.evolution(Unregularised(), 0, nets, 3)
+    warm = husmeier2000_series.evolution(derived, 2, nets, 3)
     assert warm["mean"][:2] == plain["mean"][:2]
     assert warm["mean"][2] != plain["mean"][2]
     assert all(best < average for best, average in zip(warm["best"], warm["mean"], strict=True))
 
 
 def test_bayes_limit_is_below_what_a_network_reaches() -> None:
-    nets = husmeier2000.networks(0, husmeier2000.cubic)
-    assert husmeier2000.bayes_limit(0) < min(husmeier2000.evolution(derived, 5, nets, 10)["best"])
+    nets = husmeier2000_series.networks(0, husmeier2000_series.cubic)
+    assert husmeier2000_series.bayes_limit(0) < min(husmeier2000_series.evolution(derived, 5, nets, 10)["best"])
 
 
 def test_error_of_the_classifier_is_the_one_of_its_densities() -> None:

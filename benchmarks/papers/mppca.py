@@ -1,16 +1,15 @@
 """Husmeier (2000), section 4.3, on public data: Figure 6 and Table 3, mixtures of probabilistic PCA; and digits.
 
-    python benchmarks/papers/mppca.py [results.json] > mppca.md
+    python benchmarks/papers/mppca.py [results.jsonl] > mppca.md
 
 The paper's sleep data are not public.  On each data set two classes of equal size get a density each, 24 times (K = 4
 and 6, three splits, two widths, two seeds), 60 rounds, of which 5 are direct; q = 2.  Table 3's t compares the
 evidence scheme with unregularised training after 60 rounds, and with its best round on the test set.  Every run is
-written to ``results.json`` as soon as it is done, and is not done again.  Figure 6 goes to ``mppca_figure6.png``
+written to ``results.jsonl`` as soon as it is done, and is not done again.  Figure 6 goes to ``mppca_figure6.png``
 beside this file.  Satimage and pima are read from the folder
 that PYRO_EVIDENCE_DATA names; breast cancer and digits come with scikit-learn.
 """
 
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
+from results import Results
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -47,20 +47,6 @@ DATA: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], int]] = {
 }
 SCHEMES = {"as printed": Rule(literal_gamma), "default": mppca_em.rule_of(Guarded())}
 PAPER = ((9.65, 7.93, 2.36), (4.58, 1.40, 0.74))
-
-
-class Results:
-    """Numbers by key, kept on disk."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-
-    def get(self, key: str, compute: Callable[[], Any]) -> Any:
-        if key not in self.known:
-            self.known[key] = compute()
-            self.path.write_text(json.dumps(self.known))
-        return self.known[key]
 
 
 def two(data: datasets.Dataset, a: int, b: int, components: int) -> tuple[Tensor, Tensor]:
@@ -147,7 +133,7 @@ def one_split(trains: list[Tensor], test: Tensor, truth: Tensor, K: int, rule: R
     return torch.cat([plain, evidence, best], -1).tolist()
 
 
-def table3(results: Results) -> str:
+def table3(results: Results[Any]) -> str:
     lines = [
         "| data, block of splits, scheme | t against plain: E1 E2 error | its best round | error %: plain, own, best |",
         "|---|---|---|---|",
@@ -164,7 +150,7 @@ def table3(results: Results) -> str:
     return "\n".join(lines)
 
 
-def figure6(results: Results, name: str = "breast cancer, PCA 10") -> None:
+def figure6(results: Results[Any], name: str = "breast cancer, PCA 10") -> None:
     """Above, how E goes, for each class; below, all 24 simulations against unregularised training."""
     runs = results.get(f"figure 6 {name}", lambda: simulations(name, 0, SCHEMES["default"]))
     figure, axes = plt.subplots(2, 2, figsize=(9, 7.5), layout="constrained")
@@ -201,7 +187,7 @@ def draw_scatter(ax: Axes, runs: Simulations, measures: dict[str, tuple[int, str
     ax.legend(fontsize=8)
 
 
-def digits(results: Results) -> str:
+def digits(results: Results[Any]) -> str:
     """One density per digit, as Tipping and Bishop (1999) and smaller; ten times ten for all; 450 rows for test."""
     data = datasets.digits()
     stop = Stop(tolerance=1e-5, num_steps=40, throw=False, progress=False)
@@ -243,7 +229,7 @@ def split_rows(data: datasets.Dataset) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def main() -> None:
     torch.set_default_dtype(torch.float64)
     plt.switch_backend("Agg")
-    results = Results(Path(sys.argv[1] if len(sys.argv) > 1 else "mppca.json"))
+    results = Results[Any](Path(sys.argv[1] if len(sys.argv) > 1 else "mppca.jsonl"))
     print("# Mixtures of probabilistic PCA on public data\n\n## Table 3 (24 runs; positive: evidence is better)\n")
     print(table3(results))
     figure6(results)

@@ -1,13 +1,12 @@
 """Constantinopoulos, Titsias and Likas (2001), Tables 1 to 4 on the real data: spherical kernels, 5 folds.
 
-    OMP_NUM_THREADS=1 python benchmarks/papers/prbf2001.py [results.json] > prbf2001.md      # about 25 CPU minutes
+    OMP_NUM_THREADS=1 python benchmarks/papers/prbf2001.py [results.jsonl] > prbf2001.md      # about 25 CPU minutes
 
-Each table cell's folds and penalties are one batch.  Every batch is written to ``results.json`` (default
-``.benchmarks/prbf2001.json``) as soon as it is done, and is not done again.  The data are read from the folder that
+Each table cell's folds and penalties are one batch.  Every batch is written to ``results.jsonl`` (default
+``.benchmarks/prbf2001.jsonl``) as soon as it is done, and is not done again.  The data are read from the folder that
 PYRO_EVIDENCE_DATA names.  scikit-learn and SciPy are needed for the trivial baselines and for Student's t.
 """
 
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import torch
+from results import Results
 from scipy.stats import t as student
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
@@ -86,21 +86,6 @@ TABLES = [
         (24.49, 17.37, 12.83, 11.69, 9.42), (19.11, 12.26, 10.25, 9.40, 9.41), (14.52, 10.26, 10.80, 9.11, 9.70),
         (14.80, 12.83, 10.82, 9.40, 9.70), (14.80, 12.83, 10.25, 8.83, 9.11)), 10, random_points),
 ]  # fmt: skip
-
-
-class Results:
-    """Numbers by key, kept on disk."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.known: dict[str, Record] = json.loads(path.read_text()) if path.exists() else {}
-
-    def get(self, key: str, compute: Callable[[], Record]) -> Record:
-        if key not in self.known:
-            self.known[key] = compute()
-            self.path.write_text(json.dumps(self.known))
-        return self.known[key]
 
 
 def load(name: str) -> tuple[Tensor, Tensor]:
@@ -213,7 +198,7 @@ def row(name: str, parts: list[str]) -> str:
     return f"| {name} | " + " | ".join(parts) + " |"
 
 
-def published(table: Table, results: Results) -> dict[tuple[int, int], Record]:
+def published(table: Table, results: Results[Record]) -> dict[tuple[int, int], Record]:
     """The paper's update at every penalty, by number of kernels and seed."""
     keys = [(M, seed) for M in table.sizes for seed in range(table.seeds)]
     methods = [(c, literal) for c in MULTIPLES]
@@ -223,7 +208,7 @@ def published(table: Table, results: Results) -> dict[tuple[int, int], Record]:
     }
 
 
-def corrected(table: Table, results: Results) -> dict[tuple[int, int], Record]:
+def corrected(table: Table, results: Results[Record]) -> dict[tuple[int, int], Record]:
     """The corrected updates at c = 20, with fewer seeds."""
     keys = [(M, seed) for M in table.sizes for seed in range(table.corrected_seeds)]
     methods = [(20.0, update) for update in CORRECTED.values()]
@@ -233,7 +218,7 @@ def corrected(table: Table, results: Results) -> dict[tuple[int, int], Record]:
     }
 
 
-def report(table: Table, results: Results) -> str:
+def report(table: Table, results: Results[Record]) -> str:
     runs, better = published(table, results), corrected(table, results)
     simple = [
         results.get(f"{table.name} trivial {s}", lambda s=s: trivial(table, s)) for s in range(min(table.seeds, 3))
@@ -266,7 +251,7 @@ def report(table: Table, results: Results) -> str:
 def main() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
-    results = Results(Path(sys.argv[1] if len(sys.argv) > 1 else ".benchmarks/prbf2001.json"))
+    results = Results(Path(sys.argv[1] if len(sys.argv) > 1 else ".benchmarks/prbf2001.jsonl"))
     print("# Constantinopoulos, Titsias and Likas (2001), Tables 1 to 4\n")
     print("Mean ± sd over seeds, each a fresh stratified 5-fold split and start; p: Nadeau and Bengio's test.\n")
     for table in TABLES:

@@ -1,6 +1,6 @@
 """Choosing the penalty of the PRBF and its number of kernels: what works, and what does not.
 
-    OMP_NUM_THREADS=1 python benchmarks/papers/prbf2001_choices.py [results.json] > prbf2001_choices.md
+    OMP_NUM_THREADS=1 python benchmarks/papers/prbf2001_choices.py [results.jsonl] > prbf2001_choices.md
 
 First part: the evidence for ``alpha``, a negative result.  The penalty of eq. 17 has no normaliser, so an evidence
 needs a reading of it.  Three were tried, all by Laplace's approximation over the centres, the rest held:
@@ -23,7 +23,8 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from prbf2001 import KIND, TABLES, Record, Results, Table, load, row, score, splits
+from prbf2001 import KIND, TABLES, Record, Table, load, row, score, splits
+from results import Results
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -93,7 +94,7 @@ def random_effects(point: Point) -> float:
     return float(alpha.flatten()[evidence.argmax()])
 
 
-def evidence_part(results: Results) -> str:
+def evidence_part(results: Results[Record]) -> str:
     lines = ["| data, M | A: best c | B: best c | C: c, fitted again and again |", "|---|---|---|---|"]
     for name, M in tqdm(SETTINGS, desc="evidence"):
         r = results.get(f"readings {name} {M}", lambda n=name, m=M: readings(n, m))
@@ -151,7 +152,7 @@ def compared(name: str, M: int, seed: int, method: Method) -> Record:
     return {"error": [[e for e, _ in found]], "nll": [[n for _, n in found]]}
 
 
-def choices_part(results: Results, num_seeds: int = 3) -> str:
+def choices_part(results: Results[Record], num_seeds: int = 3) -> str:
     lines = [
         row("method: error in %, NLL in nats", [f"{name}, M = {M}" for name, M in SETTINGS]),
         "|---" * (len(SETTINGS) + 1) + "|",
@@ -171,7 +172,7 @@ def choices_part(results: Results, num_seeds: int = 3) -> str:
 def main() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
-    results = Results(Path(sys.argv[1] if len(sys.argv) > 1 else ".benchmarks/prbf2001_choices.json"))
+    results = Results(Path(sys.argv[1] if len(sys.argv) > 1 else ".benchmarks/prbf2001_choices.jsonl"))
     print("# The penalty and the number of kernels\n\n## Evidence for the penalty: a negative result\n")
     print(evidence_part(results), "\n\n## Choices on the same splits, published update, mean of 3 seeds\n", flush=True)
     print(choices_part(results), flush=True)

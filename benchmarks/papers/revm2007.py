@@ -13,7 +13,6 @@ more.
 """
 
 import argparse
-import json
 import time
 import warnings
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from pathlib import Path
 import pyro
 import pyro.distributions as dist
 import torch
+from results import Results
 from torch import Tensor
 from tqdm import tqdm
 
@@ -167,32 +167,21 @@ def error(Phi: Tensor, t: Tensor, w: Tensor) -> float:
     return float(((f > 0) != t.bool()).double().where(f != 0, 0.5).sum())
 
 
-Results = dict[str, list[float]]  # method and setting -> errors, non-zero parameters, seconds
+Fits = dict[str, list[float]]  # method and setting -> errors, non-zero parameters, seconds
 
 
-class Cache:
-    """Results by key, appended to a file as they come."""
+class Cache(Results[Fits]):
+    """Results, and per training set the last design and its key."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.known = path, {}
-        self.last: dict[str, tuple[Tensor, str]] = {}  # per training set: the last design and its key
-        path.parent.mkdir(exist_ok=True)
-        if path.exists():
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
-            self.known = {row["key"]: row["value"] for row in rows}
-
-    def get(self, key: str, compute: Callable[[], Results]) -> Results:
-        if key not in self.known:
-            self.known[key] = compute()
-            with self.path.open("a") as file:
-                file.write(json.dumps({"key": key, "value": self.known[key]}) + "\n")
-        return self.known[key]
+        super().__init__(path)
+        self.last: dict[str, tuple[Tensor, str]] = {}
 
 
 Half = tuple[Tensor, Tensor]  # inputs and labels
 
 
-def fits(cache: Cache, key: str, halves: tuple[Half, Half], kernel: str, sigma: float) -> Results:
+def fits(cache: Cache, key: str, halves: tuple[Half, Half], kernel: str, sigma: float) -> Fits:
     """Every method and setting for one training set, one test set and one sigma."""
     (X, t), (X_test, t_test) = halves
 
@@ -203,7 +192,7 @@ def fits(cache: Cache, key: str, halves: tuple[Half, Half], kernel: str, sigma: 
     if len(before) and torch.allclose(both, before, rtol=0, atol=1e-12):  # so narrow that sigma makes no difference
         return cache.get(own, lambda: cache.known[same])
 
-    def run() -> Results:
+    def run() -> Fits:
         weights = weights_of(LogJoint(model, (Phi, t), hyper=()), "w")
         found = {k: f for family in FAMILIES.values() for k, f in family(weights).items()}
         return {k: [error(Phi_test, t_test, w), num, seconds] for k, (w, num, seconds) in found.items()}

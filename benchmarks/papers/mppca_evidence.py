@@ -1,22 +1,23 @@
 """The evidence of mixtures of probabilistic PCA measured: its size, columns that it finds, satimage.
 
-    OMP_NUM_THREADS=1 python benchmarks/mppca_evidence.py
+    OMP_NUM_THREADS=1 python benchmarks/papers/mppca_evidence.py
 
-Minutes; writes ``mppca_evidence.md`` beside this file.  Finished numbers are kept in .benchmarks/mppca_evidence.json,
+Minutes; writes ``mppca_evidence.md`` beside this file.  Finished numbers are kept in .benchmarks/mppca_evidence.jsonl,
 so that an interrupted run goes on where it was; delete the file to measure again.  Satimage is read from the folder
 that PYRO_EVIDENCE_DATA names.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
+from results import Results
 from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 from torch.distributions import Chi2
@@ -30,25 +31,10 @@ from pyro_evidence.ops import mppca_curvature, mppca_evidence, mppca_mode, mppca
 from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_updates import Iterate, Rule, Ties
 
-CACHE = Path(".benchmarks/mppca_evidence.json")
+CACHE = Path(".benchmarks/mppca_evidence.jsonl")
 OUT = Path(__file__).with_suffix(".md")
 STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500, progress=False)
 Record = dict[str, Any]
-
-
-class Results:
-    """Numbers by key, kept on disk."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(exist_ok=True)
-        self.path = path
-        self.known: Record = json.loads(path.read_text()) if path.exists() else {}
-
-    def get(self, key: str, compute: Callable[..., Any], *args: Any) -> Any:
-        if key not in self.known:
-            self.known[key] = compute(*args)
-            self.path.write_text(json.dumps(self.known))
-        return self.known[key]
 
 
 # The orbit's evidence against importance sampling
@@ -145,14 +131,14 @@ def gaps(num: int, m: int, q: int, seed: int, num_samples: int = 40_000) -> Reco
     }
 
 
-def orbit(results: Results, seeds: int = 16) -> str:
+def orbit(results: Results[Any], seeds: int = 16) -> str:
     lines = [
         "| m, q | N | orbit - sampled: mean | least ... most | expected | A.35 - sampled: mean | standard error |",
         "|---|---|---|---|---|---|---|",
     ]
     cases = [(3, 2, n, e) for n, e in ((20, "-.35"), (100, "-.09"), (500, "-.02"), (2000, "-.005"))]
     for m, q, num, expected in tqdm([*cases, (5, 3, 100, "-.37")], desc="Orbit"):
-        runs = [results.get(f"orbit {m} {q} {num} {s}", gaps, num, m, q, s) for s in range(seeds)]
+        runs = [results.get(f"orbit {m} {q} {num} {s}", partial(gaps, num, m, q, s)) for s in range(seeds)]
         each = [r["orbit"] for r in runs]
         se = math.sqrt(sum(r["se"] ** 2 for r in runs)) / seeds
         lines.append(
@@ -184,7 +170,7 @@ def trial(num: int, m: int, q: int, seed: int, noise: Noise) -> int:
     return found_columns(analyser(num, m, q, seed), 6, noise)
 
 
-def ard(results: Results, seeds: int = 10) -> str:
+def ard(results: Results[Any], seeds: int = 10) -> str:
     lines = ["| noise | m | N | truth 1 | truth 2 | truth 3 |", "|---|---|---|---|---|---|"]
     kinds: dict[str, Noise] = {"isotropic": IsotropicNoise(), "diagonal": DiagonalNoise()}
     settings = [(kind, m, num) for kind in kinds for m in (8, 10) for num in (50, 200)]
@@ -192,7 +178,7 @@ def ard(results: Results, seeds: int = 10) -> str:
         cells = []
         for q in (1, 2, 3):
             keys = [f"ard {kind} {m} {num} {q} {s}" for s in range(seeds)]
-            many = [results.get(key, trial, num, m, q, s, kinds[kind]) for s, key in enumerate(keys)]
+            many = [results.get(key, partial(trial, num, m, q, s, kinds[kind])) for s, key in enumerate(keys)]
             cells.append(f"{many.count(q)}/{seeds}")
         lines.append(f"| {kind} | {m} | {num} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -242,13 +228,13 @@ def largest_fall(seed: int, num_rounds: int = 50) -> float:
     return max(0.0, -min(rises)) / abs(path[-1])
 
 
-def densities(results: Results) -> str:
+def densities(results: Results[Any]) -> str:
     lines = ["| K = q = 10 | test, nats per row, three seeds | train | aim |", "|---|---|---|---|"]
     for kind in tqdm(("plain EM, 50 rounds", "evidence, 50 rounds", "evidence, best of 5, converged"), desc="Satimage"):
-        runs = [results.get(f"satimage {kind} {s}", density, kind, s) for s in range(3)]
+        runs = [results.get(f"satimage {kind} {s}", partial(density, kind, s)) for s in range(3)]
         test, train = (", ".join(f"{r[n]:.2f}" for r in runs) for n in ("test", "train"))
         lines.append(f"| {kind} | {test} | {train} | 76.3 |")
-    falls = [results.get(f"satimage fall {s}", largest_fall, s) for s in range(3)]
+    falls = [results.get(f"satimage fall {s}", partial(largest_fall, s)) for s in range(3)]
     return (
         "\n".join(lines)
         + f"\n\nLargest fall of the log likelihood in a round of plain EM: {max(falls):.1e} of its size."
@@ -258,7 +244,7 @@ def densities(results: Results) -> str:
 def main() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
-    results = Results(CACHE)
+    results = Results[Any](CACHE)
     parts = [
         "# The evidence of mixtures of probabilistic PCA, measured",
         "## Log evidence over the orbit against importance sampling, one component, 16 sets of data, nats",
