@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-INLINE := MPLBACKEND=module://matplotlib_inline.backend_inline PYTHONWARNINGS='ignore:IProgress not found'
+INLINE := TQDM_DISABLE=1 MPLBACKEND=module://matplotlib_inline.backend_inline PYTHONWARNINGS='ignore:IProgress not found'
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
