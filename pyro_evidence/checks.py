@@ -1,6 +1,6 @@
 """What a model and its data must satisfy before anything is fitted; every refusal is a letter."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.failed_run import bad_entries, describe
 from pyro_evidence.ops.coordinates import Coordinates, is_identity
 from pyro_evidence.sites import Node, Trace, is_discrete, is_empty, is_observation, is_plate, sample_nodes
 
@@ -31,54 +32,6 @@ class Joint(Protocol):
 
     def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
         """The log prior of the maximised sites."""
-
-
-def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors among the arguments, one level of containers deep, with what to call them."""
-    named = {f"argument {i}": a for i, a in enumerate(args)} | {f"argument {k!r}": a for k, a in kwargs.items()}
-    for name, value in named.items():
-        if isinstance(value, Tensor):
-            yield name, value
-        elif isinstance(value, list | tuple):
-            yield from ((f"{name}[{i}]", v) for i, v in enumerate(value) if isinstance(v, Tensor))
-        elif isinstance(value, Mapping):
-            yield from ((f"{name}[{k!r}]", v) for k, v in value.items() if isinstance(v, Tensor))
-
-
-def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The arguments as a reader of an error message wants them: shape, dtype, how many are not finite."""
-    found = [f"{n}: shape {tuple(t.shape)}, {t.dtype}{bad_entries(t)}" for n, t in tensors(args, kwargs)]
-    return "; ".join(found) or "no tensors among the arguments"
-
-
-def bad_entries(value: Tensor) -> str:
-    """How many entries are not finite, in words; empty when all are."""
-    if not value.is_floating_point():
-        return ""
-    counts = {"nan": int(value.isnan().sum()), "inf": int(value.isinf().sum())}
-    return "".join(f", {n} {word}" for word, n in counts.items() if n)
-
-
-LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
-MORE_JITTER = (
-    " A covariance that is not positive definite holds nan, or rows that are nearly alike (inputs that occur twice): "
-    "give it more jitter, as in K + 1e-6 * torch.eye(len(K))."
-)
-
-
-def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BadInput:
-    """The letter for a model that its arguments break; a letter of the model's own is passed on."""
-    if isinstance(error, BadInput):
-        return BadInput(str(error).split("Trace Shapes:")[0].strip())  # which Pyro appends to whatever a model raises
-    empty = any(t.numel() == 0 for _, t in tensors(args, kwargs))
-    return BadInput(
-        f"the model cannot be run on these arguments ({describe(args, kwargs)}): "
-        f"{' '.join(str(error).split())[:600]}. "
-        f"{'Expected at least one datum. ' if empty else ''}Shapes must broadcast, all floating tensors must "
-        f"have one dtype (build priors with X.new_ones(...), or set torch's default dtype), and data must lie "
-        f"in the support of their distribution."
-        f"{MORE_JITTER if 'PositiveDefinite' in str(error) or isinstance(error, LINALG_ERROR) else ''}"
-    )
 
 
 def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -143,19 +96,36 @@ def _check_latents(latent: Mapping[str, Node]) -> None:
         )
 
 
-def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
-    """Refuse an accidental outer product of data and parameters, and axes that a discrete site might take."""
-    if "log_prob" not in node:
-        return
-    shape, batch = node["log_prob"].shape, node["fn"].batch_shape
+def _check_event(name: str, node: Node) -> None:
+    """Refuse data whose columns Pyro would repeat until there are as many as the distribution has."""
+    given, event = tuple(torch.as_tensor(node["value"]).shape), tuple(node["fn"].event_shape)
+    if given[max(0, len(given) - len(event)) :] != event:
+        raise BadInput(
+            f"site '{name}' has data of shape {given}; expected (..., {', '.join(map(str, event))}), because one datum "
+            f"of its distribution has shape {event}. Pass the same columns as for the fit, in the same order."
+        )
+
+
+def _check_pairs(name: str, node: Node, batch: torch.Size) -> None:
+    """Refuse an outer product of data and parameters of the shape ``batch``."""
     value = torch.as_tensor(node["value"]).shape
     data = value[: len(value) - node["fn"].event_dim]
+    shape = torch.broadcast_shapes(batch, data)
     if shape not in (batch, data):
         raise BadInput(
             f"site '{name}': values of shape {tuple(data)} and parameters of shape {tuple(batch)} do not "
             f"match one by one, they broadcast to {tuple(shape)}. Expected equal shapes, such as (N,) and "
             f"(N,): squeeze the data or the predictor."
         )
+
+
+def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
+    """Refuse an accidental outer product of data and parameters, and axes that a discrete site might take."""
+    if "log_prob" not in node:
+        return
+    shape = node["log_prob"].shape
+    _check_event(name, node)
+    _check_pairs(name, node, node["fn"].batch_shape)
     plates = {f.dim for f in node["cond_indep_stack"] if f.vectorized}
     loose = [d for d in range(-len(shape), 0) if shape[d] > 1 and d not in plates]
     if has_discrete and loose:
@@ -345,8 +315,23 @@ def same_arguments(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any
     )
 
 
+def _check_support(name: str, node: Mapping[str, Any]) -> None:
+    if node["mask"] is not None or not isinstance(node["value"], Tensor):
+        return
+    try:
+        inside = node["fn"].support.check(node["value"])
+    except NotImplementedError:  # a distribution without a support
+        return
+    if not bool(inside.all()):
+        at = (~inside).nonzero()[0].tolist()
+        raise BadInput(
+            f"site '{name}': {int((~inside).sum())} values are outside the support of {type(node['fn']).__name__}, "
+            f"first {node['value'][tuple(at)].tolist()} at {at}; expected data of the same kind as for the fit."
+        )
+
+
 def require_targets(nodes: Mapping[str, Mapping[str, Any]], observed: Sequence[str]) -> None:
-    """Refuse arguments without data for a site that observed some when the model was fitted.
+    """Refuse arguments without data for a site that observed some when the model was fitted, or with other columns.
 
     :param nodes: of a trace on these arguments.
     :raises BadInput: naming the sites.
@@ -354,3 +339,9 @@ def require_targets(nodes: Mapping[str, Mapping[str, Any]], observed: Sequence[s
     missing = [n for n in observed if n not in nodes or not nodes[n]["is_observed"]]
     if missing:
         raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")
+    enumerated = any("_enumerate_dim" in n["infer"] for n in nodes.values() if n["type"] == "sample")
+    for name in observed:
+        _check_event(name, nodes[name])
+        _check_support(name, nodes[name])
+        if not enumerated:  # or components take axes of the parameters
+            _check_pairs(name, nodes[name], nodes[name]["fn"].batch_shape)

@@ -10,8 +10,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_evidence.checks import run_failed
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.failed_run import new_data
 from pyro_evidence.gaussian_latent import Block, function_blocks
 from pyro_evidence.guide import LaplaceGuide
 from pyro_evidence.laplace import LaplaceState
@@ -191,13 +191,8 @@ def _joined_prior(state: LaplaceState, site: str, new: Arguments) -> list[Block]
     old, args = joint.args, new[0]
     joint.args = tuple(_joined(i, old[i] if i < len(old) else None, a) for i, a in enumerate(args))
     joint.kwargs = {k: _joined(k, joint.kwargs.get(k), v) for k, v in new[1].items()}
-    try:
-        blocks = function_blocks(node_at(joint, state.theta, site), 0)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, BadInput):
-            raise
-        raise run_failed(error, joint.args, joint.kwargs) from error
-    return blocks or []
+    with new_data(joint.args, joint.kwargs):
+        return function_blocks(node_at(joint, state.theta, site), 0) or []
 
 
 def _joined(name: int | str, old: Any, new: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.failed_run import new_data
 from pyro_evidence.mixture_kernels import Kernels, kernels
 from pyro_evidence.mixture_structure import MixtureStructure
 from pyro_evidence.ops.mixture import Mixture
@@ -39,7 +40,8 @@ class FittedMixture:
             joint = copy.copy(joint)
             joint.args, joint.kwargs = args, dict(kwargs)
         with torch.random.fork_rng():  # a response that is not given is drawn, and not looked at
-            trace = joint.trace(self.structure.flat(self.mixture.w[0]), joint.initial_theta)
+            with new_data(joint.args, joint.kwargs):
+                trace = joint.trace(self.structure.flat(self.mixture.w[0]), joint.initial_theta)
         return kernels(joint, trace)
 
     def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
@@ -80,4 +82,10 @@ class FittedMixture:
         found = self.kernels(args, kwargs)
         if not found.is_observed:
             raise BadInput("the arguments hold no responses; expected them as for run(...).")
+        given, fitted = found.value.shape[-1], self.structure.Y.shape[-1]
+        if given != fitted:
+            raise BadInput(
+                f"the data have {given} column(s); the mixture was fitted to {fitted}. Pass the same columns, in the "
+                f"same order; marginals are had from density(...).marginal."
+            )
         return found

@@ -15,8 +15,10 @@ from pyro.infer.mcmc.util import print_summary
 from torch import Tensor
 
 from pyro_evidence import archive, report
-from pyro_evidence.checks import require_targets, run_failed, tensors
-from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.arguments import check_count
+from pyro_evidence.checks import require_targets
+from pyro_evidence.errors import BadInput
+from pyro_evidence.failed_run import new_data, tensors
 from pyro_evidence.guide import LaplaceGuide
 from pyro_evidence.laplace import LaplaceState
 from pyro_evidence.latent_prediction import ProcessGuide
@@ -107,6 +109,7 @@ class LaplacePosterior:
         :param seed: None takes one from the state of the caller's generator.  That generator stays where it
             is, so that the draws are the same until it moves, and unrelated to those that it gives next.
         """
+        check_count("num_samples", num_samples, at_least=0)
         return self._constrained(self._coloured(self._white(num_samples, _generator(seed))))
 
     def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
@@ -160,13 +163,9 @@ class LaplacePosterior:
         joint = copy.copy(self._joint)
         if args or kwargs:
             joint.args, joint.kwargs = args, kwargs
-        try:
+        with new_data(joint.args, joint.kwargs):
             require_targets(joint.trace(self.state.u, self.state.theta).nodes, joint.observed)
             return {n: v.detach() for n, v in joint.pointwise(self.state.u, self.state.theta).items()}
-        except (BadInput, UnsupportedModel):
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise run_failed(error, joint.args, joint.kwargs) from error
 
     def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
         """Pointwise log predictive density at the mode, nats, shape ``(N,)``, summed over observed sites.

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import archive
+from pyro_evidence.arguments import check_count
 from pyro_evidence.axes_state import GaussianFit, OnAxesState, gaussian_fit
 from pyro_evidence.axis_priors import AxisPrior, GaussianPrior, GroupPrior, LaplacePrior
 from pyro_evidence.checks import require_targets
 from pyro_evidence.errors import BadInput
+from pyro_evidence.failed_run import new_data
 from pyro_evidence.guide import LaplaceGuide
 from pyro_evidence.laplace import laplace_state, problem
 from pyro_evidence.ops.derivatives import jacobian
@@ -106,6 +108,7 @@ class AxesPosterior:
         :param seed: None continues from the caller's generator; either way that generator is left where it
             was.
         """
+        check_count("num_samples", num_samples, at_least=0)
         with torch.random.fork_rng():
             if seed is not None:
                 torch.manual_seed(seed)
@@ -166,8 +169,9 @@ class AxesPosterior:
         """Pointwise log density of every observed site at the mode, nats; of the training data by default."""
         joint = self._with(args, kwargs)
         u = self.of.flat(self.state.y)
-        require_targets(joint.trace(u, joint.initial_theta).nodes, joint.observed)
-        return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
+        with new_data(joint.args, joint.kwargs):
+            require_targets(joint.trace(u, joint.initial_theta).nodes, joint.observed)
+            return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
 
     def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         joint = copy.copy(self.of.joint)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence import checks, contraction, parameters
+from pyro_evidence import checks, contraction, failed_run, parameters
 from pyro_evidence.constants import Constants
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.ops import rows
@@ -186,10 +186,12 @@ class LogJoint:
             with statements:
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
             trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
-        except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
+        except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError) as error:
+            if isinstance(error, TypeError | AttributeError) and not failed_run.holds_arrays(self.args, self.kwargs):
+                raise  # the model's own
             for name, declaration in statements.found.items():
                 parameters.check_start(name, declaration)
-            raise checks.run_failed(error, self.args, self.kwargs) from error
+            raise failed_run.run_failed(error, self.args, self.kwargs) from error
         finally:
             for declaration in statements.found.values():
                 declaration.freeze()
@@ -246,7 +248,7 @@ class LogJoint:
                 checks.check_dependence(self, u, continuous)
                 self._row_bytes = rows.bytes_per_row(self._one, u, self.initial_theta)
         except (RuntimeError, IndexError) as error:
-            raise checks.run_failed(error, self.args, self.kwargs) from error
+            raise failed_run.run_failed(error, self.args, self.kwargs) from error
 
     def initial(self, num: int, seed: int) -> Tensor:
         """Starting points, uniform on (-2, 2) in unconstrained space as NUTS draws them, shape ``(num, D)``.
@@ -272,7 +274,7 @@ class LogJoint:
         return torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1)
 
     def _not_finite(self, u: Tensor) -> BadInput:
-        arguments = checks.describe(self.args, self.kwargs)
+        arguments = failed_run.describe(self.args, self.kwargs)
         try:
             trace = self.trace(u, self.initial_theta)
             trace.compute_log_prob()

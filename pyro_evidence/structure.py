@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import gaussian_latent, groups, parameters, predictors, probes
-from pyro_evidence.checks import tensors
 from pyro_evidence.density import AutogradDensity, Linear, LinearDensity
+from pyro_evidence.failed_run import tensors
 from pyro_evidence.gaussian_latent import GaussianLatent
 from pyro_evidence.groups import Guess, PrecisionGroups
 from pyro_evidence.network_density import NetworkDensity

@@ -115,6 +115,12 @@ def class_conditional(
         ascending order of the labels, ``(C,)``.
     :raises BadInput: when labels and data do not match, or a class has fewer than two data.
     """
+    for name, value in {"X": X, "labels": labels}.items():
+        if not isinstance(value, Tensor):
+            raise BadInput(
+                f"{name} is a {type(value).__name__}; expected a tensor. Write torch.as_tensor({name}); for names of "
+                f"classes torch.as_tensor(numpy.unique(labels, return_inverse=True)[1])."
+            )
     if labels.shape != X.shape[:1]:
         raise BadInput(f"labels has shape {tuple(labels.shape)}; expected ({len(X)},), one for each row of X.")
     if not len(X) or bool(labels.isnan().any()):

@@ -11,8 +11,8 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_evidence.background import WithBackground
-from pyro_evidence.checks import tensors
 from pyro_evidence.errors import BadInput
+from pyro_evidence.failed_run import tensors
 from pyro_evidence.gaps import WithGaps
 from pyro_evidence.program import Model
 

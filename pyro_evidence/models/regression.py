@@ -108,9 +108,9 @@ def precision_value(name: str, setting: Precision, shape: Size, like: Tensor) ->
     value: Tensor = pyro.param(name, start.clone(), constraint=constraints.positive)
     if value.shape != shape or value.dtype != like.dtype:
         raise BadInput(
-            f"The param store holds {name!r} with shape {tuple(value.shape)} and dtype {value.dtype}; this "
-            f"model has {tuple(shape)} and {like.dtype}. It is left over from another model or from other "
-            f"data: call pyro.clear_param_store() first."
+            f"{name!r} has shape {tuple(value.shape)} and dtype {value.dtype}; these data need {tuple(shape)} and "
+            f"{like.dtype}. If the model was fitted in another precision, convert the data: X.to({value.dtype}). If "
+            f"the param store holds a value left over from another model, call pyro.clear_param_store() first."
         )
     return value
 

@@ -270,9 +270,9 @@ def test_targets_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 def test_a_stale_param_store_is_refused() -> None:
     X, t = problem()
     regression(Linear(), groups=torch.arange(3))(X, t)
-    with pytest.raises(BadInput, match=r"holds 'alpha' with shape \(3,\).*this model has \(\).*clear_param_store"):
+    with pytest.raises(BadInput, match=r"'alpha' has shape \(3,\).*these data need \(\).*clear_param_store"):
         regression(Linear())(X, t)
     pyro.clear_param_store()
     regression(Linear())(X, t)
-    with pytest.raises(BadInput, match=r"holds 'alpha' .* torch.float64.*torch.float32"):
+    with pytest.raises(BadInput, match=r"'alpha' has .* torch.float64.*torch.float32"):
         regression(Linear())(X.float(), t.float())
