@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 from torch.distributions import MultivariateNormal
 
-from benchmarks.mppca_evidence import exact_curvature, gaps, one_kernel, sampled_log_evidence
+from benchmarks.papers.mppca_evidence import exact_curvature, gaps, one_kernel, sampled_log_evidence
 from pyro_evidence.ops import mppca, mppca_curvature, mppca_evidence, mppca_start
 from pyro_evidence.ops.mppca import Analysers
 from pyro_evidence.ops.mppca_updates import Iterate, Rule, Ties, as_it_is, literal_gamma, no_gamma, orbit_gamma
