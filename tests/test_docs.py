@@ -160,3 +160,11 @@ def test_names_on_the_pages_exist(page: str) -> None:
     prose = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     called = set(re.findall(r"`(\w+)\(", prose)) - {"Predictive", "to_pandas", "float", "run"}
     assert called <= set(pyro_evidence.__all__) | {"len"}
+
+
+def test_models_are_made_as_the_page_says() -> None:
+    prose = (ROOT / "docs/which_engine.md").read_text(encoding="utf-8")
+    block = next(b for b in re.findall(r"```python\n(.*?)```", prose, flags=re.DOTALL) if "import" in b)
+    made: dict[str, object] = {}
+    exec(compile(block, "which_engine.md", "exec"), made)
+    assert callable(made["model"]) and block.count("model = ") == 8

@@ -20,7 +20,7 @@ from torch.distributions import constraints
 from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value
-from pyro_evidence.ops.basis import Basis, TensorValue
+from pyro_evidence.ops.basis import Basis, TensorValue, check_basis
 
 Units = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -271,4 +271,5 @@ def linear_mixture(
     :raises BadInput: on settings that cannot be meant.
     """
     _check(num_components, alpha)
+    check_basis(basis)
     return LinearMixture(num_components, basis, num_outputs, alpha, noise)

@@ -14,7 +14,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.ops.basis import Basis, TensorValue, has_bias, linear_predictor
+from pyro_evidence.ops.basis import Basis, TensorValue, check_basis, has_bias, linear_predictor
 from pyro_evidence.ops.settings import LEARNED as LEARNED
 from pyro_evidence.ops.settings import Learned as Learned
 
@@ -67,6 +67,7 @@ def weight_prior(basis: Basis, alpha: Precision, alpha_bias: Precision | None, g
     :raises BadInput: on values that are no precisions, on groups that skip a number, and on a precision for a
         bias that ``basis`` does not have.
     """
+    check_basis(basis)
     check_precision("alpha", alpha, largest_dim=1)
     if groups is not None:
         _check_groups(groups, _start(alpha).shape)

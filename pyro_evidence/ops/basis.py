@@ -201,6 +201,16 @@ def _columns_where(mask: Tensor) -> list[int]:
     return mask.reshape(-1, mask.shape[-1]).any(0).nonzero().flatten().tolist()
 
 
+def check_basis(basis: object) -> None:
+    """Refuse what makes no design matrix of inputs.
+
+    :raises BadInput: for a class in place of its object, and for what cannot be called.
+    """
+    if isinstance(basis, type) or not callable(basis):
+        given = f"the class {basis.__name__}" if isinstance(basis, type) else f"a {type(basis).__name__}"
+        raise BadInput(f"basis is {given}; expected an object that makes a design matrix of X, such as Linear().")
+
+
 def has_bias(basis: Basis) -> bool:
     """Whether ``basis`` says that the last column of its ``Phi`` is a bias."""
     return getattr(basis, "bias", False) is True  # a torch.nn.Linear keeps a tensor under this name

@@ -4,12 +4,16 @@ import math
 import pickle
 import statistics
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models.classifier import classifier
+from pyro_evidence.models.mixture import linear_mixture
+from pyro_evidence.models.regression import regression
 from pyro_evidence.ops.basis import (
     GaussianRBF,
     Linear,
@@ -86,6 +90,13 @@ def test_dtype_follows_the_inputs(basis) -> None:
     single = basis()(X.float())
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), basis()(X), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("basis", "given"), [(Linear, "the class Linear"), (None, "a NoneType"), ("rbf", "a str")])
+def test_a_basis_that_makes_no_design_matrix(basis: Any, given: str) -> None:
+    for model in (regression, classifier, lambda basis: linear_mixture(2, basis)):
+        with pytest.raises(BadInput, match=f"basis is {given}; expected an object .* such as Linear"):
+            model(basis)
 
 
 def test_python_scale_is_not_rounded_to_single_precision() -> None:
