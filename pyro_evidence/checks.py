@@ -99,7 +99,8 @@ def _check_latents(latent: Mapping[str, Node]) -> None:
 def _check_event(name: str, node: Node) -> None:
     """Refuse data whose columns Pyro would repeat until there are as many as the distribution has."""
     given, event = tuple(torch.as_tensor(node["value"]).shape), tuple(node["fn"].event_shape)
-    if given[max(0, len(given) - len(event)) :] != event:
+    own = given[max(0, len(given) - len(event)) :]
+    if len(own) < len(event) or any(e not in (g, 1) for g, e in zip(own, event, strict=True)):
         raise BadInput(
             f"site '{name}' has data of shape {given}; expected (..., {', '.join(map(str, event))}), because one datum "
             f"of its distribution has shape {event}. Pass the same columns as for the fit, in the same order."
@@ -307,12 +308,18 @@ def not_finite(nodes: Mapping[str, Node], arguments: str) -> BadInput:
 
 
 def same_arguments(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Whether two calls have the same objects as arguments."""
+    """Whether two calls have the same objects, or tensors of the same values, as arguments."""
     return (
         len(a[0]) == len(b[0])
         and a[1].keys() == b[1].keys()
-        and all(x is y for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))
+        and all(_same(x, y) for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))
     )
+
+
+def _same(x: Any, y: Any) -> bool:
+    if x is y or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        return x is y
+    return (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
 
 
 def _check_support(name: str, node: Mapping[str, Any]) -> None:

@@ -282,6 +282,14 @@ def test_interruption_keeps_the_last_good_state(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(posterior.log_evidence, expected.log_evidence)
 
 
+def test_equal_data_go_on_and_other_data_begin_anew() -> None:
+    X, t = classes()
+    engine = LaplaceEvidence(logistic_ard)
+    losses = [engine.step(X.clone(), t=t.clone()) for _ in range(4)]
+    assert losses[3] < losses[2] < losses[1] < losses[0]
+    assert engine.step(X.flip(0), t=t.flip(0)) == pytest.approx(losses[0])
+
+
 def test_nothing_global_is_touched() -> None:
     X, t = classes()
     pyro.param("other", torch.tensor(3.0))

@@ -3,7 +3,6 @@
 import math
 from functools import partial
 
-import numpy as np
 import torch
 
 from pyro_evidence.ops.evidence import log_evidence, reestimated_log_precision, well_determined
@@ -35,15 +34,6 @@ def test_log_evidence_of_a_gaussian_is_exact() -> None:
     actual = log_evidence(log_joint, torch.logdet(A), 3)
     expected = gaussian_log_evidence(Phi.numpy(), t.numpy(), alpha.numpy(), beta)
     assert_exact(float(actual), expected)
-
-
-def test_log_evidence_moves_with_the_units_of_the_targets() -> None:
-    """Targets times c, all precisions of targets divided by c squared: minus N log c."""
-    Phi, t, alpha, beta = problem()
-    c = 7.0
-    before = gaussian_log_evidence(Phi.numpy(), t.numpy(), alpha.numpy(), beta)
-    after = gaussian_log_evidence(Phi.numpy(), c * t.numpy(), alpha.numpy() / c**2, beta / c**2)
-    np.testing.assert_allclose(after, before - 20 * math.log(c), rtol=1e-12)
 
 
 def test_log_evidence_takes_rows() -> None:

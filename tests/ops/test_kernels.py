@@ -148,11 +148,6 @@ def test_quadrature_agrees_with_the_arcsine() -> None:
     assert_exact(smooth(X), Arcsine(0.8, 0.5, 2.0)(X), rtol=1e-9)
 
 
-def test_tanh_is_nearly_an_error_function() -> None:
-    a = torch.linspace(-6.0, 6.0, 2001)
-    assert 0.03 < float((a.tanh() - (math.sqrt(math.pi) / 2 * a).erf()).abs().max()) < 0.04
-
-
 def test_many_radial_basis_functions_become_a_gaussian_process() -> None:
     """The slides: weights of variance S dh on bumps of width r, dh apart, tend to sqrt(pi r^2) S exp(-d^2 / 4 r^2)."""
     r, S, x = 0.7, 1.9, torch.linspace(-2.0, 2.0, 9)[:, None]
