@@ -3,15 +3,14 @@
 from typing import Any
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.gaps import WithGaps
+from pyro_evidence.gaps import WithGaps, Wrapped
 from pyro_evidence.ops.mixture_background import Background
 
 
-class WithBackground(TorchDistribution):
+class WithBackground(Wrapped):
     """``base_dist`` for most data, uniform over a box for the rest; the data are numbers or vectors.
 
     :param base_dist: the distribution of most data; gaps may be integrated out of it.
@@ -25,15 +24,8 @@ class WithBackground(TorchDistribution):
                 f"a background for data of shape {tuple(base_dist.event_shape)} each; expected numbers or "
                 "vectors. Flatten each datum."
             )
-        self.base_dist, self.background = base_dist, background
-        super().__init__(base_dist.batch_shape, base_dist.event_shape, validate_args=False)
-
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch declares it so
-
-    @property
-    def support(self) -> Any:
-        """That of most data."""
-        return self.base_dist.support
+        self.background = background
+        super().__init__(base_dist)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "WithBackground":
         """The same for a larger batch."""

@@ -12,7 +12,22 @@ from pyro_evidence import predictors
 from pyro_evidence.errors import UnsupportedModel
 
 
-class WithGaps(TorchDistribution):
+class Wrapped(TorchDistribution):
+    """A distribution of the same kind of data as ``base_dist``, with its support and its shapes."""
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch declares it so
+
+    def __init__(self, base_dist: Any) -> None:
+        self.base_dist = base_dist
+        super().__init__(base_dist.batch_shape, base_dist.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        """That of ``base_dist``."""
+        return self.base_dist.support
+
+
+class WithGaps(Wrapped):
     """The distribution of the elements that were ``seen``; the others are integrated out.
 
     Exact for independent elements, ``Normal(...).to_event(1)`` and the like, for ``MultivariateNormal``, of low
@@ -23,15 +38,8 @@ class WithGaps(TorchDistribution):
     """
 
     def __init__(self, base_dist: Any, seen: Tensor) -> None:
-        self.base_dist, self.seen = base_dist, seen
-        super().__init__(base_dist.batch_shape, base_dist.event_shape, validate_args=False)
-
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch declares it so
-
-    @property
-    def support(self) -> Any:
-        """That of whole data."""
-        return self.base_dist.support
+        self.seen = seen
+        super().__init__(base_dist)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "WithGaps":
         """The same for a larger batch."""
