@@ -12,8 +12,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 
 def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """The tensors among the arguments, one level of containers deep, with what to call them."""
-    named = {f"argument {i}": a for i, a in enumerate(args)} | {f"argument {k!r}": a for k, a in kwargs.items()}
-    for name, value in named.items():
+    for name, value in _named(args, kwargs).items():
         if isinstance(value, Tensor):
             yield name, value
         elif isinstance(value, list | tuple):
@@ -31,8 +30,12 @@ def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 def _arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Arguments that hold data and are no tensors: arrays, tables, lists of numbers."""
-    named = {f"argument {i}": a for i, a in enumerate(args)} | {f"argument {k!r}": a for k, a in kwargs.items()}
-    return [(n, a) for n, a in named.items() if _is_array(a)]
+    return [(n, a) for n, a in _named(args, kwargs).items() if _is_array(a)]
+
+
+def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by what a letter calls them."""
+    return {f"argument {i}": a for i, a in enumerate(args)} | {f"argument {k!r}": a for k, a in kwargs.items()}
 
 
 def _is_array(value: Any) -> bool:
