@@ -4,21 +4,14 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 from pyro_evidence import BadInput, EarlyStopping, EvidenceEM, RandomShare, Start, Unregularised, Unseen
 from pyro_evidence.infer.class_conditional import class_conditional
 from pyro_evidence.models.mixture import FullNoise, SharedNoise, gaussian_mixture, linear_mixture
 from pyro_evidence.ops.basis import Linear
+from tests.infer.mixture_cases import far_blobs
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
-
-
-def blobs(num_data: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.tensor([[500.0, 0.0], [560.0, 0.3]])
-    which = torch.randint(2, (num_data,), generator=generator)
-    return centres[which] + torch.tensor([10.0, 0.1]) * torch.randn(num_data, 2, generator=generator)
 
 
 def plain(num_components: int = 20, **model: object) -> EvidenceEM:
@@ -28,7 +21,7 @@ def plain(num_components: int = 20, **model: object) -> EvidenceEM:
 
 @pytest.mark.parametrize("noise", [None, FullNoise(), SharedNoise()])
 def test_the_mixture_is_that_of_the_best_round(noise: object) -> None:
-    train, test = blobs(80, 0), blobs(400, 1)
+    train, test = far_blobs(80, 0), far_blobs(400, 1)
     engine = plain(5, **({} if noise is None else {"noise": noise}))
     found = EarlyStopping(engine, hold_out=Unseen((test,)), num_steps=15).run(train)
     assert_exact(-found.log_prob(test).mean(), found.curve.test_nll.min())
@@ -38,7 +31,7 @@ def test_the_mixture_is_that_of_the_best_round(noise: object) -> None:
 
 
 def test_it_overfits_less_than_running_on() -> None:
-    train, test = blobs(80, 0), blobs(400, 1)
+    train, test = far_blobs(80, 0), far_blobs(400, 1)
     optimal = EarlyStopping(plain(), hold_out=Unseen((test,)), num_steps=60).run(train)
     real = EarlyStopping(plain(), hold_out=RandomShare(0.25, seed=1), num_steps=60).run(train)
     best, reached = -float(optimal.log_prob(test).mean()), -float(real.log_prob(test).mean())
@@ -59,15 +52,15 @@ def test_a_conditional_density_and_a_classifier() -> None:
     X, Y = torch.randn(50, 1), torch.randn(50, 1)
     engine = EvidenceEM(linear_mixture(2, Linear()), update=Unregularised(), start=Start(restarts=1, warm_up=0))
     assert EarlyStopping(engine, num_steps=5).run(X, Y).density(X).mean.shape == (50, 1)
-    labels = (blobs(80, 0)[:, 0] > 530.0).long()
-    found = class_conditional(EarlyStopping(plain(3), num_steps=10), blobs(80, 0), labels)
-    assert float((found.predict(blobs(80, 0)) == labels).double().mean()) > 0.95
+    labels = (far_blobs(80, 0)[:, 0] > 530.0).long()
+    found = class_conditional(EarlyStopping(plain(3), num_steps=10), far_blobs(80, 0), labels)
+    assert float((found.predict(far_blobs(80, 0)) == labels).double().mean()) > 0.95
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 0.001])
 def test_shares_that_leave_nothing_are_refused(share: float) -> None:
     with pytest.raises(BadInput, match="share"):
-        EarlyStopping(plain(3), hold_out=RandomShare(share)).run(blobs(80, 0))
+        EarlyStopping(plain(3), hold_out=RandomShare(share)).run(far_blobs(80, 0))
 
 
 def test_no_rounds_are_refused() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop, learning_curve, marginalised, with_background
 from pyro_evidence.infer import mixture_generic
-from pyro_evidence.laplace import laplace_state, problem
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.mixture import FullNoise, SharedNoise, gaussian_mixture, linear_mixture
 from pyro_evidence.models.regression import Learned
@@ -21,9 +20,9 @@ from pyro_evidence.ops.mixture_background import Background, MixtureWithBackgrou
 from pyro_evidence.ops.mixture_density import MixtureDensity
 from pyro_evidence.ops.mixture_updates import Update, derived, exact
 from pyro_evidence.program import LogJoint, Model
+from tests.infer.mixture_cases import assert_approx, same_as_generic
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
-assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
 
 
 def blobs(num_outliers: int = 8) -> Tensor:
@@ -71,14 +70,6 @@ def test_the_posterior_is_laplaces_of_the_pyro_model(noise: SharedNoise | FullNo
     model = gaussian_mixture(3, **({} if noise is None else {"noise": noise}))  # type: ignore[arg-type]
     found = fit(with_background(model), blobs(), **({} if update is None else {"update": update}))
     same_as_generic(found, blobs())
-
-
-def same_as_generic(found: MixturePosterior, *args: Tensor) -> None:
-    joint = LogJoint(found.model, args)
-    state = laplace_state(problem(joint), joint.initial_theta, found.state.u)
-    assert_approx(state.log_evidence, found.log_evidence)
-    assert_approx(state.log_joint, found.state.log_joint)
-    assert_approx(state.precision.variance[0], found.state.precision.variance[0])
 
 
 def test_conditional_densities_weights_and_gaps() -> None:

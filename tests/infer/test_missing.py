@@ -11,14 +11,12 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, LaplaceEvidence, Missing, Start, Stop, class_conditional, marginalised
 from pyro_evidence.gaps import WithGaps
-from pyro_evidence.laplace import laplace_state, problem
 from pyro_evidence.mixture_posterior import MixturePosterior
 from pyro_evidence.models.mixture import FullNoise, SharedNoise, gaussian_mixture, linear_mixture
 from pyro_evidence.ops.basis import Linear
-from pyro_evidence.program import LogJoint
+from tests.infer.mixture_cases import assert_approx, same_as_generic
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
-assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
 
 
 def gappy(num_data: int = 60) -> Tensor:
@@ -58,12 +56,7 @@ def test_log_density_and_responsibilities_are_those_of_the_columns_that_were_see
 
 @pytest.mark.parametrize("noise", [None, SharedNoise()])
 def test_the_posterior_is_laplaces_of_the_pyro_model(noise: SharedNoise | None) -> None:
-    """Oracle: the generic Laplace approximation of the model with gaps, by autograd."""
-    found = fit(gappy(), **({} if noise is None else {"noise": noise}))
-    joint = LogJoint(found.model, (gappy(),))
-    state = laplace_state(problem(joint), joint.initial_theta, found.state.u)
-    assert_approx(state.log_evidence, found.log_evidence)
-    assert_approx(state.precision.variance[0], found.state.precision.variance[0])
+    same_as_generic(fit(gappy(), **({} if noise is None else {"noise": noise})), gappy())
 
 
 def test_one_component_is_a_product_over_columns() -> None:
@@ -124,9 +117,7 @@ def test_weights_and_a_conditional_density() -> None:
     X = torch.randn(len(Y), 1, generator=torch.Generator().manual_seed(3))
     found = EvidenceEM(linear_mixture(2, Linear(), num_outputs=3), missing="marginalise").run(X, Y)
     assert isinstance(found, MixturePosterior)
-    joint = LogJoint(found.model, (X, Y))
-    state = laplace_state(problem(joint), joint.initial_theta, found.state.u)
-    assert_approx(state.log_evidence, found.log_evidence)
+    same_as_generic(found, X, Y)
 
 
 def mean_of_what_is_there(y: Tensor) -> None:
