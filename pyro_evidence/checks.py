@@ -34,6 +34,9 @@ class Joint(Protocol):
         """The log prior of the maximised sites."""
 
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call
+
+
 def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse what no engine can integrate.
 
@@ -307,7 +310,7 @@ def not_finite(nodes: Mapping[str, Node], arguments: str) -> BadInput:
     )
 
 
-def same_arguments(a: tuple[tuple[Any, ...], dict[str, Any]], b: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+def same_arguments(a: Arguments, b: Arguments) -> bool:
     """Whether two calls have the same objects, or tensors of the same values, as arguments."""
     return (
         len(a[0]) == len(b[0])

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 from pyro_evidence.arguments import check_model
-from pyro_evidence.checks import same_arguments
+from pyro_evidence.checks import Arguments, same_arguments
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.infer import mixture_run, mppca_task
 from pyro_evidence.infer.iterate import Stop
@@ -70,8 +70,8 @@ class EvidenceEM:
         self.update, self.curvature = update, curvature
         self.start, self.deletion, self.stop = start, deletion, stop
         self._task: Task | mppca_task.Task | None = None
-        self._data: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-        self._watched: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._data: Arguments = ((), {})
+        self._watched: Arguments | None = None
 
     def watching(self, *args: Any, **kwargs: Any) -> "EvidenceEM":
         """This engine, noting how well each round predicts unseen data; the fit itself stays what it is.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pyro_evidence.arguments import check_count, check_model
-from pyro_evidence.checks import same_arguments
+from pyro_evidence.checks import Arguments, same_arguments
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer import batch, batch_start, type2
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
@@ -56,7 +56,7 @@ class LaplaceEvidence:
         check_count("restarts", restarts)
         self.model, self.integrate, self.hyper = model, integrate, hyper
         self.curvature, self.stop, self.restarts, self.seed = curvature, stop, restarts, seed
-        self._data: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._data: Arguments | None = None
         self._fits: tuple[Fit[TypeII], ...] = ()
         self._found: Restarts | None = None
 

@@ -4,6 +4,7 @@ import warnings
 
 from torch import Tensor
 
+from pyro_evidence.checks import Arguments, same_arguments
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer import overlap_rounds
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
@@ -67,7 +68,7 @@ class OverlapEM:
         self.start, self.lost, self.stop = start, lost, stop
         alpha_of(alpha, 1.0, model)
         self._task: Task | None = None
-        self._data: tuple[Tensor, Labels | None] | None = None
+        self._data: Arguments = ((), {})
 
     def with_alpha(self, alpha: Alpha) -> "OverlapEM":
         """The same engine with another penalty."""
@@ -103,8 +104,9 @@ class OverlapEM:
 
         :return: minus eq. 22 of the best restart after the round, nats.
         """
-        if self._task is None or self._data is None or self._data[0] is not X or self._data[1] is not labels:
-            self._task, self._data = self._begin(X, labels), (X, labels)
+        data: Arguments = ((X, labels), {})
+        if self._task is None or not same_arguments(self._data, data):
+            self._task, self._data = self._begin(X, labels), data
         self._task = self._task.at(overlap_rounds.advance(self._task.progress))
         return -self._task.progress.objective
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyro_evidence.arguments import check_model
+from pyro_evidence.checks import Arguments, same_arguments
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.infer import fast_marginal, noisy_marginal
 from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
@@ -46,7 +47,7 @@ class RVM:
         self.model, self.site, self.noise, self.stop = model, site, noise, stop
         self._of: Weights | None = None
         self._fit: Fit[Any] | None = None
-        self._data: tuple[Any, ...] = ()
+        self._data: Arguments = ((), {})
 
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
         """Fit to data.
@@ -65,13 +66,8 @@ class RVM:
 
         :return: minus the log evidence, nats.
         """
-        data = (*args, *kwargs.values())
-        if (
-            self._fit is None
-            or len(data) != len(self._data)
-            or any(a is not b for a, b in zip(data, self._data, strict=True))
-        ):
-            self._data, state = data, self._start(args, kwargs)
+        if self._fit is None or not same_arguments(self._data, (args, kwargs)):
+            self._data, state = (args, kwargs), self._start(args, kwargs)
             self._fit = Fit(state, Status.STEP_LIMIT, (state.objective,))
         state = self._step(self._fit.state)
         self._fit = Fit(state, state.verdict or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
