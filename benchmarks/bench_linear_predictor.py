@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import laplace
-from pyro_evidence.ops.precision import factorise
-from pyro_evidence.program import LogJoint
+from pyro_evidence.curvature.dense import factorise
+from pyro_evidence.laplace import approximation
+from pyro_evidence.program.log_joint import LogJoint
 
 N, D = 5000, 1000
 
@@ -83,7 +83,7 @@ def fastest(f: Callable[[], Any]) -> Watched:
     return min((watched(f)[1] for _ in range(5)), key=lambda watch: watch.seconds)
 
 
-def newton_step(at: laplace.Problem, state: laplace.LaplaceState) -> Tensor:
+def newton_step(at: approximation.Problem, state: approximation.LaplaceState) -> Tensor:
     u, theta = state.u.unsqueeze(0), state.theta.clone()
     return factorise(at.density.precision(u, theta)).solve(at.density.gradient(u, theta)[1])
 
@@ -95,10 +95,10 @@ def main() -> None:
     joint = LogJoint(logistic, (X, t))
     theta = joint.initial_theta
     product = fastest(lambda: X.T @ (b[:, None] * X))
-    at, looking = watched(lambda: laplace.problem(joint))
+    at, looking = watched(lambda: approximation.laplace_problem(joint))
     assert at.structure.linear is not None
-    state, fitting = watched(lambda: laplace.laplace_state(at, theta, joint.initial_u, cold=True))
-    step, gradient = fastest(lambda: newton_step(at, state)), fastest(lambda: laplace.slope(state))
+    state, fitting = watched(lambda: approximation.laplace_state(at, theta, joint.initial_u, cold=True))
+    step, gradient = fastest(lambda: newton_step(at, state)), fastest(lambda: approximation.slope(state))
     numbers = 8 * (D * D + N * D)
     print(f"N = {N}, D = {D}; log evidence {float(state.log_evidence):.6f}")
     print(f"{'':34}{'seconds':>9}{'products':>10}{'MB':>8}{'x (D^2 + N D)':>15}")

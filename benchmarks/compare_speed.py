@@ -24,7 +24,8 @@ from timing import seconds
 from torch import Tensor
 from tqdm import tqdm
 
-from pyro_evidence import REVM, LaplaceEvidence, Nuts, Svi, compare, importance_sampling
+from pyro_evidence import REVM, LaplaceEvidence, compare, importance_sampling
+from pyro_evidence.compare import NUTSRun, SVIRun
 from pyro_evidence.datasets import pima, standardised
 
 CACHE = Path(".benchmarks/compare_speed.json")
@@ -65,8 +66,8 @@ def comparison(X: Tensor, t: Tensor) -> Any:
     engines = {
         "laplace": LaplaceEvidence(logistic, hyper=()),
         "revm": REVM(logistic),
-        "svi": Svi(AutoNormal, Adam({"lr": 0.05}), num_steps=300),
-        "nuts": Nuts(of="laplace"),
+        "svi": SVIRun(AutoNormal, Adam({"lr": 0.05}), num_steps=300),
+        "nuts": NUTSRun(of="laplace"),
     }
     return compare(logistic, X, t, engines=engines)
 

@@ -28,11 +28,12 @@ from pyro.optim import Adam
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior, datasets, plots
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, datasets
 from pyro_evidence.datasets import Dataset, standardised, train_test_split
+from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.regression import regression
-from pyro_evidence.ops.basis import Linear, Polynomial
+from pyro_evidence.plots import posterior as plots_posterior
 
 PICTURE = Path("demo.png")
 NUM_SAMPLES = 300  # of every posterior
@@ -231,7 +232,7 @@ def picture(problem: Problem, fits: Fits) -> plt.Figure:
     own = LaplaceEvidence(model).run(problem.train.X, problem.train.t)
     figure, axes = plt.subplots(1, 3, figsize=(15, 9), width_ratios=[4, 3, 3], layout="constrained")
     weights(axes[0], problem, fits)
-    plots.well_determined(axes[1], own)
+    plots_posterior.well_determined(axes[1], own)
     axes[1].set_ylim(axes[0].get_ylim())  # a row is the same weight in both
     axes[1].set_title("with a precision for each weight:\nhow far the data determine it (inf: switched off)")
     paths(axes[2], {"a precision for each weight": own, "one for all": fits[OURS].posterior})
@@ -240,7 +241,7 @@ def picture(problem: Problem, fits: Fits) -> plt.Figure:
 
 def weights(axes: plt.Axes, problem: Problem, fits: Fits) -> None:
     good = {name: {"w": fits[name].w} for name in (OURS, JOINT, REFERENCE) if isinstance(fits[name], Fit)}
-    plots.marginals(axes, good, site="w")
+    plots_posterior.marginals(axes, good, site="w")
     axes.set_yticks(range(len(problem.train.names) + 1), [*problem.train.names, "bias"])
     axes.set_xlabel("log odds per standard deviation of the input,\nmedian and 90 % interval")
     axes.set_title(f"{problem.name}: the weights\nby three engines")
@@ -249,7 +250,7 @@ def weights(axes: plt.Axes, problem: Problem, fits: Fits) -> None:
 
 def paths(axes: plt.Axes, posteriors: dict[str, LaplacePosterior]) -> None:
     for name, posterior in posteriors.items():
-        plots.evidence_path(axes, posterior)
+        plots_posterior.evidence_path(axes, posterior)
         axes.lines[-1].set_label(name)
     axes.set_title("the evidence\nwhile the precisions are learned")
     axes.legend()

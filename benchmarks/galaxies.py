@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from pyro_evidence import EvidenceEM, Start, datasets
 from pyro_evidence.infer import evidence_em
-from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.models.mixture import gaussian_mixture
 
 Found = dict[tuple[int, int], tuple[float, int]]  # (K, seed) -> log evidence and components left

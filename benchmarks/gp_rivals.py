@@ -8,10 +8,11 @@ By itself gpytorch takes conjugate gradients from 800 data on; the last column s
 import torch
 from torch import Tensor
 
-from pyro_evidence import LogJoint, laplace
+from pyro_evidence.laplace import approximation
 from pyro_evidence.models.gp import gp_regression
+from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.regression import Learned
-from pyro_evidence.ops.kernels import RBF
+from pyro_evidence.program import LogJoint
 
 try:
     import gpytorch
@@ -33,8 +34,8 @@ def ours(X: Tensor, y: Tensor) -> tuple[float, Tensor]:
     """The log evidence, nats, and its slopes in the logarithms of noise precision, lengthscale and variance."""
     kernel = RBF(Learned(torch.tensor(LENGTHSCALE)), Learned(torch.tensor(VARIANCE)))
     joint = LogJoint(gp_regression(kernel, beta=Learned(torch.tensor(1.0 / NOISE)), jitter=JITTER), (X, y))
-    state = laplace.laplace_state(laplace.problem(joint), joint.initial_theta, joint.initial_u)
-    return float(state.log_evidence), laplace.slope(state).total
+    state = approximation.laplace_state(approximation.laplace_problem(joint), joint.initial_theta, joint.initial_u)
+    return float(state.log_evidence), approximation.slope(state).total
 
 
 def theirs(X: Tensor, y: Tensor, *, cholesky: bool) -> tuple[float, Tensor]:

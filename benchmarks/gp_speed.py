@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from pyro_evidence import LaplaceEvidence, LaplaceMarginal, Stop
 from pyro_evidence.models.gp import gp_classifier
-from pyro_evidence.ops.kernels import RBF
+from pyro_evidence.models.kernels import RBF
 
 QUIET = Stop(progress=False)
 CACHE = Path(".benchmarks/gp_speed.json")

@@ -25,11 +25,11 @@ from timing import least
 from torch.distributions import constraints
 
 from pyro_evidence import EvidenceEM, datasets
-from pyro_evidence.infer.mixture_em import Batch, advance, first
+from pyro_evidence.mixture import evidence as mixture_evidence
+from pyro_evidence.mixture.expectation import Mixture, mixture_data
+from pyro_evidence.mixture.rounds import MixtureRestarts, advance, first
+from pyro_evidence.mixture.updates import BoundedInflation, Ties
 from pyro_evidence.models.mixture import gaussian_mixture
-from pyro_evidence.ops import mixture_evidence
-from pyro_evidence.ops.mixture import Mixture, mixture_data
-from pyro_evidence.ops.mixture_updates import Guarded, Ties
 
 CASES = [
     # (N, K, D), full covariance, repeats, the largest ratio that was aimed at
@@ -61,7 +61,7 @@ def ours(Y: torch.Tensor, K: int, *, full: bool, repeats: int) -> float:
     return least(iteration, repeats)
 
 
-def start(data: mixture_evidence.MixtureData, means: torch.Tensor, *, full: bool) -> Batch:
+def start(data: mixture_evidence.MixtureData, means: torch.Tensor, *, full: bool) -> MixtureRestarts:
     K, D = means.shape
     w = means.reshape(1, K, D, 1)
     noise = torch.eye(D).expand(1, K, D, D) if full else torch.ones(1, K, D)
@@ -70,7 +70,7 @@ def start(data: mixture_evidence.MixtureData, means: torch.Tensor, *, full: bool
     beta = torch.arange(K * D).reshape(K, D)
     ties = Ties(torch.zeros(K, D, 1).long(), ones, beta, ones[..., 0], ones.bool(), ones[..., 0].bool())
     curvature = mixture_evidence.coordinate if full else mixture_evidence.block
-    return first(data, at, ties, curvature, Guarded())
+    return first(data, at, ties, curvature, BoundedInflation())
 
 
 def theirs(Y: torch.Tensor, K: int, *, full: bool, repeats: int) -> float:
@@ -108,10 +108,10 @@ def restarts() -> str:
     data = mixture_data(Y, products=True)
     one = start(data, Y[:10], full=False)
 
-    def rows(num: int) -> Batch:
-        at = one.at.mixture
+    def rows(num: int) -> MixtureRestarts:
+        at = one.expected.mixture
         parts = (x.expand(num, *x.shape[1:]).contiguous() for x in (at.w, at.noise, at.log_mixing, at.alpha))
-        return first(data, Mixture(*parts, at.loc), one.at.ties, mixture_evidence.coordinate, Guarded())
+        return first(data, Mixture(*parts, at.loc), one.expected.ties, mixture_evidence.coordinate, BoundedInflation())
 
     batch, single = rows(24), rows(1)
     ratio = 24 * least(lambda: advance(single), 100) / least(lambda: advance(batch), 100)

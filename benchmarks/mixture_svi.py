@@ -25,13 +25,15 @@ from pyro.optim import Adam
 from timing import least
 from torch import Tensor
 
-from pyro_evidence import EvidenceEM, Start, datasets, learning_curve
-from pyro_evidence.infer import evidence_em, mixture_em
-from pyro_evidence.infer.mixture_task import begin
+from pyro_evidence import EvidenceEM, Start, datasets
+from pyro_evidence.compare import learning_curve
+from pyro_evidence.infer import evidence_em
+from pyro_evidence.mixture import rounds as mixture_rounds
+from pyro_evidence.mixture.density import MixtureDensity
+from pyro_evidence.mixture.fit import begin
+from pyro_evidence.models.basis import RandomVectorFunctionalLink
 from pyro_evidence.models.mixture import GaussianMixture, LinearMixture, gaussian_mixture, linear_mixture
-from pyro_evidence.ops.basis import RandomVectorFunctionalLink
-from pyro_evidence.ops.mixture_density import MixtureDensity
-from pyro_evidence.program import LogJoint
+from pyro_evidence.program.log_joint import LogJoint
 
 NUM_STEPS = 1000
 ONE = Start(restarts=1)
@@ -91,9 +93,9 @@ def rounds(case: Case, num: int) -> Callable[[], object]:
     def run() -> object:
         engine = EvidenceEM(case.model, start=ONE)
         task = begin(LogJoint(case.model, case.train), engine.start, engine.update, engine.curvature)
-        batch = mixture_em.warmed(task.batch, engine.update, min(num, ONE.warm_up))
+        batch = mixture_rounds.warmed(task.batch, engine.update, min(num, ONE.warm_up))
         for _ in range(num - ONE.warm_up):
-            batch = mixture_em.advance(batch)
+            batch = mixture_rounds.advance(batch)
         return batch.objective
 
     return run

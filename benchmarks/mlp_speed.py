@@ -25,7 +25,8 @@ from timing import timed
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior, NotConverged, Stop, gauss_newton, linearised
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, NotConverged, Stop, gauss_newton
+from pyro_evidence.compare import linearised
 from pyro_evidence.models.mlp import MLP
 
 torch.set_default_dtype(torch.float64)

@@ -21,12 +21,12 @@ from timing import seconds
 from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, Stop, datasets
-from pyro_evidence.infer import mppca_em
+from pyro_evidence.mixture.updates import BoundedInflation
 from pyro_evidence.models.mppca import mppca
-from pyro_evidence.ops import mppca_start
-from pyro_evidence.ops.mixture_updates import Guarded
-from pyro_evidence.ops.mppca import Analysers
-from pyro_evidence.ops.mppca_updates import Rule, Ties, no_gamma
+from pyro_evidence.mppca import rounds as mppca_rounds
+from pyro_evidence.mppca import start as mppca_start
+from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.updates import Rule, Ties, no_gamma
 
 K = Q = 10
 
@@ -43,9 +43,9 @@ def start(Y: Tensor, rows: int = 1) -> Analysers:
     return at
 
 
-def batch(Y: Tensor, at: Analysers, rule: Rule) -> mppca_em.Batch:
+def batch(Y: Tensor, at: Analysers, rule: Rule) -> mppca_rounds.MPPCARestarts:
     ties = Ties(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, Y.shape[1]))
-    return mppca_em.first(Y, at, ties, torch.ones(Y.shape[1]), rule)
+    return mppca_rounds.first(Y, at, ties, torch.ones(Y.shape[1]), rule)
 
 
 class Plain:
@@ -82,8 +82,10 @@ def against_plain(Y: Tensor, repeats: int) -> str:
     kinds = {
         "plain EM with covariances": plain.step,
         "EM in latent space": stepping(batch(Y, at, Rule(no_gamma, alpha=0.0)), evidence=False),
-        "regularised, gamma included": stepping(batch(Y, at, mppca_em.rule_of(Guarded())), evidence=False),
-        "the same and the log evidence": stepping(batch(Y, at, mppca_em.rule_of(Guarded())), evidence=True),
+        "regularised, gamma included": stepping(batch(Y, at, mppca_rounds.rule_of(BoundedInflation())), evidence=False),
+        "the same and the log evidence": stepping(
+            batch(Y, at, mppca_rounds.rule_of(BoundedInflation())), evidence=True
+        ),
     }
     times: dict[str, list[float]] = {n: [] for n in kinds}
     for _ in range(repeats):
@@ -97,11 +99,11 @@ def against_plain(Y: Tensor, repeats: int) -> str:
     return "\n".join(lines)
 
 
-def stepping(begun: mppca_em.Batch, *, evidence: bool) -> Callable[[], None]:
+def stepping(begun: mppca_rounds.MPPCARestarts, *, evidence: bool) -> Callable[[], None]:
     state = [begun]
 
     def step() -> None:
-        state[0] = mppca_em.advance(state[0])
+        state[0] = mppca_rounds.advance(state[0])
         if evidence:
             assert math.isfinite(state[0].objective)
 
@@ -116,7 +118,7 @@ def widths(repeats: int) -> str:
         generator = torch.Generator().manual_seed(0)
         Y = torch.randn(2000, Q, generator=generator) @ torch.randn(Q, m, generator=generator)
         Y = Y + torch.randn(2000, m, generator=generator)
-        step = stepping(batch(Y, start(Y), mppca_em.rule_of(Guarded())), evidence=True)
+        step = stepping(batch(Y, start(Y), mppca_rounds.rule_of(BoundedInflation())), evidence=True)
         best = min(seconds(step) for _ in range(repeats))
         more = f"{1e6 * (best - above[1]) / (m - above[0]):.1f}" if above else ""
         lines.append(f"| {m} | {1e3 * best:.1f} | {1e6 * best / m:.1f} | {more} |")
@@ -161,7 +163,9 @@ def memory() -> float:
 
 
 def restarts(Y: Tensor) -> str:
-    single, many = (stepping(batch(Y, start(Y, rows), mppca_em.rule_of(Guarded())), evidence=True) for rows in (1, 5))
+    single, many = (
+        stepping(batch(Y, start(Y, rows), mppca_rounds.rule_of(BoundedInflation())), evidence=True) for rows in (1, 5)
+    )
     times = [(seconds(single), seconds(many)) for _ in range(10)]
     ratio = 5.0 * min(t[0] for t in times) / min(t[1] for t in times)
     return f"Five restarts as a batch against five single ones: {ratio:.2f} times cheaper."

@@ -13,13 +13,12 @@ import torch
 from sklearn.mixture import GaussianMixture
 from timing import seconds
 
-from pyro_evidence.infer.overlap_rounds import rounds
-from pyro_evidence.infer.overlap_start import RandomPoints, Training
-from pyro_evidence.infer.overlap_task import first
-from pyro_evidence.ops.covariances import Covariance, Diagonal, Spherical
-from pyro_evidence.ops.prbf import Network, Point, class_data, parts_of
-from pyro_evidence.ops.prbf_ascent import climb
-from pyro_evidence.ops.prbf_updates import Update, exact, literal, plain
+from pyro_evidence.models.covariances import Covariance, Diagonal, Spherical
+from pyro_evidence.prbf.densities import Network, Point, class_data, parts_of
+from pyro_evidence.prbf.fit import first
+from pyro_evidence.prbf.rounds import rounds
+from pyro_evidence.prbf.start import RandomPoints, Training
+from pyro_evidence.prbf.updates import Update, as_published, climb, exact, plain
 
 
 def blobs(N: int, D: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,7 +68,7 @@ def satimage() -> None:
             warm = plain(warm)
         runs = {"plain": [], "literal": [], "ascent": [], "exact": [], "scikit-learn": []}
         for _ in range(5):
-            for label, update in (("plain", plain), ("literal", literal), ("ascent", climb)):
+            for label, update in (("plain", plain), ("literal", as_published), ("ascent", climb)):
                 runs[label].append(per_round(warm, update, 10))
             runs["exact"].append(per_round(warm, exact, 10))
             runs["scikit-learn"].append(theirs(X, 18, name, 10))
@@ -87,7 +86,7 @@ def satimage() -> None:
 def pima() -> None:
     X, y = blobs(614, 8, 2)
     print("\n| 25 fits of Pima's size as a batch against one by one, M = 14 | times cheaper | aim |\n|---|---|---|")
-    for update in (plain, literal, climb):
+    for update in (plain, as_published, climb):
         batch = begun(X, y, 14, Spherical(), 25)
         single = [begun_row(batch, b) for b in range(25)]
         whole, each = [], []

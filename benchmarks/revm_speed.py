@@ -20,14 +20,15 @@ import torch
 from timing import least
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, LaplacePrior, LogJoint, Stop
-from pyro_evidence.axis_priors import AxisPrior, GaussianPrior
+from pyro_evidence import REVM, RVM, Stop
 from pyro_evidence.datasets import csv, ripley_test, ripley_train
-from pyro_evidence.eigen_state import Recipe, base_centre, eigen_state, fixed_others
-from pyro_evidence.infer import fast_marginal
-from pyro_evidence.infer.iterate import iterate
-from pyro_evidence.quadratic import laplace_at_base
-from pyro_evidence.weights import weights_of
+from pyro_evidence.iterate import iterate
+from pyro_evidence.program import LogJoint
+from pyro_evidence.relevance import L1Prior, fast_marginal
+from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianPrior
+from pyro_evidence.relevance.eigen_state import REVMSettings, base_centre, eigen_state, fixed_others
+from pyro_evidence.relevance.quadratic import laplace_at_base
+from pyro_evidence.relevance.weights import weights_of
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
@@ -64,7 +65,7 @@ def half(name: str, sigma: float) -> tuple[Tensor, Tensor]:
 def revm_seconds(problem: tuple[Tensor, Tensor], prior: AxisPrior) -> float:
     """The fit, without reading the model."""
     weights = weights_of(LogJoint(model, problem, hyper=()), "w")
-    recipe, zero = Recipe(prior, base_centre, laplace_at_base, fixed_others), torch.zeros(weights.num_weights)
+    recipe, zero = REVMSettings(prior, base_centre, laplace_at_base, fixed_others), torch.zeros(weights.num_weights)
     return least(lambda: eigen_state(weights.target, weights.num_weights, zero, 1e-2, recipe), 5)
 
 
@@ -79,7 +80,7 @@ def against_each_other() -> None:
     print("|---|---|---|---|---|---|")
     for name, sigmas in SIGMAS.items():
         ours, theirs = (half(name, sigma) for sigma in sigmas)
-        grevm, lrevm = (revm_seconds(ours, prior) for prior in (GaussianPrior(), LaplacePrior()))
+        grevm, lrevm = (revm_seconds(ours, prior) for prior in (GaussianPrior(), L1Prior()))
         engines = least(partial(RVM(model, stop=STOP).run, *theirs), 2) / least(partial(REVM(model).run, *ours))
         ratios = f"{lrevm / grevm:.1f} | {rvm_seconds(theirs) / grevm:.1f} | {engines:.1f}"
         print(f"| {name} | {len(ours[0])} | {grevm:.4f} | {ratios} |", flush=True)

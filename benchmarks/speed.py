@@ -24,10 +24,11 @@ from pyro.optim import Adam
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, LogJoint, Stop
+from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.datasets import pima, standardised
-from pyro_evidence.laplace import laplace_state
-from pyro_evidence.laplace import problem as problem_of
+from pyro_evidence.laplace.approximation import laplace_problem as problem_of
+from pyro_evidence.laplace.approximation import laplace_state
+from pyro_evidence.program import LogJoint
 
 NUM_RESTARTS = 64
 QUIET = Stop(progress=False)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.ops.basis import mean_and_scale
+from pyro_evidence.models.basis import mean_and_scale
 
 
 class Dataset(NamedTuple):

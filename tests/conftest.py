@@ -10,6 +10,9 @@ import pyro
 import pytest
 import torch
 
+from pyro_evidence.mppca import MPPCAPosterior
+from tests.models_for_tests.mppca_cases import fit, planes
+
 ROOT = Path(__file__).resolve().parents[1]
 
 torch.set_num_threads(1)
@@ -30,6 +33,14 @@ def data_dir() -> Path:
     if "PYRO_EVIDENCE_DATA" not in os.environ:
         pytest.skip("needs real data: PYRO_EVIDENCE_DATA names no folder with pima.csv and the others")
     return Path(os.environ["PYRO_EVIDENCE_DATA"])
+
+
+@pytest.fixture(scope="module")
+def two() -> MPPCAPosterior:
+    """A mixture of two planes, fitted."""
+    torch.set_default_dtype(torch.float64)
+    pyro.clear_param_store()  # a fixture of a module begins before those of its tests
+    return fit(planes())
 
 
 @pytest.fixture(scope="session")

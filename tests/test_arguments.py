@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyro_evidence import BadInput
-from pyro_evidence.arguments import check_count, check_model
+from pyro_evidence.settings import check_count, check_model
 
 
 @pytest.mark.parametrize(

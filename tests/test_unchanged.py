@@ -13,7 +13,7 @@ from pyro.infer import MCMC
 from torch.distributions import constraints
 
 from pyro_evidence import BadInput, LaplaceEvidence, LaplaceKernel, LaplacePosterior
-from tests.posterior_models import Module, inputs, linear, mixture, mixture_data, regression_data
+from tests.models_for_tests.posterior_models import Module, inputs, linear, mixture, mixture_data, regression_data
 
 
 def surroundings() -> dict[str, Any]:

@@ -40,8 +40,9 @@ from pyro.infer.autoguide import AutoLaplaceApproximation
 from pyro.optim import Adam
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, LaplaceKernel, plots
+from pyro_evidence import LaplaceEvidence, LaplaceKernel
 from pyro_evidence.datasets import breast_cancer, standardised, train_test_split
+from pyro_evidence.plots import posterior as plots_posterior
 
 torch.set_default_dtype(torch.float64)  # determinants of curvature deserve double precision
 pyro.set_rng_seed(0)
@@ -152,7 +153,7 @@ assert {name: value.shape[1:] for name, value in samples.items()} == {
 }
 
 figure, axes = plt.subplots(figsize=(7, 6))
-plots.marginals(axes, {"LaplaceKernel": samples, "NUTS": nuts_samples, "SVI": svi_samples}, site="w")
+plots_posterior.marginals(axes, {"LaplaceKernel": samples, "NUTS": nuts_samples, "SVI": svi_samples}, site="w")
 axes.set_yticks(range(10), train.names[:10])
 axes.set_xlabel("log odds per standard deviation of the input, median and 90 % interval")
 _ = axes.legend(loc="lower left")
@@ -199,7 +200,7 @@ print(f"{float(relevance.log_prob(X_test, t_test).mean()):.4f}")
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 4))
-plots.well_determined(axes, relevance)
+plots_posterior.well_determined(axes, relevance)
 axes.set_yticks(range(10), train.names[:10])
 _ = axes.set_title(f"{float(relevance.gamma['alpha_per_input'].sum()):.1f} well-determined weights of 10")
 

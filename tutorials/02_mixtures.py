@@ -27,17 +27,11 @@ import matplotlib.pyplot as plt
 import torch
 from sklearn.mixture import GaussianMixture
 
-from pyro_evidence import (
-    EvidenceEM,
-    Guarded,
-    Start,
-    Unregularised,
-    class_conditional,
-    datasets,
-    learning_curve,
-    plots_mixture,
-)
+from pyro_evidence import EvidenceEM, Start, class_conditional, datasets
+from pyro_evidence.compare import learning_curve
+from pyro_evidence.mixture import BoundedInflation, Unregularised
 from pyro_evidence.models.mixture import gaussian_mixture
+from pyro_evidence.plots import mixture as plots_mixture
 
 torch.set_default_dtype(torch.float64)
 
@@ -59,7 +53,7 @@ model = gaussian_mixture(10)
 # %%
 start = Start(restarts=3, width=0.5, warm_up=0)
 plain = learning_curve(EvidenceEM(model, update=Unregularised(), start=start), (Y,), (Y_test,), num_steps=100)
-evidence = learning_curve(EvidenceEM(model, update=Guarded(), start=start), (Y,), (Y_test,), num_steps=100)
+evidence = learning_curve(EvidenceEM(model, update=BoundedInflation(), start=start), (Y,), (Y_test,), num_steps=100)
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True)
 plots_mixture.learning_curves(axes[0], {"plain EM": plain})
@@ -118,7 +112,7 @@ for K in (5, 10, 15, 20):
     results = ([], [])
     for width in (0.5, 1.0):
         start = Start(restarts=3, width=width, warm_up=0)
-        for found, update in zip(results, (Unregularised(), Guarded()), strict=True):
+        for found, update in zip(results, (Unregularised(), BoundedInflation()), strict=True):
             engine = EvidenceEM(gaussian_mixture(K), update=update, start=start)
             found += learning_curve(engine, (Y,), (Y_test,), num_steps=20).test_nll[-1].tolist()
     pairs[f"K = {K}"] = results

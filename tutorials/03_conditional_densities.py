@@ -22,19 +22,12 @@
 import matplotlib.pyplot as plt
 import torch
 
-from pyro_evidence import (
-    EvidenceEM,
-    Guarded,
-    Start,
-    Stop,
-    Unregularised,
-    WeightDecay,
-    datasets,
-    learning_curve,
-    plots_mixture,
-)
+from pyro_evidence import EvidenceEM, Start, Stop, datasets
+from pyro_evidence.compare import learning_curve
+from pyro_evidence.mixture import BoundedInflation, Unregularised, WeightDecay
+from pyro_evidence.models.basis import RandomVectorFunctionalLink
 from pyro_evidence.models.mixture import linear_mixture
-from pyro_evidence.ops.basis import RandomVectorFunctionalLink
+from pyro_evidence.plots import mixture as plots_mixture
 
 torch.set_default_dtype(torch.float64)
 
@@ -133,7 +126,7 @@ regularisers = {
     "weight decay 0.01": (WeightDecay(0.01), 0),
     "fixed priors, 0.1 and 0.1": (WeightDecay(0.1, rho=0.1), 0),
     "fixed priors, 0.1 and 1": (WeightDecay(0.1, rho=1.0), 0),
-    "evidence": (Guarded(), 10),
+    "evidence": (BoundedInflation(), 10),
 }
 curves, committees = {}, {}
 for name, (update, warm_up) in regularisers.items():

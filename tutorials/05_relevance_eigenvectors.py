@@ -14,8 +14,9 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import MCMC, NUTS
 
-from pyro_evidence import REVM, RVM, LaplacePrior
+from pyro_evidence import REVM, RVM
 from pyro_evidence.datasets import ripley_test, ripley_train
+from pyro_evidence.relevance import L1Prior
 
 torch.set_default_dtype(torch.float64)
 train, test = ripley_train(), ripley_test()
@@ -71,7 +72,7 @@ ax.legend()
 # corner.
 
 # %%
-corner = timed("REVM, Laplace prior", REVM(model, ridge=1e-2, prior=LaplacePrior()))
+corner = timed("REVM, Laplace prior", REVM(model, ridge=1e-2, prior=L1Prior()))
 assert torch.equal(torch.isfinite(corner.alpha), torch.isfinite(gaussian.alpha))
 print(f"axes kept: {gaussian.num_active}, non-zero under the Laplace prior: {corner.num_active}")
 

@@ -11,10 +11,11 @@
 import matplotlib.pyplot as plt
 import torch
 
-from pyro_evidence import Ascent, KMeans, OverlapEM, RandomPoints, Stop, choose_alpha, log_loss
+from pyro_evidence import OverlapEM, Stop
 from pyro_evidence.datasets import csv, ripley_test, ripley_train
 from pyro_evidence.models.prbf import prbf
-from pyro_evidence.ops.prbf_updates import literal
+from pyro_evidence.prbf import Ascent, KMeans, RandomPoints, choose_alpha, log_loss
+from pyro_evidence.prbf.updates import as_published
 
 torch.set_default_dtype(torch.float64)
 train, test = ripley_train(), ripley_test()
@@ -30,7 +31,7 @@ stop = Stop(num_steps=100, throw=False, progress=False)  # the paper's 100 round
 def fit_all(model, start, X, t):
     engines = {
         "plain EM": OverlapEM(model, alpha=0.0, start=start, stop=stop),
-        "published update": OverlapEM(model, updates=literal, start=start, stop=stop),
+        "published update": OverlapEM(model, updates=as_published, start=start, stop=stop),
         "ascent (default)": OverlapEM(model, start=start, stop=stop),
     }
     return {name: engine.run(X, t) for name, engine in engines.items()}
@@ -134,7 +135,7 @@ assert falls["published update"] > 0 and falls["ascent (default)"] == 0
 # %%
 multiples = (0.0, 1.0, 5.0, 20.0)
 scores = {}
-for name, updates in (("published update", literal), ("ascent (default)", Ascent())):
+for name, updates in (("published update", as_published), ("ascent (default)", Ascent())):
     for seed in range(3):
         engine = OverlapEM(prbf(6), updates=updates, start=RandomPoints(seed=seed), stop=stop)
         settings = {"multiples": multiples, "num_folds": 5, "seed": seed}

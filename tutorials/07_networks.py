@@ -10,9 +10,11 @@ import math
 import matplotlib.pyplot as plt
 import torch
 
-from pyro_evidence import LaplaceEvidence, Stop, committee, gauss_newton, linearised, plots
+from pyro_evidence import LaplaceEvidence, Stop, committee, gauss_newton
+from pyro_evidence.compare import linearised
 from pyro_evidence.models.mlp import MLP, ard
 from pyro_evidence.models.random_network import PriorScales, random_functions
+from pyro_evidence.plots import posterior as plots_posterior
 
 torch.set_default_dtype(torch.float64)
 
@@ -70,7 +72,7 @@ def error(H):
 
 errors = {H: error(H) for H in engines}
 figure, ax = plt.subplots()
-plots.evidence_by_size(ax, posteriors, errors=errors)
+plots_posterior.evidence_by_size(ax, posteriors, errors=errors)
 ax.set_xlabel("hidden units")
 
 # %% [markdown]
@@ -116,7 +118,7 @@ Z = torch.randn(100, 5, generator=generator)
 s = torch.tanh(1.5 * Z[:, 0]) - 0.8 * torch.tanh(2.0 * Z[:, 1]) + 0.1 * torch.randn(100, generator=generator)
 relevant = LaplaceEvidence(MLP(5, 3, alpha=ard(5)), curvature=gauss_newton, stop=stop).run(Z, s)
 figure, ax = plt.subplots()
-plots.well_determined(ax, relevant)
+plots_posterior.well_determined(ax, relevant)
 alpha = relevant.hyperparameters["alpha_W1"]
 print("precision of each input's weights:", [f"{float(a):.3g}" for a in alpha])
 

@@ -15,7 +15,7 @@ from pyro.infer import MCMC, NUTS
 
 from pyro_evidence import LaplaceEvidence, LaplaceMarginal, predict_latent
 from pyro_evidence.models.gp import gp_classifier, gp_regression
-from pyro_evidence.ops.kernels import RBF, Linear, Periodic
+from pyro_evidence.models.kernels import RBF, Linear, Periodic
 
 torch.set_default_dtype(torch.float64)
 pyro.set_rng_seed(0)

@@ -28,16 +28,9 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import Predictive
 
-from pyro_evidence import (
-    LaplaceEvidence,
-    Nuts,
-    arviz_groups,
-    bridge_sampling,
-    compare,
-    compare_evidence,
-    plots_compare,
-    to_inference_data,
-)
+from pyro_evidence import LaplaceEvidence, bridge_sampling, compare, compare_evidence, to_inference_data
+from pyro_evidence.compare import NUTSRun, arviz_groups
+from pyro_evidence.plots import comparison as plots_comparison
 
 torch.set_default_dtype(torch.float64)  # determinants of curvature deserve double precision
 pyro.set_rng_seed(0)
@@ -133,7 +126,7 @@ comparison = compare(
     engines={
         "parabola alone": LaplaceEvidence(curved),
         "laplace": LaplaceEvidence(varied),
-        "nuts": Nuts(num_samples=400, warmup_steps=200),
+        "nuts": NUTSRun(num_samples=400, warmup_steps=200),
     },
     held_out=(temperature[new], customers[new]),
 )
@@ -146,9 +139,9 @@ comparison
 
 # %%
 figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.2))
-plots_compare.overlaid(left, comparison, "c")
-plots_compare.worst_pair(middle, comparison, "laplace")
-plots_compare.calibration(right, comparison)
+plots_comparison.overlaid(left, comparison, "c")
+plots_comparison.worst_pair(middle, comparison, "laplace")
+plots_comparison.calibration(right, comparison)
 figure.tight_layout()
 
 # %% [markdown]

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import EvidenceEM, Guarded, Start, Stop, Unregularised, class_conditional, datasets, literal
-from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence import EvidenceEM, Start, Stop, class_conditional, datasets
+from pyro_evidence.mixture import BoundedInflation, Unregularised, as_published
+from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.models.mixture import gaussian_mixture
 
 CACHE = Path(".benchmarks/elsewhere.json")
@@ -93,10 +94,10 @@ def engine(seed: int, **settings: Any) -> EvidenceEM:
 SCHEMES: dict[str, Callable[[int], EvidenceEM]] = {
     "default": lambda seed: engine(seed),
     "default, no deletion": lambda seed: engine(seed, deletion=None),
-    WHOLE: lambda seed: engine(seed, update=Guarded(others=math.inf)),
-    OWN: lambda seed: engine(seed, update=Guarded(others=0.0)),
+    WHOLE: lambda seed: engine(seed, update=BoundedInflation(num_other_outputs=math.inf)),
+    OWN: lambda seed: engine(seed, update=BoundedInflation(num_other_outputs=0.0)),
     LITERAL: lambda seed: engine(
-        seed, update=literal, deletion=None, start=Start(restarts=3, seed=seed, narrower=1.0), num_steps=100
+        seed, update=as_published, deletion=None, start=Start(restarts=3, seed=seed, narrower=1.0), num_steps=100
     ),
     PLAIN: lambda seed: engine(
         seed, update=Unregularised(), deletion=None, start=Start(restarts=1, seed=seed, warm_up=0), num_steps=100

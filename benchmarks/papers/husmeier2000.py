@@ -24,21 +24,13 @@ from results import Results, prose, table
 from torch import Tensor
 from tqdm import tqdm
 
-from pyro_evidence import (
-    EvidenceEM,
-    Guarded,
-    LearningCurve,
-    Start,
-    Unregularised,
-    class_conditional,
-    datasets,
-    learning_curve,
-    literal,
-    plots_mixture,
-)
+from pyro_evidence import EvidenceEM, Start, class_conditional, datasets
+from pyro_evidence.compare import LearningCurve, learning_curve
+from pyro_evidence.mixture import BoundedInflation, Unregularised, as_published
+from pyro_evidence.mixture.updates import Update
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.regression import Learned
-from pyro_evidence.ops.mixture_updates import Update
+from pyro_evidence.plots import mixture as plots_mixture
 
 CACHE = Path(".benchmarks/husmeier2000.jsonl")
 OUT = Path(__file__).with_suffix(".md")
@@ -133,8 +125,8 @@ METHODS: dict[
     str, tuple[Update, int, bool]
 ] = {  # update, rounds, whether every kernel has a precision alpha of its own
     "plain EM": (Unregularised(), 60, False),
-    "evidence, as printed": (literal, 20, True),
-    "evidence, default update": (Guarded(), 20, False),
+    "evidence, as printed": (as_published, 20, True),
+    "evidence, default update": (BoundedInflation(), 20, False),
 }
 BLOCKS = 4  # of seeds
 SIZES = (5, 10, 15, 20)
@@ -232,7 +224,7 @@ def figure3() -> str:
     figure, axes = plt.subplots(3, 2, figsize=(8, 8), sharex=True, sharey=True, layout="constrained")
     rows = []
     for seed in range(3):
-        for side, (name, update) in enumerate({"plain EM": Unregularised(), "evidence": Guarded()}.items()):
+        for side, (name, update) in enumerate({"plain EM": Unregularised(), "evidence": BoundedInflation()}.items()):
             start = Start(restarts=1, seed=seed, width=0.5, warm_up=0)
             curve = learning_curve(
                 EvidenceEM(gaussian_mixture(10), update=update, start=start), (X,), (Z,), num_steps=100

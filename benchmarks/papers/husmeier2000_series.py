@@ -14,16 +14,13 @@ from results import Results, prose, table
 from torch import Tensor
 from tqdm import tqdm
 
-from pyro_evidence import (
-    Guarded,
-    Unregularised,
-    WeightDecay,
-    datasets,
-    derived,
-)
-from pyro_evidence.ops import mixture_evidence, mixture_mode, mixture_rows
-from pyro_evidence.ops.mixture import Mixture, MixtureData, mixture_data, natural_parameters, responsibilities
-from pyro_evidence.ops.mixture_updates import Ties, Update, estep
+from pyro_evidence import datasets
+from pyro_evidence.mixture import BoundedInflation, Unregularised, WeightDecay, corrected
+from pyro_evidence.mixture import evidence as mixture_evidence
+from pyro_evidence.mixture import mode as mixture_mode
+from pyro_evidence.mixture import rows as mixture_rows
+from pyro_evidence.mixture.expectation import Mixture, MixtureData, mixture_data, natural_parameters, responsibilities
+from pyro_evidence.mixture.updates import Ties, Update, estep
 
 
 @dataclass(frozen=True)
@@ -124,9 +121,9 @@ REGULARISERS: dict[str, tuple[Update, int, str]] = {  # update, warm-up, line of
     "weight decay 0.01": (WeightDecay(0.01), 0, "k-."),
     "weight decay 0.1": (WeightDecay(0.1), 0, "k--"),
     "naive Bayes": (WeightDecay(0.1, rho=0.1), 0, "k-"),
-    "evidence, no warm-up": (derived, 0, "C0:"),
-    "evidence": (derived, 10, "C0-"),
-    "evidence, gamma prior 0.002": (Guarded(rho=0.002), 10, "C1-"),
+    "evidence, no warm-up": (corrected, 0, "C0:"),
+    "evidence": (corrected, 10, "C0-"),
+    "evidence, gamma prior 0.002": (BoundedInflation(rho=0.002), 10, "C1-"),
 }
 REALISATIONS = 5
 
@@ -187,7 +184,7 @@ def nearer(cache: Results[Any], runs: dict[str, list[dict[str, Any]]]) -> str:
     ]
     for name, make in tqdm(bases.items(), desc="Other bases"):
         rs = [
-            cache.get(f"basis {name} {s}", lambda s=s, m=make: evolution(derived, 10, networks(s, m)))
+            cache.get(f"basis {name} {s}", lambda s=s, m=make: evolution(corrected, 10, networks(s, m)))
             for s in range(REALISATIONS)
         ]
         rows.append([name, f"{mean(r['mean'][-1] for r in rs):.3f}", *committees(rs)])

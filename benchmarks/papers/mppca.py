@@ -24,14 +24,15 @@ from results import Results
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import EvidenceEM, Start, Stop, Unregularised, class_conditional, datasets
-from pyro_evidence.infer import mppca_em
+from pyro_evidence import EvidenceEM, Start, Stop, class_conditional, datasets
+from pyro_evidence.mixture import Unregularised
+from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.mppca import mppca
-from pyro_evidence.ops import mppca as kernels
-from pyro_evidence.ops import mppca_start
-from pyro_evidence.ops.mixture_updates import Guarded, Update
-from pyro_evidence.ops.mppca import Analysers
-from pyro_evidence.ops.mppca_updates import Rule, Ties, literal_gamma, no_gamma
+from pyro_evidence.mppca import expectation as kernels
+from pyro_evidence.mppca import rounds as mppca_rounds
+from pyro_evidence.mppca import start as mppca_start
+from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.updates import Rule, Ties, literal_gamma, no_gamma
 
 Record = dict[str, float]
 Simulations = list[list[float]]  # of each: E1, E2, error % of plain training, of the evidence scheme, of best rounds
@@ -45,7 +46,7 @@ DATA: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], int]] = {
     "satimage 3 v 4": (lambda: two(datasets.csv("satimage_train"), 3, 4, components=36), 100),
     "digits 4 v 9, PCA 10": (lambda: two(datasets.digits(), 4, 9, components=10), 80),
 }
-SCHEMES = {"as printed": Rule(literal_gamma), "default": mppca_em.rule_of(Guarded())}
+SCHEMES = {"as printed": Rule(literal_gamma), "default": mppca_rounds.rule_of(BoundedInflation())}
 PAPER = ((9.65, 7.93, 2.36), (4.58, 1.40, 0.74))
 
 
@@ -65,14 +66,14 @@ def evolution(train: Tensor, test: Tensor, start: Analysers, rule: Rule) -> Tens
     """Log density of both classes' test data after each round, ``(rounds, R, N)``."""
     K, m = start.W.shape[1:3]
     ties = Ties(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, m))
-    batch = mppca_em.first(train, start, ties, torch.ones(m), rule)
+    batch = mppca_rounds.first(train, start, ties, torch.ones(m), rule)
     path = []
     for step in range(NUM_ROUNDS):
         if step < NUM_DIRECT:
-            batch = mppca_em._moved_to(batch, mppca_start.direct(train, batch.it.at))
+            batch = mppca_rounds._moved_to(batch, mppca_start.direct(train, batch.it.analysers))
         else:
-            batch = mppca_em.advance(batch)
-        path.append(kernels.log_joint(test, batch.it.at).logsumexp(-1))
+            batch = mppca_rounds.advance(batch)
+        path.append(kernels.log_joint(test, batch.it.analysers).logsumexp(-1))
     return torch.stack(path)
 
 
@@ -206,7 +207,7 @@ def digits(results: Results[Any]) -> str:
         return {"test": float(found.log_prob(Z).mean()), "train": float(found.log_prob(X).mean())}
 
     lines = ["| per class | scheme | components left, mean | test error % | log p(digit) |", "|---|---|---|---|---|"]
-    updates = {"evidence": Guarded(), "plain": Unregularised(rho=0.05)}
+    updates = {"evidence": BoundedInflation(), "plain": Unregularised(rho=0.05)}
     settings = [(1, 5, "evidence"), (1, 10, "evidence"), (2, 10, "evidence"), (10, 10, "evidence"), (10, 10, "plain")]
     for K, q, name in tqdm(settings, desc="Digits"):
         r = results.get(f"digits {K} {q} {name}", lambda k=K, n=q, u=updates[name]: errors(k, n, u))

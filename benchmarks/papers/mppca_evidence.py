@@ -23,13 +23,17 @@ from torch.autograd.functional import hessian, jacobian
 from torch.distributions import Chi2
 from tqdm import tqdm
 
-from pyro_evidence import EvidenceEM, Guarded, MPPCAPosterior, Start, Stop, Unregularised, datasets
-from pyro_evidence.infer import mppca_em
+from pyro_evidence import EvidenceEM, Start, Stop, datasets
+from pyro_evidence.mixture import BoundedInflation, Unregularised
 from pyro_evidence.models.mppca import DiagonalNoise, IsotropicNoise, Noise, PerColumn, mppca
-from pyro_evidence.ops import mppca as kernels
-from pyro_evidence.ops import mppca_curvature, mppca_evidence, mppca_mode, mppca_updates
-from pyro_evidence.ops.mppca import Analysers
-from pyro_evidence.ops.mppca_updates import Iterate, Rule, Ties
+from pyro_evidence.mppca import MPPCAPosterior
+from pyro_evidence.mppca import curvature as mppca_curvature
+from pyro_evidence.mppca import evidence as mppca_evidence
+from pyro_evidence.mppca import expectation as kernels
+from pyro_evidence.mppca import rounds as mppca_rounds
+from pyro_evidence.mppca import updates as mppca_updates
+from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.updates import Iterate, Rule, Ties
 
 CACHE = Path(".benchmarks/mppca_evidence.jsonl")
 OUT = Path(__file__).with_suffix(".md")
@@ -48,7 +52,7 @@ def one_kernel(num: int, m: int, q: int, seed: int) -> tuple[Tensor, Iterate]:
     on, flat = torch.ones(1, 1, q, dtype=torch.bool), torch.zeros(1, 1)
     at = Analysers(W[None, None], Y.mean(0).expand(1, 1, m), torch.full((1, 1, m), 4.0), flat, on + 0.0, on)
     held = Ties(torch.zeros(1, q).long(), torch.zeros(1, m).long(), False, False, False, False)
-    at = mppca_mode.find_mode(Y, at)
+    at = mppca_curvature.find_mode(Y, at)
     return Y, Iterate(at, held, kernels.e_step(Y, at), torch.ones(m))
 
 
@@ -81,8 +85,8 @@ def sampled_log_evidence(Y: Tensor, it: Iterate, num_samples: int, seed: int = 0
     Of lower trapezoidal loadings L, W = L Q, whose measure is Vol O(q) prod L_ii^(q-i) dL; from a t distribution.
     Outputs are put in an order in which no L_ii is near zero.
     """
-    (m, q), beta, order = it.at.W.shape[-2:], float(it.at.beta[0, 0, 0]), pivots(it.at.W[0, 0])
-    Y, mu, W = Y[:, order], it.at.mu[0, 0, order], it.at.W[0, 0, order]
+    (m, q), beta, order = it.analysers.W.shape[-2:], float(it.analysers.beta[0, 0, 0]), pivots(it.analysers.W[0, 0])
+    Y, mu, W = Y[:, order], it.analysers.mu[0, 0, order], it.analysers.W[0, 0, order]
     row, column = torch.tril_indices(m, q)
     diagonal = row == column
     power = torch.where(diagonal, 1.0 * (q - column), 0.0)
@@ -115,8 +119,8 @@ def sampled_log_evidence(Y: Tensor, it: Iterate, num_samples: int, seed: int = 0
 
 def exact_curvature(Y: Tensor, it: Iterate) -> float:
     """Log evidence over the orbit, with the exact Hessian."""
-    split = mppca_curvature.gauge(mppca_curvature.precision(Y, it.at), it.at)
-    return float(mppca_curvature.log_evidence(mppca_evidence.log_joint(it)[0], split, it.at))
+    split = mppca_curvature.gauge(mppca_curvature.precision(Y, it.analysers), it.analysers)
+    return float(mppca_curvature.log_evidence(mppca_evidence.log_joint(it)[0], split, it.analysers))
 
 
 def gaps(num: int, m: int, q: int, seed: int, num_samples: int = 40_000) -> Record:
@@ -198,7 +202,7 @@ def density(kind: str, seed: int) -> Record:
     if kind == "plain EM, 50 rounds":
         engine = EvidenceEM(mppca(10, 10), update=Unregularised(), start=Start(1, seed), deletion=None, stop=fifty())
     elif kind == "evidence, 50 rounds":
-        engine = EvidenceEM(mppca(10, 10), update=Guarded(), start=Start(1, seed), deletion=None, stop=fifty())
+        engine = EvidenceEM(mppca(10, 10), update=BoundedInflation(), start=Start(1, seed), deletion=None, stop=fifty())
     else:
         engine = EvidenceEM(mppca(10, 10), start=Start(5, seed), deletion=None, stop=replace(STOP, throw=False))
     found = engine.run(train)
@@ -219,11 +223,11 @@ def largest_fall(seed: int, num_rounds: int = 50) -> float:
     mu = Y[torch.randperm(N, generator=generator)[:K]].unsqueeze(0)
     at = Analysers(W, mu, torch.ones(1, K, m), torch.full((1, K), -math.log(K)), on + 0.0, on)
     ties = Ties(torch.arange(K)[:, None].expand(K, q), torch.arange(K)[:, None].expand(K, m))
-    batch = mppca_em.first(Y, at, ties, torch.ones(m), Rule(mppca_updates.no_gamma, alpha=0.0))
+    batch = mppca_rounds.first(Y, at, ties, torch.ones(m), Rule(mppca_updates.no_gamma, alpha=0.0))
     path = []
     for _ in range(num_rounds):
         path.append(float(batch.it.stats.log_likelihood[0]))
-        batch = mppca_em.advance(batch)
+        batch = mppca_rounds.advance(batch)
     rises = [b - a for a, b in pairwise(path)]
     return max(0.0, -min(rises)) / abs(path[-1])
 

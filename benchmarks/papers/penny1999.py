@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop, gauss_newton, linearised
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop, gauss_newton
+from pyro_evidence.compare import linearised
 from pyro_evidence.models.mlp import MLP, Binary
 
 torch.set_default_dtype(torch.float64)

@@ -23,13 +23,14 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import Ascent, KMeans, RandomPoints, Wide, datasets
-from pyro_evidence.infer.overlap_rounds import rounds
-from pyro_evidence.infer.overlap_start import Start, Training
-from pyro_evidence.infer.overlap_task import first
-from pyro_evidence.ops.covariances import Spherical
-from pyro_evidence.ops.prbf import Network, log_density, parts_of, stacked_data
-from pyro_evidence.ops.prbf_updates import Update, exact, literal
+from pyro_evidence import datasets
+from pyro_evidence.models.covariances import Spherical
+from pyro_evidence.prbf import Ascent, DataCovariance, KMeans, RandomPoints
+from pyro_evidence.prbf.densities import Network, log_density, parts_of, stacked_data
+from pyro_evidence.prbf.fit import first
+from pyro_evidence.prbf.rounds import rounds
+from pyro_evidence.prbf.start import Start, Training
+from pyro_evidence.prbf.updates import Update, as_published, exact
 
 FOLDS, STEPS = 5, 100
 MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)
@@ -60,8 +61,8 @@ def k_means(seed: int) -> KMeans:
     return KMeans(seed=seed)
 
 
-def wide_k_means(seed: int) -> Wide:
-    return Wide(KMeans(seed=seed))
+def wide_k_means(seed: int) -> DataCovariance:
+    return DataCovariance(KMeans(seed=seed))
 
 
 STARTS = {
@@ -201,7 +202,7 @@ def row(name: str, parts: list[str]) -> str:
 def published(table: Table, results: Results[Record]) -> dict[tuple[int, int], Record]:
     """The paper's update at every penalty, by number of kernels and seed."""
     keys = [(M, seed) for M in table.sizes for seed in range(table.seeds)]
-    methods = [(c, literal) for c in MULTIPLES]
+    methods = [(c, as_published) for c in MULTIPLES]
     return {
         (M, s): results.get(f"{table.name} {M} {s}", lambda M=M, s=s: batch(table, M, s, methods))
         for M, s in tqdm(keys, desc=table.title)

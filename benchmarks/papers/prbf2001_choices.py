@@ -28,13 +28,14 @@ from results import Results
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import Multiple, OverlapEM, Stop, add_kernels, average, choose_alpha, log_loss
-from pyro_evidence.infer.overlap_rounds import rounds
-from pyro_evidence.infer.overlap_start import Training
-from pyro_evidence.infer.overlap_task import first
+from pyro_evidence import OverlapEM, Stop
 from pyro_evidence.models.prbf import prbf
-from pyro_evidence.ops.prbf import Point, class_data
-from pyro_evidence.ops.prbf_updates import literal
+from pyro_evidence.prbf import AlphaPerKernel, add_kernels, average_networks, choose_alpha, log_loss
+from pyro_evidence.prbf.densities import Point, class_data
+from pyro_evidence.prbf.fit import first
+from pyro_evidence.prbf.rounds import rounds
+from pyro_evidence.prbf.start import Training
+from pyro_evidence.prbf.updates import as_published
 
 GRID = (0.03, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0, 15.0, 20.0, 50.0)
 STOP = Stop(num_steps=100, tolerance=0.0, gradient_tolerance=0.0, throw=False, progress=False)
@@ -68,7 +69,7 @@ def readings(name: str, M: int) -> Record:
 
     def fitted(multiples: tuple[float, ...]) -> Point:
         many = net.rows(torch.zeros(len(multiples), dtype=torch.long))
-        return rounds(first(data, many, unit * torch.tensor(multiples)), literal, 100).point
+        return rounds(first(data, many, unit * torch.tensor(multiples)), as_published, 100).point
 
     point = fitted(GRID)
     found_a, found_b = [], []
@@ -108,7 +109,7 @@ Method = Callable[[OverlapEM, Tensor, Tensor, int], Callable[[Tensor], Tensor]]
 
 
 def fixed(c: float) -> Method:
-    return lambda engine, X, y, seed: engine.with_alpha(Multiple(c)).run(X, y).log_proba
+    return lambda engine, X, y, seed: engine.with_alpha(AlphaPerKernel(c)).run(X, y).log_proba
 
 
 def by_error(engine: OverlapEM, X: Tensor, y: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
@@ -120,12 +121,12 @@ def by_log_loss(engine: OverlapEM, X: Tensor, y: Tensor, seed: int) -> Callable[
 
 
 def averaged(engine: OverlapEM, X: Tensor, y: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
-    return average(engine, X, y).log_proba
+    return average_networks(engine, X, y).log_proba
 
 
 def added(c: float) -> Method:
     def grow(engine: OverlapEM, X: Tensor, y: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
-        path = add_kernels(engine.with_alpha(Multiple(c)), X, y, most=engine.model.num_kernels, seed=seed)
+        path = add_kernels(engine.with_alpha(AlphaPerKernel(c)), X, y, most=engine.model.num_kernels, seed=seed)
         return path.posteriors[-1].log_proba  # as many kernels as the others have
 
     return grow
@@ -147,7 +148,9 @@ def compared(name: str, M: int, seed: int, method: Method) -> Record:
     table, found = table_of(name), []
     X, y = load(name)
     for f, (train, test) in enumerate(splits(X, y, seed, raw=table.raw)):
-        engine = OverlapEM(prbf(M, int(y.max()) + 1), updates=literal, start=table.start(1000 * seed + f), stop=STOP)
+        engine = OverlapEM(
+            prbf(M, int(y.max()) + 1), updates=as_published, start=table.start(1000 * seed + f), stop=STOP
+        )
         found.append(score(method(engine, *train, seed)(test[0]), test[1]))
     return {"error": [[e for e, _ in found]], "nll": [[n for _, n in found]]}
 

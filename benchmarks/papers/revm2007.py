@@ -25,10 +25,13 @@ from results import Results
 from torch import Tensor
 from tqdm import tqdm
 
-from pyro_evidence.axis_priors import GaussianPrior, LaplacePrior
 from pyro_evidence.datasets import csv
-from pyro_evidence.eigen_state import (
-    Recipe,
+from pyro_evidence.iterate import Stop, iterate
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.relevance import fast_marginal, variational
+from pyro_evidence.relevance.axis_priors import GaussianPrior, L1Prior
+from pyro_evidence.relevance.eigen_state import (
+    REVMSettings,
     axes_of,
     base_centre,
     base_point,
@@ -37,11 +40,8 @@ from pyro_evidence.eigen_state import (
     on_axes,
     score_centre,
 )
-from pyro_evidence.infer import fast_marginal, variational
-from pyro_evidence.infer.iterate import Stop, iterate
-from pyro_evidence.program import LogJoint
-from pyro_evidence.quadratic import JaakkolaJordan, laplace_at_base
-from pyro_evidence.weights import Weights, weights_of
+from pyro_evidence.relevance.quadratic import JaakkolaJordan, laplace_at_base
+from pyro_evidence.relevance.weights import Weights, weights_of
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
@@ -112,11 +112,11 @@ def revm_at(weights: Weights, ridge: float) -> list[tuple[str, Found]]:
     shared = time.process_time() - start
     for centre, names in ((base_centre, ("GREVM", "LREVM")), (score_centre, ("GREVM score-centred",))):
         start = time.process_time()
-        axes = axes_of(quadratic, num_weights, Recipe(GaussianPrior(), centre, laplace_at_base, fixed_others))
+        axes = axes_of(quadratic, num_weights, REVMSettings(GaussianPrior(), centre, laplace_at_base, fixed_others))
         before = shared + time.process_time() - start
-        for name, prior in zip(names, (GaussianPrior(), LaplacePrior()), strict=False):
+        for name, prior in zip(names, (GaussianPrior(), L1Prior()), strict=False):
             start = time.process_time()
-            recipe = Recipe(prior, centre, laplace_at_base, fixed_others)
+            recipe = REVMSettings(prior, centre, laplace_at_base, fixed_others)
             state = on_axes(target, recipe, ridge, (quadratic, axes))
             found.append((name, (state.y, state.num_active, before + time.process_time() - start)))
     return found
@@ -128,7 +128,7 @@ def pruned(weights: Weights) -> Found:
 
 
 def vgrevm(weights: Weights) -> dict[str, Found]:
-    recipe = Recipe(GaussianPrior(), score_centre, JaakkolaJordan(300), fixed_others)
+    recipe = REVMSettings(GaussianPrior(), score_centre, JaakkolaJordan(300), fixed_others)
     start, zero = time.process_time(), torch.zeros(weights.num_weights)
     state = eigen_state(weights.target, weights.num_weights, zero, 1e-2, recipe)
     return {"VGREVM|0.01": (state.y, state.num_active, time.process_time() - start)}

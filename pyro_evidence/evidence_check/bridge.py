@@ -1,17 +1,82 @@
-"""The evidence by bridge sampling from draws of NUTS."""
+"""The evidence by bridge sampling: draws of NUTS against draws of a normal proposal."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
-from pyro_evidence.evidence_check.target import Draws, Source, check_halves, target, undefined
-from pyro_evidence.ops import bridge
-from pyro_evidence.ops.proposal import moment_normal
+from pyro_evidence.evidence_check.target import (
+    Draws,
+    EvidenceEstimate,
+    Source,
+    check_halves,
+    moment_normal,
+    rounding,
+    target_of,
+    undefined,
+)
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """The fixed point of the bridge iteration and how well it is determined."""
+
+    log_evidence: Tensor  # () nats
+    above: Tensor  # (N2,) log of the terms averaged over proposal draws
+    below: Tensor  # (N1,) log of the terms averaged over posterior draws
+    num_steps: int
+    converged: bool
+
+    def relative_mean_square(self, effective: float) -> Tensor:
+        """Squared coefficient of variation of the evidence itself, shape ``()``.
+
+        Frühwirth-Schnatter (2004), eq. 19, with ``effective`` independent draws worth of ``below``.
+        """
+        return relative_variance(self.above) / len(self.above) + relative_variance(self.below) / effective
+
+
+def log_bridge(log_ratio: Tensor, log_evidence: Tensor, posterior_share: float) -> Tensor:
+    """``log [s1 p(u, D)/q(u) + s2 p(D)]``: the optimal bridge's denominator over ``q``, ``s1 + s2 = 1``.
+
+    Meng and Wong (1996), eq. 3.5.  Shapes: ``log_ratio`` any.
+    """
+    return torch.logaddexp(log_ratio + math.log(posterior_share), log_evidence + math.log1p(-posterior_share))
+
+
+def bridge_step(log_evidence: Tensor, posterior: Tensor, proposal: Tensor, posterior_share: float) -> Tensor:
+    """One step of the iteration: log of the ratio of two means.  Meng and Wong (1996), eq. 4.1.
+
+    :param posterior: ``log p(u, D) - log q(u)`` at posterior draws, shape ``(N1,)``.
+    :param proposal: the same at draws from ``q``, shape ``(N2,)``.
+    """
+    above = (proposal - log_bridge(proposal, log_evidence, posterior_share)).logsumexp(0) - math.log(len(proposal))
+    below = (-log_bridge(posterior, log_evidence, posterior_share)).logsumexp(0) - math.log(len(posterior))
+    return above - below
+
+
+def relative_variance(log_f: Tensor) -> Tensor:
+    """``var f / mean(f)^2`` from ``log f``, shape ``()``."""
+    f = (log_f - log_f.max()).exp()
+    return f.var() / f.mean().square()
+
+
+def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float, *, num_steps: int = 1000) -> Bridge:
+    """The fixed point of :func:`bridge_step`, from the median ratio of the posterior draws.
+
+    :param posterior: log ratios at posterior draws, shape ``(N1,)``.
+    :param proposal: log ratios at proposal draws, shape ``(N2,)``.
+    :param posterior_share: the posterior's share of all independent draws; affects the variance only.
+    """
+    value, step, change = posterior.median(), 0, math.inf
+    while step < num_steps and change > 1e-12 * (1.0 + abs(float(value))):
+        after = bridge_step(value, posterior, proposal, posterior_share)
+        value, change, step = after, abs(float(after - value)), step + 1
+    above = proposal - log_bridge(proposal, value, posterior_share)
+    below = -log_bridge(posterior, value, posterior_share)
+    return Bridge(value, above, below, step, step < num_steps)
 
 
 def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstimate:
@@ -30,12 +95,12 @@ def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstim
         ``num_steps``.
     :raises BadInput: for draws of another model, fewer than four per dimension, or constant ones.
     """
-    at = target(of)
-    chains = at.coordinates(draws)
-    first, second = check_halves(at, chains)
+    target = target_of(of)
+    chains = target.coordinates(draws)
+    first, second = check_halves(target, chains)
     proposal = moment_normal(first.flatten(0, 1))
     x = second.flatten(0, 1)
-    log_ratio = at.log_joint(x) - proposal.log_prob(x)
+    log_ratio = target.log_joint(x) - proposal.log_prob(x)
     if not bool(torch.isfinite(log_ratio).all()):
         raise BadInput(
             f"the log joint density is not finite at {int((~torch.isfinite(log_ratio)).sum())} of {len(x)} of the "
@@ -43,11 +108,11 @@ def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstim
             "those of NUTS(posterior.model)."
         )
     share = effective_draws(log_ratio.reshape(second.shape[:2])) / len(log_ratio)
-    white = torch.randn(len(log_ratio), at.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    white = torch.randn(len(log_ratio), target.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     new = proposal.colour(white.to(log_ratio))
-    log_joint = at.log_joint_or_nan(new)
+    log_joint = target.log_joint_or_nan(new)
     above = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(new)
-    found = _estimate(bridge.bridge(log_ratio, above, share / (1.0 + share)), chains.shape[:2], second.shape[:2])
+    found = _estimate(bridge(log_ratio, above, share / (1.0 + share)), chains.shape[:2], second.shape[:2])
     return replace(found, doubts=(*found.doubts, *undefined(log_joint, "the bridge's normal")))
 
 
@@ -62,7 +127,7 @@ def effective_draws(chains: Tensor) -> float:
     return min(max(found, 1.0), float(chains.numel())) if math.isfinite(found) else 1.0
 
 
-def _estimate(found: bridge.Bridge, draws: torch.Size, used: torch.Size) -> EvidenceEstimate:
+def _estimate(found: Bridge, draws: torch.Size, used: torch.Size) -> EvidenceEstimate:
     terms = (found.below - found.below.max()).exp().reshape(used)
     effective = effective_draws(terms)
     value, square = float(found.log_evidence), float(found.relative_mean_square(effective))

@@ -7,12 +7,18 @@ import torch
 from pyro.ops.stats import fit_generalized_pareto
 from torch import Tensor
 
-from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
 from pyro_evidence.evidence_check.modes import Modes
-from pyro_evidence.evidence_check.target import Posterior, laplace_normal, target, undefined
-from pyro_evidence.ops import importance, psis
+from pyro_evidence.evidence_check.target import (
+    EvidenceEstimate,
+    Posterior,
+    laplace_normal,
+    rounding,
+    target_of,
+    undefined,
+)
+from pyro_evidence.numerics import evidence
+from pyro_evidence.settings import check_count
 
 FEWEST = 100  # draws below which a tail cannot be fitted
 
@@ -34,9 +40,9 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int = 10_000, see
     """
     check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
     proposal = of.proposal if isinstance(of, Modes) else laplace_normal(of)
-    at = of.target if isinstance(of, Modes) else target(of)
-    x = proposal.colour(_white(num_samples, at.size, seed).to(at.centre))
-    log_joint = at.log_joint_or_nan(x)
+    target = of.target if isinstance(of, Modes) else target_of(of)
+    x = proposal.colour(_white(num_samples, target.size, seed).to(target.centre))
+    log_joint = target.log_joint_or_nan(x)
     log_weights = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(x)
     if not bool((log_weights > -math.inf).any()):
         raise BadInput(
@@ -55,7 +61,7 @@ def pareto_k(log_weights: Tensor) -> tuple[float, float]:
     finite = log_weights[log_weights > -math.inf]
     if float(finite.max() - finite.min()) < rounding(float(finite.max())) and len(finite) == len(log_weights):
         return -math.inf, 0.0
-    excess = importance.tail(log_weights)
+    excess = evidence.tail(log_weights)
     return fit_generalized_pareto(excess) if len(excess) >= 5 else (math.inf, 0.0)
 
 
@@ -65,17 +71,17 @@ def _white(num_samples: int, size: int, seed: int) -> Tensor:
 
 def _estimate(log_weights: Tensor, method: str) -> EvidenceEstimate:
     k, scale = pareto_k(log_weights)
-    smooth = psis.smooth(log_weights, k, scale) if math.isfinite(k) else log_weights
-    value = float(importance.log_mean(smooth))
-    error = math.hypot(float(importance.standard_error(smooth)), rounding(value))
-    effective = float(importance.effective_sample_size(smooth))
-    doubts = (_letter(k, len(log_weights)),) if k > psis.threshold(len(log_weights)) else ()
+    smooth = evidence.smooth(log_weights, k, scale) if math.isfinite(k) else log_weights
+    value = float(evidence.log_mean(smooth))
+    error = math.hypot(float(evidence.standard_error(smooth)), rounding(value))
+    effective = float(evidence.effective_sample_size(smooth))
+    doubts = (_letter(k, len(log_weights)),) if k > evidence.threshold(len(log_weights)) else ()
     return EvidenceEstimate(method, value, error, {"pareto_k": k, "effective_sample_size": effective}, doubts)
 
 
 def _letter(k: float, num_samples: int) -> str:
     return (
-        f"k-hat is {k:.2f}; expected below {psis.threshold(num_samples):.2f} with {num_samples} draws. The "
+        f"k-hat is {k:.2f}; expected below {evidence.threshold(num_samples):.2f} with {num_samples} draws. The "
         "posterior has heavier tails than its "
         "Gaussian approximation (a funnel, a ridge, separable classes, a mode that was missed), so "
         "neither the Laplace evidence nor this one "

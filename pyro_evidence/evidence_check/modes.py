@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.evidence_check.target import Posterior, Target, laplace_posterior, precision_tril, target
-from pyro_evidence.laplace import LaplaceState, state_at
-from pyro_evidence.laplace import find_modes as climb
-from pyro_evidence.ops.proposal import NormalMixture
-from pyro_evidence.posterior import LaplacePosterior
-from pyro_evidence.program import LogJoint
+from pyro_evidence.evidence_check.target import (
+    NormalMixture,
+    Posterior,
+    Target,
+    laplace_posterior,
+    precision_tril,
+    target_of,
+)
+from pyro_evidence.laplace.approximation import LaplaceState, state_at
+from pyro_evidence.laplace.approximation import find_modes as climb
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.program.log_joint import LogJoint
 
 MOST_PERMUTATIONS = 120  # five components
 
@@ -36,7 +42,7 @@ class Modes:
     @property
     def target(self) -> Target:
         """The density they are modes of."""
-        return target(self.posterior)
+        return target_of(self.posterior)
 
     @property
     def log_evidences(self) -> Tensor:
@@ -73,12 +79,12 @@ def find_modes(of: Posterior, *, restarts: int = 16, labels: Axes | None = None,
     :raises BadInput: when an axis does not exist, or there are more than 120 relabellings.
     """
     posterior = laplace_posterior(of)
-    at = posterior.state.problem
-    axes, num_components = component_axes(at.joint, posterior.state, labels)
-    starts = torch.cat([posterior.state.u.unsqueeze(0), at.joint.initial(restarts, seed)])
+    problem = posterior.state.problem
+    axes, num_components = component_axes(problem.joint, posterior.state, labels)
+    starts = torch.cat([posterior.state.u.unsqueeze(0), problem.joint.initial(restarts, seed)])
     found = _distinct([posterior.state], posterior, starts)
     if axes:
-        relabelled = torch.cat([permuted(at.joint, state.u, axes, num_components) for state in found])
+        relabelled = torch.cat([permuted(problem.joint, state.u, axes, num_components) for state in found])
         found = _distinct(found, posterior, relabelled)
     order = sorted(found, key=lambda s: -float(s.log_evidence))
     return Modes(posterior, tuple(order), num_components)
@@ -140,12 +146,12 @@ def permuted(joint: LogJoint, u: Tensor, axes: Axes, num_components: int) -> Ten
 
 def _distinct(known: list[LaplaceState], posterior: LaplacePosterior, starts: Tensor) -> list[LaplaceState]:
     """The known states and those reached elsewhere from ``starts``; failed climbs are left out."""
-    theta, at = posterior.state.theta, posterior.state.problem
-    mode = climb(at, starts, theta, cold=True)
+    theta, problem = posterior.state.theta, posterior.state.problem
+    mode = climb(problem, starts, theta, cold=True)
     found = list(known)
     for row in range(len(starts)):
         try:
-            state = state_at(at, theta, mode, row)
+            state = state_at(problem, theta, mode, row)
         except ArithmeticError:
             continue
         if not any(_same_place(state, other) for other in found):

@@ -4,10 +4,10 @@ import math
 
 import pyro
 
-from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
-from pyro_evidence.evidence_check.swarm import NUM_GROUPS, Swarm, reweighed, start, wandered
-from pyro_evidence.evidence_check.target import Source
-from pyro_evidence.ops import importance, tempering
+from pyro_evidence.evidence_check import particles
+from pyro_evidence.evidence_check.particles import NUM_GROUPS, Particles, after_moves, reweighed, start
+from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding
+from pyro_evidence.numerics import evidence
 
 MOST_TEMPERATURES = 500
 
@@ -32,14 +32,14 @@ def tempered_smc(of: Source, *, num_particles: int = 1024, num_moves: int = 3, s
         swarm = start(of, num_particles, seed)
         while swarm.power < 1.0 and swarm.num_steps < MOST_TEMPERATURES:
             log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
-            swarm = reweighed(swarm, tempering.next_temperature(log_likelihood, swarm.power))
-            swarm = swarm if swarm.power == 1.0 else wandered(swarm, num_moves)
+            swarm = reweighed(swarm, particles.next_temperature(log_likelihood, swarm.power))
+            swarm = swarm if swarm.power == 1.0 else after_moves(swarm, num_moves)
     return _estimate(swarm)
 
 
-def _estimate(swarm: Swarm) -> EvidenceEstimate:
-    value = float(importance.log_mean(swarm.log_evidences))
-    error = math.hypot(float(importance.standard_error(swarm.log_evidences)), rounding(value))
+def _estimate(swarm: Particles) -> EvidenceEstimate:
+    value = float(evidence.log_mean(swarm.log_evidences))
+    error = math.hypot(float(evidence.standard_error(swarm.log_evidences)), rounding(value))
     acceptance = min(swarm.acceptance, default=1.0)
     letters = [
         (

@@ -1,5 +1,6 @@
-"""What the estimators integrate: one density at fixed hyperparameters, over the coordinates not pruned."""
+"""What the estimators of the evidence integrate, the proposal that they draw from, and what they return."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,14 +8,89 @@ import pyro
 import torch
 from torch import Tensor
 
+from pyro_evidence.curvature.dense import Dense, Precision
 from pyro_evidence.errors import BadInput
-from pyro_evidence.ops.curvature import Density
-from pyro_evidence.ops.precision import Dense, Precision
-from pyro_evidence.ops.proposal import NormalMixture
-from pyro_evidence.posterior import LaplacePosterior
-from pyro_evidence.posterior_axes import AxesPosterior
-from pyro_evidence.program import LogJoint
-from pyro_evidence.structure import Structure, recognise
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.numerics.newton import Density
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.relevance.axes_posterior import AxesPosterior
+from pyro_evidence.structure.recognise import Structure, recognise
+
+
+@dataclass(frozen=True)
+class NormalMixture:
+    """Normals ``N(loc_m, (L_m L_m')^-1)`` in proportions ``exp(log_mixing_m)``."""
+
+    log_mixing: Tensor  # (M,)
+    loc: Tensor  # (M, D)
+    precision_tril: Tensor  # (M, D, D)
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Log density of rows ``(S, D)``, shape ``(S,)``."""
+        parts = [self._component(u, m) for m in range(len(self.loc))]
+        return torch.stack(parts).logsumexp(0)
+
+    def _component(self, u: Tensor, m: int) -> Tensor:
+        tril = self.precision_tril[m]
+        white = (u - self.loc[m]) @ tril
+        log_norm = tril.diagonal().log().sum() - 0.5 * len(tril) * math.log(math.tau)
+        return self.log_mixing[m] + log_norm - 0.5 * white.square().sum(-1)
+
+    def counts(self, num_samples: int) -> Tensor:
+        """How many of ``num_samples`` draws each normal gives, proportional to within 1, shape ``(M,)``."""
+        ends = (self.log_mixing.exp().cumsum(0) * num_samples).round().long()
+        return torch.diff(ends, prepend=ends.new_zeros(1))
+
+    def colour(self, white: Tensor) -> Tensor:
+        """White rows ``(S, D)`` to draws, stratified: the first ``counts[0]`` rows to the first normal."""
+        parts = white.split(self.counts(len(white)).tolist())
+        rows = [
+            loc + torch.linalg.solve_triangular(tril.mT, part.mT, upper=True).mT
+            for part, loc, tril in zip(parts, self.loc, self.precision_tril, strict=True)
+        ]
+        return torch.cat(rows)
+
+
+def moment_normal(draws: Tensor) -> NormalMixture:
+    """The normal with the mean and covariance of rows ``(S, D)``."""
+    precision = torch.linalg.inv(torch.cov(draws.mT).reshape(draws.shape[1], draws.shape[1]))
+    tril = torch.linalg.cholesky(0.5 * (precision + precision.mT))
+    return NormalMixture(draws.new_zeros(1), draws.mean(0).unsqueeze(0), tril.unsqueeze(0))
+
+
+@dataclass(frozen=True)
+class EvidenceEstimate:
+    """A log evidence with its error and the reasons to doubt it.
+
+    :ivar method: how it was estimated.
+    :ivar log_evidence: log p(D | hyperparameters), nats, total, constants included, discrete sites summed
+        out.
+    :ivar standard_error: of ``log_evidence``, nats; never below the rounding of the arithmetic.
+    :ivar diagnostics: the method's own numbers, by name.
+    :ivar doubts: a sentence for each reason not to believe the two numbers; empty when there is none.
+    """
+
+    method: str
+    log_evidence: float
+    standard_error: float
+    diagnostics: dict[str, float]
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def reliable(self) -> bool:
+        """Whether no diagnostic speaks against it."""
+        return not self.doubts
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in self.diagnostics.items())
+        head = f"log evidence = {self.log_evidence:.4f} +- {self.standard_error:.4f} nats"
+        return "\n".join([f"{head}   ({self.method}; {numbers})", *self.doubts])
+
+
+def rounding(log_evidence: float) -> float:
+    """Size of the rounding errors in a log evidence, nats: a sum of about a thousand terms of its size."""
+    return 1000.0 * torch.finfo(torch.float64).eps * (1.0 + abs(log_evidence))
+
 
 Draws = Mapping[str, Tensor]
 Posterior = LaplacePosterior | AxesPosterior
@@ -119,7 +195,7 @@ def undefined(value: Tensor, where: str) -> tuple[str, ...]:
     )
 
 
-def check_halves(at: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
+def check_halves(target: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
     """The first and the second half of each chain, ``(C, T/2, d)``.
 
     :raises BadInput: when the first halves are too short for a covariance, or do not move in every
@@ -127,15 +203,15 @@ def check_halves(at: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
     """
     half = chains.shape[1] // 2
     first, second = chains[:, :half], chains[:, half : 2 * half]
-    if chains.shape[0] * half < 4 * at.size + 10:
+    if chains.shape[0] * half < 4 * target.size + 10:
         raise BadInput(
-            f"{chains.shape[0]} chain(s) of {chains.shape[1]} draws; expected at least {8 * at.size + 20} "
+            f"{chains.shape[0]} chain(s) of {chains.shape[1]} draws; expected at least {8 * target.size + 20} "
             "draws in all "
-            f"for {at.size} unconstrained coordinates, half of them for a covariance. Run the chains longer."
+            f"for {target.size} unconstrained coordinates, half of them for a covariance. Run the chains longer."
         )
     spread = first.std(1).amin(0)
     if not bool((spread > 1e-12 * (1.0 + first.abs().amax((0, 1)))).all()):
-        stuck = at.joint.latents.label(int(at.active.nonzero()[int(spread.argmin())]))
+        stuck = target.joint.latents.label(int(target.active.nonzero()[int(spread.argmin())]))
         raise BadInput(
             f"the draws do not vary in {stuck}; expected chains that move. Warm up longer, or reparametrise."
         )
@@ -158,7 +234,7 @@ def laplace_posterior(of: Posterior) -> LaplacePosterior:
     return of._laplace
 
 
-def target(of: Source) -> Target:
+def target_of(of: Source) -> Target:
     """The density of a posterior, at its hyperparameters; or of a log joint, at its starting ones."""
     if isinstance(of, LogJoint):
         active = torch.ones(of.latents.size, dtype=torch.bool, device=of.device)

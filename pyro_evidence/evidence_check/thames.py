@@ -9,11 +9,39 @@ from torch.distributions import biject_to, constraints
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.bridge import effective_draws
-from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
 from pyro_evidence.evidence_check.modes import Axes, component_axes, permutations
-from pyro_evidence.evidence_check.target import Draws, Posterior, Target, check_halves, laplace_posterior, target
-from pyro_evidence.ops import ellipsoid, importance
-from pyro_evidence.ops.coordinates import Coordinate
+from pyro_evidence.evidence_check.target import (
+    Draws,
+    EvidenceEstimate,
+    Posterior,
+    Target,
+    check_halves,
+    laplace_posterior,
+    rounding,
+    target_of,
+)
+from pyro_evidence.numerics import evidence
+from pyro_evidence.numerics.coordinates import Coordinate
+
+
+def log_volume(tril: Tensor, radius: float) -> Tensor:
+    """Log volume of ``{y : |L^-1 (y - m)| <= radius}``, shape ``()``."""
+    d = len(tril)
+    log_ball = 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d + 1.0)
+    return log_ball + d * math.log(radius) + tril.diagonal().log().sum()
+
+
+def squared_distance(y: Tensor, mean: Tensor, tril: Tensor) -> Tensor:
+    """``|L^-1 (y - m)|^2`` of rows ``(..., D)``, shape ``(...)``."""
+    white = torch.linalg.solve_triangular(tril, (y - mean).reshape(-1, len(mean)).mT, upper=False)
+    return white.square().sum(0).reshape(y.shape[:-1])
+
+
+def uniform_points(white: Tensor, uniform: Tensor, mean: Tensor, tril: Tensor, radius: float) -> Tensor:
+    """Uniform points of the ellipsoid ``(S, D)`` from normal ``(S, D)`` and uniform ``(S,)`` numbers."""
+    direction = white / white.norm(dim=-1, keepdim=True)
+    return mean + radius * (uniform ** (1.0 / len(mean))).unsqueeze(-1) * direction @ tril.mT
+
 
 SIMPLEX = type(biject_to(constraints.simplex))
 
@@ -45,13 +73,13 @@ def thames(
         components), for pruned posteriors, and for the draws that :func:`bridge_sampling` refuses.
     """
     posterior = laplace_posterior(of)
-    at = target(posterior)
-    if at.size < len(at.active):
+    target = target_of(posterior)
+    if target.size < len(target.active):
         raise BadInput("some coordinates are pruned; expected none. Use bridge_sampling.")
-    axes, num = component_axes(at.joint, posterior.state, labels)
-    space = _Space(at, axes, permutations(num) if axes else [()])
-    chains = at.coordinates(draws)
-    first, second = check_halves(at, chains)
+    axes, num = component_axes(target.joint, posterior.state, labels)
+    space = _Space(target, axes, permutations(num) if axes else [()])
+    chains = target.coordinates(draws)
+    first, second = check_halves(target, chains)
     return _estimate(_region(space, first.flatten(0, 1)), second, num_volume, seed)
 
 
@@ -59,7 +87,7 @@ def thames(
 class _Space:
     """Coordinates in which relabelling keeps volumes: unconstrained, simplices by K - 1 of their entries."""
 
-    at: Target
+    target: Target
     axes: Axes
     orders: list[tuple[int, ...]]
 
@@ -67,43 +95,43 @@ class _Space:
         """All relabellings of unconstrained rows ``(S, D)``, identity first, shape ``(K!, S, D)``."""
         if not self.axes:
             return u.unsqueeze(0)
-        values = self.at.joint.latents.constrained(u.to(self.at.joint.dtype))
+        values = self.target.joint.latents.constrained(u.to(self.target.joint.dtype))
         return torch.stack([self._relabelled(values, torch.tensor(order, device=u.device)) for order in self.orders])
 
     def _relabelled(self, values: dict[str, Tensor], order: Tensor) -> Tensor:
         values = values | {n: values[n].index_select(a + 1, order) for n, a in self.axes.items()}
-        parts = [p.transform.inv(values[p.name]).reshape(len(values[p.name]), -1) for p in self.at.joint.latents]
+        parts = [p.transform.inv(values[p.name]).reshape(len(values[p.name]), -1) for p in self.target.joint.latents]
         return torch.cat(parts, -1).double()
 
     def flat(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinates ``(..., D)`` and ``log |d coordinates / d u|`` ``(...)``."""
         log_det = u.new_zeros(u.shape[:-1])
-        parts = self.at.joint.latents.unconstrained(u)
+        parts = self.target.joint.latents.unconstrained(u)
         for part in self._simplices():
             value = part.transform(parts[part.name])
             log_det = log_det + part.transform.log_abs_det_jacobian(parts[part.name], value).reshape(
                 *u.shape[:-1], -1
             ).sum(-1)
             parts[part.name] = value[..., :-1]
-        return torch.cat([parts[p.name].reshape(*u.shape[:-1], -1) for p in self.at.joint.latents], -1), log_det
+        return torch.cat([parts[p.name].reshape(*u.shape[:-1], -1) for p in self.target.joint.latents], -1), log_det
 
     def unflat(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """The way back, and which rows are inside the support, ``(...)`` bool."""
         inside = torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
-        parts = self.at.joint.latents.unconstrained(y)
+        parts = self.target.joint.latents.unconstrained(y)
         for part in self._simplices():
             value = torch.cat([parts[part.name], 1.0 - parts[part.name].sum(-1, keepdim=True)], -1)
             inside &= (value > 0).reshape(*y.shape[:-1], -1).all(-1)
             safe = torch.where(value > 0, value, 1.0)
             parts[part.name] = part.transform.inv(safe / safe.sum(-1, keepdim=True))
-        return torch.cat([parts[p.name].reshape(*y.shape[:-1], -1) for p in self.at.joint.latents], -1), inside
+        return torch.cat([parts[p.name].reshape(*y.shape[:-1], -1) for p in self.target.joint.latents], -1), inside
 
     def _simplices(self) -> list[Coordinate]:
-        return [p for p in self.at.joint.latents if isinstance(p.transform, SIMPLEX) and p.name in self.axes]
+        return [p for p in self.target.joint.latents if isinstance(p.transform, SIMPLEX) and p.name in self.axes]
 
     def log_density(self, u: Tensor) -> Tensor:
         """Log joint density per volume of these coordinates, nats, shape ``(S,)``."""
-        return self.at.log_joint(u) - self.flat(u)[1]
+        return self.target.log_joint(u) - self.flat(u)[1]
 
 
 @dataclass(frozen=True)
@@ -122,18 +150,18 @@ class _Region:
 
     def hits(self, images: Tensor) -> Tensor:
         """How many relabellings of each row are in the ellipsoid, shape ``(S,)``."""
-        return (ellipsoid.squared_distance(self.space.flat(images)[0], self.mean, self.tril) <= self.radius**2).sum(0)
+        return (squared_distance(self.space.flat(images)[0], self.mean, self.tril) <= self.radius**2).sum(0)
 
     def log_volume(self, num: int, seed: int) -> tuple[float, float]:
         """Log volume and its standard error, nats."""
         generator = torch.Generator().manual_seed(seed)
         white = torch.randn(num, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
         uniform = torch.rand(num, generator=generator, dtype=torch.float64).to(self.mean)
-        u, inside = self.space.unflat(ellipsoid.uniform_points(white, uniform, self.mean, self.tril, self.radius))
+        u, inside = self.space.unflat(uniform_points(white, uniform, self.mean, self.tril, self.radius))
         counted = inside & (self.space.log_density(u) > self.cut)
         hits = self.hits(self.space.images(u)).clamp(min=1)  # rounding aside, a point is in its own ellipsoid
         shares = torch.where(counted, 1.0 / hits, 0.0)
-        whole = float(ellipsoid.log_volume(self.tril, self.radius)) + math.log(len(self.space.orders))
+        whole = float(log_volume(self.tril, self.radius)) + math.log(len(self.space.orders))
         return whole + math.log(float(shares.mean())), float(shares.std() / shares.mean()) / math.sqrt(num)
 
 
@@ -177,9 +205,9 @@ def _estimate(region: _Region, second: Tensor, num_volume: int, seed: int) -> Ev
         )
     terms = torch.where(inside, -log_density, -math.inf)
     log_volume, volume_error = region.log_volume(num_volume, seed)
-    value = log_volume - float(importance.log_mean(terms))
+    value = log_volume - float(evidence.log_mean(terms))
     effective = effective_draws((terms - terms.max()).exp().reshape(second.shape[:2]))
-    error = float(importance.standard_error(terms)) * math.sqrt(len(terms) / effective)
+    error = float(evidence.standard_error(terms)) * math.sqrt(len(terms) / effective)
     numbers = {
         "effective_sample_size": effective,
         "share_inside": float(inside.double().mean()),
@@ -194,7 +222,7 @@ def _estimate(region: _Region, second: Tensor, num_volume: int, seed: int) -> Ev
 def _switches(region: _Region, images: Tensor, shape: torch.Size) -> float:
     """How often neighbouring draws of a chain have different labellings."""
     y = region.space.flat(images)[0]
-    label = ellipsoid.squared_distance(y, region.mean, region.tril).argmin(0).reshape(shape[:2])
+    label = squared_distance(y, region.mean, region.tril).argmin(0).reshape(shape[:2])
     return float((label[:, 1:] != label[:, :-1]).sum())
 
 

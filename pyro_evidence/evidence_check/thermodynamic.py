@@ -8,10 +8,59 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.estimate import EvidenceEstimate, rounding
-from pyro_evidence.evidence_check.swarm import NUM_GROUPS, Swarm, moved, reweighed, start
-from pyro_evidence.evidence_check.target import Source
-from pyro_evidence.ops.thermodynamic import corrected_trapezoid, jackknife, pooled_moments, powers
+from pyro_evidence.evidence_check.particles import NUM_GROUPS, Particles, hmc_step, reweighed, start
+from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding
+
+
+def powers(num_temperatures: int, exponent: float = 5.0) -> Tensor:
+    """``(k / K)^5`` for ``k = 0 ... K``, shape ``(K + 1,)``: dense where the mean rises steeply.
+
+    Friel and Pettitt (2008), section 2.2.
+    """
+    return (torch.arange(num_temperatures + 1, dtype=torch.float64) / num_temperatures) ** exponent
+
+
+def corrected_trapezoid(power: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Integral of the mean, whose slope in the power is the variance, shape ``(...)``.
+
+    The trapezium rule minus ``h^2 / 12`` times the rise of the slope.  Friel, Hurn and Wyse (2014), eq. 14.
+
+    :param power: shape ``(K + 1,)``, rising.
+    :param mean: mean log likelihood at each power, nats, shape ``(K + 1, ...)``.
+    :param variance: its variance, shape ``(K + 1, ...)``.
+    """
+    step = power.diff().reshape(-1, *[1] * (mean.dim() - 1))
+    area = 0.5 * step * (mean[1:] + mean[:-1])
+    return (area - step.square() / 12.0 * variance.diff(dim=0)).sum(0)
+
+
+def pooled_moments(log_weight: Tensor, mean: Tensor, variance: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance over sets of groups, each group by its evidence, ``(K + 1, J)`` each.
+
+    A group's evidence times its mean is unbiased, Del Moral (2004), theorem 7.4.2, where its mean alone is low by one
+    over its particles; so the ratio of the sums over the groups errs by one over all particles only.
+
+    :param log_weight: log evidence of each group at each power, shape ``(K + 1, G)``.
+    :param mean: mean log likelihood in each group, shape ``(K + 1, G)``.
+    :param variance: its variance in each group, shape ``(K + 1, G)``.
+    :param kept: the groups of each set, bool, shape ``(J, G)``.
+    """
+    share = log_weight.unsqueeze(1).where(kept, -torch.inf).softmax(-1)
+    first = (share * mean.unsqueeze(1)).sum(-1)
+    between = (share * (mean.unsqueeze(1) - first.unsqueeze(-1)).square()).sum(-1)
+    return first, (share * variance.unsqueeze(1)).sum(-1) + between
+
+
+def jackknife(whole: Tensor, without: Tensor) -> tuple[Tensor, Tensor]:
+    """Estimate less its bias of first order, and its standard error, ``()`` each.  Efron (1982), chapters 2 and 3.
+
+    :param whole: from all ``G`` groups, shape ``()``.
+    :param without: from all but one, shape ``(G,)``.
+    """
+    num = len(without)
+    value = num * whole - (num - 1) * without.mean()
+    return value, ((num - 1) / num * (without - without.mean()).square().sum()).sqrt()
+
 
 FEWEST = 256  # particles, 16 in each group, below which their resampling biases the integral
 
@@ -58,13 +107,13 @@ class _Rung:
     acceptance: float
 
 
-def _rung(swarm: Swarm, values: list[Tensor], shares: list[float]) -> _Rung:
+def _rung(swarm: Particles, values: list[Tensor], shares: list[float]) -> _Rung:
     rows = torch.stack(values, -1).reshape(NUM_GROUPS, -1)
     variance = rows.var(-1, correction=0)
     return _Rung(swarm.log_evidences, rows.mean(-1), variance, sum(shares) / len(shares))
 
 
-def _climb(swarm: Swarm, ladder: Tensor, num_moves: int) -> list[_Rung]:
+def _climb(swarm: Particles, ladder: Tensor, num_moves: int) -> list[_Rung]:
     """Every rung from the prior up."""
     prior = swarm.log_likelihood
     if not bool(torch.isfinite(prior).all()):
@@ -76,7 +125,7 @@ def _climb(swarm: Swarm, ladder: Tensor, num_moves: int) -> list[_Rung]:
     for power in ladder[1:].tolist():
         swarm, values, shares = reweighed(swarm, power), [], []
         for _ in range(num_moves):
-            swarm, share = moved(swarm)
+            swarm, share = hmc_step(swarm)
             values.append(swarm.log_likelihood)
             shares.append(share)
         rungs.append(_rung(swarm, values, shares))

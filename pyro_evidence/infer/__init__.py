@@ -1,1 +1,30 @@
 """Engines: the policy of each loop.  The mathematics is in ``ops``, the density in ``program``."""
+
+from pyro_evidence.infer.class_conditional import (
+    ClassConditional,
+    class_conditional,
+    empirical_class_prior,
+    fitted_class_prior,
+)
+from pyro_evidence.infer.evidence_em import EvidenceEM
+from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
+from pyro_evidence.infer.laplace_kernel import LaplaceKernel
+from pyro_evidence.infer.overlap_em import OverlapEM
+from pyro_evidence.infer.revm import REVM, isotropic_evidence
+from pyro_evidence.infer.rvm import RVM
+from pyro_evidence.infer.vrvm import VRVM
+
+__all__ = [
+    "REVM",
+    "RVM",
+    "VRVM",
+    "ClassConditional",
+    "EvidenceEM",
+    "LaplaceEvidence",
+    "LaplaceKernel",
+    "OverlapEM",
+    "class_conditional",
+    "empirical_class_prior",
+    "fitted_class_prior",
+    "isotropic_evidence",
+]

@@ -71,19 +71,19 @@ class ClassConditional:
 ClassPrior = Callable[[Tensor, Tensor], Tensor]  # log densities (N, C) and class numbers (N,) to log probabilities (C,)
 
 
-def shares(log_density: Tensor, place: Tensor) -> Tensor:
+def empirical_class_prior(log_density: Tensor, place: Tensor) -> Tensor:
     """Log shares of the classes among the data, shape ``(C,)``: the default."""
     counts = torch.bincount(place, minlength=log_density.shape[-1]).to(log_density)
     return counts.log() - math.log(len(place))
 
 
-def optimised(log_density: Tensor, place: Tensor) -> Tensor:
+def fitted_class_prior(log_density: Tensor, place: Tensor) -> Tensor:
     """Log class probabilities under which the labels of the training data are likeliest given ``x``, shape ``(C,)``.
 
     They make good for densities that are too high or too low throughout.  The likelihood is concave in them; Newton's
     method with halved steps, from the shares.  Husmeier (2000), sec. 4.1, optimises them in this sense.
     """
-    log_prior, eye = shares(log_density, place), torch.eye(log_density.shape[-1]).to(log_density)
+    log_prior, eye = empirical_class_prior(log_density, place), torch.eye(log_density.shape[-1]).to(log_density)
     height = _label_likelihood(log_density + log_prior, place)
     for _ in range(NEWTON_STEPS):
         proba = (log_density + log_prior).softmax(-1)
@@ -105,14 +105,14 @@ def _label_likelihood(log_joint: Tensor, place: Tensor) -> float:
 
 
 def class_conditional(
-    engine: DensityEngine, X: Tensor, labels: Tensor, log_prior: Tensor | ClassPrior = shares
+    engine: DensityEngine, X: Tensor, labels: Tensor, log_prior: Tensor | ClassPrior = empirical_class_prior
 ) -> ClassConditional:
     """Fit ``engine`` to each class on its own.
 
     :param X: shape ``(N, m)``.
     :param labels: shape ``(N,)``.
-    :param log_prior: :func:`shares` of the classes, :func:`optimised` for the labels, or log class probabilities in
-        ascending order of the labels, ``(C,)``.
+    :param log_prior: :func:`empirical_class_prior` of the classes, :func:`fitted_class_prior` for the labels, or log
+        class probabilities in ascending order of the labels, ``(C,)``.
     :raises BadInput: when labels and data do not match, or a class has fewer than two data.
     """
     for name, value in {"X": X, "labels": labels}.items():

@@ -1,28 +1,104 @@
-"""Mixtures that do not overfit: evidence-regularised EM for Pyro models."""
+"""Mixtures that do not overfit: evidence-regularised EM, and the exact evidence of any model with one local label."""
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
-from pyro_evidence.arguments import check_model
-from pyro_evidence.checks import Arguments, same_arguments
-from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.infer import mixture_run, mppca_task
-from pyro_evidence.infer.iterate import Stop
-from pyro_evidence.infer.mixture_deletion import Deletion, GreedyDeletion
-from pyro_evidence.infer.mixture_generic import run_generic
-from pyro_evidence.infer.mixture_start import Start
-from pyro_evidence.infer.mixture_task import Task, begin, reached
-from pyro_evidence.infer.settings import check_function, check_instance, check_stop
-from pyro_evidence.mixture_posterior import MixturePosterior
-from pyro_evidence.models.missing import Missing, gaps_explained, marginalised, parsed
-from pyro_evidence.mppca_posterior import MPPCAPosterior
-from pyro_evidence.ops import mixture_evidence
-from pyro_evidence.ops.mixture_evidence import MixtureCurvature
-from pyro_evidence.ops.mixture_updates import Guarded, Update
-from pyro_evidence.posterior import LaplacePosterior
-from pyro_evidence.program import LogJoint, Model
+import pyro
+import torch
+from torch import Tensor
 
-UPDATE, START, DELETION = Guarded(), Start(), GreedyDeletion()
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.iterate import Fit, Stop, iterate, require_convergence
+from pyro_evidence.laplace import type2
+from pyro_evidence.laplace.approximation import laplace_problem
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.laplace.restarts import Restarts, search
+from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.mixture import evidence as mixture_evidence
+from pyro_evidence.mixture import fit as mixture_fit
+from pyro_evidence.mixture.evidence import MixtureCurvature
+from pyro_evidence.mixture.fit import MixtureFit, Start, begin, current_posterior
+from pyro_evidence.mixture.posterior import MixturePosterior
+from pyro_evidence.mixture.rounds import Deletion, GreedyDeletion
+from pyro_evidence.mixture.updates import BoundedInflation, Update
+from pyro_evidence.models.wrappers import Missing, gaps_explained, marginalised, parsed
+from pyro_evidence.mppca import fit as mppca_fit
+from pyro_evidence.mppca.posterior import MPPCAPosterior
+from pyro_evidence.numerics import derivatives, newton
+from pyro_evidence.program.checks import Arguments, same_arguments
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.settings import check_function, check_instance, check_model, check_stop
+
+
+@dataclass(frozen=True)
+class ExpectedLogJoint:
+    """``sum_nk r_nk log p(x_n, k, w) + log p(w)``, which an M-step climbs: the log joint with its labels held."""
+
+    joint: LogJoint
+    resp: Tensor  # (N, K)
+
+    def _one(self, u: Tensor, theta: Tensor) -> Tensor:
+        table = self.joint.table(u, theta).double()
+        held = (self.resp * torch.where(self.resp > 0, table, 0.0)).sum()
+        return self.joint.log_joint(u, theta) - table.logsumexp(-1).sum() + held
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Values of rows ``(R, D)``, nats, shape ``(R,)``."""
+        with pyro.validation_enabled(False):
+            return torch.stack([self._one(row, theta) for row in u])
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and gradients."""
+        return derivatives.gradient(self.log_joint, u, theta)
+
+
+def expectation_maximisation(joint: LogJoint, u: Tensor, theta: Tensor, num_steps: int) -> Tensor:
+    """EM at fixed hyperparameters from one start ``(D,)``: each M-step is a few Newton steps with the exact Hessian."""
+    for _ in range(num_steps):
+        expected: Any = ExpectedLogJoint(joint, joint.responsibilities(u, theta).detach().double())
+
+        def curvature(v: Tensor, f: Any = expected) -> Tensor:
+            return -derivatives.hessian(f.log_joint, v, theta)
+
+        mode = newton.climb(expected, curvature, u.unsqueeze(0), theta, newton.Limits(1e-8, 5))
+        u = mode.u[0].detach()
+    return u
+
+
+def climb_evidence(joint: LogJoint, starts: Tensor, num_em: int, stop: Stop) -> tuple[Fit[TypeII], Restarts]:
+    """The best of the distinct modes that EM leads to, each with its hyperparameters where the evidence is stationary.
+
+    :param starts: unconstrained weights, shape ``(R, D)``.
+    """
+    theta = joint.initial_theta
+    u = torch.stack([expectation_maximisation(joint, start, theta, num_em) for start in starts])
+    found = search(laplace_problem(joint), u, theta)
+    fits = [iterate(type2.step, type2.outer_state(state), stop, "EvidenceEM") for state in found.states]
+    return max(fits, key=lambda fit: fit.state.objective), found
+
+
+def run_generic(joint: LogJoint, why_not: Exception, restarts: int, seed: int, stop: Stop) -> LaplacePosterior:
+    """A Laplace posterior of a model that is no mixture of linear-Gaussian kernels.
+
+    :param why_not: what the recognition of mixtures said.
+    :raises UnsupportedModel: when the model has not exactly one local discrete site.
+    :raises NotConverged: with ``stop.throw``, unless converged.
+    """
+    if len(joint.discrete) != 1:
+        raise UnsupportedModel(
+            f"{why_not} Nor has it exactly one discrete latent site; LaplaceEvidence may do."
+        ) from None
+    best, found = climb_evidence(joint, joint.initial(restarts, seed), 5, stop)
+    heights = torch.tensor([float(s.log_evidence) for s in found.states] + [torch.nan], dtype=torch.float64)
+    posterior = LaplacePosterior(
+        best.state.laplace, best.status.value, best.objectives, heights[found.reached], found.failures
+    )
+    require_convergence("EvidenceEM", best.status, posterior, stop)
+    return posterior
+
+
+UPDATE, START, DELETION = BoundedInflation(), Start(), GreedyDeletion()
 STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500, throw=False)  # rounds go slowly at the end
 
 
@@ -33,19 +109,19 @@ class EvidenceEM:
     ``MixtureSameFamily``.  Weights are integrated by Laplace's approximation; prior and noise precisions and the mixing
     are set by regularised EM.  Responses are standardised inside; all results are in the model's units.
     Husmeier (2000).  Mixtures of probabilistic PCA, :mod:`pyro_evidence.models.mppca`, have a way of their own, to
-    which ``curvature`` does not apply, and return an :class:`~pyro_evidence.mppca_posterior.MPPCAPosterior`.
+    which ``curvature`` does not apply, and return an :class:`~pyro_evidence.mppca.posterior.MPPCAPosterior`.
 
     :param model: from :mod:`pyro_evidence.models.mixture`, or one's own; with a uniform component for outliers by
-        :func:`~pyro_evidence.models.background.with_background`.
-    :param update: one round: ``Guarded()``, ``literal``, ``derived``, ``exact``, ``Unregularised()`` or
-        ``WeightDecay(alpha)``.
+        :func:`~pyro_evidence.models.wrappers.with_background`.
+    :param update: one round: ``BoundedInflation()``, ``as_published``, ``corrected``, ``stationary``,
+        ``Unregularised()`` or ``WeightDecay(alpha)``.
     :param curvature: of gamma: ``mixture_evidence.full``, ``coordinate`` or ``block``.
     :param start: where to begin, how often, and how many rounds without regularisation.
     :param deletion: what to try after the rounds: ``GreedyDeletion()``, or None for nothing.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.
     :param missing: what nan among the responses means: ``Missing.REFUSE``, an error, or ``Missing.MARGINALISE``, not
         observed and integrated out (or their values ``"refuse"`` and ``"marginalise"``); see
-        :func:`~pyro_evidence.models.missing.marginalised`.
+        :func:`~pyro_evidence.models.wrappers.marginalised`.
     """
 
     def __init__(
@@ -60,7 +136,7 @@ class EvidenceEM:
         missing: Missing | str = Missing.REFUSE,
     ) -> None:
         check_model(model)
-        check_function("update", update, "Guarded()")
+        check_function("update", update, "BoundedInflation()")
         check_function("curvature", curvature, "mixture_evidence.full")
         check_instance("start", start, Start)
         check_stop(stop)
@@ -69,7 +145,7 @@ class EvidenceEM:
         self.model = marginalised(model) if self.missing is Missing.MARGINALISE else model
         self.update, self.curvature = update, curvature
         self.start, self.deletion, self.stop = start, deletion, stop
-        self._task: Task | mppca_task.Task | None = None
+        self._task: MixtureFit | mppca_fit.MPPCAFit | None = None
         self._data: Arguments = ((), {})
         self._watched: Arguments | None = None
 
@@ -90,21 +166,23 @@ class EvidenceEM:
         Unless converged it warns; ``stop.tolerance = 0`` asks for ``num_steps`` rounds, no more and no less.
 
         :param args: the model's arguments.
-        :return: a :class:`~pyro_evidence.mixture_posterior.MixturePosterior` for a recognised mixture.
+        :return: a :class:`~pyro_evidence.mixture.posterior.MixturePosterior` for a recognised mixture.
         :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
         :raises BadInput, UnsupportedModel: see errors.
         """
         joint = self._joint(args, kwargs)
-        if (found := mppca_task.begin(joint, self.start, self.update)) is not None:
+        if (found := mppca_fit.begin(joint, self.start, self.update)) is not None:
             self._nothing_watched("a mixture of probabilistic PCA")
-            return mixture_run.told(mppca_task.run(found, self.start, self.deletion, self.stop), self.stop)
+            return mixture_fit.warn_unless_converged(
+                mppca_fit.run(found, self.start, self.deletion, self.stop), self.stop
+            )
         try:
             task = self._begin(joint)
         except UnsupportedModel as why:
             self._nothing_watched(f"a model that takes the generic way ({why})")
             return run_generic(joint, why, self.start.restarts, self.start.seed, self.stop)
         unseen = None if self._watched is None else self._joint(*self._watched)
-        return mixture_run.run(task, self, task.journal(unseen))
+        return mixture_fit.run(task, self, task.journal(unseen))
 
     def _nothing_watched(self, what: str) -> None:
         if self._watched is not None:
@@ -120,7 +198,7 @@ class EvidenceEM:
         """
         if self._task is None or not same_arguments(self._data, (args, kwargs)):
             joint = self._joint(args, kwargs)
-            self._task = mppca_task.begin(joint, self.start, self.update) or self._begin(joint)
+            self._task = mppca_fit.begin(joint, self.start, self.update) or self._begin(joint)
             self._data = (args, kwargs)
             self._task = self._task.warmed(self.update, self.start.warm_up)
         else:
@@ -135,14 +213,14 @@ class EvidenceEM:
         """
         if self._task is None:
             raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
-        if isinstance(self._task, mppca_task.Task):
-            return mppca_task.reached(self._task)
-        return reached(self._task, self.stop)
+        if isinstance(self._task, mppca_fit.MPPCAFit):
+            return mppca_fit.reached(self._task)
+        return current_posterior(self._task, self.stop)
 
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         """The model on its data."""
         with gaps_explained(self.missing, args, kwargs):
-            return mppca_task.log_joint(self.model, args, kwargs)
+            return mppca_fit.log_joint(self.model, args, kwargs)
 
-    def _begin(self, joint: LogJoint) -> Task:
+    def _begin(self, joint: LogJoint) -> MixtureFit:
         return begin(joint, self.start, self.update, self.curvature)

@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
-from pyro_evidence.arguments import check_count, check_model
-from pyro_evidence.checks import Arguments, same_arguments
+from pyro_evidence.curvature.choices import Curvature, exact_hessian
 from pyro_evidence.errors import BadInput
-from pyro_evidence.infer import batch, batch_start, type2
-from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
-from pyro_evidence.infer.mppca_task import refuse_orbits
-from pyro_evidence.infer.restarts import Restarts, search, starts, without_repeats
-from pyro_evidence.infer.settings import check_function, check_stop
-from pyro_evidence.infer.type2 import TypeII
-from pyro_evidence.laplace import problem, require_proper
-from pyro_evidence.laplace_rows import can_batch
-from pyro_evidence.ops.curvature import Curvature, exact_hessian
-from pyro_evidence.posterior import LaplacePosterior
-from pyro_evidence.program import LogJoint, Model
+from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
+from pyro_evidence.laplace import restarts as laplace_restarts
+from pyro_evidence.laplace import type2, type2_rows
+from pyro_evidence.laplace.approximation import laplace_problem, require_proper
+from pyro_evidence.laplace.approximation_rows import can_batch
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.laplace.restarts import Restarts, search, starts, without_repeats
+from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.mppca.fit import refuse_orbits
+from pyro_evidence.program.checks import Arguments, same_arguments
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.settings import check_count, check_function, check_model, check_stop
 
 
 class LaplaceEvidence:
@@ -81,7 +81,7 @@ class LaplaceEvidence:
     def _maximise(self) -> Fit[TypeII]:
         """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one."""
         if len(self._fits) > 1 and can_batch(self._fits[0].state.laplace.problem):
-            self._fits = batch.climb(self._fits, self.stop)
+            self._fits = type2_rows.climb(self._fits, self.stop)
         for i, fit in enumerate(self._fits):
             fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
             self._fits = (*self._fits[:i], fit, *self._fits[i + 1 :])
@@ -106,13 +106,15 @@ class LaplaceEvidence:
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
         refuse_orbits(joint)
-        at = problem(joint, self.curvature)
+        problem = laplace_problem(joint, self.curvature)
         places, theta = starts(joint, self.restarts, self.seed), joint.initial_theta
-        network = at.structure.known is not None and can_batch(at)
+        network = problem.structure.known is not None and can_batch(problem)
         self._found = (
-            batch_start.search(at, places, theta) if network else search(at, places, theta, self.stop.progress)
+            laplace_restarts.search_in_batch(problem, places, theta)
+            if network
+            else search(problem, places, theta, self.stop.progress)
         )
-        states = [type2.at(state) for state in self._found.states]
+        states = [type2.outer_state(state) for state in self._found.states]
         self._fits = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
         self._data = (args, kwargs)
 

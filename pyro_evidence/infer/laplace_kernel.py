@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
-from pyro_evidence.posterior import LaplacePosterior
-from pyro_evidence.program import Model
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.program.log_joint import Model
 
 
 class LaplaceKernel(MCMCKernel):

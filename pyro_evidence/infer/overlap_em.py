@@ -4,21 +4,20 @@ import warnings
 
 from torch import Tensor
 
-from pyro_evidence.checks import Arguments, same_arguments
 from pyro_evidence.errors import BadInput
-from pyro_evidence.infer import overlap_rounds
-from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
-from pyro_evidence.infer.overlap_rounds import Lost, Progress, keep
-from pyro_evidence.infer.overlap_start import RandomPoints, Start
-from pyro_evidence.infer.overlap_task import Alpha, Multiple, Task, alpha_of, begin, letter, posterior_of
-from pyro_evidence.infer.settings import check_function, check_stop
+from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
-from pyro_evidence.ops.prbf_ascent import Ascent
-from pyro_evidence.ops.prbf_updates import Update
-from pyro_evidence.prbf_posterior import PRBFPosterior
+from pyro_evidence.prbf import rounds as prbf_rounds
+from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, letter, posterior_of
+from pyro_evidence.prbf.posterior import PRBFPosterior
+from pyro_evidence.prbf.rounds import Lost, Progress, keep_lost_kernels
+from pyro_evidence.prbf.start import RandomPoints, Start
+from pyro_evidence.prbf.updates import Ascent, Update
+from pyro_evidence.program.checks import Arguments, same_arguments
+from pyro_evidence.settings import check_function, check_stop
 
 STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=100, throw=False)  # the source's 100 rounds
-ALPHA, UPDATES, START = Multiple(20.0), Ascent(), RandomPoints()
+ALPHA, UPDATES, START = AlphaPerKernel(20.0), Ascent(), RandomPoints()
 
 
 class OverlapEM:
@@ -28,23 +27,23 @@ class OverlapEM:
 
     where ``delta_j`` is the expected Bhattacharyya distance of kernel j and the shares of the classes in it.  This is
     a penalty that looks at the data, not a prior, so there is no evidence for ``alpha``; see
-    :func:`~pyro_evidence.infer.overlap_choice.choose_alpha`.  The priors of the model's sites play no part.
+    :func:`~pyro_evidence.prbf.choice.choose_alpha`.  The priors of the model's sites play no part.
 
     The default update, ``Ascent()``, never lowers eq. 22, rejects no class for good and keeps probabilities sane.  The
-    published one, ``literal``, lowers eq. 22 in about one round of six and makes probabilities too sure, but often has
-    the lower error: most of that comes from its clamp, which rejects classes from kernels.  On Ionosphere with six
-    kernels at ``Multiple(20.0)``, error and test NLL: plain EM 16.6 % and 0.43 nats, ascent 15.4 % and 0.52, published
-    10.9 % and 0.97.
+    published one, ``as_published``, lowers eq. 22 in about one round of six and makes probabilities too sure, but often
+    has the lower error: most of that comes from its clamp, which rejects classes from kernels.  On Ionosphere with six
+    kernels at ``AlphaPerKernel(20.0)``, error and test NLL: plain EM 16.6 % and 0.43 nats, ascent 15.4 % and 0.52,
+    published 10.9 % and 0.97.
 
     Constantinopoulos, Titsias and Likas (2001).
 
     :param model: from :func:`~pyro_evidence.models.prbf.prbf`.
-    :param alpha: weight of the overlap in nats, or ``Multiple(c)`` for ``c N / (K M)`` as in the source.  0 is plain
-        EM, and so is every ``alpha`` where no two classes share a kernel.
-    :param updates: one round: ``Ascent()``; ``literal``, ``exact`` or ``plain`` of ``pyro_evidence.ops.prbf_updates``;
-        or one's own function of a :class:`~pyro_evidence.ops.prbf.Point`.
-    :param start: ``RandomPoints()``, ``KMeans()`` or ``Given(loc)``.
-    :param lost: what becomes of a kernel without data: ``keep``, ``prune`` or ``Reseed()``.
+    :param alpha: weight of the overlap in nats, or ``AlphaPerKernel(c)`` for ``c N / (K M)`` as in the source.  0 is
+        plain EM, and so is every ``alpha`` where no two classes share a kernel.
+    :param updates: one round: ``Ascent()``; ``as_published``, ``exact`` or ``plain`` of ``pyro_evidence.prbf.updates``;
+        or one's own function of a :class:`~pyro_evidence.prbf.densities.Point`.
+    :param start: ``RandomPoints()``, ``KMeans()`` or ``StartFrom(loc)``.
+    :param lost: what becomes of a kernel without data: ``keep_lost_kernels``, ``prune`` or ``Reseed()``.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.
     """
 
@@ -55,19 +54,19 @@ class OverlapEM:
         alpha: Alpha = ALPHA,
         updates: Update = UPDATES,
         start: Start = START,
-        lost: Lost = keep,
+        lost: Lost = keep_lost_kernels,
         stop: Stop = STOP,
     ) -> None:
         if not isinstance(model, PRBF):
             raise BadInput(f"model is a {type(model).__name__}; expected models.prbf.prbf(...). Data go to run(...).")
         check_function("updates", updates, "Ascent()")
         check_function("start", start, "KMeans()")
-        check_function("lost", lost, "keep")
+        check_function("lost", lost, "keep_lost_kernels")
         check_stop(stop)
         self.model, self.alpha, self.updates = model, alpha, updates
         self.start, self.lost, self.stop = start, lost, stop
         alpha_of(alpha, 1.0, model)
-        self._task: Task | None = None
+        self._task: PRBFFit | None = None
         self._data: Arguments = ((), {})
 
     def with_alpha(self, alpha: Alpha) -> "OverlapEM":
@@ -91,7 +90,7 @@ class OverlapEM:
         :raises NotConverged: with ``stop.throw``, unless converged.
         """
         task = self._begin(X, labels)
-        fit = iterate(overlap_rounds.advance, task.progress, self.stop, "OverlapEM", "eq. 22")
+        fit = iterate(prbf_rounds.advance, task.progress, self.stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
             warnings.warn(letter(held, posterior.alpha), stacklevel=2)
@@ -107,7 +106,7 @@ class OverlapEM:
         data: Arguments = ((X, labels), {})
         if self._task is None or not same_arguments(self._data, data):
             self._task, self._data = self._begin(X, labels), data
-        self._task = self._task.at(overlap_rounds.advance(self._task.progress))
+        self._task = self._task.advanced_to(prbf_rounds.advance(self._task.progress))
         return -self._task.progress.objective
 
     @property
@@ -121,5 +120,5 @@ class OverlapEM:
         progress: Progress = self._task.progress
         return posterior_of(self._task, Fit(progress, Status.BY_HAND, ()))
 
-    def _begin(self, X: Tensor, labels: Labels | None) -> Task:
+    def _begin(self, X: Tensor, labels: Labels | None) -> PRBFFit:
         return begin(self.model, X, labels, self.alpha, self.start).begun(self.updates, self.lost)

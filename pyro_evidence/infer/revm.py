@@ -1,30 +1,109 @@
-"""The relevance eigenvector machine for any Pyro model with a weight vector."""
+"""The relevance eigenvector machine for any Pyro model with a weight vector, and ways to choose its ridge."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pyro_evidence.arguments import check_model
-from pyro_evidence.axis_priors import AxisPrior, GaussianPrior
-from pyro_evidence.eigen_state import (
+from pyro_evidence.errors import BadInput
+from pyro_evidence.numerics.evidence import log_evidence
+from pyro_evidence.numerics.linalg import cholesky
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianPrior
+from pyro_evidence.relevance.chunks import Chunks, streamed_weights
+from pyro_evidence.relevance.eigen_state import (
     Centre,
     Others,
-    Recipe,
+    REVMSettings,
     base_centre,
     base_point,
     eigen_state,
     fixed_others,
+    warn_if_meaningless,
 )
-from pyro_evidence.errors import BadInput
-from pyro_evidence.infer.eigen_warnings import warn_if_meaningless
-from pyro_evidence.infer.ridge import Ridge
-from pyro_evidence.infer.settings import check_function, check_methods, check_ridge
-from pyro_evidence.posterior_revm import REVMPosterior
-from pyro_evidence.program import LogJoint, Model
-from pyro_evidence.quadratic import Approximation, laplace_at_base
-from pyro_evidence.streamed import Chunks, streamed_weights
-from pyro_evidence.weights import LinearTarget, Weights, weights_of
+from pyro_evidence.relevance.posteriors import REVMPosterior
+from pyro_evidence.relevance.quadratic import Approximation, laplace_at_base
+from pyro_evidence.relevance.weights import LinearTarget, Penalised, Weights, weights_of
+from pyro_evidence.settings import check_function, check_methods, check_model, check_ridge
+from pyro_evidence.structure.observed_parts import Part
+
+Ridge = Callable[[Weights, REVMSettings], float]
+
+
+def isotropic_evidence(weights: Weights, recipe: REVMSettings) -> float:
+    """The ridge of highest Laplace evidence when all weights share it, by golden section from 1e-4 to 1e4."""
+    start = torch.zeros(len(weights.order), dtype=torch.float64)
+    low, high, ratio = -4.0, 4.0, 0.6180339887498949
+    inner = [high - ratio * (high - low), low + ratio * (high - low)]
+    heights = [_isotropic(weights, 10.0**p, start) for p in inner]
+    while high - low > 0.02:  # of a decade
+        if heights[0] >= heights[1]:
+            high, inner = inner[1], [inner[1] - ratio * (inner[1] - low), inner[0]]
+            heights = [_isotropic(weights, 10.0 ** inner[0], start), heights[0]]
+        else:
+            low, inner = inner[0], [inner[1], inner[0] + ratio * (high - inner[0])]
+            heights = [heights[1], _isotropic(weights, 10.0 ** inner[1], start)]
+    return float(10.0 ** (0.5 * (low + high)))
+
+
+def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:
+    y = base_point(weights.target, ridge, start, weights.num_weights)
+    alpha = torch.zeros_like(y)
+    alpha[: weights.num_weights] = ridge
+    density = Penalised(weights.target, alpha)
+    tril = cholesky(density.precision(y.unsqueeze(0), y)[0], "the posterior precision")
+    log_joint = (
+        density.log_joint(y.unsqueeze(0), y)[0] + 0.5 * weights.num_weights * torch.tensor(ridge / math.tau).log()
+    )
+    return float(log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(y)))
+
+
+def cross_validation(ridges: Sequence[float] = (1.0, 0.1, 1e-2, 1e-3, 1e-4), num_folds: int = 2) -> Ridge:
+    """The ridge whose fits give left-out data the highest log likelihood.
+
+    Row ``n`` is in fold ``n % num_folds``.  Shuffle data that come in some order.
+
+    :raises BadInput: for no ridges, one that is not positive, or fewer than two folds.
+    """
+    if not ridges or not all(0.0 < r < math.inf for r in ridges):
+        raise BadInput(f"ridges={ridges!r}; expected some positive precisions, such as (1.0, 1e-2, 1e-4).")
+    if num_folds < 2:
+        raise BadInput(
+            f"num_folds={num_folds}; expected at least 2, for some data to be left out and some to be fitted."
+        )
+
+    def choose(weights: Weights, recipe: REVMSettings) -> float:
+        if not isinstance(weights.target, LinearTarget) or weights.num_others:
+            raise BadInput(
+                "cross_validation needs a linear predictor and no latents besides the weights; pass a number."
+            )
+        target = weights.target
+        return max(ridges, key=lambda ridge: _left_out(target, ridge, recipe, num_folds))
+
+    return choose
+
+
+def _left_out(target: LinearTarget, ridge: float, recipe: REVMSettings, num_folds: int) -> float:
+    start, total = torch.zeros(target.parts[0].J.shape[-1], dtype=torch.float64), 0.0
+    for fold in range(num_folds):
+        rest, left = (_rows(target, fold, num_folds, inside) for inside in (False, True))
+        y = eigen_state(rest, len(start), start, ridge, recipe).y
+        total += float(left.value(y.unsqueeze(0))[0])
+    return total
+
+
+def _rows(target: LinearTarget, fold: int, num_folds: int, inside: bool) -> LinearTarget:
+    """The target of the rows inside or outside a fold; the others see no weights, and add a constant."""
+
+    def masked(part: Part) -> Part:
+        member = torch.arange(len(part.c)) % num_folds == fold
+        keep = (member == inside).unsqueeze(-1).to(part.c)
+        return replace(part, J=part.J * keep.unsqueeze(-1), c=part.c * keep)
+
+    return replace(target, parts=tuple(masked(p) for p in target.parts))
 
 
 class REVM:
@@ -40,7 +119,7 @@ class REVM:
 
     :param model: any Pyro model whose weights are real-valued latent sites.
     :param site: the site(s) that hold the weights; may be left out when there is only one latent site.
-    :param prior: :class:`GaussianPrior` or :class:`LaplacePrior`.
+    :param prior: :class:`GaussianPrior` or :class:`L1Prior`.
     :param centre: ``base_centre`` (the paper's) or ``score_centre``.
     :param ridge: prior precision under which the mode is found that stands for the maximum-likelihood point,
         which does not exist when the classes can be separated; or ``isotropic_evidence`` or
@@ -61,13 +140,13 @@ class REVM:
         others: Others = fixed_others,
     ) -> None:
         check_model(model)
-        check_methods("prior", prior, ("alpha", "log_gain", "mode", "distribution"), "LaplacePrior()")
+        check_methods("prior", prior, ("alpha", "log_gain", "mode", "distribution"), "L1Prior()")
         check_function("centre", centre, "score_centre")
         check_function("approximation", approximation, "laplace_at_base")
         check_function("others", others, "schur_complement")
         check_ridge(ridge)
         self.model, self.site, self.ridge = model, site, ridge
-        self.recipe = Recipe(prior, centre, approximation, others)
+        self.recipe = REVMSettings(prior, centre, approximation, others)
         self._posterior: REVMPosterior | None = None
 
     def run(self, *args: Any, **kwargs: Any) -> REVMPosterior:

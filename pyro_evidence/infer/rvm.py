@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyro_evidence.arguments import check_model
-from pyro_evidence.checks import Arguments, same_arguments
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.infer import fast_marginal, noisy_marginal
-from pyro_evidence.infer.iterate import Fit, Status, Stop, iterate, require_convergence
-from pyro_evidence.infer.noise import noise_of
-from pyro_evidence.infer.settings import check_stop
-from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
-from pyro_evidence.program import LogJoint, Model
-from pyro_evidence.weights import LinearTarget, Weights, weights_of
+from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
+from pyro_evidence.program.checks import Arguments, same_arguments
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.relevance import fast_marginal
+from pyro_evidence.relevance import noise as relevance_noise
+from pyro_evidence.relevance.noise import noise_of
+from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
+from pyro_evidence.relevance.weights import LinearTarget, Weights, weights_of
+from pyro_evidence.settings import check_model, check_stop
 
 
 class RVM:
@@ -77,13 +77,13 @@ class RVM:
         """The model without weights."""
         self._of = linear_weights(self.model, self.site, args, kwargs)
         if self.noise is not None:
-            return noisy_marginal.start(noise_of(self._of, self.noise))
+            return relevance_noise.start(noise_of(self._of, self.noise))
         assert isinstance(self._of.target, LinearTarget)
         return fast_marginal.empty(self._of.target)
 
     @property
     def _step(self) -> Callable[[Any], Any]:
-        return fast_marginal.step if self.noise is None else noisy_marginal.step
+        return fast_marginal.step if self.noise is None else relevance_noise.step
 
     @property
     def posterior(self) -> RVMPosterior:
@@ -95,7 +95,7 @@ class RVM:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         state = self._fit.state
         of = self._of if self.noise is None else state.weights
-        return RVMPosterior(of, ColumnState(state.alpha, state.x), self._fit.status.value, self._fit.objectives)
+        return RVMPosterior(of, RVMState(state.alpha, state.x), self._fit.status.value, self._fit.objectives)
 
 
 def linear_weights(

@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pyro_evidence.arguments import check_model
-from pyro_evidence.axes_state import GaussianFit
 from pyro_evidence.errors import BadInput
-from pyro_evidence.infer import variational
-from pyro_evidence.infer.iterate import Fit, Stop, iterate, require_convergence
-from pyro_evidence.infer.noise import Noise, noise_of
 from pyro_evidence.infer.rvm import linear_weights
-from pyro_evidence.infer.settings import check_stop
-from pyro_evidence.infer.variational import Quadratic, VariationalState
-from pyro_evidence.posterior_rvm import ColumnState, RVMPosterior
-from pyro_evidence.program import Model
-from pyro_evidence.weights import LinearTarget, Weights
+from pyro_evidence.iterate import Fit, Stop, iterate, require_convergence
+from pyro_evidence.program.log_joint import Model
+from pyro_evidence.relevance import variational
+from pyro_evidence.relevance.axis_priors import GaussianFit
+from pyro_evidence.relevance.noise import Noise, noise_of
+from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
+from pyro_evidence.relevance.variational import Quadratic, VariationalState
+from pyro_evidence.relevance.weights import LinearTarget, Weights
+from pyro_evidence.settings import check_model, check_stop
 
 SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none
 
@@ -70,5 +69,5 @@ class VRVM:
         state = self._fit.state
         fit = GaussianFit(state.tril, state.mean.new_tensor(state.objective))
         local = state.local
-        of = self._noise.at(local.log_scale) if self._noise and isinstance(local, Quadratic) else self._of
-        return RVMPosterior(of, ColumnState(state.alpha, state.mean, fit), self._fit.status.value, self._fit.objectives)
+        of = self._noise.rescaled(local.log_scale) if self._noise and isinstance(local, Quadratic) else self._of
+        return RVMPosterior(of, RVMState(state.alpha, state.mean, fit), self._fit.status.value, self._fit.objectives)

@@ -12,9 +12,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_evidence.arguments import check_count
+from pyro_evidence.models.basis import Basis, TensorValue, class_predictor, linear_predictor
 from pyro_evidence.models.regression import LEARNED, Precision, WeightPrior, observed, weight_prior
-from pyro_evidence.ops.basis import Basis, TensorValue, class_predictor, linear_predictor
+from pyro_evidence.settings import check_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ def classifier(
 
     Every precision is learned (a ``pyro.param`` under its name) unless the caller passes its value.
 
-    :param basis: ``X`` to ``Phi``, such as :class:`~pyro_evidence.ops.basis.Linear`.
+    :param basis: ``X`` to ``Phi``, such as :class:`~pyro_evidence.models.basis.Linear`.
     :param num_classes: labels are the whole numbers from 0 to ``num_classes - 1``.
     :param alpha: prior precision of the weights: one, one per weight, or one per group.
     :param alpha_bias: prior precision of the bias when the basis has one.  None: the bias is a weight like

@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models.basis import LEARNED, Learned, TensorValue
+from pyro_evidence.models.kernels import Kernel, Setting, check_inputs, value_of
 from pyro_evidence.models.regression import observed
-from pyro_evidence.ops.basis import TensorValue
-from pyro_evidence.ops.kernels import Kernel, Setting, check_inputs, value_of
-from pyro_evidence.ops.settings import LEARNED, Learned
+from pyro_evidence.settings import check_count
 
 JITTER = 1e-6  # variance, in units of f squared: keeps the covariance of inputs close together positive definite
 

@@ -17,10 +17,10 @@ from pyro.ops.indexing import Vindex
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models.basis import Basis, TensorValue, check_basis
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value
-from pyro_evidence.ops.basis import Basis, TensorValue, check_basis
+from pyro_evidence.settings import check_count
 
 Units = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -264,7 +264,7 @@ def linear_mixture(
     """A conditional density ``p(y | x)`` as a mixture of linear regressions on ``basis``: ``model(X, Y)``.
 
     :param num_components: ``K``.
-    :param basis: ``X`` to ``Phi``, such as :class:`~pyro_evidence.ops.basis.RandomVectorFunctionalLink`.
+    :param basis: ``X`` to ``Phi``, such as :class:`~pyro_evidence.models.basis.RandomVectorFunctionalLink`.
     :param num_outputs: ``m``, columns of ``Y``.
     :param alpha: prior precision of the weights: one for all components, or one each, by ``Learned(torch.ones(K))``.
     :param noise: as for :func:`gaussian_mixture`.

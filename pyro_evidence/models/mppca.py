@@ -18,12 +18,11 @@ from pyro.ops.indexing import Vindex
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models.basis import TensorValue
 from pyro_evidence.models.mixture import check_responses
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
-from pyro_evidence.ops.basis import TensorValue
-from pyro_evidence.ops.mppca_missing import has_gaps
+from pyro_evidence.settings import check_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +66,7 @@ class DiagonalNoise(TensorValue):
 
     EM for factor analysers creeps towards its fixed point, as the noise of an output and its loadings can only change
     together: the density settles in tens of rounds, single precisions may take thousands.  The shortcut within the
-    span of the loadings, which ``Guarded()`` takes for isotropic noise, has no closed form here.
+    span of the loadings, which ``BoundedInflation()`` takes for isotropic noise, has no closed form here.
     """
 
     beta: Precision = LEARNED
@@ -137,7 +136,7 @@ class MPPCA(TensorValue):
                 f"the noise. Pass {fewer}gaussian_mixture(K, noise=FullNoise())."
             )
         alpha = precision_value("alpha", self.alpha, _alpha_shape(self.alpha, K, q), Y)
-        whole = torch.where(Y.isnan(), Y.nanmean(0), Y) if has_gaps(Y) else Y  # what params start from
+        whole = torch.where(Y.isnan(), Y.nanmean(0), Y) if bool(Y.isnan().any()) else Y  # what params start from
         variance = self.noise(K, whole).reciprocal().expand(K, m)
         start = whole[torch.arange(K) * len(Y) // K]
         mu = pyro.param("mu", start.detach().clone())

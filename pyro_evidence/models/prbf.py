@@ -16,11 +16,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_evidence.arguments import check_count
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models import covariances
+from pyro_evidence.models.covariances import Covariance
 from pyro_evidence.models.mixture import Units, data_units
-from pyro_evidence.ops import covariances
-from pyro_evidence.ops.covariances import Covariance
+from pyro_evidence.settings import check_count
 
 Labels = Tensor | Sequence[Any]
 Components = Callable[[Tensor], Any]  # centres (..., M, D) to the distributions of the kernels

@@ -14,9 +14,9 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.ops.basis import Basis, TensorValue, check_basis, has_bias, linear_predictor
-from pyro_evidence.ops.settings import LEARNED as LEARNED
-from pyro_evidence.ops.settings import Learned as Learned
+from pyro_evidence.models.basis import LEARNED as LEARNED
+from pyro_evidence.models.basis import Basis, TensorValue, check_basis, has_bias, linear_predictor
+from pyro_evidence.models.basis import Learned as Learned
 
 Precision = float | Tensor | Learned  # a number or a tensor is a fixed value
 
@@ -190,7 +190,7 @@ def regression(
 
     Every precision is learned (a ``pyro.param`` under its name) unless the caller passes its value.
 
-    :param basis: ``X`` to ``Phi``, such as :class:`~pyro_evidence.ops.basis.Linear`.
+    :param basis: ``X`` to ``Phi``, such as :class:`~pyro_evidence.models.basis.Linear`.
     :param alpha: prior precision of the weights: one, one per weight, or one per group.
     :param alpha_bias: prior precision of the bias when the basis has one.  None: the bias is a weight like
         the others and is counted in ``groups``.

@@ -19,9 +19,9 @@ from pyro_evidence.evidence_check import (
     thames,
     thermodynamic_integration,
 )
-from pyro_evidence.evidence_check.target import target
+from pyro_evidence.evidence_check.target import target_of
 from pyro_evidence.evidence_check.thames import _Region, _Space
-from tests.evidence_check.exact_models import (
+from tests.models_for_tests.exact_models import (
     coin,
     location,
     location_log_evidence,
@@ -170,7 +170,7 @@ def test_thames_where_the_labellings_overlap() -> None:
 
 def test_volume_of_a_region_that_is_its_own_image() -> None:
     posterior = LaplaceEvidence(two_normals, hyper=(), restarts=2).run(two_normals_data(6.0))
-    space = _Space(target(posterior), {"centre": 0}, [(0, 1), (1, 0)])
+    space = _Space(target_of(posterior), {"centre": 0}, [(0, 1), (1, 0)])
     region = _Region(space, torch.ones(2), 0.1 * torch.eye(2), -math.inf)
     log_volume, error = region.log_volume(500, seed=0)
     assert log_volume == pytest.approx(math.log(math.pi * 3.0 * 0.01), abs=1e-12)
@@ -362,7 +362,7 @@ def test_unusable_draws_are_refused(estimator: object, message: str) -> None:
 
 def test_thames_refuses_labels_that_mean_something() -> None:
     from pyro_evidence import BadInput
-    from tests.infer.engine_models import mixture, two_clusters
+    from tests.models_for_tests.engine_models import mixture, two_clusters
 
     x = two_clusters()
     posterior = LaplaceEvidence(mixture, restarts=2).run(x)

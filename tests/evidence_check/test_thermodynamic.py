@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, LogJoint, compare_evidence
+from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, compare_evidence
 from pyro_evidence.evidence_check import (
     bridge_sampling,
     find_modes,
@@ -16,11 +16,12 @@ from pyro_evidence.evidence_check import (
     tempered_smc,
     thermodynamic_integration,
 )
-from pyro_evidence.evidence_check.target import target
+from pyro_evidence.evidence_check.target import target_of
+from pyro_evidence.evidence_check.thermodynamic import corrected_trapezoid, jackknife, pooled_moments, powers
 from pyro_evidence.models.mixture import gaussian_mixture
-from pyro_evidence.ops.thermodynamic import corrected_trapezoid, jackknife, pooled_moments, powers
-from tests.evidence_check.exact_models import location, location_log_evidence, straight, straight_data
+from pyro_evidence.program import LogJoint
 from tests.evidence_check.test_evidence_check import CASES, estimate, logistic, observations
+from tests.models_for_tests.exact_models import location, location_log_evidence, straight, straight_data
 
 
 def moments_of_location(x: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +173,7 @@ def test_nothing_left_to_integrate_is_exact() -> None:
     assert found.rows[0].name == "empty"
     assert found.rows[0].log_evidence == pytest.approx(40 * math.log(0.5), abs=1e-9)
     with pytest.raises(BadInput, match="every axis was pruned"):
-        target(empty)
+        target_of(empty)
 
 
 def test_mixture_posterior_has_its_hyperparameters_and_labels_counted() -> None:

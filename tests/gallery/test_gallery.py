@@ -11,7 +11,8 @@ from pyro.infer import Predictive
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
-from pyro_evidence import LaplaceEvidence, LogJoint, find_modes, importance_sampling
+from pyro_evidence import LaplaceEvidence, find_modes, importance_sampling
+from pyro_evidence.program import LogJoint
 
 SCHOOLS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 SCHOOL_ERRORS = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])

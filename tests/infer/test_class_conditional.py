@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from pyro_evidence import BadInput
-from pyro_evidence.infer.class_conditional import class_conditional, optimised, shares
+from pyro_evidence.infer.class_conditional import class_conditional, empirical_class_prior, fitted_class_prior
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
@@ -56,13 +56,16 @@ def test_bayes_rule() -> None:
 def test_an_optimised_prior_makes_good_for_a_density_that_is_too_high() -> None:
     """Law: a constant factor of one class's density goes into the prior, and out of the probabilities."""
     X, labels = classes()
-    right = class_conditional(Gauss(), X, labels, optimised)
-    wrong = class_conditional(Gauss(3.0), X, labels, optimised)
+    right = class_conditional(Gauss(), X, labels, fitted_class_prior)
+    wrong = class_conditional(Gauss(3.0), X, labels, fitted_class_prior)
     assert_exact(wrong.log_proba(X), right.log_proba(X), rtol=1e-6, atol=1e-6)
     assert_exact(wrong.log_prior.exp().sum(), torch.ones(()))
     # stationary: the mean probability of each class is its share
     assert_exact(
-        right.log_proba(X).exp().mean(0), shares(right.log_density(X), (labels == 4).long()).exp(), rtol=1e-6, atol=1e-6
+        right.log_proba(X).exp().mean(0),
+        empirical_class_prior(right.log_density(X), (labels == 4).long()).exp(),
+        rtol=1e-6,
+        atol=1e-6,
     )
     assert float(right.log_prob(X, labels).sum()) >= float(
         class_conditional(Gauss(), X, labels).log_prob(X, labels).sum()
@@ -71,7 +74,7 @@ def test_an_optimised_prior_makes_good_for_a_density_that_is_too_high() -> None:
 
 def test_an_optimised_prior_of_separated_classes_is_finite() -> None:
     X = torch.cat([torch.full((5, 1), -50.0), torch.full((5, 1), 50.0)]) + torch.randn(10, 1)
-    found = class_conditional(Gauss(), X, torch.arange(10) // 5, optimised)
+    found = class_conditional(Gauss(), X, torch.arange(10) // 5, fitted_class_prior)
     assert bool(found.log_prior.isfinite().all())
 
 

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from pyro_evidence import datasets
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.infer import mixture_generic
+from pyro_evidence.infer import evidence_em
 from pyro_evidence.infer.class_conditional import class_conditional
 from pyro_evidence.infer.evidence_em import EvidenceEM
-from pyro_evidence.infer.iterate import Stop
-from pyro_evidence.infer.mixture_start import Start
-from pyro_evidence.mixture_posterior import MixturePosterior
+from pyro_evidence.iterate import Stop
+from pyro_evidence.mixture import evidence as mixture_evidence
+from pyro_evidence.mixture.fit import Start
+from pyro_evidence.mixture.posterior import MixturePosterior
+from pyro_evidence.mixture.updates import Unregularised, WeightDecay, stationary
+from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.mixture import (
     DiagonalNoise,
     FullNoise,
@@ -28,11 +31,8 @@ from pyro_evidence.models.mixture import (
     linear_mixture,
 )
 from pyro_evidence.models.regression import Learned
-from pyro_evidence.ops import mixture_evidence
-from pyro_evidence.ops.basis import Linear
-from pyro_evidence.ops.mixture_updates import Unregularised, WeightDecay, exact
-from pyro_evidence.program import LogJoint
-from tests.infer.mixture_cases import assert_approx, same_as_generic
+from pyro_evidence.program.log_joint import LogJoint
+from tests.models_for_tests.mixture_cases import assert_approx, same_as_generic
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
@@ -82,7 +82,7 @@ def test_exact_update_reaches_the_maximum_of_the_evidence(data_dir: Path) -> Non
     train = datasets.ripley_train()
     model = gaussian_mixture(2, units=raw_units, alpha=Learned(torch.ones(2)))
     stop = Stop(tolerance=1e-12, gradient_tolerance=1e-10, num_steps=1000, throw=False)
-    engine = EvidenceEM(model, update=exact, deletion=None, start=Start(warm_up=30, alpha=1.0), stop=stop)
+    engine = EvidenceEM(model, update=stationary, deletion=None, start=Start(warm_up=30, alpha=1.0), stop=stop)
     assert float(engine.run(train.X[train.t == 0]).log_evidence) == pytest.approx(-19.5917, abs=5e-5)
 
 
@@ -96,12 +96,12 @@ def test_closed_form_and_generic_way_agree() -> None:
     Y = two_blobs()
     model = gaussian_mixture(2, units=raw_units, alpha=Learned(torch.ones(2)))
     stop = Stop(tolerance=1e-13, gradient_tolerance=1e-11, num_steps=2000, throw=False)
-    engine = EvidenceEM(model, update=exact, deletion=None, start=Start(restarts=1, warm_up=30), stop=stop)
+    engine = EvidenceEM(model, update=stationary, deletion=None, start=Start(restarts=1, warm_up=30), stop=stop)
     found = engine.run(Y)
     assert isinstance(found, MixturePosterior)
     joint = LogJoint(model, (Y,))
     start = found.state.u + 0.01
-    best, _ = mixture_generic.climb_evidence(joint, start.unsqueeze(0), 3, Stop(throw=False, progress=False))
+    best, _ = evidence_em.climb_evidence(joint, start.unsqueeze(0), 3, Stop(throw=False, progress=False))
     assert_approx(best.state.laplace.log_evidence, found.log_evidence, rtol=1e-8, atol=1e-8)
     assert_approx(best.state.laplace.u, found.state.u, rtol=1e-5, atol=1e-5)
 

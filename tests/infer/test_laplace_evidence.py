@@ -10,19 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import (
-    LaplaceEvidence,
-    LogJoint,
-    NotConverged,
-    Status,
-    Stop,
-    exact_hessian,
-    gauss_newton,
-    laplace,
-)
-from pyro_evidence.infer import type2
-from pyro_evidence.infer.iterate import iterate
-from tests.infer.engine_models import (
+from pyro_evidence import LaplaceEvidence, NotConverged, Status, Stop, exact_hessian, gauss_newton
+from pyro_evidence.iterate import iterate
+from pyro_evidence.laplace import approximation, type2
+from pyro_evidence.program import LogJoint
+from tests.models_for_tests.engine_models import (
     classes,
     curve,
     hierarchical,
@@ -120,13 +112,18 @@ def test_pima_log_evidence(data_dir) -> None:  # type: ignore[no-untyped-def]
 )
 def test_mackays_metric_and_the_plain_gradient_agree_at_convergence(model, data) -> None:  # type: ignore[no-untyped-def]
     joint = LogJoint(model, data)
-    at = laplace.problem(joint)
+    at = approximation.laplace_problem(joint)
     assert at.structure.groups is not None
     plain = replace(at, structure=replace(at.structure, groups=None))
     start = joint.initial(1, seed=0)[0]
     stop = Stop(gradient_tolerance=1e-7, num_steps=300, progress=False)
     fits = [
-        iterate(type2.step, type2.at(laplace.laplace_state(p, joint.initial_theta, start, cold=True)), stop, "x")
+        iterate(
+            type2.step,
+            type2.outer_state(approximation.laplace_state(p, joint.initial_theta, start, cold=True)),
+            stop,
+            "x",
+        )
         for p in (at, plain)
     ]
     assert [f.status for f in fits] == [Status.CONVERGED] * 2

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import BadInput, LaplaceEvidence, LaplaceKernel, exact_hessian
-from tests.posterior_models import (
+from tests.models_for_tests.posterior_models import (
     Module,
     assert_approx,
     assert_exact,

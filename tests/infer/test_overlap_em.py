@@ -9,40 +9,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import (
+from pyro_evidence import BadInput, NotConverged, OverlapEM, Stop, datasets
+from pyro_evidence.models.prbf import Diagonal, Full, Kernels, Separate, Spherical, prbf
+from pyro_evidence.prbf import (
+    AlphaPerKernel,
     Ascent,
-    BadInput,
-    Given,
+    DataCovariance,
     KMeans,
-    Multiple,
-    NotConverged,
-    OverlapEM,
     PRBFPosterior,
     RandomPoints,
-    Reseed,
-    Stop,
-    Wide,
-    datasets,
-    keep,
-    prune,
+    StartFrom,
+    keep_lost_kernels,
 )
-from pyro_evidence.models.prbf import Diagonal, Full, Kernels, Separate, Spherical, prbf
-from pyro_evidence.ops.prbf_updates import Update, exact, literal, plain
-from tests.ops.prbf_cases import three_classes
+from pyro_evidence.prbf.rounds import Reseed, prune
+from pyro_evidence.prbf.updates import Update, as_published, exact, plain
+from tests.models_for_tests.prbf_cases import three_classes
 from tests.oracles import prbf as naive
 
 SHORT = Stop(num_steps=20, throw=False)
 KINDS = [Spherical(), Diagonal(), Full()]
 each_kind = pytest.mark.parametrize("kernels", KINDS, ids=lambda kernels: type(kernels).__name__)
 each_update = pytest.mark.parametrize(
-    "updates", [plain, literal, exact, Ascent()], ids=["plain", "literal", "exact", "ascent"]
+    "updates", [plain, as_published, exact, Ascent()], ids=["plain", "literal", "exact", "ascent"]
 )
 
 
 def fitted(alpha: float = 20.0, **settings: object) -> PRBFPosterior:
     X, y = three_classes()
     settings = {"stop": SHORT} | settings
-    return OverlapEM(prbf(5, 3), alpha=Multiple(alpha), **settings).run(X, y)  # type: ignore[arg-type]
+    return OverlapEM(prbf(5, 3), alpha=AlphaPerKernel(alpha), **settings).run(X, y)  # type: ignore[arg-type]
 
 
 @each_update
@@ -52,7 +47,7 @@ def test_alpha_zero_is_plain_em_bit_for_bit(updates: Update) -> None:
 
 
 def test_multiples_are_those_of_the_source() -> None:
-    assert Multiple(20.0)(614, 2, 14) == pytest.approx(20 * 614 / 28)
+    assert AlphaPerKernel(20.0)(614, 2, 14) == pytest.approx(20 * 614 / 28)
     X, y = three_classes()
     a = OverlapEM(prbf(5, 3), alpha=20.0 * len(X) / 15, stop=SHORT).run(X, y)
     assert torch.equal(a.loc, fitted().loc)
@@ -130,7 +125,9 @@ def test_kmeans_begins_in_a_fixed_point_of_lloyd() -> None:
 
 def test_a_wide_start_has_the_centres_of_another_and_the_spread_of_all_data() -> None:
     X, y = three_classes()
-    narrow, wide = (OverlapEM(prbf(4, 3), start=s)._begin(X, y).point.net for s in (KMeans(2), Wide(KMeans(2))))
+    narrow, wide = (
+        OverlapEM(prbf(4, 3), start=s)._begin(X, y).point.net for s in (KMeans(2), DataCovariance(KMeans(2)))
+    )
     assert torch.equal(wide.loc, narrow.loc) and torch.equal(wide.mixing, narrow.mixing)
     torch.testing.assert_close(wide.covariance, X.var(0, correction=0).mean().expand(2, 4, 1))
     assert bool((narrow.covariance < wide.covariance).all())
@@ -138,11 +135,11 @@ def test_a_wide_start_has_the_centres_of_another_and_the_spread_of_all_data() ->
 
 def test_without_a_floor_singular_data_fail_with_a_letter_and_others_do_not() -> None:
     X, y = three_classes()
-    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=literal, stop=SHORT)
+    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=as_published, stop=SHORT)
     assert not engine.run(X, y).floored.any()
-    start = Given(X[:5], torch.eye(3).expand(5, 3, 3))
+    start = StartFrom(X[:5], torch.eye(3).expand(5, 3, 3))
     flat = torch.cat([X[:, :2], X[:, :1]], -1)
-    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=literal, start=start, stop=SHORT)
+    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=as_published, start=start, stop=SHORT)
     with pytest.warns(match="became singular; pass a larger floor"):
         assert engine.run(flat, y).status == "a step failed: this is the last good state"
 
@@ -150,11 +147,11 @@ def test_without_a_floor_singular_data_fail_with_a_letter_and_others_do_not() ->
 def test_given_starts_are_used_as_they_are() -> None:
     X, y = three_classes()
     loc = torch.arange(15.0).reshape(5, 3)
-    net = OverlapEM(prbf(5, 3), start=Given(loc))._begin(X, y).point.net
+    net = OverlapEM(prbf(5, 3), start=StartFrom(loc))._begin(X, y).point.net
     torch.testing.assert_close(net.loc[0] + X.mean(0), loc)
     torch.testing.assert_close(net.covariance, X.var(0, correction=0).mean().expand(1, 5, 1))
     with pytest.raises(BadInput, match=r"loc=.*shape \(4, 3\); expected \(5, 3\)"):
-        OverlapEM(prbf(5, 3), start=Given(loc[:4])).run(X, y)
+        OverlapEM(prbf(5, 3), start=StartFrom(loc[:4])).run(X, y)
 
 
 def test_step_goes_the_way_of_run() -> None:
@@ -168,7 +165,7 @@ def test_step_goes_the_way_of_run() -> None:
 
 
 def test_rejections_say_who_when() -> None:
-    posterior = fitted(20.0, updates=literal, stop=Stop(num_steps=60, throw=False))
+    posterior = fitted(20.0, updates=as_published, stop=Stop(num_steps=60, throw=False))
     gone = {(r.kernel, r.label) for r in posterior.rejections}
     assert gone == {(j, k) for k, j in (posterior.mixing <= 1e-8).nonzero().tolist()} and gone
     assert all(1 <= r.step <= 60 for r in posterior.rejections)
@@ -178,8 +175,8 @@ def test_rejections_say_who_when() -> None:
 def test_a_class_that_every_kernel_rejects_is_reported_with_its_rounds() -> None:
     """Rounds and classes are those in which the published eq. 29, index by index, leaves no positive numerator."""
     X, y = three_classes()
-    start = Given(X[:2])
-    engine = OverlapEM(prbf(2, 3), alpha=Multiple(60.0), updates=literal, start=start, stop=SHORT)
+    start = StartFrom(X[:2])
+    engine = OverlapEM(prbf(2, 3), alpha=AlphaPerKernel(60.0), updates=as_published, start=start, stop=SHORT)
     with pytest.warns(match=r"class 2 would have vanished: .* round 3, and in \d+ rounds until 20; .* smaller one"):
         posterior = engine.run(X, y)
     net, lag = (torch.full((3, 2), 0.5), X[:2], X.var(0, correction=0).mean().expand(2)), torch.zeros(3, 2)
@@ -189,7 +186,7 @@ def test_a_class_that_every_kernel_rejects_is_reported_with_its_rounds() -> None
         steps += [step] if bool((numerators[2] <= 0).all()) else []
     assert posterior.held == ((2, steps[0], steps[-1], len(steps)),)
     torch.testing.assert_close(posterior.mixing, net[0], rtol=1e-7, atol=1e-7)
-    assert not OverlapEM(prbf(1, 3), alpha=Multiple(60.0), updates=literal, stop=SHORT).run(X, y).held
+    assert not OverlapEM(prbf(1, 3), alpha=AlphaPerKernel(60.0), updates=as_published, stop=SHORT).run(X, y).held
 
 
 @pytest.mark.parametrize("updates", [plain, exact, Ascent()])
@@ -203,7 +200,7 @@ def test_rows_without_label_help() -> None:
     hidden = torch.full_like(y, -1)
     for k in range(3):
         hidden[(y == k).nonzero()[:2, 0]] = k
-    start = Given(torch.stack([X[hidden == k].mean(0) for k in range(3)]))
+    start = StartFrom(torch.stack([X[hidden == k].mean(0) for k in range(3)]))
     posterior = OverlapEM(prbf(3, 3), alpha=5.0, start=start, stop=Stop(num_steps=100, throw=False)).run(X, hidden)
     assert float((posterior.predict(X) == y).double().mean()) > 0.95
     shares = torch.bincount(y) / len(y)
@@ -224,17 +221,17 @@ def test_constant_and_repeated_inputs_leave_numbers(kernels: Kernels, updates: U
 def test_kernels_on_the_floor_are_reported() -> None:
     X, y = three_classes()
     X[:30] = X[0]
-    start = Given(torch.cat([X[:1], X[40:44]]))
+    start = StartFrom(torch.cat([X[:1], X[40:44]]))
     posterior = OverlapEM(prbf(5, 3), start=start, alpha=0.0, stop=SHORT).run(X, y)
     assert posterior.floored.tolist() == [True, False, False, False, False]
     assert float(posterior.covariance[0, 0, 0]) == pytest.approx(1e-6 * float(X.var(0, correction=0).mean()))
 
 
-@pytest.mark.parametrize("lost", [keep, prune, Reseed(seed=1)])
+@pytest.mark.parametrize("lost", [keep_lost_kernels, prune, Reseed(seed=1)])
 def test_a_kernel_that_loses_its_data_is_reported(lost: object) -> None:
     X, y = three_classes()
     loc = torch.cat([X[:4], torch.full((1, 3), 200.0)])
-    start = Given(loc)
+    start = StartFrom(loc)
     posterior = OverlapEM(prbf(5, 3), alpha=0.0, start=start, lost=lost, stop=SHORT).run(X, y)  # type: ignore[arg-type]
     mass = float(posterior.counts[:, 4].sum())
     assert posterior.losses[0] == (4, 1)
@@ -278,13 +275,13 @@ def test_bad_data_are_refused(change: object, letter: str) -> None:
 @pytest.mark.parametrize(
     ("start", "letter"),
     [
-        (lambda X: Given(X[:5].tolist()), r"loc=.*is a list; expected a tensor ending in shape \(5, 3\)"),
-        (lambda X: Given(blank(X)[:5]), r"loc=.*not finite"),
-        (lambda X: Given(X[:5], -torch.ones(5, 1)), r"covariance=.*not positive"),
-        (lambda X: Given(X[:5], torch.ones(5, 3)), r"covariance=.*\(5, 3\); expected \(5, 1\)"),
-        (lambda X: Given(X[:5], None, torch.tensor([[1.5, -0.5, 0, 0, 0]] * 3)), r"mixing=.*at least 0"),
-        (lambda X: Given(X[:5], None, torch.full((3, 5), 0.3)), r"mixing=.*adding up to 1"),
-        (lambda X: Given(1e200 * X[:5]), r"eq. 22 is (nan|-inf) at start 0"),
+        (lambda X: StartFrom(X[:5].tolist()), r"loc=.*is a list; expected a tensor ending in shape \(5, 3\)"),
+        (lambda X: StartFrom(blank(X)[:5]), r"loc=.*not finite"),
+        (lambda X: StartFrom(X[:5], -torch.ones(5, 1)), r"covariance=.*not positive"),
+        (lambda X: StartFrom(X[:5], torch.ones(5, 3)), r"covariance=.*\(5, 3\); expected \(5, 1\)"),
+        (lambda X: StartFrom(X[:5], None, torch.tensor([[1.5, -0.5, 0, 0, 0]] * 3)), r"mixing=.*at least 0"),
+        (lambda X: StartFrom(X[:5], None, torch.full((3, 5), 0.3)), r"mixing=.*adding up to 1"),
+        (lambda X: StartFrom(1e200 * X[:5]), r"eq. 22 is (nan|-inf) at start 0"),
         (lambda X: RandomPoints(restarts=0), r"restarts=0"),
         (lambda X: KMeans(restarts=-1), r"restarts=-1"),
     ],
@@ -295,7 +292,7 @@ def test_starts_that_cannot_be_meant(start: object, letter: str) -> None:
         OverlapEM(prbf(5, 3), start=start(X)).run(X, y)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf, "20", True, None, Multiple(-2.0)])
+@pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf, "20", True, None, AlphaPerKernel(-2.0)])
 def test_bad_alpha_is_refused_at_once(alpha: object) -> None:
     with pytest.raises(BadInput, match=r"alpha="):
         OverlapEM(prbf(5, 3), alpha=alpha)  # type: ignore[arg-type]
@@ -308,7 +305,7 @@ def test_a_class_needs_data_for_kernels_of_its_own() -> None:
         OverlapEM(prbf(4, 3, sharing=Separate((1, 1, 2)))).run(X[few], y[few])
 
 
-@pytest.mark.parametrize("updates", [literal, Ascent()])
+@pytest.mark.parametrize("updates", [as_published, Ascent()])
 def test_an_alpha_beyond_all_data_names_the_class_that_would_vanish(updates: Update) -> None:
     X, y = three_classes(apart=0.3)
     with pytest.raises(BadInput, match=r"alpha=1e\+09 is so large that class \d would vanish"):
@@ -343,7 +340,7 @@ def test_a_saved_posterior_is_the_same(tmp_path: Path, kernels: Kernels) -> None
     X, y = three_classes()
     model = prbf(5, 3, kernels=kernels)
     with pytest.warns(match="class 2 would have vanished"):
-        posterior = OverlapEM(model, updates=literal, alpha=Multiple(60.0), stop=SHORT).run(X, y)
+        posterior = OverlapEM(model, updates=as_published, alpha=AlphaPerKernel(60.0), stop=SHORT).run(X, y)
     assert posterior.held and posterior.rejections
     posterior.save(tmp_path / "file")
     loaded = PRBFPosterior.load(tmp_path / "file", prbf(5, 3, kernels=kernels))
@@ -361,7 +358,7 @@ def test_hard_real_data_never_give_nan(data_dir: Path, kernels: Kernels) -> None
     """Ionosphere's constant column and Pima's zeros."""
     for name in ("ionosphere", "pima"):
         data = datasets.csv(name)
-        for updates in (literal, Ascent(warm_up=3)):
+        for updates in (as_published, Ascent(warm_up=3)):
             posterior = OverlapEM(prbf(6, kernels=kernels), updates=updates, stop=Stop(num_steps=8, throw=False)).run(
                 data.X, data.t
             )
@@ -375,7 +372,7 @@ def test_a_class_whose_numerators_are_all_negative_stays_and_is_named(data_dir: 
     assert data.t is not None
     y = data.t.unique(return_inverse=True)[1]
     X = data.X[::3]
-    engine = OverlapEM(prbf(6, 6), updates=literal, start=KMeans(), stop=Stop(num_steps=30, throw=False))
+    engine = OverlapEM(prbf(6, 6), updates=as_published, start=KMeans(), stop=Stop(num_steps=30, throw=False))
     with pytest.warns(match=r"class \d would have vanished"):
         posterior = engine.run(X, y[::3])
     assert {held.label for held in posterior.held} <= set(range(6))

@@ -12,19 +12,16 @@ import torch
 from pyro.infer import MCMC, NUTS, Predictive
 from torch import Tensor
 
-from pyro_evidence.axis_priors import GaussianPrior, GroupPrior, LaplacePrior
 from pyro_evidence.datasets import ripley_test, ripley_train
-from pyro_evidence.eigen_state import schur_complement, score_centre
-from pyro_evidence.errors import (
-    BadInput,
-)
-from pyro_evidence.infer.revm import REVM
-from pyro_evidence.infer.ridge import cross_validation, isotropic_evidence
-from pyro_evidence.ops.predictive import hermite, mackay
-from pyro_evidence.posterior_revm import REVMPosterior
-from pyro_evidence.quadratic import JaakkolaJordan, LeastKL, empirical_fisher
-from tests.infer import weight_models as models
-from tests.infer.weight_models import kernel, labels, problem
+from pyro_evidence.errors import BadInput
+from pyro_evidence.infer.revm import REVM, cross_validation, isotropic_evidence
+from pyro_evidence.program.links import hermite, moderated_output
+from pyro_evidence.relevance.axis_priors import GaussianPrior, GroupPrior, L1Prior
+from pyro_evidence.relevance.eigen_state import schur_complement, score_centre
+from pyro_evidence.relevance.posteriors import REVMPosterior
+from pyro_evidence.relevance.quadratic import JaakkolaJordan, LeastKL, empirical_fisher
+from tests.models_for_tests import weight_models as models
+from tests.models_for_tests.weight_models import kernel, labels, problem
 
 
 def ripley(data_dir: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -45,7 +42,7 @@ def error(posterior: REVMPosterior, Phi: Tensor, t: Tensor) -> float:
     ("prior", "weights"),
     [
         (GaussianPrior(), [1.764032149, 11.844996244, -6.155473413]),
-        (LaplacePrior(), [1.763728960, 11.842960414, -6.154415455]),
+        (L1Prior(), [1.763728960, 11.842960414, -6.154415455]),
     ],
 )
 def test_ripleys_problem_with_three_columns_and_no_ridge(prior: Any, weights: list[float], data_dir: Path) -> None:
@@ -65,8 +62,8 @@ def test_ripleys_problem_with_three_columns_and_no_ridge(prior: Any, weights: li
     [
         (GaussianPrior(), 0.1, 9.5, 7),
         (GaussianPrior(), 1e-2, 9.7, 7),
-        (LaplacePrior(), 0.1, 9.5, 6),
-        (LaplacePrior(), 1e-2, 9.6, 6),
+        (L1Prior(), 0.1, 9.5, 6),
+        (L1Prior(), 1e-2, 9.6, 6),
     ],
 )
 def test_ripleys_problem_with_kernels(prior: Any, ridge: float, percent: float, axes: int, data_dir: Path) -> None:
@@ -181,7 +178,7 @@ def test_when_everything_is_pruned_it_says_so() -> None:
     assert posterior.model(kernel(X, X, 0.3)).shape == (40,)
 
 
-@pytest.mark.parametrize(("prior", "share", "spread"), [(GaussianPrior(), 0.317, 0.04), (LaplacePrior(), 0.151, 0.03)])
+@pytest.mark.parametrize(("prior", "share", "spread"), [(GaussianPrior(), 0.317, 0.04), (L1Prior(), 0.151, 0.03)])
 def test_how_much_pure_noise_is_kept(prior: Any, share: float, spread: float) -> None:
     kept = 0
     for seed in range(6):
@@ -202,9 +199,7 @@ def test_singular_values_and_gram_matrix_give_the_same_axes() -> None:
     torch.testing.assert_close(many.weights["w"][:6], few.weights["w"])
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"prior": LaplacePrior()}, {"centre": score_centre}, {"approximation": LeastKL()}]
-)
+@pytest.mark.parametrize("settings", [{}, {"prior": L1Prior()}, {"centre": score_centre}, {"approximation": LeastKL()}])
 def test_many_more_weights_than_data_live_in_the_rows(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +207,7 @@ def test_many_more_weights_than_data_live_in_the_rows(
     Phi = kernel(X, torch.randn(90, 3), 4.0)
     t = labels(X, torch.tensor([2.0, -1.0, 0.0]))
     few = REVM(models.logistic, ridge=0.1, **settings).run(Phi, t)
-    monkeypatch.setattr("pyro_evidence.eigen_state._is_wide", lambda *_: False)
+    monkeypatch.setattr("pyro_evidence.relevance.eigen_state._is_wide", lambda *_: False)
     whole = REVM(models.logistic, ridge=0.1, **settings).run(Phi, t)
     torch.testing.assert_close(few.state.quadratic.y, whole.state.quadratic.y, rtol=0, atol=1e-7)
     torch.testing.assert_close(few.weights["w"], whole.weights["w"], rtol=0, atol=1e-6)
@@ -224,7 +219,7 @@ def test_above_the_limit_only_axes_that_can_be_kept(monkeypatch: pytest.MonkeyPa
     X = torch.randn(200, 2)
     Phi, t = kernel(X, X[:120], 1.0), labels(X, torch.tensor([3.0, -1.0]))
     whole = REVM(models.logistic).run(Phi, t)
-    monkeypatch.setattr("pyro_evidence.eigen_state.TRUNCATE", 50)
+    monkeypatch.setattr("pyro_evidence.relevance.eigen_state.TRUNCATE", 50)
     part = REVM(models.logistic).run(Phi, t)
     assert len(part.eigenvalues) < len(whole.eigenvalues)
     torch.testing.assert_close(part.weights["w"], whole.weights["w"], rtol=1e-5, atol=1e-6)
@@ -335,7 +330,7 @@ def test_probabilities_keep_the_decision_of_the_mode() -> None:
     posterior = REVM(models.logistic).run(Phi, t)
     mean, variance = posterior.predictor()
     exact = torch.sigmoid(mean + variance.sqrt() * torch.randn(400_000, 1)).mean(0)
-    for integral, near in ((mackay, 0.02), (hermite, 0.005)):
+    for integral, near in ((moderated_output, 0.02), (hermite, 0.005)):
         p = posterior.probability(integral=integral)
         assert torch.equal(p > 0.5, mean > 0)
         torch.testing.assert_close(p, exact, rtol=0, atol=near)
@@ -353,7 +348,7 @@ def test_the_predictors_moments_are_those_of_the_draws() -> None:
     assert float(((draws.mean(0) - mean).abs() / variance.sqrt()).max()) < 4.0 / 20_000**0.5
 
 
-@pytest.mark.parametrize("prior", [GaussianPrior(), LaplacePrior(), LaplacePrior(octant=True), GroupPrior(size=2)])
+@pytest.mark.parametrize("prior", [GaussianPrior(), L1Prior(), L1Prior(octant=True), GroupPrior(size=2)])
 def test_saved_and_loaded(prior: Any, tmp_path: Path) -> None:
     Phi, t = problem()
     posterior = REVM(models.logistic, prior=prior).run(Phi, t)

@@ -10,9 +10,10 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, VRVM, LaplacePrior, Stop
-from tests.infer import weight_models as models
-from tests.infer.weight_models import labels
+from pyro_evidence import REVM, RVM, VRVM, Stop
+from pyro_evidence.relevance import L1Prior
+from tests.models_for_tests import weight_models as models
+from tests.models_for_tests.weight_models import labels
 
 
 def problem(N: int = 120, M: int = 6) -> tuple[Tensor, Tensor]:
@@ -28,7 +29,7 @@ def same(first: Any, second: Any) -> None:
 
 ENGINES = pytest.mark.parametrize(
     "make",
-    [lambda m: REVM(m), lambda m: REVM(m, prior=LaplacePrior()), lambda m: RVM(m, stop=Stop(progress=False))],
+    [lambda m: REVM(m), lambda m: REVM(m, prior=L1Prior()), lambda m: RVM(m, stop=Stop(progress=False))],
     ids=["grevm", "lrevm", "rvm"],
 )
 

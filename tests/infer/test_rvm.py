@@ -12,13 +12,13 @@ from torch import Tensor
 
 from pyro_evidence.datasets import csv, ripley_test, ripley_train
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
-from pyro_evidence.infer import fast_marginal, variational
-from pyro_evidence.infer.iterate import Stop
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
-from pyro_evidence.posterior_rvm import RVMPosterior
-from tests.infer import weight_models as models
-from tests.infer.weight_models import kernel, labels
+from pyro_evidence.iterate import Stop
+from pyro_evidence.relevance import fast_marginal, variational
+from pyro_evidence.relevance.posteriors import RVMPosterior
+from tests.models_for_tests import weight_models as models
+from tests.models_for_tests.weight_models import kernel, labels
 
 
 def problem(N: int = 100, M: int = 8) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ def test_the_diagonal_of_the_precision_with_and_without_kept_squares(monkeypatch
     B = torch.rand(100, 1, 1)
     expected = (Phi.T @ (B[:, 0] * Phi)).diagonal()
     torch.testing.assert_close(part.precision_diagonal(B), expected)
-    monkeypatch.setattr("pyro_evidence.ops.parts.KEPT", 0)
+    monkeypatch.setattr("pyro_evidence.structure.observed_parts.KEPT", 0)
     torch.testing.assert_close(part.precision_diagonal(B), expected)
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, LaplacePrior, score_centre
+from pyro_evidence import REVM, RVM
+from pyro_evidence.relevance import L1Prior, score_centre
 
 
 def weights(X: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ CASES: dict[str, tuple[int, Callable[..., Any]]] = {
     "normalised": (4, lambda: REVM(normalised)),
     "with_offsets": (4, lambda: REVM(with_offsets, site="w")),
     "bounded": (4, lambda: REVM(bounded)),
-    "laplace_prior": (4, lambda: REVM(softmax, prior=LaplacePrior())),
+    "laplace_prior": (4, lambda: REVM(softmax, prior=L1Prior())),
     "more_weights_than_data": (30, lambda: REVM(softmax, ridge=0.1)),
     "one_dtype": (4, lambda: REVM(strict)),
     "rvm": (4, lambda: RVM(softmax)),
@@ -105,7 +106,7 @@ def test_chunks_in_single_precision() -> None:
     torch.testing.assert_close(single.wald, double.wald, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("settings", [{}, {"prior": LaplacePrior()}, {"centre": score_centre}])
+@pytest.mark.parametrize("settings", [{}, {"prior": L1Prior()}, {"centre": score_centre}])
 @pytest.mark.parametrize("ridge", [1e-4, 1e-6])
 @pytest.mark.filterwarnings("ignore::UserWarning")  # that the ridge is too small
 def test_saturated_classes_in_single_precision(settings: dict[str, Any], ridge: float) -> None:

@@ -9,8 +9,8 @@ import torch
 from pyro_evidence import RVM, EvidenceEM, OverlapEM
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.prbf import prbf
-from tests.infer.mixture_cases import far_blobs
-from tests.infer.weight_models import logistic, problem
+from tests.models_for_tests.mixture_cases import far_blobs
+from tests.models_for_tests.weight_models import logistic, problem
 
 Y = far_blobs(60, 0)
 ENGINES = {

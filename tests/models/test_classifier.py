@@ -15,9 +15,9 @@ from pyro.optim import Adam
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models.basis import GaussianRBF, Linear
 from pyro_evidence.models.classifier import LogisticRegression, SoftmaxRegression, classifier
 from pyro_evidence.models.regression import Learned
-from pyro_evidence.ops.basis import GaussianRBF, Linear
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)

@@ -12,10 +12,11 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, LogJoint, Stop, UnsupportedModel
+from pyro_evidence import BadInput, LaplaceEvidence, Stop, UnsupportedModel
+from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
-from pyro_evidence.ops.kernels import RBF, Constant, Linear
-from pyro_evidence.ops.settings import Learned
+from pyro_evidence.models.kernels import RBF, Constant, Linear
+from pyro_evidence.program import LogJoint
 
 QUIET = Stop(progress=False)
 

@@ -14,10 +14,11 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, MultivariateNormal, Normal
 
-from pyro_evidence import BadInput, LaplaceEvidence, LogJoint
-from pyro_evidence.infer.restarts import starts
+from pyro_evidence import BadInput, LaplaceEvidence
+from pyro_evidence.laplace.restarts import starts
 from pyro_evidence.models.mlp import MLP, Binary, Output, Regression, Softmax, ard
 from pyro_evidence.models.regression import Learned
+from pyro_evidence.program import LogJoint
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 

@@ -13,9 +13,10 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
 from torch import Tensor
 
-from pyro_evidence import BadInput, Given, LaplaceEvidence, Multiple, OverlapEM, Stop
+from pyro_evidence import BadInput, LaplaceEvidence, OverlapEM, Stop
 from pyro_evidence.models.prbf import Diagonal, Full, Kernels, Separate, Spherical, class_labels, prbf
-from pyro_evidence.ops.prbf_updates import plain
+from pyro_evidence.prbf import AlphaPerKernel, StartFrom
+from pyro_evidence.prbf.updates import plain
 
 KINDS = [Spherical(), Diagonal(), Full()]
 each_kind = pytest.mark.parametrize("kernels", KINDS, ids=lambda kernels: type(kernels).__name__)
@@ -42,7 +43,9 @@ def test_log_joint_of_the_data_is_what_the_posterior_says(kernels: Kernels) -> N
 
 def test_log_prob_in_one_dimension_is_a_sum_of_normals() -> None:
     X, y = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1])
-    start = Given(torch.tensor([[0.5], [3.0]]), torch.tensor([[1.0], [4.0]]), torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
+    start = StartFrom(
+        torch.tensor([[0.5], [3.0]]), torch.tensor([[1.0], [4.0]]), torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    )
     point = OverlapEM(prbf(2), start=start, alpha=0.0)._begin(X, y).point
     net = point.net
     assert net.class_prior.tolist() == [[pytest.approx(2 / 3), pytest.approx(1 / 3)]]
@@ -54,7 +57,7 @@ def test_log_prob_in_one_dimension_is_a_sum_of_normals() -> None:
 def test_separate_mixtures_are_separate() -> None:
     X, y = two_blobs()
     model = prbf(3, sharing=Separate((1, 2)))
-    posterior = OverlapEM(model, alpha=Multiple(20.0)).run(X, y)
+    posterior = OverlapEM(model, alpha=AlphaPerKernel(20.0)).run(X, y)
     assert posterior.alpha == 0.0  # nothing is shared, so there is nothing to regularise
     assert torch.equal(posterior.mixing > 0, torch.tensor([[True, False, False], [False, True, True]]))
     torch.testing.assert_close(posterior.loc[0], X[y == 0].mean(0))

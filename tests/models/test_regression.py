@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models.basis import GaussianRBF, Linear, Polynomial
 from pyro_evidence.models.regression import LEARNED, Learned, LinearRegression, regression
-from pyro_evidence.ops.basis import GaussianRBF, Linear, Polynomial
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.functional import hessian
 from torch.distributions import biject_to
 
-from pyro_evidence.program import LogJoint
+from pyro_evidence.program.log_joint import LogJoint
 
 Supports = Mapping[str, tuple[Any, tuple[int, ...]]]  # site -> constraint, shape of its value
 Choices = Mapping[str, tuple[tuple[int, ...], Tensor]]  # discrete site -> shape of its value, its states

@@ -1,0 +1,127 @@
+"""NUTS on a model with its params put in: one chain here, several in processes of their own."""
+
+import multiprocessing
+import pickle
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro.infer import MCMC, NUTS
+from torch import Tensor
+
+from pyro_evidence.program.log_joint import Model
+from pyro_evidence.settings import check_count
+
+Draws = dict[str, Tensor]
+Data = tuple[tuple[Any, ...], dict[str, Any]]
+FEWEST = 4  # draws of a chain, below which Pyro computes no diagnostics at all
+UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long each chain is."""
+
+    num_samples: int
+    warmup_steps: int
+    num_chains: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What NUTS drew.
+
+    :ivar draws: constrained values by site, ``(C, T) + site shape``.
+    :ivar diverging: which transitions diverged, bool, ``(C, T)``.
+    :ivar model: what it ran on.
+    :ivar note: why the chains ran one after the other, or an empty string.
+    """
+
+    draws: Draws
+    diverging: Tensor
+    model: Model
+    note: str = ""
+
+    def get_samples(self, num_samples: int | None = None, group_by_chain: bool = False) -> Draws:
+        """As ``MCMC.get_samples``; the last ``num_samples`` of each chain."""
+        kept = {n: v if num_samples is None else v[:, -num_samples:] for n, v in self.draws.items()}
+        return kept if group_by_chain else {n: v.flatten(0, 1) for n, v in kept.items()}
+
+
+def run_chains(model: Model, data: Data, settings: Settings) -> Chains:
+    """Chains of NUTS, seeds counting up from ``settings.seed``, whatever process they run in.
+
+    Several chains run in spawned processes, one thread each.  These have no param store and do not inherit the
+    default dtype: the model must hold its hyperparameters, and the dtype is handed over.  A model that cannot be
+    pickled (a lambda, a function typed into a notebook) runs here, chain after chain, and a note says so.
+
+    :raises BadInput: for fewer than one chain, draw or warmup step.
+    """
+    for name in ("num_samples", "warmup_steps", "num_chains"):
+        check_count(name, getattr(settings, name))
+    seeds = [settings.seed + c for c in range(settings.num_chains)]
+    note, found = "", None
+    if len(seeds) > 1:
+        found, note = _elsewhere(model, data, settings, seeds)
+    parts = found or [_one_chain(model, data, settings, seed) for seed in seeds]
+    draws = {n: torch.stack([part[n] for part, _ in parts]) for n in parts[0][0]}
+    return Chains(draws, torch.stack([diverging for _, diverging in parts]), model, note)
+
+
+def _one_chain(model: Model, data: Data, settings: Settings, seed: int) -> tuple[Draws, Tensor]:
+    """Draws ``(T,) + site shape`` and which transitions diverged, ``(T,)``."""
+    mcmc = MCMC(NUTS(model), settings.num_samples, settings.warmup_steps, disable_progbar=True)
+    torch.manual_seed(seed)
+    mcmc.run(*data[0], **data[1])
+    return dict(mcmc.get_samples()), divergences(mcmc)[0]
+
+
+def divergences(mcmc: MCMC) -> Tensor:
+    """Which transitions of finished chains diverged, bool ``(C, T)``; all False for fewer than four draws a chain."""
+    chains, length = next(iter(mcmc.get_samples(group_by_chain=True).values())).shape[:2]
+    diverging = torch.zeros(chains, length, dtype=torch.bool)
+    found: Mapping[str, list[int]] = mcmc.diagnostics().get("divergences", {}) if length >= FEWEST else {}
+    for name, indices in found.items():
+        diverging[int(name.split()[-1]), [int(i) for i in indices]] = True
+    return diverging
+
+
+def _elsewhere(
+    model: Model, data: Data, settings: Settings, seeds: list[int]
+) -> tuple[list[tuple[Draws, Tensor]] | None, str]:
+    """The chains from other processes; nothing, and the reason, where that is not possible.
+
+    :raises SystemExit: in a process that is only importing an unguarded script, which must not run it all again.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit("put the script's statements under if __name__ == '__main__': to run chains in processes.")
+    try:
+        content = pickle.dumps((model, data, settings))
+    except UNPICKLABLE as error:
+        return None, _reason(error)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(seeds), multiprocessing.cpu_count()), mp_context=context) as pool:
+        try:
+            tasks = [(torch.get_default_dtype(), content, seed) for seed in seeds]
+            return [pickle.loads(part) for part in pool.map(_in_a_process, tasks)], ""
+        except (*UNPICKLABLE, RuntimeError) as error:  # a broken pool among them
+            return None, _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    return (
+        "its chains ran one after the other, because the model does not go into another process "
+        f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Define it in a module that can be imported."
+    )
+
+
+def _in_a_process(task: tuple[torch.dtype, bytes, int]) -> bytes:
+    """One chain in a fresh process, as bytes: tensors would need shared memory."""
+    dtype, content, seed = task
+    torch.set_num_threads(1)
+    torch.set_default_dtype(dtype)  # before the model's module is imported
+    model, data, settings = pickle.loads(content)
+    return pickle.dumps(_one_chain(model, data, settings, seed))

@@ -1,0 +1,238 @@
+"""Which model do the data prefer: log Bayes factors and posterior model probabilities, or a refusal."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
+from pyro_evidence.evidence_check.modes import num_states
+from pyro_evidence.evidence_check.target import Posterior, rounding
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.mixture.posterior import MixturePosterior
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.relevance.axes_posterior import AxesPosterior
+from pyro_evidence.relevance.posteriors import REVMPosterior, RVMPosterior
+
+Estimates = Mapping[str, EvidenceEstimate]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model's evidence in the comparison.
+
+    :ivar log_evidence: log p(D | model, hyperparameters), nats: the checked estimate.
+    :ivar standard_error: of ``log_evidence``, nats.
+    :ivar laplace: Laplace's approximation of the same number, nats; NaN for a variational posterior, which has none.
+    :ivar probability: posterior probability of the model, given the prior and these models only.
+    :ivar num_hyperparameters: how many numbers were maximised, for which the evidence carries no penalty.
+    :ivar log_labels: log K! of a mixture of K components, 0 otherwise; *not* added to ``log_evidence``.
+    :ivar doubts: why not to believe the row; empty when there is no reason.
+    """
+
+    name: str
+    log_evidence: float
+    standard_error: float
+    laplace: float
+    probability: float
+    num_hyperparameters: int
+    log_labels: float
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EvidenceComparison:
+    """Models in the order of their evidence, best first."""
+
+    rows: tuple[Row, ...]
+    doubts: tuple[str, ...]
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """Posterior model probabilities by name."""
+        return {row.name: row.probability for row in self.rows}
+
+    def log_bayes_factor(self, first: str, second: str) -> tuple[float, float]:
+        """``log p(D | first) - log p(D | second)`` and its standard error, nats.
+
+        :raises BadInput: for a name that was not compared.
+        """
+        a, b = self._row(first), self._row(second)
+        return a.log_evidence - b.log_evidence, math.hypot(a.standard_error, b.standard_error)
+
+    def _row(self, name: str) -> Row:
+        found = [row for row in self.rows if row.name == name]
+        if not found:
+            raise BadInput(f"no model {name!r} was compared; expected one of {[row.name for row in self.rows]}.")
+        return found[0]
+
+    def __str__(self) -> str:
+        width = max(5, *(len(row.name) for row in self.rows))
+        head = f"{'model':{width}}  log evidence      +-   log BF     +-  probability   Laplace  hypers  log K!"
+        lines = [head, *(self._line(row, width) for row in self.rows)]
+        return "\n".join([*lines, *self.doubts, *(f"{row.name}: {d}" for row in self.rows for d in row.doubts)])
+
+    def _line(self, row: Row, width: int) -> str:
+        factor, error = self.log_bayes_factor(row.name, self.rows[0].name)
+        error = 0.0 if row is self.rows[0] else error
+        laplace = "-" if math.isnan(row.laplace) else f"{row.laplace:.2f}"
+        return (
+            f"{row.name:{width}}  {row.log_evidence:12.3f}  {row.standard_error:6.3f}  {factor:7.2f}  "
+            f"{error:5.2f}"
+            f"  {row.probability:11.4f}  {laplace:>8}  {row.num_hyperparameters:6d}  "
+            f"{row.log_labels:6.2f}"
+        )
+
+
+def compare_evidence(
+    *,
+    estimates: Estimates | None = None,
+    prior: Mapping[str, float] | None = None,
+    throw: bool = True,
+    **posteriors: Posterior,
+) -> EvidenceComparison:
+    """Compare models fitted to the same data: ``compare_evidence(straight=posterior_a, curved=posterior_b)``.
+
+    The evidence is that of each posterior's hyperparameters.  Where they were maximised it is the best the
+    model can do, not an average over a hyperprior, so a difference of about one nat per extra hyperparameter
+    means nothing. MacKay (1992), eq. 2.6.  For a :class:`REVMPosterior` or :class:`RVMPosterior` it is that of the
+    learned prior on the axes, which for :class:`VRVM` has its mean precisions, and not the lower bound that its
+    ``log_evidence`` is; for a :class:`MixturePosterior` that of one labelling, log K! of the components
+    that are left beside it.
+
+    :param estimates: model name -> estimate to use, from :func:`bridge_sampling` for example; others are
+        estimated by :func:`importance_sampling`.
+    :param prior: model name -> prior probability, any positive numbers; default all equal.
+    :param throw: False lists what would have been refused among the doubts of the result.
+    :param posteriors: two or more, under names of your choice.
+    :raises BadInput: for fewer than two posteriors, for names without a posterior, for posteriors fitted to
+        different data, and for estimates in doubt (k-hat too high, chains too short).
+    """
+    _check_names(posteriors, estimates or {}, prior or {})
+    found = {n: (estimates or {}).get(n) or _estimate(p) for n, p in posteriors.items()}
+    doubts = different_data(posteriors)
+    unsure = [f"{n}: {text}" for n, e in found.items() for text in e.doubts]
+    if throw and (doubts or unsure):
+        raise BadInput("\n".join([*doubts, *unsure, "To see the numbers all the same, pass throw=False."]))
+    log_odds = torch.tensor([e.log_evidence + math.log((prior or {}).get(n, 1.0)) for n, e in found.items()])
+    probabilities = log_odds.double().softmax(0).tolist()
+    rows = [_row(n, posteriors[n], e, p) for (n, e), p in zip(found.items(), probabilities, strict=True)]
+    return EvidenceComparison(tuple(sorted(rows, key=lambda row: -row.log_evidence)), tuple(doubts))
+
+
+def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, Any]) -> None:
+    if len(posteriors) < 2:
+        raise BadInput(
+            f"{len(posteriors)} posterior(s) given; expected at least two, as compare_evidence(a=..., b=...)."
+        )
+    odd = {n: type(p).__name__ for n, p in posteriors.items() if not isinstance(p, Posterior)}
+    if odd:
+        raise BadInput(f"{odd} have no density to check; expected posteriors as engine.run(...) returns them.")
+    unknown = [n for names in others for n in names if n not in posteriors]
+    if unknown:
+        raise BadInput(f"{unknown} name no posterior; expected names among {list(posteriors)}.")
+    estimates, prior = others
+    wrong = {n: type(e).__name__ for n, e in estimates.items() if not isinstance(e, EvidenceEstimate)}
+    if wrong:
+        raise BadInput(f"estimates are {wrong}; expected what bridge_sampling(...) or another estimator returns.")
+    if not all(isinstance(p, int | float) and 0.0 < p < math.inf for p in prior.values()):
+        raise BadInput(f"prior={dict(prior)}; expected finite numbers above 0. Leave a model out to give it none.")
+
+
+def _estimate(posterior: Posterior) -> EvidenceEstimate:
+    if isinstance(posterior, AxesPosterior) and not len(posterior.state.x):
+        value = float(posterior.log_evidence)
+        return EvidenceEstimate("nothing left to integrate", value, rounding(value), {})
+    return importance_sampling(posterior)
+
+
+def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probability: float) -> Row:
+    return Row(
+        name,
+        estimate.log_evidence,
+        estimate.standard_error,
+        math.nan if _is_bound(posterior) else float(posterior.log_evidence),
+        probability,
+        _num_hyperparameters(posterior),
+        math.lgamma(_num_components(posterior) + 1.0),
+        (*estimate.doubts, *_remarks(posterior)),
+    )
+
+
+def _num_hyperparameters(posterior: Posterior) -> int:
+    if isinstance(posterior, AxesPosterior):
+        return len(posterior.alpha)
+    if isinstance(posterior, MixturePosterior) and posterior.structure is not None:
+        return posterior.structure.joint.hypers.size
+    return posterior.state.problem.joint.hypers.size
+
+
+def _num_components(posterior: Posterior) -> int:
+    if isinstance(posterior, MixturePosterior) and posterior.mixture is not None:
+        return posterior.num_components
+    return 1 if isinstance(posterior, AxesPosterior) else num_states(posterior.state.problem.joint, posterior.state)
+
+
+def _is_bound(posterior: Posterior) -> bool:
+    """Whether its ``log_evidence`` is a lower bound, as VRVM's is."""
+    return isinstance(posterior, RVMPosterior) and posterior.state.fit is not None
+
+
+def _remarks(posterior: Posterior) -> tuple[str, ...]:
+    """What no number shows."""
+    if _is_bound(posterior):
+        return (
+            f"its own log_evidence, {float(posterior.log_evidence):.3f} nats, is a variational lower bound under Gamma "
+            "hyperpriors, not Laplace's approximation; the row is at the mean precisions.",
+        )
+    if isinstance(posterior, REVMPosterior):
+        return ("its axes were found from the same data, so its evidence is too favourable; cross-validate.",)
+    return ()
+
+
+def _joint_of(posterior: Posterior) -> tuple[LogJoint, Tensor]:
+    """The user's model as it was fitted, and its unconstrained hyperparameters."""
+    if isinstance(posterior, LaplacePosterior):
+        return posterior.state.problem.joint, posterior.state.theta
+    return posterior.of.joint, posterior.of.joint.initial_theta
+
+
+def data_hash(joint: LogJoint, theta: Tensor) -> str:
+    """SHA-256 of the values of all observed sites, whatever their names, order and floating type."""
+    trace = joint.trace(joint.initial_u, theta)
+    return _digest([trace.nodes[n]["value"] for n in joint.observed])
+
+
+def _digest(values: list[Tensor]) -> str:
+    parts = sorted(_bytes(value) for value in values if value.numel())
+    return hashlib.sha256(b"|".join(parts)).hexdigest()
+
+
+def _bytes(value: Tensor) -> bytes:
+    numbers = value.detach().cpu().to(torch.float32)
+    return repr(tuple(numbers.shape)).encode() + numbers.contiguous().numpy().tobytes()
+
+
+def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
+    """A letter when not all posteriors were fitted to the same observed values, else nothing."""
+    joints = {n: _joint_of(p) for n, p in posteriors.items()}
+    hashes = {n: data_hash(*joint) for n, joint in joints.items()}
+    if len(set(hashes.values())) == 1:
+        return []
+    sites = "; ".join(f"{n} observes {_described(*joint)}, hash {hashes[n][:8]}" for n, joint in joints.items())
+    return [
+        f"the posteriors were fitted to different data: {sites}. Evidences of different data cannot be "
+        "compared; "
+        "fit every model to the same observed values (same rows, same units, no transformation of the "
+        "target)."
+    ]
+
+
+def _described(joint: LogJoint, theta: Tensor) -> str:
+    trace = joint.trace(joint.initial_u, theta)
+    return ", ".join(f"'{n}' {tuple(trace.nodes[n]['value'].shape)}" for n in joint.observed) or "nothing"

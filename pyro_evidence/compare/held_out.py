@@ -1,0 +1,115 @@
+"""How well draws of an engine predict data that it has not seen."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence.compare.runs import EngineRun, coordinates
+from pyro_evidence.program.checks import require_targets
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.simulate import from_predictive, mean_rows, pointwise_rows
+
+MOST_REPLICATES = 500  # new data sets, from as many draws spread over the chains
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the posterior predictive says of each held-out element, in the order of the observed sites.
+
+    :ivar observed: the elements themselves, shape ``(E,)``.
+    :ivar mean: their predictive means, shape ``(E,)``.
+    :ivar replicates: new values of them, shape ``(S, E)``.
+    :ivar support: the support of each site's distribution and its number of elements.
+    """
+
+    observed: Tensor
+    mean: Tensor
+    replicates: Tensor
+    support: tuple[tuple[object, int], ...]
+
+
+Loss = Callable[[Prediction], Tensor]  # -> (E,)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One engine on held-out data.
+
+    :ivar log_density: log posterior predictive density of each datum, nats, shape ``(N,)``.
+    :ivar error: loss of each element, shape ``(E,)``.
+    """
+
+    log_density: Tensor
+    error: Tensor
+    prediction: Prediction
+
+    @property
+    def binary(self) -> bool:
+        """Whether all elements are of two classes."""
+        return all(support is constraints.boolean for support, _ in self.prediction.support)
+
+    @property
+    def pit(self) -> Tensor:
+        """Share of the replicates below each observed element, half of the ties, shape ``(E,)``; uniform if right."""
+        below = (self.prediction.replicates < self.prediction.observed).double().mean(0)
+        return below + 0.5 * (self.prediction.replicates == self.prediction.observed).double().mean(0)
+
+
+def misclassified_or_squared(prediction: Prediction) -> Tensor:
+    """1 for a wrong class and 0 for a right one; squared error of the predictive mean for numbers, ``(E,)``."""
+    sizes = [size for _, size in prediction.support]
+    parts = zip(
+        prediction.support,
+        prediction.observed.split(sizes),
+        prediction.mean.split(sizes),
+        prediction.replicates.split(sizes, -1),
+        strict=True,
+    )
+    return torch.cat([_loss(support, *numbers) for (support, _), *numbers in parts])
+
+
+def _loss(support: object, observed: Tensor, mean: Tensor, replicates: Tensor) -> Tensor:
+    if support is constraints.boolean:
+        return ((mean > 0.5) != (observed > 0.5)).double()
+    if isinstance(support, type(constraints.integer_interval(0, 1))):
+        return (replicates.mode(0).values != observed).double()
+    return (mean - observed).square()
+
+
+def held_out(of: EngineRun, joint: LogJoint, loss: Loss = misclassified_or_squared, seed: int = 0) -> HeldOut:
+    """One engine's draws on data.
+
+    :param joint: the engine's density over the held-out data.
+    :raises BadInput: when the model cannot be run on them.
+    """
+    u, theta = coordinates(joint, of.draws), joint.initial_theta
+    require_targets(joint.trace(u[0], theta).nodes, joint.observed)
+    rows = pointwise_rows(joint, u, theta)
+    log_density = torch.cat([v.reshape(len(u), -1) for v in rows.values()], -1).double()
+    prediction = _prediction(joint, u, seed)
+    return HeldOut(log_density.logsumexp(0) - math.log(len(u)), loss(prediction), prediction)
+
+
+def _prediction(joint: LogJoint, u: Tensor, seed: int) -> Prediction:
+    theta = joint.initial_theta
+    some = u[torch.linspace(0, len(u) - 1, min(MOST_REPLICATES, len(u))).round().long()]
+    replicates = from_predictive(joint, theta, some, seed)
+    means = mean_rows(joint, u, theta)
+    nodes = joint.trace(joint.initial_u, theta).nodes
+    names = [n for n in joint.observed if n in replicates]
+    flat = {n: replicates[n].double().reshape(len(some), -1) for n in names}
+    mean = [(means[n].double().reshape(len(u), -1) if n in means else flat[n]).mean(0) for n in names]
+    support = tuple((_innermost(nodes[n]["fn"].support), flat[n].shape[-1]) for n in names)
+    observed = [nodes[n]["value"].double().flatten() for n in names]
+    return Prediction(torch.cat(observed), torch.cat(mean), torch.cat([flat[n] for n in names], -1), support)
+
+
+def _innermost(support: object) -> object:
+    """A constraint without the dims that ``to_event`` declared."""
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return support

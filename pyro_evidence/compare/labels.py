@@ -1,0 +1,138 @@
+"""Mixture components under one labelling: draws are renamed, at least cost, to agree on who owns which datum."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.simulate import responsibility_rows
+
+
+def assign(cost: Tensor) -> list[int]:
+    """The column of each row in the permutation of least total cost, for a square matrix ``(K, K)``.
+
+    Shortest augmenting paths with dual prices, ``O(K^3)``.  Kuhn (1955), Munkres (1957).
+    """
+    owner: list[int] = [-1] * len(cost)  # row of each column
+    row_price, column_price = [0.0] * len(cost), [0.0] * len(cost)
+    table = cost.tolist()
+    for row in range(len(cost)):
+        _augment(table, row, owner, row_price, column_price)
+    found = [0] * len(cost)
+    for column, row in enumerate(owner):
+        found[row] = column
+    return found
+
+
+def _augment(table: list[list[float]], row: int, owner: list[int], rows: list[float], columns: list[float]) -> None:
+    """Give ``row`` a column, moving others along the cheapest path."""
+    size = len(table)
+    cheapest, came_from, done = [math.inf] * size, [-1] * size, [False] * size
+    column, current = -1, row
+    while current != -1:
+        if column >= 0:
+            done[column] = True
+        for j in range(size):
+            slack = table[current][j] - rows[current] - columns[j]
+            if not done[j] and slack < cheapest[j]:
+                cheapest[j], came_from[j] = slack, column
+        column = min((j for j in range(size) if not done[j]), key=cheapest.__getitem__)
+        _reprice(cheapest[column], row, owner, (rows, columns), (cheapest, done))
+        current = owner[column]
+    while column >= 0:
+        before = came_from[column]
+        owner[column] = row if before < 0 else owner[before]
+        column = before
+
+
+def _reprice(
+    step: float,
+    row: int,
+    owner: list[int],
+    prices: tuple[list[float], list[float]],
+    path: tuple[list[float], list[bool]],
+) -> None:
+    (rows, columns), (cheapest, done) = prices, path
+    rows[row] += step
+    for j, seen in enumerate(done):
+        if seen:
+            rows[owner[j]] += step
+            columns[j] -= step
+        else:
+            cheapest[j] -= step
+
+
+def overlap_cost(resp: Tensor, reference: Tensor) -> Tensor:
+    """Minus the data that old component k and reference component j share, shape ``(..., K, K)``.
+
+    :param resp: responsibilities ``(..., N, K)``.
+    :param reference: responsibilities ``(N, K)``; its components are the rows of the result.
+    """
+    return -torch.einsum("nj,...nk->...jk", reference, resp)
+
+
+Draws = dict[str, Tensor]
+
+
+def num_components(joint: LogJoint) -> int:
+    """Components of the one local discrete site, 1 where there is none or where there are several."""
+    if len(joint.discrete) != 1:
+        return 1
+    try:
+        return int(joint.table(joint.initial_u, joint.initial_theta).shape[-1])
+    except (ValueError, RuntimeError):
+        return 1
+
+
+def component_axes(joint: LogJoint) -> dict[str, int]:
+    """The first axis as long as there are components, of each site that has one."""
+    num = num_components(joint)
+    return {p.name: list(p.shape).index(num) for p in joint.latents if num > 1 and num in p.shape}
+
+
+def responsibilities(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
+    """``p(z_n = k | x_n, w)`` of draws ``(C, T) + shape``, shape ``(C * T, N, K)``."""
+    parts = [p.transform.inv(draws[p.name].flatten(0, 1)) for p in joint.latents]
+    u = torch.cat([v.reshape(len(v), -1) for v in parts], -1)
+    resp = responsibility_rows(joint, u, joint.initial_theta)
+    return resp.reshape(len(u), -1, resp.shape[-1])
+
+
+def matched(joint: LogJoint, draws: Draws, reference: Tensor | None = None) -> tuple[Draws, Tensor, int]:
+    """Draws with their components renamed, the reference they agree with, and how often neighbours disagreed.
+
+    :param draws: ``(C, T) + site shape``.
+    :param reference: responsibilities ``(N, K)``; None takes those of the first draw, refined by one pass.
+    :return: renamed draws; mean responsibilities after renaming ``(N, K)``; number of label switches within
+        chains.
+    """
+    resp = responsibilities(joint, draws)
+    orders = _orders(resp, resp[0] if reference is None else reference)
+    if reference is None:
+        orders = _orders(resp, _renamed(resp, orders, -1).mean(0))
+    first = next(iter(draws.values()))
+    chains = orders.reshape(*first.shape[:2], -1)
+    switches = int((chains[:, 1:] != chains[:, :-1]).any(-1).sum())
+    renamed = {n: _site(v, orders, component_axes(joint).get(n)) for n, v in draws.items()}
+    return renamed, _renamed(resp, orders, -1).mean(0), switches
+
+
+def _orders(resp: Tensor, reference: Tensor) -> Tensor:
+    """For every draw the old label of each new one, ``(S, K)``."""
+    return torch.tensor([assign(cost) for cost in overlap_cost(resp, reference)])
+
+
+def _renamed(value: Tensor, orders: Tensor, axis: int) -> Tensor:
+    """Rows ``(S, ...)`` with one axis reordered, each by its own order."""
+    moved = value.movedim(axis, 1)
+    index = orders.to(value.device).reshape(*orders.shape, *[1] * (moved.dim() - 2)).expand_as(moved)
+    return moved.gather(1, index).movedim(1, axis)
+
+
+def _site(value: Tensor, orders: Tensor, axis: int | None) -> Tensor:
+    if axis is None:
+        return value
+    flat = value.flatten(0, 1)
+    return _renamed(flat, orders, axis + 1).reshape(value.shape)

@@ -1,0 +1,303 @@
+"""One engine's run on a model: draws of the model's sites, and the model they belong to."""
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer import MCMC, SVI, Predictive, Trace_ELBO
+from pyro.infer.autoguide import AutoContinuous, AutoNormal
+from pyro.infer.mcmc.util import diagnostics as chain_diagnostics
+from torch import Tensor
+
+from pyro_evidence.compare.chains import Chains, Data, Draws, Settings, divergences, run_chains
+from pyro_evidence.errors import BadInput
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.simulate import recorded_rows
+from pyro_evidence.program.sites import is_discrete, sample_nodes
+from pyro_evidence.relevance.axes_posterior import AxesPosterior
+
+NUM_DRAWS = 1000  # asked of every engine that draws on demand
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """What one engine found, or why it found nothing.
+
+    :ivar draws: constrained values by site, ``(C, T) + site shape``; empty when the engine failed.
+    :ivar model: a model whose density the draws can be put into; hyperparameters put in.
+    :ivar seconds: wall-clock time of the fit.
+    :ivar fit: what the engine returned.
+    :ivar failure: why there are no draws, or an empty string.
+    :ivar divergences: number of divergent transitions, for NUTS.
+    :ivar label_switches: how often neighbouring draws of a chain name the components of a mixture differently.
+    :ivar target: the model that NUTS is to run on, where that is not ``model``.
+    """
+
+    name: str
+    draws: Draws
+    model: Model
+    seconds: float
+    fit: Any = None
+    failure: str = ""
+    divergences: int = 0
+    label_switches: int = 0
+    notes: tuple[str, ...] = field(default=())
+    target: Model | None = None
+
+    @property
+    def num_draws(self) -> int:
+        """Draws in all chains together."""
+        return next((v.shape[0] * v.shape[1] for v in self.draws.values()), 0)
+
+    def chain_numbers(self) -> tuple[float, float]:
+        """Smallest effective sample size and largest R-hat over all elements that vary; nan for too few draws."""
+        if self.num_draws < 8 or next(iter(self.draws.values())).shape[1] < 4:
+            return math.nan, math.nan
+        varying = {n: moving(v) for n, v in self.draws.items()}
+        found = chain_diagnostics({n: v for n, v in varying.items() if v.numel()})
+        n_eff = min((float(d["n_eff"].min()) for d in found.values()), default=math.nan)
+        return n_eff, max((float(d["r_hat"].max()) for d in found.values()), default=math.nan)
+
+
+def moving(draws: Tensor) -> Tensor:
+    """The elements ``(C, T, E)`` that are not the same in all draws ``(C, T) + shape``."""
+    flat = draws.double().flatten(2) if draws.dim() > 2 else draws.double().unsqueeze(-1)
+    return flat[..., (flat != flat[:1, :1]).any(0).any(0)]
+
+
+@dataclass(frozen=True)
+class NUTSRun:
+    """NUTS as an engine of :func:`compare`.
+
+    :ivar of: name of the engine whose fitted hyperparameters are held; None runs on the user's model.
+    :ivar hyperpriors: param name -> prior; these params are lifted to latent sites and integrated as well.
+    :ivar num_samples: per chain, after as many as ``warmup_steps``.
+    :ivar num_chains: more than one run in processes of their own, for which the model must be importable.
+    :ivar seed: of the first chain; the others count up.
+    """
+
+    of: str | None = None
+    hyperpriors: Mapping[str, Any] | None = None
+    num_samples: int = 500
+    warmup_steps: int = 500
+    num_chains: int = 1
+    seed: int = 0
+
+    def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chains:
+        """The finished chains."""
+        settings = Settings(self.num_samples, self.warmup_steps, self.num_chains, self.seed)
+        return run_chains(self.prepared(model), (args, kwargs), settings)
+
+    def prepared(self, model: Model) -> Model:
+        """The model with its params lifted."""
+        return poutine.lift(model, prior=dict(self.hyperpriors)) if self.hyperpriors else model
+
+
+@dataclass(frozen=True)
+class SVIRun:
+    """SVI with a guide as an engine of :func:`compare`; params of the model are optimised with the guide's.
+
+    :ivar guide: model -> guide, for example ``AutoNormal``.
+    :ivar optim: a Pyro optimiser.
+    :ivar of: name of the engine whose fitted hyperparameters are held; None optimises the model's params.
+    :ivar elbo: makes the loss: ``TraceEnum_ELBO`` for models with discrete sites.
+    """
+
+    guide: Callable[[Model], Any]
+    optim: Any
+    num_steps: int = 1000
+    num_samples: int = NUM_DRAWS
+    seed: int = 0
+    of: str | None = None
+    elbo: Callable[[], Any] = Trace_ELBO
+
+    def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Draws, Model]:
+        """Draws from the guide, one chain, and the model at the optimised params."""
+        torch.manual_seed(self.seed)
+        guide = self.guide(model)
+        svi = SVI(model, guide, self.optim, self.elbo())
+        losses = torch.tensor([svi.step(*args, **kwargs) for _ in range(self.num_steps)])
+        if not bool(torch.isfinite(losses[-1:]).all()):
+            raise BadInput(
+                f"the loss of SVI is {float(losses[-1])} after {self.num_steps} steps; expected a number. Lower "
+                "the learning rate."
+            )
+        trace = poutine.trace(model).get_trace(*args, **kwargs)
+        params = {n: torch.as_tensor(trace.nodes[n]["value"]).detach().clone() for n in trace.param_nodes}
+        latent = {n: s for n, s in sample_nodes(trace).items() if not s["is_observed"] and not is_discrete(s)}
+        drawn = self._drawn(model, guide, set(latent), args, kwargs)
+        shapes = {n: torch.as_tensor(s["value"]).shape for n, s in latent.items()}
+        draws = {n: drawn[n].detach().reshape(1, self.num_samples, *s) for n, s in shapes.items()}
+        return draws, poutine.substitute(model, data=params) if params else model
+
+    def _drawn(
+        self, model: Model, guide: Any, latents: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """Draws of the guide's sites; the model is run as well only for latents that the guide leaves to it."""
+        at_once = isinstance(guide, AutoContinuous | AutoNormal)  # a guide by hand may not bear a plate around it
+        drawn: dict[str, Tensor] = Predictive(guide, num_samples=self.num_samples, parallel=at_once)(*args, **kwargs)
+        if latents <= set(drawn):
+            return drawn
+        return dict(Predictive(model, guide=guide, num_samples=self.num_samples)(*args, **kwargs))
+
+
+def run_engine(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, EngineRun]) -> EngineRun:
+    """One engine on the data; a failure, of whatever kind, is a row as well.
+
+    The global param store and the caller's random state are as before, whatever the engine does.
+    """
+    start = time.perf_counter()
+    with torch.random.fork_rng(), pyro.get_param_store().scope(_stored(model, data)):
+        try:
+            found = _checked(_run(name, engine, model, data, done))
+        except Exception as error:  # an engine is anybody's code
+            found = EngineRun(
+                name, {}, model, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+            )
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+def _stored(model: Model, data: Data) -> Any:
+    """A copy of the store's values of the model's own params, for engines to start from and to change."""
+    state = pyro.get_param_store().get_state()
+    own: set[str] = set()
+    if state["params"]:
+        try:
+            own = set(poutine.trace(model, param_only=True).get_trace(*data[0], **data[1]).nodes)
+        except Exception:  # the engine will fail as well, and say why
+            own = set()
+    params = {n: v.detach().clone().requires_grad_() for n, v in state["params"].items() if n in own}
+    return {"params": params, "constraints": {n: c for n, c in state["constraints"].items() if n in own}}
+
+
+def _run(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, EngineRun]) -> EngineRun:
+    args, kwargs = data
+    if isinstance(engine, NUTSRun):
+        return _nuts(name, engine, model, data, done)
+    if isinstance(engine, SVIRun):
+        base = model if engine.of is None else poutine.block(_fitted(engine.of, done), hide_types=["param"])
+        draws, substituted = engine.run_on(base, args, kwargs)
+        return EngineRun(name, draws, substituted, 0.0)
+    _check_engine(name, engine)
+    return _of_fit(name, engine, engine.run(*args, **kwargs), model)
+
+
+def _check_engine(name: str, engine: Any) -> None:
+    """Refuse what cannot be run on data, or is run otherwise."""
+    if isinstance(engine, SVI):
+        raise BadInput(
+            f"engine '{name}' is Pyro's SVI; expected pyro_evidence.compare.SVIRun(guide, optim), "
+            "its guide a function of a model."
+        )
+    if isinstance(engine, type) or not callable(getattr(engine, "run", None)):
+        what = f"the class {engine.__name__}" if isinstance(engine, type) else f"a {type(engine).__name__}"
+        raise BadInput(
+            f"engine '{name}' is {what}; expected an object with run(*args, **kwargs), such as "
+            "LaplaceEvidence(model), NUTSRun() or SVIRun(AutoNormal, Adam({'lr': 0.01})). For a posterior that is "
+            "there already, give its engine."
+        )
+
+
+def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[str, EngineRun]) -> EngineRun:
+    """NUTS on a fit's model, or on the user's, whose params are put in because other processes have no store."""
+    if engine.of is not None and engine.hyperpriors:
+        raise BadInput(
+            f"of={engine.of!r} holds that fit's hyperparameters and hyperpriors={sorted(engine.hyperpriors)} "
+            "integrates them; expected one of the two. Give two engines for both questions."
+        )
+    base = _with_params(model, data, engine.hyperpriors or {}) if engine.of is None else _fitted(engine.of, done)
+    chains = engine.run_on(base, *data)
+    lacking = set() if engine.of is None else set(done[engine.of].draws) - set(chains.draws)
+    draws = chains.draws | (_recorded(chains, data, lacking) if lacking else {})
+    notes = (chains.note,) if chains.note else ()
+    return EngineRun(name, draws, chains.model, 0.0, chains, "", int(chains.diverging.sum()), notes=notes)
+
+
+def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:
+    joint = LogJoint(model, *data, hyper=())
+    unknown = sorted(set(lifted) - set(joint.held))
+    if unknown:
+        raise BadInput(f"hyperpriors name {unknown}; expected params of the model, which are {sorted(joint.held)}.")
+    if not lifted:
+        return joint.substituted(joint.initial_theta) if joint.held else model
+    others = {n: v for n, v in joint.held.items() if n not in lifted}
+    return poutine.substitute(model, data=others) if others else model
+
+
+def _recorded(chains: Chains, data: Data, names: set[str]) -> Draws:
+    """Values of ``pyro.deterministic`` sites at each draw: what a model on other axes calls weights."""
+    joint = LogJoint(chains.model, *data, hyper=())
+    lead = next(iter(chains.draws.values())).shape[:2]
+    rows = recorded_rows(joint, coordinates(joint, chains.draws))
+    return {n: v.reshape(*lead, *v.shape[1:]) for n, v in rows.items() if n in names}
+
+
+def coordinates(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
+    """Draws ``(C, T) + site shape`` as unconstrained rows ``(C * T, D)``."""
+    parts = [p.transform.inv(draws[p.name].flatten(0, 1)) for p in joint.latents]
+    return torch.cat([v.reshape(len(v), -1) for v in parts], -1)
+
+
+def _fitted(of: str, done: Mapping[str, EngineRun]) -> Model:
+    """The model of another engine's fit, hyperparameters put in."""
+    if of not in done or done[of].failure:
+        raise BadInput(f"of={of!r} needs that engine's fit; expected one listed before it, of {list(done)}.")
+    return done[of].target or done[of].model
+
+
+def _checked(found: EngineRun) -> EngineRun:
+    """Refuse draws that are no draws.
+
+    :raises BadInput: when sites have different numbers of draws, none, or values that are not finite.
+    """
+    sizes = {n: tuple(v.shape[:2]) for n, v in found.draws.items()}
+    if not found.num_draws or len(set(sizes.values())) > 1:
+        raise BadInput(
+            f"the draws by site are (chains, draws) {sizes}; expected one number of them, at least 1. Look at "
+            "that engine's get_samples()."
+        )
+    bad = {n: int((~torch.isfinite(v.double())).sum()) for n, v in found.draws.items()}
+    if any(bad.values()):
+        raise BadInput(
+            f"draws that are nan or infinite, by site: { {n: b for n, b in bad.items() if b} }. Look at that engine."
+        )
+    return found
+
+
+def _of_mcmc(name: str, mcmc: MCMC) -> EngineRun:
+    """Chains that have been run."""
+    draws = mcmc.get_samples(group_by_chain=True)
+    if not draws:
+        raise BadInput("this MCMC has no draws; expected num_samples of at least 1.")
+    diverging = int(divergences(mcmc).sum())
+    return EngineRun(name, dict(draws), mcmc.kernel.model, 0.0, fit=mcmc, divergences=diverging)
+
+
+def _of_fit(name: str, engine: Any, fit: Any, model: Model) -> EngineRun:
+    """A posterior of this package, MCMC, or any object with ``get_samples``."""
+    fit = engine if fit is None else fit
+    if isinstance(fit, MCMC):
+        return _of_mcmc(name, fit)
+    if not hasattr(fit, "get_samples"):
+        raise BadInput(f"run(...) returned a {type(fit).__name__}; expected an object with get_samples(num_samples).")
+    draws = {n: torch.as_tensor(v).detach().unsqueeze(0) for n, v in _samples(fit).items()}
+    if isinstance(fit, AxesPosterior):  # its own model has axes in place of weights
+        joint = fit.of.joint
+        return EngineRun(name, draws, joint.substituted(joint.initial_theta), 0.0, fit=fit, target=fit.model)
+    return EngineRun(name, draws, getattr(fit, "model", None) or model, 0.0, fit=fit)
+
+
+def _samples(fit: Any) -> Mapping[str, Any]:
+    """Draws, by whichever of the usual signatures the object has."""
+    try:
+        names = set(inspect.signature(fit.get_samples).parameters)
+    except (TypeError, ValueError):
+        names = set()
+    size = [NUM_DRAWS] if names else []
+    return fit.get_samples(*size, **({"seed": 0} if "seed" in names else {}))

@@ -1,0 +1,152 @@
+"""Simulation-based calibration: how often the truth is where an engine's posterior says."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.simulate import from_prior, with_data
+
+
+def rank(truth: Tensor, draws: Tensor) -> Tensor:
+    """How many of the draws ``(L, ...)`` are below the truth ``(...)``: 0 to L."""
+    return (draws < truth).sum(0)
+
+
+def chi_square(ranks: Tensor, num_draws: int, num_bins: int) -> tuple[Tensor, Tensor]:
+    """Pearson's statistic of ranks against uniform bins, and its p-value.
+
+    :param ranks: whole numbers 0 to ``num_draws``, shape ``(S, Q)``; ``num_draws + 1`` a multiple of the
+        bins.
+    :return: two of shape ``(Q,)``; ``num_bins - 1`` degrees of freedom.
+    """
+    bins = ranks * num_bins // (num_draws + 1)
+    counts = torch.stack([(bins == b).sum(0) for b in range(num_bins)]).double()
+    expected = len(ranks) / num_bins
+    statistic = ((counts - expected).square() / expected).sum(0)
+    shape = torch.full_like(statistic, 0.5 * (num_bins - 1))
+    return statistic, torch.special.gammaincc(shape, 0.5 * statistic)
+
+
+class Engine(Protocol):
+    """Anything that is run on data and gives something with ``get_samples``."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Fit."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Ranks of true values among posterior draws, over many simulated data sets.
+
+    :ivar names: of the ``Q`` quantities, ``site[element]``.
+    :ivar ranks: shape ``(S, Q)``, 0 to ``num_draws``; uniform for an exact posterior.
+    :ivar statistic: Pearson's chi-square of each quantity, ``num_bins - 1`` degrees of freedom, shape
+        ``(Q,)``.
+    :ivar p_values: their p-values, shape ``(Q,)``.
+    :ivar failures: what the runs said that failed; their data sets are not counted.
+    """
+
+    names: tuple[str, ...]
+    ranks: Tensor
+    num_draws: int
+    num_bins: int
+    statistic: Tensor
+    p_values: Tensor
+    failures: tuple[str, ...]
+
+    @property
+    def p_value(self) -> float:
+        """Of all quantities together: the smallest, times their number (Bonferroni), at most 1."""
+        return min(1.0, float(self.p_values.min()) * len(self.names))
+
+    def histogram(self, name: str) -> Tensor:
+        """Counts of the ranks of one quantity in the bins, for a picture, shape ``(num_bins,)``."""
+        bins = self.ranks[:, self.names.index(name)] * self.num_bins // (self.num_draws + 1)
+        return torch.bincount(bins, minlength=self.num_bins)
+
+    def __str__(self) -> str:
+        expected = len(self.ranks) / self.num_bins
+        head = f"{len(self.ranks)} data sets, {self.num_draws} draws; {expected:.1f} ranks expected in a bin"
+        lines = [
+            f"{n}: chi-square {float(s):.1f} on {self.num_bins - 1}, p = {float(p):.3g}, ranks "
+            f"{self.histogram(n).tolist()}"
+            for n, s, p in zip(self.names, self.statistic, self.p_values, strict=True)
+        ]
+        return "\n".join([head, *lines, f"together: p = {self.p_value:.3g}", *self.failures[:3]])
+
+
+def sbc(
+    model: Model,
+    engine: Callable[[Model], Engine],
+    *args: Any,
+    num_simulations: int = 200,
+    num_draws: int = 99,
+    num_bins: int = 10,
+    seed: int = 0,
+    **kwargs: Any,
+) -> Calibration:
+    """Draw parameters and data from the model, fit, and rank the truth among the posterior's draws.
+
+    Hyperparameters are held at their starting values: calibration is a property of a proper joint density.
+    Talts, Betancourt, Simpson, Vehtari and Gelman (2018), algorithm 1; draws must be independent, thin
+    chains before.
+
+    :param model: a Pyro model whose prior can be sampled.
+    :param engine: model -> engine, for example ``lambda m: LaplaceEvidence(m, hyper=())``.
+    :param args: the model's arguments; observed values among them are replaced by simulated ones.
+    :param num_simulations: number of data sets.
+    :param num_draws: posterior draws for each; plus one a multiple of ``num_bins``.
+    :param seed: of everything; the caller's random state is not touched.
+    :raises BadInput: for numbers that do not fit together, or when more than a tenth of the runs failed.
+    """
+    if (num_draws + 1) % num_bins or num_simulations < 5 * num_bins:
+        raise BadInput(
+            f"num_draws={num_draws}, num_bins={num_bins}, num_simulations={num_simulations}; expected "
+            "num_draws + 1 to be a multiple "
+            f"of num_bins, and at least {5 * num_bins} simulations, five in each bin."
+        )
+    if not callable(engine):
+        raise BadInput(
+            f"engine is a {type(engine).__name__}; expected a function of a model that returns an engine, such as "
+            "lambda m: LaplaceEvidence(m, hyper=()), because each simulation has a model with data of its own."
+        )
+    joint = LogJoint(model, args, kwargs, hyper=())
+    truth = from_prior(joint, joint.initial_theta, num_simulations, seed)
+    ranks, failures = [], []
+    for i in range(num_simulations):
+        data = {n: truth[n][i] for n in joint.observed if n in truth}
+        try:
+            draws = _draws(engine(with_data(joint, joint.initial_theta, data)), (args, kwargs), num_draws, seed + i)
+            ranks.append(torch.cat([rank(truth[n][i], draws[n]).reshape(-1) for n in joint.latents.names]))
+        except (ArithmeticError, ValueError, RuntimeError) as error:
+            failures.append(f"data set {i}: {' '.join(str(error).split())[:300]}")
+    if len(failures) > num_simulations // 10:
+        raise BadInput(
+            f"{len(failures)} of {num_simulations} runs failed; expected at most a tenth. The first said: {failures[0]}"
+        )
+    names = tuple(_label(p.name, p.shape, e) for p in joint.latents for e in range(math.prod(p.shape)))
+    table = torch.stack(ranks)
+    return Calibration(names, table, num_draws, num_bins, *chi_square(table, num_draws, num_bins), tuple(failures))
+
+
+def _draws(engine: Engine, data: tuple[tuple[Any, ...], dict[str, Any]], num: int, seed: int) -> dict[str, Tensor]:
+    args, kwargs = data
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        draws: dict[str, Tensor] = engine.run(*args, **kwargs).get_samples(num)
+    if any(len(v) != num for v in draws.values()):
+        raise BadInput(
+            f"get_samples({num}) gave { {n: len(v) for n, v in draws.items()} } draws; expected {num}. An "
+            "engine here must give as many as it is asked for."
+        )
+    return draws
+
+
+def _label(name: str, shape: torch.Size, element: int) -> str:
+    return name if not shape else f"{name}[{element}]"

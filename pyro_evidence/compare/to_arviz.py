@@ -1,0 +1,192 @@
+"""To ArviZ, 0.x and 1.x, from the posteriors of this package and from Pyro's MCMC."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.infer import MCMC
+from torch import Tensor
+
+from pyro_evidence.compare import chains as sampled
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+Groups = dict[str, Arrays]
+Values = Mapping[str, Tensor]
+Fit = LaplacePosterior | MCMC | sampled.Chains
+NUM_CHAINS = 4  # independent draws are shown as four chains, so that R-hat is defined
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What every group is computed from.
+
+    :ivar joint: the density at fixed hyperparameters.
+    :ivar theta: those hyperparameters, unconstrained.
+    :ivar draws: constrained draws, each ``(C, T) + site shape``.
+    :ivar stats: sampler statistics, each ``(C, T)``.
+    """
+
+    joint: LogJoint
+    theta: Tensor
+    draws: dict[str, Tensor]
+    stats: dict[str, Tensor]
+
+    @property
+    def u(self) -> Tensor:
+        """Unconstrained draws in one row each, ``(C * T, D)``."""
+        parts = [p.transform.inv(self.draws[p.name].flatten(0, 1)) for p in self.joint.latents]
+        return torch.cat([v.reshape(len(v), -1) for v in parts], -1)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of chains and of draws in each."""
+        first = next(iter(self.draws.values()))
+        return first.shape[0], first.shape[1]
+
+    def grouped(self, rows: Values) -> Arrays:
+        """Values ``(C * T,) + shape`` as arrays ``(C, T) + shape``."""
+        return {n: _array(v.reshape(*self.shape, *v.shape[1:])) for n, v in rows.items()}
+
+
+def to_inference_data(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Any:
+    """An ``arviz.InferenceData`` (ArviZ 0.x): ``az.summary``, ``az.loo`` and the plots work on it.
+
+    See :func:`arviz_groups` for the parameters and the groups.
+
+    :raises ImportError: when ArviZ is missing, or is 1.x; then use :func:`to_datatree`.
+    """
+    arviz = _arviz_0()
+    groups = arviz_groups(fit, *args, num_samples=num_samples, seed=seed, **kwargs)
+    return arviz.from_dict(**groups)
+
+
+def to_datatree(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Any:
+    """An ``xarray.DataTree`` as ArviZ 1.x uses it; needs ``arviz-base`` (or ``arviz`` 1.x).
+
+    See :func:`arviz_groups` for the parameters and the groups.
+
+    :raises ImportError: when ``arviz-base`` is missing.
+    """
+    arviz = _arviz_1()
+    groups = arviz_groups(fit, *args, num_samples=num_samples, seed=seed, **kwargs)
+    return arviz.from_dict(groups)
+
+
+def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Groups:
+    """The groups of ArviZ's schema as plain arrays, ``(chain, draw) + shape`` where there are draws.
+
+    ``posterior``; ``posterior_predictive`` and ``prior_predictive`` (new data, one set for each draw);
+    ``prior``; ``log_likelihood`` (nats, one number for each datum, discrete sites summed out, ``to_event``
+    dims of an observed site counted as data); ``sample_stats`` (``lp``, the log joint density in
+    unconstrained space, nats; for MCMC also ``diverging``); ``observed_data``.  A group that the model does
+    not define is left out: predictive draws of a ``pyro.factor``, a log likelihood that a discrete site
+    outside the plates couples.
+
+    :param fit: a posterior, ``pyro.infer.MCMC`` after ``run``, or the ``fit`` of a run of NUTS in a comparison.
+    :param args: the model's arguments, data included, as they went to ``run``; needed for MCMC, ignored for
+        posteriors, which keep theirs.
+    :param num_samples: of independent draws from a posterior, and of draws from the prior; a multiple of
+        four.
+    :param seed: of all draws; the caller's random state is not touched.
+    :param kwargs: the model's keyword arguments.
+    :raises BadInput: when MCMC has not run, or its draws and its model disagree.
+    """
+    if num_samples < NUM_CHAINS or num_samples % NUM_CHAINS:
+        raise BadInput(f"num_samples={num_samples}; expected a positive multiple of {NUM_CHAINS}, the chains shown.")
+    if isinstance(fit, MCMC | sampled.Chains):
+        chains = _of_mcmc(fit, args, kwargs)
+    else:
+        chains = _of_posterior(fit, num_samples, seed)
+    sites = chains.joint.latents.names
+    prior = _or_nothing(lambda: from_prior(chains.joint, chains.theta, num_samples, seed))
+    groups = {
+        "posterior": {n: _array(chains.draws[n]) for n in sites},
+        "posterior_predictive": chains.grouped(_predictive(chains, seed)),
+        "log_likelihood": chains.grouped(_or_nothing(lambda: pointwise_rows(chains.joint, chains.u, chains.theta))),
+        "sample_stats": {n: _array(v) for n, v in chains.stats.items()} | chains.grouped({"lp": _log_joint(chains)}),
+        "observed_data": _observed(chains),
+        "prior": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in sites},
+        "prior_predictive": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in chains.joint.observed},
+    }
+    return {name: group for name, group in groups.items() if group}
+
+
+def _of_posterior(fit: LaplacePosterior, num_samples: int, seed: int) -> Chains:
+    if not isinstance(fit, LaplacePosterior):
+        raise BadInput(f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or MCMC.")
+    draws = fit.get_samples(num_samples, seed=seed)
+    grouped = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
+    return Chains(fit.state.problem.joint, fit.state.theta, grouped, {})
+
+
+def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Chains:
+    draws = fit.get_samples(group_by_chain=True)
+    if not draws:
+        raise BadInput("this MCMC has no draws; call mcmc.run(...) first.")
+    model = fit.model if isinstance(fit, sampled.Chains) else fit.kernel.model
+    joint = LogJoint(model, args, kwargs, hyper=())
+    if set(draws) != set(joint.latents.names) or not all(v.shape[1] for v in draws.values()):
+        raise BadInput(
+            f"the draws have sites { {n: tuple(v.shape) for n, v in draws.items()} }, the model with these "
+            "arguments "
+            f"{joint.latents.names}; expected the same sites and at least one draw. Pass the arguments of "
+            "mcmc.run."
+        )
+    diverging = fit.diverging if isinstance(fit, sampled.Chains) else sampled.divergences(fit)
+    return Chains(joint, joint.initial_theta, dict(draws), {"diverging": diverging})
+
+
+def _predictive(chains: Chains, seed: int) -> Values:
+    return _or_nothing(lambda: from_predictive(chains.joint, chains.theta, chains.u, seed))
+
+
+def _or_nothing(function: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """An empty group where the model has no such thing to compute."""
+    try:
+        return function()
+    except (NotImplementedError, UnsupportedModel):
+        return {}
+
+
+def _log_joint(chains: Chains) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([chains.joint.log_joint(part, chains.theta) for part in chains.u.split(512)])
+
+
+def _observed(chains: Chains) -> Arrays:
+    trace = chains.joint.trace(chains.joint.initial_u, chains.theta)
+    values = {n: trace.nodes[n]["value"] for n in chains.joint.observed}
+    return {n: _array(v) for n, v in values.items() if v.numel()}
+
+
+def _array(value: Tensor) -> "np.ndarray[Any, Any]":
+    return value.detach().cpu().numpy()
+
+
+def _arviz_0() -> Any:
+    try:
+        arviz = import_module("arviz")
+    except ImportError as error:
+        raise ImportError("ArviZ is missing: pip install 'pyro-evidence[arviz]'.") from error
+    version = str(getattr(arviz, "__version__", "?"))
+    if not version.startswith("0."):
+        raise ImportError(f"ArviZ {version} has no InferenceData; expected 0.x. Use to_datatree(...) for 1.x.")
+    return arviz
+
+
+def _arviz_1() -> Any:
+    for name in ("arviz_base", "arviz"):
+        try:
+            found = import_module(name)
+        except ImportError:
+            continue
+        if not (name == "arviz" and str(getattr(found, "__version__", "?")).startswith(("0.", "?"))):
+            return found
+    raise ImportError("arviz-base is missing: pip install arviz-base. For ArviZ 0.x use to_inference_data(...).")

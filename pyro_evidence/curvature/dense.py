@@ -1,0 +1,160 @@
+"""A posterior precision, dense or diagonal, factorised once; rows ``(R,)`` in front."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import NotPositiveDefinite
+from pyro_evidence.numerics.linalg import Label, cholesky, coordinate
+from pyro_evidence.numerics.newton import Mode
+
+
+class Precision(Protocol):
+    """What engines and posteriors ask of a posterior precision ``A``."""
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |A|``, shape ``(R,)``."""
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonal of the inverse of ``A``, shape ``(R, D)``."""
+
+    @property
+    def adjoint(self) -> Tensor:
+        """``d log |A| / d A``, in the layout of ``A``."""
+
+    def solve(self, b: Tensor) -> Tensor:
+        """Solution of ``A x = b``, shape ``(R, D)``."""
+
+    def colour(self, white: Tensor) -> Tensor:
+        """White noise ``(S, D)`` to noise of covariance ``A^-1``, first row of ``A``."""
+
+    def weakest(self, active: Tensor) -> Tensor:
+        """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, shape ``(R, D)``."""
+
+    def row(self, index: int) -> "Precision":
+        """One row, with ``R = 1``."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A dense precision by its lower Cholesky factor, shape ``(R, D, D)``."""
+
+    tril: Tensor
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |A|``."""
+        return 2.0 * self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    @property
+    def adjoint(self) -> Tensor:
+        """``A^-1``."""
+        return torch.cholesky_inverse(self.tril)
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonal of ``A^-1``."""
+        return self.adjoint.diagonal(dim1=-2, dim2=-1)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A^-1 b``."""
+        return torch.cholesky_solve(b.unsqueeze(-1), self.tril).squeeze(-1)
+
+    def colour(self, white: Tensor) -> Tensor:
+        """``L'^-1 z`` for each ``z``."""
+        return torch.linalg.solve_triangular(self.tril[0].mT, white.mT, upper=True).mT
+
+    def weakest(self, active: Tensor) -> Tensor:
+        """By a few inverse power iterations from a fixed start."""
+        v = (1.0 + 0.1 * torch.arange(self.tril.shape[-1]).to(self.tril)).cos().expand(self.tril.shape[:-1]) * active
+        for _ in range(8):
+            v = self.solve(v)
+            v = v / v.norm(dim=-1, keepdim=True)
+        return v * self.solve(v).norm(dim=-1, keepdim=True).sqrt()
+
+    def row(self, index: int) -> "Dense":
+        """One row."""
+        return Dense(self.tril[index : index + 1])
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """A diagonal precision, shape ``(R, D)``."""
+
+    diagonal: Tensor
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |A|``."""
+        return self.diagonal.log().sum(-1)
+
+    @property
+    def adjoint(self) -> Tensor:
+        """The reciprocals."""
+        return self.diagonal.reciprocal()
+
+    @property
+    def variance(self) -> Tensor:
+        """The reciprocals."""
+        return self.diagonal.reciprocal()
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``b / A``."""
+        return b / self.diagonal
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Each coordinate times its standard deviation."""
+        return white * self.diagonal[0].rsqrt()
+
+    def weakest(self, active: Tensor) -> Tensor:
+        """The coordinate of least precision."""
+        index = torch.where(active, self.diagonal, torch.inf).argmin(-1, keepdim=True)
+        return torch.zeros_like(self.diagonal).scatter(-1, index, self.diagonal.gather(-1, index).rsqrt())
+
+    def row(self, index: int) -> "Diagonal":
+        """One row."""
+        return Diagonal(self.diagonal[index : index + 1])
+
+
+def factorise(A: Tensor, label: Label = coordinate) -> Precision:
+    """The factorised precision: dense for ``(R, D, D)``, diagonal for ``(R, D)``.
+
+    :raises NotPositiveDefinite: when some row is not positive definite.
+    """
+    if A.dim() == 3:
+        return Dense(cholesky(A, "posterior precision A", label))
+    if not bool((torch.isfinite(A) & (A > 0)).all()):
+        raise NotPositiveDefinite(_not_positive(A, label))
+    return Diagonal(A.double())
+
+
+@runtime_checkable
+class Factorised(Protocol):
+    """A finished search whose precisions are factorised already, in a form of their own."""
+
+    def factorised(self, row: int, label: Label) -> Precision:
+        """The precision of one row."""
+
+
+def precision_of(mode: Mode, row: int, label: Label) -> Precision:
+    """The precision at the end of a search, one row, factorised.
+
+    :raises NotPositiveDefinite: when it is not positive definite.
+    """
+    if isinstance(mode, Factorised):
+        return mode.factorised(row, label)
+    return factorise(mode.precision[row : row + 1], label)
+
+
+def _not_positive(A: Tensor, label: Label) -> str:
+    worst = torch.where(torch.isfinite(A), A, -torch.inf).argmin()  # what is not finite goes first
+    row, column = divmod(int(worst), A.shape[-1])
+    return (
+        f"diagonal of the posterior precision A, {tuple(A.shape)}, has smallest entry {float(A[row, column]):.2e} "
+        f"at {label(column)}; expected all > 0 and finite. The point is a saddle (try restarts=8), or the density is "
+        f"not smooth there."
+    )

@@ -1,0 +1,335 @@
+r"""Laplace's approximation under a Gaussian prior with dense covariance, without ever inverting that covariance.
+
+A predictor :math:`\eta`, ``N`` data of ``C`` coupled elements, ``n = N C`` in all, has the prior :math:`N(\mu, K)` and
+a likelihood that factorises over the data, so that :math:`W = -\nabla\nabla \log p(D|\eta)` is block-diagonal.  All
+work is done on :math:`B = I + W^{1/2} K W^{1/2}`, whose eigenvalues are at least 1 however close to singular ``K`` is.
+
+Rasmussen and Williams (2006), sec. 3.4 and 5.5.1: algorithms 3.1 and 5.1, here for any such likelihood.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.lbfgs import Watch, no_callback
+from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, curvature_blocks, slope_and_curvature
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A predictor with a Gaussian prior, and the log likelihood that sees it."""
+
+    mean: Tensor  # (N, C)
+    covariance: Tensor  # (n, n)
+    log_likelihood: LogLikelihood  # blocks (R, N, C) -> (R,)
+    root: Callable[[], Tensor]  # (n, r) with covariance = root root'; asked for only where W has a negative eigenvalue
+
+    @property
+    def layout(self) -> Layout:
+        """Data, and the elements of one datum."""
+        return Layout(self.mean.shape, (1,))
+
+    def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """Log likelihood, nats ``()``, and its gradient ``(n,)`` at ``eta`` ``(N, C)``."""
+        value, slope = derivatives.gradient(lambda e, _: self.log_likelihood(e), eta.unsqueeze(0), eta)
+        return value[0].double(), slope.reshape(-1).double()
+
+    def curvature(self, eta: Tensor, *, create_graph: bool = False) -> Tensor:
+        """``W`` at ``eta`` ``(N, C)``, blocks ``(N, C, C)``."""
+        eta = eta if eta.requires_grad else eta.detach().requires_grad_()
+        blocks = curvature_blocks(self.log_likelihood, self.layout, eta.unsqueeze(0), create_graph=create_graph)
+        return blocks[0].double()
+
+
+class Factor(Protocol):
+    """``I + K W``, factorised; ``R = (K + W^-1)^-1`` is what it leaves of ``W``."""
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |I + K W|``, shape ``()``."""
+
+    @property
+    def curvature(self) -> Tensor:
+        """``W``, blocks ``(N, C, C)``."""
+
+    @property
+    def matrix(self) -> Tensor:
+        """``R``, shape ``(n, n)``."""
+
+    def apply(self, v: Tensor) -> Tensor:
+        """``R v``, shape ``(n, k)``."""
+
+    def explained(self, cross: Tensor) -> Tensor:
+        """``cross' R cross``, shape ``(m, m)``, for covariances ``(n, m)`` of the predictor with something else."""
+
+    def explained_diagonal(self, cross: Tensor) -> Tensor:
+        """Its diagonal, shape ``(m,)``."""
+
+
+@dataclass(frozen=True)
+class RootFactor:
+    """By ``B = I + S K S``, ``W = S S``: for ``W`` without negative eigenvalues."""
+
+    S: Tensor  # (N, C, C) symmetric
+    tril: Tensor  # (n, n) lower Cholesky factor of B
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |B|``."""
+        return 2.0 * self.tril.diagonal().log().sum()
+
+    @property
+    def curvature(self) -> Tensor:
+        """``S S``."""
+        return self.S @ self.S
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """``S B^-1 S``."""
+        return sandwiched(self.S, torch.cholesky_inverse(self.tril))
+
+    def apply(self, v: Tensor) -> Tensor:
+        """``S B^-1 S v``."""
+        return scaled(self.S, torch.cholesky_solve(scaled(self.S, v), self.tril))
+
+    def _half(self, cross: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.tril, scaled(self.S, cross), upper=False)
+
+    def explained(self, cross: Tensor) -> Tensor:
+        """By a triangular half, so that it is positive semi-definite to rounding."""
+        half = self._half(cross)
+        return half.mT @ half
+
+    def explained_diagonal(self, cross: Tensor) -> Tensor:
+        """Squared columns of that half."""
+        return self._half(cross).square().sum(0)
+
+
+@dataclass(frozen=True)
+class WhitenedFactor:
+    """By ``I + L' W L``, ``K = L L'``: for any ``W`` that leaves the posterior precision positive definite."""
+
+    curvature: Tensor  # (N, C, C) W
+    L: Tensor  # (n, r)
+    tril: Tensor  # (r, r)
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |I + L' W L|``."""
+        return 2.0 * self.tril.diagonal().log().sum()
+
+    @cached_property
+    def _half(self) -> Tensor:
+        """``H`` with ``W Sigma W = H' H``."""
+        return torch.linalg.solve_triangular(self.tril, scaled(self.curvature, self.L).mT, upper=False)
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """``W - W Sigma W``."""
+        return block_matrix(self.curvature) - self._half.mT @ self._half
+
+    def apply(self, v: Tensor) -> Tensor:
+        """``W v - W Sigma W v``."""
+        return scaled(self.curvature, v) - self._half.mT @ (self._half @ v)
+
+    def explained(self, cross: Tensor) -> Tensor:
+        """``cross' (W - W Sigma W) cross``."""
+        return cross.mT @ self.apply(cross)
+
+    def explained_diagonal(self, cross: Tensor) -> Tensor:
+        """Its diagonal."""
+        return (cross * self.apply(cross)).sum(0)
+
+
+def scaled(blocks: Tensor, v: Tensor) -> Tensor:
+    """Block-diagonal ``(N, C, C)`` times ``v`` ``(n, k)``."""
+    if blocks.shape[-1] == 1:
+        return blocks[:, 0] * v
+    return (blocks @ v.reshape(len(blocks), blocks.shape[-1], -1)).reshape(v.shape)
+
+
+def sandwiched(blocks: Tensor, K: Tensor) -> Tensor:
+    """Symmetric blocks on both sides of ``K`` ``(n, n)``, which has no graph."""
+    if blocks.shape[-1] == 1:
+        return (blocks[:, 0] * K).mul_(blocks[:, 0].mT)
+    return scaled(blocks, scaled(blocks, K).mT)
+
+
+def block_matrix(blocks: Tensor) -> Tensor:
+    """The dense matrix ``(n, n)`` of blocks ``(N, C, C)``."""
+    return scaled(blocks, torch.eye(blocks.shape[0] * blocks.shape[1], dtype=blocks.dtype, device=blocks.device))
+
+
+def diagonal_blocks(K: Tensor, num_coupled: int) -> Tensor:
+    """The blocks ``(N, C, C)`` on the diagonal of ``K`` ``(n, n)``."""
+    if num_coupled == 1:
+        return K.diagonal()[:, None, None]
+    return K.unflatten(0, (-1, num_coupled)).unflatten(2, (-1, num_coupled)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+
+
+def root_of(W: Tensor) -> tuple[Tensor, bool]:
+    """Symmetric square root of the positive part of ``W`` ``(N, C, C)``, and whether that is all of it."""
+    if W.shape[-1] == 1:
+        return W.clamp(min=0.0).sqrt(), bool((W >= 0).all())  # >= 0 is the positive part
+    values, vectors = torch.linalg.eigh(W)
+    rounding = 1e-14 * values.abs().amax(-1, keepdim=True)
+    positive = torch.where(values > rounding, values, 0.0).sqrt()  # a root would blow rounding up
+    return (vectors * positive.unsqueeze(-2)) @ vectors.mT, bool((values >= -rounding).all())
+
+
+def factorise(latent: Latent, W: Tensor) -> tuple[Factor, bool]:
+    """The factor, and whether it is of ``W``: where the posterior precision is indefinite, of its positive part."""
+    S, complete = root_of(W)
+    if not complete:
+        L = latent.root()
+        A = L.mT @ scaled(W, L)
+        A.diagonal().add_(1.0)
+        tril, info = torch.linalg.cholesky_ex(A)
+        if not int(info):
+            return WhitenedFactor(W, L, tril), True
+    B = sandwiched(S, latent.covariance)
+    B.diagonal().add_(1.0)
+    tril, info = torch.linalg.cholesky_ex(B)
+    finite = not int(info) and bool(tril.diagonal().isfinite().all())
+    return RootFactor(S, tril), complete and finite
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Where Newton stopped."""
+
+    eta: Tensor  # (N, C)
+    dual: Tensor  # (n,) K^-1 (eta - mean): the gradient of the log likelihood at the mode
+    log_likelihood: Tensor  # ()
+    factor: Factor
+    decrement: float  # squared gradient norm in units of the posterior precision, nats
+    converged: bool
+    definite: bool  # whether the posterior precision is positive definite
+
+    def log_evidence(self, latent: Latent) -> Tensor:
+        """Laplace's log evidence, nats, shape ``()``.  Rasmussen and Williams (2006), eq. 3.32."""
+        return self.log_likelihood - 0.5 * (quadratic(self, latent) + self.factor.log_det)
+
+
+def quadratic(mode: Mode, latent: Latent) -> Tensor:
+    """``(eta - mean)' K^-1 (eta - mean)``, shape ``()``."""
+    return (mode.eta - latent.mean).reshape(-1) @ mode.dual
+
+
+@dataclass(frozen=True)
+class _Point:
+    dual: Tensor  # (n,)
+    away: Tensor  # (n,) K dual
+    value: float  # log likelihood minus half the quadratic
+    log_likelihood: Tensor
+    slope: Tensor  # (n,) of the log likelihood
+    curvature: Callable[[], Tensor]  # W there, blocks (N, C, C), from the graph of the slope
+
+
+def _point(latent: Latent, dual: Tensor, away: Tensor) -> _Point:
+    eta = latent.mean + away.reshape(latent.mean.shape)
+    values, slopes, curvature = slope_and_curvature(latent.log_likelihood, latent.layout, eta.unsqueeze(0))
+    log_likelihood, slope = values[0].double(), slopes.reshape(-1).double()
+    return _Point(dual, away, float(log_likelihood - 0.5 * dual @ away), log_likelihood, slope, curvature)
+
+
+def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = no_callback) -> Mode:
+    """Newton on ``B``, with backtracking.  Rasmussen and Williams (2006), algorithm 3.1, in steps of ``a``.
+
+    :param start: an ``eta`` ``(N, C)`` near the mode; any will do, the prior mean is tried as well.
+    :param tolerance: twice the rise, nats, that counts as none.
+    """
+    point, before = _start(latent, start), float("inf")
+    for _ in range(100):
+        factor, definite, step = _newton(latent, point)
+        rise = point.slope - point.dual
+        away = latent.covariance @ step
+        decrement = float(rise @ away)
+        small = decrement <= (tolerance if decrement > 0.1 * before else tolerance**1.4)
+        moved = None if small else _moved(latent, point, (step, away), decrement)
+        if moved is None:
+            resting = abs(decrement) <= tolerance * (1.0 + abs(point.value))
+            break
+        point, before, resting = moved, decrement, False
+        watch(torch.tensor([point.value]))
+    eta = latent.mean + point.away.reshape(latent.mean.shape)
+    done = definite and (small or resting)
+    return Mode(eta, point.dual, point.log_likelihood, factor, decrement, done, definite)
+
+
+def _start(latent: Latent, start: Tensor) -> _Point:
+    """The better of the prior mean and of what the slope at ``start`` says."""
+    zero = torch.zeros_like(latent.mean).reshape(-1)
+    point = _point(latent, zero, zero)
+    if torch.equal(start, latent.mean):
+        return point
+    _, dual = latent.slope(start)
+    if bool(dual.isfinite().all()):
+        warm = _point(latent, dual, latent.covariance @ dual)
+        point = warm if warm.value > point.value else point
+    return point
+
+
+def _newton(latent: Latent, point: _Point) -> tuple[Factor, bool, Tensor]:
+    """Factor, whether it is exact, and the Newton step ``(I + W K)^-1 (slope - dual)``."""
+    factor, definite = factorise(latent, point.curvature()[0].double())
+    rise = (point.slope - point.dual).unsqueeze(-1)
+    return factor, definite, (rise - factor.apply(latent.covariance @ rise)).squeeze(-1)
+
+
+def _moved(latent: Latent, point: _Point, step: tuple[Tensor, Tensor], decrement: float) -> _Point | None:
+    """The first halved step that rises (Armijo), or a whole one that rounding hides; None where none does."""
+    slack = 1e-14 * (1.0 + abs(point.value))  # rounding of the sum over data
+    for halvings in range(40):
+        scale = 0.5**halvings
+        new = _point(latent, point.dual + scale * step[0], point.away + scale * step[1])
+        if new.value >= point.value + 1e-4 * scale * decrement - slack:
+            return new
+    return None
+
+
+@dataclass(frozen=True)
+class Cotangents:
+    """The derivative of the log evidence, the mode's dependence included: ``<covariance, dK> + mean' dmu + ...``."""
+
+    covariance: Tensor  # (n, n) symmetric
+    mean: Tensor  # (n,)
+    blocks: Tensor  # (N, C, C) posterior covariance of each datum's elements
+    moved: Tensor  # (n,) Sigma s: what a change of the log likelihood's slope is worth
+
+    def likelihood(self, latent: Latent, eta: Tensor) -> Tensor:
+        """A number whose derivative in what ``latent.log_likelihood`` holds is that of the log evidence, ``()``."""
+        eta = eta.detach().requires_grad_()
+        with torch.enable_grad():
+            value = latent.log_likelihood(eta.unsqueeze(0)).sum()
+            slope = derivatives.pullback(value, eta, create_graph=True).reshape(-1)
+            W = latent.curvature(eta, create_graph=True)
+            return value - 0.5 * (self.blocks * W).sum() + self.moved @ slope
+
+
+def cotangents(latent: Latent, mode: Mode) -> Cotangents:
+    r"""The exact gradient.  Rasmussen and Williams (2006), algorithm 5.1, eqs. 5.22 to 5.24, for blocks as well.
+
+    With :math:`s = \tfrac12 \mathrm{tr}(\Sigma\, \partial W / \partial\eta)` taken negative, the mode's dependence adds
+    :math:`v a^\top`, :math:`v = (I + W K)^{-1} s`.  (Equation 5.23 as printed lacks a sign.)
+    """
+    K, C = latent.covariance, latent.mean.shape[-1]
+    blocks = _posterior_blocks(K, mode.factor, C)
+    eta = mode.eta.detach().requires_grad_()
+    half_trace = -0.5 * (blocks * latent.curvature(eta, create_graph=True)).sum()
+    s = derivatives.pullback(half_trace, eta).reshape(-1, 1).double()
+    v = (s - mode.factor.apply(K @ s)).squeeze(-1)
+    outer = torch.outer(mode.dual, 0.5 * mode.dual + v)
+    G = 0.5 * (outer + outer.mT - mode.factor.matrix)
+    return Cotangents(G, mode.dual + v, blocks, K @ v)
+
+
+def _posterior_blocks(K: Tensor, factor: Factor, num_coupled: int) -> Tensor:
+    if num_coupled == 1:
+        return (K.diagonal() - factor.explained_diagonal(K))[:, None, None]
+    return diagonal_blocks(K - factor.explained(K), num_coupled)

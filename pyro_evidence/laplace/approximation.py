@@ -1,0 +1,277 @@
+"""Laplace's approximation of one log joint at one setting of its hyperparameters, and its evidence's exact gradient."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.choices import Curvature, block_diagonal, diagonal, exact_hessian, gauss_newton
+from pyro_evidence.curvature.dense import Precision, factorise, precision_of
+from pyro_evidence.curvature.gaussian_process import LatentPrecision
+from pyro_evidence.errors import ImproperPosterior, NotAMode
+from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
+from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics.linalg import Label
+from pyro_evidence.numerics.newton import Density
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.gaussian_process import GaussianLatent
+from pyro_evidence.structure.pruned import Pruned
+from pyro_evidence.structure.recognise import Structure, recognise
+
+PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
+DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A log joint, what is known of its structure, and the curvature to use; coordinates not active are pruned."""
+
+    joint: LogJoint
+    structure: Structure
+    curvature: Curvature
+    active: Tensor  # (D,) bool
+
+    @property
+    def density(self) -> Density:
+        """The cheapest density, without the pruned coordinates."""
+        fastest, groups = self.structure.fastest, self.structure.groups
+        if groups is None or bool(self.active.all()):
+            return fastest
+        return Pruned(fastest, groups, self.active)
+
+    @property
+    def latent(self) -> GaussianLatent | None:
+        """The dense Gaussian prior behind linear predictors, where there is one and the exact curvature is wanted."""
+        wanted = self.curvature in (exact_hessian, gauss_newton) and bool(self.active.all())
+        return self.structure.latent if wanted else None
+
+    @property
+    def tolerance(self) -> float:
+        """Twice the rise of the log joint, in nats, that counts as none."""
+        return 100.0 * torch.finfo(self.joint.dtype).eps
+
+    @property
+    def without_linear(self) -> "Problem":
+        """The same problem without linear predictors, whose density a mode has shown to be another than the model's."""
+        return replace(self, structure=self.structure.without_linear)
+
+    def without(self, member: Tensor) -> "Problem":
+        """The same problem with more coordinates pruned."""
+        return replace(self, active=self.active & ~member)
+
+
+def laplace_problem(joint: LogJoint, curvature: Curvature = exact_hessian) -> Problem:
+    """The problem before anything is pruned."""
+    active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
+    return Problem(joint, recognise(joint), curvature, active)
+
+
+@dataclass(frozen=True)
+class LaplaceState:
+    """One iterate.  Built only by :func:`laplace_state`, so its parts always agree."""
+
+    problem: Problem
+    theta: Tensor  # (T,)   unconstrained hyperparameters
+    u: Tensor  # (D,)       posterior mode, unconstrained; pruned coordinates at their prior mean
+    log_joint: Tensor  # ()  log p(D, mode | theta)
+    precision: Precision  # R = 1; identity on pruned coordinates
+    decrement: float  # squared gradient norm at the mode in units of the posterior precision, nats
+    log_evidence: Tensor  # () log p(D | theta)
+    log_hyperprior: Tensor  # () log prior density of the maximised latent sites
+    escaped: bool = False  # whether the search left a saddle on the way
+
+    @property
+    def objective(self) -> float:
+        """Log evidence plus log hyperprior: what the hyperparameters maximise, nats."""
+        return float(self.log_evidence + self.log_hyperprior)
+
+    @property
+    def gamma(self) -> Tensor:
+        """Number of well-determined parameters per hyperparameter, nan for those that hold no precision, ``(T,)``."""
+        groups = self.problem.structure.groups
+        total = torch.full_like(self.theta, torch.nan)
+        if groups is None:
+            return total
+        each = evidence.well_determined(groups.log_precision(self.theta).exp(), self.precision.variance[0])
+        each = torch.where(self.problem.active, each, 0.0)[groups.member >= 0]
+        sums = torch.zeros_like(self.theta).index_add(0, groups.member[groups.member >= 0], each)
+        return torch.where(groups.is_weight, sums, total)
+
+
+def find_modes(
+    problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch = lbfgs.no_callback
+) -> newton.Mode:
+    """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite.
+
+    :param cold: whether the start may be far from a mode.
+    :param watch: told every row's log joint once per step.
+    """
+    network = problem.structure.known is not None
+    search, approach = (
+        partial(_climb, problem, theta=theta, watch=watch, num_steps=50 if not network else 300 if cold else 60),
+        partial(_approach, problem, theta=theta, watch=watch),
+    )
+    if problem.latent is not None:
+        return problem.latent.find_modes(u, theta, problem.tolerance, watch)
+    exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else problem.curvature
+    if cold and problem.structure.linear is None:
+        exact(problem.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way
+        u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
+    mode = search(u, exact)
+    if network and bool((~mode.converged & (mode.decrement < 1e-3)).any()):
+        mode = _joined(mode, search(mode.u, exact))  # nearly there
+    if not network and not bool(mode.converged.all()):
+        mode = _joined(mode, search(approach(mode.u, tolerance=problem.tolerance**0.5, num_steps=1000), exact))
+    if not bool(mode.converged.all()) and exact is not problem.curvature:
+        return _joined(
+            mode, search(mode.u, problem.curvature)
+        )  # where the exact curvature is singular and another was asked for
+    return (
+        mode
+        if exact is problem.curvature
+        else replace(mode, precision=problem.curvature(problem.density, mode.u, theta).detach())
+    )
+
+
+def _joined(before: newton.Mode, after: newton.Mode) -> newton.Mode:
+    """The end of a search in two parts."""
+    return replace(after, escaped=before.escaped | after.escaped)
+
+
+def _climb(
+    problem: Problem, u: Tensor, curvature: Curvature, *, theta: Tensor, watch: lbfgs.Watch, num_steps: int
+) -> newton.Mode:
+    density = problem.density
+    limits = newton.Limits(problem.tolerance, num_steps, watch)
+    climb = (
+        newton.climb if problem.structure.known is None else trust_region.climb
+    )  # networks have saddles and curved valleys
+    return climb(density, lambda v: curvature(density, v, theta), u, theta, limits)
+
+
+def _approach(
+    problem: Problem, u: Tensor, *, theta: Tensor, tolerance: float, num_steps: int, watch: lbfgs.Watch
+) -> Tensor:
+    density = problem.density
+    return lbfgs.ascend(lambda v: density.gradient(v, theta), u, tolerance=tolerance, num_steps=num_steps, watch=watch)
+
+
+def laplace_state(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
+    """Laplace's approximation at ``theta``, its mode searched from ``start`` ``(D,)``.
+
+    :raises NotAMode: when the search ends elsewhere than at a maximum.
+    :raises NotPositiveDefinite: when the curvature that was asked for is not positive definite there.
+    """
+    mode = find_modes(problem, start.detach().unsqueeze(0), theta, cold=cold)
+    return state_at(problem, theta, mode, 0)
+
+
+def state_at(
+    problem: Problem, theta: Tensor, mode: newton.Mode, row: int, *, log_hyperprior: Tensor | None = None
+) -> LaplaceState:
+    """The state of one row of a finished search.
+
+    :param log_hyperprior: where it is known, or does not matter.
+    """
+    label = problem.joint.latents.label
+    precision = precision_of(mode, row, label)
+    if not bool(mode.converged[row]):
+        raise _not_a_mode(mode, row, label)
+    num_active = int(problem.active.sum())
+    log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], num_active)
+    log_hyperprior = problem.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
+    numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
+    return LaplaceState(problem, theta.detach(), mode.u[row].detach(), *numbers, bool(mode.escaped[row]))
+
+
+def _not_a_mode(mode: newton.Mode, row: int, label: Label) -> NotAMode:
+    worst = int(mode.gradient[row].abs().argmax())
+    steepest, promised = float(mode.gradient[row, worst]), 0.5 * float(mode.decrement[row])
+    return NotAMode(
+        f"the search for the posterior mode stopped where the gradient is still {steepest:.2e} at {label(worst)} "
+        f"(a Newton step promises {promised:.2e} nats); expected a maximum. Standardise the data, give the site a "
+        f"tighter prior, or try restarts=8."
+    )
+
+
+def require_proper(state: LaplaceState) -> None:
+    """Walk far along the least determined direction: a proper posterior falls off on both sides.
+
+    :raises ImproperPosterior: when the log joint stays up at 10, 30 and 100 standard deviations.
+    """
+    if state.problem.curvature not in PLAIN or not bool(state.problem.active.any()):
+        return  # whoever damps a flat direction knows that it is flat
+    direction = state.precision.weakest(state.problem.active)
+    steps = torch.tensor([10.0, 30.0, 100.0], dtype=direction.dtype, device=direction.device)
+    rows = torch.cat([state.u + steps[:, None] * direction, state.u - steps[:, None] * direction])
+    with torch.no_grad():
+        fall = state.log_joint - state.problem.density.log_joint(rows, state.theta)
+    if bool((fall < 1.0).reshape(2, 3).all(-1).any()):
+        where = state.problem.joint.latents.label(int(direction.abs().argmax()))
+        raise ImproperPosterior(
+            f"the log joint stays within 1 nat of its maximum 100 posterior standard deviations away along a direction "
+            f"that points at {where}: the posterior is improper, or its mode lies at infinity (separable classes, "
+            f"collinear columns, a flat prior). Give that site a proper prior, for example Normal(0, 10) on "
+            f"standardised inputs."
+        )
+
+
+@dataclass(frozen=True)
+class Slope:
+    """First derivatives in the unconstrained hyperparameters, nats, shape ``(T,)``."""
+
+    total: Tensor  # of log evidence + log hyperprior, the mode's dependence included
+    joint: Tensor  # of the log joint at the fixed mode
+
+
+def slope(state: LaplaceState) -> Slope:
+    r"""Exact derivatives of the Laplace log evidence.
+
+    .. math:: \frac{d}{d\theta}\Bigl[\log p(D, \hat w) - \tfrac12\log|A|\Bigr] =
+        \partial_\theta \log p - \tfrac12 \partial_\theta \log|A|
+        - \tfrac12 (\partial_w \log|A|)\, A^{-1} \partial_w \partial_\theta \log p
+
+    The last term is the implicit function theorem at the mode; with a curvature that is not the exact Hessian its
+    ``A`` is the exact one all the same.
+    """
+    theta = state.theta.clone().requires_grad_()
+    prior = pullback(state.problem.joint.log_hyperprior(theta), theta)
+    total, joint = _evidence_slope(state)
+    return Slope((total + prior).double(), joint.double())
+
+
+def _evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
+    """Derivatives of the log evidence alone, and of the log joint at the fixed mode."""
+    density, curvature = state.problem.density, state.problem.curvature
+    if state.problem.latent is not None:
+        assert isinstance(state.precision, LatentPrecision)
+        return state.problem.latent.slope(state.precision, state.theta)
+    theta = state.theta.clone().requires_grad_()
+    u = state.u.unsqueeze(0).requires_grad_()
+    A = curvature(density, u, theta)
+    half_log_det = 0.5 * (state.precision.adjoint.detach() * A).sum()
+    by_u, by_theta = pullback(half_log_det, u), pullback(half_log_det, theta)
+    log_joint = density.log_joint(u, theta).sum()
+    partial = pullback(log_joint, theta)
+    moved = _solve(state, by_u)
+    mixed = pullback(pullback(log_joint, u, create_graph=True), theta, moved)
+    return partial - by_theta - mixed, partial
+
+
+def evidence_and_slope(problem: Problem, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Log evidence ``()`` and its exact derivatives ``(T,)``, hyperpriors left out, the mode searched from the origin.
+
+    :raises NotAMode, NotPositiveDefinite: as :func:`laplace_state`.
+    """
+    mode = find_modes(problem, problem.joint.initial_u.unsqueeze(0), theta, cold=True)
+    state = state_at(problem, theta, mode, 0, log_hyperprior=theta.new_zeros(()))
+    return state.log_evidence, _evidence_slope(state)[0].double()
+
+
+def _solve(state: LaplaceState, b: Tensor) -> Tensor:
+    """``A^-1 b`` with the exact Hessian."""
+    if state.problem.curvature is exact_hessian:
+        return state.precision.solve(b)
+    A = exact_hessian(state.problem.density, state.u.unsqueeze(0), state.theta)
+    return factorise(A, state.problem.joint.latents.label).solve(b)

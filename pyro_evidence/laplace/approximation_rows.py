@@ -1,0 +1,103 @@
+"""Laplace's approximation of many rows at once, each at hyperparameters and with pruned weights of its own."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.choices import exact_hessian, gauss_newton
+from pyro_evidence.curvature.dense import Dense
+from pyro_evidence.laplace.approximation import DENSE_SEARCH, Problem, Slope
+from pyro_evidence.numerics import evidence, newton, trust_region
+from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.structure.pruned import PrunedRows
+
+SMALL = 200  # coordinates up to which rows of any model are worth a batch of third derivatives
+
+
+@dataclass(frozen=True)
+class LaplaceRows:
+    """Laplace's approximation at each row's hyperparameters."""
+
+    theta: Tensor  # (R, T)
+    active: Tensor  # (R, D) bool
+    u: Tensor  # (R, D)
+    tril: Tensor  # (R, D, D) Cholesky factor of the posterior precision
+    objective: Tensor  # (R,) log evidence, -inf where no mode was found
+    escaped: Tensor  # (R,) bool: whether the search left a saddle on the way
+
+    def chosen(self, rows: Tensor) -> "LaplaceRows":
+        """Some rows, by position or mask."""
+        return LaplaceRows(*(part[rows] for part in vars(self).values()))
+
+    def with_rows(self, rows: Tensor, new: "LaplaceRows") -> "LaplaceRows":
+        """With ``rows`` (positions) replaced."""
+        pairs = zip(vars(self).values(), vars(new).values(), strict=True)
+        return LaplaceRows(*(old.index_copy(0, rows, part) for old, part in pairs))
+
+
+def can_batch(problem: Problem) -> bool:
+    """Whether the rows of this problem can be evaluated together, each at its own hyperparameters."""
+    largest = DENSE_SEARCH if problem.structure.known is not None else SMALL
+    small = problem.joint.latents.size <= largest and problem.latent is None and problem.structure.linear is None
+    return (
+        small
+        and problem.curvature in (exact_hessian, gauss_newton)
+        and problem.joint.hypers.size > 0
+        and not problem.joint.hyper_sites
+    )
+
+
+def density(problem: Problem) -> PrunedRows:
+    """The density of rows whose mask stands behind their hyperparameters."""
+    return PrunedRows(problem.structure.by_rows, problem.structure.groups, problem.joint.hypers.size)
+
+
+def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor, num_steps: int = 60) -> LaplaceRows:
+    """The modes from ``start`` and what follows from them."""
+    rows, log_joint = torch.cat([theta, active.to(theta)], -1), density(problem)
+
+    def exact(u: Tensor, own: Tensor) -> Tensor:
+        return exact_hessian(log_joint, u, own)
+
+    climb = newton.climb if problem.structure.known is None else trust_region.climb
+    mode = climb(log_joint, exact, start, rows, newton.Limits(problem.tolerance, num_steps))
+    A = problem.curvature(log_joint, mode.u, rows).detach().double()
+    tril, info = torch.linalg.cholesky_ex(A)
+    sound = mode.converged & (info == 0) & torch.isfinite(mode.log_joint)
+    tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(A))
+    log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.sum(-1))
+    return LaplaceRows(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.escaped)
+
+
+def slopes(problem: Problem, points: LaplaceRows) -> Slope:
+    """Exact derivatives of each row's log evidence in its hyperparameters.
+
+    See :func:`pyro_evidence.laplace.approximation.slope`.
+    """
+    theta, u = points.theta.clone().requires_grad_(), points.u.clone().requires_grad_()
+    rows, by_rows = torch.cat([theta, points.active.to(theta)], -1), density(problem)
+    half_log_det = 0.5 * (torch.cholesky_inverse(points.tril) * problem.curvature(by_rows, u, rows)).sum()
+    by_u, by_theta = pullback(half_log_det, u), pullback(half_log_det, theta)
+    log_joint = by_rows.log_joint(u, rows).sum()
+    partial = pullback(log_joint, theta)
+    moved = torch.cholesky_solve(by_u.unsqueeze(-1), _exact_tril(problem, points, rows)).squeeze(-1)
+    mixed = pullback(pullback(log_joint, u, create_graph=True), theta, moved)
+    return Slope((partial - by_theta - mixed).double(), partial.double())
+
+
+def _exact_tril(problem: Problem, points: LaplaceRows, rows: Tensor) -> Tensor:
+    """The factor of the exact Hessian; nan where that is not positive definite."""
+    if problem.curvature is exact_hessian:
+        return points.tril
+    tril, info = torch.linalg.cholesky_ex(density(problem).precision(points.u, rows.detach()).double())
+    return torch.where((info == 0)[:, None, None], tril, torch.nan)
+
+
+def slopes_at_fixed_mode(problem: Problem, points: LaplaceRows) -> Slope:
+    """Slopes without the modes' and the curvatures' dependence on the hyperparameters, as MacKay has them."""
+    theta = points.theta.clone().requires_grad_()
+    rows, by_rows = torch.cat([theta, points.active.to(theta)], -1), density(problem)
+    half_log_det = 0.5 * (torch.cholesky_inverse(points.tril) * problem.curvature(by_rows, points.u, rows)).sum()
+    partial = pullback(by_rows.log_joint(points.u, rows).sum(), theta)
+    return Slope((partial - pullback(half_log_det, theta)).double(), partial.double())

@@ -1,0 +1,170 @@
+"""A model with some of its latents integrated out by Laplace: itself a Pyro model over the rest."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.laplace.approximation import (
+    LaplaceState,
+    Problem,
+    evidence_and_slope,
+    laplace_problem,
+    laplace_state,
+)
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.settings import check_model
+
+FACTOR = "log_evidence"  # the site that stands for the integrated latents and the data
+
+
+class LaplaceMarginal:
+    """``model`` with the sites in ``integrate`` and the data replaced by one factor, Laplace's log evidence of them.
+
+    An ordinary Pyro model over the other latent sites and the params, for NUTS, SVI or an AutoGuide: its density is
+    ``p(rest) p(D | rest)``, the second factor by Laplace with its exact gradient, the mode's dependence included.
+    Exact where the integrated part is Gaussian.  Meant for a few hyperparameters above many latents, such as the
+    lengthscales of a Gaussian process: ``MCMC(NUTS(LaplaceMarginal(model, integrate=["f"])), ...)``.  Margossian et
+    al. (2020), "Hamiltonian Monte Carlo using an adjoint-differentiated Laplace approximation", NeurIPS.
+
+    First derivatives only: what differentiates twice, ``LaplaceEvidence`` among them, is refused.  Where no mode can
+    be found the density is taken as zero.
+
+    :param model: a Pyro model with at least one more latent site, or param, than ``integrate`` names.
+    :param integrate: names of the latent sites to integrate out.
+    """
+
+    def __init__(self, model: Model, *, integrate: Sequence[str]) -> None:
+        check_model(model, goes_to="its call")
+        if isinstance(integrate, str) or not len(integrate):
+            raise BadInput(f"integrate={integrate!r}; expected a list of names of latent sites, such as ['f'].")
+        self.model, self.integrate = model, tuple(integrate)
+        self._last: tuple[tuple[Any, ...], Mapping[str, Any], Problem] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is only kept for speed."""
+        return vars(self) | {"_last": None}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Run the model over the rest.
+
+        :raises BadInput: for names that are no latent sites, and for data that the model refuses.
+        """
+        problem = self._problem(args, kwargs)
+        theta = problem.joint.hypers.flat(self._rest(problem, args, kwargs)).double()
+        with poutine.block():  # the runs inside are nobody else's
+            log_evidence = _LogEvidence.apply(theta, problem)
+        pyro.factor(FACTOR, log_evidence.to(problem.joint.dtype))
+
+    def _problem(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Problem:
+        """The problem of these very arguments, made once."""
+        if self._last is None or not _same((*args, *kwargs.values()), (*self._last[0], *self._last[1].values())):
+            with poutine.block(), torch.enable_grad():
+                joint = LogJoint(self.model, args, kwargs, integrate=self.integrate)
+                if not joint.hypers.size:
+                    raise BadInput(
+                        f"integrate={list(self.integrate)} leaves nothing to sample; expected at least one more latent "
+                        f"site or param. Use LaplaceEvidence for the evidence itself."
+                    )
+                self._last = args, kwargs, laplace_problem(joint)
+        return self._last[2]
+
+    def _rest(self, problem: Problem, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The other sites and the params of one run, which handlers around it see; nothing else is seen."""
+        joint = problem.joint
+        fixed = joint.latents.constrained(joint.initial_u.to(joint.dtype))
+        hidden = {*fixed, *joint.observed, *joint.discrete}
+        model = poutine.block(poutine.condition(self.model, data=fixed), hide_fn=lambda msg: _is_hidden(msg, hidden))
+        nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes
+        return {n: torch.as_tensor(nodes[n]["value"]) for n in joint.hypers.names}
+
+    def latents(self, samples: Mapping[str, Tensor], *args: Any, seed: int = 0, **kwargs: Any) -> dict[str, Tensor]:
+        """One draw of the integrated sites for each draw of the rest, ``(S,) + site shape``.
+
+        :param samples: of the other sites, as ``MCMC.get_samples()`` gives them.
+        :param args: the model's arguments.
+        :raises BadInput: when a site is missing.
+        """
+        return self._each(samples, args, kwargs, lambda i, state: _draw(state, seed + i))
+
+    def log_evidences(self, samples: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Laplace's ``log p(D | rest)`` for each draw of the rest, nats, shape ``(S,)``."""
+        found = self._each(samples, args, kwargs, lambda i, state: {"": state.log_evidence})
+        return found[""]
+
+    def _each(
+        self,
+        samples: Mapping[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        of: Callable[[int, LaplaceState], dict[str, Tensor]],
+    ) -> dict[str, Tensor]:
+        problem = self._problem(args, kwargs)
+        joint = problem.joint
+        missing = [n for n in joint.hyper_sites if n not in samples]
+        if missing:
+            raise BadInput(
+                f"samples lack the site(s) {missing}; expected draws of {list(joint.hyper_sites)}. Pass "
+                "mcmc.get_samples()."
+            )
+        store = pyro.get_param_store()
+        params = {n: store[n].detach() for n in joint.hypers.names if n not in joint.hyper_sites}
+        found = []
+        for i in range(len(next(iter(samples.values())))):
+            values = params | {n: samples[n][i] for n in joint.hyper_sites}
+            found.append(of(i, laplace_state(problem, joint.hypers.flat(values).double(), joint.initial_u, cold=True)))
+        return {n: torch.stack([row[n] for row in found]) for n in found[0]}
+
+
+def _is_hidden(msg: Any, hidden: set[str]) -> bool:
+    return msg["type"] == "sample" and (msg["name"] in hidden or hasattr(msg["fn"], "subsample_size"))
+
+
+def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _draw(state: LaplaceState, seed: int) -> dict[str, Tensor]:
+    joint = state.problem.joint
+    generator = torch.Generator().manual_seed(seed)
+    white = torch.randn(1, len(state.u), generator=generator, dtype=torch.float64).to(state.u.device)
+    u = state.u + state.precision.colour(white)[0]
+    return joint.latents.constrained(u.to(joint.dtype))
+
+
+class _LogEvidence(torch.autograd.Function):
+    """Laplace's log evidence at unconstrained hyperparameters ``(T,)``; minus infinity where there is no mode."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, problem: Problem) -> Tensor:
+        ctx.theta, theta = theta, theta.detach()
+        try:
+            with torch.enable_grad():
+                log_evidence, ctx.slope = evidence_and_slope(problem, theta)
+        except ArithmeticError:
+            log_evidence, ctx.slope = theta.new_full((), -torch.inf), torch.full_like(theta, torch.nan)
+        return log_evidence
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        slope: Tensor = cotangents[0] * ctx.slope
+        return (_Final.apply(slope, ctx.theta) if torch.is_grad_enabled() else slope), None
+
+
+class _Final(torch.autograd.Function):
+    """A gradient that will not be differentiated again, rather than be differentiated as if it were constant."""
+
+    @staticmethod
+    def forward(ctx: Any, slope: Tensor, theta: Tensor) -> Tensor:
+        return slope.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, None]:
+        raise UnsupportedModel(
+            "LaplaceMarginal has first derivatives only, but its gradient is being differentiated again. Use NUTS, SVI "
+            "or an AutoGuide on it; for a Laplace evidence of everything, use LaplaceEvidence on the model itself."
+        )

@@ -1,0 +1,302 @@
+"""What a fit returns: numbers, draws, a guide, and how far to trust them."""
+
+import copy
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer.mcmc.util import print_summary
+from torch import Tensor
+
+from pyro_evidence.curvature.gaussian_process import LatentPrecision
+from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace import archive, report
+from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.guide import LaplaceGuide
+from pyro_evidence.laplace.process_prediction import ProcessGuide
+from pyro_evidence.program.checks import require_targets
+from pyro_evidence.program.failed_run import new_data, tensors
+from pyro_evidence.program.log_joint import LogJoint, Model, own_random_numbers
+from pyro_evidence.program.parameters import Home
+from pyro_evidence.settings import check_count
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LaplacePosterior:
+    """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
+
+    :ivar state: the last iterate; every number below is of this one.
+    :ivar status: why the fit stopped, as a sentence.
+    :ivar log_evidences: log evidence (plus log hyperprior, where sites were maximised) after each step, nats.
+    :ivar restarts: log evidence each restart arrived at, shape ``(R,)``; nan where it failed.
+    :ivar failures: what the failed restarts said.
+    """
+
+    state: LaplaceState
+    status: str
+    log_evidences: tuple[float, ...]
+    restarts: Tensor
+    failures: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        sites, hypers = list(self._joint.latents.names), list(self.hyperparameters)
+        return (
+            f"{type(self).__name__}(log_evidence={float(self.log_evidence):.6g}, sites={sites}, "
+            f"hyperparameters={hypers}, status={self.status!r})"
+        )
+
+    @property
+    def _joint(self) -> LogJoint:
+        return self.state.problem.joint
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """``log p(D | hyperparameters)`` by Laplace's approximation, nats, total, shape ``()``."""
+        return self.state.log_evidence
+
+    @property
+    def log_hyperposterior(self) -> Tensor:
+        """Log evidence plus the log prior density of maximised latent sites, nats, shape ``()``."""
+        return self.state.log_evidence + self.state.log_hyperprior
+
+    @property
+    def hyperparameters(self) -> dict[str, Tensor]:
+        """Constrained values by the model's own names; a pruned precision is ``inf``, a pruned scale 0."""
+        params, sites = self._joint.split_hypers(self._limit())
+        return {n: v.detach() for n, v in (params | sites).items()}
+
+    def _limit(self) -> Tensor:
+        """Unconstrained hyperparameters with the pruned ones at infinity."""
+        groups, active = self.state.problem.structure.groups, self.state.problem.active
+        if groups is None or bool(active.all()):
+            return self.state.theta
+        pruned = groups.member[~active].unique()
+        return self.state.theta.index_copy(0, pruned, groups.power[pruned].sign() * math.inf)
+
+    @property
+    def mode(self) -> dict[str, Tensor]:
+        """Constrained site values at the mode of the density in unconstrained space."""
+        return self._constrained(self.state.u)
+
+    def _constrained(self, u: Tensor) -> dict[str, Tensor]:
+        return self._joint.latents.constrained(u.to(self._joint.dtype))
+
+    @property
+    def gamma(self) -> dict[str, Tensor]:
+        """Number of well-determined parameters of each precision that a hyperparameter holds; 0 where pruned.
+
+        MacKay (1992), eq. 4.9.  Only hyperparameters that are recognised as precisions (or variances, scales,
+        log precisions) of Gaussian latents are listed; each entry has the hyperparameter's shape.
+        """
+        hypers, gamma = self._joint.hypers, self.state.gamma
+        parts = {p.name: gamma[hypers.slices[p.name]] for p in hypers}
+        return {p.name: parts[p.name].reshape(p.unconstrained_shape) for p in hypers if not parts[p.name].isnan().all()}
+
+    @property
+    def pruned(self) -> dict[str, Tensor]:
+        """Which elements of each site were switched off, bool masks of the sites' unconstrained shapes."""
+        return self._joint.latents.unconstrained(~self.state.problem.active)
+
+    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
+        """Independent draws, shaped and constrained as by ``MCMC.get_samples()``: ``(S,) + site shape``.
+
+        :param seed: None takes one from the state of the caller's generator.  That generator stays where it
+            is, so that the draws are the same until it moves, and unrelated to those that it gives next.
+        """
+        check_count("num_samples", num_samples, at_least=0)
+        return self._constrained(self._coloured(self._white(num_samples, _generator(seed))))
+
+    def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """Standard normal in the coordinates that are not pruned, ``(S, D)``; the same on every device."""
+        u = self.state.u
+        white = torch.randn(num_samples, len(u), generator=generator, dtype=u.dtype, device="cpu")
+        return white.to(u.device) * self.state.problem.active
+
+    def _coloured(self, white: Tensor) -> Tensor:
+        """Unconstrained draws ``(S, D)`` from white noise."""
+        return self.state.u + self.state.precision.colour(white)
+
+    @property
+    def guide(self) -> LaplaceGuide:
+        """The posterior as a Pyro guide; where a latent is a Gaussian process, one that predicts it at new inputs."""
+        kind = ProcessGuide if isinstance(self.state.precision, LatentPrecision) else LaplaceGuide
+        return kind(self.state)
+
+    @property
+    def model(self) -> Model:
+        """The user's model with the hyperparameters put in as constants, for NUTS and Predictive anywhere.
+
+        A pruned precision is put in as a finite value at which the data move the weight by less than 1e-4 of
+        its prior variance.
+        """
+        return self._joint.substituted(self.state.theta)
+
+    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
+        return self.mode
+
+    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Marginal quantiles, taken in unconstrained space as ``AutoGuide.quantiles`` takes them.
+
+        :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
+        :raises BadInput: for a ``q`` outside 0 to 1.
+        """
+        levels = torch.as_tensor(q, dtype=self.state.u.dtype, device=self.state.u.device)
+        if not bool(((levels >= 0.0) & (levels <= 1.0)).all()):
+            raise BadInput(f"quantiles({q}): expected probabilities between 0 and 1.")
+        sd = self.state.precision.variance[0].sqrt()
+        away = torch.where(self.state.problem.active, torch.special.ndtri(levels).unsqueeze(-1) * sd, 0.0)
+        return self._constrained(self.state.u + away)
+
+    def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Pointwise log density of every observed site at the mode, nats; by default of the training data.
+
+        :return: site name -> one number per datum; sites that share a discrete site are joined by ``+``.
+        :raises BadInput: when the model cannot be run on the arguments, or they lack an observed site's data.
+        """
+        joint = copy.copy(self._joint)
+        if args or kwargs:
+            joint.args, joint.kwargs = args, kwargs
+        with new_data(joint.args, joint.kwargs):
+            require_targets(joint.trace(self.state.u, self.state.theta).nodes, joint.observed)
+            return {n: v.detach() for n, v in joint.pointwise(self.state.u, self.state.theta).items()}
+
+    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Pointwise log predictive density at the mode, nats, shape ``(N,)``, summed over observed sites.
+
+        :raises BadInput: as :meth:`log_likelihood`, and when observed sites have different shapes.
+        """
+        parts = self.log_likelihood(*args, **kwargs)
+        shapes = {n: tuple(v.shape) for n, v in parts.items()}
+        if len(set(shapes.values())) != 1:
+            raise BadInput(
+                f"observed sites have different shapes, {shapes}; use log_likelihood(...), an entry per site."
+            )
+        return torch.stack(list(parts.values())).sum(0)
+
+    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
+        """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""
+        generator, rows = _generator(seed), self._rows
+        sizes = [min(rows, num_samples - done) for done in range(0, num_samples, rows)]
+        with torch.no_grad(), pyro.validation_enabled(False):
+            log_weights = torch.cat([self._log_weight(self._white(size, generator)) for size in sizes])
+        return torch.where(log_weights.isnan(), -math.inf, log_weights)  # beyond the largest float: density 0
+
+    def _log_weight(self, white: Tensor) -> Tensor:
+        active, precision = self.state.problem.active, self.state.precision
+        log_norm = 0.5 * (precision.log_det[0] - active.sum() * math.log(math.tau))
+        log_joint = self.state.problem.density.log_joint(self._coloured(white), self.state.theta)
+        return log_joint - (log_norm - 0.5 * white.square().sum(-1))
+
+    @property
+    def _rows(self) -> int:
+        """Draws per batch: about 32 MB of a tensor as large as the data."""
+        largest = max((t.numel() for _, t in tensors(self._joint.args, self._joint.kwargs)), default=1)
+        return max(1, min(512, 2**22 // max(largest, len(self.state.u), 1)))
+
+    def diagnostics(self, num_samples: int = 4_000, seed: int = 0) -> dict[str, Any]:
+        """How far to trust the numbers.
+
+        ``pareto_k`` is the shape of the importance ratios' tail (Vehtari et al. 2024): below 0.5 the
+        importance-sampled log evidence and its standard error (nats) are reliable, above 0.7 neither it nor
+        the approximation is.
+        ``gradient_norm`` is the slope left at the mode, in nats per posterior standard deviation;
+        ``smallest_eigenvalue`` is of the posterior precision in unconstrained space.
+        ``left_a_saddle`` says whether the search for the mode came by a saddle, which it left along its downward
+        curvature.
+        """
+        curvature = self.state.problem.curvature
+        return {
+            "status": self.status,
+            "log_evidence": float(self.log_evidence),
+            "log_evidence_per_step": list(self.log_evidences),
+            "log_evidence_per_restart": self.restarts.tolist(),
+            "failed_restarts": list(self.failures),
+            "left_a_saddle": self.state.escaped,
+            "gradient_norm": math.sqrt(max(self.state.decrement, 0.0)),
+            "smallest_eigenvalue": self._smallest_eigenvalue(),
+            "curvature": getattr(curvature, "__name__", str(curvature)),
+            "num_pruned": int((~self.state.problem.active).sum()),
+            **report.importance_check(self.log_weights(num_samples, seed)),
+        }
+
+    def _smallest_eigenvalue(self) -> float:
+        adjoint, active = self.state.precision.adjoint[0], self.state.problem.active
+        variances = adjoint[active] if adjoint.dim() == 1 else torch.linalg.eigvalsh(adjoint[active][:, active])
+        return float(1.0 / variances.max())
+
+    def summary(self, prob: float = 0.9) -> None:
+        """Print what ``MCMC.summary()`` prints, then hyperparameters, evidence and how far to trust it."""
+        samples = {n: v.reshape(4, 250, *v.shape[1:]) for n, v in self.get_samples(1000, seed=0).items()}
+        print_summary(samples, prob)
+        print("\n".join(report.lines(self.diagnostics(), self.hyperparameters, self.gamma)))  # noqa: T201 - as MCMC does
+
+    def update_param_store(self) -> None:
+        """Write the params to Pyro's global param store, so that the rest of an SVI script reads them there.
+
+        Pruned precisions are written as the finite values that :attr:`model` uses.  A network's own
+        parameters are overwritten, as by SVI, and the model is run once, so that a ``PyroModule`` sees the store.
+        """
+        store, joint = pyro.get_param_store(), self._joint
+        params, sites = joint.split_hypers(self.state.theta)
+        for name, value in params.items():
+            if name in store:  # perhaps of another shape or constraint
+                del store[name]
+            if not _overwritten(joint.homes.get(name, ()), value):
+                store.setdefault(name, value.detach().clone(), joint.param_constraints[name])
+        with own_random_numbers(), pyro.validation_enabled(False), poutine.block(), torch.no_grad():
+            poutine.condition(joint.model, data=self.mode | sites)(*joint.args, **joint.kwargs)
+
+    def save(self, path: str | Path) -> None:
+        """Write tensors and settings, no code: what ``torch.load(..., weights_only=True)`` accepts.
+
+        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
+        """
+        archive.write(self._record(), path)
+
+    def _record(self) -> dict[str, Any]:
+        return archive.record(self.state) | {
+            "status": self.status,
+            "log_evidences": list(self.log_evidences),
+            "restarts": self.restarts,
+            "failures": list(self.failures),
+        }
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "LaplacePosterior":
+        """A saved posterior, over the same model.
+
+        :param map_location: as for ``torch.load``: ``"cpu"`` for a file that was written with a GPU.
+        :raises BadInput: when the file is not one of ours, or the model is another.
+        """
+        record: Mapping[str, Any] = archive.read(path, map_location)
+        state = archive.restore(record, model)
+        return cls(
+            state,
+            record["status"],
+            tuple(record["log_evidences"]),
+            record["restarts"],
+            tuple(record["failures"]),
+        )
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    """Our own random numbers; the caller's generator stays where it is."""
+    if seed is None:
+        with torch.random.fork_rng(devices=()):
+            seed = int(torch.randint(2**62, (), device="cpu"))
+    return torch.Generator(device="cpu").manual_seed(operator.index(seed))
+
+
+def _overwritten(homes: Sequence[Home], value: Tensor) -> bool:
+    """Write into the parameters of a network, where there are any."""
+    with torch.no_grad():
+        for module, key in homes:
+            module.get_parameter(key).copy_(value)
+    return bool(homes)

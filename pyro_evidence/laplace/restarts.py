@@ -1,0 +1,175 @@
+"""Many starts climbed as one batch, the distinct modes among them, and the hyperparameters taken most of the way."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_evidence.curvature.choices import gauss_newton
+from pyro_evidence.errors import NotAMode
+from pyro_evidence.iterate import Fit, Status
+from pyro_evidence.laplace.approximation import (
+    LaplaceState,
+    Problem,
+    find_modes,
+    laplace_state,
+    require_proper,
+    state_at,
+)
+from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, slopes_at_fixed_mode
+from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.laplace.type2_rows import natural
+from pyro_evidence.numerics import newton, trust_region
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.parameters import submodules
+
+
+@runtime_checkable
+class Starting(Protocol):
+    """A network that knows where to start its weights."""
+
+    def starts(self, num: int, seed: int) -> dict[str, Tensor]:
+        """Values of real-valued sites by name, ``(num,) + shape`` each."""
+
+
+def starts(joint: LogJoint, num: int, seed: int) -> Tensor:
+    """Random starts, ``(num, D)``: as NUTS draws them, or where a network within the model's reach wants to start."""
+    values = joint.latents.unconstrained(joint.initial(num, seed))
+    for network in submodules(joint.model):
+        if isinstance(network, Starting):
+            own = {n: v for n, v in network.starts(num, seed).items() if n in values and v.shape == values[n].shape}
+            values |= {n: v.to(values[n]) for n, v in own.items()}
+    return torch.cat([v.reshape(num, -1) for v in values.values()], -1)
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """The distinct modes that were found, best first, and which of them each restart reached."""
+
+    states: tuple[LaplaceState, ...]
+    reached: Tensor  # (R,) index into states, -1 where a restart failed
+    failures: tuple[str, ...]
+
+
+def search(problem: Problem, starts: Tensor, theta: Tensor, progress: bool = False) -> Restarts:
+    """Climb from ``starts`` ``(R, D)`` at hyperparameters ``theta``; modes of one height are one mode.
+
+    Relabelled mixture components and mirrored hidden units give modes of equal height, of which one is kept.
+
+    :raises NotAMode: when every restart failed, with what each said.
+    """
+    with tqdm(desc="posterior mode", delay=1.0, disable=not progress, leave=False) as bar:
+        mode = find_modes(problem, starts, theta, cold=True, watch=partial(_show, bar))
+    if not problem.structure.agrees(mode.u[mode.converged], theta):
+        return search(problem.without_linear, starts, theta, progress)
+    return distinct([partial(state_at, problem, theta, mode, row) for row in range(len(starts))])
+
+
+def distinct(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
+    """The distinct modes among those that are found when asked for.
+
+    :raises NotAMode: when none is found, with what each said.
+    """
+    states: list[LaplaceState] = []
+    reached, failures = [], {}
+    for row, find in enumerate(found):
+        try:
+            reached.append(_index(states, find()))
+        except ArithmeticError as error:
+            reached.append(-1)
+            failures[row] = error
+    if not states:
+        raise _all_failed(failures)
+    letters = tuple(f"restart {row}: {error}" for row, error in failures.items())
+    return _sorted(states, torch.tensor(reached), letters)
+
+
+def _sorted(states: list[LaplaceState], reached: Tensor, failures: tuple[str, ...]) -> Restarts:
+    order = sorted(range(len(states)), key=lambda i: -states[i].objective)
+    rank = torch.tensor([order.index(i) for i in range(len(states))] + [-1])
+    return Restarts(tuple(states[i] for i in order), rank[reached], failures)
+
+
+def _all_failed(failures: dict[int, ArithmeticError]) -> ArithmeticError:
+    if len(failures) == 1:
+        return failures[0]
+    return NotAMode(
+        "\n".join(["all restarts failed."] + [f"restart {row}: {error}" for row, error in failures.items()])
+    )
+
+
+def _show(bar: Any, log_joint: Tensor) -> None:
+    bar.set_postfix_str(f"log joint {float(log_joint.max()):.4f}", refresh=False)
+    bar.update()
+
+
+def _index(states: list[LaplaceState], state: LaplaceState) -> int:
+    """Position of a state's mode among ``states``, which grows when it is a new one."""
+    for i, known in enumerate(states):
+        if _same_height(known, state):
+            return i
+    require_proper(state)
+    states.append(state)
+    return len(states) - 1
+
+
+def _same_height(a: LaplaceState, b: LaplaceState) -> bool:
+    tolerance = a.problem.tolerance**0.5 * (1.0 + abs(a.objective))
+    gaps = (a.objective - b.objective, float(a.log_joint - b.log_joint))
+    return all(abs(gap) <= tolerance for gap in gaps)
+
+
+def without_repeats(fits: Sequence[Fit[TypeII]]) -> list[Fit[TypeII]]:
+    """The best first, of several at one height one; those whose height means nothing last."""
+    ordered = sorted(fits, key=lambda fit: (fit.status is Status.SINGULAR, -fit.state.objective))
+    found: list[Fit[TypeII]] = []
+    for fit in ordered:
+        if not any(_same_height(fit.state.laplace, other.state.laplace) for other in found):
+            found.append(fit)
+    return found
+
+
+ROUNDS = 30  # of MacKay's, at most, before modes are found exactly
+
+
+def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Hyperparameters and weights taken most of the way together, from starts ``(R, T)`` and ``(R, D)``.
+
+    MacKay's rounds with the weights near their mode only, to a hundredth of a nat: at the first guess of the
+    hyperparameters a network's mode is far from where it will be, and not worth finding.
+    """
+    by_rows, limits = density(problem), newton.Limits(1e-2, 30)
+    active = torch.ones_like(u, dtype=torch.bool)
+    for _ in range(ROUNDS):
+        rows = torch.cat([theta, active.to(theta)], -1)
+        near = trust_region.ascend(by_rows, lambda v, own: gauss_newton(by_rows, v, own), u, rows, limits)
+        tril, info = torch.linalg.cholesky_ex(near.precision.double())
+        sound = (info == 0) & torch.isfinite(near.log_joint)
+        points = LaplaceRows(
+            theta, active, near.u, torch.where(sound[:, None, None], tril, torch.nan), near.log_joint, near.escaped
+        )
+        found = slopes_at_fixed_mode(replace(problem, curvature=gauss_newton), points)
+        move = (natural(problem, points, found) @ found.total.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
+        move = torch.where(torch.isfinite(move) & ((theta + move - problem.joint.initial_theta).abs() < 8.0), move, 0.0)
+        theta, u = theta + move, torch.where(sound.unsqueeze(-1), near.u, u)
+        if not bool((move.abs() > 0.1).any()):
+            break
+    return theta, u
+
+
+def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts:
+    """The modes that ``starts`` ``(R, D)`` lead to, each at hyperparameters that it has warmed up to from ``theta``.
+
+    :raises NotAMode: when every restart failed.
+    """
+    own, u = warm_up(problem, theta.expand(len(starts), -1).clone(), starts)
+    points = laplace_rows(problem, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=500)
+    return distinct([partial(_alone, problem, points, row) for row in range(len(u))])
+
+
+def _alone(problem: Problem, points: LaplaceRows, row: int) -> LaplaceState:
+    return replace(laplace_state(problem, points.theta[row], points.u[row]), escaped=bool(points.escaped[row]))

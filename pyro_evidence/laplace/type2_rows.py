@@ -1,0 +1,182 @@
+"""Many restarts as one batch through the hyperparameter loop: the steps of :mod:`type2`, all rows at once.
+
+Each row has hyperparameters, pruned weights, a mode and a metric of its own.  Rows that have arrived, or that need the
+care of the single loop, stand still while the others go on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_evidence.curvature.dense import Dense
+from pyro_evidence.iterate import Fit, Stop
+from pyro_evidence.laplace import type2
+from pyro_evidence.laplace.approximation import Problem, Slope, laplace_state
+from pyro_evidence.laplace.approximation_rows import LaplaceRows, laplace_rows, slopes
+from pyro_evidence.laplace.type2 import (
+    FARTHEST,
+    LARGEST_STEP,
+    TypeII,
+    largest_inflation,
+    metric_of,
+    to_insignificance,
+    updated,
+)
+from pyro_evidence.numerics import evidence
+
+HALVINGS = 12  # of a step, before a row is left to the single loop
+
+
+def natural(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
+    """MacKay's metric of each row, ``(R, T, T)``: see :func:`~pyro_evidence.laplace.type2.natural_metric`."""
+    groups = problem.structure.groups
+    return metric_of(groups, None if groups is None else groups.size(points.active), found).diag_embed()
+
+
+def line_search(problem: Problem, old: LaplaceRows, direction: Tensor, slope: Tensor) -> tuple[LaplaceRows, Tensor]:
+    """The first of each row's halved steps that raises its log evidence (Armijo), and which rows found one."""
+    rise = 1e-4 * (direction * slope).sum(-1)
+    slack = 1e-13 * (1.0 + old.objective.abs())  # rounding of the log evidence
+    left, new, scale = torch.arange(len(rise), device=rise.device), old, 1.0
+    for _ in range(HALVINGS):
+        trial = laplace_rows(problem, old.theta[left] + scale * direction[left], old.active[left], old.u[left])
+        good = trial.objective >= old.objective[left] + scale * rise[left] - slack[left]
+        new = new.with_rows(left[good], trial.chosen(good))
+        left, scale = left[~good], 0.5 * scale
+        if not len(left):
+            break
+    rose = torch.ones_like(rise, dtype=torch.bool)
+    rose[left] = False
+    return new, rose
+
+
+def pruned(problem: Problem, points: LaplaceRows) -> LaplaceRows:
+    """With groups of weights switched off in the rows where that gains: as in the single loop, group by group."""
+    groups = problem.structure.groups
+    if groups is None:
+        return points
+    for t in torch.nonzero(groups.is_weight).flatten().tolist():
+        member = groups.member == t
+        variance, prior = Dense(points.tril).variance, groups.log_precision(points.theta).exp()
+        gamma = torch.where(points.active & member, evidence.well_determined(prior, variance), 0.0)
+        size = (points.active & member).sum(-1)
+        rows = torch.nonzero((size > 0) & (gamma.sum(-1) < 0.1 * size)).squeeze(-1)
+        if len(rows) and bool(torch.isfinite(groups.loc[member]).all()):
+            points = _without(problem, points, rows, t, gamma[rows][:, member].amax(-1))
+    return points
+
+
+def _without(problem: Problem, points: LaplaceRows, rows: Tensor, t: int, determined: Tensor) -> LaplaceRows:
+    """Without group ``t`` in those of ``rows`` whose log evidence is then no lower, nor just before infinity."""
+    groups = problem.structure.groups
+    assert groups is not None
+    old, member = points.chosen(rows), groups.member == t
+    away = to_insignificance(determined) / groups.power[t]
+    theta = old.theta.clone()
+    theta[:, t] += away
+    start = torch.where(member, groups.loc, old.u)
+    off = laplace_rows(problem, theta, old.active & ~member, start)
+    gains = torch.nonzero((off.objective >= old.objective) & torch.isfinite(off.objective)).squeeze(-1)
+    if not len(gains):
+        return points
+    before = laplace_rows(problem, theta[gains], old.active[gains], start[gains])
+    gains = gains[off.objective[gains] >= before.objective]
+    return points.with_rows(rows[gains], off.chosen(gains))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One outer iterate of all rows."""
+
+    points: LaplaceRows
+    slope: Slope  # (R, T) each
+    metric: Tensor  # (R, T, T)
+    moving: Tensor  # (R,) bool
+
+
+def started(problem: Problem, points: LaplaceRows) -> Batch:
+    """An iterate with fresh slopes, in MacKay's metric."""
+    found = slopes(problem, points)
+    return Batch(points, found, natural(problem, points, found), torch.isfinite(found.total).all(-1))
+
+
+def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
+    """One outer iteration of the rows that move."""
+    rows = torch.nonzero(batch.moving).squeeze(-1)
+    old = batch.points.chosen(rows)
+    slope, metric = Slope(batch.slope.total[rows], batch.slope.joint[rows]), batch.metric[rows]
+    direction = (metric @ slope.total.unsqueeze(-1)).squeeze(-1)
+    length = direction.abs().amax(-1, keepdim=True)
+    direction = direction * (LARGEST_STEP / length.clamp(min=LARGEST_STEP))  # cap, direction kept
+    new, rose = line_search(problem, old, direction, slope.total)
+    new = pruned(problem, new)
+    new = replace(new, escaped=old.escaped | new.escaped)
+    found = slopes(problem, new)
+    fresh = natural(problem, new, found)
+    kept = rose & (new.active == old.active).all(-1) & (length.squeeze(-1) < 1.0)
+    learned = updated(metric, fresh, new.theta - old.theta, slope.total, found.total)
+    was_fresh = (metric == natural(problem, old, slope)).all(-1).all(-1)
+    moving = (rose | ~was_fresh) & ~_arrived(old, new, found, stop, rose) & ~_needs_care(problem, new, found)
+    return Batch(
+        batch.points.with_rows(rows, new),
+        Slope(batch.slope.total.index_copy(0, rows, found.total), batch.slope.joint.index_copy(0, rows, found.joint)),
+        batch.metric.index_copy(0, rows, torch.where(kept[:, None, None], learned, fresh)),
+        batch.moving.index_copy(0, rows, moving),
+    )
+
+
+def _arrived(old: LaplaceRows, new: LaplaceRows, found: Slope, stop: Stop, rose: Tensor) -> Tensor:
+    small = (new.objective - old.objective).abs() <= stop.tolerance * (1.0 + new.objective.abs())
+    return rose & small & (found.total.abs().amax(-1) <= stop.gradient_tolerance)
+
+
+def _needs_care(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
+    """Rows on their way to infinity, or to a singular curvature, or without a derivative."""
+    lost = (points.theta.abs() > FARTHEST).any(-1) | ~torch.isfinite(found.total).all(-1)
+    groups = problem.structure.groups
+    if groups is None:
+        return lost
+    inflation = Dense(points.tril).variance * groups.log_precision(points.theta).exp()
+    return lost | (torch.where(points.active & (groups.member >= 0), inflation, 0.0) > largest_inflation(problem)).any(
+        -1
+    )
+
+
+def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:
+    """Every mode, all of one problem, moved to where its log evidence is highest, or as far as rows go together.
+
+    A row for which no mode is found stays where it was.
+    """
+    states = [fit.state.laplace for fit in fits]
+    problem, active = states[0].problem, torch.stack([s.problem.active for s in states])
+    points = laplace_rows(problem, torch.stack([s.theta for s in states]), active, torch.stack([s.u for s in states]))
+    points = replace(points, escaped=points.escaped | torch.tensor([s.escaped for s in states]).to(active))
+    batch, path = started(problem, points), [points.objective]
+    with tqdm(desc="restarts", delay=1.0, disable=not stop.progress, leave=False) as bar:
+        while bool(batch.moving.any()) and len(path) <= stop.num_steps:
+            batch = step(problem, batch, stop)
+            path.append(batch.points.objective)
+            bar.set_postfix_str(f"{int(batch.moving.sum())} of {len(states)} on their way", refresh=False)
+            bar.update()
+    return tuple(_alone(fit, batch.points, row, _path(path, row)) for row, fit in enumerate(fits))
+
+
+def _alone(fit: Fit[TypeII], points: LaplaceRows, row: int, path: tuple[float, ...]) -> Fit[TypeII]:
+    """One row as a fit of its own."""
+    problem = replace(fit.state.laplace.problem, active=points.active[row])
+    try:
+        found = laplace_state(problem, points.theta[row], points.u[row])
+        state = type2.outer_state(replace(found, escaped=bool(points.escaped[row])))
+    except ArithmeticError:
+        return fit
+    return Fit(state, fit.status, (*fit.objectives[:-1], *path, state.objective))
+
+
+def _path(objectives: list[Tensor], row: int) -> tuple[float, ...]:
+    """A row's objectives as long as they change, without the last."""
+    values = [float(o[row]) for o in objectives]
+    last = max((i for i in range(1, len(values)) if values[i] != values[i - 1]), default=0)
+    return tuple(values[:last])

@@ -1,0 +1,28 @@
+"""Mixtures whose components are linear in their weights: evidence-regularised EM, whole."""
+
+from pyro_evidence.mixture.fit import Start
+from pyro_evidence.mixture.posterior import MixturePosterior
+from pyro_evidence.mixture.rounds import GreedyDeletion
+from pyro_evidence.mixture.updates import (
+    BoundedInflation,
+    Unregularised,
+    WeightDecay,
+    as_published,
+    corrected,
+    stationary,
+)
+from pyro_evidence.moved import folder
+
+__all__ = [
+    "BoundedInflation",
+    "GreedyDeletion",
+    "MixturePosterior",
+    "Start",
+    "Unregularised",
+    "WeightDecay",
+    "as_published",
+    "corrected",
+    "stationary",
+]
+
+__getattr__ = folder("mixture")

@@ -1,0 +1,201 @@
+"""A mixture of Gaussians for every datum, or one for all, with a uniform background: moments, distributions, draws."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.mixture.expectation import MixtureData
+from pyro_evidence.program.distributions import Background
+
+
+@dataclass(frozen=True)
+class MixtureDensity:
+    """``p(y_n) = sum_k mixing_k N(y_n | loc_nk, tril_nk tril_nk')``; the data axis has size 1 where all are alike."""
+
+    log_mixing: Tensor  # (N or 1, K)
+    loc: Tensor  # (N or 1, K, m)
+    tril: Tensor  # (N or 1, K, m, m)
+
+    @property
+    def _resp(self) -> Tensor:
+        return self.log_mixing.exp().unsqueeze(-1)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of each output, shape ``(N or 1, m)``."""
+        return (self._resp * self.loc).sum(-2)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each output, shape ``(N or 1, m)``."""
+        within = self.tril.square().sum(-1)
+        return (self._resp * (within + (self.loc - self.mean.unsqueeze(-2)).square())).sum(-2)
+
+    def component_log_prob(self, y: Tensor) -> Tensor:
+        """``log p(y_n, k)``, nats, shape ``(N, K)``; elements of ``y`` that are nan are integrated out."""
+        seen = ~y.isnan().unsqueeze(-2)
+        offset = torch.where(seen, y.unsqueeze(-2) - self.loc, 0.0).unsqueeze(-1)
+        marginal = self.tril if bool(seen.all()) else _seen_tril(self.tril, seen)
+        tril = marginal.expand(*offset.shape[:-2], *self.tril.shape[-2:])
+        white = torch.linalg.solve_triangular(tril, offset, upper=False).squeeze(-1)
+        log_det = marginal.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return self.log_mixing - 0.5 * white.square().sum(-1) - log_det - 0.5 * math.log(math.tau) * seen.sum(-1)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density at ``y`` ``(N, m)``, nats, shape ``(N,)``."""
+        return self.component_log_prob(y).logsumexp(-1)
+
+    def responsibilities(self, y: Tensor) -> Tensor:
+        """``p(k | y_n)``, shape ``(N, K)``."""
+        return self.component_log_prob(y).softmax(-1)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Marginal distribution function of each output at ``y`` ``(..., N, m)``, same shape."""
+        scale = self.tril.norm(dim=-1)
+        each = torch.special.ndtr((y.unsqueeze(-2) - self.loc) / scale)
+        return (self._resp * each).sum(-2)
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """Marginal quantiles of each output by bisection, shape ``(len(q), N or 1, m)``, to 1e-12 of the range."""
+        levels = torch.as_tensor(q, dtype=self.loc.dtype, device=self.loc.device).reshape(-1, 1, 1)
+        low, high = self._bracket(levels)
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            below = self.cdf(middle) < levels
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return 0.5 * (low + high)
+
+    def _bracket(self, levels: Tensor) -> tuple[Tensor, Tensor]:
+        """Values between which the quantiles are, shape ``(len(q), N or 1, m)`` each."""
+        reach = torch.special.ndtri(levels).unsqueeze(-2) * self.tril.norm(dim=-1) + self.loc
+        on = (self._resp > 0).expand_as(reach)
+        low = torch.where(on, reach, torch.inf).amin(-2)  # each kernel's own quantile encloses the mixture's
+        high = torch.where(on, reach, -torch.inf).amax(-2)
+        return low, high
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Independent draws, shape ``(S, N or 1, m)``."""
+        probs = self.log_mixing.exp().expand(len(self.loc), -1)
+        which = torch.multinomial(probs, num_samples, replacement=True, generator=generator).T  # (S, N)
+        rows = torch.arange(len(probs), device=probs.device)
+        white = torch.randn(*which.shape, self.loc.shape[-1], 1, generator=generator, dtype=self.loc.dtype)
+        tril = self.tril.expand(len(probs), *self.tril.shape[1:])
+        return self.loc[rows, which] + (tril[rows, which] @ white.to(tril)).squeeze(-1)
+
+    def marginal(self, outputs: Sequence[int]) -> "MixtureDensity":
+        """The density of some of the outputs, in the order given."""
+        index = torch.as_tensor(outputs, device=self.loc.device)
+        rows = self.tril[..., index, :]
+        return MixtureDensity(self.log_mixing, self.loc[..., index], torch.linalg.cholesky(rows @ rows.mT))
+
+    def conditional(self, outputs: Sequence[int], values: Tensor) -> "MixtureDensity":
+        """The density of the other outputs, given ``values`` ``(N, len(outputs))`` of these."""
+        given = torch.as_tensor(outputs, device=self.loc.device)
+        left = torch.tensor(
+            [i for i in range(self.loc.shape[-1]) if i not in set(given.tolist())], device=self.loc.device
+        )
+        covariance = self.tril @ self.tril.mT
+        known, cross = covariance[..., given[:, None], given], covariance[..., left[:, None], given]
+        gain = torch.linalg.solve(known, cross.mT).mT
+        offset = (values.unsqueeze(-2) - self.loc[..., given]).unsqueeze(-1)
+        loc = self.loc[..., left] + (gain @ offset).squeeze(-1)
+        rest = covariance[..., left[:, None], left] - gain @ cross.mT
+        log_mixing = self.marginal(given.tolist()).component_log_prob(values).log_softmax(-1)
+        tril = torch.linalg.cholesky(0.5 * (rest + rest.mT))
+        return MixtureDensity(log_mixing, loc, tril.expand(*loc.shape, loc.shape[-1]))
+
+
+def _seen_tril(tril: Tensor, seen: Tensor) -> Tensor:
+    """Cholesky factors of the covariances of what was seen, with the identity elsewhere."""
+    kept = seen.to(tril)
+    covariance = (tril @ tril.mT) * kept.unsqueeze(-1) * kept.unsqueeze(-2)
+    return torch.linalg.cholesky(covariance + torch.diag_embed(1.0 - kept))
+
+
+def beside(data: MixtureData, background: Background, Y: Tensor, unit: Tensor | None) -> MixtureData:
+    """The data of a mixture with a background beside its kernels.
+
+    :param Y: the responses, ``(N, m)``, in the units of the background's box; nan where missing.
+    :param unit: that in which ``data`` has them, ``(m,)``; None for the same.
+    """
+    floor = background.log_prob(Y) - background.log_rest
+    if unit is not None:
+        floor = floor + (~Y.isnan()).to(Y) @ unit.log()
+    return replace(data, floor=floor, log_share=float(background.log_rest))
+
+
+@dataclass(frozen=True)
+class MixtureWithBackground(MixtureDensity):
+    """A mixture of Gaussians beside a uniform density; ``log_mixing`` is that among the kernels alone."""
+
+    background: Background
+
+    @property
+    def kernels(self) -> MixtureDensity:
+        """The kernels alone."""
+        return MixtureDensity(self.log_mixing, self.loc, self.tril)
+
+    def _blend(self, ours: Tensor, uniform: Tensor) -> Tensor:
+        """Expectations ``(..., N or 1, m)`` under the two, weighted by their shares."""
+        share = self.background.share.unsqueeze(-1)
+        return (1.0 - share) * ours + share * uniform
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of each output, shape ``(N or 1, m)``."""
+        return self._blend(super().mean, 0.5 * (self.background.low + self.background.high))
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each output, shape ``(N or 1, m)``."""
+        box, mean, ours = self.background, self.mean, self.kernels
+        uniform = (box.high - box.low).square() / 12.0 + (0.5 * (box.low + box.high) - mean).square()
+        return self._blend(ours.variance + (ours.mean - mean).square(), uniform)
+
+    def component_log_prob(self, y: Tensor) -> Tensor:
+        """``log p(y_n, k)`` of the kernels, nats, shape ``(N, K)``; the background is what is left of the density."""
+        return super().component_log_prob(y) + self.background.log_rest.unsqueeze(-1)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density at ``y`` ``(N, m)``, nats, shape ``(N,)``."""
+        return torch.logaddexp(self.component_log_prob(y).logsumexp(-1), self.background.log_prob(y))
+
+    def responsibilities(self, y: Tensor) -> Tensor:
+        """``p(k | y_n)``, shape ``(N, K)``; what the rows lack of one is the background's."""
+        return (self.component_log_prob(y) - self.log_prob(y).unsqueeze(-1)).exp()
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Marginal distribution function of each output at ``y`` ``(..., N, m)``, same shape."""
+        box = self.background
+        return self._blend(super().cdf(y), ((y - box.low) / (box.high - box.low)).clamp(0.0, 1.0))
+
+    def _bracket(self, levels: Tensor) -> tuple[Tensor, Tensor]:
+        """Values between which the quantiles are, those of the box included."""
+        low, high = super()._bracket(levels)
+        box = self.background
+        uniform = box.low + levels * (box.high - box.low)
+        return torch.minimum(low, uniform), torch.maximum(high, uniform)
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Independent draws, shape ``(S, N or 1, m)``."""
+        box, ours = self.background, super().sample(num_samples, generator)
+        pick = torch.rand(*ours.shape[:2], generator=generator, dtype=ours.dtype).to(ours) < box.share
+        place = torch.rand(ours.shape, generator=generator, dtype=ours.dtype).to(ours)
+        return torch.where(pick.unsqueeze(-1), box.low + place * (box.high - box.low), ours)
+
+    def marginal(self, outputs: Sequence[int]) -> "MixtureWithBackground":
+        """The density of some of the outputs, in the order given."""
+        ours = super().marginal(outputs)
+        index = torch.as_tensor(outputs, device=self.loc.device)
+        return MixtureWithBackground(ours.log_mixing, ours.loc, ours.tril, self.background.of(index))
+
+    def conditional(self, outputs: Sequence[int], values: Tensor) -> "MixtureWithBackground":
+        """The density of the other outputs, given ``values`` ``(N, len(outputs))`` of these."""
+        ours, known = self.kernels.conditional(outputs, values), self.marginal(outputs)
+        left = [i for i in range(self.loc.shape[-1]) if i not in set(outputs)]
+        box = self.background.of(torch.as_tensor(left, device=self.loc.device))
+        share = (known.background.log_prob(values) - known.log_prob(values)).exp()
+        return MixtureWithBackground(ours.log_mixing, ours.loc, ours.tril, Background(share, box.low, box.high))

@@ -1,0 +1,316 @@
+r"""Laplace's evidence of a mixture of linear-Gaussian kernels: Hessian, gamma, log evidence, all restarts at once.
+
+With :math:`u_{ki}(n) = [\Lambda_k (y_n - W_k g_n)]_i\, g_n` the Hessian of minus the log joint density is
+
+.. math:: H_{(ki),(k'j)} = \delta_{kk'}(\Lambda_{k,ij}\, G\Pi_kG^\top + \alpha\,\delta_{ij})
+    - \delta_{kk'} \sum_n r_{nk}\, u_{ki} u_{kj}^\top + \sum_n r_{nk} r_{nk'}\, u_{ki} u_{k'j}^\top .
+
+Husmeier (2000), eqs. A.25 to A.28 and A.37, where different parts of it are dropped.  Curvatures are given without the
+prior, in blocks: shape ``(R, groups, d, d)``, rows and columns in the order component, output, basis function.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.mixture.expectation import Mixture, MixtureData, Statistics, data_precision, e_step, shards
+from pyro_evidence.numerics.evidence import log_evidence as laplace
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Derivatives, one per restart in front."""
+
+    noise: Tensor  # (R, K, m) in log beta; or (R, K, m, m) in the noise precision itself, symmetric
+    alpha: Tensor  # (R, K, m, B) in log alpha
+    logits: Tensor  # (R, K) in the logits of the mixing; sums to zero
+
+
+def log_det_slopes(data: MixtureData, mixture: Mixture) -> Slopes:
+    """Total derivatives of ``log |H|`` at the mode: c, d and e, dimensionless."""
+    w, hypers, moved = _moving(mixture)
+    H = _hessian(data, moved, e_step(data, mixture))
+    # cholesky_inverse would refuse an indefinite H, which a point that is not yet a mode may have
+    adjoint = torch.linalg.inv(H.detach())
+    log_det = (adjoint * H).sum()
+    by_w = torch.autograd.grad(log_det, w, retain_graph=True)[0]
+    shift = (adjoint @ by_w.flatten(1).unsqueeze(-1)).reshape(w.shape)
+    (slope,) = torch.autograd.grad(log_joint(data, moved).sum(), w, create_graph=True)
+    total = log_det + (slope * shift).sum()
+    return _slopes(torch.autograd.grad(total, hypers), mixture)
+
+
+def log_evidence_slopes(data: MixtureData, mixture: Mixture) -> Slopes:
+    """Total derivatives of the Laplace log evidence, nats, at the mode ``mixture.w``."""
+    _, hypers, moved = _moving(mixture)
+    partial = _slopes(torch.autograd.grad(log_joint(data, moved).sum(), hypers), mixture)
+    log_det = log_det_slopes(data, mixture)
+    pairs = ((getattr(partial, f), getattr(log_det, f)) for f in ("noise", "alpha", "logits"))
+    return Slopes(*(a - 0.5 * b for a, b in pairs))
+
+
+def _moving(mixture: Mixture) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Mixture]:
+    """The weights, what the hyperparameters are differentiated in, and the mixture made of them."""
+    w = mixture.w.detach().requires_grad_()
+    diagonal = mixture.noise.dim() == 3
+    noise = (mixture.noise.log() if diagonal else mixture.noise).detach().requires_grad_()
+    log_alpha = mixture.alpha.log().detach().requires_grad_()
+    logits = mixture.log_mixing.detach().requires_grad_()
+    parts = (noise.exp() if diagonal else noise, logits.log_softmax(-1), log_alpha.exp())
+    return w, (noise, log_alpha, logits), Mixture(w, *parts, mixture.loc)
+
+
+def _hessian(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    A = full(data, mixture, stats).squeeze(1)
+    return A + mixture.alpha.flatten(1).diag_embed()
+
+
+def _slopes(found: tuple[Tensor, ...], mixture: Mixture) -> Slopes:
+    noise, alpha, logits = (x.detach() for x in found)
+    return Slopes(noise if noise.dim() == 3 else 0.5 * (noise + noise.mT), alpha, logits)
+
+
+def at_mode(mixture: Mixture, w: Tensor) -> Mixture:
+    """The same hyperparameters with other weights."""
+    return replace(mixture, w=w)
+
+
+MixtureCurvature = Callable[[MixtureData, Mixture, Statistics], Tensor]
+
+
+@dataclass(frozen=True)
+class PointwiseJoint:
+    """What every datum says at one point; differentiable."""
+
+    log_joint: Tensor  # (R, K, N)  log p(y_n, k | w), up to the kernels' share
+    u: Tensor  # (R, K, m, B, N)    its derivative in w
+    floor: Tensor | None = None  # (N,) as in MixtureData
+    log_share: float = 0.0
+
+    @property
+    def _log_norm(self) -> Tensor:
+        total = self.log_joint.logsumexp(-2)
+        if self.floor is None:
+            return total
+        # logaddexp has no second derivative where the two are far apart
+        return torch.stack([total, self.floor.expand_as(total)]).logsumexp(0)
+
+    @property
+    def log_density(self) -> Tensor:
+        """``log p(y_n | w)``, shape ``(R, N)``."""
+        return self._log_norm + self.log_share
+
+    @property
+    def resp(self) -> Tensor:
+        """``p(k | y_n, w)``, shape ``(R, K, N)``."""
+        if self.floor is None:
+            return self.log_joint.softmax(-2)
+        return (self.log_joint - self._log_norm.unsqueeze(-2)).exp()
+
+
+def pointwise_joint(data: MixtureData, mixture: Mixture) -> PointwiseJoint:
+    """Log joint table and its derivative by residuals: no cancellation, and derivatives of every order."""
+    Gt = data.G.unsqueeze(-3).mT  # (..., 1, B, N)
+    e = data.Y.unsqueeze(-3).mT - mixture.w @ Gt
+    seen = torch.ones_like(data.Y) if data.observed is None else data.observed.to(data.Y)
+    e = e * seen.unsqueeze(-3).mT
+    full = mixture.noise.dim() == 4
+    pull = mixture.noise @ e if full else mixture.noise.unsqueeze(-1) * e
+    if full:
+        log_norm = 0.5 * (mixture.noise.logdet() - e.shape[-2] * math.log(math.tau)).unsqueeze(-1)
+    else:
+        log_norm = (0.5 * (mixture.noise / math.tau).log()) @ seen.mT
+    log_joint = log_norm + mixture.log_mixing.unsqueeze(-1) - 0.5 * (e * pull).sum(-2)
+    return PointwiseJoint(log_joint, pull.unsqueeze(-2) * Gt.unsqueeze(-3), data.floor, data.log_share)
+
+
+def log_prior(mixture: Mixture) -> Tensor:
+    """Log prior density of the weights, nats, shape ``(R,)``; pruned components included."""
+    quadratic = mixture.alpha * (mixture.w - mixture.loc).square()
+    return 0.5 * ((mixture.alpha / math.tau).log() - quadratic).sum((-3, -2, -1))
+
+
+def log_joint(data: MixtureData, mixture: Mixture) -> Tensor:
+    """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
+    parts = [pointwise_joint(part, mixture).log_density @ part.weight for part in shards(data, mixture.w.numel())]
+    return sum(parts[1:], parts[0]) + log_prior(mixture)
+
+
+def gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    """The log joint, nats, ``(R,)``, and its derivative in the weights, ``(R, K, m, B)``."""
+    value, slope = log_prior(mixture), mixture.alpha * (mixture.loc - mixture.w)
+    for part in shards(data, mixture.w.numel()):
+        pointwise = pointwise_joint(part, mixture)
+        value = value + pointwise.log_density @ part.weight
+        slope = slope + (pointwise.u @ (pointwise.resp * part.weight)[..., None, :, None]).squeeze(-1)
+    return value, slope
+
+
+def _added(of_shard: MixtureCurvature) -> MixtureCurvature:
+    """A curvature that is a sum over data, shard by shard."""
+
+    @wraps(of_shard)
+    def total(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+        parts = shards(data, mixture.w.numel())
+        first = of_shard(parts[0], mixture, stats)
+        for part in parts[1:]:
+            first = first + of_shard(part, mixture, stats)
+        return first
+
+    return total
+
+
+@_added
+def full(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    """The exact Hessian, couplings between all components and outputs included, shape ``(R, 1, K m B, K m B)``."""
+    pointwise = pointwise_joint(data, mixture)
+    u, weighted = pointwise.u.flatten(-3, -2), pointwise.resp * data.weight
+    own = _expected(data, mixture, weighted) - (u * weighted.unsqueeze(-2)) @ u.mT
+    v = (u * (pointwise.resp * data.weight.sqrt()).unsqueeze(-2)).flatten(-3, -2)
+    return (_block_diagonal(own) + v @ v.mT).unsqueeze(-3)
+
+
+def coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    """One block per component, couplings between its outputs included, shape ``(R, K, m B, m B)``; eq. A.37."""
+    if data.is_constant and data.layout.has_products and data.observed is None:
+        return _coordinate_from_sums(data, mixture, stats)
+    return _coordinate(data, mixture, stats)
+
+
+@_added
+def _coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    pointwise = pointwise_joint(data, mixture)
+    u, weighted = pointwise.u.flatten(-3, -2), pointwise.resp * data.weight
+    return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - pointwise.resp)).unsqueeze(-2)) @ u.mT
+
+
+def block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    """One block per component and output, shape ``(R, K m, B, B)``; eq. A.28.
+
+    For a constant basis with diagonal noise it comes from the E-step's sums at no further cost.
+    """
+    if data.is_constant and mixture.noise.dim() == 3:
+        return _block_from_sums(data, mixture, stats)
+    return _block(data, mixture, stats)
+
+
+@_added
+def _block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    pointwise = pointwise_joint(data, mixture)
+    weighted = pointwise.resp * data.weight
+    expected = (
+        _expected(data, mixture, weighted).unflatten(-1, pointwise.u.shape[2:4]).unflatten(-3, pointwise.u.shape[2:4])
+    )
+    diagonal = expected.diagonal(dim1=2, dim2=4).movedim(-1, 2)
+    spread = (weighted * (1.0 - pointwise.resp))[..., None, None, :]
+    return (diagonal - (pointwise.u * spread) @ pointwise.u.mT).flatten(1, 2)
+
+
+def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
+    """``Lambda (x) G Pi G'``, shape ``(R, K, m B, m B)``, from responsibilities ``(R, K, N)``."""
+    G = data.G.unsqueeze(-3).unsqueeze(-3)  # (..., 1, 1, N, B)
+    weighted = weighted.unsqueeze(-2).expand(*weighted.shape[:2], data.Y.shape[-1], -1)
+    if data.observed is not None:
+        weighted = weighted * data.observed.mT
+    gram = (weighted.unsqueeze(-2) * G.mT) @ G
+    return data_precision(gram, mixture.noise_matrix)
+
+
+def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    """The same for a constant basis, from ``sum r (1 - r)`` of the features."""
+    layout, w = data.layout, mixture.w.squeeze(-1)
+    mixed = w.unsqueeze(-1) * layout.cross_of(stats.spread).mT
+    squares = w.unsqueeze(-1) * w.unsqueeze(-2) * stats.spread[..., :1, None]
+    products = stats.spread[..., layout.square] - mixed - mixed.mT + squares
+    if mixture.noise.dim() == 3:
+        weights = mixture.noise.unsqueeze(-1) * mixture.noise.unsqueeze(-2)
+        return (mixture.noise * stats.counts.unsqueeze(-1)).diag_embed() - weights * products
+    noise = mixture.noise
+    return noise * stats.counts[..., None, None] - noise @ products @ noise
+
+
+def _block_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    layout, w, beta = data.layout, mixture.w.squeeze(-1), mixture.noise
+    cross, present = layout.cross_of(stats.spread).squeeze(-1), layout.presence_of(stats.spread)
+    squares = layout.squares_of(stats.spread) + w * (w * present - 2.0 * cross)
+    return (beta * (layout.presence_of(stats.moments) - beta * squares)).reshape(len(w), -1, 1, 1)
+
+
+def _block_diagonal(blocks: Tensor) -> Tensor:
+    """Blocks ``(R, K, d, d)`` on the diagonal of ``(R, K d, K d)``."""
+    num, size = blocks.shape[-3:-1]
+    eye = torch.eye(num, dtype=blocks.dtype, device=blocks.device)
+    return (blocks.unsqueeze(-2) * eye[:, None, :, None]).reshape(len(blocks), num * size, num * size)
+
+
+@dataclass(frozen=True)
+class WellDetermined:
+    """How far the data determine each weight, and the determinant that goes with it."""
+
+    gamma: Tensor  # (R, K, m, B)  between 0 and 1
+    ratio: Tensor  # (R, groups, d)  eigenvalues of the curvature, in units of the prior precision
+    log_alpha: Tensor  # (R,)  sum over all weights
+
+    @cached_property
+    def num_clipped(self) -> Tensor:
+        """Negative eigenvalues of the curvature that were taken as zero, shape ``(R,)``."""
+        return (self.ratio < -1e-10 * self.ratio.abs().amax(-1, keepdim=True)).sum((1, 2))
+
+    @cached_property
+    def log_det(self) -> Tensor:
+        """Log determinant of curvature plus prior, shape ``(R,)``; nan where it is not positive definite."""
+        return self.ratio.log1p().sum((1, 2)) + self.log_alpha
+
+
+def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
+    r"""Well-determinedness of each weight; sums over a block are :math:`\sum_v \epsilon_v / (\alpha + \epsilon_v)`.
+
+    Husmeier (2000), eq. 2.20, with the eigenvalues clipped at zero: away from a mode, and in blocks of the Hessian
+    even there, they may be negative, and gamma with them.  Rows that are not finite are nan throughout.
+
+    :param A: curvature without the prior, shape ``(R, groups, d, d)``.
+    :param alpha: prior precision, shape ``(R, K, m, B)``.
+    """
+    log_alpha = alpha.log().sum((1, 2, 3))
+    if A.shape[-1] == 1:
+        ratio = A.squeeze(-1) / alpha.reshape(A.shape[:-1])
+        kept = ratio.clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0
+        return WellDetermined((kept / (1.0 + kept)).reshape(alpha.shape), ratio, log_alpha)
+    scale = alpha.reshape(A.shape[:-1]).rsqrt()
+    values, vectors = _eigh(scale.unsqueeze(-1) * A * scale.unsqueeze(-2))
+    kept = values.clamp(min=0.0)  # as above
+    gamma = (vectors.square() @ (kept / (1.0 + kept)).unsqueeze(-1)).reshape(alpha.shape)
+    return WellDetermined(gamma, values, log_alpha)
+
+
+def _eigh(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors; nan for rows that are not finite, which LAPACK refuses for the whole batch."""
+    finite = A.isfinite().flatten(1).all(-1)
+    if bool(finite.all()):
+        values, vectors = torch.linalg.eigh(A)
+        return values, vectors
+    values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None, None], A, 0.0))
+    return torch.where(finite[:, None, None], values, torch.nan), vectors
+
+
+def log_evidence(log_joint: Tensor, A: Tensor, alpha: Tensor) -> Tensor:
+    """Laplace's log evidence, nats, shape ``(R,)``; nan where curvature plus prior is not positive definite.
+
+    At a mode full >= coordinate >= block, by Fischer's inequality.  Husmeier (2000), eq. 2.11 with all K m B weights.
+    A pruned component, at its prior mean, contributes exactly nothing.
+    """
+    H = A + alpha.reshape(A.shape[:-1]).diag_embed() if A.shape[-1] > 1 else A.flatten(1) + alpha.flatten(1)
+    return laplace(log_joint, _log_det(H), alpha[0].numel())
+
+
+def _log_det(H: Tensor) -> Tensor:
+    """Sum of log determinants of blocks ``(R, groups, d, d)`` or numbers ``(R, groups)``; nan if not positive."""
+    if H.dim() == 2:
+        return H.log().sum(-1)
+    tril, info = torch.linalg.cholesky_ex(H)
+    log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
+    return torch.where((info == 0).all(-1), log_det, torch.nan)

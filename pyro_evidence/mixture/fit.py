@@ -1,0 +1,243 @@
+"""One recognised mixture on its way: from the Pyro model to a batch of restarts, and back to a posterior."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.mixture import evidence, mode, rounds, rows
+from pyro_evidence.mixture.evidence import MixtureCurvature
+from pyro_evidence.mixture.expectation import Mixture, MixtureData
+from pyro_evidence.mixture.posterior import MixturePosterior, laplace_state
+from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture
+from pyro_evidence.mixture.rounds import Deletion, Journal, MixtureRestarts
+from pyro_evidence.mixture.units import ResponseUnits, response_units
+from pyro_evidence.mixture.updates import Ties, Update
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.settings import check_count, check_positive
+
+Starting = Callable[[MixtureData, Mixture, Ties], Mixture]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Random weights about their prior mean, equal mixing, one width for all kernels; in standardised units.
+
+    Wide kernels find clusters that overlap, narrow ones find small clusters: restarts take turns.
+
+    :ivar restarts: number of starts, run as one batch.
+    :ivar seed: of the weights.
+    :ivar width: standard deviation of the noise in every other restart, from the first on.
+    :ivar narrower: the same in the other restarts, as a share of ``width``.
+    :ivar spread: standard deviation of the weights.
+    :ivar alpha: prior precision, where it is learned.
+    :ivar warm_up: unregularised rounds before the first regularised one.
+    """
+
+    restarts: int = 5
+    seed: int = 0
+    width: float = 1.0
+    narrower: float = 0.3
+    spread: float = 1.0
+    alpha: float = 0.01
+    warm_up: int = 10
+
+    def __post_init__(self) -> None:
+        check_count("Start: restarts", self.restarts)
+        check_count("Start: warm_up", self.warm_up, 0)
+        for name in ("width", "narrower", "alpha"):
+            check_positive(f"Start: {name}", getattr(self, name))
+
+    def __call__(self, data: MixtureData, model: Mixture, ties: Ties) -> Mixture:
+        """All restarts.
+
+        :param model: one row, the model's own hyperparameters; those that are fixed are kept.
+        """
+        rows = self.restarts
+        generator = torch.Generator().manual_seed(self.seed)
+        noise = torch.randn(rows, *model.loc.shape, generator=generator, dtype=torch.float64).to(model.loc)
+        alpha = torch.where(ties.alpha_free, self.alpha * ties.alpha_ratio, model.alpha[0])
+        flat = torch.zeros_like(model.log_mixing) if ties.mixing_free else model.log_mixing
+        start = replace(model, alpha=alpha, log_mixing=flat.log_softmax(-1), noise=self._noise(model, ties), w=noise)
+        wide = [v.expand(rows, *v.shape[-d:]) for v, d in ((start.alpha, 3), (start.log_mixing, 1))]
+        return replace(start, w=model.loc + self.spread * noise, alpha=wide[0], log_mixing=wide[1])
+
+    def _noise(self, model: Mixture, ties: Ties) -> torch.Tensor:
+        narrow = torch.arange(self.restarts, device=model.w.device) % 2
+        width = torch.where(narrow > 0, self.width * self.narrower, self.width).to(model.w)[:, None, None]
+        diagonal = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
+        return diagonal if model.noise.dim() == 3 else diagonal.diag_embed()
+
+
+SAME = 1e-6  # relative difference between the evidences of two restarts at one mode
+
+
+@dataclass(frozen=True)
+class MixtureFit:
+    """A recognised model, the units inside, and all restarts."""
+
+    structure: MixtureStructure
+    units: ResponseUnits
+    batch: MixtureRestarts
+
+    @property
+    def jacobian(self) -> Tensor:
+        """What the log evidence loses by going to the model's units, nats."""
+        return self.units.log_jacobian(self.batch.expected.data)
+
+    def unseen(self, joint: LogJoint) -> MixtureData:
+        """The same model's other data, in the units inside.
+
+        :raises BadInput: when they are not of the same kind.
+        """
+        found = recognise_mixture(joint)
+        ours, theirs = ((x.Y.shape[-1], 1 if x.G is None else x.G.shape[-1]) for x in (self.structure, found))
+        if ours != theirs:
+            raise BadInput(
+                f"the unseen data have {_outputs(theirs)}, the fitted ones {_outputs(ours)}: expected the same."
+            )
+        products = self.batch.expected.data.layout.has_products
+        data = self.units.data(found.Y, found.G, found.weight, products=products)
+        return found.spread(data, self.structure.background, self.units.unit)
+
+    def journal(self, unseen: LogJoint | None = None) -> Journal:
+        """A journal of the errors of every round, with the start as its first entry."""
+        data = (self.batch.expected.data,) if unseen is None else (self.batch.expected.data, self.unseen(unseen))
+        found = Journal(self.units, data)
+        found.look(self.batch)
+        return found
+
+    def warmed(self, update: Update, num_steps: int) -> "MixtureFit":
+        """After the warm-up, ready for ``update``."""
+        return replace(self, batch=rounds.warmed(self.batch, update, num_steps))
+
+    def advanced(self) -> "MixtureFit":
+        """One round on."""
+        return replace(self, batch=rounds.advance(self.batch))
+
+
+def _outputs(shape: tuple[int, int]) -> str:
+    return f"{shape[0]} responses and {shape[1]} basis functions"
+
+
+def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCurvature) -> MixtureFit:
+    """The mixture recognised, and all restarts before the first round.
+
+    :raises UnsupportedModel: when it is no mixture of linear-Gaussian kernels.
+    """
+    structure = recognise_mixture(joint)
+    units = response_units(structure.Y, structure.G, structure.weight)
+    products = curvature is not evidence.block or structure.correlation is not None
+    data = units.data(structure.Y, structure.G, structure.weight, products=products)
+    data = structure.spread(data, structure.background, units.unit)
+    ties, own = units.ties(structure.ties), units.standard(structure.start)
+    return MixtureFit(structure, units, rounds.first(data, start(data, own, ties), ties, curvature, update))
+
+
+def finish(
+    task: MixtureFit, fit: Fit[MixtureRestarts], deletion: Deletion | None, stop: Stop, journal: Journal
+) -> MixturePosterior:
+    """From all restarts to one: deletion, choice, and, if anything was deleted, rounds of the chosen one alone.
+
+    :raises NotConverged: when every restart has failed, with all reasons.
+    """
+    if fit.state.verdict is Status.FAILED:
+        letters = "\n".join(fit.state.reasons)
+        raise NotConverged(f"EvidenceEM: every restart failed. Pass update=BoundedInflation(rho=0.05).\n{letters}")
+    fit = _deleted(fit, deletion) if deletion else fit
+    batch, modes = fit.state, fit.state.modes
+    best = highest(torch.where(batch.failed, -torch.inf, modes.occam))
+    at_mode = rows.row(modes.mixture, best)
+    if deletion and fit.status is not Status.INTERRUPTED:
+        rest = iterate(journal, rounds.alone(batch, best), stop, "EvidenceEM")
+        fit = Fit(rest.state, rest.status, fit.objectives + rest.objectives[1:])
+        at_mode = mode.find_mode(rest.state.expected.data, rest.state.expected.mixture)
+    elif fit.status is Status.STEP_LIMIT and float(batch.change[best]) <= stop.gradient_tolerance:
+        fit = Fit(batch, Status.CONVERGED, fit.objectives)  # the others are not
+    restarts = torch.where(batch.failed, torch.nan, modes.log_evidence)
+    found = posterior_of(task, fit, at_mode, (restarts, batch.reasons))
+    return replace(found, paths=journal.path(int(best)))
+
+
+def current_posterior(task: MixtureFit, stop: Stop) -> MixturePosterior:
+    """The posterior where the best restart stands."""
+    return finish(task, Fit(task.batch, Status.BY_HAND, (task.batch.objective,)), None, stop, task.journal())
+
+
+def _deleted(fit: Fit[MixtureRestarts], deletion: Deletion) -> Fit[MixtureRestarts]:
+    if fit.status is Status.INTERRUPTED:
+        return fit
+    try:
+        return Fit(deletion(fit.state), fit.status, fit.objectives)
+    except KeyboardInterrupt:
+        warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=4)
+        return Fit(fit.state, Status.INTERRUPTED, fit.objectives)
+
+
+def posterior_of(
+    task: MixtureFit, fit: Fit[MixtureRestarts], at_mode: Mixture, restarts: tuple[Tensor, tuple[str, ...]]
+) -> MixturePosterior:
+    """One mixture in the model's units.
+
+    :param at_mode: one row, its weights at a mode.
+    :param restarts: log evidence of each in the engine's units, and what those that failed said.
+    """
+    structure, units = task.structure, task.units
+    whole = rows.padded(at_mode, units.standard(structure.start))
+    mixture = structure.consistent(units.original(whole))
+    return MixturePosterior(
+        laplace_state(structure, mixture),
+        fit.status.value,
+        tuple(v - float(task.jacobian) for v in fit.objectives),
+        restarts[0] - task.jacobian,
+        restarts[1],
+        structure=structure,
+        mixture=mixture,
+        num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
+    )
+
+
+def highest(heights: Tensor) -> Tensor:
+    """The first row that is as high as any, up to rounding: restarts often meet, shape ``(1,)``."""
+    top = heights.max()
+    return (heights >= top - SAME * (1.0 + top.abs())).to(torch.int8).argmax().reshape(1)
+
+
+Found = TypeVar("Found", bound=LaplacePosterior)
+
+
+class Settings(Protocol):
+    """What an engine was told."""
+
+    update: Update
+    start: Start
+    deletion: Deletion | None
+    stop: Stop
+
+
+def run(task: MixtureFit, settings: Settings, journal: Journal) -> MixturePosterior:
+    """Warm-up, rounds of all restarts, deletion, rounds of the chosen one.
+
+    :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
+    """
+    stop, deletion = settings.stop, settings.deletion
+    together = stop if deletion is None else replace(stop, num_steps=min(stop.num_steps, deletion.after))
+    fit = rounds.em(task.batch, settings.update, settings.start.warm_up, together, journal)
+    return warn_unless_converged(finish(task, fit, deletion, stop, journal), stop)
+
+
+def warn_unless_converged(posterior: Found, stop: Stop) -> Found:
+    """The posterior; where it is not converged, though that was asked for, a warning or an error before.
+
+    :raises NotConverged: with ``stop.throw``.
+    """
+    status = Status(posterior.status)
+    if status in (Status.STEP_LIMIT, Status.FAILED) and stop.tolerance > 0:
+        require_convergence("EvidenceEM", status, posterior, stop)
+    return posterior

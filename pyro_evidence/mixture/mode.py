@@ -1,0 +1,142 @@
+"""The posterior mode of a mixture's weights at fixed hyperparameters, and an evidence that charges for these."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pyro_evidence.mixture import evidence as mixture_evidence
+from pyro_evidence.mixture.expectation import SHARD, Mixture, MixtureData, e_step, rows_of, solve_weights
+from pyro_evidence.mixture.rows import row
+from pyro_evidence.mixture.updates import EStep, estep
+from pyro_evidence.numerics import newton
+from pyro_evidence.numerics.evidence import log_evidence as laplace
+
+LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter; 1 to 100 lead to the same choices
+TOLERANCE = 1e-14  # nats that a Newton step may still promise
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The log joint as a function of flat weights; each row carries its number along as a last coordinate."""
+
+    data: MixtureData
+    mixture: Mixture
+
+    def unpacked(self, u: Tensor) -> tuple[MixtureData, Mixture]:
+        rows = u[:, -1].long()
+        mixture = row(self.mixture, rows)
+        return rows_of(self.data, rows), replace(mixture, w=u[:, :-1].reshape(mixture.w.shape))
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        return mixture_evidence.log_joint(*self.unpacked(u))
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        value, slope = mixture_evidence.gradient(*self.unpacked(u))
+        return value, pad(slope.flatten(1), (0, 1))
+
+    def precision(self, u: Tensor) -> Tensor:
+        data, mixture = self.unpacked(u)
+        A = mixture_evidence.full(data, mixture, _NO_SUMS).squeeze(1)
+        H = pad(A + mixture.alpha.flatten(1).diag_embed(), (0, 1, 0, 1))
+        H[:, -1, -1] = 1.0
+        return H
+
+
+_NO_SUMS: Any = None  # the full Hessian is taken from the data
+
+
+def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 4, num_newton: int = 50) -> Mixture:
+    """The mixture with its weights at a posterior mode: a few EM steps, then Newton with the full Hessian.
+
+    :param num_newton: 0 where the full Hessian would not fit into memory; then give more EM steps.
+    """
+    for _ in range(num_em):
+        mixture = replace(mixture, w=solve_weights(e_step(data, mixture), data.layout, mixture))
+    if not num_newton:
+        return mixture
+    polished = [_polished(rows_of(data, i), row(mixture, i), num_newton) for i in chunks(data, mixture)]
+    return replace(mixture, w=torch.cat(polished))
+
+
+def chunks(data: MixtureData, mixture: Mixture) -> tuple[Tensor, ...]:
+    """Numbers of rows that fit into memory together, with a number for every datum and weight of each."""
+    size = max(1, SHARD // (mixture.w[0].numel() * len(data.weight)))
+    return torch.arange(len(mixture.w), device=mixture.w.device).split(size)
+
+
+def _polished(data: MixtureData, mixture: Mixture, num_newton: int) -> Tensor:
+    """Weights of all rows at their modes."""
+    density: Any = _Rows(data, mixture)
+    number = torch.arange(len(mixture.w)).to(mixture.w).unsqueeze(-1)
+    start, limits = torch.cat([mixture.w.flatten(1), number], -1), newton.Limits(TOLERANCE, num_newton)
+    found = newton.climb(density, density.precision, start, start.new_zeros(0), limits)
+    return found.u[:, :-1].reshape(mixture.w.shape)
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The rows of a batch at their modes, and how high these are, nats; -inf where there is no mode."""
+
+    mixture: Mixture
+    log_evidence: Tensor  # (R,) with the full Hessian
+    occam: Tensor  # (R,) with :func:`occam_factor` added
+
+
+def modes(expected: EStep) -> Modes:
+    """The mode of each row with its evidences, a few rows at a time."""
+    mode = find_mode(expected.data, expected.mixture)
+    found = []
+    for rows in chunks(expected.data, mode):
+        here = estep(rows_of(expected.data, rows), row(mode, rows), expected.ties, mixture_evidence.full)
+        evidence = log_evidence(here)
+        found.append((evidence, evidence + occam_factor(here)))
+    heights = [torch.where(x.isfinite(), x, -torch.inf) for x in map(torch.cat, zip(*found, strict=True))]
+    return Modes(mode, *heights)
+
+
+def log_evidence(expected: EStep) -> Tensor:
+    """Laplace log evidence at a mode, nats, shape ``(R,)``, by residuals: exact where sums of squares cancel."""
+    log_joint = mixture_evidence.log_joint(expected.data, expected.mixture)
+    return laplace(log_joint, expected.well_determined.log_det, expected.mixture.alpha[0].numel())
+
+
+def occam_factor(expected: EStep) -> Tensor:
+    r"""What integrating the hyperparameters out roughly takes from the log evidence, nats, shape ``(R,)``.
+
+    The sum of the Occam factor :math:`\min(0, \tfrac12\log(4\pi/n) - \log 10)` of every learned precision, ``n`` being
+    ``N_k - gamma`` for a noise precision and ``gamma`` for a prior one, the same for the mixing under a uniform prior,
+    and :math:`\log K!` for the labels.  Only differences between fits of the same data mean something; with it the
+    evidence is not ``log_evidence``.  MacKay (1992), sec. 5.1.
+    """
+    return _noise_factor(expected) + _alpha_factor(expected) + _mixing_factor(expected)
+
+
+def _noise_factor(expected: EStep) -> Tensor:
+    active = expected.mixture.active.to(expected.gamma)
+    if expected.mixture.noise.dim() == 4:
+        num_outputs = expected.gamma.shape[-1]
+        return (_factor(expected.stats.counts) * active).sum(-1) * num_outputs * (num_outputs + 1) / 2
+    left = (expected.stats.counts.unsqueeze(-1) - expected.gamma) * active.unsqueeze(-1)
+    return _factor(expected.ties.beta_pool.per_group(left, expected.ties.beta_free)).sum(-1)
+
+
+def _alpha_factor(expected: EStep) -> Tensor:
+    return _factor(expected.ties.alpha_pool.per_group(expected.well_determined.gamma, expected.ties.alpha_free)).sum(-1)
+
+
+def _factor(amount: Tensor) -> Tensor:
+    """Log of posterior width over prior range of one log precision; 0 where the data say nothing."""
+    width = 0.5 * (4.0 * math.pi / amount.clamp(min=1e-300)).log()  # keeps the logarithm finite
+    return (width - LOG_RANGE).clamp(max=0.0)
+
+
+def _mixing_factor(expected: EStep) -> Tensor:
+    active = expected.mixture.active
+    num = active.sum(-1).to(expected.gamma)
+    spread = 0.5 * torch.where(active, expected.mixture.log_mixing, 0.0).sum(-1)
+    widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / expected.data.num_data)
+    return torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0)

@@ -1,0 +1,306 @@
+"""What a fit of a mixture returns, and the density of data, new or old, that it is."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.choices import exact_hessian
+from pyro_evidence.curvature.dense import Dense
+from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace import archive
+from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.mixture import evidence as mixture_evidence
+from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
+from pyro_evidence.mixture.evidence import well_determined
+from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, mixture_data
+from pyro_evidence.mixture.kernels import Kernels, kernels
+from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture
+from pyro_evidence.numerics.evidence import log_evidence
+from pyro_evidence.numerics.linalg import cholesky
+from pyro_evidence.program.failed_run import new_data
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.structure.density import AutogradDensity
+from pyro_evidence.structure.recognise import Structure
+
+
+@dataclass(frozen=True)
+class FittedMixture:
+    """The model with its weights and hyperparameters held at one mixture.
+
+    :ivar structure: the model, recognised.
+    :ivar mixture: weights and hyperparameters, one row, in the model's units.
+    """
+
+    structure: MixtureStructure
+    mixture: Mixture
+
+    @property
+    def num_components(self) -> int:
+        """Number of components that are left."""
+        return int(self.mixture.active[0].sum())
+
+    def kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
+        """The kernels at these arguments; at the training data without any."""
+        joint = self.structure.fixed(self.structure.params(self.mixture))
+        if args or kwargs:
+            joint = copy.copy(joint)
+            joint.args, joint.kwargs = args, dict(kwargs)
+        with torch.random.fork_rng():  # a response that is not given is drawn, and not looked at
+            with new_data(joint.args, joint.kwargs):
+                trace = joint.trace(self.structure.flat(self.mixture.w[0]), joint.initial_theta)
+        return kernels(joint, trace)
+
+    def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
+        """The density; for a conditional model one for each row of the inputs given.
+
+        The noise is that of the training data, also where a model measures it in units of the data that it is given,
+        and so is the box of a background.
+
+        :param args: as for the model, responses optional; the training data without arguments.
+        """
+        return self._density(self.kernels(args, kwargs))
+
+    def _density(self, found: Kernels) -> MixtureDensity:
+        loc, noise = found.loc.movedim(0, 1).detach(), self.mixture.noise[0]
+        tril = noise.rsqrt().diag_embed() if noise.dim() == 2 else torch.linalg.cholesky(torch.linalg.inv(noise))
+        tril = tril.to(loc).expand(1, *loc.shape[1:], loc.shape[-1])
+        parts = found.probs.detach().log().unsqueeze(0), loc, tril
+        background = self.structure.background
+        return MixtureDensity(*parts) if background is None else MixtureWithBackground(*parts, background)
+
+    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Log density of each datum, nats, shape ``(N,)``; missing values are integrated out.
+
+        :raises BadInput: when the arguments hold no responses.
+        """
+        found = self._given(args, kwargs)
+        return self._density(found).log_prob(found.value)
+
+    def responsibilities(self, *args: Any, **kwargs: Any) -> Tensor:
+        """``p(component | datum)``, shape ``(N, K)``; the training data without arguments.
+
+        :raises BadInput: when the arguments hold no responses.
+        """
+        found = self._given(args, kwargs)
+        return self._density(found).responsibilities(found.value)
+
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
+        found = self.kernels(args, kwargs)
+        if not found.is_observed:
+            raise BadInput("the arguments hold no responses; expected them as for run(...).")
+        given, fitted = found.value.shape[-1], self.structure.Y.shape[-1]
+        if given != fitted:
+            raise BadInput(
+                f"the data have {given} column(s); the mixture was fitted to {fitted}. Pass the same columns, in the "
+                f"same order; marginals are had from density(...).marginal."
+            )
+        return found
+
+
+def laplace_state(structure: MixtureStructure, mixture: Mixture) -> LaplaceState:
+    """Laplace's approximation of the model at the mode ``mixture.w``, full Hessian in closed form, model's own units.
+
+    :param mixture: one row, in the model's units.
+    :raises NotPositiveDefinite: when the weights are not at a mode.
+    """
+    joint = structure.fixed(structure.params(mixture))
+    data = mixture_data(structure.Y, structure.G, weight=structure.weight, products=structure.correlation is not None)
+    data = structure.spread(data, structure.background)
+    A = _precision(structure, data, mixture)
+    tril = cholesky(A, "posterior precision A", joint.latents.label)
+    u = structure.flat(mixture.w[0])
+    log_joint = mixture_evidence.log_joint(data, mixture)[0]
+    precision = Dense(tril.unsqueeze(0))
+    evidence = log_evidence(log_joint, precision.log_det[0], len(u))
+    problem = Problem(
+        joint,
+        Structure(None, None, None, AutogradDensity(joint, None)),
+        exact_hessian,
+        torch.ones(len(u), dtype=torch.bool),
+    )
+    gradient = _gradient(structure, data, mixture)
+    decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
+    return LaplaceState(
+        problem, joint.initial_theta, u, log_joint, precision, decrement, evidence, torch.zeros_like(evidence)
+    )
+
+
+def _precision(structure: MixtureStructure, data: MixtureData, mixture: Mixture) -> Tensor:
+    """Posterior precision in the order of the flat latents, shape ``(D, D)``."""
+    A = mixture_evidence.full(data, mixture, e_step(data, mixture))[0, 0] + mixture.alpha.flatten().diag()
+    place = structure.index.flatten().argsort()
+    return A[place][:, place]
+
+
+def _gradient(structure: MixtureStructure, data: MixtureData, mixture: Mixture) -> Tensor:
+    pointwise = mixture_evidence.pointwise_joint(data, mixture)
+    slope = (pointwise.u * (pointwise.resp * data.weight)[..., None, None, :]).sum(-1) - mixture.alpha * (
+        mixture.w - mixture.loc
+    )
+    return structure.flat(slope[0])
+
+
+@dataclass(frozen=True, repr=False)
+class MixturePosterior(LaplacePosterior):
+    """A Laplace posterior over the weights of a mixture, with what the mixture says about data.
+
+    Pruned components keep their place, with mixing 0 and their weights at the prior, so that shapes are the model's.
+    Each round's log evidence is in ``log_evidences``, its errors in ``train_nll`` and ``test_nll``; for all restarts,
+    datum by datum, see :func:`~pyro_evidence.compare.learning_curve.learning_curve`.
+
+    :ivar structure: the model, recognised.
+    :ivar mixture: weights and hyperparameters, one row, in the model's units.
+    :ivar num_clipped: negative eigenvalues of the curvature that the last round took as zero.
+    :ivar paths: ``train_nll``, and ``test_nll`` if there is one.
+    """
+
+    structure: MixtureStructure | None = None
+    mixture: Mixture | None = None
+    num_clipped: int = 0
+    paths: tuple[Tensor, ...] = ()
+
+    @property
+    def _mixture(self) -> Mixture:
+        assert self.mixture is not None
+        return self.mixture
+
+    @property
+    def train_nll(self) -> Tensor:
+        """Minus the mean log density of the training data after each round, nats per datum, shape ``(S,)``.
+
+        The way of the restart that was chosen, at the weights of the round: the start, ``warm_up`` rounds, and then as
+        ``log_evidences``, whose first entry is the last of these.  Rounds inside the deletion are left out.
+        """
+        return self.paths[0]
+
+    @property
+    def test_nll(self) -> Tensor:
+        """The same for the data that the engine was told to watch, shape ``(S,)``.
+
+        :raises BadInput: when there are none.
+        """
+        if len(self.paths) < 2:
+            raise BadInput(
+                "no data were watched; fit by EvidenceEM(model).watching(Y_test).run(Y) to have their errors."
+            )
+        return self.paths[1]
+
+    @property
+    def active(self) -> Tensor:
+        """Components that are not pruned, shape ``(K,)`` bool."""
+        return self._mixture.active[0]
+
+    @property
+    def num_components(self) -> int:
+        """Number of components that are left."""
+        return int(self.active.sum())
+
+    @property
+    def gamma(self) -> dict[str, Tensor]:
+        """Number of well-determined parameters of each prior precision, in the hyperparameter's shape.
+
+        From the full Hessian at the mode.
+        """
+        assert self.structure is not None
+        joint, scaling = self.structure.joint, self.structure.alpha
+        each = self._gamma_of_weights()
+        total = torch.zeros(joint.hypers.size, dtype=torch.float64)
+        free = scaling.index >= 0
+        total.index_add_(0, scaling.index[free], each[free])
+        named = {p.name: joint.hypers.slices[p.name] for p in joint.hypers}
+        used = set(scaling.index.unique().tolist())
+        shapes = {p.name: p.unconstrained_shape for p in joint.hypers}
+        return {n: total[s].reshape(shapes[n]) for n, s in named.items() if set(range(s.start, s.stop)) & used}
+
+    def _gamma_of_weights(self) -> Tensor:
+        assert self.structure is not None
+        tril = self.state.precision.tril[0]  # type: ignore[attr-defined]
+        place = self.structure.index.flatten()
+        A = (tril @ tril.mT)[place][:, place] - self._mixture.alpha.flatten().diag()
+        return well_determined(A[None, None], self._mixture.alpha).gamma[0]
+
+    @property
+    def fitted(self) -> FittedMixture:
+        """The density at the mode."""
+        assert self.structure is not None
+        return FittedMixture(self.structure, self._mixture)
+
+    def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
+        """The fitted density at the mode; for a conditional model one for each row of the inputs given.
+
+        It has moments, quantiles, a distribution function, draws, and marginal and conditional densities.
+
+        :param args: as for the model, responses optional; the training data without arguments.
+        """
+        return self.fitted.density(*args, **kwargs)
+
+    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Log density of each datum at the mode, nats, shape ``(N,)``; the training data without arguments.
+
+        :raises BadInput: when the arguments hold no responses.
+        """
+        return self.fitted.log_prob(*args, **kwargs)
+
+    def responsibilities(self, *args: Any, **kwargs: Any) -> Tensor:
+        """``p(component | datum)`` at the mode, shape ``(N, K)``; the training data without arguments.
+
+        Rows add up to one, or to what a background leaves of it.
+
+        :raises BadInput: when the arguments hold no responses.
+        """
+        return self.fitted.responsibilities(*args, **kwargs)
+
+    def mean(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Mean of the response, shape ``(N, m)``, or ``(1, m)`` for an unconditional density."""
+        return self.density(*args, **kwargs).mean
+
+    def variance(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Variance of the response, shape ``(N, m)``, or ``(1, m)`` for an unconditional density."""
+        return self.density(*args, **kwargs).variance
+
+    def sample(self, num_samples: int, *args: Any, seed: int = 0, **kwargs: Any) -> Tensor:
+        """Draws of the response at the mode, shape ``(S, N, m)``, or ``(S, 1, m)`` for an unconditional density."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.density(*args, **kwargs).sample(num_samples, generator)
+
+    def diagnostics(self, num_samples: int = 10_000, seed: int = 0) -> dict[str, Any]:
+        """As :meth:`LaplacePosterior.diagnostics`, with the number of components and of clipped eigenvalues."""
+        found = super().diagnostics(num_samples, seed)
+        return found | {"num_components": self.num_components, "num_clipped": self.num_clipped}
+
+    def save(self, path: str | Path) -> None:
+        """Tensors and settings, no code.
+
+        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
+        """
+        archive.write(self._record() | {"paths": self.paths}, path)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MixturePosterior":
+        """A saved posterior, over the same model.
+
+        :raises BadInput: when the file is not one of ours, or the model is another.
+        """
+        record: Mapping[str, Any] = archive.read(path, map_location)
+        state = archive.restore(record, model)
+        structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
+        mixture = recognise_mixture(state.problem.joint).start
+        mixture = Mixture(state.u[structure.index].unsqueeze(0), *_hypers(mixture))
+        numbers = (
+            record["status"],
+            tuple(record["log_evidences"]),
+            record["restarts"],
+            tuple(record["failures"]),
+        )
+        paths = tuple(record.get("paths", ()))  # older files do not say
+        return cls(state, *numbers, structure=structure, mixture=mixture, paths=paths)
+
+
+def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return mixture.noise, mixture.log_mixing, mixture.alpha, mixture.loc

@@ -1,0 +1,337 @@
+"""A log joint recognised as a mixture of linear-Gaussian kernels, by derivatives at random points, never by names.
+
+Enumerated and ``MixtureSameFamily`` forms come out alike: arrays for ``ops.mixture``, and the way back to the model's
+own weights and params.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.mixture.density import beside
+from pyro_evidence.mixture.expectation import Mixture, MixtureData
+from pyro_evidence.mixture.kernels import Kernels, NoMixture, kernels
+from pyro_evidence.mixture.updates import Ties
+from pyro_evidence.numerics.coordinates import Coordinates
+from pyro_evidence.numerics.derivatives import jacobian
+from pyro_evidence.program import predictors
+from pyro_evidence.program.distributions import Background
+from pyro_evidence.program.log_joint import LogJoint
+
+Trace = Any
+TOLERANCES = {torch.float64: 1e-9}  # relative: what counts as equal at random points
+SINGLE = 3e-5  # the same in float32
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A group of precisions: log precision is ``power * theta + offset``; index -1 where nothing is learned."""
+
+    index: Tensor  # (...) coordinate of theta
+    power: Tensor  # (...)
+    offset: Tensor  # (...)
+
+
+@dataclass(frozen=True)
+class MixtureStructure:
+    """A recognised mixture.  Built by :func:`recognise_mixture`."""
+
+    joint: LogJoint
+    index: Tensor  # (K, m, B) flat coordinate of each weight
+    Y: Tensor  # (N, m) responses, what does not depend on the weights taken away
+    G: Tensor | None  # (N, B) basis functions; None for the constant 1
+    weight: Tensor  # (N,)
+    loc: Tensor  # (K, m, B) prior mean
+    alpha: Scaling  # (K, m, B)
+    beta: Scaling  # (K, m) reciprocal variances of the noise
+    correlation: str | None  # the param that holds the noise's correlations, by lower Cholesky factors
+    mixing: str | None  # the param that holds the mixing; None when it is fixed
+    start: Mixture  # one row, at the model's own hyperparameters, weights at their prior mean
+    offset: Tensor  # (N or 1, m) what was taken away from the responses
+    background: Background | None  # a uniform density beside the kernels, in the responses' own place
+
+    @property
+    def ties(self) -> Ties:
+        """Which hyperparameters are shared, and which are learned."""
+        alpha, beta = _groups(self.alpha), _groups(self.beta)
+        free = self.alpha.index >= 0, self.beta.index >= 0
+        return Ties(alpha[0], alpha[1], beta[0], beta[1], free[0], free[1], self.mixing is not None)
+
+    def spread(self, data: MixtureData, background: Background | None, unit: Tensor | None = None) -> MixtureData:
+        """The data, made of this model's responses measured in ``unit`` ``(m,)``, with a background beside."""
+        return data if background is None else beside(data, background, self.Y + self.offset, unit)
+
+    def theta(self, mixture: Mixture) -> Tensor:
+        """Unconstrained hyperparameters of the first row; those of pruned components stay where the model has them."""
+        theta, on = self.joint.initial_theta.clone(), mixture.active[0]
+        _write(theta, self.alpha, mixture.alpha[0].log(), on)
+        _write(theta, self.beta, -_covariance(mixture).diagonal(dim1=-2, dim2=-1).log(), on)
+        return theta
+
+    def params(self, mixture: Mixture) -> dict[str, Tensor]:
+        """The model's params at the first row of ``mixture``."""
+        params, _ = self.joint.split_hypers(self.theta(mixture))
+        if self.correlation is not None:
+            covariance = _covariance(mixture)
+            deviation = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+            params[self.correlation] = torch.linalg.cholesky(covariance) / deviation.unsqueeze(-1)
+        if self.mixing is not None:
+            params[self.mixing] = mixture.log_mixing[0].exp()
+        return {n: v.to(self.joint.dtype) for n, v in params.items()}
+
+    def consistent(self, mixture: Mixture) -> Mixture:
+        """The first row, with pruned components given the hyperparameters that they share with others."""
+        theta, off = self.theta(mixture), ~mixture.active
+        alpha = torch.where(off[..., None, None], _read(theta, self.alpha), mixture.alpha)
+        beta = _read(theta, self.beta)
+        if mixture.noise.dim() == 4:
+            return replace(mixture, alpha=alpha)
+        return replace(mixture, alpha=alpha, noise=torch.where(off.unsqueeze(-1), beta, mixture.noise))
+
+    def flat(self, w: Tensor) -> Tensor:
+        """Weights ``(K, m, B)`` as the flat latent vector."""
+        return torch.zeros(self.joint.latents.size, dtype=torch.float64, device=w.device).index_copy(
+            0, self.index.flatten(), w.flatten()
+        )
+
+    def fixed(self, params: Mapping[str, Tensor]) -> LogJoint:
+        """The log joint with its hyperparameters held at ``params``."""
+        joint = copy.copy(self.joint)
+        joint.held, joint.hypers, joint.initial_theta = (
+            dict(params),
+            Coordinates({}),
+            self.joint.initial_theta[:0],
+        )
+        return joint
+
+
+def _groups(scaling: Scaling) -> tuple[Tensor, Tensor]:
+    """Contiguous group numbers, what is fixed last, and the ratio of each member to its group's value."""
+    _, group = scaling.index.unique(return_inverse=True)
+    group = torch.where(scaling.index < 0, group.max() + 1, group)
+    return group.unique(return_inverse=True)[1], scaling.offset.exp()
+
+
+def _covariance(mixture: Mixture) -> Tensor:
+    """Noise covariances of the first row, shape ``(K, m, m)``."""
+    if mixture.noise.dim() == 4:
+        return torch.linalg.inv(mixture.noise[0])
+    return mixture.noise[0].reciprocal().diag_embed()
+
+
+def _write(theta: Tensor, scaling: Scaling, log_precision: Tensor, on: Tensor) -> None:
+    """Put the hyperparameters that give these precisions of the components ``on`` into ``theta``."""
+    chosen = (scaling.index >= 0) & on.reshape(-1, *[1] * (scaling.index.dim() - 1))
+    values = (log_precision - scaling.offset) / torch.where(chosen, scaling.power, 1.0)
+    theta[scaling.index[chosen]] = values[chosen]
+
+
+def _read(theta: Tensor, scaling: Scaling) -> Tensor:
+    """The precisions that ``theta`` gives."""
+    padded = torch.cat([theta, theta.new_zeros(1)])  # index -1 reads the zero
+    return (torch.where(scaling.index >= 0, scaling.power, 0.0) * padded[scaling.index] + scaling.offset).exp()
+
+
+def _tolerance(joint: LogJoint) -> float:
+    return TOLERANCES.get(joint.dtype, SINGLE)
+
+
+def recognise_mixture(joint: LogJoint) -> MixtureStructure:
+    """The mixture that ``joint`` is.
+
+    :raises UnsupportedModel: with the reason why it is none.
+    """
+    try:
+        return _recognise(joint)
+    except NoMixture as reason:
+        raise UnsupportedModel(
+            f"the model is not a mixture of linear-Gaussian kernels: {reason}. Expected one local discrete site "
+            f"(or a MixtureSameFamily) in one plate, and Normal or MultivariateNormal data, linear in Normal weights."
+        ) from None
+
+
+def _recognise(joint: LogJoint) -> MixtureStructure:
+    points = [_Point.drawn(joint, seed) for seed in (1, 2)]
+    index = _weight_index(joint, points[0])
+    G, offset = _basis(joint, index, points[0])
+    loc, alpha = _prior(joint, points, index)
+    beta, correlation = _noise(joint, points)
+    mixing = _mixing(joint, points[0], [alpha, beta], correlation)
+    kernels = points[0].kernels
+    start = _start(_Point.drawn(joint, None).kernels, alpha, joint.initial_theta, loc)
+    Y = (kernels.value - offset).double()
+    structure = MixtureStructure(
+        joint, index, Y, G, kernels.weight.double(), loc, alpha, beta, correlation, mixing, start,
+        offset.double(), None if kernels.background is None else kernels.background.double(),
+    )  # fmt: skip
+    _verify(structure, points[1])
+    return structure
+
+
+@dataclass(frozen=True)
+class _Point:
+    u: Tensor
+    theta: Tensor
+    trace: Trace
+    kernels: Kernels
+
+    @staticmethod
+    def drawn(joint: LogJoint, seed: int | None, u: Tensor | None = None) -> "_Point":
+        """Random weights and hyperparameters near the start; ``None``: the start itself."""
+        generator = torch.Generator().manual_seed(seed or 0)
+        scale = 0.0 if seed is None else 1.0
+        noise = [
+            torch.randn(n, generator=generator, dtype=torch.float64) for n in (joint.latents.size, joint.hypers.size)
+        ]
+        u = (scale * noise[0].to(joint.device) if u is None else u).requires_grad_()
+        theta = (joint.initial_theta + 0.1 * scale * noise[1].to(joint.device)).requires_grad_()
+        trace = joint.trace(u, theta)
+        return _Point(u, theta, trace, kernels(joint, trace))
+
+
+def _weight_index(joint: LogJoint, point: _Point) -> Tensor:
+    """The flat coordinates behind each component and output, in order of the basis functions, ``(K, m, B)``."""
+    loc = point.kernels.loc
+    generator = torch.Generator().manual_seed(3)
+    blend = torch.rand(loc.shape[1], generator=generator, dtype=torch.float64).to(loc) + 0.5
+    slope = jacobian(torch.einsum("knm,n->km", loc, blend).reshape(-1), point.u)
+    used = slope != 0
+    num_basis = int(used[0].sum())
+    if num_basis == 0 or not bool((used.sum(-1) == num_basis).all()):
+        raise NoMixture("components or outputs have different numbers of weights")
+    values, order = torch.where(used, slope, torch.inf).sort(-1)
+    values, order = values[:, :num_basis], order[:, :num_basis]
+    if len(order.unique()) != joint.latents.size or order.numel() != joint.latents.size:
+        raise NoMixture("weights are shared between components or outputs, or other latent sites are integrated")
+    if not bool(((values - values[:1]).abs() <= _tolerance(joint) * (1.0 + values[:1].abs())).all()):
+        raise NoMixture("its means are not one set of basis functions times weights")
+    num_components = len(point.kernels.probs)
+    if loc.shape[0] != num_components:
+        raise NoMixture("the mean is the same in all components")
+    return order.reshape(num_components, -1, num_basis)
+
+
+def _basis(joint: LogJoint, index: Tensor, point: _Point) -> tuple[Tensor | None, Tensor]:
+    """Basis functions ``(N, B)``, None for the constant 1, and the mean without weights ``(N or 1, m)``."""
+    zero = torch.zeros_like(point.u.detach())
+    origin = _Point.drawn(joint, None, zero.clone()).kernels.loc.detach()
+    if not bool((origin - origin[:1]).abs().max() <= _tolerance(joint) * (1.0 + origin.abs().max())):
+        raise NoMixture("its components have different fixed parts of the mean")
+    columns = []
+    for b in range(index.shape[-1]):
+        unit = zero.index_fill(0, index[:, :, b].flatten(), 1.0)
+        columns.append((_Point.drawn(joint, None, unit).kernels.loc.detach() - origin)[0, :, 0])
+    G = torch.stack(columns, -1).double()
+    if G.shape == (1, 1) and bool((G - 1.0).abs().max() <= _tolerance(joint)):
+        return None, origin[0]
+    return G.expand(len(point.kernels.value), -1).contiguous(), origin[0]
+
+
+def _prior(joint: LogJoint, points: list[_Point], index: Tensor) -> tuple[Tensor, Scaling]:
+    """Prior means of the weights and how their precisions scale."""
+    found = [predictors.gaussian_prior(joint, p.trace) for p in points]
+    if not bool(found[0][2].all()):
+        raise NoMixture("its weights are not Normal")
+    if predictors.depends(found[0][0], points[0].theta) or any(
+        predictors.depends(x, points[0].u) for x in found[0][:2]
+    ):
+        raise NoMixture("the prior mean of its weights is learned, or depends on other latent sites")
+    logs = [f[1].log()[index] for f in found]
+    return found[0][0].detach()[index], _scaling(logs, points, _tolerance(joint))
+
+
+def _noise(joint: LogJoint, points: list[_Point]) -> tuple[Scaling, str | None]:
+    """How the reciprocal noise variances scale, and the name of the param that holds correlations."""
+    scales = [p.kernels.scale for p in points]
+    if any(s.shape[1] > 1 and bool((s != s[:, :1]).any()) for s in scales):
+        raise NoMixture("its noise depends on the datum")
+    if any(predictors.depends(s, points[0].u) for s in scales[:1]):
+        raise NoMixture("its noise depends on a latent site")
+    scales = [s[:, 0] for s in scales]
+    shape = (len(points[0].kernels.probs), points[0].kernels.value.shape[-1])
+    full = scales[0].dim() == 3
+    deviations = [s.norm(dim=-1) if full else s for s in scales]
+    correlation = _holder(joint, points[0], scales[0] / deviations[0].unsqueeze(-1)) if full else None
+    return _scaling([-2.0 * s.expand(shape).log() for s in deviations], points, _tolerance(joint)), correlation
+
+
+def _holder(joint: LogJoint, point: _Point, value: Tensor) -> str:
+    values = joint.hypers.constrained(point.theta.to(joint.dtype))
+    names = [n for n, v in values.items() if v.shape == value.shape and bool(torch.isclose(v, value).all())]
+    if not names:
+        raise NoMixture("the correlations of its noise are not one param of lower Cholesky factors (K, m, m)")
+    return names[0]
+
+
+def _scaling(log_precision: list[Tensor], points: list[_Point], tolerance: float) -> Scaling:
+    """Which hyperparameter scales each precision, verified at both points."""
+    slopes = [jacobian(x.reshape(-1).double(), p.theta) for x, p in zip(log_precision, points, strict=True)]
+    if not bool(((slopes[0] - slopes[1]).abs() <= tolerance).all()):
+        raise NoMixture("a precision is not one hyperparameter times a constant")
+    used = slopes[0].abs() > tolerance
+    if bool((used.sum(-1) > 1).any()):
+        raise NoMixture("a precision depends on several hyperparameters")
+    shape = log_precision[0].shape
+    if not slopes[0].shape[1]:
+        return Scaling(torch.full(shape, -1), torch.zeros(shape).double(), log_precision[0].detach().double())
+    power, which = slopes[0].abs().max(-1)
+    power = slopes[0].gather(-1, which.unsqueeze(-1)).squeeze(-1)
+    half = (2.0 * power).round() / 2.0  # precisions, scales and variances of a group, without rounding errors
+    power = torch.where((power - half).abs() <= tolerance, half, power)
+    offset = log_precision[0].detach().reshape(-1).double() - power * points[0].theta.detach()[which]
+    index = torch.where(used.any(-1), which, -1)
+    return Scaling(index.reshape(shape), power.reshape(shape), offset.reshape(shape))
+
+
+def _mixing(joint: LogJoint, point: _Point, scalings: list[Scaling], correlation: str | None) -> str | None:
+    """The param that holds the mixing; all other params must be accounted for."""
+    values = joint.hypers.constrained(point.theta.to(joint.dtype))
+    probs = point.kernels.probs
+    learned = [n for n in values if n in joint.param_constraints and values[n].shape == probs.shape]
+    holders = [n for n in learned if bool(torch.isclose(values[n], probs).all())]
+    name = next((n for n in holders if _is_simplex(joint.param_constraints[n])), None)
+    if predictors.depends(probs, point.theta) and name is None:
+        raise NoMixture("its mixing is learned but is not itself one param on the simplex")
+    known = {n for n in (name, correlation) if n is not None}
+    scaled = {int(i) for s in scalings for i in s.index.unique().tolist() if i >= 0}
+    for part in joint.hypers:
+        where = joint.hypers.slices[part.name]
+        if part.name not in known and not set(range(where.start, where.stop)) <= scaled:
+            raise NoMixture(f"hyperparameter '{part.name}' is neither a precision of weights or noise nor the mixing")
+    if joint.hyper_sites:
+        raise NoMixture(f"latent sites {list(joint.hyper_sites)} are to be maximised")
+    return name
+
+
+def _is_simplex(constraint: Any) -> bool:
+    return isinstance(constraint, type(constraints.simplex))
+
+
+def _start(kernels: Kernels, alpha: Scaling, theta: Tensor, loc: Tensor) -> Mixture:
+    precision = _read(theta.detach(), alpha)
+    scale = kernels.scale[:, 0].detach().double()
+    if scale.dim() == 3:
+        noise = torch.cholesky_inverse(scale.expand(len(kernels.probs), -1, -1))
+    else:
+        noise = scale.expand(len(kernels.probs), loc.shape[1]).pow(-2)
+    log_mixing = kernels.probs.detach().double().log()
+    return Mixture(loc.unsqueeze(0), noise.unsqueeze(0), log_mixing.unsqueeze(0), precision.unsqueeze(0), loc)
+
+
+def _verify(structure: MixtureStructure, point: _Point) -> None:
+    """The means that the arrays give are the model's, at a point that was not used to find them."""
+    w = point.u.detach()[structure.index]
+    G = torch.ones(1, 1).to(w) if structure.G is None else structure.G
+    expected = torch.einsum("kib,nb->kni", w, G) + (point.kernels.value - structure.Y)
+    actual = point.kernels.loc.detach().double()
+    wrong = (actual - expected).abs() > 10.0 * _tolerance(structure.joint) * (
+        1.0 + expected.abs()
+    )  # False where a value is missing
+    if bool(wrong.any()):
+        raise NoMixture("its means are not linear in the weights")

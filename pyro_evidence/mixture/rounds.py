@@ -1,0 +1,263 @@
+"""The rounds of evidence-regularised EM over a batch of restarts: errors of each, failures contained, deletion."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.mixture import mode, rows
+from pyro_evidence.mixture import rows as mixture_rows
+from pyro_evidence.mixture.evidence import MixtureCurvature
+from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of
+from pyro_evidence.mixture.mode import Modes
+from pyro_evidence.mixture.units import ResponseUnits
+from pyro_evidence.mixture.updates import EStep, Ties, Unregularised, Update, estep, pruned
+from pyro_evidence.settings import check_count
+
+
+@dataclass(frozen=True)
+class MixtureRestarts:
+    """One iterate of all restarts.  Built by :func:`first` and :func:`advance`."""
+
+    expected: EStep
+    update: Update
+    failed: Tensor  # (R,) bool: rows that stay at their last good state
+    change: Tensor  # (R,) largest change of a log hyperparameter in the last round
+    num_rounds: int = 0
+    failures: Mapping[int, str] = field(default_factory=dict)  # what happened to the rows that failed
+
+    @cached_property
+    def log_evidence(self) -> Tensor:
+        """Laplace log evidence at the current weights, in the engine's curvature and units, nats, ``(R,)``."""
+        found = self.expected.log_evidence
+        return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
+
+    @cached_property
+    def objective(self) -> float:
+        """Log evidence of the restart that has most."""
+        best = float(self.log_evidence.max())
+        return best if best > -torch.inf else float(self.expected.stats.log_likelihood.max())
+
+    @property
+    def gradient_norm(self) -> float:
+        """How far the last round moved any restart, in units of log precision: zero at a fixed point."""
+        return float(self.change.amax())
+
+    @cached_property
+    def modes(self) -> Modes:
+        """Every restart's mode at its hyperparameters, with the full Hessian."""
+        return mode.modes(self.expected)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What each restart that failed says."""
+        return tuple(f"restart {row}: {text}" for row, text in self.failures.items())
+
+    @property
+    def verdict(self) -> Status | None:
+        """No further step when every restart has failed."""
+        return Status.FAILED if len(self.failures) == len(self.failed) else None
+
+
+def first(
+    data: MixtureData, mixture: Mixture, ties: Ties, curvature: MixtureCurvature, update: Update
+) -> MixtureRestarts:
+    """The batch at its start."""
+    expected = estep(data, mixture, ties, curvature)
+    failed = torch.zeros(len(mixture.w), dtype=torch.bool, device=mixture.w.device)
+    return MixtureRestarts(expected, update, failed, expected.stats.log_likelihood.new_full((len(failed),), torch.inf))
+
+
+def advance(batch: MixtureRestarts) -> MixtureRestarts:
+    """One round; rows that would leave the finite numbers stay where they are, and say why."""
+    old, new = batch.expected.mixture, batch.update(batch.expected)
+    change = rows.change(old, new)
+    if not math.isfinite(float(change.sum())) or batch.failures:
+        return _without_failures(batch, new, change)
+    new, ties = (new, batch.expected.ties) if new.all_active else _packed(new, batch.expected.ties)
+    expected = estep(batch.expected.data, new, ties, batch.expected.curvature)
+    after = replace(batch, expected=expected, change=change, num_rounds=batch.num_rounds + 1)
+    return after if math.isfinite(float(expected.stats.log_likelihood.sum())) else _without_failures(batch, new, change)
+
+
+def _without_failures(batch: MixtureRestarts, new: Mixture, change: Tensor) -> MixtureRestarts:
+    """A round in which some rows fail, or have failed before: these keep their last good state."""
+    old, expected = batch.expected.mixture, batch.expected
+    sound = change.isfinite() & ~batch.failed
+    tried = rows.chosen(sound, new, old)
+    stats = estep(expected.data, tried, expected.ties, expected.curvature).stats
+    good = sound & stats.log_likelihood.isfinite()
+    lost = (~good & ~batch.failed).nonzero().flatten().tolist()
+    reasons = {row: f"round {batch.num_rounds + 1}: {rows.complaint(new, row)}" for row in lost}
+    mixture = rows.chosen(good, new, old)
+    change = torch.where(good, change, 0.0)
+    failures = {**batch.failures, **reasons}
+    expected = estep(expected.data, mixture, expected.ties, expected.curvature)
+    return MixtureRestarts(expected, batch.update, ~good, change, batch.num_rounds + 1, failures)
+
+
+def _packed(mixture: Mixture, ties: Ties) -> tuple[Mixture, Ties]:
+    """A component pruned in every restart?  Then go on without it."""
+    if bool(mixture.active.all(-1).any()) or not rows.is_exchangeable(ties, mixture.loc):
+        return mixture, ties
+    return rows.packed(mixture, ties)
+
+
+def rounds(batch: MixtureRestarts, update: Update, num_steps: int) -> MixtureRestarts:
+    """A fixed number of rounds of ``update``."""
+    batch = replace(batch, update=update)
+    for _ in range(num_steps):
+        batch = advance(batch)
+    return batch
+
+
+def em(
+    batch: MixtureRestarts,
+    update: Update,
+    warm_up: int,
+    stop: Stop,
+    step: Callable[[MixtureRestarts], MixtureRestarts] = advance,
+) -> Fit[MixtureRestarts]:
+    """Unregularised warm-up, with the gamma prior of ``update`` if it has one, then ``update`` until ``stop``."""
+    if warm_up:
+        exactly = Stop(tolerance=-1.0, num_steps=warm_up, progress=stop.progress)
+        warm = iterate(step, _ready(batch, warming(update)), exactly, "EvidenceEM, warm-up")
+        batch = warm.state
+        if warm.status is not Status.STEP_LIMIT:
+            return Fit(_ready(batch, update), warm.status, warm.objectives[-1:])
+    return iterate(step, _ready(batch, update), stop, "EvidenceEM")
+
+
+def warmed(batch: MixtureRestarts, update: Update, num_steps: int) -> MixtureRestarts:
+    """The batch after the warm-up, ready for ``update``."""
+    return _ready(rounds(batch, warming(update), num_steps), update)
+
+
+def warming(update: Update) -> Update:
+    """The warm-up's own update: unregularised, with the gamma prior of ``update`` if it has one."""
+    return Unregularised(rho=getattr(update, "rho", 0.0))
+
+
+def _ready(batch: MixtureRestarts, update: Update) -> MixtureRestarts:
+    return replace(batch, update=update, change=torch.full_like(batch.change, torch.inf))
+
+
+def alone(batch: MixtureRestarts, row: Tensor) -> MixtureRestarts:
+    """One restart ``(1,)`` of the batch, as a batch of its own."""
+    mixture, ties = rows.row(batch.expected.mixture, row), batch.expected.ties
+    if rows.is_exchangeable(ties, mixture.loc):
+        mixture, ties = rows.packed(mixture, ties)
+    expected = estep(rows_of(batch.expected.data, row), mixture, ties, batch.expected.curvature)
+    return replace(batch, expected=expected, failed=batch.failed[row], change=batch.change[row], failures={})
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Rounds that write down how well they predict, from the start on.
+
+    :ivar units: of the model.
+    :ivar data: those that are fitted, and any that are not to be seen, in the units inside.
+    :ivar rounds: for each round the log likelihood of each of these, shapes ``(R,)``; the first costs nothing.
+    """
+
+    units: ResponseUnits
+    data: tuple[MixtureData, ...]
+    rounds: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+    def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
+        """One round."""
+        after = advance(batch)
+        self.look(after)
+        return after
+
+    def look(self, batch: MixtureRestarts) -> None:
+        """An entry for the batch as it stands."""
+        unseen = (e_step(data, batch.expected.mixture).log_likelihood for data in self.data[1:])
+        self.rounds.append((batch.expected.stats.log_likelihood, *unseen))
+
+    def path(self, row: int) -> tuple[Tensor, ...]:
+        """Minus mean log density after each round, nats per datum, the model's units, ``(S,)`` for each of the data.
+
+        :param row: the restart; where the batch has shrunk to one row, that one is meant.
+        """
+        found = (torch.stack([x[min(row, len(x) - 1)] for x in column]) for column in zip(*self.rounds, strict=True))
+        pairs = zip(self.data, found, strict=True)
+        return tuple((self.units.log_jacobian(data) - height) / data.num_data for data, height in pairs)
+
+
+class Deletion(Protocol):
+    """What is tried after the rounds."""
+
+    @property
+    def after(self) -> int:
+        """Most rounds before it."""
+
+    def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
+        """The batch with components left out."""
+
+
+@dataclass(frozen=True)
+class GreedyDeletion:
+    """Leave out one component, re-fit, keep the smaller mixture if its Occam-corrected log evidence is higher; repeat.
+
+    All candidates of all restarts are one batch.  It finds the truth when the truth is a small mixture; where it is
+    not, the smaller mixture has the slightly lower test density: pass ``deletion=None`` then.
+
+    :ivar num_steps: rounds of re-fitting.
+    :ivar after: rounds after which it begins, settled or not; what is chosen goes on to convergence.
+    :ivar most: restarts that take part, those of highest Occam-corrected log evidence.
+    """
+
+    num_steps: int = 25
+    after: int = 60
+    most: int = 3
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_count(f"GreedyDeletion: {name}", value)
+
+    def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
+        """The batch after all deletions that gain."""
+        if mixture_rows.is_exchangeable(batch.expected.ties, batch.expected.mixture.loc):
+            mixture, ties = mixture_rows.packed(batch.expected.mixture, batch.expected.ties)
+            batch = replace(batch, expected=estep(batch.expected.data, mixture, ties, batch.expected.curvature))
+        height = batch.modes.occam
+        last = height.sort(descending=True).values[min(self.most, len(height)) - 1]
+        gained = ~batch.failed & (height >= last)
+        while bool(gained.any()):
+            batch, height, gained = self._once(batch, height, gained)
+        return batch
+
+    def _once(self, batch: MixtureRestarts, height: Tensor, alive: Tensor) -> tuple[MixtureRestarts, Tensor, Tensor]:
+        mixture = batch.expected.mixture
+        able = mixture.active & alive.unsqueeze(-1) & (mixture.active.sum(-1, keepdim=True) > 1)
+        rows, out = able.nonzero().unbind(-1)
+        if not len(rows):
+            return batch, height, torch.zeros_like(alive)
+        keep = mixture.active[rows].scatter(-1, out.unsqueeze(-1), False)
+        small = pruned(mixture_rows.row(mixture, rows), keep)
+        begun = first(
+            rows_of(batch.expected.data, rows), small, batch.expected.ties, batch.expected.curvature, batch.update
+        )
+        tried = rounds(begun, batch.update, self.num_steps)
+        heights = torch.where(tried.failed, -torch.inf, tried.modes.occam)
+        return _adopted(batch, height, (rows, heights, tried.expected.mixture))
+
+
+def _adopted(
+    batch: MixtureRestarts, height: Tensor, tried: tuple[Tensor, Tensor, Mixture]
+) -> tuple[MixtureRestarts, Tensor, Tensor]:
+    """Each restart's best candidate where it is higher."""
+    rows, heights, mixtures = tried
+    table = torch.where(rows == torch.arange(len(height)).unsqueeze(-1), heights, -torch.inf)  # (R, candidates)
+    best, which = table.max(-1)
+    gained = best > height
+    mixtures = mixture_rows.padded(mixtures, batch.expected.mixture)
+    mixture = mixture_rows.chosen(gained, mixture_rows.row(mixtures, which), batch.expected.mixture)
+    expected = estep(batch.expected.data, mixture, batch.expected.ties, batch.expected.curvature)
+    return replace(batch, expected=expected), torch.where(gained, best, height), gained

@@ -1,0 +1,371 @@
+r"""Rounds of evidence-regularised EM: functions that an engine is handed, each with its equation and its flaw.
+
+Every one of them maps an :class:`EStep` to the next :class:`Mixture`.  In all, ``s`` is the component's sum of weighted
+squared residuals, ``N_k`` its expected number of data, ``M`` the prior mean; sums run over whatever shares a
+hyperparameter.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.mixture import evidence
+from pyro_evidence.mixture.evidence import MixtureCurvature, WellDetermined, log_prior, well_determined
+from pyro_evidence.mixture.expectation import (
+    Mixture,
+    MixtureData,
+    Statistics,
+    e_step,
+    residual_products,
+    residual_squares,
+    solve_weights,
+)
+from pyro_evidence.numerics.evidence import log_evidence as laplace
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Groups of the members of an array; a batch axis stands in front of what is summed."""
+
+    group: Tensor  # (...) long, from 0 on
+
+    @cached_property
+    def _axes(self) -> tuple[int, ...] | None:
+        """Axes, counted from the end, that a group spans while all others tell groups apart; None if it is not so."""
+        group, dims = self.group, range(-self.group.dim(), 0)
+        spanned = tuple(d for d in dims if bool((group == group.narrow(d, 0, 1)).all()))
+        first = group[tuple(slice(0, 1) if d in spanned else slice(None) for d in dims)]
+        return spanned if len(first.unique()) == first.numel() else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Each member's sum over its group, of ``x`` ``(R, ...)``; in a shape that broadcasts against that of ``x``."""
+        if self._axes is not None:
+            return x.sum(self._axes, keepdim=True) if self._axes else x
+        sums = x.new_zeros(len(x), int(self.group.max()) + 1)
+        return sums.index_add_(1, self.group.flatten(), x.flatten(1))[:, self.group]
+
+    def per_group(self, x: Tensor, members: Tensor) -> Tensor:
+        """Sums of ``x`` ``(R, ...)`` over the ``members`` of each group, shape ``(R, groups)``; 0 for other groups."""
+        sums = x.new_zeros(len(x), int(self.group.max()) + 1)
+        return sums.index_add_(1, self.group[members], x[:, members])
+
+    @cached_property
+    def is_single(self) -> bool:
+        """Whether every member is a group of its own."""
+        return self._axes == ()
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether all members are one group."""
+        return self._axes == tuple(range(-self.group.dim(), 0))
+
+
+LARGEST_NOISE = 1e12  # precision in units of the data's: one point, or ties, make the likelihood unbounded
+ALPHA_RANGE = (1e-8, 1e8)  # in units of the data's variance; beyond, the prior is flat or a point
+
+
+@dataclass(frozen=True)
+class Ties:
+    """Which weights share a prior precision, which outputs a noise precision, and which of them are learned.
+
+    A precision is its group's value times a ratio.
+    """
+
+    alpha_group: Tensor  # (K, m, B) long
+    alpha_ratio: Tensor  # (K, m, B)
+    beta_group: Tensor  # (K, m) long
+    beta_ratio: Tensor  # (K, m)
+    alpha_free: Tensor  # (K, m, B) bool
+    beta_free: Tensor  # (K, m) bool
+    mixing_free: bool = True
+
+    @cached_property
+    def alpha_pool(self) -> Pool:
+        """Sums over the weights that share a prior precision."""
+        return Pool(self.alpha_group)
+
+    @cached_property
+    def beta_pool(self) -> Pool:
+        """Sums over the outputs that share a noise precision."""
+        return Pool(self.beta_group)
+
+    @cached_property
+    def all_free(self) -> tuple[bool, bool]:
+        """Whether every prior precision and every noise precision is learned."""
+        return bool(self.alpha_free.all()), bool(self.beta_free.all())
+
+
+@dataclass(frozen=True)
+class EStep:
+    """One iterate with all that an update may ask of it.  Its parts belong to the same point."""
+
+    data: MixtureData
+    mixture: Mixture
+    ties: Ties
+    curvature: MixtureCurvature
+    stats: Statistics
+
+    @cached_property
+    def A(self) -> Tensor:
+        """Curvature of the log likelihood, shape ``(R, groups, d, d)``."""
+        return self.curvature(self.data, self.mixture, self.stats)
+
+    @cached_property
+    def well_determined(self) -> WellDetermined:
+        """Gamma of each weight, shape ``(R, K, m, B)``, pruned components at zero."""
+        return well_determined(self.A, self.mixture.alpha)
+
+    @cached_property
+    def log_evidence(self) -> Tensor:
+        """Laplace log evidence at the current weights, nats, ``(R,)``; nan where the curvature is not positive."""
+        log_joint = self.stats.log_likelihood + log_prior(self.mixture)
+        return laplace(log_joint, self.well_determined.log_det, self.mixture.alpha[0].numel())
+
+    @cached_property
+    def gamma(self) -> Tensor:
+        """Gamma per component and output, shape ``(R, K, m)``."""
+        return self.well_determined.gamma.sum(-1)
+
+    @cached_property
+    def subtracted(self) -> Tensor:
+        """What is taken from ``N_k``: the component's whole gamma if unconditional (A.39), else the output's (2.23)."""
+        gamma = self.gamma
+        return gamma.sum(-1, keepdim=True).expand_as(gamma) if self.data.is_constant else gamma
+
+
+Update = Callable[[EStep], Mixture]
+
+
+def estep(data: MixtureData, mixture: Mixture, ties: Ties, curvature: MixtureCurvature) -> EStep:
+    """The iterate at ``mixture``."""
+    return EStep(data, mixture, ties, curvature, e_step(data, mixture, spread=data.is_constant))
+
+
+def as_published(expected: EStep) -> Mixture:
+    r"""Husmeier (2000), eqs. 2.21 to 2.24, and A.38, A.39 for an unconditional density, as printed.
+
+    .. math:: 1/\beta_{ki} = s_{ki} / (N_k - \gamma_k), \quad \alpha_k = \gamma_k / \|w_k\|^2
+
+    Flaws: the norm is not centred on the prior mean, so that the prior vanishes when the data are moved away from the
+    origin; unconditionally the component's whole gamma is taken from every output, which inflates variances and is
+    what regularises; not a stationary point of the evidence; nothing bounds it when values are tied.
+    """
+    w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
+    noise = _noise(expected, w, expected.subtracted, 0.0)
+    return _next(expected, w, noise, _alpha(expected, expected.mixture.on * w.square()), expected.subtracted)
+
+
+def corrected(expected: EStep) -> Mixture:
+    r"""The paper's derivation carried through: gamma of the output itself, norm centred on the prior mean.
+
+    .. math:: 1/\beta_{ki} = s_{ki} / (N_k - \gamma_{ki}), \quad \alpha_k = \gamma_k / \|w_k - M\|^2
+
+    Flaws: exact for one kernel only, since responsibilities move with beta and with the mixing; the mixing is that of
+    EM; on small samples it keeps superfluous kernels; nothing bounds it when values are tied.
+    """
+    w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
+    noise = _noise(expected, w, expected.gamma, 0.0)
+    return _next(expected, w, noise, _alpha(expected, (w - expected.mixture.loc).square()), expected.gamma)
+
+
+def stationary(expected: EStep) -> Mixture:
+    r"""A fixed point at which the Laplace log evidence is stationary.
+
+    .. math:: \beta_{ki} = \frac{N_k - c_{ki}}{s_{ki}},\quad \alpha_k = \frac{m\tilde n - d_k}{\|w_k - M\|^2},\quad
+        \pi_k = \frac{N_k - e_k/2}{N}
+
+    with c, d, e the *total* derivatives of log det H in log beta, log alpha and the logits of the mixing, the mode's
+    own movement included.  Flaw: it finds the nearest maximum of an evidence that has spurious ones, where a kernel
+    sits on a few points; start it from the end of another update.
+    """
+    w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
+    slopes = evidence.log_det_slopes(expected.data, expected.mixture)
+    if expected.mixture.noise.dim() == 4:
+        scatter = residual_products(expected.stats, expected.data.layout, w) + slopes.noise
+        noise = _inverse(scatter / expected.stats.counts[..., None, None])
+    else:
+        noise = _noise(expected, w, slopes.noise, 0.0)
+    squares = expected.ties.alpha_ratio * (w - expected.mixture.loc).square()
+    pool = expected.ties.alpha_pool
+    alpha = (
+        pool((1.0 - slopes.alpha) * expected.mixture.on)
+        / pool(squares * expected.mixture.on)
+        * expected.ties.alpha_ratio
+    )
+    return _next(expected, w, noise, alpha, expected.gamma, expected.stats.counts - 0.5 * slopes.logits)
+
+
+def _check(name: str, value: float, lowest: float, hint: str = "") -> None:
+    """Refuse a setting that is below ``lowest``, or nan."""
+    if not value >= lowest:
+        raise BadInput(f"{name}={value!r}; expected a number of at least {lowest:g}{hint}.")
+
+
+@dataclass(frozen=True)
+class BoundedInflation:
+    r"""The default: the paper's inflation of variances, bounded; norm centred; a gamma prior on beta.
+
+    .. math:: 1/\beta_{ki} = (s_{ki} + 2\rho v_i) / (N_k - g_{ki}), \quad \alpha_k = \gamma_k / \|w_k - M\|^2
+
+    with ``v_i`` the variance of output i.  A component with ``N_k <= g_k`` is pruned.  The gamma prior (Ormoneit and
+    Tresp, 1996) is needed because tied values make the evidence unbounded.
+
+    For an unconditional density ``g_ki`` is the output's own gamma and that of ``num_other_outputs`` further ones.
+    This is a heuristic that widens kernels on few data, not a consequence of the evidence.  Three others are what one
+    Gaussian needs: new data have the highest expected log density under the variance ``s / (N - 4 + 4 / (N + 1))``,
+    however many outputs there are, while the paper's whole gamma, up to one for each output, leaves hardly a component
+    where there are many.  For a noise matrix the same argument gives about ``N - m - 3``, and the whole gamma is taken.
+
+    :ivar rho: strength of the gamma prior, in data.
+    :ivar num_other_outputs: of how many other outputs gamma is taken as well; 0 for none, ``math.inf`` for all,
+        as in A.39.
+    """
+
+    rho: float = 0.05
+    num_other_outputs: float = 3.0
+
+    def __post_init__(self) -> None:
+        _check("BoundedInflation: rho", self.rho, 0.0)
+        _check("BoundedInflation: num_other_outputs", self.num_other_outputs, 0.0, ", math.inf for all")
+
+    def __call__(self, expected: EStep) -> Mixture:
+        """One round."""
+        w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
+        subtracted = self._subtracted(expected)
+        noise = _noise(expected, w, subtracted, self.rho)
+        return _next(expected, w, noise, _alpha(expected, (w - expected.mixture.loc).square()), subtracted)
+
+    def _subtracted(self, expected: EStep) -> Tensor:
+        num_others = expected.mixture.w.shape[-2] - 1
+        if self.num_other_outputs >= num_others or expected.mixture.noise.dim() == 4:
+            return expected.subtracted
+        return torch.lerp(expected.gamma, expected.subtracted, self.num_other_outputs / num_others)
+
+
+@dataclass(frozen=True)
+class Unregularised:
+    """EM without a prior on the weights; directions of eigenvalue below ``cutoff`` times the largest are left at zero.
+
+    With ``rho = 0`` and a constant basis it is plain EM, with ``cutoff`` the eigenvalue cut-off of Husmeier (2000),
+    sec. 4.2.  Flaw: the likelihood is unbounded; kernels collapse on single points.
+
+    :ivar rho: strength of a gamma prior on beta, in data; 0 for none.
+    """
+
+    rho: float = 0.0
+    cutoff: float = 1e-6  # relative; Husmeier (2000), footnote 12
+
+    def __post_init__(self) -> None:
+        _check("Unregularised: rho", self.rho, 0.0)
+        _check("Unregularised: cutoff", self.cutoff, 0.0)
+
+    def __call__(self, expected: EStep) -> Mixture:
+        """One round; alpha stays."""
+        w = _pseudo_solve(expected, self.cutoff)
+        nothing = torch.zeros_like(expected.stats.counts).unsqueeze(-1).expand(*w.shape[:-1])
+        return _next(expected, w, _noise(expected, w, nothing, self.rho), expected.mixture.alpha, nothing)
+
+
+@dataclass(frozen=True)
+class WeightDecay:
+    """A fixed prior precision of the weights, and a gamma prior on beta: MAP of Ormoneit and Tresp (1996), eq. 4.4.
+
+    :ivar alpha: prior precision, in units of the standardised data.
+    :ivar rho: strength of the gamma prior, in data; 0 for plain weight decay.
+    """
+
+    alpha: float
+    rho: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("WeightDecay: alpha", self.alpha, ALPHA_RANGE[0], "; for none take Unregularised()")
+        _check("WeightDecay: rho", self.rho, 0.0)
+
+    def __call__(self, expected: EStep) -> Mixture:
+        """One round; gamma is not looked at."""
+        fixed = replace(expected.mixture, alpha=torch.full_like(expected.mixture.alpha, self.alpha))
+        w = solve_weights(expected.stats, expected.data.layout, fixed)
+        nothing = torch.zeros_like(expected.stats.counts).unsqueeze(-1).expand(*w.shape[:-1])
+        return _next(expected, w, _noise(expected, w, nothing, self.rho), fixed.alpha, nothing)
+
+
+def _alpha(expected: EStep, squares: Tensor) -> Tensor:
+    """Prior precisions ``gamma / squares``, ties kept; both are zero where a component is pruned."""
+    ratio, pool = expected.ties.alpha_ratio, expected.ties.alpha_pool
+    return (pool(expected.well_determined.gamma) / pool(ratio * squares)).clamp(*ALPHA_RANGE) * ratio
+
+
+def _noise(expected: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor:
+    """Noise precisions ``(N_k - subtracted) / (s + 2 rho)``, ties kept."""
+    counts = expected.data.layout.presence_of(expected.stats.moments)
+    left = counts - subtracted
+    left = torch.where(left > 0, left, counts)  # the last kernel of all is kept, without correction
+    if expected.mixture.noise.dim() == 4:
+        scatter = residual_products(expected.stats, expected.data.layout, w)
+        ridge = 2.0 * rho * torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
+        return _inverse((scatter + ridge) / left[..., :1].unsqueeze(-1))
+    ratio, pool = expected.ties.beta_ratio, expected.ties.beta_pool
+    squares = ratio * (residual_squares(expected.stats, expected.data.layout, w) + 2.0 * rho)
+    if not (pool.is_single or expected.mixture.all_active):
+        left, squares = left * expected.mixture.on.squeeze(-1), squares * expected.mixture.on.squeeze(-1)
+    return (pool(left) / pool(squares)).clamp(max=LARGEST_NOISE) * ratio
+
+
+def _inverse(covariance: Tensor) -> Tensor:
+    return torch.linalg.inv_ex(0.5 * (covariance + covariance.mT))[0]  # a singular row gives inf, and fails alone
+
+
+def _pseudo_solve(expected: EStep, cutoff: float) -> Tensor:
+    """Unregularised weights, zero along poorly determined directions, shape ``(R, K, m, B)``."""
+    layout = expected.data.layout
+    gram, cross = layout.gram_of(expected.stats.moments), layout.cross_of(expected.stats.moments)
+    if gram.shape[-1] == 1:
+        return cross / gram.squeeze(-1)
+    gram = gram if expected.data.observed is not None else gram[..., :1, :, :]
+    values, vectors = torch.linalg.eigh(gram)
+    kept = values > cutoff * values[..., -1:]
+    inverse = torch.where(kept, 1.0 / torch.where(kept, values, 1.0), 0.0)
+    return (vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ cross.unsqueeze(-1)))).squeeze(-1)
+
+
+def _next(
+    expected: EStep, w: Tensor, noise: Tensor, alpha: Tensor, subtracted: Tensor, shares: Tensor | None = None
+) -> Mixture:
+    """The next mixture: what is held fixed put back, components that have died put out."""
+    old, ties = expected.mixture, expected.ties
+    counts = expected.stats.counts if shares is None else shares
+    if noise.dim() == 3 and not ties.all_free[1]:
+        noise = torch.where(ties.beta_free, noise, old.noise)
+    if not (ties.all_free[0] and (old.all_active or ties.alpha_pool.is_whole)):
+        alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
+    alpha = alpha if alpha.shape == old.alpha.shape else alpha.expand_as(old.alpha)
+    noise = noise if noise.shape == old.noise.shape else noise.expand_as(old.noise)
+    log_mixing = (counts / counts.sum(-1, keepdim=True)).log() if ties.mixing_free else old.log_mixing
+    new = Mixture(w, noise, log_mixing, alpha, old.loc)
+    keep = _survivors(expected, subtracted)
+    return new if keep is None else pruned(new, keep)
+
+
+def _survivors(expected: EStep, subtracted: Tensor) -> Tensor | None:
+    """Components with more data than well-determined parameters; at least one, shape ``(R, K)`` bool; None for all."""
+    margin = expected.stats.counts - subtracted.amax(-1)
+    keep = margin > 1e-6  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
+    if bool(keep.all()) and expected.mixture.all_active:
+        return None
+    best = torch.where(expected.mixture.active, margin, -torch.inf).argmax(-1, keepdim=True)
+    return (expected.mixture.active & keep).scatter(-1, best, True)
+
+
+def pruned(mixture: Mixture, keep: Tensor) -> Mixture:
+    """The mixture without the components where ``keep`` ``(R, K)`` is False; they stand at their prior mean."""
+    log_mixing = torch.where(keep, mixture.log_mixing, -torch.inf).log_softmax(-1)
+    on = keep[..., None, None]
+    w = torch.where(on, mixture.w, mixture.loc)
+    if mixture.noise.dim() == 3:
+        return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(keep.unsqueeze(-1), mixture.noise, 1.0))
+    eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
+    return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(on, mixture.noise, eye))

@@ -1,0 +1,264 @@
+r"""Basis functions: from inputs ``X``, shape ``(..., N, D)``, to a design matrix ``Phi``, ``(..., N, M)``.
+
+Every basis is a frozen value: it compares by content, pickles, and holds all of its settings.  The result
+has the dtype and the device of ``X``; tensors among the settings are cast to them.  With ``bias=True`` the
+**last** column of ``Phi`` is 1.  Any other function of ``X`` serves as a basis as well; a class of your own
+says that its last column is a bias by an attribute ``bias = True``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.settings import check_count
+
+Basis = Callable[[Tensor], Tensor]  # X (..., N, D) -> Phi (..., N, M)
+
+
+class TensorValue:
+    """Lets a frozen dataclass with tensors among its fields be compared and hashed by content."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_same(mine, vars(other)[name]) for name, mine in vars(self).items())
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(v.shape if isinstance(v, Tensor) else v for v in vars(self).values())))
+
+
+def _same(a: object, b: object) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return type(a) is type(b) and bool(a == b)
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(TensorValue):
+    """The inputs as they are, then the bias: ``M = D + bias``."""
+
+    bias: bool = True
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """``Phi``, shape ``(..., N, D + bias)``."""
+        return _columns([_inputs(X)], self.bias)
+
+    def num_basis(self, num_inputs: int) -> int:
+        """Number of columns ``M`` for ``num_inputs`` inputs."""
+        return num_inputs + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class Polynomial(TensorValue):
+    """Powers of every input on its own: all inputs, all squares, ..., then the bias.
+
+    There are no products of different inputs; ``M = D * degree + bias``.  Standardise first: high powers of
+    inputs far from 0 are nearly collinear.
+    """
+
+    degree: int
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("degree", self.degree, advice="1 means straight lines.")
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """``Phi``, shape ``(..., N, D * degree + bias)``."""
+        _inputs(X)
+        return _columns([X.pow(power) for power in range(1, self.degree + 1)], self.bias)
+
+    def num_basis(self, num_inputs: int) -> int:
+        """Number of columns ``M`` for ``num_inputs`` inputs."""
+        return num_inputs * self.degree + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianRBF(TensorValue):
+    r"""Gaussian bumps :math:`\exp(-|x - c_m|^2 / 2 s_m^2)`, then the bias.  Bishop (2006), eq. 3.4.
+
+    :param centres: shape ``(M, D)``.
+    :param scale: the length ``s`` in units of the inputs (not a variance), one for all or shape ``(M,)``.
+    """
+
+    centres: Tensor
+    scale: float | Tensor
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.centres.dim() != 2:
+            shape = tuple(self.centres.shape)
+            raise BadInput(f"GaussianRBF has centres of shape {shape}; expected (M, D), one row per centre.")
+        scale = torch.as_tensor(self.scale)
+        if scale.dim() > 0 and scale.shape != self.centres.shape[:1]:
+            raise BadInput(
+                f"GaussianRBF has scale of shape {tuple(scale.shape)} for {len(self.centres)} centres; "
+                f"expected one number, or one per centre."
+            )
+        if not bool((scale > 0).all()):
+            raise BadInput(f"GaussianRBF has scale {float(scale.min()):g}; expected a length greater than 0.")
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """``Phi``, shape ``(..., N, M + bias)``; every bump is 1 at its centre."""
+        centres = self.centres.to(X)
+        _inputs(X, centres.shape[1], "GaussianRBF was given centres with")
+        # Not through |x|^2 + |c|^2 - 2 x'c, whose cancellation costs half of the digits near a centre.
+        distance = torch.cdist(X, centres, compute_mode="donot_use_mm_for_euclid_dist")
+        scale = torch.as_tensor(self.scale, dtype=X.dtype, device=X.device)
+        return _columns([(-0.5 * (distance / scale).square()).exp()], self.bias)
+
+    def num_basis(self, num_inputs: int) -> int:
+        """Number of columns; the same whatever ``num_inputs`` is."""
+        return len(self.centres) + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class RandomVectorFunctionalLink(TensorValue):
+    """The inputs, then hidden units with fixed weights, then the bias: linear in all that is learned.
+
+    The hidden weights are drawn once by the caller, from a generator of the caller's, and stay.
+    Husmeier (2000), Neural Networks 13, "The Bayesian evidence scheme for regularizing probability-density
+    estimating neural networks".
+
+    :param weights: from inputs to hidden units, shape ``(D, H)``.
+    :param biases: of the hidden units, shape ``(H,)``.
+    :param activation: elementwise; a named function, so that the basis can be pickled.
+    """
+
+    weights: Tensor
+    biases: Tensor
+    activation: Callable[[Tensor], Tensor] = torch.tanh
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.weights.dim() != 2 or self.biases.shape != self.weights.shape[1:]:
+            raise BadInput(
+                f"RandomVectorFunctionalLink has weights of shape {tuple(self.weights.shape)} and biases of "
+                f"shape {tuple(self.biases.shape)}; expected (D, H) and (H,), D inputs and H hidden units."
+            )
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """``Phi``, shape ``(..., N, D + H + bias)``."""
+        _inputs(X, len(self.weights), "RandomVectorFunctionalLink was given weights for")
+        hidden = self.activation(X @ self.weights.to(X) + self.biases.to(X))
+        return _columns([X, hidden], self.bias)
+
+    def num_basis(self, num_inputs: int) -> int:
+        """Number of columns ``M`` for ``num_inputs`` inputs."""
+        return num_inputs + len(self.biases) + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class Standardised(TensorValue):
+    """A basis of ``(X - mean) / scale``, so that the caller's ``X`` stays in its own units.
+
+    :param basis: any basis.
+    :param mean: of each input, shape ``(D,)``.
+    :param scale: standard deviation of each input, shape ``(D,)``; :func:`mean_and_scale` gives both.
+    """
+
+    basis: Basis
+    mean: Tensor
+    scale: Tensor
+
+    @property
+    def bias(self) -> bool:
+        """Whether the last column is the bias: as the basis inside."""
+        return has_bias(self.basis)
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """``Phi`` of the standardised inputs, shape ``(..., N, M)``."""
+        _inputs(X, len(self.mean), "Standardised was given the mean of")
+        return self.basis((X - self.mean.to(X)) / self.scale.to(X))
+
+
+def mean_and_scale(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and *population* standard deviation (divisor N) of every column, each of shape ``(..., D)``.
+
+    :param X: shape ``(..., N, D)``, finite.
+    :raises BadInput: on an empty ``X``, on inf or nan, and on a column that is constant and so has no scale.
+    """
+    _inputs(X)
+    if X.shape[-2] == 0:
+        raise BadInput(f"X of shape {tuple(X.shape)} has no rows; expected at least two different ones.")
+    if unusable := _columns_where(~X.isfinite()):
+        raise BadInput(
+            f"Columns {unusable} of X hold inf or nan (missing?); expected finite numbers. Leave out these "
+            f"rows or columns, or fill them in, before standardising."
+        )
+    if constant := _columns_where((X == X[..., :1, :]).all(-2, keepdim=True)):
+        raise BadInput(
+            f"Columns {constant} of X are constant and cannot be scaled to unit variance. Leave them out "
+            f"(the bias already is a constant): X[:, X.amax(0) > X.amin(0)]."
+        )
+    return X.mean(-2), X.std(-2, correction=0)
+
+
+def _columns_where(mask: Tensor) -> list[int]:
+    """Columns in which ``mask``, shape ``(..., N, D)``, is anywhere True."""
+    return mask.reshape(-1, mask.shape[-1]).any(0).nonzero().flatten().tolist()
+
+
+def check_basis(basis: object) -> None:
+    """Refuse what makes no design matrix of inputs.
+
+    :raises BadInput: for a class in place of its object, and for what cannot be called.
+    """
+    if isinstance(basis, type) or not callable(basis):
+        given = f"the class {basis.__name__}" if isinstance(basis, type) else f"a {type(basis).__name__}"
+        raise BadInput(f"basis is {given}; expected an object that makes a design matrix of X, such as Linear().")
+
+
+def has_bias(basis: Basis) -> bool:
+    """Whether ``basis`` says that the last column of its ``Phi`` is a bias."""
+    return getattr(basis, "bias", False) is True  # a torch.nn.Linear keeps a tensor under this name
+
+
+def linear_predictor(Phi: Tensor, w: Tensor) -> Tensor:
+    """``Phi w``, shape ``(..., N)``.
+
+    :param Phi: shape ``(N, M)``.
+    :param w: shape ``(M,)``, or with a batch in front ``(..., M)``.  A batch that ends in 1, as a plate
+        around the whole model makes it, loses that 1, which is the place of the data's own plate.
+    """
+    eta = w @ Phi.mT
+    return eta if w.dim() == 1 else eta.squeeze(-2)
+
+
+def class_predictor(Phi: Tensor, w: Tensor) -> Tensor:
+    """``Phi w_c`` for every class ``c``, shape ``(..., N, C)``.
+
+    :param Phi: shape ``(N, M)``.
+    :param w: shape ``(C, M)``, or ``(..., C, M)`` with a batch as in :func:`linear_predictor`.
+    """
+    eta = Phi @ w.mT
+    return eta if w.dim() == 2 else eta.squeeze(-3)
+
+
+def _columns(blocks: list[Tensor], bias: bool) -> Tensor:
+    ones = [torch.ones_like(blocks[0][..., :1])] if bias else []
+    return torch.cat(blocks + ones, dim=-1)
+
+
+def _inputs(X: Tensor, num_inputs: int | None = None, who: str = "") -> Tensor:
+    """``X`` itself, once it is known to be a matrix of floats with ``num_inputs`` columns."""
+    if X.dim() < 2 or not X.is_floating_point():
+        raise BadInput(
+            f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, D), one row per "
+            f"datum. Write X[:, None] for a single input, X.double() for integers."
+        )
+    if num_inputs is not None and X.shape[-1] != num_inputs:
+        raise BadInput(f"X has {X.shape[-1]} columns, but {who} {num_inputs} inputs; expected as many columns.")
+    return X
+
+
+@dataclass(frozen=True, eq=False)
+class Learned(TensorValue):
+    """A positive number for the engine to learn: a ``pyro.param``, which begins at ``start``."""
+
+    start: float | Tensor = 1.0
+
+
+LEARNED = Learned()

@@ -1,0 +1,379 @@
+r"""Covariance functions of Gaussian processes: small values that add and multiply.
+
+Each maps inputs ``X``, shape ``(N, D)``, and ``Z``, ``(M, D)``, by default ``X`` itself, to covariances ``(N, M)``.  A
+setting (a variance, a lengthscale) is a fixed number or tensor, a :class:`Learned` one, which the models of
+:mod:`pyro_evidence.models.gp` declare as a ``pyro.param``, or a Pyro distribution, its prior.  Called by itself, a
+kernel takes a learned setting where it starts.
+
+Rasmussen and Williams (2006), "Gaussian Processes for Machine Learning", chapter 4; MacKay (2003), chapter 45.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.basis import LEARNED, Learned, TensorValue
+
+
+def squared_distance(X: Tensor, Z: Tensor) -> Tensor:
+    """``|x_i - z_j|^2``, shape ``(..., N, M)``, of rows ``(..., N, D)`` and ``(..., M, D)``.
+
+    Not through ``|x|^2 + |z|^2 - 2 x'z``, whose cancellation costs half of the digits between neighbours; its
+    derivatives, which are matrix products, may be taken again.
+    """
+    if not (torch.is_grad_enabled() and (X.requires_grad or Z.requires_grad)):
+        return _distance(X, Z).square()
+    return _Squared.apply(X, Z)
+
+
+def _distance(X: Tensor, Z: Tensor) -> Tensor:
+    return torch.cdist(X, Z, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+class _Squared(torch.autograd.Function):
+    """:func:`squared_distance`; the derivative is ``2 sum_j G_ij (x_i - z_j)``, made of matrix products."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(X: Tensor, Z: Tensor) -> Tensor:
+        return _distance(X.detach(), Z.detach()).square()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, Tensor]:
+        (X, Z), (G,) = ctx.saved_tensors, cotangents
+        return _pulled(X, Z, G), _pulled(Z, X, G.mT)
+
+
+def _pulled(X: Tensor, Z: Tensor, G: Tensor) -> Tensor:
+    return 2.0 * (G.sum(-1, keepdim=True) * X - G @ Z)
+
+
+def root(squared: Tensor) -> Tensor:
+    """Square root of numbers >= 0 whose derivative at 0 is 0 instead of infinite."""
+    positive = squared > 0
+    return torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)
+
+
+Setting = Any  # float | Tensor | Learned | a Pyro distribution
+Read = Callable[[str, Setting], Tensor]  # name, setting -> its value
+
+Self = TypeVar("Self", bound="Kernel")
+Whole = TypeVar("Whole", bound="Joined")
+
+
+class Kernel(TensorValue):
+    """What all kernels share; a subclass is a frozen dataclass of settings that says what its covariance is."""
+
+    def __post_init__(self) -> None:
+        for name, setting in vars(self).items():
+            if not isinstance(setting, Kernel | tuple):
+                _check(type(self).__name__, name, setting)
+
+    def __call__(self, X: Tensor, Z: Tensor | None = None) -> Tensor:
+        """Covariances of the function's values at ``X`` and at ``Z``, shape ``(N, M)``.
+
+        :raises BadInput: for anything but floats of shapes ``(N, D)`` and ``(M, D)``, ``D >= 1``.
+        """
+        check_inputs(X, Z)
+        return self.covariance(X, X if Z is None else Z)
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        """The same for inputs that have been checked."""
+        raise NotImplementedError
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Variances of the function's values at ``X``, shape ``(N,)``."""
+        check_inputs(X)
+        return torch.stack([self.covariance(x, x).reshape(()) for x in X.split(1)])
+
+    def resolved(self: Self, read: Read, name: str = "kernel") -> Self:
+        """The kernel with each setting replaced by what ``read`` makes of its dotted name and of itself.
+
+        The new values are not checked: an engine may try any.
+        """
+        found = copy.copy(self)
+        for field in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(found, field.name, read(f"{name}.{field.name}", getattr(self, field.name)))
+        return found
+
+    def __add__(self, other: "Kernel | float") -> "Sum":
+        return Sum((*_terms(self, Sum), *_terms(_kernel(other), Sum)))
+
+    def __mul__(self, other: "Kernel | float") -> "Product":
+        return Product((*_terms(self, Product), *_terms(_kernel(other), Product)))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def check_inputs(X: Tensor, Z: Tensor | None = None) -> None:
+    """Refuse what is not a matrix of floats with at least one column, the same number in both.
+
+    :raises BadInput: with the shapes and dtypes.
+    """
+    for name, value in (("X", X), ("Z", X if Z is None else Z)):
+        if value.dim() < 2 or not value.is_floating_point() or value.shape[-1] == 0:
+            raise BadInput(
+                f"{name} has shape {tuple(value.shape)} and dtype {value.dtype}; expected floats of shape (N, D), one "
+                f"row per datum and at least one input. Write {name}[:, None] for a single input, {name}.double() for "
+                f"integers."
+            )
+    if Z is not None and X.shape[-1] != Z.shape[-1]:
+        raise BadInput(
+            f"X has {X.shape[-1]} inputs and Z has {Z.shape[-1]}; expected the same number. Give both the same columns."
+        )
+
+
+def _check(kernel: str, name: str, setting: Setting) -> None:
+    start = setting.start if isinstance(setting, Learned) else setting
+    if not isinstance(start, int | float | Tensor):
+        return  # a prior
+    value = torch.as_tensor(start)
+    refused = value.detach()[~(value.isfinite() & (value > 0))].flatten()
+    if value.dim() > 1 or len(refused):
+        found = f"the value {float(refused[0]):g}" if len(refused) else f"shape {tuple(value.shape)}"
+        raise BadInput(
+            f"{kernel} has {name} with {found}; expected finite and greater than 0, one number or one per input. For a "
+            f"function that hardly varies along an input, give that input a lengthscale of many times its range."
+        )
+
+
+def _kernel(other: "Kernel | float") -> Kernel:
+    return other if isinstance(other, Kernel) else Constant(other)
+
+
+def _terms(kernel: Kernel, kind: type["Joined"]) -> tuple[Kernel, ...]:
+    return kernel.parts if isinstance(kernel, kind) else (kernel,)
+
+
+def value_of(setting: Setting, like: Tensor) -> Tensor:
+    """A setting as a tensor in the dtype and on the device of ``like``; a learned one where it starts.
+
+    :raises BadInput: for a prior, which only a model can draw from.
+    """
+    start = setting.start if isinstance(setting, Learned) else setting
+    if not isinstance(start, int | float | Tensor):
+        raise BadInput(
+            f"this kernel has the prior {start!r} for a setting; expected a number. Use the kernel in a model, such as "
+            f"gp_regression(kernel), which draws it."
+        )
+    return torch.as_tensor(start, dtype=like.dtype, device=like.device)
+
+
+def per_input(setting: Setting, X: Tensor, kernel: str, name: str) -> Tensor:
+    """A setting of shape ``()`` or ``(D,)``, one per input.
+
+    :raises BadInput: for another number of entries.
+    """
+    value = value_of(setting, X)
+    if value.dim() == 1 and len(value) not in (1, X.shape[-1]):
+        raise BadInput(
+            f"{kernel} has {len(value)} entries in {name}, but X has {X.shape[-1]} inputs; expected one number, or one "
+            f"per input (automatic relevance determination)."
+        )
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Kernel):
+    """A kernel made of others."""
+
+    parts: tuple[Kernel, ...]
+
+    def resolved(self: Whole, read: Read, name: str = "kernel") -> Whole:
+        """Parts are numbered: ``kernel.0.variance``."""
+        return type(self)(tuple(part.resolved(read, f"{name}.{i}") for i, part in enumerate(self.parts)))
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Joined):
+    """The covariance of a sum of independent functions.  Made by ``+``."""
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        """Sum of the parts' covariances."""
+        total = self.parts[0].covariance(X, Z)
+        for part in self.parts[1:]:
+            total = total + part.covariance(X, Z)
+        return total
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Sum of the parts' variances."""
+        return torch.stack([part.diagonal(X) for part in self.parts]).sum(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Joined):
+    """The product of covariances, which is one.  Made by ``*``; let only one factor have a variance to learn."""
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        """Product of the parts' covariances."""
+        total = self.parts[0].covariance(X, Z)
+        for part in self.parts[1:]:
+            total = total * part.covariance(X, Z)
+        return total
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Product of the parts' variances."""
+        return torch.stack([part.diagonal(X) for part in self.parts]).prod(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Kernel):
+    """One unknown level: ``k = variance``."""
+
+    variance: Setting = LEARNED
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        """The same everywhere."""
+        return value_of(self.variance, X).expand(*X.shape[:-1], Z.shape[-2])
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """The variance."""
+        return value_of(self.variance, X).expand(X.shape[:-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Kernel):
+    """Straight lines through the origin, ``k = variance x'z``; ``variance`` ``()`` or one per input, ``(D,)``.
+
+    Rasmussen and Williams (2006), sec. 4.2.2; add :class:`Constant` for lines that need not pass through it.
+    """
+
+    variance: Setting = LEARNED
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        """Scaled inner products."""
+        return (X * per_input(self.variance, X, "Linear", "variance")) @ Z.mT
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Scaled squared norms."""
+        return (X.square() * per_input(self.variance, X, "Linear", "variance")).sum(-1)
+
+
+class Stationary(Kernel):
+    """Kernels of the distance ``r`` between inputs in units of ``lengthscale``."""
+
+    variance: Setting
+    lengthscale: Setting
+
+    def profile(self, squared: Tensor) -> Tensor:
+        """Correlation as a function of ``r^2``."""
+        raise NotImplementedError
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        """``variance`` times the correlation."""
+        scale = per_input(self.lengthscale, X, type(self).__name__, "lengthscale")
+        squared = squared_distance(X / scale, Z / scale)
+        return value_of(self.variance, X) * self.profile(squared)
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """The variance."""
+        check_inputs(X)
+        return value_of(self.variance, X).expand(X.shape[:-1])
+
+
+@dataclass(frozen=True, eq=False)
+class RBF(Stationary):
+    r"""Squared exponential, :math:`k = \sigma^2 \exp(-r^2 / 2)`.  Rasmussen and Williams (2006), eq. 4.9.
+
+    :param lengthscale: in units of the inputs, ``()`` or ``(D,)``.
+    :param variance: of the function's values (not its scale).
+    """
+
+    lengthscale: Setting = LEARNED
+    variance: Setting = LEARNED
+
+    def profile(self, squared: Tensor) -> Tensor:
+        """``exp(-r^2 / 2)``."""
+        return (-0.5 * squared).exp()
+
+
+@dataclass(frozen=True, eq=False)
+class RationalQuadratic(Stationary):
+    r"""A mixture of lengthscales, :math:`k = \sigma^2 (1 + r^2 / 2a)^{-a}`.  Rasmussen and Williams (2006), eq. 4.19.
+
+    :param mixture: ``a``; infinite for an :class:`RBF`.
+    """
+
+    lengthscale: Setting = LEARNED
+    variance: Setting = LEARNED
+    mixture: Setting = LEARNED
+
+    def profile(self, squared: Tensor) -> Tensor:
+        """``(1 + r^2 / 2a)^-a``."""
+        a = value_of(self.mixture, squared)
+        return (-a * (0.5 * squared / a).log1p()).exp()
+
+
+@dataclass(frozen=True, eq=False)
+class Matern12(Stationary):
+    """Exponential, ``k = variance exp(-r)``: continuous paths without a slope.  Rasmussen and Williams, eq. 4.18."""
+
+    lengthscale: Setting = LEARNED
+    variance: Setting = LEARNED
+
+    def profile(self, squared: Tensor) -> Tensor:
+        """``exp(-r)``."""
+        return (-root(squared)).exp()
+
+
+@dataclass(frozen=True, eq=False)
+class Matern32(Stationary):
+    """Matern of order 3/2, once differentiable.  Rasmussen and Williams (2006), eq. 4.17."""
+
+    lengthscale: Setting = LEARNED
+    variance: Setting = LEARNED
+
+    def profile(self, squared: Tensor) -> Tensor:
+        """``(1 + sqrt(3) r) exp(-sqrt(3) r)``."""
+        r = math.sqrt(3.0) * root(squared)
+        return (1.0 + r) * (-r).exp()
+
+
+@dataclass(frozen=True, eq=False)
+class Matern52(Stationary):
+    """Matern of order 5/2, twice differentiable.  Rasmussen and Williams (2006), eq. 4.17."""
+
+    lengthscale: Setting = LEARNED
+    variance: Setting = LEARNED
+
+    def profile(self, squared: Tensor) -> Tensor:
+        """``(1 + sqrt(5) r + 5 r^2 / 3) exp(-sqrt(5) r)``."""
+        r = math.sqrt(5.0) * root(squared)
+        return (1.0 + r + 5.0 / 3.0 * squared) * (-r).exp()
+
+
+@dataclass(frozen=True, eq=False)
+class Periodic(Kernel):
+    r"""Functions that repeat, :math:`k = \sigma^2 \exp(-\tfrac12 \sum_d \sin^2(\pi (x_d - z_d) / p_d) / l_d^2)`.
+
+    MacKay (2003), fig. 45.1c; scikit-learn's ``ExpSineSquared`` has ``2 l`` for our ``l``.
+
+    :param period: ``p``, ``()`` or ``(D,)``, in units of the inputs.
+    :param lengthscale: ``l``, ``()`` or ``(D,)``, a pure number.
+    """
+
+    period: Setting = LEARNED
+    lengthscale: Setting = LEARNED
+    variance: Setting = LEARNED
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        """Through the points ``(cos, sin)`` on a circle, whose squared distance is ``4 sin^2``."""
+        angle = 2.0 * math.pi / per_input(self.period, X, "Periodic", "period")
+        radius = 0.5 / per_input(self.lengthscale, X, "Periodic", "lengthscale")
+        around, across = (torch.cat([radius * (angle * x).cos(), radius * (angle * x).sin()], -1) for x in (X, Z))
+        return value_of(self.variance, X) * (-0.5 * squared_distance(around, across)).exp()
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """The variance."""
+        return value_of(self.variance, X).expand(X.shape[:-1])

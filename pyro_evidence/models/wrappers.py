@@ -1,0 +1,181 @@
+"""Models around models: data with gaps (nan means not observed), and a known share of outliers spread over a box."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.basis import TensorValue
+from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
+from pyro_evidence.program.failed_run import tensors
+from pyro_evidence.program.log_joint import Model
+
+
+class Missing(str, Enum):
+    """What nan among the responses means."""
+
+    REFUSE = "refuse"
+    MARGINALISE = "marginalise"
+
+
+class _Gaps(poutine.messenger.Messenger):
+    """Observed values that are nan are integrated out; others stay as they are."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        value = msg["value"]
+        if not (msg["is_observed"] and isinstance(value, Tensor) and value.is_floating_point()):
+            return
+        seen = ~value.isnan()
+        if bool(seen.all()):
+            return
+        _check_columns(msg["name"], seen)
+        msg["fn"], msg["value"] = _gappy(msg["fn"], seen), torch.where(seen, value, 0.0)
+
+
+def _gappy(fn: Any, seen: Tensor) -> Any:
+    if isinstance(fn, WithBackground):  # which knows what gaps in its base mean
+        return WithBackground(WithGaps(fn.base_dist, seen), fn.background)
+    return WithGaps(fn, seen)
+
+
+def _check_columns(name: str, seen: Tensor) -> None:
+    empty = (~seen.reshape(len(seen), -1).any(0)).nonzero().flatten().tolist()
+    if empty:
+        raise BadInput(f"site '{name}' has no value at all in columns {empty}; expected one at least. Drop them.")
+
+
+@dataclass(frozen=True, eq=False)
+class Marginalised:
+    """The Pyro model that :func:`marginalised` returns."""
+
+    model: Model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model with the gaps of its data integrated out."""
+        with _Gaps():
+            return self.model(*args, **kwargs)
+
+
+def marginalised(model: Model) -> Marginalised:
+    """The same model for data with gaps: elements that are nan are integrated out, which is right if missing at random.
+
+    An ordinary Pyro model again, for any engine and for NUTS.  Gaps are possible in observed sites of independent
+    elements or of ``MultivariateNormal``, of low rank too, or ``MixtureSameFamily`` of these.
+
+    :raises BadInput: when run on data with a column that has no value at all.
+    """
+    return Marginalised(model)
+
+
+def parsed(value: Missing | str) -> Missing:
+    """The member, also of its value.
+
+    :raises BadInput: for anything else.
+    """
+    try:
+        return Missing(value)
+    except ValueError:
+        raise BadInput(f"missing={value!r}; expected one of {[m.value for m in Missing]}.") from None
+
+
+@contextmanager
+def gaps_explained(missing: Missing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """Tell the way out with an error about data that hold nan while these are refused.
+
+    :raises BadInput: that error, with a sentence more.
+    """
+    try:
+        yield
+    except BadInput as error:
+        gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
+        if gaps and missing is Missing.REFUSE:
+            raise BadInput(f"{error} If nan means not observed: EvidenceEM(..., missing='marginalise').") from error
+        raise
+
+
+class _Spread(poutine.messenger.Messenger):
+    """Observed data get a background; draws stay as they are."""
+
+    def __init__(self, share: float, low: Tensor | None, high: Tensor | None) -> None:
+        super().__init__()
+        self.share, self.low, self.high = share, low, high
+
+    def _pyro_sample(self, msg: Any) -> None:
+        value = msg["value"]
+        if not msg["is_observed"] or not isinstance(value, Tensor) or not value.numel():
+            return
+        if not value.is_floating_point():
+            raise BadInput(
+                f"with_background: site '{msg['name']}' has data of {value.dtype}; expected floats. Write Y.double()."
+            )
+        low, high = self._box(msg["name"], *_rows(msg["fn"], value))
+        msg["fn"] = WithBackground(msg["fn"], Background(torch.as_tensor(self.share).to(low), low, high))
+
+    def _box(self, name: str, rows: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        if self.low is None or self.high is None:
+            return torch.where(seen, rows, torch.inf).amin(0), torch.where(seen, rows, -torch.inf).amax(0)
+        if self.low.shape != rows.shape[1:]:
+            raise BadInput(
+                f"with_background: low and high have shape {tuple(self.low.shape)}; expected {tuple(rows.shape[1:])}, "
+                f"one number for each column of site '{name}'."
+            )
+        return self.low.to(rows), self.high.to(rows)
+
+
+def _rows(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The data as vectors ``(N, m)``, and which of their elements were observed."""
+    seen = fn.seen.expand(value.shape) if isinstance(fn, WithGaps) else ~value.isnan()
+    shape = (-1, *fn.event_shape) if fn.event_shape else (-1, 1)
+    return value.reshape(shape), seen.reshape(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Spread(TensorValue):
+    """The Pyro model that :func:`with_background` returns."""
+
+    model: Model
+    share: float
+    low: Tensor | None
+    high: Tensor | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model with the background beside its data."""
+        with _Spread(self.share, self.low, self.high):
+            return self.model(*args, **kwargs)
+
+
+def with_background(
+    model: Model, share: float = 0.05, *, low: Tensor | None = None, high: Tensor | None = None
+) -> Spread:
+    r"""The same model for data with outliers: a share of each observed site's data is uniform over a box.
+
+    .. math:: p(y_n) = (1 - s)\, p_{\text{model}}(y_n) + s \prod_i 1 / (h_i - l_i)
+
+    An ordinary Pyro model again, for any engine and for NUTS; ``EvidenceEM`` recognises a mixture beneath, whose
+    ``mixing`` is then that among the kernels.  The share is held fixed; log evidences of the same data compare shares.
+    Banfield and Raftery (1993) model noise so.  Data that are drawn, not observed, come without it.
+
+    :param share: ``s``, expected share of the outliers, at least 0 and below 1.
+    :param low: lower corner of the box, shape ``(m,)``, in the data's units; None for the least of each column of the
+        data that the model is run on, whose log evidence then changes by ``-N log c`` with their unit.
+    :param high: upper corner, given or not as ``low`` is.
+    :raises BadInput: on a share or a box that cannot be meant; when run on data that are constant in a column, or that
+        are no floats.
+    """
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 <= share < 1.0:
+        raise BadInput(f"share={share!r}; expected a number of at least 0 and below 1.")
+    if (low is None) != (high is None):
+        raise BadInput("with_background: one of low and high is given; expected both, or none.")
+    if low is not None and high is not None and (low.shape != high.shape or low.dim() != 1 or not _is_box(low, high)):
+        raise BadInput(f"with_background: low={low!r}, high={high!r}; expected finite low < high, shape (m,) each.")
+    return Spread(model, float(share), low, high)
+
+
+def _is_box(low: Tensor, high: Tensor) -> bool:
+    return bool((low < high).all() and low.isfinite().all() and high.isfinite().all())

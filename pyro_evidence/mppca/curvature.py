@@ -1,0 +1,254 @@
+r"""The exact curvature of a mixture of probabilistic PCA in its loadings, and Laplace's evidence over its orbits.
+
+One row of parameters.  With :math:`P = C_k^{-1}`, :math:`E = P S_k P` and :math:`e = P(y - \mu_k)`, component k has the
+slope :math:`g_{nk} = e\,(W^\top e)^\top - P W` per datum, and the Hessian of minus the log likelihood is that at held
+responsibilities less the spread of the slopes over components.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.mppca import evidence, expectation, missing
+from pyro_evidence.mppca.expectation import Analysers, Statistics
+from pyro_evidence.numerics import lbfgs
+from pyro_evidence.numerics.linalg import cholesky
+
+NEWTON_SIZE = 1200  # loadings up to which Newton's method finishes what L-BFGS began
+SLOPE = 1e-4  # nats per standard deviation of a loading, at which L-BFGS stops
+TOLERANCE = 1e-9  # nats that a Newton step may still promise
+
+
+def log_joint(analysers: Analysers, stats: Statistics) -> Tensor:
+    """``log p(D, W)``, nats, shape ``(R,)``."""
+    return stats.log_likelihood + expectation.log_prior(analysers)
+
+
+def find_mode(Y: Tensor, analysers: Analysers, num_steps: int = 100) -> Analysers:
+    """One row at a mode: quasi-Newton from where it stands, then Newton with the exact curvature across the orbit."""
+    shape = analysers.W.shape
+    information = analysers.beta * analysers.log_mixing.exp().unsqueeze(-1) * len(Y)
+    scale = information.clamp(min=1e-8).rsqrt().unsqueeze(-1)  # pruned: any
+
+    def f(u: Tensor) -> tuple[Tensor, Tensor]:
+        there = replace(analysers, W=u.reshape(shape) * scale)
+        stats = missing.e_step(Y, there)
+        return log_joint(there, stats), (slope(there, stats) * scale).flatten(1)
+
+    u = lbfgs.ascend(f, (analysers.W / scale).flatten(1), tolerance=SLOPE, num_steps=num_steps)
+    analysers = replace(analysers, W=u.reshape(shape) * scale)
+    return _newton(Y, analysers) if analysers.W.numel() <= min(NEWTON_SIZE, full_size(Y)) else analysers
+
+
+def _newton(Y: Tensor, analysers: Analysers, num_steps: int = 10) -> Analysers:
+    for _ in range(num_steps):
+        stats = missing.e_step(Y, analysers)
+        ascent, before = slope(analysers, stats), float(log_joint(analysers, stats))
+        try:
+            split = gauge(precision(Y, analysers), analysers)
+        except ArithmeticError:
+            return analysers  # a saddle, or a column about to vanish: the caller looks at the curvature again
+        step = torch.cholesky_solve(ascent.reshape(-1, 1), split.tril).reshape(analysers.W.shape)
+        new = replace(analysers, W=analysers.W + step)
+        after = float(log_joint(new, missing.e_step(Y, new)))
+        if not after > before - 1e-9 * abs(before):
+            return analysers
+        analysers = new
+        if float((ascent * step).sum()) < TOLERANCE:
+            break
+    return analysers
+
+
+def canonical(analysers: Analysers) -> Analysers:
+    """The same density with orthogonal columns, longest first, in every component whose columns share a precision.
+
+    Others, whose columns the prior tells apart, stay as they are.
+    """
+    shared = (analysers.alpha == analysers.alpha[..., :1]).all(-1) & analysers.columns.all(-1)
+    _, turn = torch.linalg.eigh(analysers.W.mT @ analysers.W)
+    turned = (analysers.W @ turn).flip(-1)
+    return replace(analysers, W=torch.where(shared[..., None, None], turned, analysers.W))
+
+
+ROWS = 1024  # data whose slopes are held at once
+FULL_SIZE, FULL_SIZE_GAPS = 4000, 600  # loadings up to which the exact curvature is formed; with gaps in the data
+DIRECTIONS = 32  # in which the slope of data with gaps is differentiated at once
+
+
+def slope(analysers: Analysers, stats: expectation.Statistics) -> Tensor:
+    """Derivative of ``log p(D, W)`` in W, shape ``(R, K, m, q)``; zero in pruned columns."""
+    found = expectation.about_held_means(expectation.moments(analysers, stats), analysers)
+    pull = analysers.beta.unsqueeze(-1) * (found.yx - analysers.W @ found.xx)
+    return (pull - analysers.alpha.unsqueeze(-2) * analysers.W) * (
+        analysers.columns & analysers.active.unsqueeze(-1)
+    ).unsqueeze(-2)
+
+
+def precision(Y: Tensor, analysers: Analysers) -> Tensor:
+    """Minus the Hessian of ``log p(D, W)`` in W, flat in the order of ``W``, shape ``(K m q, K m q)``.
+
+    Rows and columns of pruned components and columns hold the prior's precision alone.
+    """
+    if missing.has_gaps(Y):
+        return _masked(_of_gaps(Y, analysers), analysers)
+    K, m, q = analysers.W.shape[1:]
+    held = torch.zeros(K, m * q, K, m * q, dtype=analysers.W.dtype, device=analysers.W.device)
+    labels = torch.zeros(K * m * q, K * m * q, dtype=analysers.W.dtype, device=analysers.W.device)
+    P, scatter, counts = _inverse(analysers), analysers.W.new_zeros(K, m, m), analysers.W.new_zeros(K)
+    for block in Y.split(ROWS):
+        resp, e, g = _slopes(block, analysers, P)
+        weighted = resp.unsqueeze(-1) * g
+        flat = weighted.reshape(len(block), -1)
+        root = resp.sqrt().unsqueeze(-1) * g
+        for k in range(K):  # the held part needs one product per component only
+            held[k, :, k] -= root[:, k].mT @ root[:, k]
+        labels += flat.mT @ flat
+        scatter = scatter + torch.einsum("nk,nki,nkj->kij", resp, e, e)
+        counts = counts + resp.sum(0)
+    for k in range(K):
+        held[k, :, k] += _held(analysers.W[0, k], P[k], scatter[k], counts[k])
+    found = held.reshape(K * m * q, K * m * q) + labels
+    return _masked(found, analysers)
+
+
+def full_size(Y: Tensor) -> int:
+    """Number of loadings up to which :func:`precision` is worth its cost."""
+    return FULL_SIZE_GAPS if missing.has_gaps(Y) else FULL_SIZE
+
+
+def _of_gaps(Y: Tensor, analysers: Analysers) -> Tensor:
+    """Minus the Hessian of the log likelihood of data with gaps, by differentiation twice, block by block."""
+    eye = torch.eye(analysers.W.numel(), dtype=analysers.W.dtype, device=analysers.W.device)
+    found = torch.zeros_like(eye)
+    for block in Y.split(ROWS // DIRECTIONS):
+        with torch.enable_grad():
+            w = analysers.W.detach().reshape(-1).requires_grad_()
+            log_joint = missing.latent(block, replace(analysers, W=w.reshape(analysers.W.shape))).log_joint
+            (slope,) = torch.autograd.grad(log_joint.logsumexp(-1).sum(), w, create_graph=True)
+        for i in range(0, len(eye), DIRECTIONS):
+            part = torch.autograd.grad(slope, w, eye[i : i + DIRECTIONS], retain_graph=True, is_grads_batched=True)[0]
+            found[i : i + DIRECTIONS] -= part
+    return found
+
+
+def _masked(A: Tensor, analysers: Analysers) -> Tensor:
+    on = (analysers.columns & analysers.active.unsqueeze(-1)).unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
+    A = torch.where(on.unsqueeze(-1) & on, A, 0.0)
+    prior = analysers.alpha.unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
+    A.diagonal().add_(prior)
+    return 0.5 * (A + A.mT)
+
+
+def _inverse(analysers: Analysers) -> Tensor:
+    """``C_k^-1`` of the first row, shape ``(K, m, m)``."""
+    B = analysers.whitener[0]
+    return analysers.beta[0].diag_embed() - B.mT @ B
+
+
+def _slopes(Y: Tensor, analysers: Analysers, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Responsibilities ``(n, K)``, ``P (y - mu)``, ``(n, K, m)``, and slopes, flat, ``(n, K, m q)``."""
+    resp = expectation.responsibilities(Y, analysers)[0]
+    e = torch.einsum("kij,nkj->nki", P, Y.unsqueeze(1) - analysers.mu[0])
+    x = torch.einsum("kij,nki->nkj", analysers.W[0], e)
+    return resp, e, (e.unsqueeze(-1) * x.unsqueeze(-2) - P @ analysers.W[0]).flatten(-2)
+
+
+def _held(W: Tensor, P: Tensor, E: Tensor, count: Tensor) -> Tensor:
+    """Minus the Hessian of one component's log likelihood at held responsibilities, ``(m q, m q)``.
+
+    :param E: ``N_k P S P``.
+    """
+    m, q = W.shape
+    P = count * P
+    PW, EW = P @ W / count, E @ W
+    inner, outer = W.mT @ PW, W.mT @ EW
+    eye = torch.eye(q, dtype=W.dtype, device=W.device)
+    same = torch.einsum("ab,ij->aibj", P - E, eye)
+    same = same + torch.einsum("ab,ij->aibj", P / count, outer - count * inner) + torch.einsum("ab,ij->aibj", E, inner)
+    crossed = torch.einsum("aj,bi->aibj", EW - count * PW, PW) + torch.einsum("aj,bi->aibj", PW, EW)
+    return (same + crossed).reshape(m * q, m * q)
+
+
+def turns(analysers: Analysers) -> Tensor:
+    """Directions in which turning the latent space moves W, by unit angle, shape ``(K m q, P)``.
+
+    One for each pair of columns that are not pruned, component by component.
+    """
+    K, m, q = analysers.W.shape[1:]
+    found = [torch.zeros(K, m, q, 0, dtype=analysers.W.dtype, device=analysers.W.device)]
+    for k, on in enumerate((analysers.columns & analysers.active.unsqueeze(-1))[0]):
+        a, b = torch.combinations(on.nonzero().flatten(), 2).unbind(-1)
+        each = analysers.W.new_zeros(K, m, q, len(a))
+        place = torch.arange(len(a), device=analysers.W.device)
+        each[k, :, a, place] = analysers.W[0, k][:, b]
+        each[k, :, b, place] = -analysers.W[0, k][:, a]
+        found.append(each)
+    return torch.cat(found, -1).reshape(K * m * q, -1)
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """The curvature with the orbit taken out.  Built by :func:`gauge`.
+
+    Loadings are ``(mode + d) Q`` with ``d`` orthogonal to the turns and ``Q`` a rotation.
+    """
+
+    tril: Tensor  # (D, D)   of the curvature across the orbit; along it a stand-in, for inversion
+    basis: Tensor  # (D, P)  orthonormal, spans the turns
+    log_gram: Tensor  # ()   log determinant of the turns' inner products
+    log_det: Tensor  # ()    of the curvature across the orbit
+    kappa: Tensor  # (P,)    how strongly the prior holds each pair in place
+
+
+def gauge(A: Tensor, analysers: Analysers) -> Gauge:
+    """Split the curvature ``A`` at a mode into orbit and the rest.
+
+    :raises NotPositiveDefinite: when the rest is not positive definite: no mode, or a column about to vanish.
+    """
+    T = turns(analysers)
+    if not T.shape[1]:
+        tril = cholesky(A, "posterior precision A")
+        return Gauge(tril, T, A.new_zeros(()), 2.0 * tril.diagonal().log().sum(), A.new_zeros(0))
+    gram = T.mT @ T
+    basis = torch.linalg.solve_triangular(cholesky(gram, "inner products of the turns"), T.mT, upper=False).mT
+    AB = A @ basis
+    along = basis.mT @ AB
+    across = AB - basis @ along
+    kappa = 0.5 * (T * (A @ T)).sum(0).clamp(min=0.0)  # zero for columns that share a precision, but for rounding
+    stand_in = (12.0 / math.pi**2 + 2.0 * kappa) / gram.diagonal()  # angles uniform on a half circle have that variance
+    rest = A - across @ basis.mT - basis @ across.mT - basis @ (along - stand_in.diag()) @ basis.mT
+    tril = cholesky(0.5 * (rest + rest.mT), "posterior precision A across the orbit")
+    log_det = 2.0 * tril.diagonal().log().sum() - stand_in.log().sum() + _coupling(tril, across, along)
+    return Gauge(tril, basis, 2.0 * torch.linalg.cholesky(gram).diagonal().log().sum(), log_det, kappa)
+
+
+def _coupling(tril: Tensor, across: Tensor, along: Tensor) -> Tensor:
+    """What the determinant of the rest loses to motion along the orbit, where the prior holds it."""
+    values, vectors = torch.linalg.eigh(0.5 * (along + along.mT))
+    held = values > 1e-6 * tril.diagonal().square().mean()  # below, the orbit is free and nothing couples to it
+    move = across @ vectors[:, held] * values[held].rsqrt()
+    back = torch.linalg.solve_triangular(tril, move, upper=False)
+    return torch.linalg.slogdet(torch.eye(int(held.sum())).to(tril) - back.mT @ back).logabsdet
+
+
+def log_evidence(log_joint: Tensor, split: Gauge, analysers: Analysers) -> Tensor:
+    """Laplace's log evidence over the orbits, all labels' information included, nats, shape ``()``."""
+    on, m = (analysers.columns & analysers.active.unsqueeze(-1))[0], analysers.W.shape[-2]
+    kappa, pairs = _spread_out(split.kappa, on)
+    orbit = evidence.log_orbit(kappa, pairs, on.sum(-1)).sum() + 0.5 * split.log_gram
+    left_out = m * torch.where(on, 0.0, analysers.alpha[0].log()).sum()
+    width = 0.5 * (m * on.sum() - len(split.kappa)) * math.log(math.tau)
+    return log_joint + orbit + width - 0.5 * (split.log_det - left_out)
+
+
+def _spread_out(kappa: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
+    """``kappa`` of the pairs of columns ``on`` as ``(K, q, q)``, and where they stand."""
+    found = kappa.new_zeros(*on.shape, on.shape[-1])
+    pairs, start = torch.zeros_like(found, dtype=torch.bool), 0
+    for k, columns in enumerate(on):
+        a, b = torch.combinations(columns.nonzero().flatten(), 2).unbind(-1)
+        found[k, a, b], pairs[k, a, b] = kappa[start : start + len(a)], True
+        start += len(a)
+    return found, pairs

@@ -1,0 +1,272 @@
+r"""Mixtures of probabilistic PCA in latent space, a batch of restarts in front; no m x m matrix is ever formed.
+
+.. math:: p(y_n) = \sum_k \pi_k\, N(y_n | \mu_k, W_k W_k^\top + \Lambda_k^{-1}), \qquad
+    G_k = I + W_k^\top \Lambda_k W_k = L_k L_k^\top
+
+with diagonal noise precisions :math:`\Lambda_k` (all equal: probabilistic PCA; otherwise factor analysers).  For
+equal ones :math:`G_k = \beta_k M_k` of the paper.  Whitened coordinates :math:`z = L^{-1} W^\top\Lambda(y - \mu)` are
+one matrix product for all restarts, components and data.  Husmeier (2000), sec. 3; Tipping and Bishop (1999).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+LEAST_LOG_RESP = -230.0  # below 1e-100 a responsibility adds nothing to a sum, and its products may be subnormal: slow
+BLOCK = 2**17  # numbers in one block of whitened coordinates: they stay in the cache
+
+
+@dataclass(frozen=True)
+class Analysers:
+    """One setting of all parameters per row; a component with ``log_mixing = -inf`` is pruned."""
+
+    W: Tensor  # (R, K, m, q)     zero in columns that are pruned
+    mu: Tensor  # (R, K, m)
+    beta: Tensor  # (R, K, m)     noise precision of each output; all equal where the noise is isotropic
+    log_mixing: Tensor  # (R, K)
+    alpha: Tensor  # (R, K, q)    prior precision of each column of W
+    columns: Tensor  # (R, K, q) bool, False where pruned
+
+    @property
+    def active(self) -> Tensor:
+        """Components that are not pruned, shape ``(R, K)`` bool."""
+        return self.log_mixing > -torch.inf
+
+    @cached_property
+    def tril(self) -> Tensor:
+        """Lower Cholesky factor of ``G = I + W' Lambda W``, whose eigenvalues are >= 1, shape ``(R, K, q, q)``."""
+        W = self.W
+        eye = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
+        return torch.linalg.cholesky_ex(eye + W.mT @ (self.beta.unsqueeze(-1) * W))[0]
+
+    @cached_property
+    def whitener(self) -> Tensor:
+        """``B = L^-1 W' Lambda``, shape ``(R, K, q, m)``."""
+        return torch.linalg.solve_triangular(self.tril, (self.beta.unsqueeze(-1) * self.W).mT, upper=False)
+
+    @cached_property
+    def log_det(self) -> Tensor:
+        """``log |W W' + Lambda^-1|``, shape ``(R, K)``."""
+        return 2.0 * self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - self.beta.log().sum(-1)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sums over data that an M-step needs; those of two shards at the same parameters add up."""
+
+    counts: Tensor  # (R, K)         sum_n r_nk
+    sums: Tensor  # (R, K, m)        sum_n r_nk y_n
+    squares: Tensor  # (R, K, m)     sum_n r_nk y_n^2
+    cross: Tensor  # (R, K, m, q)    sum_n r_nk y_n z_nk'
+    log_likelihood: Tensor  # (R,)
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Statistics(*(a + b for a, b in pairs))
+
+
+@dataclass(frozen=True)
+class _Natural:
+    """What the parameters say of a datum, laid out for products with a block of data."""
+
+    features: Tensor  # (2m, R K)   coefficients of y and y^2
+    constant: Tensor  # (R K,)
+    whitener: Tensor  # (m, q R K)
+    shift: Tensor  # (q R K,)
+    shape: torch.Size  # (R, K, m, q)
+
+    @staticmethod
+    def of(analysers: Analysers) -> "_Natural":
+        R, K, m, q = analysers.W.shape
+        linear = analysers.beta * analysers.mu
+        quadratic = (linear * analysers.mu).sum(-1)
+        constant = analysers.log_mixing - 0.5 * (m * math.log(math.tau) + analysers.log_det + quadratic)
+        B = analysers.whitener
+        shift = (B @ analysers.mu.unsqueeze(-1)).squeeze(-1)
+        features = torch.cat([linear, -0.5 * analysers.beta], -1).reshape(R * K, 2 * m).mT
+        laid_out = B.permute(3, 2, 0, 1).reshape(m, q * R * K)
+        return _Natural(
+            features.contiguous(), constant.reshape(-1), laid_out, shift.movedim(-1, 0).reshape(-1), B.mT.shape
+        )
+
+    def log_joint(self, Y: Tensor, F: Tensor) -> tuple[Tensor, Tensor]:
+        """``log p(y_n, k)``, ``(n, R K)``, and whitened coordinates, ``(n, q, R K)``; ``F`` are features of ``Y``."""
+        z = torch.addmm(self.shift, Y, self.whitener, beta=-1.0).reshape(len(Y), self.shape[-1], -1)
+        log_joint = torch.addmm(self.constant, F, self.features)
+        return log_joint.add_(z.square().sum(1), alpha=0.5), z
+
+
+def _featured(Y: Tensor, num: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of ``num`` data with their features, y and y^2, ``(n, 2m)``: memory that the next block overwrites."""
+    m = Y.shape[1]
+    held = Y.new_empty(min(num, len(Y)), 2 * m)
+    for block in Y.split(num):
+        F = held[: len(block)]
+        F[:, :m] = block
+        torch.mul(block, block, out=F[:, m:])
+        yield block, F
+
+
+def num_rows(analysers: Analysers) -> int:
+    """Data that are looked at together."""
+    R, K, m, q = analysers.W.shape
+    return max(16, min(BLOCK // (R * K * max(q, 1)), 4 * BLOCK // m))
+
+
+def e_step(Y: Tensor, analysers: Analysers) -> Statistics:
+    """Responsibilities and the sums that the M-step needs, block by block; cost ``N m K q``, memory ``K m q``.
+
+    :param Y: data, shape ``(N, m)``, nothing missing.
+    """
+    natural = _Natural.of(analysers)
+    R, K, m, q = natural.shape
+    counts, moments = Y.new_zeros(R * K), Y.new_zeros(R * K, 2 * m)
+    cross, log_likelihood = Y.new_zeros(m, q * R * K), Y.new_zeros(R)
+    for block, F in _featured(Y, num_rows(analysers)):
+        log_joint, z = natural.log_joint(block, F)
+        resp, log_norm = _responsibilities(log_joint.reshape(-1, R, K))
+        counts += resp.sum(0)
+        moments.addmm_(resp.mT, F)
+        cross.addmm_(block.mT, z.mul_(resp.unsqueeze(1)).reshape(len(block), -1))
+        log_likelihood += log_norm.sum((0, 2))
+    found = moments.reshape(R, K, 2 * m)
+    laid_out = cross.reshape(m, q, R, K).permute(2, 3, 0, 1)
+    return Statistics(counts.reshape(R, K), found[..., :m], found[..., m:], laid_out, log_likelihood)
+
+
+def _responsibilities(log_joint: Tensor) -> tuple[Tensor, Tensor]:
+    """``p(k | y_n)``, ``(n, R K)``, and ``log p(y_n)``, ``(n, R, 1)``; ``log_joint``, ``(n, R, K)``, is overwritten."""
+    log_norm = log_joint.logsumexp(-1, keepdim=True)
+    log_resp = log_joint.sub_(log_norm)
+    resp = log_resp.exp().masked_fill_(log_resp < LEAST_LOG_RESP, 0.0)
+    return resp.reshape(len(log_joint), -1), log_norm
+
+
+def log_joint(Y: Tensor, analysers: Analysers) -> Tensor:
+    """``log p(y_n, k)``, nats, shape ``(R, N, K)``."""
+    natural = _Natural.of(analysers)
+    parts = [natural.log_joint(block, F)[0] for block, F in _featured(Y, num_rows(analysers)) if len(block)]
+    if not parts:
+        return Y.new_zeros(natural.shape[0], 0, natural.shape[1])
+    return torch.cat(parts).reshape(len(Y), *natural.shape[:2]).movedim(0, 1)
+
+
+def responsibilities(Y: Tensor, analysers: Analysers) -> Tensor:
+    """``p(k | y_n)``, shape ``(R, N, K)``; zero below 1e-100."""
+    resp = log_joint(Y, analysers).softmax(-1)
+    return resp.masked_fill_(resp < math.exp(LEAST_LOG_RESP), 0.0)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Expectations about the new means; Husmeier (2000), eqs. 3.11 and 3.19 to 3.23."""
+
+    counts: Tensor  # (R, K)         N_k
+    mean: Tensor  # (R, K, m)        new mu, eq. 3.11
+    scatter: Tensor  # (R, K, m)     N_k times the diagonal of S_k, eq. 3.22
+    yx: Tensor  # (R, K, m, q)       sum_n r (y - mu) <x>', eq. 3.21
+    xx: Tensor  # (R, K, q, q)       sum_n r <x x'>, eq. 3.23
+    yz: Tensor  # (R, K, m, q)       sum_n r (y - mu) z', in whitened coordinates
+
+
+def moments(analysers: Analysers, stats: Statistics) -> Moments:
+    """The expectations that the M-step is made of; those of a pruned component are zero, its mean stays."""
+    seen = (stats.counts > 0).unsqueeze(-1)
+    counts = stats.counts.unsqueeze(-1)
+    mean = torch.where(seen, stats.sums / torch.where(seen, counts, 1.0), analysers.mu)
+    B, tril = analysers.whitener, analysers.tril
+    z_sums = counts * (B @ (mean - analysers.mu).unsqueeze(-1)).squeeze(-1)
+    yz = stats.cross - mean.unsqueeze(-1) * z_sums.unsqueeze(-2)
+    yx = torch.linalg.solve_triangular(tril, yz, upper=False, left=False)
+    inverse = torch.cholesky_inverse(tril)
+    xx = counts.unsqueeze(-1) * inverse + _sandwiched(tril, B @ yz)
+    scatter = (stats.squares - counts * mean.square()).clamp(min=0.0)  # rounding may leave a tiny negative
+    return Moments(stats.counts, mean, scatter, yx, 0.5 * (xx + xx.mT), yz)
+
+
+def about_held_means(found: Moments, analysers: Analysers) -> Moments:
+    """The same expectations about the means as they are, where these are held."""
+    away = found.mean - analysers.mu
+    x = torch.linalg.solve_triangular(analysers.tril.mT, analysers.whitener @ away.unsqueeze(-1), upper=True)
+    counts = found.counts[..., None, None]
+    yx = found.yx + counts * away.unsqueeze(-1) * x.mT
+    scatter = found.scatter + found.counts.unsqueeze(-1) * away.square()
+    return replace(found, mean=analysers.mu, yx=yx, xx=found.xx + counts * x * x.mT, scatter=scatter)
+
+
+def _sandwiched(tril: Tensor, A: Tensor) -> Tensor:
+    """``L^-T A L^-1``."""
+    right = torch.linalg.solve_triangular(tril, A, upper=False, left=False)
+    return torch.linalg.solve_triangular(tril.mT, right, upper=True)
+
+
+def solve_loadings(found: Moments, analysers: Analysers, alpha: Tensor) -> Tensor:
+    """New ``W``, shape ``(R, K, m, q)``; Husmeier (2000), eqs. 3.14 and 3.25, one alpha per column.
+
+    :param alpha: prior precisions, shape ``(R, K, q)``; 0 for none.
+    """
+    safe = _identity_where(found.counts <= 0, found.xx)
+    if is_isotropic(analysers.beta):
+        A = safe + (alpha / analysers.beta[..., :1]).diag_embed()
+        return torch.cholesky_solve(found.yx.mT, torch.linalg.cholesky_ex(A)[0]).mT
+    ridge = (alpha.unsqueeze(-2) / analysers.beta.unsqueeze(-1)).diag_embed()
+    tril = torch.linalg.cholesky_ex(safe.unsqueeze(-3) + ridge)[0]
+    return torch.cholesky_solve(found.yx.unsqueeze(-1), tril).squeeze(-1)
+
+
+def _identity_where(off: Tensor, A: Tensor) -> Tensor:
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return torch.where(off[..., None, None], eye, A)
+
+
+def is_isotropic(beta: Tensor) -> bool:
+    """Whether all outputs of each component have the same noise precision."""
+    return bool((beta == beta[..., :1]).all())
+
+
+def residual_squares(found: Moments, W: Tensor) -> Tensor:
+    """``sum_n r <(y - W x - mu)^2>`` of each output, shape ``(R, K, m)``; Husmeier (2000), below eq. 3.26."""
+    fitted = W @ found.xx
+    return (found.scatter + (W * (fitted - 2.0 * found.yx)).sum(-1)).clamp(min=0.0)  # rounding may go below
+
+
+def log_prior(analysers: Analysers) -> Tensor:
+    """``log p(W | alpha)`` of the columns that are not pruned, nats, shape ``(R,)``."""
+    norm = analysers.W.shape[-2] * (analysers.alpha / math.tau).log()
+    each = 0.5 * (norm - analysers.alpha * analysers.W.square().sum(-2))
+    return torch.where(analysers.columns & analysers.active.unsqueeze(-1), each, 0.0).sum((-2, -1))
+
+
+def latent_posterior(Y: Tensor, analysers: Analysers) -> tuple[Tensor, Tensor]:
+    """Mean ``(R, N, K, q)`` and covariance ``(R, K, q, q)`` of x given y and k; Husmeier (2000), eqs. 3.17 and 3.18."""
+    z = torch.einsum("rkqm,nm->rnkq", analysers.whitener, Y) - (
+        analysers.whitener @ analysers.mu.unsqueeze(-1)
+    ).squeeze(-1).unsqueeze(1)
+    x = torch.linalg.solve_triangular(analysers.tril.mT.unsqueeze(1), z.unsqueeze(-1), upper=True).squeeze(-1)
+    return x, torch.cholesky_inverse(analysers.tril)
+
+
+def rebuilt(analysers: Analysers, change: Callable[[str, Tensor], Tensor]) -> Analysers:
+    """The parameters with ``change(name, value)`` in the place of each."""
+    return Analysers(**{f.name: change(f.name, getattr(analysers, f.name)) for f in fields(Analysers)})
+
+
+def row(analysers: Analysers, index: Tensor) -> Analysers:
+    """Some rows of a batch."""
+    return rebuilt(analysers, lambda _, x: x[index])
+
+
+def chosen(take: Tensor, a: Analysers, b: Analysers) -> Analysers:
+    """Rows of ``a`` where ``take`` ``(R,)``, else of ``b``."""
+    return rebuilt(a, lambda f, x: torch.where(take.reshape(-1, *[1] * (x.dim() - 1)), x, getattr(b, f)))
+
+
+def is_sound(analysers: Analysers) -> Tensor:
+    """Rows whose numbers are finite and whose precisions are positive, shape ``(R,)`` bool."""
+    shares = torch.where(analysers.active, analysers.log_mixing, 0.0)
+    parts = (analysers.W, analysers.mu, analysers.beta.log(), analysers.alpha.log(), shares)
+    return torch.stack([x.flatten(1).sum(-1) for x in parts]).sum(0).isfinite()  # finite only if every term is

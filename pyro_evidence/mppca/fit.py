@@ -1,0 +1,258 @@
+"""One recognised mixture of probabilistic PCA on its way: from the Pyro model to restarts, and back to a posterior."""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
+from pyro_evidence.iterate import Fit, Status, Stop
+from pyro_evidence.mixture.fit import Start
+from pyro_evidence.models.mppca import MPPCA
+from pyro_evidence.models.wrappers import Marginalised, marginalised
+from pyro_evidence.mppca import missing, rounds
+from pyro_evidence.mppca import start as mppca_start
+from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.laplace import laplace_state
+from pyro_evidence.mppca.posterior import MPPCAPosterior
+from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
+from pyro_evidence.mppca.rounds import MPPCARestarts
+from pyro_evidence.mppca.updates import Ties
+from pyro_evidence.program.log_joint import LogJoint, Model
+
+SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
+SLICE_SIZE = 2**21  # most numbers in their loadings, which Pyro expands to one set for each datum
+LEAST_NOISE = 1e-6  # of the data's variance
+CANDIDATES = 4096  # data among which centres are drawn
+
+
+@dataclass(frozen=True)
+class NormalCentres(Start):
+    """Centres drawn from a Normal about the mean of the data, of the data's variance; Husmeier (2000), footnote 14."""
+
+    def centres(self, Y: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+        """Shape ``(R, K, m)``, in standard units."""
+        noise = torch.randn(*shape, Y.shape[1], generator=generator, dtype=torch.float64)
+        return self.spread * noise.to(Y)
+
+
+def log_joint(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
+    """The log joint of any model; that of a mixture of probabilistic PCA of ours without running it on all data.
+
+    :raises BadInput: when its data cannot be used.
+    """
+    ours, gappy = _ours(model), isinstance(model, Marginalised)
+    if ours is None:
+        return LogJoint(model, args, kwargs)
+    Y = _data(args, kwargs, gappy=gappy)
+    joint = LogJoint(marginalised(ours.marginalised) if gappy else ours.marginalised, (_slice(ours, Y),))
+    joint.args = (Y,)
+    return joint
+
+
+def _ours(model: Model) -> MPPCA | None:
+    """A model of ours, also where gaps are allowed."""
+    model = model.model if isinstance(model, Marginalised) else model
+    return model if isinstance(model, MPPCA) else None
+
+
+def _slice(model: MPPCA, Y: Tensor) -> Tensor:
+    """A few data, evenly spaced, their gaps filled with the means: to look at the model, not to fit it."""
+    num = max(16, min(SLICE, SLICE_SIZE // (model.num_components * Y.shape[1] * model.num_latents)))
+    few = Y[:: max(1, len(Y) // num)]
+    return few.where(~few.isnan(), Y.nanmean(0)) if missing.has_gaps(Y) else few
+
+
+def _data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) -> Tensor:
+    Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
+    if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not len(Y):
+        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else _kinds(args, kwargs)
+        raise BadInput(
+            f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, float32 or float64; got {got}. Write "
+            f"run(torch.as_tensor(Y).double())."
+        )
+    if missing.has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory
+        _require_numbers(Y, gappy=gappy)
+    whole, largest = Y.nan_to_num(0.0) if missing.has_gaps(Y) else Y, torch.finfo(Y.dtype).max ** 0.25
+    found = float(torch.stack(whole.aminmax()).abs().max())
+    if found > largest:
+        raise BadInput(
+            f"Y, shape {tuple(Y.shape)}, holds {found:.3g} in size; expected less than {largest:.2g} in {Y.dtype}, or "
+            f"powers of it are not finite. Rescale: Y / Y.std()."
+        )
+    return Y.detach()
+
+
+def _require_numbers(Y: Tensor, *, gappy: bool) -> None:
+    bad = Y.isinf() if gappy else ~Y.isfinite()
+    if bool(bad.any()):
+        row, column = bad.nonzero()[0].tolist()
+        num = [int(Y.isnan().sum()), int(Y.isinf().sum())]
+        raise BadInput(
+            f"Y, shape {tuple(Y.shape)}, contains {num[0]} nan and {num[1]} inf, first in row {row}, column {column}; "
+            f"expected numbers. Drop such rows: Y[Y.isfinite().all(1)]."
+        )
+
+
+def _kinds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What the arguments are, in a few words."""
+    named = [("", a) for a in args] + [(f"{n}=", a) for n, a in kwargs.items()]
+    return ", ".join(f"{n}a {type(a).__name__}" for n, a in named) or "no argument"
+
+
+@dataclass(frozen=True)
+class MPPCAFit:
+    """A recognised model, the units inside, and all restarts."""
+
+    structure: MPPCAStructure
+    units: ScalarUnits
+    batch: MPPCARestarts
+
+    @property
+    def jacobian(self) -> float:
+        """What the log evidence loses by going to the model's units, nats."""
+        return self.units.log_jacobian(self.structure.Y)
+
+    def warmed(self, update: object, num_steps: int) -> "MPPCAFit":
+        """After the warm-up, which is the same for every update."""
+        return replace(self, batch=rounds.warmed(self.batch, num_steps))
+
+    def advanced(self) -> "MPPCAFit":
+        """One round on."""
+        return replace(self, batch=rounds.advance(self.batch))
+
+
+def reached(task: MPPCAFit) -> MPPCAPosterior:
+    """The posterior where the best restart stands."""
+    batch = task.batch
+    restarts = torch.where(batch.failed, torch.nan, batch.log_evidence) - task.jacobian
+    return posterior_of(task, Fit(rounds.best(batch), Status.BY_HAND, (batch.objective,)), restarts)
+
+
+def begin(joint: LogJoint, start: Start, update: object) -> MPPCAFit | None:
+    """All restarts before the first round; None where the model is no mixture of Gaussians of low rank.
+
+    :raises UnsupportedModel: when it is one that the engine cannot read.
+    """
+    thin = joint if _ours(joint.model) is None else _sliced(joint)
+    if not is_mppca(thin):
+        return None
+    rule = rounds.rule_of(update)
+    structure = recognise_mppca(thin)
+    if thin is not joint:
+        structure = replace(structure, joint=joint, Y=joint.args[0].double())
+    _require_size(structure)
+    units = ScalarUnits.of(structure.Y)
+    Y = (structure.Y - units.origin).div_(units.unit)
+    whole = Y.nan_to_num(0.0) if missing.has_gaps(Y) else Y
+    variance = _noise_scale(whole, structure.ties, structure.start)
+    analysers = _start(whole, units.standard(structure.start), structure.ties, start)
+    return MPPCAFit(structure, units, rounds.first(Y, analysers, structure.ties, variance, rule))
+
+
+def _sliced(joint: LogJoint) -> LogJoint:
+    """The same on a slice of the data."""
+    thin, ours = copy.copy(joint), _ours(joint.model)
+    assert ours is not None
+    thin.args = (_slice(ours, joint.args[0]),)
+    return thin
+
+
+def _require_size(structure: MPPCAStructure) -> None:
+    (N, m), q = structure.Y.shape, structure.start.W.shape[-1]
+    if q >= m:
+        raise BadInput(f"the loadings have {q} columns and the data {m}; expected fewer columns than the data have.")
+    if N < 2:
+        raise BadInput(f"Y has {N} row; expected at least two, or nothing varies.")
+
+
+def _noise_scale(Y: Tensor, ties: Ties, analysers: Analysers) -> Tensor:
+    """Variances to which the gamma prior of the noise refers: what one component with all latents leaves over.
+
+    Shared out by the outputs' variances if each has its own noise.
+    """
+    m = Y.shape[1]
+    on = torch.ones(1, 1, analysers.W.shape[-1], dtype=torch.bool, device=Y.device)
+    flat = Y.new_zeros(1, 1, m)
+    one = Analysers(analysers.W[:, :1], flat, flat + 1.0, Y.new_zeros(1, 1), on + 0.0, on)
+    rest = mppca_start.direct(Y, one).beta[0, 0, 0].reciprocal()
+    rest = torch.maximum(rest, Y.new_tensor(LEAST_NOISE))  # data of low rank leave nothing over
+    if not bool((ties.beta_group != ties.beta_group[:, :1]).any()):
+        return rest.expand(m)
+    return rest * torch.maximum(Y.var(0, correction=0), Y.new_tensor(1e-3))  # a constant output has no scale
+
+
+def _start(Y: Tensor, model: Analysers, ties: Ties, start: Start) -> Analysers:
+    """All restarts: centres, no loadings, one width; what the model holds fixed is kept."""
+    R, (K, m, q) = start.restarts, model.W.shape[1:]
+    generator = torch.Generator().manual_seed(start.seed)
+    if isinstance(start, NormalCentres):
+        mu = start.centres(Y, (R, K), generator)
+    else:
+        place = torch.randperm(len(Y), generator=generator)[:CANDIDATES].to(Y.device)
+        uniform = torch.rand(R, K, generator=generator, dtype=torch.float64).to(Y)
+        mu = mppca_start.spread_centres(Y[place], uniform)
+    mu = mu if ties.mean_free else model.mu.expand(R, K, m)
+    beta = torch.full_like(model.beta, start.width**-2) if ties.beta_free else model.beta
+    alpha = torch.full_like(model.alpha, start.alpha) if ties.alpha_free else model.alpha
+    flat = torch.zeros_like(model.log_mixing).log_softmax(-1) if ties.mixing_free else model.log_mixing
+    W = 0.1 * torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(Y)  # zero would stay so in EM
+    analysers = replace(model, W=W, beta=beta, alpha=alpha, log_mixing=flat)
+    wide = {
+        n: getattr(analysers, n).expand(R, *getattr(analysers, n).shape[1:])
+        for n in ("beta", "alpha", "log_mixing", "columns")
+    }
+    return replace(analysers, mu=mu, **wide)
+
+
+def refuse_orbits(joint: LogJoint) -> None:
+    """Refuse a mixture of probabilistic PCA to an engine that would take one point of an orbit for a mode.
+
+    :raises UnsupportedModel: where some component's latent space can be turned at no cost.
+    """
+    if isinstance(joint.model, MPPCA) and {"W", "x"} <= set(joint.latents.names):
+        joint = LogJoint(joint.model.marginalised, joint.args, joint.kwargs)
+    if is_mppca(joint) and _has_orbits(joint):
+        raise UnsupportedModel(
+            "the latent space of a mixture of probabilistic PCA can be turned without any change of the density: its "
+            "curvature has eigenvalues of zero, and Laplace's approximation about one point no meaning. Fit it by "
+            "EvidenceEM(model).run(Y), which integrates over all turns; or offer a single latent."
+        )
+
+
+def _has_orbits(joint: LogJoint) -> bool:
+    try:
+        group = recognise_mppca(joint).ties.alpha_group
+    except UnsupportedModel:
+        return False
+    return group.shape[-1] > 1 and bool((group == group[:, :1]).all(-1).any())
+
+
+def run(task: MPPCAFit, start: Start, deletion: object, stop: Stop) -> MPPCAPosterior:
+    """EM, deletion, and the posterior of the best.
+
+    :raises NotConverged: when every restart failed.
+    """
+    fit = rounds.em(task.batch, start.warm_up, stop)
+    if bool(fit.state.failed.all()):
+        raise NotConverged("EvidenceEM: every restart left the finite numbers. Pass update=BoundedInflation().")
+    restarts = torch.where(fit.state.failed, torch.nan, fit.state.log_evidence) - task.jacobian
+    batch = rounds.best(fit.state)
+    fit = Fit(batch, fit.status, fit.objectives)
+    if deletion is not None and fit.status is not Status.INTERRUPTED:
+        fit = rounds.finished(fit, getattr(deletion, "num_steps", 25), stop)
+    return posterior_of(task, fit, restarts)
+
+
+def posterior_of(task: MPPCAFit, fit: Fit[MPPCARestarts], restarts: Tensor) -> MPPCAPosterior:
+    """One restart at its mode, in the model's units."""
+    batch = fit.state
+    path = tuple(v - task.jacobian for v in fit.objectives)
+    found = laplace_state(task.structure, task.units, batch.Y, batch.it)
+    occam = float(batch.occam[0]) - task.jacobian
+    return MPPCAPosterior(
+        found.state, fit.status.value, path, restarts, (), task.structure, found.analysers, found.refusal,
+        found.literal, occam,
+    )  # fmt: skip

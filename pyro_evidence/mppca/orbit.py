@@ -1,0 +1,163 @@
+"""Draws, importance ratios and well-determined parameters of loadings whose posterior is an orbit, not a point.
+
+Loadings near the orbit are ``(mode + d) Q``, with ``d`` orthogonal to the directions in which the mode turns and Q a
+rotation.  Of the 2^q such pairs for one and the same matrix, ``mode' (mode + d)`` is positive definite in one.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.dense import Dense, Precision
+from pyro_evidence.mppca import evidence, missing
+from pyro_evidence.mppca.curvature import turns
+from pyro_evidence.mppca.expectation import Analysers
+
+GRID = 2001  # angles at which the density of a turn is tabulated
+ROWS = 32  # draws whose densities are found together
+
+
+def shares_precision(analysers: Analysers) -> Tensor:
+    """Components all of whose columns have one precision, which any rotation leaves alone, shape ``(K,)`` bool."""
+    return ((analysers.alpha == analysers.alpha[..., :1]) & analysers.columns).all(-1)[0] & analysers.active[0]
+
+
+def _basis(analysers: Analysers) -> Tensor:
+    """Orthonormal directions in which the mode turns, shape ``(D, P)``."""
+    return torch.linalg.qr(turns(analysers)).Q
+
+
+def across(d: Tensor, analysers: Analysers) -> Tensor:
+    """Displacements ``(S, D)`` without their part along the orbit."""
+    V = _basis(analysers)
+    return d - (d @ V) @ V.mT
+
+
+def well_determined(precision: Precision, analysers: Analysers) -> Tensor:
+    """Number of well-determined loadings of each column, ``(K, q)``; turning is none of them."""
+    variance = precision.variance[0]
+    own = torch.ones_like(variance)
+    if isinstance(precision, Dense):
+        V = _basis(analysers)
+        stand_in = torch.cholesky_solve(V, precision.tril[0])
+        variance = variance - (V * stand_in).sum(-1)
+        own = own - V.square().sum(-1)
+    prior = analysers.alpha[0].unsqueeze(-2).expand(analysers.W.shape[1:]).reshape(-1)
+    gamma = (own - prior * variance).clamp(0.0, 1.0).reshape(analysers.W.shape[1:]).sum(-2)
+    return torch.where(analysers.columns[0] & analysers.active[0].unsqueeze(-1), gamma, 0.0)
+
+
+def turned(W: Tensor, analysers: Analysers, generator: torch.Generator) -> Tensor:
+    """Draws ``(S, K, m, q)`` near the mode, spread over their orbits.
+
+    Uniformly for columns of one precision; for others by signs and pairwise angles of density exp(-kappa sin^2).
+    """
+    free = shares_precision(analysers)
+    uniform = _uniform_rotations(len(W), analysers, generator)
+    held = _held_rotations(len(W), analysers, generator)
+    Q = torch.where(free[:, None, None], uniform, held)
+    return torch.where(analysers.active[0][:, None, None], W @ Q, W)
+
+
+def _uniform_rotations(num: int, analysers: Analysers, generator: torch.Generator) -> Tensor:
+    K, q = analysers.W.shape[1], analysers.W.shape[-1]
+    white = torch.randn(num, K, q, q, generator=generator, dtype=torch.float64).to(analysers.W)
+    Q, R = torch.linalg.qr(white)
+    return Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+
+
+def _held_rotations(num: int, analysers: Analysers, generator: torch.Generator) -> Tensor:
+    K, q = analysers.W.shape[1], analysers.W.shape[-1]
+    angle = torch.linspace(-0.5 * math.pi, 0.5 * math.pi, GRID).to(analysers.W)
+    kappa, on = _kappa(analysers.W[0].square().sum(-2), analysers), analysers.columns[0]
+    signs = torch.randint(2, (num, K, q), generator=generator).to(analysers.W) * 2.0 - 1.0
+    Q = torch.diag_embed(signs)
+    for a, b in torch.combinations(torch.arange(q), 2).tolist():  # rotations do not commute
+        table = (-kappa[:, a, b, None] * angle.sin().square()).exp().cumsum(-1)
+        level = torch.rand(K, num, generator=generator, dtype=torch.float64).to(analysers.W) * table[:, -1:]
+        theta = angle[torch.searchsorted(table, level).clamp(max=GRID - 1)].mT * (on[:, a] & on[:, b])
+        left, right = Q[..., a].clone(), Q[..., b].clone()
+        c, s = theta.cos().unsqueeze(-1), theta.sin().unsqueeze(-1)
+        Q[..., a], Q[..., b] = c * left + s * right, c * right - s * left
+    return Q
+
+
+def _kappa(norms: Tensor, analysers: Analysers) -> Tensor:
+    """How strongly the prior holds each pair of columns, given their squared norms ``(..., K, q)``."""
+    alpha = analysers.alpha[0]
+    apart = (alpha.unsqueeze(-1) - alpha.unsqueeze(-2)) * (norms.unsqueeze(-2) - norms.unsqueeze(-1))
+    return 0.5 * apart.clamp(min=0.0)  # negative where two columns are out of order, which the prior hardly sees
+
+
+def log_weights(Y: Tensor, analysers: Analysers, precision: Dense, num_samples: int, seed: int) -> Tensor:
+    """Log ratios of the exact density to the Gaussian across the orbit, orbits integrated in both, nats, ``(S,)``.
+
+    Exact where columns share a precision, or are two; otherwise the orbit's integral is that of ``log_orbit``.
+    """
+    K, m, q = analysers.W.shape[1:]
+    V, tril = _basis(analysers), precision.tril[0]
+    generator = torch.Generator().manual_seed(seed)
+    white = torch.randn(num_samples, K * m * q, generator=generator, dtype=torch.float64).to(analysers.W)
+    d = torch.linalg.solve_triangular(tril.mT, white.mT, upper=True).mT
+    d = d - (d @ V) @ V.mT
+    on = (analysers.columns & analysers.active.unsqueeze(-1))[0].unsqueeze(-2).expand(K, m, q).reshape(-1)
+    d = torch.where(on, d, 0.0)
+    quadratic = (d @ tril).square().sum(-1)
+    log_det = 2.0 * tril.diagonal().log().sum() - _log_det(V.mT @ tril @ tril.mT @ V)
+    left_out = torch.where(on, 0.0, analysers.alpha[0].unsqueeze(-2).expand(K, m, q).reshape(-1).log()).sum()
+    log_q = 0.5 * (log_det - left_out - quadratic - (on.sum() - V.shape[1]) * math.log(math.tau))
+    W = analysers.W + d.reshape(num_samples, K, m, q)
+    return torch.cat([_log_density(Y, analysers, part) for part in W.split(ROWS)]) - log_q
+
+
+def _log_det(A: Tensor) -> Tensor:
+    return torch.linalg.slogdet(A).logabsdet
+
+
+def _log_density(Y: Tensor, analysers: Analysers, W: Tensor) -> Tensor:
+    """``log p(D, W)`` integrated over the orbits through rows ``W`` ``(S, K, m, q)``, times the measure across them."""
+    rows = replace(
+        analysers, W=W, **{n: getattr(analysers, n).expand(len(W), *getattr(analysers, n).shape[1:]) for n in FIELDS}
+    )
+    log_lik = missing.log_joint(Y, rows).logsumexp(-1).sum(-1)
+    measure, inside = _measure(analysers, W)
+    return torch.where(inside, log_lik + measure + _orbits(analysers, W), -torch.inf)
+
+
+FIELDS = ("mu", "beta", "log_mixing", "alpha", "columns")
+
+
+def _measure(analysers: Analysers, W: Tensor) -> tuple[Tensor, Tensor]:
+    """Log density of the orbits' measure across them, ``(S,)``, and whether this is the one of 2^q copies that counts.
+
+    ``prod_(a<b) (b_a + b_b)`` with the eigenvalues b of ``mode' W``, over the same product's root at the mode.
+    """
+    q, num = W.shape[-1], _num_columns(analysers)
+    values = torch.linalg.eigvalsh(0.5 * (analysers.W.mT @ W + W.mT @ analysers.W))
+    on = torch.arange(q, device=W.device) >= q - num.unsqueeze(-1)  # the last ones; pruned columns have zeros
+    inside = (torch.where(on, values, 1.0) > 1e-14 * values[..., -1:].abs()).all(-1).all(-1)
+    pairs = (on.unsqueeze(-1) & on.unsqueeze(-2)).triu(1) & inside[:, None, None, None]
+    sums = torch.where(pairs, values.unsqueeze(-1) + values.unsqueeze(-2), 1.0)
+    T = turns(analysers)
+    return sums.log().sum((-3, -2, -1)) - 0.5 * _log_det(T.mT @ T), inside
+
+
+def _orbits(analysers: Analysers, W: Tensor) -> Tensor:
+    """Log prior density integrated over the orbits through ``W``, nats, ``(S,)``."""
+    num = _num_columns(analysers)
+    on = torch.arange(W.shape[-1], device=W.device) < num.unsqueeze(-1)  # the first ones
+    norms = torch.where(on, torch.linalg.eigvalsh(W.mT @ W).flip(-1), 0.0)
+    place = torch.where((analysers.columns & analysers.active.unsqueeze(-1))[0], analysers.alpha[0], torch.inf)
+    alpha = torch.where(on, place.sort(-1).values, 1.0)  # the longest column goes with the least precision
+    kappa = _kappa(norms, replace(analysers, alpha=alpha.unsqueeze(0)))
+    pairs = (on.unsqueeze(-1) & on.unsqueeze(-2)).triu(1).expand(kappa.shape)
+    orbit = evidence.log_orbit(kappa, pairs, num.expand(len(W), -1))
+    each = analysers.W.shape[-2] * (alpha / math.tau).log() - alpha * norms
+    return (orbit + 0.5 * torch.where(on, each, 0.0).sum(-1)).sum(-1)
+
+
+def _num_columns(analysers: Analysers) -> Tensor:
+    """Columns that are not pruned, of each component, shape ``(K,)``."""
+    return (analysers.columns & analysers.active.unsqueeze(-1))[0].sum(-1)

@@ -1,0 +1,323 @@
+"""What a fit of a mixture of probabilistic PCA returns, its principal subspaces in one form only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.dense import Dense
+from pyro_evidence.errors import BadInput, NotAMode, TooLarge
+from pyro_evidence.laplace import archive
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.laplace.posterior import _generator as generator_of
+from pyro_evidence.mppca import expectation, missing, orbit
+from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.missing import Latent
+from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.settings import check_count
+
+APART = 1e-6  # relative difference of variances below which axes can turn into one another
+
+
+@dataclass(frozen=True)
+class PrincipalSubspace:
+    """The principal axes of one component.
+
+    :ivar axes: orthonormal columns, the largest entry of each positive, shape ``(m, q)``.
+    :ivar variances: of the data along each axis, noise included, descending, shape ``(q,)``.
+    :ivar noise_variance: of the directions that are left over, mean over outputs, shape ``()``.
+    :ivar groups: axes with one number have equal variances: only their span is determined, shape ``(q,)``.
+    """
+
+    axes: Tensor
+    variances: Tensor
+    noise_variance: Tensor
+    groups: Tensor
+
+    @property
+    def is_determined(self) -> bool:
+        """Whether every axis is, up to its sign; otherwise only the spans of the groups are."""
+        return len(self.groups.unique()) == len(self.groups)
+
+    def __str__(self) -> str:
+        found = [f"axis {i}: variance {float(v):.4g}" for i, v in enumerate(self.variances)]
+        tied = [int(g) for g, n in zip(*self.groups.unique(return_counts=True), strict=True) if n > 1]
+        names = [str((self.groups == g).nonzero().flatten().tolist()) for g in tied]
+        said = [f"axes {n} have equal variances: their rotation is undetermined, only their span is" for n in names]
+        return "\n".join(found + said)
+
+
+def principal_subspace(W: Tensor, beta: Tensor) -> PrincipalSubspace:
+    """Canonical form of loadings ``(m, q)`` with noise precisions ``(m,)``; columns of zeros are left out."""
+    U, lengths, _ = torch.linalg.svd(W, full_matrices=False)
+    kept = lengths > 1e-12 * lengths.amax() if len(lengths) else lengths > 0  # rounding leaves zeros a length
+    U, lengths = U[:, kept], lengths[kept]
+    sign = U.gather(0, U.abs().argmax(0, keepdim=True)).sign() if U.shape[1] else U[:1]
+    noise = beta.reciprocal().mean()
+    squares = lengths.square()
+    new = torch.ones_like(squares, dtype=torch.bool)
+    if len(squares) > 1:
+        new[1:] = squares[:-1] - squares[1:] > APART * squares[:-1]
+    return PrincipalSubspace(U * sign, squares + noise, noise, new.long().cumsum(0) - 1)
+
+
+@dataclass(frozen=True)
+class LatentCoordinates:
+    """Where data lie in the latent space of each component.
+
+    :ivar responsibilities: ``p(component | datum)``, shape ``(N, K)``.
+    :ivar mean: posterior mean of x given each component, shape ``(N, K, q)``; Husmeier (2000), eq. 3.18.
+    :ivar covariance: its posterior covariance, shape ``(N, K, q, q)``; eq. 3.17.
+    """
+
+    responsibilities: Tensor
+    mean: Tensor
+    covariance: Tensor
+
+    @property
+    def component(self) -> Tensor:
+        """The likeliest component of each datum, shape ``(N,)``."""
+        return self.responsibilities.argmax(-1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MPPCAPosterior(LaplacePosterior):
+    """A Laplace posterior over the loadings of a mixture of probabilistic PCA, and what the mixture says about data.
+
+    Pruned components keep their place, with mixing 0; pruned columns are zero, with an infinite precision.  Entries of
+    data that are nan are missing and are integrated out.
+
+    :ivar structure: the model, recognised.
+    :ivar analysers: all parameters, one row, in the model's units.
+    :ivar refusal: why there is no log evidence; empty where there is one.
+    :ivar log_evidence_literal: by Husmeier (2000), eq. A.35, as printed, nats; 7 to 10 nats too low per component of
+        two columns.
+    :ivar log_evidence_occam: with an Occam factor for all that is maximised, means included, nats: for choosing the
+        number of components.
+    """
+
+    structure: MPPCAStructure | None = None
+    analysers: Analysers | None = None
+    refusal: str = ""
+    log_evidence_literal: float = float("nan")
+    log_evidence_occam: float = float("nan")
+
+    def __repr__(self) -> str:
+        evidence = self.refusal or f"log_evidence={float(self.state.log_evidence):.6g}"
+        columns = self.num_latents.tolist()
+        return f"MPPCAPosterior(num_components={self.num_components}, num_latents={columns}, {evidence})"
+
+    @property
+    def _fitted(self) -> Analysers:
+        assert self.analysers is not None
+        return self.analysers
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """``log p(D | hyperparameters)``, loadings integrated over their orbits, nats, total, shape ``()``.
+
+        :raises NotAMode: where a column is as short as it is uncertain, so that its orbit has no volume.
+        """
+        if self.refusal:
+            raise NotAMode(self.refusal)
+        return self.state.log_evidence
+
+    @property
+    def hyperparameters(self) -> dict[str, Tensor]:
+        """Constrained values by the model's own names; the precision of a pruned column is ``inf``."""
+        assert self.structure is not None
+        found, name = super().hyperparameters, self.structure.alpha.name
+        gone = ~self._fitted.columns[0] & self.active.unsqueeze(-1)
+        if name is not None and bool(gone.any()):
+            values, group = found[name].clone().reshape(-1), self.structure.alpha.group()
+            out = torch.ones_like(values, dtype=torch.bool).index_fill(0, group[~gone].unique(), False)
+            found[name] = torch.where(out, torch.inf, values).reshape(found[name].shape)
+        return found
+
+    @property
+    def active(self) -> Tensor:
+        """Components that are not pruned, shape ``(K,)`` bool."""
+        return self._fitted.active[0]
+
+    @property
+    def num_components(self) -> int:
+        """Number of components that are left."""
+        return int(self.active.sum())
+
+    @property
+    def num_latents(self) -> Tensor:
+        """Number of columns that are left in each component, shape ``(K,)``; 0 in pruned components."""
+        return (self._fitted.columns[0] & self.active.unsqueeze(-1)).sum(-1)
+
+    @property
+    def gamma(self) -> dict[str, Tensor]:
+        """Number of well-determined loadings of each prior precision, in the hyperparameter's shape.
+
+        From the curvature across the orbit: turning the latent space is not determined, and not counted.
+        """
+        assert self.structure is not None
+        alpha = self.structure.alpha
+        if alpha.name is None:
+            return {}
+        analysers = self._fitted
+        each = orbit.well_determined(self.state.precision, analysers)
+        total = torch.zeros(alpha.shape.numel(), dtype=torch.float64)
+        return {alpha.name: total.index_add(0, alpha.group().flatten(), each.flatten()).reshape(alpha.shape)}
+
+    def _checked(self, Y: Tensor | None) -> Tensor:
+        """Data, the training data by default, checked."""
+        own = self.structure.Y if self.structure is not None else torch.zeros(0, 0)
+        Y = own if Y is None else Y
+        if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.shape[1] != own.shape[1] or not Y.is_floating_point():
+            raise BadInput(
+                f"Y has shape {tuple(getattr(Y, 'shape', ()))}; expected floats (N, {own.shape[1]}), nan where missing."
+            )
+        if bool(Y.isinf().any()):
+            raise BadInput(f"Y, shape {tuple(Y.shape)}, contains inf; expected numbers, or nan where one is missing.")
+        return Y.double()
+
+    def _centred(self, Y: Tensor) -> tuple[Tensor, Analysers]:
+        """Data and parameters about the mean of the components: squares of data far from zero would lose digits."""
+        analysers = self._fitted
+        origin = analysers.log_mixing[0].exp() @ analysers.mu[0]
+        return Y - origin, replace(analysers, mu=analysers.mu - origin)
+
+    def _log_joint(self, Y: Tensor) -> Tensor:
+        Y, analysers = self._centred(Y)
+        return missing.log_joint(Y, analysers)[0]
+
+    def log_prob(self, Y: Tensor | None = None) -> Tensor:
+        """Log density of the observed part of each datum at the mode, nats, shape ``(N,)``.
+
+        :raises BadInput: on anything but floats ``(N, m)``.
+        """
+        return self._log_joint(self._checked(Y)).logsumexp(-1)
+
+    def log_likelihood(self, Y: Tensor | None = None) -> dict[str, Tensor]:
+        """The same by the name of the observed site."""
+        return {self._joint.observed[0]: self.log_prob(Y)}
+
+    def responsibilities(self, Y: Tensor | None = None) -> Tensor:
+        """``p(component | observed part of the datum)`` at the mode, shape ``(N, K)``."""
+        return self._log_joint(self._checked(Y)).softmax(-1)
+
+    def transform(self, Y: Tensor | None = None) -> LatentCoordinates:
+        """Latent coordinates of data, with their covariances and the components' responsibilities."""
+        found = self._latent(self._checked(Y))
+        return LatentCoordinates(found.log_joint[0].softmax(-1), found.mean[0], found.covariance[0])
+
+    def _latent(self, Y: Tensor) -> Latent:
+        Y, analysers = self._centred(Y)
+        if missing.has_gaps(Y):
+            return missing.latent(Y, analysers)
+        mean, covariance = expectation.latent_posterior(Y, analysers)
+        wide = covariance.unsqueeze(1).expand(-1, len(Y), -1, -1, -1)
+        return Latent(expectation.log_joint(Y, analysers), mean, wide)
+
+    def reconstruct(self, Y: Tensor | None = None) -> Tensor:
+        """Mean of the data without noise, given their observed parts, shape ``(N, m)``; fills what is missing."""
+        found, analysers = self._latent(self._checked(Y)), self._fitted
+        each = torch.einsum("kia,nka->nki", analysers.W[0], found.mean[0]) + analysers.mu[0]
+        return torch.einsum("nk,nki->ni", found.log_joint[0].softmax(-1), each)
+
+    def sample(self, num_samples: int, seed: int = 0) -> Tensor:
+        """Draws of data at the mode, shape ``(S, m)``.
+
+        :raises BadInput: unless ``num_samples`` is a whole number of at least 1.
+        """
+        check_count("num_samples", num_samples)
+        generator, analysers = torch.Generator().manual_seed(seed), self._fitted
+        z = torch.multinomial(analysers.log_mixing[0].exp().cpu(), num_samples, replacement=True, generator=generator)
+        x, noise = (
+            torch.randn(num_samples, size, generator=generator, dtype=torch.float64).to(analysers.W)
+            for size in analysers.W.shape[:1:-1]
+        )
+        return (
+            (analysers.W[0, z] @ x.unsqueeze(-1)).squeeze(-1)
+            + analysers.mu[0, z]
+            + noise * analysers.beta[0, z].rsqrt()
+        )
+
+    def principal_subspaces(self) -> list[PrincipalSubspace | None]:
+        """Principal axes of each component in canonical form; None where it is pruned."""
+        analysers = self._fitted
+        return [
+            principal_subspace(analysers.W[0, k], analysers.beta[0, k]) if on else None
+            for k, on in enumerate(self.active)
+        ]
+
+    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
+        """Independent draws of the loadings over their whole orbits, ``(S, K, m, q)`` by the site's name."""
+        generator, analysers, precision = generator_of(seed), self._fitted, self.state.precision
+        d = precision.colour(self._white(num_samples, generator))
+        d = orbit.across(d, analysers) if isinstance(precision, Dense) else d
+        W = analysers.W + d.reshape(num_samples, *analysers.W.shape[1:])
+        return self._constrained(orbit.turned(W, analysers, generator).reshape(num_samples, -1))
+
+    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
+        """Log ratios of the exact density to the approximation, orbits integrated in both, nats, ``(S,)``.
+
+        :raises TooLarge: when there are more loadings than a dense curvature is kept for.
+        """
+        assert self.structure is not None
+        Y, precision = self.structure.Y, self.state.precision
+        if not isinstance(precision, Dense):
+            raise TooLarge(
+                f"{self._fitted.W.numel()} loadings are too many for the dense curvature that importance ratios need. "
+                "Fit fewer components or latents."
+            )
+        return orbit.log_weights(*self._centred(Y), precision, num_samples, seed)
+
+    def diagnostics(self, num_samples: int = 4_000, seed: int = 0) -> dict[str, Any]:
+        """As :meth:`LaplacePosterior.diagnostics`, with components and columns that are left.
+
+        Without a dense curvature what comes from importance ratios is nan.
+        """
+        if isinstance(self.state.precision, Dense) and not self.refusal:
+            found = super().diagnostics(num_samples, seed)
+        else:
+            found = self._without_ratios()
+        return found | {"num_components": self.num_components, "num_latents": self.num_latents.tolist()}
+
+    def _without_ratios(self) -> dict[str, Any]:
+        nan = float("nan")
+        ratios = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
+        return {
+            "status": self.status,
+            "log_evidence": nan if self.refusal else float(self.log_evidence),
+            "log_evidence_per_step": list(self.log_evidences),
+            "log_evidence_per_restart": self.restarts.tolist(),
+            "failed_restarts": [*self.failures, *([self.refusal] if self.refusal else [])],
+            "gradient_norm": max(self.state.decrement, 0.0) ** 0.5,
+            "smallest_eigenvalue": self._smallest_eigenvalue(),
+            "curvature": "exact_hessian" if isinstance(self.state.precision, Dense) else "responsibilities held",
+            "num_pruned": int((~self.state.problem.active).sum()),
+            **dict.fromkeys(ratios, nan),
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write tensors and settings, no code; see :meth:`LaplacePosterior.save`."""
+        analysers = {f.name: getattr(self._fitted, f.name) for f in fields(Analysers)}
+        numbers = (self.log_evidence_literal, self.log_evidence_occam)
+        record = archive.record(self.state) | {"status": self.status, "log_evidences": list(self.log_evidences)}
+        record |= {"restarts": self.restarts, "failures": list(self.failures), "analysers": analysers}
+        archive.write(record | {"refusal": self.refusal, "other_evidences": list(numbers)}, path)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MPPCAPosterior":
+        """A saved posterior, over the same model; one of data with gaps over ``marginalised(model)``.
+
+        :raises BadInput: when the file is not one of ours, or the model is another.
+        """
+        record: Mapping[str, Any] = archive.read(path, map_location)
+        if "analysers" not in record:
+            raise BadInput(f"{path} holds another kind of posterior; load it with the class that saved it.")
+        state = archive.restore(record, model)
+        structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
+        rest = (record["refusal"], *record["other_evidences"])
+        paths = (tuple(record["log_evidences"]), record["restarts"], tuple(record["failures"]))
+        return cls(state, record["status"], *paths, structure, Analysers(**record["analysers"]), *rest)

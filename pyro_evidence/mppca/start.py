@@ -1,0 +1,116 @@
+"""Where EM for mixtures of probabilistic PCA begins: centres among the data, and loadings straight from covariances."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.mppca import expectation
+from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.updates import LARGEST_NOISE
+
+DENSE = 512  # outputs up to which covariances are formed
+PASSES = 4  # of subspace iteration above
+LEAST = 1e-3  # variance of a column in units of the noise: one of exactly zero would stay so in EM
+
+
+def spread_centres(Y: Tensor, uniform: Tensor) -> Tensor:
+    """Data drawn one after the other in proportion to their squared distance from those drawn, ``(R, K, m)``.
+
+    Arthur and Vassilvitskii (2007), k-means++.
+
+    :param uniform: random numbers on (0, 1), shape ``(R, K)``.
+    """
+    squares = Y.square().sum(-1)
+    nearest = torch.ones(len(uniform), len(Y)).to(Y)
+    found: list[Tensor] = []
+    for draw in uniform.unbind(-1):
+        total = nearest.cumsum(-1)
+        place = torch.searchsorted(total, (draw * total[:, -1]).unsqueeze(-1)).clamp(max=len(Y) - 1).squeeze(-1)
+        centre = Y[place]
+        away = (squares + centre.square().sum(-1, keepdim=True) - 2.0 * centre @ Y.mT).clamp(min=0.0)  # rounding
+        nearest = torch.minimum(nearest, away) if found else away
+        nearest = torch.where(nearest.sum(-1, keepdim=True) > 0, nearest, 1.0)  # all data drawn: any will do
+        found.append(centre)
+    return torch.stack(found, 1)
+
+
+def direct(Y: Tensor, analysers: Analysers, added: Tensor | float = 0.0) -> Analysers:
+    """The maximum likelihood solution at the current responsibilities; Tipping and Bishop (1999), eqs. 8 and 9.
+
+    Covariances are formed up to 512 outputs; above, their leading eigenvectors come from subspace iteration, to
+    which ``m x m`` matrices are strangers.
+
+    :param added: what a gamma prior on the noise precision adds to each component's sum of squares, per output.
+    """
+    q, m = analysers.W.shape[-1], analysers.W.shape[-2]
+    counts, mean, trace, values, vectors = (_by_covariance if m <= DENSE else _by_subspace)(Y, analysers)
+    rest = ((trace - values.sum(-1)) / (m - q)).clamp(min=0.0)  # rounding may leave a tiny negative
+    weight = counts.clamp(min=1e-300)  # a component without data gets the largest noise there is: the data's variance
+    v = (rest + added / weight).clamp(min=1.0 / LARGEST_NOISE, max=1.0)  # zero for data of low rank
+    gain = torch.maximum(values - v.unsqueeze(-1), LEAST * v.unsqueeze(-1))
+    W = vectors * gain.sqrt().unsqueeze(-2) * (analysers.columns & analysers.active.unsqueeze(-1)).unsqueeze(-2)
+    beta = v.reciprocal().unsqueeze(-1).expand(analysers.beta.shape)
+    log_mixing = torch.where(analysers.active, (counts / counts.sum(-1, keepdim=True)).log(), -torch.inf)
+    return replace(analysers, W=W, mu=mean, beta=beta, log_mixing=log_mixing)
+
+
+Leading = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # counts, mean, trace, eigenvalues (R, K, q), eigenvectors
+
+
+def _by_covariance(Y: Tensor, analysers: Analysers) -> Leading:
+    R, K, m, q = analysers.W.shape
+    counts, sums, products = (
+        analysers.W.new_zeros(R * K),
+        analysers.W.new_zeros(R * K, m),
+        analysers.W.new_zeros(R * K, m, m),
+    )
+    for block in Y.split(max(16, 8 * expectation.BLOCK // (R * K * m))):
+        resp = expectation.responsibilities(block, analysers).permute(0, 2, 1).reshape(R * K, -1)
+        counts, sums = counts + resp.sum(-1), sums + resp @ block
+        products += (resp.unsqueeze(1) * block.mT) @ block
+    counts = counts.reshape(R, K)
+    mean = _mean(counts, sums.reshape(R, K, m), analysers)
+    S = products.reshape(R, K, m, m) / counts.clamp(min=1e-300)[..., None, None]  # no data: zero
+    S = S - mean.unsqueeze(-1) * mean.unsqueeze(-2) * (counts > 0)[..., None, None]
+    values, vectors = torch.linalg.eigh(0.5 * (S + S.mT))
+    trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return counts, mean, trace, values[..., m - q :].flip(-1), vectors[..., m - q :].flip(-1)
+
+
+def _mean(counts: Tensor, sums: Tensor, analysers: Analysers) -> Tensor:
+    seen = counts.unsqueeze(-1) > 0
+    return torch.where(seen, sums / torch.where(seen, counts.unsqueeze(-1), 1.0), analysers.mu)
+
+
+def _by_subspace(Y: Tensor, analysers: Analysers) -> Leading:
+    R, K, m, q = analysers.W.shape
+    grid = torch.arange(1.0, R * K * m * q + 1.0, dtype=Y.dtype, device=Y.device)
+    basis = torch.linalg.qr((1.7 * grid).sin().reshape(R, K, m, q)).Q
+    for _ in range(PASSES):
+        counts, mean, trace, image = _times_covariance(Y, analysers, basis)
+        basis = torch.linalg.qr(image).Q
+    counts, mean, trace, image = _times_covariance(Y, analysers, basis)
+    values, turn = torch.linalg.eigh(0.5 * (basis.mT @ image + image.mT @ basis))
+    return counts, mean, trace, values.flip(-1), (basis @ turn).flip(-1)
+
+
+def _times_covariance(Y: Tensor, analysers: Analysers, basis: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Counts, means, traces of the covariances, and the covariances times ``basis``, block by block."""
+    R, K, m, q = analysers.W.shape
+    counts, sums, squares = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m), analysers.W.new_zeros(R * K)
+    cross = analysers.W.new_zeros(m, R * K * q)
+    laid_out = basis.permute(2, 0, 1, 3).reshape(m, -1)
+    for block in Y.split(expectation.num_rows(analysers)):
+        resp = expectation.responsibilities(block, analysers).permute(1, 0, 2).reshape(len(block), R * K)
+        counts, sums = counts + resp.sum(0), sums + resp.mT @ block
+        squares = squares + resp.mT @ block.square().sum(-1)
+        seen = (block @ laid_out).reshape(len(block), R * K, q) * resp.unsqueeze(-1)
+        cross += block.mT @ seen.reshape(len(block), -1)
+    shaped = counts.reshape(R, K)
+    mean, weight = _mean(shaped, sums.reshape(R, K, m), analysers), shaped.clamp(min=1e-300)  # no data: zero
+    on = (shaped > 0).to(mean)
+    image = cross.reshape(m, R, K, q).permute(1, 2, 0, 3) / weight[..., None, None]
+    image = image - on[..., None, None] * mean.unsqueeze(-1) * (mean.unsqueeze(-2) @ basis)
+    trace = squares.reshape(R, K) / weight - on * mean.square().sum(-1)
+    return shaped, mean, trace, image

@@ -1,0 +1,229 @@
+r"""Rounds of EM for mixtures of probabilistic PCA: a :class:`Rule` maps an :class:`Iterate` to the next parameters.
+
+In all, data are in units in which their mean variance is 1; :math:`\gamma_k` is the number of well-determined
+parameters, N_k the expected number of data, m the number of outputs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.mppca import expectation
+from pyro_evidence.mppca.expectation import Analysers, Moments, Statistics
+
+LARGEST_NOISE = 1e12  # precision in units of the data's: a component on a subspace makes the likelihood unbounded
+ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
+LEAST_DETERMINED = 1e-2  # columns are out when the data determine less than this share of those of one precision
+
+
+@dataclass(frozen=True)
+class Ties:
+    """Which columns share a prior precision, which outputs a noise precision, and what is learned."""
+
+    alpha_group: Tensor  # (K, q) long
+    beta_group: Tensor  # (K, m) long
+    alpha_free: bool = True
+    beta_free: bool = True
+    mixing_free: bool = True
+    mean_free: bool = True
+
+    @property
+    def columnwise(self) -> bool:
+        """Whether columns of one component have precisions of their own."""
+        return bool((self.alpha_group != self.alpha_group[:, :1]).any())
+
+
+@dataclass(frozen=True)
+class Iterate:
+    """One iterate with all that a rule may ask of it."""
+
+    analysers: Analysers
+    ties: Ties
+    stats: Statistics
+    variance: Tensor  # (m,) scale of the noise in the gamma prior
+
+    @cached_property
+    def found(self) -> Moments:
+        """Expectations about the new means."""
+        found = expectation.moments(self.analysers, self.stats)
+        return found if self.ties.mean_free else expectation.about_held_means(found, self.analysers)
+
+    @cached_property
+    def literal_gamma(self) -> Tensor:
+        r"""Of each output and column as printed, :math:`[(A + \alpha)^{-1} A]_{jj}`, shape ``(R, K, m or 1, q)``.
+
+        Husmeier (2000), eqs. 2.20 and A.35; size 1 where outputs share the noise.
+        """
+        beta = self.analysers.beta[..., :1] if expectation.is_isotropic(self.analysers.beta) else self.analysers.beta
+        A = beta[..., None, None] * self.found.xx.unsqueeze(-3)
+        inverse = torch.linalg.inv(A + self.analysers.alpha.unsqueeze(-2).diag_embed())
+        gamma = 1.0 - self.analysers.alpha.unsqueeze(-2) * inverse.diagonal(dim1=-2, dim2=-1)
+        on = self.analysers.columns & self.analysers.active.unsqueeze(-1)
+        return torch.where(on.unsqueeze(-2), gamma, 0.0)
+
+    @cached_property
+    def gamma(self) -> Tensor:
+        """The same without the directions in which the latent space only turns, of which the data say nothing."""
+        norms = self.analysers.W.square().sum(-2)
+        total = norms.unsqueeze(-1) + norms.unsqueeze(-2)
+        on = (norms > 0) & self.analysers.columns
+        pair = on.unsqueeze(-1) & on.unsqueeze(-2)
+        share = torch.where(pair, norms.unsqueeze(-2) / torch.where(pair, total, 1.0), 0.0)
+        lost = share.sum(-1) - torch.where(on, 0.5, 0.0)  # the pair of a column with itself is none
+        return self.literal_gamma * (1.0 - lost / self.analysers.W.shape[-2]).unsqueeze(-2)
+
+
+Gamma = Callable[[Iterate], Tensor]
+
+
+def no_gamma(it: Iterate) -> Tensor:
+    """Nothing is subtracted: maximum likelihood, or a prior that is held."""
+    return it.analysers.alpha.new_zeros(*it.analysers.alpha.shape[:-1], 1, it.analysers.alpha.shape[-1])
+
+
+def literal_gamma(it: Iterate) -> Tensor:
+    """As printed, eq. A.35."""
+    return it.literal_gamma
+
+
+def orbit_gamma(it: Iterate) -> Tensor:
+    """Without the rotations of the latent space."""
+    return it.gamma
+
+
+Preparation = Callable[[Iterate], Iterate]
+
+
+def unchanged(it: Iterate) -> Iterate:
+    """Nothing is done before the round."""
+    return it
+
+
+@dataclass(frozen=True)
+class Rule:
+    r"""One round; Husmeier (2000), eqs. 3.11, 3.13, 3.16, 3.25 and 3.26.
+
+    .. math:: 1/\beta_k = (s_k + 2\rho m \bar v) / (m N_k - \gamma_k), \qquad \alpha_j = \gamma_j / \|w_j\|^2
+
+    :ivar gamma: what counts as well determined.
+    :ivar alpha: held prior precision of W, 0 for none; None where it is learned.
+    :ivar rho: strength of a gamma prior on beta, in data; 0 for none.
+    :ivar prepare: what is done to the loadings first, with responsibilities held.
+    """
+
+    gamma: Gamma
+    alpha: float | None = None
+    rho: float = 0.0
+    prepare: Preparation = unchanged
+
+    def __call__(self, it: Iterate) -> Analysers:
+        """The next parameters."""
+        it = self.prepare(it)
+        analysers, ties = it.analysers, it.ties
+        used = analysers.alpha if self.alpha is None else torch.full_like(analysers.alpha, self.alpha)
+        W = expectation.solve_loadings(it.found, analysers, used) * analysers.columns.unsqueeze(-2)
+        gamma = self.gamma(it)
+        beta = self._noise(it, W, gamma) if ties.beta_free else analysers.beta
+        alpha = self._alpha(it, W, gamma, used)
+        mixing = it.stats.counts / it.stats.counts.sum(-1, keepdim=True)
+        log_mixing = mixing.log() if ties.mixing_free else analysers.log_mixing
+        new = replace(analysers, W=W, mu=it.found.mean, beta=beta, alpha=alpha, log_mixing=log_mixing)
+        return pruned(new, self._survivors(it, gamma), self._columns(it))
+
+    def _noise(self, it: Iterate, W: Tensor, gamma: Tensor) -> Tensor:
+        """Noise precisions, ties kept, shape ``(R, K, m)``."""
+        squares = expectation.residual_squares(it.found, W) + 2.0 * self.rho * it.variance
+        counts = it.found.counts.unsqueeze(-1).expand_as(squares)
+        left = counts - gamma.sum(-1)
+        on = it.analysers.active.unsqueeze(-1)
+        group = it.ties.beta_group
+        tops = _tied(torch.stack([left * on, counts * on, squares * on]), group)
+        top = torch.where(tops[0] > 0, tops[0], tops[1])  # the last component of all is kept, without correction
+        some = tops[1] > 0
+        ratio = top / torch.where(some, tops[2], 1.0)
+        return torch.where(some, ratio.clamp(max=LARGEST_NOISE), 1.0)
+
+    def _alpha(self, it: Iterate, W: Tensor, gamma: Tensor, used: Tensor) -> Tensor:
+        if self.alpha is not None or not it.ties.alpha_free:
+            return it.analysers.alpha if self.alpha == 0.0 else used
+        outputs = W.shape[-2] / gamma.shape[-2]
+        on = (it.analysers.columns & it.analysers.active.unsqueeze(-1)).to(W)
+        parts = torch.stack([outputs * gamma.sum(-2) * on, W.square().sum(-2) * on])
+        top, bottom = _tied(parts, it.ties.alpha_group)
+        alpha = (top / bottom).clamp(*ALPHA_RANGE)
+        return torch.where((bottom > 0) & (top > 0), alpha, torch.where(on > 0, ALPHA_RANGE[1], it.analysers.alpha))
+
+    def _survivors(self, it: Iterate, gamma: Tensor) -> Tensor:
+        """Components with more data than well-determined parameters, at least one, shape ``(R, K)`` bool."""
+        margin = it.stats.counts - gamma.mean(-2).sum(-1)
+        keep = it.analysers.active & (margin > 1e-6)  # Husmeier (2000), below eq. 3.26: N_k <= gamma_k / m is pruned
+        best = torch.where(it.analysers.active, margin, -torch.inf).argmax(-1, keepdim=True)
+        return keep.scatter(-1, best, True)
+
+    def _columns(self, it: Iterate) -> Tensor:
+        """Columns that stay: those of a precision by which the data determine something, shape ``(R, K, q)`` bool."""
+        if self.alpha is not None or not it.ties.alpha_free:
+            return it.analysers.columns
+        on = (it.analysers.columns & it.analysers.active.unsqueeze(-1)).to(it.analysers.W)
+        parts = torch.stack([it.literal_gamma.mean(-2) * on, on])
+        gamma, num = _tied(parts, it.ties.alpha_group)
+        return it.analysers.columns & ((gamma > LEAST_DETERMINED * num) | (num == 0))
+
+
+def _tied(values: Tensor, group: Tensor) -> Tensor:
+    """Sums over groups of the last two dims, expanded again, shape of ``values``."""
+    sums = values.new_zeros(*values.shape[:-2], int(group.max()) + 1)
+    return sums.index_add_(-1, group.flatten(), values.flatten(-2))[..., group]
+
+
+def pruned(analysers: Analysers, keep: Tensor, columns: Tensor) -> Analysers:
+    """Without the components where ``keep`` ``(R, K)`` is False and the columns where ``columns`` ``(R, K, q)`` is."""
+    log_mixing = torch.where(keep, analysers.log_mixing, -torch.inf).log_softmax(-1)
+    on = columns & keep.unsqueeze(-1)
+    W = torch.where(on.unsqueeze(-2), analysers.W, 0.0)
+    beta = torch.where(keep.unsqueeze(-1), analysers.beta, 1.0)
+    alpha = torch.where(columns, analysers.alpha, ALPHA_RANGE[1])
+    return replace(analysers, W=W, log_mixing=log_mixing, columns=columns, beta=beta, alpha=alpha)
+
+
+LEAST = 1e-6  # squared length in units of the noise that is left to a column which explains nothing
+
+
+def best_within_span(it: Iterate) -> Iterate:
+    """The iterate with its loadings turned and stretched; as it is where outputs have noise of their own."""
+    analysers = it.analysers
+    if not expectation.is_isotropic(analysers.beta) or not analysers.W.shape[-1]:
+        return it
+    turn = _turn(it)
+    new = replace(analysers, W=analysers.W @ turn)
+    change = torch.linalg.solve_triangular(new.tril, turn.mT @ analysers.tril, upper=False)  # of whitened coordinates
+    return replace(it, analysers=new, stats=replace(it.stats, cross=it.stats.cross @ change.mT))
+
+
+def _turn(it: Iterate) -> Tensor:
+    """What the loadings are to be multiplied by, shape ``(R, K, q, q)``."""
+    analysers, found = it.analysers, it.found
+    eye = torch.eye(analysers.W.shape[-1], dtype=analysers.W.dtype, device=analysers.W.device)
+    norms, V = torch.linalg.eigh(analysers.tril @ analysers.tril.mT - eye)
+    some = norms > 1e-10 * (1.0 + norms[..., -1:])  # rounding leaves pruned columns a norm
+    inverse = torch.where(some, torch.where(some, norms, 1.0).rsqrt(), 0.0)
+    Q = V * inverse.unsqueeze(-2)  # W Q has orthonormal columns in units of the noise, and zeros
+    counts = found.counts.clamp(min=1e-300)[..., None, None]  # a pruned component has none; keeps the ratio finite
+    spread = analysers.tril @ (analysers.whitener @ found.yz) @ analysers.tril.mT / counts
+    s, E = torch.linalg.eigh(Q.mT @ spread @ Q)
+    s, E = s.flip(-1).clamp(min=0.0), E.flip(-1)  # rounding may leave a tiny negative
+    place = _places(it)
+    alpha = torch.where(analysers.columns, analysers.alpha / analysers.beta[..., :1], 0.0).gather(-1, place)
+    c = 2.0 * s / (1.0 + (1.0 + 4.0 * alpha * s / counts.squeeze(-1)).sqrt())
+    length = (c - 1.0).clamp(min=LEAST).sqrt()  # zero would stay so in EM
+    on = analysers.columns.gather(-1, place) & analysers.active.unsqueeze(-1)
+    found_turn = Q @ E * torch.where(on, length, 0.0).unsqueeze(-2)
+    return found_turn.gather(-1, place.argsort(-1).unsqueeze(-2).expand(found_turn.shape))
+
+
+def _places(it: Iterate) -> Tensor:
+    """Columns in the order in which they take the principal axes: those held least first, pruned ones last."""
+    return torch.where(it.analysers.columns, it.analysers.alpha, torch.inf).sort(dim=-1, stable=True).indices

@@ -1,0 +1,157 @@
+"""Likelihoods that see the weights only through predictors: their curvature as dense linear algebra."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.derivatives import generic, measured, passes, pullback
+
+LogLikelihood = Callable[[Tensor], Tensor]  # eta (R,) + shape -> (R,)
+
+CHUNK = 2**21  # numbers of a second, weighted J that may be held at a time
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the elements of a predictor of some shape couple within a datum: ``N`` data of ``C`` elements each."""
+
+    shape: torch.Size
+    coupled: tuple[int, ...]  # dims of shape that couple; the others run over data
+
+    @property
+    def num_coupled(self) -> int:
+        """``C``: classes, components, coordinates of one datum."""
+        return torch.Size([self.shape[d] for d in self.coupled]).numel()
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The dims of ``shape``, those of data first."""
+        return (*(d for d in range(len(self.shape)) if d not in self.coupled), *self.coupled)
+
+    def blocks(self, eta: Tensor) -> Tensor:
+        """``(R,) + shape`` to ``(R, N, C)``."""
+        laid_out = eta.permute(0, *(1 + d for d in self.order))
+        return laid_out.reshape(len(eta), -1, self.num_coupled)
+
+    def natural(self, blocks: Tensor) -> Tensor:
+        """``(R, N, C)`` to ``(R,) + shape``."""
+        laid_out = blocks.reshape(len(blocks), *(self.shape[d] for d in self.order))
+        return laid_out.permute(0, *(1 + self.order.index(d) for d in range(len(self.shape))))
+
+
+def curvature_blocks(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor, *, create_graph: bool) -> Tensor:
+    """Minus the second derivatives of the log likelihood within each datum, shape ``(R, N, C, C)``.
+
+    :param eta: blocks ``(R, N, C)`` that require a gradient.
+    """
+    return _sloped(log_likelihood, layout, eta)[2](create_graph)
+
+
+def slope_and_curvature(
+    log_likelihood: LogLikelihood, layout: Layout, eta: Tensor
+) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+    """Log likelihoods ``(R,)``, slopes ``(R, N, C)``, and what gives :func:`curvature_blocks` from the same graph.
+
+    :param eta: blocks ``(R, N, C)``.
+    """
+    eta = eta.detach().requires_grad_()
+    with torch.enable_grad():
+        value, slope, blocks = _sloped(log_likelihood, layout, eta)
+    return value.detach(), slope.detach(), lambda: blocks(False)
+
+
+def _sloped(
+    log_likelihood: LogLikelihood, layout: Layout, eta: Tensor
+) -> tuple[Tensor, Tensor, Callable[[bool], Tensor]]:
+    with measured() if eta.shape[-1] > 1 else nullcontext() as kept:
+        value = log_likelihood(layout.natural(eta))
+        slope = pullback(value.sum(), eta, create_graph=True)
+    at_once = kept.passes_at_once if kept is not None else 1
+    return value, slope, lambda create_graph: _blocks(slope, eta, at_once, create_graph)
+
+
+def _blocks(slope: Tensor, eta: Tensor, at_once: int, create_graph: bool) -> Tensor:
+    if not slope.requires_grad:
+        return eta.new_zeros(*eta.shape, eta.shape[-1])
+    if eta.shape[-1] == 1:
+        return -pullback(slope.sum(), eta, create_graph=create_graph).unsqueeze(-1)
+    one_hot = torch.eye(eta.shape[-1], dtype=eta.dtype, device=eta.device)
+    cotangents = one_hot[:, None, None, :].expand(-1, *eta.shape)
+    rows = torch.cat([passes(slope, eta, chunk, create_graph) for chunk in cotangents.split(at_once)])
+    return -rows.permute(1, 2, 0, 3)
+
+
+def is_separable(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor, tolerance: float) -> bool:
+    """Whether the second derivatives at ``eta``, blocks ``(R, N, C)``, vanish outside the layout's blocks.
+
+    One product with a generic vector tells.
+    """
+    eta = eta.detach().clone().requires_grad_()
+    slope = pullback(log_likelihood(layout.natural(eta)).sum(), eta, create_graph=True)
+    v = generic(1, eta.numel(), eta).reshape(eta.shape)
+    inside = (_blocks(slope, eta, 1, False) @ v.unsqueeze(-1)).squeeze(-1)
+    everywhere = -pullback(slope, eta, v)
+    return bool(((everywhere - inside).abs() <= tolerance * (1.0 + inside.abs().amax())).all())
+
+
+def gram(J: Tensor, B: Tensor) -> Tensor:
+    """``sum_n J_n' B_n J_n``, shape ``(R, D, D)``; no second ``J`` is ever held.
+
+    :param J: ``(N, C, D)``.
+    :param B: ``(R, N, C, C)``.
+    """
+    if J.requires_grad:
+        return J.flatten(0, 1).mT @ (B @ J).flatten(1, 2)
+    return _Gram.apply(J, B) if B.requires_grad else _Gram.forward(J, B)
+
+
+class _Gram(torch.autograd.Function):
+    """:func:`gram` of a constant ``J``: keeps nothing for its derivative but its arguments."""
+
+    @staticmethod
+    def forward(J: Tensor, B: Tensor) -> Tensor:
+        num_rows, D = len(B), J.shape[-1]
+        total = J.new_zeros(num_rows, D, D)
+        for part, rows in _chunks(J, num_rows):
+            weighted = _weighted(part, B[:, rows]).flatten(1, 2)
+            total.baddbmm_(part.flatten(0, 1).mT.expand(num_rows, -1, -1), weighted)
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, Tensor]:
+        (J,), (G,) = ctx.saved_tensors, cotangents
+        return None, torch.cat([_sandwiched(part, G) for part, _ in _chunks(J, len(G))], 1)
+
+
+def _sandwiched(J: Tensor, G: Tensor) -> Tensor:
+    """``J_n G J_n'``, shape ``(R, N, C, C)``."""
+    left = (J.flatten(0, 1) @ G).unflatten(1, J.shape[:2])
+    if J.shape[1] == 1:
+        return (left * J).sum(-1, keepdim=True)
+    return torch.einsum("rnid,njd->rnij", left, J)
+
+
+def gram_diagonal(J: Tensor, B: Tensor) -> Tensor:
+    """Diagonal of :func:`gram`, shape ``(R, D)``."""
+    parts = [(part * _weighted(part, B[:, rows])).sum((1, 2)) for part, rows in _chunks(J, len(B))]
+    return torch.stack(parts).sum(0)
+
+
+def _chunks(J: Tensor, num_rows: int) -> Iterator[tuple[Tensor, slice]]:
+    """Runs of data, few enough for :data:`CHUNK`."""
+    size = max(1, CHUNK // max(1, num_rows * J[:1].numel()))
+    for start in range(0, len(J), size):
+        yield J[start : start + size], slice(start, start + size)
+
+
+def _weighted(J: Tensor, B: Tensor) -> Tensor:
+    """``B_n J_n``, shape ``(R, N, C, D)``."""
+    return B * J if B.shape[-1] == 1 else B @ J

@@ -1,0 +1,223 @@
+"""Newton's method within a trust region, on many rows at once: for densities with saddles and long flat valleys."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.newton import CurvatureAt, Density, Limits, Mode, of_rows, start
+
+FIRST = 1.0  # radius, in units of each coordinate's own curvature scale
+LARGEST = 1e6
+TRIALS = 15  # radii, each a quarter of the last, before a row is given up
+CORRECTIONS = 8  # of one trial, each a gradient's work, at most
+
+
+def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:
+    """Gauss-Newton until a step promises less than a hundredth of a nat, then Newton; see :func:`ascend`.
+
+    :param curvature: what the mode is judged by, dense.
+    """
+
+    def gauss_newton(v: Tensor, *own: Tensor) -> Tensor:
+        return density.gauss_newton(v, own[0] if own else theta)
+
+    near = ascend(density, gauss_newton, u, theta, replace(limits, tolerance=1e-2, num_steps=50))
+    return ascend(density, curvature, near.u, theta, limits, _scale(near.precision))
+
+
+def ascend(
+    density: Density,
+    curvature: CurvatureAt,
+    u: Tensor,
+    theta: Tensor,
+    limits: Limits,
+    scale: Tensor | None = None,
+) -> Mode:
+    """As :func:`pyro_evidence.numerics.newton.climb`; each step maximises the quadratic model within a ball.
+
+    The ball is round in coordinates scaled by the root of the curvature's diagonal.  Where the curvature is indefinite
+    the best step in the ball goes down its negative directions, so a saddle is left even from rest.  Nocedal and Wright
+    (2006), algorithms 4.1 and 4.3, by an eigendecomposition.  Valleys of networks are bent: a trial is first brought
+    back to the valley's floor with the same eigenvectors (:class:`Floor`), which allows steps many times as long.
+
+    :param curvature: dense precisions.
+    :param scale: ``(R, D)``; default the root of the curvature's diagonal.
+    """
+    found, radius = start(density, u, theta), torch.full((len(u),), FIRST).to(u)
+    rows = torch.arange(len(u), device=u.device)
+    for _ in range(limits.num_steps):
+        before = found.decrement[rows]
+        found = _measured(found, rows, curvature, theta)
+        scales = _scale(found.precision) if scale is None else scale
+        after = found.decrement[rows]
+        small = after <= torch.where(after > 0.1 * before, limits.tolerance, limits.tolerance**1.4)
+        found.converged[rows] = found.definite[rows] & small
+        keep = ~found.converged[rows]
+        rows = _moved(density, found, rows[keep], theta, Ball(radius, scales))
+        limits.watch(found.log_joint)
+        if not len(rows):
+            break
+    resting = found.decrement <= limits.tolerance * (1.0 + found.log_joint.abs())
+    found.converged[found.definite & resting] = True  # at rounding, where it stands
+    return found
+
+
+@dataclass(frozen=True)
+class Ball:
+    """Where the quadratic model is believed: ``|scale step| <= radius``."""
+
+    radius: Tensor  # (R,) adapted in place
+    scale: Tensor  # (R, D)
+
+    def length(self, step: Tensor, rows: Tensor) -> Tensor:
+        """Of steps ``(r, D)`` of ``rows``."""
+        return (self.scale[rows] * step).norm(dim=-1)
+
+
+def _measured(found: Mode, rows: Tensor, curvature: CurvatureAt, theta: Tensor) -> Mode:
+    """The record with the curvature, Newton step and decrement of ``rows`` brought up to date."""
+    own = (theta[rows],) if theta.dim() == 2 else ()
+    A, g = curvature(found.u[rows], *own).detach(), found.gradient[rows]
+    if not found.precision.numel():
+        found = replace(found, precision=A.new_zeros(len(found.u), *A.shape[1:]))
+    tril, info = torch.linalg.cholesky_ex(A)
+    definite = (info == 0) & torch.isfinite(tril).all(-1).all(-1)
+    tril = torch.where(definite[:, None, None], tril, torch.eye(A.shape[-1]).to(A))
+    step = torch.cholesky_solve(g.unsqueeze(-1), tril).squeeze(-1)
+    found.precision[rows], found.definite[rows], found.step[rows] = A, definite, step
+    found.decrement[rows] = torch.where(definite, (g * step).sum(-1), torch.inf)
+    return found
+
+
+def _scale(A: Tensor) -> Tensor:
+    """Root of the diagonal's size, ``(R, D)``."""
+    size = A.diagonal(dim1=-2, dim2=-1).abs()
+    return torch.maximum(size, 1e-12 * size.amax(-1, keepdim=True) + torch.finfo(A.dtype).tiny).sqrt()
+
+
+def _moved(density: Density, found: Mode, rows: Tensor, theta: Tensor, ball: Ball) -> Tensor:
+    """Move every row that can rise; those that did."""
+    inside = found.definite[rows] & (ball.length(found.step[rows], rows) <= ball.radius[rows])
+    done = rows[inside]
+    done = done[_tried(density, found, done, found.step[done], theta, ball)] if len(done) else done
+    left = rows[~torch.isin(rows, done) & torch.isfinite(found.precision[rows]).all(-1).all(-1)]
+    if not len(left):
+        return done
+    scale = ball.scale[left]
+    values, vectors = torch.linalg.eigh(found.precision[left] / scale.unsqueeze(-1) / scale.unsqueeze(-2))
+    along = (vectors.mT @ (found.gradient[left] / scale).unsqueeze(-1)).squeeze(-1)
+    here = torch.arange(len(left), device=left.device)
+    for _ in range(TRIALS):
+        best, shift = _best_within(values[here], along[here], ball.radius[left[here]])
+        step = (vectors[here] @ best.unsqueeze(-1)).squeeze(-1) / scale[here]
+        stiffened = values[here].clamp(min=0.0) + shift + 1.0  # soft and downward directions stay as they are
+        floor = Floor(vectors[here], stiffened, scale[here], shift * best)
+        good = _tried(density, found, left[here], step, theta, ball, floor)
+        by_curvature = -0.5 * (values[here] * best.square()).sum(-1) > (along[here] * best).sum(-1)
+        found.escaped[left[here[good & by_curvature]]] = True
+        done, here = torch.cat([done, left[here[good]]]), here[~good]
+        if not len(here):
+            break
+    return done.sort().values
+
+
+def _best_within(values: Tensor, along: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximiser of ``c'p - p' diag(values) p / 2`` with ``|p| <= radius``, rows ``(R, D)``, by bisection.
+
+    :return: it, and the shift ``(R, 1)`` of the values by which it is a Newton step.
+    """
+    floor = (-values[:, :1]).clamp(min=0.0)  # shifts below it leave the model unbounded
+    floor = floor + 1e-10 * values.abs().amax(-1, keepdim=True)
+    low, high = floor, floor + along.norm(dim=-1, keepdim=True) / radius.unsqueeze(-1)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        too_long = (along / (values + middle)).norm(dim=-1) > radius
+        low, high = torch.where(too_long[:, None], middle, low), torch.where(too_long[:, None], high, middle)
+    step = along / (values + high)
+    rest = (radius.square() - step.square().sum(-1)).clamp(min=0.0).sqrt()  # of the ball, for the hard case
+    lowest = torch.where(step[:, 0] < 0, -rest, rest) * (values[:, 0] < 0)
+    return torch.cat([step[:, :1] + lowest.unsqueeze(-1), step[:, 1:]], -1), high
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The way back to where the gradient is what the quadratic model promised, in the eigenvectors of its curvature.
+
+    In scaled coordinates a direction that the data determine has curvature about 1, a soft one far less; with 1 added
+    to each the way back moves along the stiff ones only.
+    """
+
+    vectors: Tensor  # (r, D, D)
+    values: Tensor  # (r, D)
+    scale: Tensor  # (r, D)
+    promised: Tensor  # (r, D) gradient after the step, in the eigenvectors
+
+    def back(self, slope: Tensor) -> Tensor:
+        """The move from a trial with gradient ``slope`` ``(r, D)``."""
+        excess = (self.vectors.mT @ (slope / self.scale).unsqueeze(-1)).squeeze(-1) - self.promised
+        return (self.vectors @ (excess / self.values).unsqueeze(-1)).squeeze(-1) / self.scale
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Points with their log joint and gradient."""
+
+    u: Tensor  # (r, D)
+    value: Tensor  # (r,)
+    slope: Tensor  # (r, D)
+
+    @property
+    def finite(self) -> Tensor:
+        """Which of them are, with their gradient."""
+        return torch.isfinite(self.value) & torch.isfinite(self.slope).all(-1)
+
+    def or_better(self, other: "Trial") -> tuple["Trial", bool]:
+        """The higher of both in each row, and whether any is the other's."""
+        better = other.finite & (~self.finite | (other.value > self.value))
+        rows = better.unsqueeze(-1)
+        chosen = Trial(
+            torch.where(rows, other.u, self.u),
+            torch.where(better, other.value, self.value),
+            torch.where(rows, other.slope, self.slope),
+        )
+        return chosen, bool(better.any())
+
+
+def _at(density: Density, u: Tensor, own: Tensor) -> Trial:
+    return Trial(u, *density.gradient(u, own))
+
+
+def _on_floor(density: Density, trial: Trial, own: Tensor, floor: Floor) -> Trial:
+    """Trials moved to the valley's floor while that raises any of them."""
+    for _ in range(CORRECTIONS):
+        trial, any_better = trial.or_better(_at(density, trial.u + floor.back(trial.slope), own))
+        if not any_better:
+            break
+    return trial
+
+
+def _tried(
+    density: Density,
+    found: Mode,
+    rows: Tensor,
+    step: Tensor,
+    theta: Tensor,
+    ball: Ball,
+    floor: Floor | None = None,
+) -> Tensor:
+    """Take the steps that raise the log joint as the model says, roughly; adapt the radii.  Which rows moved."""
+    A, g, here, radius = found.precision[rows], found.gradient[rows], found.log_joint[rows], ball.radius[rows]
+    promised = (g * step).sum(-1) - 0.5 * (step * (A @ step.unsqueeze(-1)).squeeze(-1)).sum(-1)
+    trial = _at(density, found.u[rows] + step, of_rows(theta, rows))
+    if floor is not None:
+        trial = _on_floor(density, trial, of_rows(theta, rows), floor)
+    gain, slack = trial.value - here, 1e-14 * (1.0 + here.abs())  # rounding of the sum over data
+    good = trial.finite & (gain >= 1e-4 * promised - slack) & (trial.u != found.u[rows]).any(-1)
+    length = ball.length(step, rows)
+    wider = torch.maximum(radius, 2.0 * length).clamp(max=LARGEST)
+    kept = torch.where(gain > 0.75 * promised, wider, torch.where(gain < 0.25 * promised, 0.5 * length, radius))
+    ball.radius[rows] = torch.where(good, kept, 0.25 * torch.minimum(length, radius))
+    moved = rows[good]
+    found.u[moved], found.log_joint[moved], found.gradient[moved] = trial.u[good], trial.value[good], trial.slope[good]
+    return good

@@ -1,0 +1,165 @@
+"""Pictures of comparisons and calibrations: each function draws on the Axes that it is given, and returns them.
+
+matplotlib is an extra and is imported when something is drawn.  Ticks, titles and the rest stay the caller's.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.compare.comparison import Comparison
+from pyro_evidence.compare.discrepancy import gaussian_divergence, quantiles
+from pyro_evidence.compare.sbc import Calibration
+from pyro_evidence.errors import BadInput
+from pyro_evidence.plots.posterior import Axes, check_axes, labels_of
+
+NUM_GRID = 200
+MOST_POINTS = 500  # of each engine in a scatter plot
+BAND = 2.5758  # standard deviations that hold 99 % of a normal
+
+
+def overlaid(axes: Axes, comparison: Comparison, site: str, element: int = 0) -> Axes:
+    """Marginal densities of one element of a site, every engine that has it, the reference as a filled area.
+
+    Kernel estimates with Silverman's bandwidth.
+
+    :param element: position in ``reshape(-1)`` of the site's value.
+    :raises BadInput: when the reference lacks the site or the element.
+    """
+    check_axes(axes)
+    columns = _columns(comparison, site, element)
+    reference = columns[comparison.reference]
+    spread = 4.0 * float(reference.std())
+    grid = torch.linspace(float(reference.mean()) - spread, float(reference.mean()) + spread, NUM_GRID).to(reference)
+    for name, values in columns.items():
+        height = _density(values, grid).tolist()
+        if name == comparison.reference:
+            axes.fill_between(grid.tolist(), height, alpha=0.3, label=f"{name} (reference)")
+        else:
+            axes.plot(grid.tolist(), height, label=name)
+    axes.set_xlabel(labels_of(site, comparison.runs[comparison.reference].draws[site][0, 0])[element])
+    axes.set_ylabel("density")
+    axes.legend()
+    return axes
+
+
+def worst_pair(axes: Axes, comparison: Comparison, engine: str) -> Axes:
+    """Draws of the two coordinates in which an engine and the reference differ most.
+
+    The pair whose fitted normals have the largest symmetric Kullback-Leibler divergence; the elements that do not
+    vary in both are left out.
+
+    :param engine: name of a run.
+    :raises BadInput: when they have not two varying elements in common.
+    """
+    check_axes(axes)
+    draws = {n: comparison.runs[n].draws for n in (engine, comparison.reference) if n in comparison.runs}
+    if len(draws) < 2 or not draws[engine]:
+        raise BadInput(
+            f"engine={engine!r} has no draws beside the reference; expected another run that has draws, of "
+            f"{list(comparison.runs)}."
+        )
+    names, a, b = _common(draws[engine], draws[comparison.reference])
+    if len(names) < 2:
+        raise BadInput(f"{names} vary in both; expected two elements at least, for a pair. Draw overlaid(...) instead.")
+    i, j = divmod(int(gaussian_divergence(a, b).argmax()), len(names))
+    for name, rows in ((comparison.reference, b), (engine, a)):
+        kept = rows[:: max(1, len(rows) // MOST_POINTS)]
+        axes.scatter(kept[:, i].tolist(), kept[:, j].tolist(), s=4, alpha=0.5, label=name)
+    axes.set_xlabel(names[i])
+    axes.set_ylabel(names[j])
+    axes.legend()
+    return axes
+
+
+def calibration(axes: Axes, comparison: Comparison, num_bins: int = 10) -> Axes:
+    """Whether predictions of held-out data mean what they say: one line per engine, the diagonal is right.
+
+    For two classes the share of class 1 against its predicted probability, in bins of equal size.  For numbers and
+    counts the share of data below each predictive quantile.
+
+    :raises BadInput: for a comparison without held-out data.
+    """
+    check_axes(axes)
+    if not comparison.held_out:
+        raise BadInput("the comparison has no predictions; pass compare(..., held_out=(X_new, t_new)).")
+    axes.plot([0.0, 1.0], [0.0, 1.0], color="grey", linewidth=1.0)
+    binary = all(found.binary for found in comparison.held_out.values())
+    for name, found in comparison.held_out.items():
+        if binary:
+            x, y = _reliability(found.prediction.mean, found.prediction.observed, num_bins)
+        else:
+            x = (torch.arange(len(found.pit), dtype=torch.float64) + 1.0) / len(found.pit)
+            y, x = x, found.pit.sort().values
+        axes.plot(x.tolist(), y.tolist(), marker=".", label=name)
+    axes.set_xlabel("predicted probability of class 1" if binary else "predicted probability of a smaller value")
+    axes.set_ylabel("share of the held-out data")
+    axes.legend()
+    return axes
+
+
+def rank_histogram(axes: Axes, found: Calibration, name: str | None = None) -> Axes:
+    """Ranks of the truth among posterior draws, with the band that holds 99 % of the bars of a calibrated engine.
+
+    Talts et al. (2018), figure 3: a valley is a posterior too narrow, a hill one too wide, a slope a bias.
+
+    :param name: which quantity; default the one with the smallest p-value.
+    :raises BadInput: for a name that was not ranked.
+    """
+    check_axes(axes)
+    name = found.names[int(found.p_values.argmin())] if name is None else name
+    if name not in found.names:
+        raise BadInput(f"no quantity {name!r} was ranked; expected one of {list(found.names)}.")
+    expected = len(found.ranks) / found.num_bins
+    half = BAND * math.sqrt(expected * (1.0 - 1.0 / found.num_bins))
+    axes.axhspan(max(expected - half, 0.0), expected + half, color="lightgrey")
+    axes.bar(range(found.num_bins), found.histogram(name).tolist(), width=0.9)
+    axes.set_xlabel(f"rank of {name}, {found.num_bins} bins, p = {float(found.p_values[found.names.index(name)]):.2g}")
+    axes.set_ylabel("data sets")
+    return axes
+
+
+def _columns(comparison: Comparison, site: str, element: int) -> dict[str, Tensor]:
+    """Draws of one element by engine."""
+    draws = {n: r.draws[site] for n, r in comparison.runs.items() if site in r.draws}
+    size = draws[comparison.reference][0, 0].numel() if comparison.reference in draws else 0
+    if not 0 <= element < size:
+        raise BadInput(
+            f"site {site!r}, element {element}: expected an element of the {size} that the reference has of that site."
+        )
+    rows = {n: v.double().flatten(0, 1).reshape(v.shape[0] * v.shape[1], -1) for n, v in draws.items()}
+    return {n: v[:, element] for n, v in rows.items() if v.shape[1] == size and len(v) > 1}
+
+
+def _density(values: Tensor, grid: Tensor) -> Tensor:
+    """Kernel estimate of a density at the points of a grid, ``(G,)``."""
+    levels = quantiles(values.unsqueeze(-1), torch.tensor([0.25, 0.75]))[:, 0]
+    robust = torch.minimum(values.std(), (levels[1] - levels[0]) / 1.34)
+    width = 0.9 * torch.where(robust > 0, robust, values.std()) * len(values) ** -0.2
+    if not float(width) > 0.0:  # all draws equal: no density to show
+        return torch.zeros_like(grid)
+    standard = (grid.unsqueeze(-1) - values) / width
+    return (-0.5 * standard.square()).exp().mean(-1) / (width * math.sqrt(math.tau))
+
+
+def _common(a: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[list[str], Tensor, Tensor]:
+    """Labels and draws ``(S, E)`` of the elements that vary in both."""
+    sites = [n for n in sorted(set(a) & set(b)) if a[n].shape[2:] == b[n].shape[2:]]
+    if not sites:
+        return [], torch.zeros(0, 0), torch.zeros(0, 0)
+    names = [label for n in sites for label in labels_of(n, b[n][0, 0])]
+    x, y = (torch.cat([d[n].double().flatten(0, 1).reshape(_num(d[n]), -1) for n in sites], -1) for d in (a, b))
+    varies = (x.std(0) > 0) & (y.std(0) > 0)
+    return [n for n, v in zip(names, varies.tolist(), strict=True) if v], x[:, varies], y[:, varies]
+
+
+def _num(draws: Tensor) -> int:
+    return draws.shape[0] * draws.shape[1]
+
+
+def _reliability(probability: Tensor, observed: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
+    """Mean predicted probability and share of ones in bins of equal size."""
+    order = probability.argsort()
+    bins = [part for part in order.tensor_split(num_bins) if len(part)]
+    return torch.stack([probability[b].mean() for b in bins]), torch.stack([observed[b].mean() for b in bins])

@@ -1,0 +1,150 @@
+"""Pictures of posteriors: each function draws on the Axes that it is given, and returns them.
+
+matplotlib is an extra and is imported when something is drawn.  Ticks, titles and the rest stay the caller's.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace.posterior import LaplacePosterior
+
+Axes = Any  # matplotlib.axes.Axes
+
+
+def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
+    """One bar per learned prior precision: how many of the parameters that it governs the data determine.
+
+    From top to bottom in the order of ``posterior.gamma``, the learned value beside the name.  A precision
+    that was pruned has an empty bar.
+
+    :raises BadInput: when no hyperparameter is recognised as a precision of Gaussian latents.
+    """
+    check_axes(axes)
+    gamma = posterior.gamma
+    if not gamma:
+        raise BadInput(
+            f"There is no gamma to draw: none of the hyperparameters {list(posterior.hyperparameters)} is "
+            "recognised as the precision of Gaussian latents, as alpha is in Normal(0, alpha**-0.5). Write "
+            "the prior so."
+        )
+    names = [label for name in gamma for label in labels_of(name, gamma[name])]
+    values = _flat({name: posterior.hyperparameters[name] for name in gamma})
+    axes.barh(range(len(names)), _flat(gamma))
+    _rows(axes, [f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True)])
+    axes.set_xlabel("number of well-determined parameters")
+    return axes
+
+
+def evidence_path(axes: Axes, posterior: LaplacePosterior) -> Axes:
+    """Log evidence after each step of the fit, in nats; step 0 is the model as it was given.
+
+    Where latent sites were maximised their log prior is included, and the label says so.
+    """
+    check_axes(axes)
+    axes.plot(range(len(posterior.log_evidences)), posterior.log_evidences, marker=".")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("step")
+    alone = torch.equal(posterior.log_hyperposterior, posterior.log_evidence)
+    axes.set_ylabel("log evidence / nats" if alone else "log evidence + log hyperprior / nats")
+    return axes
+
+
+def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, site: str) -> Axes:
+    """Median and central 90 % interval of every element of one site, the posteriors below each other.
+
+    Elements run from top to bottom in the order of ``reshape(-1)``.
+
+    :param posteriors: from a name for the legend to draws, those of ``get_samples()`` here or of MCMC.
+    :param site: a latent site that all of them have, draws of shape ``(S,) + shape``.
+    :raises BadInput: when a posterior lacks the site or has it in another shape.
+    """
+    check_axes(axes)
+    draws = _draws(posteriors, site)
+    for number, (name, values) in enumerate(draws.items(), start=1):
+        levels = values.new_tensor([0.05, 0.5, 0.95])
+        low, median, high = torch.quantile(values.reshape(len(values), -1), levels, dim=0)
+        places = [row - 0.5 + number / (len(draws) + 1) for row in range(len(median))]
+        errors = torch.stack([median - low, high - median]).tolist()
+        axes.errorbar(median.tolist(), places, xerr=errors, fmt=".", label=name)
+    _rows(axes, labels_of(site, next(iter(draws.values()))[0]))
+    axes.set_xlabel(f"{site}, median and 90 % interval")
+    axes.legend()
+    return axes
+
+
+def _draws(posteriors: Mapping[str, Mapping[str, Tensor]], site: str) -> dict[str, Tensor]:
+    """The draws of one site, all known to have one shape."""
+    if not posteriors:
+        raise BadInput("posteriors is empty; expected at least one name with its draws.")
+    if lacking := {name: list(samples) for name, samples in posteriors.items() if site not in samples}:
+        raise BadInput(f"No site {site!r} in these posteriors: {lacking}; expected it in every one.")
+    draws = {name: samples[site].detach() for name, samples in posteriors.items()}
+    shapes = {name: tuple(values.shape[1:]) for name, values in draws.items()}
+    if len(set(shapes.values())) > 1:
+        raise BadInput(f"Site {site!r} has the shapes {shapes} behind the draws; expected one and the same.")
+    return draws
+
+
+def _flat(parts: Mapping[str, Tensor]) -> list[float]:
+    """All elements, one tensor after the other."""
+    return [number for part in parts.values() for number in part.reshape(-1).tolist()]
+
+
+def labels_of(name: str, value: Tensor) -> list[str]:
+    """``name`` for a scalar, otherwise ``name[i, j]`` for each element."""
+    return [f"{name}{index or ''}" for index in torch.ones(value.shape).nonzero().tolist()]
+
+
+def _rows(axes: Axes, labels: list[str]) -> None:
+    """One row per label, the first on top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def check_axes(axes: Axes) -> None:
+    """Refuse what cannot be drawn on.
+
+    :raises ImportError: without matplotlib.
+    :raises BadInput: unless ``axes`` are Axes of matplotlib.
+    """
+    try:
+        expected = import_module("matplotlib.axes").Axes
+    except ImportError as error:
+        raise ImportError("Pictures need matplotlib, which is missing: pip install 'pyro-evidence[plots]'.") from error
+    if not isinstance(axes, expected):
+        raise BadInput(
+            f"axes is a {type(axes).__name__}; expected matplotlib's Axes first: plt.gca(), or those that "
+            f"plt.subplots() makes."
+        )
+
+
+def evidence_by_size(
+    axes: Axes, posteriors: Mapping[float, LaplacePosterior], *, errors: Mapping[float, float] | None = None
+) -> Axes:
+    """Log evidence in nats against the size of the model, and test errors beside it where they are given.
+
+    MacKay (1992), "A practical Bayesian framework for backpropagation networks", has this picture with hidden units.
+
+    :param posteriors: from a size, such as the number of hidden units, to the posterior of that model.
+    :param errors: from the same sizes to an error on other data, drawn on a second axis to the right.
+    :raises BadInput: for no posteriors, or errors of other sizes.
+    """
+    check_axes(axes)
+    sizes = sorted(posteriors)
+    if not sizes or (errors is not None and sorted(errors) != sizes):
+        raise BadInput(
+            f"posteriors has the sizes {sizes}, errors {sorted(errors or {})}; expected the same, at least one."
+        )
+    axes.plot(sizes, [float(posteriors[s].log_evidence) for s in sizes], marker="o")
+    axes.set_xlabel("size")
+    axes.set_ylabel("log evidence / nats")
+    if errors is not None:
+        beside = axes.twinx()
+        beside.plot(sizes, [errors[s] for s in sizes], marker="s", linestyle="--", color="C1")
+        beside.set_ylabel("test error (dashed)")
+    return axes

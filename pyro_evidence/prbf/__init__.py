@@ -1,0 +1,42 @@
+"""The probabilistic RBF network with class-overlap regularisation, whole."""
+
+from pyro_evidence.moved import folder
+from pyro_evidence.prbf.choice import (
+    AlphaChoice,
+    KernelPath,
+    NetworkAverage,
+    add_kernels,
+    average_networks,
+    choose_alpha,
+    error_rate,
+    log_loss,
+)
+from pyro_evidence.prbf.fit import AlphaPerKernel
+from pyro_evidence.prbf.posterior import PRBFPosterior
+from pyro_evidence.prbf.rounds import keep_lost_kernels
+from pyro_evidence.prbf.start import DataCovariance, KMeans, RandomPoints, StartFrom
+from pyro_evidence.prbf.updates import Ascent, as_published, exact, plain
+
+__all__ = [
+    "AlphaChoice",
+    "AlphaPerKernel",
+    "Ascent",
+    "DataCovariance",
+    "KMeans",
+    "KernelPath",
+    "NetworkAverage",
+    "PRBFPosterior",
+    "RandomPoints",
+    "StartFrom",
+    "add_kernels",
+    "as_published",
+    "average_networks",
+    "choose_alpha",
+    "error_rate",
+    "exact",
+    "keep_lost_kernels",
+    "log_loss",
+    "plain",
+]
+
+__getattr__ = folder("prbf")

@@ -1,0 +1,282 @@
+"""Which penalty, how many kernels: choices that the likelihood cannot make, by cross-validation and by addition."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.prbf import Labels, Shared
+from pyro_evidence.prbf.densities import Network, Point, column_variance, log_density, parts_of, stacked_data
+from pyro_evidence.prbf.fit import AlphaPerKernel, first, labelled_data, require_survivors
+from pyro_evidence.prbf.posterior import PRBFPosterior
+from pyro_evidence.prbf.rounds import rounds
+from pyro_evidence.prbf.start import StartFrom, Training
+from pyro_evidence.settings import check_count, check_function
+
+
+@runtime_checkable
+class NetworkEngine(Protocol):
+    """What a choice asks of an engine for the network: :class:`pyro_evidence.OverlapEM`."""
+
+    model: Any
+    alpha: Any
+    updates: Any
+    start: Any
+    lost: Any
+    stop: Any
+
+    def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
+        """Fit to data, from scratch."""
+
+    def with_alpha(self, alpha: Any) -> "NetworkEngine":
+        """The same engine with another penalty."""
+
+    def with_model(self, model: Any, start: Any) -> "NetworkEngine":
+        """The same engine for another model, from another start."""
+
+
+MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)
+Score = Callable[[Tensor, Tensor], Tensor]  # log P(C_k | x_n) (N, K) and labels (N,) to a number; smaller is better
+
+
+def error_rate(log_proba: Tensor, labels: Tensor) -> Tensor:
+    """Share of data whose likeliest class is another, shape ``()``."""
+    return (log_proba.argmax(-1) != labels).to(log_proba).mean()
+
+
+def log_loss(log_proba: Tensor, labels: Tensor) -> Tensor:
+    """Mean of ``-log P(label_n | x_n)``, nats per datum, shape ``()``."""
+    return -log_proba.gather(-1, labels.unsqueeze(-1)).mean()
+
+
+@dataclass(frozen=True)
+class AlphaChoice:
+    """Scores of every penalty on every fold.
+
+    :ivar multiples: in units of ``N / (K M)``.
+    :ivar scores: shape ``(number of multiples, number of folds)``.
+    """
+
+    multiples: tuple[float, ...]
+    scores: Tensor
+
+    @property
+    def alpha(self) -> AlphaPerKernel:
+        """The multiple of the smallest mean score; the smaller one of equals."""
+        return AlphaPerKernel(self.multiples[int(self.scores.mean(-1).argmin())])
+
+
+def choose_alpha(
+    engine: NetworkEngine,
+    X: Tensor,
+    labels: Labels,
+    *,
+    multiples: Sequence[float] = MULTIPLES,
+    score: Score = error_rate,
+    num_folds: int = 3,
+    seed: int = 0,
+) -> AlphaChoice:
+    """Inner cross-validation over ``alpha``; all folds, penalties and restarts are one batch, from the same starts.
+
+    There is no evidence for ``alpha``, as the penalty is not a prior.  The penalty lowers the error and spoils the
+    probabilities, so :func:`error_rate` asks for much of it and :func:`log_loss` for little or none.
+
+    :param engine: whose model, updates, start and ``stop.num_steps`` are used; its ``alpha`` is not.
+    :param labels: rows without one are left out.
+    :raises BadInput: when a class has fewer than two data or would vanish, or on settings that cannot be meant.
+    """
+    _check_engine(engine)
+    check_function("score", score, "error_rate")
+    multiples = _checked(multiples)
+    X, y = labelled_data(engine.model, X, labels)
+    X, y = X[y >= 0], y[y >= 0]
+    fold = _folds(y, num_folds, seed)
+    trains = [(X[fold != f], y[fold != f]) for f in range(num_folds)]
+    point = _batch(engine, trains, multiples)
+    require_survivors(point)
+    found = rounds(point, engine.updates, engine.stop.num_steps, engine.lost).point
+    best = found.objective.reshape(len(multiples), num_folds, -1).argmax(-1)  # of the restarts
+    rows = torch.arange(len(found.alpha), device=X.device).reshape(len(multiples), num_folds, -1)
+    rows = rows.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    tests = [(X[fold == f] - X.mean(0), y[fold == f]) for f in range(num_folds)]
+    scores = [[_scored(found, int(r), *test, score) for r, test in zip(line, tests, strict=True)] for line in rows]
+    return AlphaChoice(multiples, torch.tensor(scores, dtype=torch.float64))
+
+
+def _check_engine(engine: Any) -> None:
+    if not isinstance(engine, NetworkEngine):
+        raise BadInput(f"engine is a {type(engine).__name__}; expected OverlapEM(prbf(...)). Data come after it.")
+
+
+def _checked(multiples: Sequence[float]) -> tuple[float, ...]:
+    """The multiples as floats.
+
+    :raises BadInput: unless they are numbers that can weigh a penalty.
+    """
+    try:
+        found = tuple(float(c) for c in multiples)
+    except (TypeError, ValueError):
+        found = ()
+    if not found or not all(math.isfinite(c) and c >= 0 for c in found):
+        raise BadInput(
+            f"multiples={multiples!r}; expected one or more finite numbers of at least 0, such as (0.0, 5.0, 20.0)."
+        )
+    return found
+
+
+def _folds(y: Tensor, num_folds: int, seed: int) -> Tensor:
+    """Fold of each datum, classes spread evenly, shape ``(N,)``."""
+    counts = y.bincount()
+    check_count("num_folds", num_folds)
+    if not 2 <= num_folds <= len(y) or int(counts.min()) < 2:
+        raise BadInput(
+            f"num_folds={num_folds} for {len(y)} labelled data, class {int(counts.argmin())} with "
+            f"{int(counts.min())}; expected from 2 folds to one for each datum, and at least 2 data of each "
+            f"class, or a fold would be empty or train without that class. Take more data of it."
+        )
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
+    order = order[y[order].argsort(stable=True)]
+    return torch.empty_like(y).index_copy_(0, order, torch.arange(len(y), device=y.device) % num_folds)
+
+
+def _batch(engine: NetworkEngine, trains: list[tuple[Tensor, Tensor]], multiples: Sequence[float]) -> Point:
+    """Penalties, folds and restarts as rows, in this order."""
+    model, kind = engine.model, engine.model.kernels.covariance
+    K, M = model.num_classes, model.num_kernels
+    allowed = model.sharing.allowed(K, M).to(trains[0][0].device)
+    starts = [engine.start(Training(X, y, kind, allowed)) for X, y in trains]
+    net = Network(*(torch.cat(p) for p in zip(*map(parts_of, starts), strict=True)))
+    owner = [f for f, start in enumerate(starts) for _ in range(len(start.loc))]
+    shift = torch.cat([X for X, _ in trains]).mean(0)  # every datum is in all training sets but one
+    net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
+    index = torch.arange(len(owner)).repeat(len(multiples))
+    data = stacked_data([trains[owner[r]][0] - shift for r in index], [trains[owner[r]][1] for r in index], K, kind)
+    alpha = torch.as_tensor(multiples).to(net.loc).repeat_interleave(len(owner)) * data.num_data / (K * M)
+    return first(data, net.rows(index.to(net.loc.device)), alpha)
+
+
+def _scored(found: Point, row: int, X: Tensor, y: Tensor, score: Score) -> float:
+    net = found.net.rows(torch.tensor([row], device=X.device))
+    log_joint = log_density(net, found.kind, found.kind.features(X))[0] + net.class_prior.log()
+    return float(score(log_joint.log_softmax(-1), y))
+
+
+@dataclass(frozen=True)
+class NetworkAverage:
+    """Networks whose class probabilities are averaged; the source's first idea for later work.
+
+    :ivar posteriors: the networks.
+    """
+
+    posteriors: tuple[PRBFPosterior, ...]
+
+    def log_proba(self, X: Tensor) -> Tensor:
+        """Log of the mean over networks of ``P(C_k | x_n)``, shape ``(N, K)``."""
+        each = torch.stack([p.log_proba(X) for p in self.posteriors])
+        return each.logsumexp(0) - math.log(len(each))
+
+    def predict_proba(self, X: Tensor) -> Tensor:
+        """Mean over networks of ``P(C_k | x_n)``, shape ``(N, K)``."""
+        return self.log_proba(X).exp()
+
+    def predict(self, X: Tensor) -> Tensor:
+        """The likeliest class of each datum, shape ``(N,)``, int64."""
+        return self.log_proba(X).argmax(-1)
+
+
+def average_networks(
+    engine: NetworkEngine, X: Tensor, labels: Labels, *, multiples: Sequence[float] = MULTIPLES[1:]
+) -> NetworkAverage:
+    """One network for each ``alpha``, from the same start.
+
+    :param engine: its ``alpha`` is not used.
+    :raises BadInput: without multiples; see :meth:`pyro_evidence.OverlapEM.run` for the rest.
+    """
+    _check_engine(engine)
+    return NetworkAverage(tuple(engine.with_alpha(AlphaPerKernel(c)).run(X, labels) for c in _checked(multiples)))
+
+
+@dataclass(frozen=True)
+class KernelPath:
+    """Networks of 1, 2, ... kernels.
+
+    :ivar posteriors: in this order.
+    :ivar bic: Bayesian information criterion of each, nats, larger is better, shape ``(most,)``.
+    """
+
+    posteriors: tuple[PRBFPosterior, ...]
+    bic: Tensor
+
+    @property
+    def best(self) -> PRBFPosterior:
+        """The network of the largest criterion."""
+        return self.posteriors[int(self.bic.argmax())]
+
+
+def add_kernels(
+    engine: NetworkEngine, X: Tensor, labels: Labels, *, most: int, num_candidates: int = 200, seed: int = 0
+) -> KernelPath:
+    """Greedy addition: from one kernel on, the candidate that promises most log likelihood, then a fit of all.
+
+    Candidates stand on data, with the data's covariance shrunk to the width of a kernel density estimate; what each
+    promises is its log likelihood at the share that a second-order expansion gives.  Vlassis and Likas (2002),
+    "A greedy EM algorithm for Gaussian mixture learning"; here every class has its own share in the new kernel.
+
+    :param engine: its start and the number of kernels of its model are not used.
+    :param most: the largest number of kernels.
+    :param num_candidates: data to try at each addition, drawn without replacement.
+    :raises BadInput: on kernels that are not shared, and settings that cannot be meant.
+    """
+    _check_engine(engine)
+    check_count("most", most)
+    check_count("num_candidates", num_candidates)
+    if not isinstance(engine.model.sharing, Shared):
+        raise BadInput(f"add_kernels with {engine.model.sharing}; expected kernels that all classes share: Shared().")
+    Z, y = labelled_data(engine.model, X, labels)
+    generator = torch.Generator().manual_seed(seed)
+    start, found = StartFrom(Z.mean(0, keepdim=True)), []
+    for M in range(1, most + 1):
+        found.append(engine.with_model(replace(engine.model, num_kernels=M), start).run(X, labels))
+        chosen = torch.randperm(len(Z), generator=generator)[:num_candidates].to(Z.device)
+        start = _extended(found[-1], Z, y, chosen)
+    criterion = [float(p.log_likelihood) - 0.5 * num_parameters(p) * math.log(len(Z)) for p in found]
+    return KernelPath(tuple(found), torch.tensor(criterion, dtype=torch.float64))
+
+
+def num_parameters(posterior: PRBFPosterior) -> int:
+    """Free numbers of mixing, centres and covariances."""
+    K, M = posterior.mixing.shape
+    dim, shape = posterior.loc.shape[-1], posterior.network.covariance.shape[2:]
+    each = dim * (dim + 1) // 2 if len(shape) == 2 else shape[0]
+    return K * (M - 1) + M * (dim + each)
+
+
+def _extended(posterior: PRBFPosterior, X: Tensor, y: Tensor, chosen: Tensor) -> StartFrom:
+    """The network with the most promising candidate as a further kernel."""
+    kind, dim = posterior.model.kernels.covariance, X.shape[-1]
+    width = (4.0 / ((dim + 2) * len(X))) ** (2.0 / (dim + 4))
+    whole = torch.cov(X.mT, correction=0).reshape(dim, dim).diagonal_scatter(column_variance(X))
+    covariance = kind.floored(width * kind.restricted(whole), kind.floor * column_variance(X))
+    wide = covariance.expand(len(chosen), *covariance.shape)
+    new = kind.natural(X[chosen] - X.mean(0), wide) @ kind.features(X - X.mean(0)).mT  # (candidates, N)
+    old = posterior.log_density(X)
+    gain, share = zip(*(_promise(old[y == k, k], new[:, y == k]) for k in range(old.shape[-1])), strict=True)
+    best = torch.stack(gain).sum(0).argmax()
+    a = torch.stack(share)[:, best].unsqueeze(-1)  # (K, 1)
+    mixing = torch.cat([(1.0 - a) * posterior.mixing, a], -1)
+    loc = torch.cat([posterior.loc, X[chosen[best]].unsqueeze(0)])
+    return StartFrom(loc, torch.cat([posterior.network.covariance[0], covariance.unsqueeze(0)]), mixing)
+
+
+def _promise(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """Log likelihood that a class would have with each candidate, and the candidate's share of it, ``(C,)`` each."""
+    delta = torch.tanh(0.5 * (old - new))  # (f - phi) / (f + phi)
+    first, second = delta.sum(-1), delta.square().sum(-1)
+    share = 0.5 - 0.5 * first / torch.where(second > 0, second, 1.0)
+    share = share.clamp(1e-3, 0.5)  # the expansion is about one half; a candidate gets some share, never all
+    exact = torch.logaddexp(old + torch.log1p(-share).unsqueeze(-1), new + share.log().unsqueeze(-1))
+    return exact.sum(-1), share

@@ -1,0 +1,353 @@
+r"""The probabilistic RBF network, a batch of rows (folds, seeds, restarts) in front: densities, sums, overlap.
+
+.. math:: p(x | C_k) = \sum_j \pi_{jk}\, N(x | \mu_j, S_j)
+
+All classes share the kernels.  Data are laid out class by class, so that each datum meets the mixing of its own class
+alone; rows without a label meet all of them.  Constantinopoulos, Titsias and Likas (2001), eqs. 2 to 5, 11 to 16, 22.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.mixture.expectation import responsibilities
+from pyro_evidence.models.covariances import Covariance, Full, quadratic
+
+BLOCK = 2**18  # numbers in one block of responsibilities: they stay in the cache
+TINY = 1e-290  # a count below it is a sum of subnormal numbers, and a mean over it means nothing
+
+
+@dataclass(frozen=True)
+class ClassBlock:
+    """The data of one class, or those without a label."""
+
+    features: Tensor  # (n, P) or (B, n, P)
+    weight: Tensor | None  # (n,) or (B, n); None for 1
+
+    def split(self, size: int) -> "list[ClassBlock]":
+        """Pieces of at most ``size`` data."""
+        if self.features.shape[-2] <= size:
+            return [self]
+        parts = self.features.split(size, -2)
+        weights = [None] * len(parts) if self.weight is None else self.weight.split(size, -1)
+        return [ClassBlock(f, w) for f, w in zip(parts, weights, strict=True)]
+
+    def rows(self, index: Tensor) -> "ClassBlock":
+        """Some rows of the batch."""
+        weight = self.weight if self.weight is None or self.weight.dim() == 1 else self.weight[index]
+        return ClassBlock(self.features if self.features.dim() == 2 else self.features[index], weight)
+
+    @property
+    def num_data(self) -> Tensor:
+        """Total weight, shape ``()`` or ``(B,)``."""
+        return self.features.new_tensor(self.features.shape[-2]) if self.weight is None else self.weight.sum(-1)
+
+
+@dataclass(frozen=True)
+class ClassData:
+    """Labelled data by class, and those without a label.  Built by :func:`class_data` or :func:`stacked_data`."""
+
+    blocks: tuple[ClassBlock, ...]  # one for each class
+    unlabelled: ClassBlock | None
+    kind: Covariance
+    unit: Tensor  # (D,) or (B, 1, D)  smallest variance of each input
+    size: int = 4096  # most data in one piece
+
+    def sized(self, num_kernels: int, num_rows: int) -> "ClassData":
+        """The same data, cut so that the responsibilities of one piece fit the cache."""
+        return replace(self, size=max(64, BLOCK // (num_kernels * num_rows)))
+
+    @cached_property
+    def pieces(self) -> list[tuple[int, ClassBlock]]:
+        """Data with their class; -1 without a label."""
+        found = [(k, part) for k, block in enumerate(self.blocks) for part in block.split(self.size)]
+        hidden = [] if self.unlabelled is None else self.unlabelled.split(max(64, self.size // len(self.blocks)))
+        return found + [(-1, part) for part in hidden]
+
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """Labelled data of each class, ``N_k``, shape ``(K,)`` or ``(B, K)``."""
+        return torch.stack(torch.broadcast_tensors(*(b.num_data for b in self.blocks)), -1)
+
+    @cached_property
+    def num_data(self) -> Tensor:
+        """All data, labelled or not, shape ``()`` or ``(B,)``."""
+        total = self.class_counts.sum(-1)
+        return total if self.unlabelled is None else total + self.unlabelled.num_data
+
+    @property
+    def dim(self) -> int:
+        """Number of inputs ``D``."""
+        return self.unit.shape[-1]
+
+    def rows(self, index: Tensor) -> "ClassData":
+        """Some rows of the batch."""
+        hidden = None if self.unlabelled is None else self.unlabelled.rows(index)
+        unit = self.unit if self.unit.dim() == 1 else self.unit[index]
+        return ClassData(tuple(b.rows(index) for b in self.blocks), hidden, self.kind, unit, self.size)
+
+
+def class_data(
+    X: Tensor, labels: Tensor, num_classes: int, kind: Covariance, weight: Tensor | None = None
+) -> ClassData:
+    """The data of a network.
+
+    :param X: inputs, shape ``(N, D)``, or ``(B, N, D)`` for other inputs in each row.
+    :param labels: whole numbers from 0 to ``num_classes - 1``, -1 where unknown, shape ``(N,)``.
+    :param weight: how often each datum counts, shape ``(N,)``, or ``(B, N)`` for other data in each row.
+    """
+    features = kind.features(X)
+
+    def block(k: int) -> ClassBlock:
+        place = (labels == k).nonzero().squeeze(-1)
+        return ClassBlock(features.index_select(-2, place), None if weight is None else weight.index_select(-1, place))
+
+    unit = kind.floor * column_variance(X)
+    hidden = block(-1) if bool((labels == -1).any()) else None
+    unit = unit if unit.dim() == 1 else unit.unsqueeze(-2)
+    return ClassData(tuple(block(k) for k in range(num_classes)), hidden, kind, unit)
+
+
+def stacked_data(Xs: Sequence[Tensor], labels: Sequence[Tensor], num_classes: int, kind: Covariance) -> ClassData:
+    """Other data in each row, of different numbers: shorter classes are filled up with data of weight 0.
+
+    :param Xs: inputs, shape ``(N_b, D)`` each.
+    :param labels: shape ``(N_b,)`` each, all known.
+    """
+    blocks = []
+    for k in range(num_classes):
+        parts = [X[t == k] for X, t in zip(Xs, labels, strict=True)]
+        weight = torch.nn.utils.rnn.pad_sequence([p.new_ones(len(p)) for p in parts], batch_first=True)
+        X = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+        blocks.append(ClassBlock(kind.features(X), None if bool((weight == 1).all()) else weight))
+    unit = kind.floor * torch.stack([column_variance(X) for X in Xs]).unsqueeze(-2)
+    return ClassData(tuple(blocks), None, kind, unit)
+
+
+def column_variance(X: Tensor) -> Tensor:
+    """Variance of each input, shape ``(..., D)``; a constant input gets the mean of the others."""
+    variance = X.var(-2, correction=0)
+    flat = variance <= 1e-20 * X.square().mean(-2)  # constant up to rounding
+    varied = torch.where(flat, 0.0, variance)
+    number = (~flat).sum(-1, keepdim=True).clamp(min=1)  # 1 where all are constant, so that 0 / 1 is left
+    return torch.where(flat, varied.sum(-1, keepdim=True) / number, variance)
+
+
+@dataclass(frozen=True)
+class Network:
+    """One setting of the parameters in each row."""
+
+    mixing: Tensor  # (B, K, M)  pi_jk = p(kernel j | class k); rows sum to 1
+    loc: Tensor  # (B, M, D)
+    covariance: Tensor  # (B, M, ...) in the shape of its kind
+    class_prior: Tensor  # (B, K)
+
+    def rows(self, index: Tensor) -> "Network":
+        """Some rows of the batch."""
+        return Network(*(v[index] for v in parts_of(self)))
+
+    @cached_property
+    def ownership(self) -> Tensor:
+        """``P(C_k | j)``, eq. 15, shape ``(B, K, M)``; 0 for a kernel that no class uses."""
+        joint = self.mixing * self.class_prior.unsqueeze(-1)
+        total = joint.sum(-2, keepdim=True)
+        return torch.where(total > 0, joint / torch.where(total > 0, total, 1.0), 0.0)
+
+
+def natural(net: Network, kind: Covariance) -> Tensor:
+    """Coefficients of the features in ``log N(x | j)``, shape ``(B, M, P)``."""
+    return kind.natural(net.loc, net.covariance)
+
+
+def log_density(net: Network, kind: Covariance, features: Tensor) -> Tensor:
+    """``log p(x_n | C_k)``, nats, shape ``(B, N, K)``, from features ``(N, P)`` or ``(B, N, P)``."""
+    kernels = natural(net, kind) @ features.mT  # (B, M, N)
+    peak = kernels.amax(-2, keepdim=True)
+    dense = net.mixing @ (kernels - peak).exp()
+    found = dense.log() + peak
+    if not bool((dense > 0).all()):  # a class whose kernels are all far from the nearest one
+        found = (net.mixing.log().unsqueeze(-1) + kernels.unsqueeze(-3)).logsumexp(-2)
+    return found.mT
+
+
+@dataclass(frozen=True)
+class Point:
+    """A network on data, with its E-step.  Built only by :func:`evaluate`, so its parts always agree."""
+
+    data: ClassData
+    net: Network
+    alpha: Tensor  # (B,)  weight of the overlap, nats
+    moments: Tensor  # (B, K, M, P)  sum over the class of r_nj F_n
+    log_likelihood: Tensor  # (B,)  of the inputs given their labels
+    resp: tuple[Tensor, ...]  # of each piece of the data: (B, M, n), or (B, K M, n) without labels
+    lag: Tensor | None = None  # (B, K, M)  distances that the literal update carries from one round to the next
+
+    @property
+    def kind(self) -> Covariance:
+        """The kind of kernels."""
+        return self.data.kind
+
+    @property
+    def counts(self) -> Tensor:
+        """``R_jk``: expected number of data of class k in kernel j, shape ``(B, K, M)``."""
+        return self.moments[..., 0]
+
+    @cached_property
+    def centres(self) -> Tensor:
+        """Subkernel means ``mu_jk``, eq. 11, shape ``(B, K, M, D)``; the kernel's own where class k has no data."""
+        counts = self.counts.unsqueeze(-1)
+        present = counts > TINY
+        mean = self.moments[..., 1 : self.data.dim + 1] / torch.where(present, counts, 1.0)
+        return torch.where(present, mean, self.net.loc.unsqueeze(-3))
+
+    @cached_property
+    def offset(self) -> Tensor:
+        """``mu_j - mu_jk``, shape ``(B, K, M, D)``."""
+        return self.net.loc.unsqueeze(-3) - self.centres
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """``(mu_j - mu_jk)' S_j^{-1} (mu_j - mu_jk)``, eq. 30 without time lags, shape ``(B, K, M)``."""
+        return quadratic(self.kind, self.net.covariance.unsqueeze(1), self.offset)
+
+    @cached_property
+    def overlap(self) -> Tensor:
+        """``delta_j``: expected Bhattacharyya distance of kernel and subkernels, eq. 16 with equal covariances.
+
+        Nats, shape ``(B, M)``.
+        """
+        return 0.125 * (self.net.ownership * self.distance).sum(-2)
+
+    @cached_property
+    def objective(self) -> Tensor:
+        """Eq. 22, nats, shape ``(B,)``; with unlabelled rows plus ``sum_k N_k log P(C_k)``."""
+        total = self.log_likelihood
+        if self.data.unlabelled is not None:
+            total = total + torch.xlogy(self.data.class_counts, self.net.class_prior).sum(-1)
+        return total - self.alpha * self.overlap.sum(-1)
+
+    def rows(self, index: Tensor) -> "Point":
+        """Some rows of the batch."""
+        lag = None if self.lag is None else self.lag[index]
+        parts = (self.alpha[index], self.moments[index], self.log_likelihood[index], tuple(r[index] for r in self.resp))
+        return Point(self.data.rows(index), self.net.rows(index), *parts, lag)
+
+    def put(self, index: Tensor, other: "Point") -> "Point":
+        """This point with some rows taken from ``other``, one row of it for each of ``index``."""
+
+        def both(a: Tensor, b: Tensor) -> Tensor:
+            return a.index_put((index,), b)
+
+        pairs = zip(parts_of(self.net), parts_of(other.net), strict=True)
+        net = Network(*(both(a, b) for a, b in pairs))
+        resp = tuple(both(a, b) for a, b in zip(self.resp, other.resp, strict=True))
+        parts = (both(self.moments, other.moments), both(self.log_likelihood, other.log_likelihood), resp)
+        return Point(self.data, net, self.alpha, *parts, self.lag)
+
+
+def parts_of(net: Network) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mixing, centres, covariances, class prior."""
+    return net.mixing, net.loc, net.covariance, net.class_prior
+
+
+def evaluate(data: ClassData, net: Network, alpha: Tensor, lag: Tensor | None = None) -> Point:
+    """The E-step, eq. 24, and the sums that every update needs."""
+    B, K, _ = net.mixing.shape
+    base, log_mixing = natural(net, data.kind), net.mixing.log()
+    moments = base.new_zeros(B, K, *base.shape[1:])
+    log_likelihood, kept = base.new_zeros(B), []
+    for k, part in data.pieces:
+        resp, log_norm = responsibilities(part.features, _joint(base, log_mixing, net.class_prior, k))
+        weighted = resp if part.weight is None else resp * part.weight.unsqueeze(-2)
+        sums = weighted @ part.features
+        if k < 0:
+            moments += sums.reshape(moments.shape)
+        else:
+            moments[:, k] += sums
+        log_likelihood += log_norm.sum(-1) if part.weight is None else (log_norm * part.weight).sum(-1)
+        kept.append(resp)
+    return Point(data, net, alpha, moments, log_likelihood, tuple(kept), lag)
+
+
+def _joint(base: Tensor, log_mixing: Tensor, class_prior: Tensor, k: int) -> Tensor:
+    """Coefficients of the features in the log joint density of datum and kernel, or kernel and class."""
+    if k >= 0:
+        return torch.cat([base[..., :1] + log_mixing[:, k].unsqueeze(-1), base[..., 1:]], -1)
+    constant = base[:, None, :, 0] + log_mixing + class_prior.log().unsqueeze(-1)
+    rest = base[:, None, :, 1:].expand(*constant.shape, -1)
+    return torch.cat([constant.unsqueeze(-1), rest], -1).flatten(1, 2)
+
+
+def tilted(point: Point) -> Tensor:
+    r"""Moments of the responsibilities that carry the gradient of eq. 22 through the subkernel means.
+
+    .. math:: \tilde r_{nj} = r_{nj}\bigl[1 - \alpha\,(w_{nj} - \textstyle\sum_i r_{ni} w_{ni})\bigr], \qquad
+              w_{nj} = -\tfrac14 \frac{P_{jk}}{R_{jk}} (\mu_j - \mu_{jk})^\top S_j^{-1} (x_n - \mu_{jk})
+
+    :return: shape ``(B, K, M, P)``.
+    """
+    net, kind, dim = point.net, point.kind, point.data.dim
+    present = point.counts > TINY
+    rate = torch.where(present, net.ownership / torch.where(present, point.counts, 1.0), 0.0)
+    pull = kind.solve(net.covariance.unsqueeze(1), point.offset)
+    slope = (-0.25 * point.alpha[:, None, None] * rate).unsqueeze(-1) * pull
+    plane = torch.cat([-(slope * point.centres).sum(-1, keepdim=True), slope], -1)  # (B, K, M, 1 + D): alpha w
+    total = torch.zeros_like(point.moments)
+    for (k, part), resp in zip(point.data.pieces, point.resp, strict=True):
+        coefficients = plane.flatten(1, 2) if k < 0 else plane[:, k]
+        w = coefficients @ part.features[..., : dim + 1].mT
+        mean = (resp * w).sum(-2, keepdim=True)
+        tilt = w.sub_(mean + 1.0).mul_(resp)  # with the other sign
+        tilt = tilt if part.weight is None else tilt * part.weight.unsqueeze(-2)
+        sums = tilt @ part.features
+        if k < 0:
+            total -= sums.reshape(total.shape)
+        else:
+            total[:, k] -= sums
+    return total
+
+
+def bhattacharyya(loc: Tensor, covariance: Tensor, other_loc: Tensor, other_covariance: Tensor) -> Tensor:
+    """Bhattacharyya distance of two Gaussians, eq. 23: minus the log of the integral of the root of their product.
+
+    :param loc: means, shape ``(..., D)``.
+    :param covariance: matrices, shape ``(..., D, D)``.
+    :return: nats, shape ``(...)``.
+    """
+    middle = 0.5 * (covariance + other_covariance)
+    offset = loc - other_loc
+    far = 0.125 * (offset * torch.linalg.solve(middle, offset.unsqueeze(-1)).squeeze(-1)).sum(-1)
+    single = torch.linalg.slogdet(covariance)[1] + torch.linalg.slogdet(other_covariance)[1]
+    return far + 0.5 * torch.linalg.slogdet(middle)[1] - 0.25 * single
+
+
+def subkernel_covariances(point: Point) -> Tensor:
+    """Eq. 12, matrices about the subkernel means, shape ``(B, K, M, D, D)``; needs full kernels.
+
+    Where a class has no data in a kernel, the kernel's own covariance.
+
+    :raises TypeError: for other kinds, whose sums do not hold products of inputs.
+    """
+    if not isinstance(point.kind, Full):
+        raise TypeError(f"the covariances of subkernels need Full() kernels; these are {point.kind}.")
+    counts = point.counts[..., None, None]
+    found = point.kind.scatter(point.moments, point.centres) / torch.where(counts > TINY, counts, 1.0)
+    return torch.where(counts > TINY, found, point.net.covariance.unsqueeze(1))
+
+
+def between_classes(point: Point) -> Tensor:
+    """``sum_k P(C_k | j) (mu_jk - mu_j)(mu_jk - mu_j)'``: what eq. 14 leaves out, shape ``(B, M, ...)`` of the kind."""
+    shape = (*point.net.ownership.shape, *[1] * point.kind.event_dim)
+    return (point.net.ownership.reshape(shape) * point.kind.outer(point.offset)).sum(1)
+
+
+def moved(old: Network, new: Network) -> Tensor:
+    """Largest change of a mixing or, in standard deviations, of a centre of a kernel in use, shape ``(B,)``."""
+    mixing = (new.mixing - old.mixing).abs().amax((-1, -2))
+    size = old.covariance if old.covariance.dim() == 3 else old.covariance.diagonal(dim1=-2, dim2=-1)
+    used = (old.mixing.amax(-2) > 1e-12).unsqueeze(-1)  # a kernel without mass moves nothing that is seen
+    centre = torch.where(used, (new.loc - old.loc).abs() / size.sqrt(), 0.0).amax((-1, -2))
+    return torch.maximum(mixing, centre)

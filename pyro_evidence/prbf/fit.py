@@ -1,0 +1,205 @@
+"""One network on its way: from the Pyro model and its data to a batch of restarts, and back to a posterior."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.iterate import Fit
+from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
+from pyro_evidence.prbf import rounds
+from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, evaluate
+from pyro_evidence.prbf.posterior import LostKernel, PRBFPosterior, RejectedClass, Rejection
+from pyro_evidence.prbf.rounds import Lost, Progress, effective, vanishing
+from pyro_evidence.prbf.start import Start, Training
+from pyro_evidence.prbf.updates import Update, plain
+
+HEAVY = 50.0  # times the data: beyond every multiple of use, the source's 20 N / (K M) for any K and M among them
+
+
+@dataclass(frozen=True)
+class AlphaPerKernel:
+    """``alpha`` in the source's units: ``c N / (K M)``, ``N`` all training data.
+
+    :ivar c: the multiple; the source has 5, 10, 15 and 20.
+    """
+
+    c: float
+
+    def __call__(self, num_data: float, num_classes: int, num_kernels: int) -> float:
+        """``alpha`` in nats."""
+        return self.c * num_data / (num_classes * num_kernels)
+
+
+Alpha = float | Callable[[float, int, int], float]
+
+
+def alpha_of(alpha: Alpha, num_data: float, model: PRBF) -> float:
+    """The number that an ``alpha`` stands for, nats.
+
+    :raises BadInput: unless it is finite and not negative.
+    """
+    value = alpha(num_data, model.num_classes, model.num_kernels) if callable(alpha) else alpha
+    try:
+        number = math.nan if isinstance(value, str | bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0.0):
+        raise BadInput(
+            f"alpha={alpha!r} is {value!r} nats; expected a finite number of at least 0, or AlphaPerKernel(c) with "
+            f"c >= 0. It weighs a penalty: 0 is plain EM."
+        )
+    return number
+
+
+@dataclass(frozen=True)
+class PRBFFit:
+    """Data about their mean, and all restarts."""
+
+    model: PRBF
+    training: Training
+    shift: Tensor  # (D,) subtracted from the inputs
+    point: Point
+    state: Progress | None = None
+    warm_up: int = 0
+
+    @property
+    def progress(self) -> Progress:
+        """The restarts on their way."""
+        assert self.state is not None
+        return self.state
+
+    def advanced_to(self, progress: Progress) -> "PRBFFit":
+        """The same task further on."""
+        return replace(self, state=progress)
+
+    def begun(self, update: Update, lost: Lost) -> "PRBFFit":
+        """After the warm-up.
+
+        :raises BadInput: when ``alpha`` outweighs the data and leaves a class no kernel.
+        """
+        progress = rounds.begin(self.point, update, lost)
+        require_survivors(progress.point)
+        regular = bool((self.point.alpha > 0).any())
+        return replace(self, state=progress, warm_up=getattr(update, "warm_up", 0) if regular else 0)
+
+
+def require_survivors(point: Point) -> None:
+    """Refuse an ``alpha`` beyond all data at which eq. 29 would empty a class.
+
+    :raises BadInput: naming the class.
+    """
+    if not bool((point.alpha > HEAVY * point.data.num_data).any()):
+        return
+    looked = plain(plain(point))  # distances at the start are those of random centres
+    if bool((gone := vanishing(looked, looked.distance)).any()):
+        row, k = gone.nonzero()[0].tolist()
+        raise BadInput(
+            f"alpha={float(point.alpha[row]):.4g} is so large that class {k} would vanish: every kernel would reject "
+            f"it (eq. 29). There are {float(point.data.num_data.max()):g} data; expected an alpha of at most "
+            f"{HEAVY:g} times as much, such as AlphaPerKernel(20.0)."
+        )
+
+
+def labelled_data(model: PRBF, X: Tensor, labels: Labels | None) -> tuple[Tensor, Tensor]:
+    """Inputs in float64 and labels as int64, all checked.
+
+    :raises BadInput: on inputs that are not finite or do not vary, labels that do not fit, and absent classes.
+    """
+    check_inputs(X)
+    y = class_labels(labels, len(X), model.num_classes).to(X.device)
+    y = torch.zeros_like(y) if model.num_classes == 1 else y
+    present = torch.bincount(y[y >= 0], minlength=model.num_classes)
+    if len(absent := (present == 0).nonzero().flatten().tolist()):
+        raise BadInput(
+            f"no row of X has label {absent}; expected at least one of each class from 0 to {model.num_classes - 1}. "
+            f"Set num_classes to the number of classes that occur, and number them from 0; -1, nan and None mean that "
+            f"a label is unknown."
+        )
+    X = X.detach().double()
+    if not bool((X != X[:1]).any()):
+        raise BadInput(f"all {len(X)} rows of X are the same; expected data that vary, or no kernel has a width.")
+    return X, y
+
+
+def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: Start) -> PRBFFit:
+    """All restarts before the first round.
+
+    :raises BadInput: see :func:`labelled_data` and the start.
+    """
+    X, y = labelled_data(model, X, labels)
+    kind, shift = model.kernels.covariance, X.mean(0)
+    allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
+    training = Training(X, y, kind, allowed)
+    net = start(training)
+    net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
+    data = class_data(X - shift, y, model.num_classes, kind)
+    point = first(data, net, alpha_of(alpha, len(X), model))
+    require_finite(point)
+    return PRBFFit(model, training, shift, point)
+
+
+def require_finite(point: Point) -> None:
+    """Refuse a start at which eq. 22 is no number.
+
+    :raises BadInput: naming the restart.
+    """
+    if len(bad := (~point.objective.isfinite()).nonzero()):
+        raise BadInput(
+            f"eq. 22 is {float(point.objective[bad[0]])} at start {int(bad[0])}; expected a finite number. Standardise "
+            f"the inputs (datasets.standardised), or begin where the data have some density: start=KMeans()."
+        )
+
+
+def first(data: ClassData, net: Network, alpha: float | Tensor) -> Point:
+    """The batch at its start."""
+    rows = len(net.loc)
+    weights = effective(torch.as_tensor(alpha, dtype=net.loc.dtype, device=net.loc.device).expand(rows), net)
+    return evaluate(data.sized(net.loc.shape[1], rows), net, weights)
+
+
+def held_classes(events: tuple[tuple[int, int, int], ...], row: int) -> tuple[RejectedClass, ...]:
+    """What happened to each class of one row, in the order of the first rounds."""
+    steps: dict[int, list[int]] = {}
+    for step, _, k in (event for event in events if event[1] == row):
+        steps.setdefault(k, []).append(step)
+    return tuple(RejectedClass(k, found[0], found[-1], len(found)) for k, found in steps.items())
+
+
+def letter(held: RejectedClass, alpha: float) -> str:
+    """What to do about a class that was held."""
+    return (
+        f"class {held.label} would have vanished: every kernel rejected it (eq. 29) in round {held.step}, and in "
+        f"{held.num_rounds} rounds until {held.last}; it kept the mixing that it had. alpha={alpha:.4g} is too large: "
+        f"pass a smaller one, ask for more kernels, or take updates=Ascent(), which lets no class vanish."
+    )
+
+
+def posterior_of(task: PRBFFit, fit: Fit[Progress]) -> PRBFPosterior:
+    """The best restart, in the units of the data."""
+    now = fit.state
+    best = int(now.point.objective.argmax())
+    point = now.point.rows(torch.tensor([best], device=now.point.alpha.device))
+    net = point.net
+    started = task.point.net.mixing[best] > 0
+    gone = ((now.since[best] >= 0).to(started.device) & started).nonzero().tolist()
+    rejections = sorted((Rejection(j, k, int(now.since[best, k, j])) for k, j in gone), key=lambda r: r.step)
+    return PRBFPosterior(
+        model=task.model,
+        network=Network(net.mixing, net.loc + task.shift, net.covariance, net.class_prior),
+        alpha=float(point.alpha),
+        status=fit.status.value,
+        objectives=tuple(float(path[best]) for path in now.paths),
+        log_likelihood=point.log_likelihood[0],
+        counts=point.counts[0],
+        overlap=point.overlap[0],
+        rejections=tuple(rejections),
+        losses=tuple(LostKernel(j, step) for step, row, j in now.losses if row == best),
+        held=held_classes(now.held, best),
+        floored=point.kind.rests(net.covariance, point.data.unit)[0],
+        restarts=now.point.objective,
+        warm_up=task.warm_up,
+    )

@@ -1,0 +1,222 @@
+"""What a fit of the probabilistic RBF network returns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace import archive
+from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
+from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
+
+FORMAT = "pyro_evidence PRBF posterior 1"
+
+
+class Rejection(NamedTuple):
+    """A class that has left a kernel: its mixing there fell below 1e-8 and stayed there to the end.
+
+    The published clamp makes it zero, for good; the other updates, plain EM too, only let it become small.
+    """
+
+    kernel: int
+    label: int
+    step: int  # the round in which it fell
+
+
+class LostKernel(NamedTuple):
+    """A kernel that lost its data."""
+
+    kernel: int
+    step: int
+
+
+class RejectedClass(NamedTuple):
+    """A class that every kernel rejected at once: it kept the mixing that it had."""
+
+    label: int
+    step: int  # the first round in which this happened
+    last: int
+    num_rounds: int
+
+
+EVENTS: dict[str, Callable[..., Any]] = {"rejections": Rejection, "losses": LostKernel, "held": RejectedClass}
+
+
+def _settings(text: str) -> str:
+    """A model's settings without its units, a function whose name is a place in memory."""
+    return text.partition(", units=")[0] + ")"
+
+
+@dataclass(frozen=True)
+class PRBFPosterior:
+    """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.
+
+    :ivar model: the Pyro model it was fitted for.
+    :ivar network: mixing, centres, covariances and class prior, one row, in the units of the data.
+    :ivar alpha: weight of the overlap, in nats.
+    :ivar status: why the fit stopped.
+    :ivar objectives: eq. 22 after each round, nats, the start first.
+    :ivar log_likelihood: ``sum_n log p(x_n | class_n)`` of the training data, nats, shape ``()``.
+    :ivar counts: expected number of training data of each class in each kernel, shape ``(K, M)``.
+    :ivar overlap: ``delta_j``, expected Bhattacharyya distance of a kernel to its classes' shares, nats, ``(M,)``.
+    :ivar rejections: which kernels rejected which classes and when, in order of time.
+    :ivar losses: which kernels lost their data and when.
+    :ivar held: which classes every kernel rejected at once (eq. 29), and when; ``alpha`` is too large for them.
+    :ivar floored: kernels whose covariance rests on the floor, shape ``(M,)`` bool.
+    :ivar restarts: eq. 22 of every restart at its end, nats, shape ``(R,)``.
+    :ivar warm_up: rounds of plain EM before the first of ``objectives``.
+    """
+
+    model: PRBF
+    network: Network
+    alpha: float
+    status: str
+    objectives: tuple[float, ...]
+    log_likelihood: Tensor
+    counts: Tensor
+    overlap: Tensor
+    rejections: tuple[Rejection, ...]
+    losses: tuple[LostKernel, ...]
+    floored: Tensor
+    restarts: Tensor
+    warm_up: int = 0
+    held: tuple[RejectedClass, ...] = ()
+
+    @property
+    def mixing(self) -> Tensor:
+        """``pi_jk = p(kernel j | class k)``, shape ``(K, M)``, rows add up to 1."""
+        return self.network.mixing[0]
+
+    @property
+    def loc(self) -> Tensor:
+        """Centres of the kernels, shape ``(M, D)``."""
+        return self.network.loc[0]
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance matrices of the kernels, shape ``(M, D, D)``."""
+        return self.model.kernels.covariance.matrix(self.network.covariance[0], self.loc.shape[-1])
+
+    @property
+    def class_prior(self) -> Tensor:
+        """``P(C_k)``, shape ``(K,)``."""
+        return self.network.class_prior[0]
+
+    @property
+    def purity(self) -> Tensor:
+        """``P(C_k | j)``, eq. 15: to which class a kernel's data belong, shape ``(M, K)``; rows add up to 1."""
+        return self.network.ownership[0].mT
+
+    @property
+    def num_kernels(self) -> int:
+        """Number of kernels that some class uses."""
+        return int((self.mixing > 0).any(0).sum())
+
+    @property
+    def mode(self) -> dict[str, Tensor]:
+        """Values of the model's sites, as ``pyro.poutine.condition`` and ``Predictive`` take them."""
+        sites = {"class_prior": self.class_prior, "loc": self.loc}
+        sites |= self.model.sharing.sites(self.mixing)
+        return sites | self.model.kernels.sites(self.network.covariance[0])
+
+    def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """All sites at :attr:`mode`, for ``Predictive(posterior.model, guide=posterior.guide, num_samples=1)``."""
+        for name, value in self.mode.items():
+            pyro.sample(name, dist.Delta(value).to_event(value.dim()))
+        return self.mode
+
+    def log_density(self, X: Tensor) -> Tensor:
+        """``log p(x_n | C_k)``, eq. 2, nats, shape ``(N, K)``.
+
+        :raises BadInput: on inputs of another shape, or not finite.
+        """
+        return log_density(self.network, self.model.kernels.covariance, self._features(X))[0]
+
+    def log_proba(self, X: Tensor) -> Tensor:
+        """``log P(C_k | x_n)``, eq. 1, shape ``(N, K)``."""
+        return (self.log_density(X) + self.class_prior.log()).log_softmax(-1)
+
+    def predict_proba(self, X: Tensor) -> Tensor:
+        """``P(C_k | x_n)``, eq. 1, shape ``(N, K)``; rows add up to 1."""
+        return self.log_proba(X).exp()
+
+    def predict(self, X: Tensor) -> Tensor:
+        """The likeliest class of each datum, shape ``(N,)``, int64."""
+        return self.log_proba(X).argmax(-1)
+
+    def log_prob(self, X: Tensor, labels: Labels | None = None) -> Tensor:
+        """``log p(x_n, label_n)``, or ``log p(x_n)`` where the label is unknown, nats, shape ``(N,)``.
+
+        :raises BadInput: on labels that are none of the model's.
+        """
+        joint = self.log_density(X) + self.class_prior.log()
+        y = class_labels(labels, len(X), self.model.num_classes).to(X.device)
+        own = joint.gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)  # -1 stands for an unknown label
+        return torch.where(y >= 0, own, joint.logsumexp(-1))
+
+    def responsibilities(self, X: Tensor, labels: Labels | None = None) -> Tensor:
+        """``P(j | x_n, label_n)``, eq. 24, or ``P(j | x_n)`` where the label is unknown, shape ``(N, M)``."""
+        kernels = self._features(X) @ natural(self.network, self.model.kernels.covariance)[0].mT
+        whole = (self.class_prior.unsqueeze(-2) @ self.mixing).squeeze(-2)
+        y = class_labels(labels, len(X), self.model.num_classes).to(X.device)
+        mixing = torch.cat([self.mixing, whole.unsqueeze(0)])[y]  # the last row is for unknown labels
+        return (kernels + mixing.log()).softmax(-1)
+
+    def _features(self, X: Tensor) -> Tensor:
+        check_inputs(X)
+        if X.shape[-1] != self.loc.shape[-1]:
+            raise BadInput(
+                f"X has {X.shape[-1]} columns; the network was fitted to {self.loc.shape[-1]}. Pass those, in the "
+                "same order."
+            )
+        return self.model.kernels.covariance.features(X.to(self.loc))
+
+    def save(self, path: str | Path) -> None:
+        """Write tensors and numbers to a file; no code, and not the training data."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("model", "network")}
+        content = own | {name: [tuple(item) for item in own[name]] for name in EVENTS}
+        archive.write(content | {"format": FORMAT, "model": repr(self.model), "network": parts_of(self.network)}, path)
+
+    @classmethod
+    def load(cls, path: str | Path, model: PRBF, *, map_location: Any = None) -> "PRBFPosterior":
+        """A saved posterior, over the same model.
+
+        :param map_location: as for ``torch.load``.
+        :raises BadInput: when the file is not one of ours, or the model is another.
+        """
+        content = dict(archive.read(path, map_location, FORMAT))
+        saved, found = (_settings(text) for text in (content.pop("model"), repr(model)))
+        if saved != found:
+            raise BadInput(f"{path} holds the network of {saved}; the model is {found}. Load it with its own model.")
+        content |= {name: tuple(kind(*item) for item in content[name]) for name, kind in EVENTS.items()}
+        network = Network(*content.pop("network"))
+        del content["format"]
+        return cls(model=model, network=network, **content)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Status, eq. 22 per round, kernels in use, rejections, losses, classes held, kernels on the floor."""
+        return {
+            "status": self.status,
+            "objectives": self.objectives,
+            "alpha": self.alpha,
+            "num_kernels": self.num_kernels,
+            "rejections": self.rejections,
+            "losses": self.losses,
+            "held": self.held,
+            "floored": self.floored.nonzero().flatten().tolist(),
+            "restarts": self.restarts.tolist(),
+        }
+
+    def summary(self) -> None:
+        """Print one line per kernel: its share of the data, its overlap, and its classes."""
+        print(f"{self.status}; alpha = {self.alpha:.4g}; eq. 22: {self.objectives[-1]:.4f} nats")  # noqa: T201
+        print(f"{'kernel':>6} {'data':>9} {'delta':>9}  P(class | kernel)")  # noqa: T201
+        for j in range(self.mixing.shape[-1]):
+            shares = " ".join(f"{p:.3f}" for p in self.purity[j].tolist())
+            print(f"{j:6d} {float(self.counts[:, j].sum()):9.1f} {float(self.overlap[j]):9.4f}  {shares}")  # noqa: T201

@@ -1,0 +1,192 @@
+"""Rounds of the network's updates over a batch of rows, and what happened on the way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from pyro_evidence.iterate import Status
+from pyro_evidence.prbf.densities import Network, Point, evaluate, moved
+from pyro_evidence.prbf.updates import Update, numerators, plain
+
+LOST = 1e-6  # share of the data below which a kernel counts as lost
+REJECTED = 1e-8  # mixing below which a class counts as gone from a kernel
+
+Lost = Callable[[Point, Tensor, int], Point]  # (point, lost kernels (B, M), round) -> point
+
+
+def keep_lost_kernels(point: Point, lost: Tensor, step: int) -> Point:
+    """Lost kernels stay where they are, and may come back."""
+    return point
+
+
+def prune(point: Point, lost: Tensor, step: int) -> Point:
+    """Lost kernels get mixing 0 for good."""
+    mixing = torch.where(lost.unsqueeze(1), 0.0, point.net.mixing)
+    return _with_mixing(point, mixing, point.net)
+
+
+@dataclass(frozen=True)
+class Reseed:
+    """Lost kernels begin again on a random datum, with the mean covariance of the others; eq. 22 may fall.
+
+    :ivar seed: of the choice.
+    :ivar last_round: after it they are kept.
+    """
+
+    seed: int = 0
+    last_round: int = 50
+
+    def __call__(self, point: Point, lost: Tensor, step: int) -> Point:
+        """The point with other kernels in place of the lost ones."""
+        if step > self.last_round:
+            return point
+        generator = torch.Generator().manual_seed(self.seed + step)
+        rows, kernels = lost.nonzero().unbind(-1)
+        net, dim = point.net, point.data.dim
+        data = torch.cat([b.features[..., 1 : dim + 1] for b in point.data.blocks], -2)
+        data = data if data.dim() == 3 else data.unsqueeze(0)
+        place = torch.randint(data.shape[-2], rows.shape, generator=generator).to(rows.device)
+        loc = net.loc.index_put((rows, kernels), data[rows if len(data) > 1 else torch.zeros_like(rows), place])
+        covariance = net.covariance.index_put((rows, kernels), net.covariance.mean(1)[rows])
+        mixing = torch.where(lost.unsqueeze(1), 1.0 / net.mixing.shape[-1], net.mixing)
+        return _with_mixing(point, mixing, Network(net.mixing, loc, covariance, net.class_prior))
+
+
+def _with_mixing(point: Point, mixing: Tensor, net: Network) -> Point:
+    mixing = mixing / mixing.sum(-1, keepdim=True)
+    return evaluate(point.data, Network(mixing, net.loc, net.covariance, net.class_prior), point.alpha, point.lag)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where all rows are, and what happened on the way."""
+
+    point: Point
+    update: Update
+    lost: Lost
+    paths: tuple[Tensor, ...]  # eq. 22 of each row after each round, (B,) each
+    moved: float
+    since: Tensor  # (B, K, M)  round after which a class is gone from a kernel; -1 where it is not
+    gone: Tensor  # (B, M)  kernels that the last round left without data
+    losses: tuple[tuple[int, int, int], ...] = ()  # (round, row, kernel)
+    held: tuple[tuple[int, int, int], ...] = ()  # (round, row, class) whose every kernel rejected it
+
+    @property
+    def objective(self) -> float:
+        """Eq. 22 of the best row, nats."""
+        return float(self.point.objective.max())
+
+    @property
+    def gradient_norm(self) -> float:
+        """How far the last round moved a mixing, or a centre in standard deviations."""
+        return self.moved
+
+    @property
+    def verdict(self) -> Status | None:
+        """A further step can always be made."""
+        return None
+
+
+def begin(point: Point, update: Update, lost: Lost) -> Progress:
+    """All rows after the warm-up that ``update`` asks for, in which :func:`plain` EM runs where ``alpha`` is not 0."""
+    if bool((point.alpha > 0).any()):
+        for _ in range(getattr(update, "warm_up", 0)):
+            point = _tried(plain, point)
+    since = torch.full_like(point.net.mixing, -1, dtype=torch.long)
+    return Progress(
+        point,
+        update,
+        lost,
+        (point.objective,),
+        torch.inf,
+        since,
+        point.alpha.new_zeros(point.net.mixing[:, 0].shape).bool(),
+    )
+
+
+def advance(now: Progress) -> Progress:
+    """One round; rows that would leave the finite numbers stay where they are.
+
+    :raises ArithmeticError: when that is all of them.
+    """
+    old, step = now.point, len(now.paths)
+    new = _updated(old, now.update)
+    gone = is_lost(new, old.net)
+    fresh = gone & ~now.gone
+    new = now.lost(new, gone, step) if bool(gone.any()) else new
+    broken = ~new.objective.isfinite()
+    if bool(broken.any()):
+        if bool(broken.all()):
+            raise ArithmeticError("the penalised log likelihood left the finite numbers; pass a larger floor.")
+        rows = broken.nonzero().squeeze(-1)
+        new = new.put(rows, old.rows(rows))
+    low = new.net.mixing <= REJECTED
+    since = torch.where(low, torch.where(now.since < 0, step, now.since), -1)
+    return replace(
+        now,
+        point=new,
+        paths=(*now.paths, new.objective),
+        moved=float(moved(old.net, new.net).max()),
+        since=since,
+        gone=gone,
+        losses=now.losses + events(step, fresh),
+        held=now.held if old.lag is None else now.held + events(step, vanishing(old, old.lag)),
+    )
+
+
+def events(step: int, which: Tensor) -> tuple[tuple[int, int, int], ...]:
+    """What happened in a round: round, row and column of each True of ``which``."""
+    return tuple((step, b, j) for b, j in which.nonzero().tolist())
+
+
+def _updated(point: Point, update: Update) -> Point:
+    """``update`` where there is something to regularise, plain EM where ``alpha`` is 0."""
+    none = point.alpha == 0
+    if not bool(none.any()):
+        return _tried(update, point)
+    if bool(none.all()):
+        return _tried(plain, point)
+    rows = none.nonzero().squeeze(-1)
+    return _tried(update, point).put(rows, _tried(plain, point.rows(rows)))
+
+
+def _tried(update: Update, point: Point) -> Point:
+    """The next point.
+
+    :raises ArithmeticError: when a covariance matrix has become singular, which a floor above 0 prevents.
+    """
+    try:
+        return update(point)
+    except LinAlgError as error:
+        raise ArithmeticError(f"a covariance became singular; pass a larger floor, as Full(1e-6). {error}") from error
+
+
+def is_lost(point: Point, before: Network) -> Tensor:
+    """Kernels that were in use before the round, and that hardly any datum belongs to now, shape ``(B, M)``."""
+    few = point.counts.sum(1) < LOST * point.data.num_data.reshape(-1, 1)
+    return few & (before.mixing > 0).any(1)
+
+
+def rounds(point: Point, update: Update, num_steps: int, lost: Lost = keep_lost_kernels) -> Progress:
+    """A fixed number of rounds from ``point``, after the warm-up."""
+    now = begin(point, update, lost)
+    for _ in range(num_steps):
+        now = advance(now)
+    return now
+
+
+def effective(alpha: Tensor, net: Network) -> Tensor:
+    """``alpha``, but 0 where no two classes share a kernel: the penalty is zero at every stationary point then."""
+    shared = ((net.mixing > 0).sum(1) > 1).any(-1)
+    return torch.where(shared, alpha, 0.0)
+
+
+def vanishing(point: Point, distance: Tensor) -> Tensor:
+    """Classes that eq. 29 would leave no kernel, as none of their numerators is positive; shape ``(B, K)``.
+
+    :param distance: squared distances for eq. 29, shape ``(B, K, M)``; a single kernel stays whatever they are.
+    """
+    return (numerators(point, distance) <= 0).all(-1) & (distance.shape[-1] > 1)

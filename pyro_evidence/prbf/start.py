@@ -1,0 +1,249 @@
+"""Where the probabilistic RBF network begins."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.covariances import Covariance
+from pyro_evidence.prbf.densities import Network, column_variance
+from pyro_evidence.settings import check_count
+
+
+@dataclass(frozen=True)
+class Training:
+    """Inputs, labels and the sizes of a network."""
+
+    X: Tensor  # (N, D)
+    labels: Tensor  # (N,) int64, -1 where unknown
+    kind: Covariance
+    allowed: Tensor  # (K, M) bool
+
+    @property
+    def class_prior(self) -> Tensor:
+        """Shares of the labelled data, eq. 20, shape ``(K,)``."""
+        counts = torch.bincount(self.labels[self.labels >= 0], minlength=len(self.allowed)).to(self.X)
+        return counts / counts.sum()
+
+    @property
+    def mixing(self) -> Tensor:
+        """Equal shares of the kernels that a class may use, shape ``(K, M)``."""
+        return self.allowed.to(self.X) / self.allowed.sum(-1, keepdim=True)
+
+    @property
+    def usable(self) -> Tensor:
+        """Whether a datum may belong to a kernel, shape ``(N, M)``."""
+        table = torch.cat([self.allowed, self.allowed.any(0, keepdim=True)])  # the last row is for unlabelled data
+        return table[self.labels]
+
+
+class Start(Protocol):
+    """Makes one network for each restart."""
+
+    def __call__(self, training: Training) -> Network:
+        """All restarts as one batch."""
+
+
+@dataclass(frozen=True)
+class RandomPoints:
+    """Centres on random data, the covariance of all data for every kernel, equal mixing.
+
+    :ivar restarts: number of starts, run as one batch; the best by eq. 22 is kept.
+    :ivar seed: of the choice; the first restarts of many are those of few.
+    """
+
+    restarts: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse no restarts."""
+        check_count("restarts", self.restarts)
+
+    def __call__(self, training: Training) -> Network:
+        """All restarts.
+
+        :raises BadInput: when there are fewer data than kernels.
+        """
+        usable = training.usable
+        M = usable.shape[-1]
+        generator = torch.Generator().manual_seed(self.seed)
+        centres = [training.X[_distinct(usable, generator)] for _ in range(self.restarts)]
+        return _network(
+            training,
+            torch.stack(centres),
+            _covariance(training).expand(self.restarts, M, *[-1] * training.kind.event_dim),
+        )
+
+
+def _distinct(usable: Tensor, generator: torch.Generator) -> Tensor:
+    """A datum for each kernel, none twice, shape ``(M,)``."""
+    order = torch.randperm(len(usable), generator=generator).to(usable.device)
+    place = torch.zeros(usable.shape[-1], dtype=torch.long, device=usable.device)
+    patterns, group = usable.unique(dim=1, return_inverse=True)
+    for g in range(patterns.shape[1]):
+        kernels, candidates = (group == g).nonzero().squeeze(-1), order[patterns[order, g]]
+        if len(candidates) < len(kernels):
+            raise BadInput(
+                f"{len(kernels)} kernels have only {len(candidates)} data to begin on; expected at least as many data "
+                f"as kernels, in each class where classes have kernels of their own. Ask for fewer kernels."
+            )
+        place[kernels] = candidates[: len(kernels)]
+    return place
+
+
+def _covariance(training: Training) -> Tensor:
+    """Of all data, in the shape of the kind; a constant input counts as the mean of the others."""
+    centred = training.X - training.X.mean(0)
+    matrix = centred.mT @ centred / len(centred)
+    matrix = matrix.diagonal_scatter(column_variance(training.X))
+    return training.kind.floored(training.kind.restricted(matrix), training.kind.floor * column_variance(training.X))
+
+
+def _network(training: Training, loc: Tensor, covariance: Tensor) -> Network:
+    rows = len(loc)
+    mixing = training.mixing.expand(rows, -1, -1).contiguous()
+    return Network(mixing, loc, covariance.contiguous(), training.class_prior.expand(rows, -1).contiguous())
+
+
+@dataclass(frozen=True)
+class KMeans:
+    """Centres and covariances of the clusters that Lloyd's algorithm finds; equal mixing.
+
+    It begins on data that are far from each other: greedy k-means++, Arthur and Vassilvitskii (2007).
+
+    :ivar restarts: number of starts.
+    :ivar seed: of the data to begin with.
+    :ivar num_steps: rounds of Lloyd's algorithm.
+    """
+
+    restarts: int = 1
+    seed: int = 0
+    num_steps: int = 50
+
+    def __post_init__(self) -> None:
+        """Refuse no restarts."""
+        check_count("restarts", self.restarts)
+
+    def __call__(self, training: Training) -> Network:
+        """All restarts.
+
+        :raises BadInput: when there are fewer data than kernels.
+        """
+        begun = RandomPoints(self.restarts, self.seed)(training)
+        features = training.kind.features(training.X)
+        forbidden = torch.where(training.usable, 0.0, torch.inf).to(training.X)
+        generator = torch.Generator().manual_seed(self.seed)
+        loc = torch.stack([training.X[_spread(training, generator)] for _ in range(self.restarts)])
+        for _ in range(self.num_steps):
+            moments = _assigned(features, loc, forbidden)
+            counts = moments[..., :1]
+            mean = moments[..., 1 : loc.shape[-1] + 1] / torch.where(counts > 0, counts, 1.0)
+            before, loc = loc, torch.where(counts > 0, mean, loc)
+            if torch.equal(before, loc):
+                break
+        moments = _assigned(features, loc, forbidden)
+        several = moments[..., 0] > 1.5  # the covariance of a single datum is zero
+        shape = (*several.shape, *[1] * training.kind.event_dim)
+        counts = torch.where(several, moments[..., 0], 1.0).reshape(shape)
+        own = torch.where(several.reshape(shape), training.kind.scatter(moments, loc) / counts, begun.covariance)
+        return _network(training, loc, training.kind.floored(own, training.kind.floor * column_variance(training.X)))
+
+
+def _spread(training: Training, generator: torch.Generator) -> Tensor:
+    """A datum for each kernel, far from those of the kernels before it, shape ``(M,)``."""
+    usable, place = training.usable, []
+    near = torch.full(usable.shape, torch.inf, dtype=training.X.dtype, device=usable.device)  # squared distances
+    for j in range(usable.shape[-1]):
+        rivals = (usable == usable[:, j : j + 1]).all(0)  # kernels of the same classes
+        weight = torch.where(usable[:, j], near[:, j], 0.0)
+        weight = torch.where(weight.isinf() | (weight.sum() == 0), usable[:, j].to(weight), weight)
+        tried = torch.multinomial(weight.cpu(), 2 + usable.shape[-1].bit_length(), True, generator=generator)
+        squares = (training.X - training.X[tried].unsqueeze(1)).square().sum(-1)  # (tried, N)
+        left = torch.minimum(squares, near[:, j])
+        best = int(torch.where(usable[:, j], left, 0.0).sum(-1).argmin())
+        near = torch.where(rivals, left[best].unsqueeze(-1), near)
+        place.append(int(tried[best]))
+    return torch.tensor(place, device=usable.device)
+
+
+def _assigned(features: Tensor, loc: Tensor, forbidden: Tensor) -> Tensor:
+    """Sums of the features over the data that are closest to each centre, shape ``(R, M, P)``."""
+    dim = loc.shape[-1]
+    squares = loc.square().sum(-1).unsqueeze(-2) - 2.0 * features[:, 1 : dim + 1] @ loc.mT + forbidden
+    nearest = torch.nn.functional.one_hot(squares.argmin(-1), loc.shape[1]).to(features)
+    return nearest.mT @ features
+
+
+@dataclass(frozen=True)
+class DataCovariance:
+    """The centres of another start, with the covariance of all data for every kernel and equal mixing.
+
+    :ivar start: where the centres come from, as ``KMeans()``.
+    """
+
+    start: Start
+
+    def __call__(self, training: Training) -> Network:
+        """All restarts."""
+        net = self.start(training)
+        return _network(training, net.loc, _covariance(training).expand_as(net.covariance))
+
+
+@dataclass(frozen=True, eq=False)
+class StartFrom:
+    """A start of the caller's own, in the units of the data.
+
+    :ivar loc: centres, shape ``(M, D)``, or ``(R, M, D)`` for several starts.
+    :ivar covariance: in the shape of the kind, ``(M, 1)``, ``(M, D)`` or ``(M, D, D)``, with or without starts in
+        front; None for the covariance of all data.
+    :ivar mixing: shape ``(K, M)`` or ``(R, K, M)``, rows adding up to 1; None for equal shares.
+    """
+
+    loc: Tensor
+    covariance: Tensor | None = None
+    mixing: Tensor | None = None
+
+    def __call__(self, training: Training) -> Network:
+        """All starts.
+
+        :raises BadInput: on shapes that do not fit the model.
+        """
+        K, M = training.allowed.shape
+        dim, event = training.X.shape[-1], training.kind.event_dim
+        loc = self._part("loc", self.loc, training, (M, dim))
+        loc = loc if loc.dim() == 3 else loc.unsqueeze(0)
+        shape, given = _covariance(training).shape, self.covariance
+        covariance = _covariance(training).expand(M, *shape) if given is None else given
+        covariance = self._part("covariance", covariance, training, (M, *shape))
+        mixing = self._part("mixing", training.mixing if self.mixing is None else self.mixing, training, (K, M))
+        self._check(mixing, covariance, training)
+        rows = len(loc)
+        wide = covariance.expand(rows, M, *[-1] * event)
+        prior = training.class_prior.expand(rows, -1).contiguous()
+        return Network(mixing.expand(rows, K, M).contiguous(), loc, wide.contiguous(), prior)
+
+    def _part(self, name: str, value: Tensor, training: Training, shape: tuple[int, ...]) -> Tensor:
+        """One of the three, of the right shape at its end, finite, like the inputs."""
+        if not isinstance(value, Tensor):
+            raise BadInput(
+                f"StartFrom({name}=...) is a {type(value).__name__}; expected a tensor ending in shape {shape}."
+            )
+        if tuple(value.shape[-len(shape) :]) != shape:
+            raise BadInput(f"StartFrom({name}=...) has shape {tuple(value.shape)}; expected {shape} at its end.")
+        if not bool(value.isfinite().all()):
+            raise BadInput(f"StartFrom({name}=...) has elements that are not finite; expected numbers.")
+        return value.detach().to(training.X)
+
+    def _check(self, mixing: Tensor, covariance: Tensor, training: Training) -> None:
+        whole = ((mixing.sum(-1) - 1.0).abs() < 1e-5).all() & (mixing >= 0).all()
+        if not bool(whole) or bool((mixing * ~training.allowed != 0).any()):
+            raise BadInput(
+                "StartFrom(mixing=...) has rows that are not proportions, or uses a kernel of another class; expected "
+                "numbers of at least 0, rows adding up to 1."
+            )
+        if bool((torch.linalg.eigvalsh(training.kind.matrix(covariance, training.X.shape[-1])) <= 0).any()):
+            raise BadInput(
+                "StartFrom(covariance=...) is not positive; expected variances, or positive definite matrices."
+            )

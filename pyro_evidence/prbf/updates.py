@@ -1,0 +1,300 @@
+r"""Updates of the probabilistic RBF network: plain EM, the published one, the exact M-step, ascent on eq. 22.
+
+Each is a function of a :class:`~pyro_evidence.prbf.densities.Point` that returns the next one.
+Constantinopoulos, Titsias and Likas (2001), eqs. 6 to 8 and 27 to 31.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.models.covariances import quadratic
+from pyro_evidence.prbf.densities import Network, Point, between_classes, evaluate, parts_of, tilted
+
+SLOWEST = 0.1  # a mixing falls at most to this share of itself in one step, so it never becomes zero or negative
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Derivatives of eq. 22 in each parameter, and the steps that are EM's where ``alpha`` is 0."""
+
+    gradient: Network
+    step: Network
+
+    @property
+    def gain(self) -> Tensor:
+        """Derivative of eq. 22 along the step, not negative, shape ``(B,)``."""
+        pairs = zip(parts_of(self.gradient), parts_of(self.step), strict=True)
+        return torch.stack([(a * b).flatten(1).sum(-1) for a, b in pairs]).sum(0)
+
+
+def slopes(point: Point) -> Slopes:
+    r"""The exact gradient of eq. 22 and a step uphill.
+
+    The subkernel means move with the parameters; :func:`~pyro_evidence.prbf.densities.tilted` responsibilities carry
+    that, so that the gradient is that of an expected log likelihood plus the explicit part of the penalty.  The steps
+    of centres and covariances are gradients times a positive matrix; that of the mixing is positively correlated with
+    its gradient.  The gradient in the class prior is zero where it is held.
+    """
+    net, kind, dim = point.net, point.kind, point.data.dim
+    tail = (-1, 1, *[1] * kind.event_dim)
+    moments = tilted(point)
+    shares, total = moments[..., 0] + correction(point, point.distance), moments.sum(1)
+    weight = 0.25 * point.alpha
+    draw = (net.ownership.unsqueeze(-1) * point.offset).sum(1)
+    pull = total[..., 1 : dim + 1] - total[..., :1] * net.loc - weight[:, None, None] * draw
+    mass = total[..., 0].reshape(*total.shape[:2], *[1] * kind.event_dim)
+    excess = kind.scatter(total, net.loc) - mass * net.covariance + weight.reshape(tail) * between_classes(point)
+    rate = torch.where(net.mixing > 0, shares / torch.where(net.mixing > 0, net.mixing, 1.0), 0.0)
+    prior, prior_step = _prior(point, shares)
+    gradient = Network(rate, kind.solve(net.covariance, pull), kind.slope(net.covariance, excess, dim), prior)
+    loc, covariance = _damped(point, pull, excess)
+    return Slopes(gradient, Network(_shifted(net.mixing, rate, point.counts.sum(-1)), loc, covariance, prior_step))
+
+
+def _damped(point: Point, pull: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
+    """Steps of centres and covariances; none for a kernel without data."""
+    mass = point.counts.sum(1)
+    full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
+    rate = torch.where(full, 1.0 / (mass + 0.25 * point.alpha.unsqueeze(-1)).where(full, 1.0), 0.0)
+    return rate.unsqueeze(-1) * pull, rate.reshape(*rate.shape, *[1] * point.kind.event_dim) * excess
+
+
+def _shifted(share: Tensor, rate: Tensor, total: Tensor) -> Tensor:
+    """Step of proportions towards those with the larger derivative, shape as ``share``."""
+    target = share * torch.maximum(rate, SLOWEST * total.unsqueeze(-1))
+    return target / target.sum(-1, keepdim=True) - share
+
+
+def _prior(point: Point, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivative in the class prior and its step; zero without unlabelled data."""
+    prior = point.net.class_prior
+    if point.data.unlabelled is None:
+        return torch.zeros_like(prior), torch.zeros_like(prior)
+    rate = shares.sum(-1) / prior
+    return rate, _shifted(prior, rate, point.counts.sum((-1, -2)))
+
+
+def stepped(point: Point, step: Network, size: Tensor) -> Network:
+    """The network ``size`` of the way along a step, covariances about the new centres and above the floor."""
+    net, kind = point.net, point.kind
+    t = size[:, None, None]
+    covariance = net.covariance + t.reshape(-1, 1, *[1] * kind.event_dim) * step.covariance - kind.outer(t * step.loc)
+    covariance = kind.floored(kind.guarded(covariance, net.covariance), point.data.unit)
+    return Network(
+        net.mixing + t * step.mixing,
+        net.loc + t * step.loc,
+        covariance,
+        net.class_prior + size[:, None] * step.class_prior,
+    )
+
+
+def climb(point: Point, num_halvings: int = 20) -> Point:
+    """One step uphill in every row, halved until eq. 22 rises; a row that is at its top stays there."""
+    found = slopes(point)
+    rising = found.gain > 1e-14 * (1.0 + point.objective.abs())
+    waiting, size = rising.nonzero().squeeze(-1), 1.0
+    for _ in range(num_halvings):
+        if not len(waiting):
+            break
+        whole = len(waiting) == len(rising)
+        here, step = (point, found.step) if whole else (point.rows(waiting), found.step.rows(waiting))
+        trial = evaluate(here.data, stepped(here, step, torch.full_like(here.alpha, size)), here.alpha)
+        better = trial.objective > here.objective
+        if whole and bool(better.all()):
+            return trial
+        chosen = better.nonzero().squeeze(-1)
+        point = point.put(waiting[chosen], trial.rows(chosen))
+        waiting, size = waiting[~better], 0.5 * size
+    return point
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """Steps uphill on eq. 22, each halved until it rises: monotone.
+
+    :ivar warm_up: rounds of plain EM before; from random centres the ascent would find worse optima.
+    """
+
+    warm_up: int = 50
+
+    def __call__(self, point: Point) -> Point:
+        """The next point."""
+        return climb(point)
+
+
+Update = Callable[[Point], Point]
+
+EMPTY = 1e-10  # share of the data below which a kernel keeps its place: its mean would be a quotient of rounding
+
+
+def plain(point: Point) -> Point:
+    """EM without regularisation, eqs. 6 to 8; the likelihood never falls."""
+    return evaluate(point.data, _estimated(point, torch.zeros_like(point.alpha)), point.alpha)
+
+
+def _estimated(point: Point, alpha: Tensor) -> Network:
+    """Centres by eq. 27, covariances by eq. 28, mixing by eq. 8."""
+    net, mass = point.net, point.counts.sum(1)
+    full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
+    loc = _centres(point, alpha, full)
+    scatter = point.kind.scatter(point.moments.sum(1), loc)
+    covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
+    return Network(_normalised(point.counts, net.mixing), loc, covariance, class_prior(point))
+
+
+def _centres(point: Point, alpha: Tensor, full: Tensor) -> Tensor:
+    """Eq. 27: the mean of the data, drawn towards the subkernels' expected centre; shape ``(B, M, D)``."""
+    weight = 0.25 * alpha[:, None, None]
+    target = (point.net.ownership.unsqueeze(-1) * point.centres).sum(1)
+    sums = point.moments[..., 1 : point.data.dim + 1].sum(1) + weight * target
+    mass = point.counts.sum(1).unsqueeze(-1) + weight
+    return torch.where(full.unsqueeze(-1), sums / torch.where(full.unsqueeze(-1), mass, 1.0), point.net.loc)
+
+
+def _covariances(point: Point, scatter: Tensor, mass: Tensor, full: Tensor) -> Tensor:
+    """Scatter by mass, not below the floor; the old covariance where a kernel has no data."""
+    tail = [1] * point.kind.event_dim
+    shape = (*mass.shape, *tail)
+    found = torch.where(full.reshape(shape), scatter / mass.reshape(shape), point.net.covariance)
+    return point.kind.floored(found, point.data.unit)
+
+
+def class_prior(point: Point) -> Tensor:
+    """Eq. 20; with unlabelled rows their expected classes count too.  Shape ``(B, K)``."""
+    if point.data.unlabelled is None:
+        return point.net.class_prior
+    return point.counts.sum(-1) / point.counts.sum((-1, -2)).unsqueeze(-1)
+
+
+def _normalised(numerators: Tensor, old: Tensor) -> Tensor:
+    """Numerators over their sum in each class; the old mixing of a class that has none."""
+    total = numerators.sum(-1, keepdim=True)
+    return torch.where(total > 0, numerators / torch.where(total > 0, total, 1.0), old)
+
+
+def clamped_mixing(numerators: Tensor, old: Tensor) -> Tensor:
+    """Mixing from the numerators of eq. 29: negative ones are set to zero *before* the sum is taken.
+
+    The published order, ratio first, can turn the most rejected kernel into the heaviest one: numerators 0.84 and
+    -45.7 have a negative sum.  A class whose numerators are all negative keeps its old mixing.
+
+    :param numerators: shape ``(..., K, M)``.
+    """
+    return _normalised(numerators.clamp(min=0.0), old)  # a share of data is not negative
+
+
+def numerators(point: Point, distance: Tensor) -> Tensor:
+    """Numerators of eq. 29 for given squared distances, shape ``(B, K, M)``; the correction sums to zero, eq. 31."""
+    return point.counts + correction(point, distance)
+
+
+def correction(point: Point, distance: Tensor) -> Tensor:
+    """``alpha / 8 P_jk (sum_l P_jl d_jl - d_jk)``, eq. 29: sums to zero over classes, shape ``(B, K, M)``."""
+    P = point.net.ownership
+    mean = (P * distance).sum(1, keepdim=True)
+    return 0.125 * point.alpha[:, None, None] * P * (mean - distance)
+
+
+def as_published(point: Point) -> Point:
+    """Eqs. 27 to 31 with the published time indices, and the clamp done safely (:func:`clamped_mixing`).
+
+    This is neither an M-step nor ascent: eq. 22 falls in about one round of six.  Its clamp rejects classes for good
+    and makes most of the gain in error; probabilities become too sure.  The mixing looks at the distances of one
+    round before, which there are none of in the first round.
+    """
+    lag = torch.zeros_like(point.counts) if point.lag is None else point.lag
+    net = _estimated(point, point.alpha)
+    mixing = clamped_mixing(numerators(point, lag), point.net.mixing)
+    new = Network(mixing, net.loc, net.covariance, net.class_prior)
+    distance = quadratic(point.kind, net.covariance.unsqueeze(1), net.loc.unsqueeze(1) - point.centres)
+    return evaluate(point.data, new, point.alpha, distance)
+
+
+def exact(point: Point) -> Point:
+    """The exact M-step of eq. 26 at held subkernels, with the new covariance in the penalty; nothing is clamped.
+
+    Centres by eq. 27; covariances with the scatter of the subkernels' centres, weight ``alpha / 4``; mixing
+    ``R_jk / (lambda_k + g_jk)``, whose ``lambda_k`` is the root of a function of one number.  Not ascent on eq. 22,
+    where the subkernels move too; a kernel with far fewer data than ``alpha / 4`` may grow without bound.
+    """
+    net, mass = point.net, point.counts.sum(1)
+    full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
+    loc = _centres(point, point.alpha, full)
+    moved = replace(point, net=Network(net.mixing, loc, net.covariance, net.class_prior))  # subkernels are held
+    tail = (-1, 1, *[1] * point.kind.event_dim)
+    scatter = point.kind.scatter(point.moments.sum(1), loc) + 0.25 * point.alpha.reshape(tail) * between_classes(moved)
+    covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
+    distance = quadratic(point.kind, covariance.unsqueeze(1), moved.offset)
+    mixing = exact_mixing(point, distance)
+    return evaluate(point.data, Network(mixing, loc, covariance, class_prior(point)), point.alpha)
+
+
+def exact_mixing(point: Point, distance: Tensor, num_rounds: int = 50) -> Tensor:
+    """Mixing that maximises eq. 26 at given distances, shape ``(B, K, M)``; positive wherever it was.
+
+    Rounds of the stationary equation, each shortened until eq. 26 does not fall.
+    """
+    mixing, height = point.net.mixing, expected(point, point.net.mixing, distance)
+    for _ in range(num_rounds):
+        before, target = mixing, stationary_mixing(point, mixing, distance)
+        mixing, height = _uphill(point, mixing, height, target, distance)
+        if float((mixing - before).abs().max()) < 1e-13:
+            break
+    return mixing
+
+
+def _uphill(point: Point, mixing: Tensor, height: Tensor, target: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+    """The way to ``target``, halved in each row until eq. 26 does not fall, and eq. 26 there.
+
+    :param height: eq. 26 at ``mixing``, shape ``(B,)``.
+    """
+    step = torch.ones_like(height)
+    for _ in range(30):
+        trial = mixing + step[:, None, None] * (target - mixing)
+        found = expected(point, trial, distance)
+        worse = ~(found >= height - 1e-13 * height.abs())
+        if not bool(worse.any()):
+            break
+        step = torch.where(worse, 0.5 * step, step)
+    return torch.where(worse[:, None, None], mixing, trial), torch.where(worse, height, found)
+
+
+def expected(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
+    """The part of eq. 26 that depends on the mixing, nats, shape ``(B,)``."""
+    P = Network(mixing, point.net.loc, point.net.covariance, point.net.class_prior).ownership
+    return (torch.xlogy(point.counts, mixing) - 0.125 * point.alpha[:, None, None] * P * distance).sum((-1, -2))
+
+
+def stationary_mixing(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
+    """``R_jk / (lambda_k + g_jk)`` with ``lambda_k`` such that each class sums to 1, shape ``(B, K, M)``."""
+    net = Network(mixing, point.net.loc, point.net.covariance, point.net.class_prior)
+    use = (mixing * net.class_prior.unsqueeze(-1)).sum(1, keepdim=True)
+    mean = (net.ownership * distance).sum(1, keepdim=True)
+    share = torch.where(use > 0, net.class_prior.unsqueeze(-1) / torch.where(use > 0, use, 1.0), 0.0)
+    g = 0.125 * point.alpha[:, None, None] * share * (distance - mean)
+    return shares(point.counts, g, mixing)
+
+
+def shares(R: Tensor, g: Tensor, old: Tensor, num_rounds: int = 60) -> Tensor:
+    """``R_j / (lambda + g_j)`` with the one ``lambda`` above all ``-g_j`` at which they sum to 1, shape ``(..., M)``.
+
+    Newton's method on the reciprocal of the sum, which is concave: monotone from the left end.  Everything is
+    measured from the pole, so that nothing cancels.
+
+    :param R: not negative, shape ``(..., M)``.
+    :param old: what to return where all ``R`` are zero.
+    """
+    used = R > 0
+    above = torch.where(used, g - torch.where(used, g, torch.inf).amin(-1, keepdim=True), 1.0)  # from the pole
+    root = torch.where(used, R - above, 0.0).amax(-1, keepdim=True)
+    for _ in range(num_rounds):
+        below = torch.where(used, root + above, 1.0)
+        total = (R / below).sum(-1, keepdim=True)
+        step = (total - 1.0) * total / (R / below.square()).sum(-1, keepdim=True)
+        root = torch.where(used.any(-1, keepdim=True), root + step, 1.0)
+        if bool((step <= 1e-15 * root.abs()).all()):
+            break
+    return _normalised(R / torch.where(used, root + above, 1.0), old)

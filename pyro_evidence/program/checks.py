@@ -1,0 +1,357 @@
+"""What a model and its data must satisfy before anything is fitted; every refusal is a letter."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributions import biject_to
+
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.numerics.coordinates import Coordinates, is_identity
+from pyro_evidence.program.failed_run import bad_entries, describe
+from pyro_evidence.program.sites import Node, Trace, is_discrete, is_empty, is_observation, is_plate, sample_nodes
+
+
+class Joint(Protocol):
+    """What the checks need of a log joint density."""
+
+    latents: Coordinates
+    hypers: Coordinates
+    hyper_sites: tuple[str, ...]
+    discrete: tuple[str, ...]
+    observed: tuple[str, ...]
+    initial_theta: Tensor
+    dtype: torch.dtype
+
+    def trace(self, u: Tensor, theta: Tensor) -> Trace:
+        """The model run at one point."""
+
+    def density(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Tensor:
+        """The log density at constrained values."""
+
+    def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
+        """The log prior of the maximised sites."""
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call
+
+
+def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what no engine can integrate.
+
+    :param trace: of a plain run, log probabilities computed.
+    :raises UnsupportedModel: subsampled plate, no latent, no continuous latent, unsummable discrete latent.
+    :raises BadInput: no observation, empty data, shapes or dtypes that do not fit.
+    """
+    _check_plates(trace)
+    nodes = sample_nodes(trace)
+    latent = {n: s for n, s in nodes.items() if not s["is_observed"]}
+    _check_observations({n: s for n, s in nodes.items() if is_observation(s)}, args, kwargs)
+    _check_latents(latent)
+    for name, node in nodes.items():
+        _check_shape(name, node, has_discrete=any(is_discrete(s) for s in latent.values()))
+    _check_dtypes({n: s for n, s in latent.items() if not is_discrete(s)}, nodes)
+
+
+def _check_plates(trace: Trace) -> None:
+    for name, node in trace.nodes.items():
+        if node["type"] == "sample" and is_plate(node) and len(node["value"]) < node["fn"].size:
+            raise UnsupportedModel(
+                f"plate '{name}' subsamples {len(node['value'])} of {node['fn'].size}; expected the whole "
+                f"data, because an evidence is not an average over minibatches. Drop subsample_size."
+            )
+
+
+def _check_observations(observed: Mapping[str, Node], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    if not observed:
+        raise BadInput(
+            f"the model has no observed site; expected at least one pyro.sample(..., obs=data) or "
+            f"pyro.factor. Pass the data to run(...), or use poutine.condition. "
+            f"Arguments: {describe(args, kwargs)}."
+        )
+    for name, node in observed.items():
+        if is_empty(node):
+            shape = tuple(node["value"].shape)
+            raise BadInput(
+                f"site '{name}' observes no data, shape {shape}. Expected at least one datum. "
+                f"Arguments: {describe(args, kwargs)}."
+            )
+
+
+def _check_latents(latent: Mapping[str, Node]) -> None:
+    if not latent:
+        raise UnsupportedModel(
+            "the model has no latent site, so there is nothing to integrate and the log evidence is the log "
+            "likelihood itself. Give a weight a prior with pyro.sample."
+        )
+    discrete = {n: s for n, s in latent.items() if is_discrete(s)}
+    for name, node in discrete.items():
+        if not node["fn"].has_enumerate_support:
+            raise UnsupportedModel(
+                f"site '{name}' is a discrete latent, {type(node['fn']).__name__}, without finite support; "
+                f"it cannot be summed out. Truncate it (Categorical), or marginalise it by hand."
+            )
+    if len(discrete) == len(latent):
+        raise UnsupportedModel(
+            f"the model has only discrete latents ({', '.join(discrete)}): their sum is exact and leaves "
+            f"nothing for Laplace's approximation. Give the parameters that you hold fixed a prior."
+        )
+
+
+def _check_event(name: str, node: Node) -> None:
+    """Refuse data whose columns Pyro would repeat until there are as many as the distribution has."""
+    given, event = tuple(torch.as_tensor(node["value"]).shape), tuple(node["fn"].event_shape)
+    own = given[max(0, len(given) - len(event)) :]
+    if len(own) < len(event) or any(e not in (g, 1) for g, e in zip(own, event, strict=True)):
+        raise BadInput(
+            f"site '{name}' has data of shape {given}; expected (..., {', '.join(map(str, event))}), because one datum "
+            f"of its distribution has shape {event}. Pass the same columns as for the fit, in the same order."
+        )
+
+
+def _check_pairs(name: str, node: Node, batch: torch.Size) -> None:
+    """Refuse an outer product of data and parameters of the shape ``batch``."""
+    value = torch.as_tensor(node["value"]).shape
+    data = value[: len(value) - node["fn"].event_dim]
+    shape = torch.broadcast_shapes(batch, data)
+    if shape not in (batch, data):
+        raise BadInput(
+            f"site '{name}': values of shape {tuple(data)} and parameters of shape {tuple(batch)} do not "
+            f"match one by one, they broadcast to {tuple(shape)}. Expected equal shapes, such as (N,) and "
+            f"(N,): squeeze the data or the predictor."
+        )
+
+
+def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
+    """Refuse an accidental outer product of data and parameters, and axes that a discrete site might take."""
+    if "log_prob" not in node:
+        return
+    shape = node["log_prob"].shape
+    _check_event(name, node)
+    _check_pairs(name, node, node["fn"].batch_shape)
+    plates = {f.dim for f in node["cond_indep_stack"] if f.vectorized}
+    loose = [d for d in range(-len(shape), 0) if shape[d] > 1 and d not in plates]
+    if has_discrete and loose:
+        raise UnsupportedModel(
+            f"site '{name}', batch shape {tuple(shape)}: no plate declares axis {loose[-1]}, size "
+            f"{shape[loose[-1]]}, which a discrete site of this model could then take for its own. Put the "
+            f"site into a pyro.plate, or call .to_event({len(shape)})."
+        )
+
+
+def _check_dtypes(latent: Mapping[str, Node], nodes: Mapping[str, Node]) -> None:
+    """Refuse single precision latents under double precision data, where derivatives would be noise."""
+    dtypes = {n: s["value"].dtype for n, s in latent.items()}
+    results = {n: s["log_prob"].dtype for n, s in nodes.items() if n in latent or is_observation(s)}
+    if len(set(dtypes.values())) > 1 or (torch.float32 in dtypes.values() and torch.float64 in results.values()):
+        double = [n for n, dtype in (results | dtypes).items() if dtype == torch.float64]
+        single = [n for n, dtype in dtypes.items() if dtype != torch.float64]
+        raise BadInput(
+            f"float32 and float64 are mixed: latent {', '.join(single)} are single precision, "
+            f"{', '.join(double)} double. Expected one dtype: torch.set_default_dtype(torch.float64) before "
+            f"the model is built, or data.float()."
+        )
+
+
+def check_supports(before: Mapping[str, Node], after: Mapping[str, Node]) -> None:
+    """Refuse latents whose support moves with other sites or with hyperparameters.
+
+    :param before: the latent nodes of one run.
+    :param after: those of another, at other values.
+    :raises UnsupportedModel: with the site and its support at both.
+    """
+    for name, node in before.items():
+        supports = node["fn"].support, after[name]["fn"].support
+        images = [_image(support, node["value"]) for support in supports]
+        if not torch.equal(*images):
+            raise UnsupportedModel(
+                f"site '{name}' has support {supports[0]} at one point and {supports[1]} at another: it "
+                f"depends on another site or on a hyperparameter. Expected a fixed support, because the "
+                f"change of variables is fixed (in NUTS too, which would be silently wrong). Draw a site on "
+                f"a fixed support and transform it, for example x = bound * pyro.sample('{name}', Uniform(0, "
+                f"1))."
+            )
+
+
+def _image(support: Any, like: Tensor) -> Tensor:
+    """What the support's transform makes of 1."""
+    transform = biject_to(support)
+    if is_identity(transform):
+        return like.new_zeros(())
+    shape = torch.Size(transform.inverse_shape(like.shape))
+    return transform(torch.ones(shape, dtype=like.dtype, device=like.device)).detach()
+
+
+def check_structure(trace: Trace, latent: Iterable[str], known: frozenset[str]) -> None:
+    """Refuse a run that has other latent sites, or other params, than the first run had.
+
+    :param latent: the latent sites of the first run.
+    :param known: those that may be left to chance in this run, and the params.
+    """
+    nodes = trace.nodes
+    gone = [n for n in latent if n not in nodes]
+    new = [
+        n
+        for n, s in nodes.items()
+        if n not in known
+        and (s["type"] == "param" or (s["type"] == "sample" and not s["is_observed"] and not is_plate(s)))
+    ]
+    if gone or new:
+        raise UnsupportedModel(
+            f"the model's sites change from run to run: {', '.join(f'{n!r}' for n in new + gone)} "
+            f"{'appeared' if new else 'vanished'} where the first run had them otherwise. Expected the same "
+            f"latent sites and params at every value; look for an if or a loop that depends on a sampled "
+            f"value."
+        )
+
+
+def check_module_parameters(names: Sequence[str]) -> None:
+    """Refuse networks registered by ``pyro.module`` where their weights were to be optimised.
+
+    :raises UnsupportedModel: with the parameters' names.
+    """
+    hidden = [n.replace("$$$", ".") for n in names if "$$$" in n]
+    if hidden:
+        raise UnsupportedModel(
+            f"pyro.module hides {', '.join(hidden)}: such weights can be neither integrated nor maximised by "
+            f"the evidence. Make the network a PyroModule with PyroSample priors, or pass hyper=() to hold "
+            f"them fixed."
+        )
+
+
+def check_dependence(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) -> None:
+    """Supports depend on nothing, the density on every param, and no hyperprior on what is integrated.
+
+    :param u: a point where the density is finite.
+    :param continuous: the continuous latent nodes of a plain run.
+    :raises UnsupportedModel: otherwise.
+    """
+    nodes = joint.trace(u, joint.initial_theta + 0.01).nodes
+    _check_data([n for n in joint.observed if n not in nodes])
+    check_supports(continuous, nodes)
+    if len(joint.hypers.names) > len(joint.hyper_sites):
+        _check_influence(joint, u)
+    if joint.hyper_sites:
+        _check_hyperprior(joint, u, continuous)
+
+
+def _check_data(gone: Sequence[str]) -> None:
+    if gone:
+        raise UnsupportedModel(
+            f"observed site(s) {', '.join(gone)} were there in the model's first run and then no more. Expected "
+            f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
+        )
+
+
+def _check_influence(joint: Joint, u: Tensor) -> None:
+    hypers = joint.hypers.constrained(joint.initial_theta.to(joint.dtype))
+    values = {n: v.detach().requires_grad_() for n, v in hypers.items()}
+    density = joint.density(joint.latents.constrained(u.to(joint.dtype)), values)
+    params = [n for n in values if n not in joint.hyper_sites]
+    idle = params
+    if density.requires_grad:
+        slopes = torch.autograd.grad(density, [values[n] for n in params], allow_unused=True)
+        idle = [n for n, slope in zip(params, slopes, strict=True) if slope is None]
+    if idle:
+        raise UnsupportedModel(
+            f"the log joint density does not depend on hyperparameter(s) {', '.join(idle)}, so nothing can "
+            f"be maximised over them. Expected tensors that the model computes with: look for float(...), "
+            f".item(), .detach() or torch.tensor(...) on them; declare a network's own nn.Parameter as "
+            f"PyroParam; or drop them, or pass hyper=() to hold them fixed."
+        )
+
+
+def _check_hyperprior(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) -> None:
+    u = u.clone().requires_grad_()
+    nodes = joint.trace(u, joint.initial_theta).nodes
+    if any(nodes[n]["fn"].batch_shape != continuous[n]["fn"].batch_shape for n in joint.hyper_sites):
+        raise _hyperprior_depends(joint.hyper_sites, ", ".join(joint.discrete))
+    prior = joint.log_hyperprior(joint.initial_theta, u)
+    slope = torch.autograd.grad(prior, u, allow_unused=True)[0] if prior.requires_grad else None
+    if slope is not None and bool((slope != 0).any()):
+        raise _hyperprior_depends(joint.hyper_sites, joint.latents.label(int(slope.abs().argmax())))
+
+
+def _hyperprior_depends(names: Sequence[str], other: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the prior of {', '.join(names)} depends on {other}, which is integrated: p(D | hyperparameters) is "
+        f"then not defined. Maximise that site too, or integrate both."
+    )
+
+
+def check_same(first: float, second: float) -> None:
+    """Refuse a density that is random.
+
+    :raises UnsupportedModel: when two values at one point differ.
+    """
+    if first != second:
+        raise UnsupportedModel(
+            f"the log joint density is not a fixed function: {first!r} and then {second!r} at the same "
+            f"point. Look for unnamed sampling (torch.randn, dist.Normal(...).sample()), dropout, or a "
+            f"subsampled plate; every random number must come from a named pyro.sample site."
+        )
+
+
+def not_finite(nodes: Mapping[str, Node], arguments: str) -> BadInput:
+    """The letter for a density without a finite value or gradient.
+
+    :param nodes: of a run at a point where that is so, log probabilities computed.
+    """
+    bad = [n for n, s in nodes.items() if not bool(torch.isfinite(s["log_prob_sum"]))]
+    values = {n: torch.as_tensor(nodes[n]["value"]) for n in bad}
+    sites = [f"{n} (shape {tuple(v.shape)}{bad_entries(v)})" for n, v in values.items()]
+    where = f"its value is not finite at site(s) {', '.join(sites)}" if bad else "its gradient is not finite"
+    return BadInput(
+        f"the log joint density has no finite value and gradient at any of 100 random starts; at the last, "
+        f"{where}. Arguments: {arguments}. Remove rows with nan or inf (a mask hides their value, not their "
+        f"gradient: put any number of the support there), and check that the data lie in the support of "
+        f"their distribution."
+    )
+
+
+def same_arguments(a: Arguments, b: Arguments) -> bool:
+    """Whether two calls have the same objects, or tensors of the same values, as arguments."""
+    return (
+        len(a[0]) == len(b[0])
+        and a[1].keys() == b[1].keys()
+        and all(_same(x, y) for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))
+    )
+
+
+def _same(x: Any, y: Any) -> bool:
+    if x is y or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        return x is y
+    return (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
+
+
+def _check_support(name: str, node: Mapping[str, Any]) -> None:
+    if node["mask"] is not None or not isinstance(node["value"], Tensor):
+        return
+    try:
+        inside = node["fn"].support.check(node["value"])
+    except NotImplementedError:  # a distribution without a support
+        return
+    if not bool(inside.all()):
+        cell = (~inside).nonzero()[0].tolist()
+        raise BadInput(
+            f"site '{name}': {int((~inside).sum())} values are outside the support of {type(node['fn']).__name__}, "
+            f"first {node['value'][tuple(cell)].tolist()} at {cell}; expected data of the same kind as for the fit."
+        )
+
+
+def require_targets(nodes: Mapping[str, Mapping[str, Any]], observed: Sequence[str]) -> None:
+    """Refuse arguments without data for a site that observed some when the model was fitted, or with other columns.
+
+    :param nodes: of a trace on these arguments.
+    :raises BadInput: naming the sites.
+    """
+    missing = [n for n in observed if n not in nodes or not nodes[n]["is_observed"]]
+    if missing:
+        raise BadInput(f"site(s) {missing} have no data in these arguments; pass the targets as in run(...).")
+    enumerated = any("_enumerate_dim" in n["infer"] for n in nodes.values() if n["type"] == "sample")
+    for name in observed:
+        _check_event(name, nodes[name])
+        _check_support(name, nodes[name])
+        if not enumerated:  # or components take axes of the parameters
+            _check_pairs(name, nodes[name], nodes[name]["fn"].batch_shape)

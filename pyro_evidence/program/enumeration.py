@@ -1,0 +1,319 @@
+"""Discrete sites summed out of one trace: own logsumexp ring under Pyro's tensor variable elimination.
+
+Pyro's own ring takes the logarithm of a clamped sum, whose derivatives are wrong where a component's
+probability is below the machine epsilon; this one is right there, and where it is exactly zero.
+
+A discrete site's ``poutine.scale`` counts outside its sum, as in ``TraceEnum_ELBO``: scale 2 is every datum
+twice.  A cell in which a discrete site and everything that depends on it is masked counts as 1.  (NUTS scales
+inside the sum, and counts such a cell as the number of components.)
+"""
+
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
+from typing import Any, TypeVar, cast
+
+import pyro.distributions as dist
+import torch
+from opt_einsum import shared_intermediates
+from pyro.distributions.util import is_identically_one
+from pyro.ops.contract import contract_tensor_tree, contract_to_tensor
+from pyro.ops.packed import pack
+from pyro.ops.rings import LogRing
+from torch import Tensor
+
+from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.numerics.log_sum_exp import aligned, einsum, safe_log
+
+T = TypeVar("T")
+Trace = Any  # pyro.poutine.Trace
+Node = Any
+
+
+@dataclass(frozen=True)
+class Factor:
+    """The log probability of one site that meets a discrete one; its axes have letters for names."""
+
+    log_prob: Tensor
+    plates: dict[str, int]  # letter -> size
+    order: str  # the plates' letters, leftmost axis first
+    scale: Any  # of a discrete site, else None
+
+    @property
+    def where(self) -> frozenset[str]:
+        """The plates around the site."""
+        return frozenset(self.plates)
+
+
+Factors = dict[str, Factor]
+
+
+class LogSumExpRing(LogRing):
+    """Log-space ring whose sums are :func:`pyro_evidence.numerics.log_sum_exp.einsum`."""
+
+    _backend = "pyro_evidence.numerics.log_sum_exp"
+
+    def sumproduct(self, terms: Sequence[Tensor], dims: Iterable[str]) -> Tensor:
+        """Sum of products; at once where no pairwise order could be cheaper."""
+        inputs = [_dims(t) for t in terms]
+        every = set("".join(inputs))
+        if len(terms) > 2 and not any(set(d) == every for d in inputs):
+            return cast(Tensor, super().sumproduct(terms, dims))
+        output = "".join(sorted(every - set(dims)))
+        return _named(einsum(f"{','.join(inputs)}->{output}", *terms), output)
+
+
+def _dims(term: Any) -> str:
+    return str(term._pyro_dims)
+
+
+def _named(term: Any, dims: str) -> Tensor:
+    term._pyro_dims = dims
+    return cast(Tensor, term)
+
+
+class _Bernoulli(dist.Bernoulli):
+    """Log probabilities of ``probs`` as they are, where torch's are of clamped ones."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return safe_log(torch.where(value == 1.0, self.probs, 1.0 - self.probs))
+
+
+def exact(fn: Any) -> Any:
+    """``fn`` with logarithms of its own ``probs``, where torch's are of clamped ones.
+
+    :param fn: Bernoulli, Categorical, OneHotCategorical or a MixtureSameFamily of them; any other is returned
+        as it is.
+    """
+    given: dict[str, Any] = getattr(fn, "__dict__", {})
+    for name in ("base_dist", "_mixture_distribution", "_categorical"):
+        if name in given:
+            inner = exact(given[name])
+            return fn if inner is given[name] else _with(fn, name, inner)
+    if "probs" not in given:
+        return fn
+    if isinstance(fn, torch.distributions.Bernoulli) and given["_param"] is given["probs"]:
+        return _Bernoulli(probs=fn.probs, validate_args=False)
+    return _with(fn, "logits", _unclamped(fn)) if isinstance(fn, torch.distributions.Categorical) else fn
+
+
+def _unclamped(fn: Any) -> Tensor:
+    """Logits of a Categorical that holds ``probs``, whichever of the two it was built from.
+
+    Logits that torch made of ``probs`` are never below the logarithm of its clamp.
+    """
+    exact_logits = safe_log(fn.probs)
+    if fn._param is fn.probs:
+        return exact_logits
+    clamp = math.log(torch.finfo(fn.probs.dtype).eps)
+    return torch.where(fn.logits < clamp - 0.01, fn.logits, exact_logits)
+
+
+def _with(fn: Any, name: str, value: Any) -> Any:
+    fn = copy.copy(fn)
+    fn.__dict__[name] = value
+    return fn
+
+
+def total(trace: Trace, names: Sequence[str]) -> Tensor:
+    """Log density of the named sites of a trace, every discrete one summed out, shape ``()``."""
+    chosen = factors(trace, names)
+    parts = [trace.nodes[n]["log_prob_sum"] for n in names if n not in chosen]
+    for group in _components(chosen, _sum_dims(trace)):
+        scale, group = _unscaled(group)
+        parts.append(scale * _contracted(trace, group, contract_to_tensor))
+    return cast(Tensor, sum(parts[1:], start=parts[0]))
+
+
+def pointwise(trace: Trace, names: Sequence[str]) -> dict[str, Tensor]:
+    """Log density of each observed site, one number per datum: see :func:`datum_log_prob`.
+
+    Sites that share a discrete site have a joint density only, one number per cell of its plates; their names
+    are joined by ``+``.
+
+    :param names: the sites that count: observed ones and discrete ones.
+    :raises UnsupportedModel: when a discrete site outside the plates couples the data points.
+    """
+    chosen = factors(trace, names)
+    observed = [n for n in names if "_enumerate_dim" not in trace.nodes[n]["infer"]]
+    result = {n: datum_log_prob(trace.nodes[n]) for n in observed if n not in chosen}
+    for group in _components(chosen, _sum_dims(trace)):
+        shared = [n for n in observed if n in group]
+        if shared:
+            result["+".join(shared)] = _per_plate(trace, group, shared)
+    return result
+
+
+def datum_log_prob(node: Node) -> Tensor:
+    """Log density of each datum of an observed site, mask and scale applied.
+
+    A datum is a cell of the plates, or of the batch shape; the whole of a ``to_event`` without either is data
+    point by data point.
+    """
+    fn = node["fn"]
+    while isinstance(fn, torch.distributions.Independent) and not fn.batch_shape:
+        fn = fn.base_dist
+    log_prob = fn.log_prob(node["value"])
+    mask = node["mask"]
+    log_prob = log_prob if mask is None else torch.where(torch.as_tensor(mask), log_prob, 0.0)
+    if node["infer"].get("_dim_to_id"):  # axes of discrete sites that have one state, or that it does not see
+        log_prob = log_prob.reshape(log_prob.shape[max(0, log_prob.dim() - _depth(node)) :])
+    return cast(Tensor, log_prob * node["scale"])
+
+
+def component_table(trace: Trace, site: str, names: Sequence[str]) -> Tensor:
+    """``log p(x_n, z_n = k | w)`` of one local discrete site ``z``, shape ``plate_shape + (K,)``.
+
+    :param names: the sites that count, ``z`` among them.
+    """
+    every = factors(trace, names, all_of_them=True)
+    symbol = trace.nodes[site]["infer"]["_enumerate_symbol"]
+    own = every[site]
+    touching = {n: f for n, f in every.items() if symbol in _dims(f.log_prob)}
+    touching = touching or {n: f for n, f in every.items() if own.where <= f.where}  # of one component
+    _, touching = _unscaled(touching)
+    parts = [_laid_out(f.log_prob, f.where - own.where, own.order + symbol) for f in touching.values()]
+    return sum(parts[1:], start=parts[0]).expand([*own.plates.values(), -1])
+
+
+def factors(trace: Trace, names: Sequence[str], all_of_them: bool = False) -> Factors:
+    """The sites among ``names`` that meet a discrete site, or all of them."""
+    counted = frozenset(names)
+    trace.compute_log_prob(lambda name, _: name in counted)
+    trace.symbolize_dims()
+    summed = _sum_dims(trace)
+    letters = {n: summed & _letters(trace.nodes[n]) for n in names}
+    return {n: _factor(trace, n, letters) for n in names if all_of_them or letters[n]}
+
+
+def _factor(trace: Trace, name: str, letters: Mapping[str, set[str]]) -> Factor:
+    node = trace.nodes[name]
+    symbols, frames = node["infer"]["_dim_to_symbol"], _frames(node)
+    discrete = "_enumerate_dim" in node["infer"]
+    log_prob = _absent_as_one(trace, name, letters) if discrete else node["log_prob"]
+    plates = {symbols[f.dim]: f.size for f in frames}
+    return Factor(pack(log_prob, symbols), plates, "".join(plates), node["scale"] if discrete else None)
+
+
+def _frames(node: Node) -> list[Any]:
+    """The vectorized plates of a site, leftmost axis first."""
+    return sorted((f for f in node["cond_indep_stack"] if f.vectorized), key=lambda f: f.dim)
+
+
+def _depth(node: Node) -> int:
+    """How many axes the plates of a site reach from the right."""
+    return max((-f.dim for f in _frames(node)), default=0)
+
+
+def _letters(node: Node) -> set[str]:
+    """The letters of the axes along which a site's log probability varies."""
+    shape = node["log_prob"].shape
+    return {s for d, s in node["infer"]["_dim_to_symbol"].items() if -d <= len(shape) and shape[d] > 1}
+
+
+def _sum_dims(trace: Trace) -> set[str]:
+    return set(trace.symbol_to_dim) - set(trace.plate_to_symbol.values())
+
+
+def _absent_as_one(trace: Trace, site: str, letters: Mapping[str, set[str]]) -> Tensor:
+    """Log probability of a discrete site, uniform in the cells where it and all that meets it are masked."""
+    node = trace.nodes[site]
+    log_prob = cast(Tensor, node["log_prob"])
+    if node["mask"] is None:
+        return log_prob
+    symbol = node["infer"]["_enumerate_symbol"]
+    masks = [trace.nodes[n]["mask"] for n, seen in letters.items() if n == site or symbol in seen]
+    if any(m is None for m in masks):
+        return log_prob
+    plates = {f.dim for f in _frames(node)}
+    absent = reduce(and_, (~_any_outside(torch.as_tensor(m), plates) for m in masks))
+    num_components = log_prob.shape[node["infer"]["_enumerate_dim"]]
+    return torch.where(absent, -math.log(num_components) * node["scale"], log_prob)
+
+
+def _any_outside(mask: Tensor, plates: set[int]) -> Tensor:
+    """``mask`` or-ed over the axes that are no plates of the site in question."""
+    others = [d for d in range(-mask.dim(), 0) if d not in plates]
+    return mask.any(others, keepdim=True) if others else mask
+
+
+def _tree(group: Factors) -> "OrderedDict[frozenset[str], list[Tensor]]":
+    tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
+    for factor in group.values():
+        tree.setdefault(factor.where, []).append(factor.log_prob)
+    return tree
+
+
+def _components(chosen: Factors, sum_dims: set[str]) -> list[Factors]:
+    """The factors, grouped by shared summed axes, directly or through others."""
+    leader: dict[str, str] = {}  # letter -> another of its group, or itself
+
+    def first(letter: str) -> str:
+        while leader[letter] != letter:
+            leader[letter] = letter = leader[leader[letter]]
+        return letter
+
+    groups: dict[str, Factors] = {}
+    letters = {n: sorted(sum_dims & set(_dims(f.log_prob))) for n, f in chosen.items()}
+    for shared in letters.values():
+        for letter in shared:
+            leader.setdefault(letter, letter)
+            leader[first(letter)] = first(shared[0])
+    for name, factor in chosen.items():
+        groups.setdefault(first(letters[name][0]), {})[name] = factor
+    return list(groups.values())
+
+
+def _unscaled(group: Factors) -> tuple[Any, Factors]:
+    """The scale of the group's discrete sites, to count outside their sum, and the factors without it.
+
+    :raises UnsupportedModel: when the discrete sites have several scales.
+    """
+    scales = {n: f.scale for n, f in group.items() if f.scale is not None}
+    if all(is_identically_one(s) for s in scales.values()):
+        return 1.0, group
+    if len({float(s) for s in scales.values()}) > 1:
+        raise UnsupportedModel(
+            f"discrete sites that depend on each other have different scales, "
+            f"{ ({n: float(s) for n, s in scales.items()}) }; expected one. Put them under the same "
+            f"poutine.scale."
+        )
+    scale = next(iter(scales.values()))
+    divided = {n: _named(f.log_prob / scale, _dims(f.log_prob)) for n, f in group.items()}
+    return scale, {n: replace(f, log_prob=divided[n]) for n, f in group.items()}
+
+
+def _contracted(trace: Trace, group: Factors, contract: Callable[..., T]) -> T:
+    try:
+        with shared_intermediates() as cache:
+            return contract(_tree(group), _sum_dims(trace), ring=LogSumExpRing(cache))
+    except NotImplementedError as error:  # plates that cross without nesting
+        raise UnsupportedModel(
+            f"the discrete sites among {', '.join(group)} cannot be summed out: {error}. The plates around "
+            f"sites that share a discrete site must be nested in each other."
+        ) from error
+
+
+def _per_plate(trace: Trace, group: Factors, observed: list[str]) -> Tensor:
+    scale, group = _unscaled(group)
+    ((plates, (term,)),) = _contracted(trace, group, contract_tensor_tree).items()
+    around = group[observed[0]]
+    if around.plates and not plates:
+        raise UnsupportedModel(
+            f"site '{observed[0]}': a discrete site outside its plates couples all data points, so there is "
+            f"no pointwise log likelihood. Put the discrete site into the plate, or use log_joint."
+        )
+    order = "".join(s for s in around.order if s in plates)
+    return scale * _laid_out(term, frozenset(), order).expand([around.plates[s] for s in order])
+
+
+def _laid_out(term: Tensor, extra: frozenset[str], order: str) -> Tensor:
+    """``term`` summed over the plates ``extra`` and laid out in ``order``."""
+    dims = _dims(term)
+    drop = [i for i, s in enumerate(dims) if s in extra]
+    term = term.sum(drop) if drop else term
+    return aligned(term, "".join(s for s in dims if s not in extra), order)

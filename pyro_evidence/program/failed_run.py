@@ -1,0 +1,111 @@
+"""What a model's arguments look like, and the letter for those on which it cannot be run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput, UnsupportedModel
+
+
+def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors among the arguments, one level of containers deep, with what to call them."""
+    for name, value in _named(args, kwargs).items():
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, list | tuple):
+            yield from ((f"{name}[{i}]", v) for i, v in enumerate(value) if isinstance(v, Tensor))
+        elif isinstance(value, Mapping):
+            yield from ((f"{name}[{k!r}]", v) for k, v in value.items() if isinstance(v, Tensor))
+
+
+def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The arguments as a reader of an error message wants them: shape, dtype, how many are not finite."""
+    found = [f"{n}: shape {tuple(t.shape)}, {t.dtype}{bad_entries(t)}" for n, t in tensors(args, kwargs)]
+    found += [f"{n}: {type(a).__name__}, no tensor" for n, a in _arrays(args, kwargs)]
+    return "; ".join(found) or "no tensors among the arguments"
+
+
+def _arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Arguments that hold data and are no tensors: arrays, tables, lists of numbers."""
+    return [(n, a) for n, a in _named(args, kwargs).items() if _is_array(a)]
+
+
+def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by what a letter calls them."""
+    return {f"argument {i}": a for i, a in enumerate(args)} | {f"argument {k!r}": a for k, a in kwargs.items()}
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) > 0 and isinstance(value[0], int | float | list | tuple)
+    return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def holds_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether there are data that are no tensors."""
+    return bool(_arrays(args, kwargs))
+
+
+def bad_entries(value: Tensor) -> str:
+    """How many entries are not finite and where the first is, in words; empty when all are."""
+    if not value.is_floating_point():
+        return ""
+    bad = {"nan": value.isnan(), "inf": value.isinf()}
+    return "".join(
+        f", {int(cells.sum())} {word} (first at {cells.nonzero()[0].tolist()})"
+        for word, cells in bad.items()
+        if cells.any()
+    )
+
+
+LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+MORE_JITTER = (
+    " A covariance that is not positive definite holds nan, or rows that are nearly alike (inputs that occur twice): "
+    "give it more jitter, as in K + 1e-6 * torch.eye(len(K))."
+)
+
+
+@contextmanager
+def new_data(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, what a fitted model raises on other arguments becomes a letter.
+
+    :raises BadInput: in place of errors of Pyro's and torch's.
+    """
+    try:
+        yield
+    except UnsupportedModel:
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise run_failed(error, args, kwargs) from error
+
+
+def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BadInput:
+    """The letter for a model that its arguments break; a letter of the model's own is passed on."""
+    if isinstance(error, BadInput):
+        return BadInput(str(error).split("Trace Shapes:")[0].strip())  # which Pyro appends to whatever a model raises
+    empty = any(t.numel() == 0 for _, t in tensors(args, kwargs))
+    singular = "PositiveDefinite" in str(error) or isinstance(error, LINALG_ERROR)
+    return BadInput(
+        f"the model cannot be run on these arguments ({describe(args, kwargs)}): {_short(error)}. "
+        f"{'Expected cells least one datum. ' if empty else ''}{_other_types(args, kwargs)}"
+        f"Shapes must broadcast, all floating tensors must have one dtype (build priors with X.new_ones(...), or set "
+        f"torch's default dtype), and data must lie in the support of their distribution."
+        f"{MORE_JITTER if singular else ''}"
+    )
+
+
+def _short(error: Exception) -> str:
+    """On one line, without the shapes and values of everything that Pyro and torch append."""
+    said, *values = " ".join(str(error).split("Trace Shapes:")[0].split()).split(" found invalid values:")
+    return said[:600] + "".join(f" found values:{v[:60]}{' ...' * (len(v) > 60)}" for v in values)
+
+
+def _other_types(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What to do about data that are no tensors, or tensors of integers."""
+    arrays = ", ".join(n for n, _ in _arrays(args, kwargs))
+    whole = ", ".join(n for n, t in tensors(args, kwargs) if not t.is_floating_point())
+    advice = f"Expected tensors: write torch.as_tensor(...) around {arrays}. " if arrays else ""
+    return advice + (f"Integers and floats may not mix: try .double() after {whole}. " if whole else "")

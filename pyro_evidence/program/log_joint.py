@@ -1,0 +1,386 @@
+"""One Pyro model as one differentiable log density; the only module that touches handlers and param sites."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.params.param_store import ParamStoreDict
+from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import constraints
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.numerics import row_batches
+from pyro_evidence.numerics.coordinates import Coordinates
+from pyro_evidence.program import checks, enumeration, failed_run, parameters
+from pyro_evidence.program.parameters import Constants, Declaration, WithParameters, in_place
+from pyro_evidence.program.sites import (
+    Node,
+    bijection,
+    central_value,
+    is_discrete,
+    is_empty,
+    is_observation,
+    sample_nodes,
+)
+
+Model = Callable[..., Any]
+Trace = Any
+
+
+class _Enumerate(EnumMessenger):
+    """Pyro's enumeration, of every discrete latent site whatever its settings, with exact probabilities."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not msg["is_observed"] and getattr(msg["fn"], "has_enumerate_support", False):
+            msg["fn"] = enumeration.exact(msg["fn"])
+            msg["infer"] |= {"enumerate": "parallel", "num_samples": None}
+        super()._pyro_sample(msg)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        value = msg["value"]
+        msg["value"] = _Shape(value) if isinstance(value, Tensor) else value
+        super()._pyro_post_sample(msg)
+        msg["value"] = value
+
+
+class _Shape:
+    """A stand-in for a tensor whose ``value.data.shape`` Pyro reads, because ``vmap`` allows no ``data``."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.shape, self.data = value.shape, self
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+
+class _FirstRun(Messenger):
+    """Starts latents well inside their support, and takes down param statements before they are carried out.
+
+    :param stored: what params without a value of their own begin with, in an empty store.
+    :param limits: their constraints.
+    """
+
+    def __init__(self, stored: Mapping[str, Tensor], limits: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.stored, self.limits = stored, limits
+        self.found: dict[str, Declaration] = {}
+        self.fixed: set[str] = set()  # given a value by a handler of the user's
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["value"] is None and hasattr(msg["fn"], "support") and not is_discrete(msg):
+            msg["value"] = central_value(msg["fn"])
+
+    def _pyro_param(self, msg: Any) -> None:
+        name, given = msg["name"], msg["args"][1:]
+        if name in self.found or name in self.fixed:
+            return
+        if msg["value"] is not None:
+            self.fixed.add(name)
+        elif given:
+            value = torch.as_tensor(given[0]() if callable(given[0]) else given[0])
+            msg["args"] = (name, value)
+            self._note(msg, value, value if isinstance(value, torch.nn.Parameter) else None)
+        elif name in self.stored:
+            pyro.get_param_store().setdefault(name, self.stored[name], self.limits[name])
+
+    def _pyro_post_param(self, msg: Any) -> None:
+        if msg["name"] not in self.found and msg["name"] not in self.fixed:
+            self._note(msg, msg["value"], None)
+
+    def _note(self, msg: Any, value: Tensor, source: torch.nn.Parameter | None) -> None:
+        limits = pyro.get_param_store().get_state()["constraints"]
+        constraint = limits.get(msg["name"], msg["kwargs"].get("constraint", constraints.real))
+        frozen = source is not None and not source.requires_grad
+        self.found[msg["name"]] = Declaration(value.detach().clone(), constraint, source, frozen)
+
+
+@contextmanager
+def empty_store() -> Iterator[None]:
+    """An empty param store inside; outside the very same one as before."""
+    contents = vars(pyro.get_param_store())
+    before = dict(contents)
+    contents.update(vars(ParamStoreDict()))
+    try:
+        yield
+    finally:
+        contents.update(before)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Validation off and an empty param store inside."""
+    with pyro.validation_enabled(False), empty_store():
+        yield
+
+
+def own_random_numbers() -> Any:
+    """A context that leaves the caller's random state as it is, on every device that is in use."""
+    return torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ())
+
+
+class LogJoint:
+    """``log p(D, w | hyperparameters)`` of a Pyro model as a function of flat unconstrained vectors.
+
+    Latent sites are in MCMC's order (sorted by name) and in NUTS's unconstrained space, Jacobian included, so
+    this is minus the potential that NUTS would use; discrete sites are summed out, for which see
+    :mod:`pyro_evidence.program.enumeration`.  The global param store is read once, for starting values, and never
+    written.  A network's own ``nn.Parameter`` counts as a param, held where its ``requires_grad`` is False.
+
+    :param model: a Pyro model.
+    :param args: its positional arguments, data included.
+    :param kwargs: its keyword arguments.
+    :param integrate: names of the latent sites to integrate; default all continuous ones.  Those left out are
+        maximised with the hyperparameters.
+    :param hyper: names of latent sites to maximise together with all params, their prior counted in
+        :meth:`log_hyperprior`; ``()`` holds the params fixed; default: maximise the params.
+    :raises BadInput: for data that cannot be used.
+    :raises UnsupportedModel: for a model that is not a fixed, finite, differentiable density.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        integrate: Sequence[str] | None = None,
+        hyper: Sequence[str] | None = None,
+    ) -> None:
+        self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs or {})
+        trace, declared = self._prototype()
+        nodes = sample_nodes(trace)
+        latent = {n: s for n, s in nodes.items() if not s["is_observed"]}
+        continuous = {n: s for n, s in latent.items() if not is_discrete(s)}
+        self.discrete = tuple(n for n in latent if n not in continuous)
+        self.observed = tuple(n for n, s in nodes.items() if is_observation(s))
+        self.hyper_sites = parameters.maximised_sites(tuple(continuous), tuple(declared), integrate, hyper)
+        self._inexact = tuple(n for n in self.observed if enumeration.exact(nodes[n]["fn"]) is not nodes[n]["fn"])
+        self._known = frozenset({*self.discrete, *self.observed, *trace.param_nodes})
+        self._enumerated = self._summing(nodes)
+        free = self._hold(declared, everything=hyper is not None and len(hyper) == 0)
+        self._choose(free, continuous)
+        self._check_density(continuous)
+
+    def _prototype(self) -> tuple[Trace, dict[str, Declaration]]:
+        """A validated run, and the params that it declares."""
+        store = pyro.get_param_store()
+        limits = store.get_state()["constraints"]
+        statements = _FirstRun(dict(store.items()), limits)
+        with own_random_numbers(), empty_store(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trace = self._validated_run(statements)
+        checks.check_trace(trace, self.args, self.kwargs)
+        found = parameters.without_ties(statements.found)
+        return trace, {n: parameters.start(n, d, statements.stored.get(n)) for n, d in found.items()}
+
+    def _validated_run(self, statements: _FirstRun) -> Trace:
+        try:
+            with statements:
+                trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
+            trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
+        except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError) as error:
+            if isinstance(error, TypeError | AttributeError) and not failed_run.holds_arrays(self.args, self.kwargs):
+                raise  # the model's own
+            for name, declaration in statements.found.items():
+                parameters.check_start(name, declaration)
+            raise failed_run.run_failed(error, self.args, self.kwargs) from error
+        finally:
+            for declaration in statements.found.values():
+                declaration.freeze()
+        return trace
+
+    def _summing(self, nodes: Mapping[str, Node]) -> Model:
+        """The model with its discrete sites enumerated beyond its plates."""
+        if not self.discrete:
+            return self.model
+        dims = [f.dim for s in nodes.values() for f in s["cond_indep_stack"] if f.vectorized]
+        return _Enumerate(min(dims, default=0) - 1)(self.model)
+
+    def _hold(self, declared: Mapping[str, Declaration], everything: bool) -> dict[str, Declaration]:
+        """Set apart the params that are held; the others, which are maximised."""
+        free = {n: d for n, d in declared.items() if not (everything or d.frozen)}
+        checks.check_module_parameters(tuple(free))
+        for name, declaration in free.items():
+            parameters.check_start(name, declaration)
+        own = {n: d.source for n, d in declared.items() if d.source is not None and "$$$" not in n}
+        networks = parameters.modules(self.model, *self.args, *self.kwargs.values()) if own else []
+        self.homes = {n: parameters.homes(p, networks) for n, p in own.items()}
+        self.held = {n: d.value for n, d in declared.items() if n not in free and "$$$" not in n}
+        self.param_constraints = {n: d.constraint for n, d in declared.items()}
+        return free
+
+    def _choose(self, free: Mapping[str, Declaration], continuous: Mapping[str, Node]) -> None:
+        """The coordinates of what is integrated and of what is maximised."""
+        sites = {n: (bijection(n, s["fn"]), s["value"].shape) for n, s in continuous.items()}
+        self.dtypes = {n: s["value"].dtype for n, s in continuous.items()}
+        outer = {n: sites.pop(n) for n in self.hyper_sites}
+        self.latents = Coordinates(sites)
+        self._counted = (*self.latents.names, *self.discrete, *self.observed)
+        self._scored = frozenset(self._counted)
+        params = {n: (parameters.transform_of(d.constraint), d.value.shape) for n, d in free.items()}
+        self.hypers = Coordinates(params | outer)
+        like = next(iter(continuous.values()))["value"]
+        self.dtype, self.device = like.dtype, like.device
+        origin = {n: t(like.new_zeros(t.inverse_shape(shape))) for n, (t, shape) in outer.items()}
+        flat = self.hypers.flat({n: d.value for n, d in free.items()} | origin)
+        self.initial_theta = flat.detach().to(self.device, torch.float64)
+
+    def _check_density(self, continuous: Mapping[str, Node]) -> None:
+        """Finite somewhere, the same twice, of fixed structure, dependent on every param.
+
+        :raises BadInput: not finite at any of 100 random starts.
+        :raises UnsupportedModel: otherwise.
+        """
+        self._row_bytes: int | None = None
+        try:
+            with own_random_numbers():
+                u = self.initial(1, seed=0)[0]
+                first, second = (float(self.log_joint(u, self.initial_theta).detach()) for _ in range(2))
+                checks.check_same(first, second)
+                checks.check_dependence(self, u, continuous)
+                self._row_bytes = row_batches.bytes_per_row(self._one, u, self.initial_theta)
+        except (RuntimeError, IndexError) as error:
+            raise failed_run.run_failed(error, self.args, self.kwargs) from error
+
+    def initial(self, num: int, seed: int) -> Tensor:
+        """Starting points, uniform on (-2, 2) in unconstrained space as NUTS draws them, shape ``(num, D)``.
+
+        :raises BadInput: when density or gradient are not finite at any of 100 draws for one of them.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        u = torch.zeros(num, self.latents.size, dtype=torch.float64, device=self.device)
+        bad = torch.ones(num, dtype=torch.bool, device=self.device)
+        for _ in range(100):
+            draw = torch.rand(num, self.latents.size, generator=generator, dtype=torch.float64)
+            u = torch.where(bad.unsqueeze(-1), 4.0 * draw.to(self.device) - 2.0, u)
+            bad = bad & ~self._usable(u)
+            if not bool(bad.any()):
+                return u
+        raise self._not_finite(u[bad][0])
+
+    def _usable(self, u: Tensor) -> Tensor:
+        """Whether density and gradient are finite, shape ``(num,)``."""
+        u = u.clone().requires_grad_()
+        value = self.log_joint(u, self.initial_theta)
+        slope = torch.autograd.grad(value.sum(), u)[0]
+        return torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1)
+
+    def _not_finite(self, u: Tensor) -> BadInput:
+        arguments = failed_run.describe(self.args, self.kwargs)
+        try:
+            trace = self.trace(u, self.initial_theta)
+            trace.compute_log_prob()
+        except LinAlgError as error:
+            return checks.not_finite({}, f"{arguments}; {error}")
+        return checks.not_finite(sample_nodes(trace), arguments)
+
+    @property
+    def initial_u(self) -> Tensor:
+        """The origin of the unconstrained latent space, shape ``(D,)``."""
+        return torch.zeros(self.latents.size, dtype=torch.float64, device=self.device)
+
+    def trace(self, u: Tensor, theta: Tensor) -> Trace:
+        """The model run at one point, shapes ``(D,)`` and ``(T,)``; discrete sites enumerated."""
+        latents = self.latents.constrained(u.to(self.dtype))
+        return self._trace(latents, self.hypers.constrained(theta.to(self.dtype)))
+
+    def _trace(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Trace:
+        sites = latents | {n: hypers[n] for n in self.hyper_sites}
+        params = self.held | {n: v for n, v in hypers.items() if n not in self.hyper_sites}
+        model = poutine.condition(poutine.substitute(self._enumerated, data=params), data=sites)
+        with quiet(), in_place(params, self.homes):
+            trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)
+        checks.check_structure(trace, sites, self._known)
+        for name in self._inexact:
+            trace.nodes[name]["fn"] = enumeration.exact(trace.nodes[name]["fn"])
+        return trace
+
+    def density(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Tensor:
+        """Log density of all sites but the maximised ones at constrained values, nats, shape ``()``."""
+        trace = self._trace(latents, hypers)
+        with pyro.validation_enabled(False):
+            if self.discrete:
+                return enumeration.total(trace, self._counted)
+            return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self._scored))
+
+    def _one(self, u: Tensor, theta: Tensor) -> Tensor:
+        values, log_det = self.latents.constrained_with_log_det(u.to(self.dtype))
+        return (self.density(values, self.hypers.constrained(theta.to(self.dtype))) + log_det).double()
+
+    def _point(self, u: Tensor, theta: Tensor) -> Tensor:
+        """One row; nan where a matrix of the model's is singular, as NUTS has it."""
+        try:
+            return self._one(u, theta)
+        except LinAlgError:
+            return (u.sum() + theta.sum()) * torch.nan
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(D, w | hyperparameters)``, nats, float64; all constants and the Jacobian of ``u`` included.
+
+        :param u: unconstrained latents, ``(D,)`` or ``(R, D)``.
+        :param theta: unconstrained hyperparameters, ``(T,)`` or ``(R, T)``.
+        :return: ``()`` or ``(R,)``.
+        """
+        if u.dim() == 1:
+            return self._point(u, theta)
+        return row_batches.apply(self._one, (u, theta.expand(len(u), -1)), self._row_bytes, self._point)
+
+    def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
+        """Log prior density of the maximised latent sites in their constrained space, nats, shape ``()``."""
+        if not self.hyper_sites:
+            return theta.new_zeros(())
+        trace = self.trace(self.initial_u if u is None else u, theta)
+        with pyro.validation_enabled(False):
+            return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self.hyper_sites)).double()
+
+    def pointwise(self, u: Tensor, theta: Tensor) -> dict[str, Tensor]:
+        """Log likelihood of every observed site, one number per datum, discrete sites summed out.
+
+        :return: site name -> one number per cell of its plates, or per data point of a ``to_event`` without
+            plates; sites that share a discrete site have one entry, their names joined by ``+``.
+        :raises UnsupportedModel: when a discrete site outside the plates couples the data points.
+        """
+        trace = self.trace(u, theta)
+        with pyro.validation_enabled(False):
+            return enumeration.pointwise(trace, self.observed + self.discrete)
+
+    def table(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(x_n, z_n = k | w)`` of the one discrete site, shape ``plate_shape + (K,)``.
+
+        Latent sites that depend on ``z_n`` count with the data.
+
+        :raises UnsupportedModel: when the model has no discrete site, or several.
+        """
+        if len(self.discrete) != 1:
+            raise UnsupportedModel(
+                f"a table of components needs exactly one discrete latent site; this model has "
+                f"{len(self.discrete)} ({', '.join(self.discrete) or 'none'})."
+            )
+        trace = self.trace(u, theta)
+        with pyro.validation_enabled(False):
+            return enumeration.component_table(trace, self.discrete[0], self._counted)
+
+    def responsibilities(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``p(z_n = k | x_n, w)`` of the one discrete site, shape ``plate_shape + (K,)``."""
+        return self.table(u, theta).softmax(-1)
+
+    def split_hypers(self, theta: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Constrained hyperparameters: the params (held ones included), and the maximised sites."""
+        values = self.hypers.constrained(theta.to(self.dtype))
+        sites = {n: values.pop(n) for n in self.hyper_sites}
+        return self.held | values, sites
+
+    def substituted(self, theta: Tensor) -> Model:
+        """The user's model with the hyperparameters put in as constants; picklable if the model is."""
+        params, sites = self.split_hypers(theta.detach())
+        model = WithParameters(self.model, params, self.homes) if self.homes else self.model
+        params = {n: v for n, v in params.items() if n not in self.homes}
+        model = Constants(params)(model) if params else model
+        return poutine.condition(model, data=sites) if sites else model

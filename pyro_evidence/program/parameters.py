@@ -1,0 +1,215 @@
+"""What is maximised: params that a model declares, where they live, latent sites beside them; params held constant."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import Transform, biject_to, transform_to
+
+from pyro_evidence.errors import BadInput
+
+
+class Constants(Messenger):
+    """Puts values in place of params: a trace shows them, NUTS and SVI leave them as they are.
+
+    ``poutine.substitute`` would do but for SVI, which asks each value of a param for its ``unconstrained()`` one, to
+    hand it to the optimiser.  Here that is the constant itself, which has no gradient, and so stays.
+
+    :param values: by the params' names, constrained.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.values = {name: _constant(value) for name, value in values.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "values": {name: value.detach() for name, value in self.values.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.values = {name: _constant(value) for name, value in self.values.items()}
+
+    def _pyro_param(self, msg: Any) -> None:
+        if msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
+
+
+def _constant(value: Tensor) -> Tensor:
+    value = value.detach().clone()
+    value.unconstrained = lambda: value  # type: ignore[attr-defined]
+    return value
+
+
+Home = tuple[torch.nn.Module, str]  # a module and the attribute under which it holds a parameter
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One ``pyro.param``, ``PyroParam`` or ``nn.Parameter`` as the model states it."""
+
+    value: Tensor  # constrained, where the search starts
+    constraint: Any
+    source: torch.nn.Parameter | None  # one that its module may read without asking Pyro
+    frozen: bool  # the source has requires_grad=False
+
+    def freeze(self) -> None:
+        """Undo what the param store does to a frozen source."""
+        if self.source is not None and self.frozen:
+            self.source.requires_grad_(False)
+
+
+def transform_of(constraint: Any) -> Transform:
+    """Unconstrained to constrained: a bijection, or the store's own where torch has none (lower Cholesky)."""
+    try:
+        return biject_to(constraint)
+    except NotImplementedError:
+        return transform_to(constraint)
+
+
+def without_ties(declared: Mapping[str, Declaration]) -> dict[str, Declaration]:
+    """Each parameter once, under the first of its names."""
+    found: dict[str, Declaration] = {}
+    for name, declaration in declared.items():
+        if declaration.source is None or all(d.source is not declaration.source for d in found.values()):
+            found[name] = declaration
+    return found
+
+
+def start(name: str, declared: Declaration, stored: Tensor | None) -> Declaration:
+    """Begin at the store's value when it has one; a network's parameter is its own store.
+
+    :raises BadInput: when the store's value has another shape.
+    """
+    if stored is None or declared.source is not None:
+        return declared
+    if declared.value.shape != stored.shape:
+        raise BadInput(
+            f"hyperparameter '{name}' has shape {tuple(declared.value.shape)} in this model, but the param "
+            f"store holds one of shape {tuple(stored.shape)} from another model. Call "
+            f"pyro.clear_param_store(), or rename one of them."
+        )
+    return replace(declared, value=stored.detach().clone().to(declared.value.dtype))
+
+
+def check_start(name: str, declared: Declaration) -> None:
+    """Refuse a hyperparameter that starts on or beyond the edge of its constraint.
+
+    :raises BadInput: with the name, the value and the constraint.
+    """
+    value, constraint = declared.value, declared.constraint
+    inside = bool(constraint.check(value).all()) and bool(torch.isfinite(value).all())
+    unconstrained = transform_of(constraint).inv(value) if inside else value
+    if not inside or not bool(torch.isfinite(unconstrained).all()):
+        raise BadInput(
+            f"hyperparameter '{name}', shape {tuple(value.shape)}, starts at "
+            f"{value.reshape(-1)[:5].tolist()}; expected finite values strictly inside {constraint}. Start "
+            f"it elsewhere, for example at 1."
+        )
+
+
+def maximised_sites(
+    continuous: Sequence[str],
+    params: Sequence[str],
+    integrate: Sequence[str] | None,
+    hyper: Sequence[str] | None,
+) -> tuple[str, ...]:
+    """Names of the latent sites that are maximised.
+
+    :raises BadInput: for names that do not exist, or that contradict each other.
+    """
+    _check_names("integrate", integrate, continuous)
+    _check_names("hyper", hyper, [*continuous, *params])
+    both = sorted(set(integrate or ()) & set(hyper or ()))
+    if both:
+        raise BadInput(f"sites {both} are both in integrate and in hyper; name each of them once.")
+    left_out = [n for n in continuous if integrate is not None and n not in integrate]
+    if left_out and hyper is not None and not len(hyper):
+        raise BadInput(
+            f"hyper=() holds the hyperparameters fixed, but {left_out} are not integrated and have no value "
+            f"to be held at. Use poutine.condition(model, data={{...}}), or leave hyper out to maximise them."
+        )
+    chosen = tuple(n for n in continuous if n in (hyper or ()) or n in left_out)
+    if len(chosen) == len(continuous):
+        raise BadInput(f"every latent site ({', '.join(chosen)}) is maximised; leave at least one to integrate.")
+    return chosen
+
+
+def _check_names(argument: str, names: Sequence[str] | None, allowed: Sequence[str]) -> None:
+    unknown = [] if names is None or isinstance(names, str) else [n for n in names if n not in allowed]
+    if isinstance(names, str) or unknown:
+        raise BadInput(
+            f"{argument}={names!r}: expected a list of names out of {', '.join(allowed)}"
+            f"{f'; there is no {unknown}' if unknown else ''}."
+        )
+
+
+def modules(*things: Any, depth: int = 4) -> list[torch.nn.Module]:
+    """The networks within reach of a model and its arguments: attributes, closures, globals, partials."""
+    found = [t for t in things if isinstance(t, torch.nn.Module)]
+    parts = [p for t in things if not isinstance(t, torch.nn.Module) for p in _parts(t)] if depth else []
+    return found + (modules(*parts, depth=depth - 1) if parts else [])
+
+
+def submodules(*things: Any) -> list[torch.nn.Module]:
+    """Those networks and all networks inside them, each once."""
+    return list(dict.fromkeys(m for network in modules(*things) for m in network.modules()))
+
+
+def _parts(thing: Any) -> list[Any]:
+    if isinstance(thing, partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if inspect.ismethod(thing):
+        return [thing.__self__, thing.__func__]
+    if inspect.isfunction(thing):
+        used = inspect.getclosurevars(thing)
+        return [*used.nonlocals.values(), *used.globals.values()]
+    if isinstance(thing, list | tuple):
+        return list(thing)
+    own = thing if isinstance(thing, dict) else vars(thing) if _is_callable_object(thing) else {}
+    return list(own.values())
+
+
+def _is_callable_object(thing: Any) -> bool:
+    return callable(thing) and hasattr(thing, "__dict__") and not isinstance(thing, type)
+
+
+def homes(parameter: Tensor, networks: Sequence[torch.nn.Module]) -> tuple[Home, ...]:
+    """Every place in these networks that holds ``parameter``; tied weights have several."""
+    every = [m for network in networks for m in network.modules()]
+    return tuple((m, key) for m in every for key, p in m._parameters.items() if p is parameter)
+
+
+@contextmanager
+def in_place(values: Mapping[str, Tensor], where: Mapping[str, Sequence[Home]]) -> Iterator[None]:
+    """The networks' own parameters replaced by ``values`` inside, as they were outside."""
+    slots: list[tuple[dict[str, Any], str, str]] = [
+        (module._parameters, key, name) for name, found in where.items() for module, key in found
+    ]
+    before = [slot[key] for slot, key, _ in slots]
+    try:
+        for slot, key, name in slots:
+            slot[key] = values[name]
+        yield
+    finally:
+        for (slot, key, _), parameter in zip(slots, before, strict=True):
+            slot[key] = parameter
+
+
+@dataclass(frozen=True)
+class WithParameters:
+    """A model whose networks read ``values`` while it runs."""
+
+    model: Callable[..., Any]
+    values: Mapping[str, Tensor]
+    where: Mapping[str, Sequence[Home]]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+        with in_place(self.values, self.where):
+            return self.model(*args, **kwargs)

@@ -1,0 +1,334 @@
+"""Where observed sites see the latents: one parameter, behind a fixed link, found by derivative, not by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pyro
+import torch
+from pyro.distributions import Unit
+from pyro.distributions.torch_distribution import ExpandedDistribution
+from torch import Tensor
+from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal
+
+from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.numerics import row_batches
+from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood
+from pyro_evidence.numerics.log_sum_exp import log_sum_exp
+from pyro_evidence.program import links
+from pyro_evidence.program.enumeration import exact
+from pyro_evidence.program.links import Link
+from pyro_evidence.program.log_joint import LogJoint
+
+Trace = Any
+Node = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Unwrapped:
+    """A distribution without its wrappers."""
+
+    base: Any
+    mixing: Any | None  # the weights of a MixtureSameFamily, whose component is base
+    inner: int  # batch dims of base that are one datum's
+    outer: int  # dims of a MixtureSameFamily's batch that to_event has summed
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The parameters that base was given."""
+        every, own = self.base.arg_constraints, self.base.__dict__
+        given = [k for k in every if k in own] or list(every)
+        if "logits" in given and "probs" in given:
+            by_probs = "probs" in own and getattr(self.base, "_param", None) is own["probs"]
+            given.remove("logits" if by_probs else "probs")
+        return given
+
+
+def unwrapped(fn: Any) -> Unwrapped:
+    """What is inside ``to_event``, ``expand`` and ``MixtureSameFamily``."""
+    mixing, inner, outer = None, 0, 0
+    while True:
+        if isinstance(fn, MixtureSameFamily) and mixing is None:
+            mixing, inner, outer, fn = fn.mixture_distribution, 0, inner, fn.component_distribution
+        elif isinstance(fn, Independent | ExpandedDistribution):
+            inner += getattr(fn, "reinterpreted_batch_ndims", 0)
+            fn = fn.base_dist
+        else:
+            return Unwrapped(fn, mixing, inner, outer)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The parameter of one observed site that depends on the latents."""
+
+    site: str
+    parameter: str  # "loc", "logits", "rate", ...
+    link: Link
+    layout: Layout  # of eta; dims along which a plate or ``expand`` only repeats it have size one
+    mixture: str | None  # the discrete site, "" for MixtureSameFamily, None for neither
+
+    def value(self, trace: Trace) -> Tensor:
+        """The parameter in a trace."""
+        fn = unwrapped(trace.nodes[self.site]["fn"]).base
+        value = getattr(fn, self.parameter)
+        return _unrepeated(value, value.dim() - len(fn.batch_shape))
+
+    def predictor(self, trace: Trace) -> Tensor:
+        """``eta`` of this site in a trace, shape ``layout.shape``."""
+        return self.link.inverse(self.value(trace)).reshape(self.layout.shape)
+
+    def blocks(self, trace: Trace) -> Tensor:
+        """The same as data of coupled elements, shape ``(N, C)``."""
+        return self.layout.blocks(self.predictor(trace).unsqueeze(0))[0]
+
+    def log_likelihood(self, trace: Trace) -> LogLikelihood:
+        """Log likelihood of the site as a function of ``eta`` ``(R,) + shape``; all else is the trace's."""
+        node = trace.nodes[self.site]
+        parts = unwrapped(node["fn"])
+        fixed = {k: getattr(parts.base, k) for k in parts.names if k != self.parameter}
+        component = -1 - parts.inner - len(parts.base.event_shape)
+        value = node["value"] if parts.mixing is None else node["value"].unsqueeze(component)
+
+        def log_likelihood(eta: Tensor) -> Tensor:
+            with pyro.validation_enabled(False):
+                given = {k: _in_dtype(v, eta) for k, v in fixed.items()} | {self.parameter: self.link.forward(eta)}
+                cells = exact(type(parts.base)(**given, validate_args=False)).log_prob(_in_dtype(value, eta))
+            cells = cells.expand(broadcast(cells.shape, parts.base.batch_shape))
+            cells = self._reduced(trace, _summed(cells, parts.inner), parts)
+            return cells.reshape(len(eta), -1).sum(-1)
+
+        return log_likelihood
+
+    def others(self, trace: Trace) -> list[Any]:
+        """Everything but ``eta`` that the log likelihood is made of."""
+        node = trace.nodes[self.site]
+        parts = unwrapped(node["fn"])
+        value = getattr(parts.base, self.parameter, torch.empty(0))
+        found = [type(parts.base), type(parts.mixing), parts.names, value.shape, value.stride()]
+        found += [getattr(parts.base, k) for k in parts.names if k != self.parameter]
+        found += [node["value"], node["mask"], node["scale"]]
+        if parts.mixing is not None:
+            found.append(parts.mixing.probs)
+        if self.mixture:
+            choice = trace.nodes[self.mixture]
+            found += [choice["fn"].log_prob(choice["value"]), choice["mask"], choice["scale"]]
+        return found
+
+    def _reduced(self, trace: Trace, cells: Tensor, parts: Unwrapped) -> Tensor:
+        """Mixture summed out, mask and scale applied."""
+        node = trace.nodes[self.site]
+        if parts.mixing is not None:
+            log_mixing = exact(parts.mixing).logits.log_softmax(-1)
+            cells = _summed(log_sum_exp(cells + log_mixing, -1), parts.outer)
+        cells = _masked(node, cells) * node["scale"]
+        return _chosen(node, trace.nodes[self.mixture], cells) if self.mixture else cells
+
+
+def _in_dtype(value: Any, like: Tensor) -> Any:
+    """A floating tensor in the precision of ``like``: of two precisions torch's own derivatives may lose the better."""
+    return value.to(like.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _chosen(node: Node, choice: Node, cells: Tensor) -> Tensor:
+    """An enumerated site summed out; its scale counts outside the sum, a cell masked in both sites as 1."""
+    prior = _masked(choice, choice["fn"].log_prob(choice["value"]))
+    scale = choice["scale"]
+    total = scale * log_sum_exp((cells if _is_one(scale) else cells / scale) + prior, choice["infer"]["_enumerate_dim"])
+    if node["mask"] is None or choice["mask"] is None:
+        return total
+    return torch.where(torch.as_tensor(node["mask"]) | torch.as_tensor(choice["mask"]), total, 0.0)
+
+
+def _masked(node: Node, cells: Tensor) -> Tensor:
+    return cells if node["mask"] is None else torch.where(torch.as_tensor(node["mask"]), cells, 0.0)
+
+
+def _summed(cells: Tensor, num_dims: int) -> Tensor:
+    return cells.sum(tuple(range(-num_dims, 0))) if num_dims else cells
+
+
+def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """The shape to which two compatible ones broadcast (torch's own takes 20 microseconds)."""
+    num = max(len(a), len(b))
+    pairs = zip((1,) * (num - len(a)) + tuple(a), (1,) * (num - len(b)) + tuple(b), strict=True)
+    return tuple(y if x == 1 else x for x, y in pairs)
+
+
+def _unrepeated(value: Tensor, num_event: int) -> Tensor:
+    """``value`` without the copies that ``expand`` made along batch dims."""
+    for dim in range(value.dim() - num_event):
+        if value.stride(dim) == 0:
+            value = value.narrow(dim, 0, 1)
+    return value
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The observed sites of a model by how they see the latents."""
+
+    slots: tuple[Slot, ...]
+    free: tuple[str, ...]  # those that do not
+
+
+def read(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
+    """How each observed site sees the latents; None when one does in a way that no slot describes.
+
+    A proposal: it holds where :func:`pyro_evidence.structure.recognise.recognise` has verified it.
+
+    :param trace: run at ``u``, which requires a gradient.
+    """
+    slots, free = [], []
+    for name in joint.observed:
+        parts = unwrapped(trace.nodes[name]["fn"])
+        dependent = [k for k in parts.names if depends(getattr(parts.base, k), u)]
+        if not dependent and not _touched(joint, trace, name) and not _sees(trace.nodes[name], u):
+            free.append(name)
+            continue
+        slot = _slot(joint, name, trace, parts, dependent)
+        if slot is None:
+            return None
+        slots.append(slot)
+    return Sites(tuple(slots), tuple(free))
+
+
+def _sees(node: Node, u: Tensor) -> bool:
+    with pyro.validation_enabled(False):
+        return depends(node["fn"].log_prob(node["value"]), u)
+
+
+def _touched(joint: LogJoint, trace: Trace, name: str) -> list[str]:
+    """The discrete sites on whose value a site's distribution depends."""
+    shape = trace.nodes[name]["fn"].batch_shape
+    dims = {n: trace.nodes[n]["infer"].get("_enumerate_dim", 0) for n in joint.discrete}
+    return [n for n, d in dims.items() if -len(shape) <= d < 0 and shape[d] > 1]
+
+
+def _slot(joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent: list[str]) -> Slot | None:
+    touched = _touched(joint, trace, name)
+    if len(dependent) != 1 or isinstance(parts.base, Unit) or len(touched) + (parts.mixing is not None) > 1:
+        return None
+    mixture = "" if parts.mixing is not None else touched[0] if touched else None
+    return _laid_out(trace, Slot(name, dependent[0], links.identity, Layout(torch.Size(), ()), mixture))
+
+
+def _laid_out(trace: Trace, slot: Slot) -> Slot:
+    """The slot with its first link, and with the shape of ``eta`` and the dims that one datum ties together."""
+    node = trace.nodes[slot.site]
+    parts = unwrapped(node["fn"])
+    link = candidates(slot, trace)[0]
+    shape = link.inverse(slot.value(trace)).shape
+    num_event = max(0, len(shape) - len(parts.base.batch_shape))
+    enumerated = -trace.nodes[slot.mixture]["infer"]["_enumerate_dim"] if slot.mixture else 0
+    value_dims = node["value"].dim() - len(parts.base.event_shape) + (slot.mixture == "")
+    num_dims = num_event + max(len(parts.base.batch_shape), value_dims, parts.inner + enumerated)
+    shape = torch.Size([1] * (num_dims - len(shape))) + shape
+    events = range(num_dims - num_event, num_dims)
+    if slot.mixture is None:
+        return replace(slot, link=link, layout=Layout(shape, tuple(events)))
+    first = num_dims - num_event - parts.inner
+    coupled = (first - (enumerated or 1), *range(first, num_dims))
+    return replace(slot, link=link, layout=Layout(shape, coupled))
+
+
+def candidates(slot: Slot, trace: Trace) -> list[Link]:
+    """Every link that the constraint on a slot's parameter admits."""
+    base = unwrapped(trace.nodes[slot.site]["fn"]).base
+    value = getattr(base, slot.parameter)
+    normalised = slot.parameter == "logits" and value.dim() > len(base.batch_shape)
+    return list(links.candidates(base.arg_constraints[slot.parameter], normalised))
+
+
+def depends(value: Any, u: Tensor) -> bool:
+    """Whether ``u`` takes part in the making of ``value``."""
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        return False
+    found = torch.autograd.grad(value.sum(), u, retain_graph=True, allow_unused=True)[0]
+    return found is not None
+
+
+def log_prob_sum(trace: Trace, names: Sequence[str]) -> Tensor | float:
+    """Log density of the named sites, as they stand in a trace; nats, shape ``()``."""
+    with pyro.validation_enabled(False):
+        trace.compute_log_prob(lambda name, _: name in names)
+    return sum(trace.nodes[n]["log_prob_sum"] for n in names)
+
+
+def log_prior(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
+    """Log prior density of the integrated sites, Jacobian included, shape ``(R,)``.
+
+    :param u: rows ``(R, D)``.
+    :param theta: the hyperparameters of all rows, shape ``(T,)``.
+    """
+
+    def one(row: Tensor) -> Tensor:
+        _, log_det = joint.latents.constrained_with_log_det(row.to(joint.dtype))
+        return (log_prob_sum(joint.trace(row, theta), joint.latents.names) + log_det).double()
+
+    return row_batches.apply(one, (u,), 2**20, one)
+
+
+def gaussian_prior(joint: LogJoint, trace: Trace) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, precision and whether it is known, of each integrated coordinate, three of shape ``(D,)``.
+
+    Known are Normal sites and MultivariateNormal ones of diagonal precision, unscaled and unmasked.
+    """
+    parts = [gaussian_site(trace.nodes[part.name], part.size) for part in joint.latents]
+    loc, precision, known = (torch.cat(x) for x in zip(*parts, strict=True))
+    return loc.double(), precision.double(), known
+
+
+def is_plain(node: Node) -> bool:
+    """Whether a site is unmasked, unscaled and no mixture."""
+    return node["mask"] is None and _is_one(node["scale"]) and unwrapped(node["fn"]).mixing is None
+
+
+def gaussian_site(node: Node, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of one site."""
+    value, parts = node["value"], unwrapped(node["fn"])
+    plain = is_plain(node) and value.numel() == size
+    if plain and is_like(parts.base, Normal, value.shape):
+        pair = parts.base.loc.expand_as(value), parts.base.scale.expand_as(value).pow(-2)
+        return pair[0].reshape(-1), pair[1].reshape(-1), torch.ones(size, dtype=torch.bool, device=value.device)
+    if plain and is_like(parts.base, MultivariateNormal, value.shape[:-1]):
+        return _multivariate(parts.base, value)
+    zeros = torch.zeros(size, dtype=value.dtype, device=value.device)
+    return zeros, zeros + 1.0, zeros.bool()
+
+
+def is_like(base: Any, family: Any, shape: torch.Size) -> bool:
+    """Whether ``base`` has the log density of ``family``, and no batch dims beyond ``shape``."""
+    same = isinstance(base, family) and type(base).log_prob is family.log_prob
+    return same and broadcast(base.batch_shape, shape) == tuple(shape)
+
+
+def _multivariate(base: Any, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    tril = base.scale_tril  # diagonal where the precision is
+    diagonal = tril.diagonal(dim1=-2, dim2=-1)
+    separate = bool((tril.detach().tril(-1).abs().amax((-2, -1)) <= 1e-12 * diagonal.abs().amax(-1)).all())
+    known = torch.full((value.numel(),), separate, device=value.device)
+    return base.loc.expand_as(value).reshape(-1), diagonal.pow(-2).expand_as(value).reshape(-1), known
+
+
+def _is_one(scale: Any) -> bool:
+    return bool((torch.as_tensor(scale) == 1).all())
+
+
+def gaussian_noise(joint: LogJoint, trace: Trace, name: str) -> tuple[Tensor, Tensor] | None:
+    """Residual and log precision of each element of a plain Normal observation, both ``(n,)``, or None."""
+    node = trace.nodes[name]
+    parts = unwrapped(node["fn"])
+    if not is_plain(node) or _touched(joint, trace, name) or not is_like(parts.base, Normal, parts.base.batch_shape):
+        return None
+    residual = node["value"] - parts.base.loc
+    scale = parts.base.scale.expand(residual.shape)
+    return residual.reshape(-1).double(), -2.0 * scale.reshape(-1).double().log()
+
+
+def no_predictor(joint: LogJoint) -> UnsupportedModel:
+    """The letter for a model that Gauss-Newton cannot treat."""
+    return UnsupportedModel(
+        f"Gauss-Newton needs observed sites that see the latents through one parameter each; among "
+        f"{', '.join(joint.observed)} one sees them otherwise (through two parameters, a pyro.factor, its mask or "
+        f"value, or the mixing of a discrete site), or none does. Use curvature=exact_hessian."
+    )

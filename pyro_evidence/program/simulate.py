@@ -1,0 +1,146 @@
+"""Running a model forwards: draws from the prior, new data for given latents, densities of many rows."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_evidence.program.log_joint import LogJoint, Model, own_random_numbers, quiet
+from pyro_evidence.program.predictors import log_prior
+from pyro_evidence.program.sites import is_observation, sample_nodes
+
+Values = dict[str, Tensor]
+ROWS = 512  # evaluated at a time
+
+
+def unobserved(joint: LogJoint, theta: Tensor) -> Model:
+    """The model at these hyperparameters with every observed site drawn instead of read."""
+    params, sites = joint.split_hypers(theta.detach())
+    model = poutine.uncondition(poutine.substitute(joint.model, data=params) if params else joint.model)
+    return poutine.condition(model, data=sites) if sites else model
+
+
+def with_data(joint: LogJoint, theta: Tensor, data: Mapping[str, Tensor]) -> Model:
+    """The same model observing other data."""
+    return poutine.condition(unobserved(joint, theta), data=dict(data))
+
+
+def latents_from_prior(joint: LogJoint, theta: Tensor, num_samples: int, seed: int) -> Values:
+    """Draws of the integrated sites from the prior, each ``(S,) + site shape``."""
+    model = joint.substituted(theta)
+    drawn = _rows(lambda _: _run(joint, model), torch.zeros(num_samples, 1), seed)
+    return {n: drawn[n] for n in joint.latents.names}
+
+
+def from_prior(joint: LogJoint, theta: Tensor, num_samples: int, seed: int) -> Values:
+    """Draws of all latent and observed sites from the prior, each ``(S,) + site shape``."""
+    model = unobserved(joint, theta)
+    return _rows(lambda _: _run(joint, model), torch.zeros(num_samples, 1), seed)
+
+
+def from_predictive(joint: LogJoint, theta: Tensor, u: Tensor, seed: int) -> Values:
+    """One new data set per row of unconstrained latents ``(S, D)``: observed sites, ``(S,) + site shape``."""
+    model = unobserved(joint, theta)
+
+    def draw(v: Tensor) -> Values:
+        latents = joint.latents.constrained(v.to(joint.dtype))
+        return _run(joint, poutine.condition(model, data=latents))
+
+    drawn = _rows(draw, u, seed)
+    return {n: drawn[n] for n in joint.observed if n in drawn}
+
+
+def log_prior_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
+    """Log prior density of the latents in unconstrained space, Jacobian included, nats, shape ``(R,)``."""
+    return log_prior(joint, u, theta)
+
+
+def pointwise_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
+    """Log likelihood of every datum at rows ``(R, D)``, nats, each ``(R,) + data shape``."""
+    with torch.no_grad():
+        return _in_parts(lambda v: joint.pointwise(v, theta), u)
+
+
+def recorded_rows(joint: LogJoint, u: Tensor) -> Values:
+    """Values of the ``pyro.deterministic`` sites outside plates of discrete sites at rows ``(R, D)``."""
+    nodes = sample_nodes(joint.trace(joint.initial_u, joint.initial_theta))
+    names = [n for n, s in nodes.items() if _is_function(s) and not joint.discrete]
+    if not names:
+        return {}
+
+    def record(v: Tensor) -> Values:
+        nodes = joint.trace(v, joint.initial_theta).nodes
+        return {n: nodes[n]["value"] for n in names}
+
+    with torch.no_grad():
+        return _in_parts(record, u)
+
+
+def mean_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
+    """Mean of every observed site given the latents at rows ``(R, D)``, each ``(R,) + data shape``.
+
+    Sites whose distribution has no mean in closed form, or that depend on a discrete site, are left out.
+    """
+    if joint.discrete:
+        return {}
+
+    def means(v: Tensor) -> Values:
+        nodes = joint.trace(v, theta).nodes
+        return {n: torch.as_tensor(nodes[n]["fn"].mean).expand(nodes[n]["value"].shape) for n in joint.observed}
+
+    try:
+        with torch.no_grad():
+            return {n: v for n, v in _in_parts(means, u).items() if bool(torch.isfinite(v).all())}
+    except (NotImplementedError, AttributeError, RuntimeError, ValueError):
+        return {}
+
+
+def responsibility_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
+    """``p(z_n = k | x_n, w)`` of the one discrete site at rows ``(R, D)``, ``(R,) + plate_shape + (K,)``."""
+    with torch.no_grad():
+        return _vectorised(lambda v: {"": joint.responsibilities(v, theta)}, u)[""]
+
+
+def node_at(joint: LogJoint, theta: Tensor, site: str) -> Any:
+    """A site as the model declares it on the arguments that ``joint`` holds now, discrete sites drawn."""
+    model = joint.substituted(theta)
+    with own_random_numbers(), quiet(), torch.no_grad(), poutine.block():
+        return poutine.trace(model).get_trace(*joint.args, **joint.kwargs).nodes[site]
+
+
+def _run(joint: LogJoint, model: Model) -> Values:
+    with quiet():
+        trace = poutine.trace(model).get_trace(*joint.args, **joint.kwargs)
+    return {n: s["value"] for n, s in sample_nodes(trace).items() if s["value"].numel() and not _is_function(s)}
+
+
+def _is_function(node: Any) -> bool:
+    """Whether a site is a ``pyro.deterministic``, which has nothing to draw."""
+    return bool(node["is_observed"]) and not is_observation(node)
+
+
+def _rows(draw: Callable[[Tensor], Values], u: Tensor, seed: int) -> Values:
+    with torch.random.fork_rng(), torch.no_grad(), pyro.validation_enabled(False):
+        torch.manual_seed(seed)
+        return _vectorised(draw, u)
+
+
+def _in_parts(function: Callable[[Tensor], Values], u: Tensor) -> Values:
+    """All rows, a few hundred at once: a table of them all might not fit into memory."""
+    parts = [_vectorised(function, part) for part in u.split(ROWS)]
+    return {n: torch.cat([part[n] for part in parts]) for n in parts[0]}
+
+
+def _vectorised(function: Callable[[Tensor], Values], u: Tensor) -> Values:
+    """All rows at once; one by one where the model's own Python, or a sampler, cannot be vectorised."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a sampler that only warns may return rows that are not independent
+            return torch.vmap(function, randomness="different")(u)
+    except (RuntimeError, NotImplementedError, ValueError, Warning):
+        rows = [function(v) for v in u]
+        return {n: torch.stack([row[n] for row in rows]) for n in rows[0]}

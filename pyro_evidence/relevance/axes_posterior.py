@@ -1,0 +1,341 @@
+"""What a fit on a few axes of weight space returns."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace import archive
+from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
+from pyro_evidence.laplace.guide import LaplaceGuide
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.numerics.derivatives import jacobian
+from pyro_evidence.numerics.evidence import well_determined
+from pyro_evidence.program.checks import require_targets
+from pyro_evidence.program.failed_run import new_data
+from pyro_evidence.program.links import moderated_output
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.relevance.axis_priors import (
+    AXES,
+    AxisPrior,
+    GaussianFit,
+    GaussianPrior,
+    GroupPrior,
+    L1Prior,
+    OnAxes,
+    SparseState,
+    WithWeights,
+    gaussian_fit,
+)
+from pyro_evidence.relevance.chunks import StreamedTarget
+from pyro_evidence.relevance.weights import Weights, weights_of
+from pyro_evidence.settings import check_count
+
+OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
+Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
+
+
+@dataclass(frozen=True)
+class AxesPosterior:
+    """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
+
+    :ivar of: the weights it is of.
+    :ivar state: the fit; every number below is of this one.
+    """
+
+    of: Weights
+    state: SparseState
+
+    @cached_property
+    def _fit(self) -> GaussianFit:
+        return gaussian_fit(self.of, self.state)
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """``log p(D | alpha)`` by Laplace's approximation at the mode, nats, constants included.
+
+        Where the axes come from the data, as in REVM, it cannot choose a ridge, a kernel or a prior:
+        cross-validate.
+        """
+        return self._fit.log_evidence
+
+    @property
+    def alpha(self) -> Tensor:
+        """Learned hyperparameter of each axis, ``inf`` where pruned, shape ``(K,)``.
+
+        A precision under the Gaussian prior, twice the rate under the Laplace prior.
+        """
+        return self.state.alpha
+
+    @property
+    def active(self) -> Tensor:
+        """Which axes carry weight at the mode, bool, shape ``(K,)``."""
+        return self.state.active
+
+    @property
+    def num_active(self) -> int:
+        """How many of them."""
+        return self.state.num_active
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights at the mode, by site."""
+        return {n: v for n, v in self.mode.items() if n in self.of.sites}
+
+    @property
+    def hyperparameters(self) -> dict[str, Tensor]:
+        """``alpha`` of every axis, and the model's params."""
+        return {**self.of.joint.held, "alpha": self.alpha}
+
+    @property
+    def mode(self) -> dict[str, Tensor]:
+        """Constrained values of every latent site at the mode."""
+        return self._sites(self.state.y)
+
+    def _sites(self, y: Tensor) -> dict[str, Tensor]:
+        joint = self.of.joint
+        return {n: v.detach() for n, v in joint.latents.constrained(self.of.flat(y).to(joint.dtype)).items()}
+
+    @property
+    def gamma(self) -> dict[str, Tensor]:
+        """How far the data determine each active axis, 0 to 1; Gaussian prior only."""
+        if not isinstance(self.state.prior, GaussianPrior) or not len(self.state.x):
+            return {}
+        variance = torch.cholesky_inverse(self._fit.precision_tril).diagonal()[: self.num_active]
+        return {"alpha": well_determined(self.alpha[self.active], variance)}
+
+    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
+        """Independent draws of every latent site of the user's model: ``(S,) + site shape``.
+
+        :param seed: None continues from the caller's generator; either way that generator is left where it
+            was.
+        """
+        check_count("num_samples", num_samples, at_least=0)
+        with torch.random.fork_rng():
+            if seed is not None:
+                torch.manual_seed(seed)
+            white = torch.randn(num_samples, len(self.state.x), dtype=torch.float64)
+        return self._sites((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
+
+    def _colour(self, white: Tensor) -> Tensor:
+        tril = self._fit.precision_tril
+        return torch.linalg.solve_triangular(tril.mT, white.mT, upper=True).mT if len(tril) else white
+
+    @cached_property
+    def _laplace(self) -> LaplacePosterior:
+        """The same mode as a Laplace posterior of :attr:`model`."""
+        self._needs_data("a guide")
+        joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, hyper=())
+        u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()
+        state = laplace_state(laplace_problem(joint), joint.initial_theta, u)
+        return LaplacePosterior(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
+
+    @property
+    def guide(self) -> LaplaceGuide:
+        """The posterior as a guide of :attr:`model`, whose latent site is ``axes``."""
+        if not len(self.state.x):
+            raise BadInput("every axis was pruned, so there is nothing to sample; raise the ridge.")
+        return self._laplace.guide
+
+    @property
+    def model(self) -> Model:
+        """The user's model with the learned prior, for NUTS and Predictive, in any process.
+
+        Its latent site ``axes``, shape ``(num_active,)``, takes the place of the weights, which are
+        deterministic sites of their own names.  Every prior precision is finite there: pruned axes are not in
+        it.
+        """
+        joint = self.of.joint
+        user = joint.substituted(joint.initial_theta)
+        if not self.num_active:
+            return WithWeights(user, self.weights)
+        prior = self.state.prior.distribution(self.alpha[self.active].to(joint.dtype))
+        shapes = {n: tuple(v.shape) for n, v in self.weights.items()}
+        return OnAxes(user, self.state.directions.to(joint.dtype), prior, shapes)
+
+    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
+        return self.mode
+
+    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Marginal quantiles, taken in unconstrained space: ``(len(q),) + shape``."""
+        levels = torch.as_tensor(q, dtype=torch.float64)
+        sd = self._colour_rows().square().sum(-1).sqrt()
+        return self._sites(self.state.y + torch.special.ndtri(levels).unsqueeze(-1) * sd)
+
+    def _colour_rows(self) -> Tensor:
+        """``F``, ``(D, K + V)``, with ``F F'`` the posterior covariance of the weights and the others."""
+        return self.state.embedding @ self._colour(torch.eye(len(self.state.x)).to(self.state.x)).mT
+
+    def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Pointwise log density of every observed site at the mode, nats; of the training data by default."""
+        joint = self._with(args, kwargs)
+        u = self.of.flat(self.state.y)
+        with new_data(joint.args, joint.kwargs):
+            require_targets(joint.trace(u, joint.initial_theta).nodes, joint.observed)
+            return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
+
+    def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
+        joint = copy.copy(self.of.joint)
+        if not (args or kwargs):
+            self._needs_data("a method without arguments")
+        else:
+            joint.args, joint.kwargs = args, kwargs
+        return joint
+
+    @property
+    def _streamed(self) -> bool:
+        return isinstance(self.of.target, StreamedTarget)
+
+    def _needs_data(self, what: str) -> None:
+        """Refuse what looks at the training data as a whole, where they came in chunks."""
+        if self._streamed:
+            raise BadInput(
+                f"{what} needs the training data, which came in chunks and were not kept; pass the model's arguments "
+                "for some rows to predictor, probability or log_prob, or run NUTS on posterior.model with data."
+            )
+
+    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Pointwise log predictive density at the mode, nats, ``(N,)``, summed over sites of one shape."""
+        parts = self.log_likelihood(*args, **kwargs)
+        shapes = {n: tuple(v.shape) for n, v in parts.items()}
+        if len(set(shapes.values())) != 1:
+            raise BadInput(
+                f"observed sites have different shapes, {shapes}; use log_likelihood(...), one entry per site."
+            )
+        return torch.stack(list(parts.values())).sum(0)
+
+    def predictor(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Posterior mean and variance of the first observed site's predictor, each of its shape.
+
+        :param args: the model's arguments; the targets may be left out.  Random state is left alone.
+        """
+        eta, J = self._tangents(args, kwargs)
+        return eta, (self._white(J.mT)).square().sum(0).reshape(eta.shape)
+
+    def _tangents(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The first observed site's predictor at the mode, and its derivative in ``x``, ``(size, K + V)``."""
+        joint, slot = self._with(args, kwargs), self.of.slots[0]
+        x = self.state.x.clone().requires_grad_()
+        with torch.random.fork_rng():
+            trace = joint.trace(self.of.flat(self.state.embedding @ x), joint.initial_theta)
+        eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
+        return eta.detach(), jacobian(eta.reshape(-1), x)
+
+    def _white(self, columns: Tensor) -> Tensor:
+        """``L^-1`` times columns ``(K + V, S)``, the posterior precision being ``L L'``."""
+        tril = self._fit.precision_tril
+        return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
+
+    def probability(self, *args: Any, integral: Integral = moderated_output, **kwargs: Any) -> Tensor:
+        """Predictive probability of label 1 of a Bernoulli site in log odds, shape ``(N,)``.
+
+        :param integral: :func:`moderated_output`, :func:`hermite`, or your own; none of the two changes a decision.
+        """
+        return integral(*self.predictor(*args, **kwargs))
+
+    def update_param_store(self) -> None:
+        """Write the params to Pyro's global param store; ``alpha`` is none of them."""
+        store, joint = pyro.get_param_store(), self.of.joint
+        for name, value in joint.held.items():
+            if name in store:
+                del store[name]
+            store.setdefault(name, value.detach().clone(), joint.param_constraints[name])
+
+    def diagnostics(self) -> dict[str, Any]:
+        """How far to trust the numbers; importance sampling is that of :class:`LaplacePosterior`."""
+        found = {
+            "status": self.status,
+            "log_evidence": float(self.log_evidence),
+            "num_active": self.num_active,
+        }
+        if not len(self.state.x) or self._streamed:
+            return found
+        keys = ("gradient_norm", "smallest_eigenvalue", "pareto_k", "log_evidence_importance")
+        laplace = self._laplace.diagnostics()
+        return found | {k: laplace[k] for k in (*keys, "log_evidence_importance_se", "effective_sample_size")}
+
+    @property
+    def status(self) -> str:
+        """Why the fit stopped, as a sentence."""
+        return "converged"
+
+    def columns(self) -> dict[str, Tensor]:
+        """What :meth:`summary` tabulates, one number per active axis."""
+        return {"alpha": self.alpha[self.active], "u": self.state.x[: self.num_active]}
+
+    def summary(self) -> None:
+        """Print the active axes, log evidence and how far to trust it."""
+        columns = self.columns()
+        index = torch.nonzero(self.active).flatten().tolist()
+        lines = ["".join(f"{name:>12}" for name in ("axis", *columns))]
+        lines += [
+            "".join([f"{i:>12}", *(f"{float(c[k]):>12.4g}" for c in columns.values())]) for k, i in enumerate(index)
+        ]
+        lines += [f"{k} = {v}" for k, v in self.diagnostics().items()]
+        print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
+
+    def save(self, path: str | Path) -> None:
+        """Write tensors and settings, no code.
+
+        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
+        """
+        joint, prior = self.of.joint, self.state.prior
+        self._needs_data("a file")
+        archive.storable(joint.args, "positional arguments")
+        archive.storable(joint.kwargs, "keyword arguments")
+        if type(prior) not in OURS.values():
+            raise BadInput(
+                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected GaussianPrior, "
+                "GroupPrior or L1Prior."
+            )
+        record: dict[str, Any] = {
+            "format": archive.FORMAT,
+            "kind": type(self).__name__,
+            "prior": [type(prior).__name__, *vars(prior).values()],
+            "sites": list(self.of.sites),
+        }
+        record |= {"args": list(joint.args), "kwargs": dict(joint.kwargs), "state": self.state.record()}
+        record["held"] = {n: v.detach().clone() for n, v in joint.held.items()}
+        archive.write(record | {"log_evidence": self.log_evidence}, path)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model) -> "AxesPosterior":
+        """A saved posterior, over the same model.
+
+        :raises BadInput: when the file is not one of ours, or the model is another.
+        """
+        record = archive.read(path)
+        if record.get("kind") != cls.__name__:
+            raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
+        joint = LogJoint(model, record["args"], record["kwargs"], hyper=())
+        joint.held = joint.held | record["held"]
+        of = weights_of(joint, record["sites"])
+        name, *settings = record["prior"]
+        posterior = cls(of, cls.restored(record["state"], OURS[name](*settings)))
+        if not torch.allclose(posterior.log_evidence, record["log_evidence"], rtol=1e-7):
+            raise BadInput(
+                f"this model's log evidence at the saved mode is {float(posterior.log_evidence):.6g}; the "
+                "file was saved "
+                f"with {float(record['log_evidence']):.6g}. It is another density: load it with the model that it "
+                "was fitted to."
+            )
+        return posterior
+
+    @staticmethod
+    def restored(record: Mapping[str, Any], prior: AxisPrior) -> SparseState:
+        """The state of a file's record."""
+        raise NotImplementedError
+
+
+def _with_axes(mode: dict[str, Tensor], state: SparseState, joint: LogJoint) -> dict[str, Tensor]:
+    """The mode as :attr:`AxesPosterior.model` names it."""
+    axes = {AXES: state.x[: state.num_active].to(joint.dtype)}
+    return {n: (axes | mode)[n] for n in joint.latents.names}

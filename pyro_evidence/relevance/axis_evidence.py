@@ -1,0 +1,395 @@
+r"""Automatic relevance determination along the eigenvectors of a likelihood's curvature, axis by axis.
+
+Along axis ``i`` the likelihood is :math:`\exp(-\tfrac12 h_i (u - u_i)^2)` times its maximum: ``h`` is the
+curvature (an eigenvalue, a precision), ``u`` the centre, and :math:`z = \sqrt{h}\,|u|` the Wald statistic.
+Each axis has one hyperparameter ``alpha``, chosen where its evidence is highest; ``inf`` means that the axis
+is pruned. Kropotov and Vetrov (2007), "On one method of non-diagonal regularization in sparse Bayesian
+learning", ICML.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import NotPositiveDefinite
+
+SAME = 1e-8  # relative gap below which eigenvalues count as one
+EVERY = 10  # steps of Lanczos between looks at the eigenvalues
+
+
+class Axes(NamedTuple):
+    """The axes of a local quadratic, largest curvature first, null directions left out.
+
+    Each points the way of the weights (``u >= 0``).  Axes whose eigenvalues agree to 1e-8 are rotated among
+    themselves so that at most one has ``u > 0``: the choice of highest evidence, and one that does not depend
+    on the library.
+    """
+
+    h: Tensor  # (K,) eigenvalues
+    directions: Tensor  # (M, K) unit eigenvectors
+    u: Tensor  # (K,) centre of the likelihood along each
+
+    @property
+    def wald(self) -> Tensor:
+        """``z^2 = h u^2`` of each axis, shape ``(K,)``."""
+        return self.h * self.u.square()
+
+
+def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
+    """Axes of the curvature ``A``, shape ``(M, M)``, centred at ``u + g / h``.
+
+    :param w: where the curvature was taken, shape ``(M,)``.
+    :param score: gradient there to be followed to the centre, shape ``(M,)``; zeros to stay at ``w``.
+    :raises NotPositiveDefinite: when an eigenvalue is below ``-1e-8`` of the largest.
+    """
+    h, V = torch.linalg.eigh(A)
+    if float(h[0]) < -1e-8 * float(h.abs().max()):
+        raise NotPositiveDefinite(
+            f"the curvature of the log likelihood, shape {tuple(A.shape)}, has smallest eigenvalue "
+            f"{float(h[0]):.2e}; "
+            f"expected none below zero (largest {float(h[-1]):.2e}), or no quadratic is centred there. The "
+            "likelihood "
+            f"is not log-concave: pass approximation=empirical_fisher, a Gauss-Newton curvature that is "
+            "never negative. (Of single-precision data it may be rounding: pass them in double precision.)"
+        )
+    kept = h > torch.finfo(h.dtype).eps * len(h) * h[-1]
+    h, V = h[kept].flip(0), V[:, kept].flip(1)
+    return aligned(h, V, V.mT @ w + (V.mT @ score) / h)
+
+
+def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> Axes:
+    """The same from a factor, ``A = root' root``, by singular values: small eigenvalues keep their digits.
+
+    :param root: shape ``(n, M)``.
+    :param residual: ``score = root' residual``, shape ``(n,)``; zeros to stay at ``w``.
+    """
+    U, s, Vh = torch.linalg.svd(root, full_matrices=False)
+    kept = s.square() > torch.finfo(s.dtype).eps * root.shape[1] * s[0].square() if len(s) else s > 0
+    s, V = s[kept], Vh[kept].mT
+    return aligned(s.square(), V, V.mT @ w + (U[:, kept].mT @ residual) / s)
+
+
+def aligned(h: Tensor, V: Tensor, u: Tensor) -> Axes:
+    """Clusters rotated, signs fixed."""
+    V = V * torch.where(u < 0, -1.0, 1.0)
+    u = u.abs()
+    breaks = torch.nonzero(h[:-1] - h[1:] > SAME * h[:-1]).flatten() + 1
+    edges = [0, *breaks.tolist(), len(h)]
+    if len(edges) <= len(h):
+        for a, b in pairwise(edges):
+            if b - a > 1:
+                u, V = u.clone(), V.clone()
+                u[a:b], V[:, a:b] = _onto_first(u[a:b], V[:, a:b])
+    return Axes(h, V, u)
+
+
+def _onto_first(u: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
+    """Householder reflection that carries ``u`` onto its first coordinate."""
+    target = torch.zeros_like(u)
+    target[0] = u.norm()
+    v = u - target
+    size = v @ v
+    if float(size) == 0.0:
+        return target, V
+    return target, V - 2.0 / size * torch.outer(V @ v, v)
+
+
+def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
+    r"""The axes that can be kept, without the others: Lanczos started at ``w``, for large ``M``.
+
+    Every axis with :math:`h \le 1/|w|^2` is pruned for certain, and an axis orthogonal to ``w`` has ``u =
+    0``.  So the Krylov space of ``w`` holds all axes that matter, and it is grown until each Ritz value above
+    the bound has converged and one below it has appeared.  For the centre at ``w`` only.
+
+    :param product: multiplies a vector ``(M,)`` by the curvature.
+    """
+    if float(w @ w) == 0.0:
+        return Axes(w[:0], w.new_zeros(len(w), 0), w[:0])
+    basis = w.new_zeros(EVERY, len(w))  # rows are orthonormal; grown by halves
+    basis[0] = w / w.norm()
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for k in range(len(w)):
+        r = product(basis[k])
+        diagonal.append(float(r @ basis[k]))
+        for _ in range(2):  # twice is enough
+            r = r - basis[: k + 1].mT @ (basis[: k + 1] @ r)
+        beside.append(float(r.norm()))
+        stopped = beside[-1] <= 1e-14 * max(diagonal) or k + 1 == len(w)
+        if stopped or (k + 1) % EVERY == 0:
+            h, S = _tridiagonal(diagonal, beside[:-1], w)
+            if stopped or _finished(h, S, beside[-1], 1.0 / float(w @ w)):
+                break
+        if k + 1 == len(basis):
+            basis = torch.cat([basis, w.new_zeros(len(basis) // 2 + 1, len(w))])
+        basis[k + 1] = r / beside[-1]
+    kept = h > torch.finfo(h.dtype).eps * len(w) * h[-1]
+    h, V = h[kept].flip(0), (basis[: k + 1].mT @ S[:, kept]).flip(1)
+    return aligned(h, V, V.mT @ w)
+
+
+def _tridiagonal(diagonal: list[float], beside: list[float], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors of Lanczos' matrix."""
+    T, side = like.new_tensor(diagonal).diag(), like.new_tensor(beside)
+    return torch.linalg.eigh(T + torch.diag(side, 1) + torch.diag(side, -1)) if len(side) else torch.linalg.eigh(T)
+
+
+def _finished(h: Tensor, S: Tensor, beside: float, bound: float) -> bool:
+    residual = beside * S[-1].abs()
+    return bool((residual[h > bound] <= 1e-10 * h[h > bound]).all()) and bool((h <= bound).any())
+
+
+FAR = 9.0  # beyond this z the likelihood's mass on the other side of 0 is below exp(-40)
+STIFF = 1.15  # below this z the best a exceeds 3, where the closed form of the score loses a^2 units of rounding
+NUM_NODES = 96  # of Gauss-Laguerre: exact to rounding for a >= 2.5
+
+
+def gaussian_log_evidence(alpha: Tensor, h: Tensor, u: Tensor) -> Tensor:
+    r"""Log evidence factor :math:`\log f^G` of an axis under ``u ~ N(0, 1/alpha)``, nats.
+
+    Kropotov and Vetrov (2007), eq. 10; for ``alpha = inf`` its limit :math:`-h u^2 / 2`.
+
+    :param alpha: prior precision, ``(...)``, positive, possibly ``inf``.
+    """
+    ratio = h / alpha
+    return -0.5 * (ratio.log1p() + h * u.square() / (1.0 + ratio))
+
+
+def gaussian_alpha(h: Tensor, u: Tensor) -> Tensor:
+    r"""The prior precision of highest evidence, :math:`h / (h u^2 - 1)`; ``inf`` iff :math:`h u^2 \le 1`.
+
+    Kropotov and Vetrov (2007), eq. 11.
+    """
+    excess = h * u.square() - 1.0
+    kept = excess > 0.0
+    return torch.where(kept, h / torch.where(kept, excess, 1.0), torch.inf)
+
+
+def gaussian_log_gain(wald: Tensor) -> Tensor:
+    r"""What the best ``alpha`` gains over ``inf``, :math:`(z^2 - 1 - \log z^2)/2` nats; 0 where pruned.
+
+    :param wald: :math:`z^2 = h u^2`.
+    """
+    kept = wald.clamp(min=1.0)  # z^2 <= 1 is pruned and gains nothing
+    return 0.5 * (kept - 1.0 - kept.log())
+
+
+def group_gaussian_alpha(h: Tensor, u: Tensor, block: Tensor) -> Tensor:
+    r"""Prior precisions of highest evidence when the axes of a block share one scaled prior variance.
+
+    With :math:`\alpha_i = h_i / s_B` the best :math:`1 + s_B` is the mean of :math:`z^2` over the block where
+    that exceeds 1; otherwise the whole block is pruned.  A block of ``b`` axes of noise survives with probability
+    :math:`P(\chi^2_b > b)`, which rises with ``b``, from 0.32 towards 0.5.
+
+    :param block: index of each axis' block, int64, shape ``(M,)`` as ``h`` and ``u``.
+    """
+    excess = _block_mean(h * u.square(), block) - 1.0
+    kept = excess > 0.0
+    return torch.where(kept, h / torch.where(kept, excess, 1.0), torch.inf)
+
+
+def group_gaussian_log_gain(wald: Tensor, block: Tensor) -> Tensor:
+    r"""What :func:`group_gaussian_alpha` gains over ``inf``, nats, by axis; with ``m`` the block's mean of ``z^2``.
+
+    :math:`(z^2 (1 - 1/m) - \log m)/2` where :math:`m > 1`, 0 in pruned blocks; a single axis' share may be negative,
+    that of a block is not.
+    """
+    mean = _block_mean(wald, block).clamp(min=1.0)  # a mean below 1 is pruned and gains nothing
+    return 0.5 * (wald * (1.0 - 1.0 / mean) - mean.log())
+
+
+def _block_mean(wald: Tensor, block: Tensor) -> Tensor:
+    """Of each axis' block, ``(M,)``."""
+    if not len(block):
+        return wald
+    sums = torch.zeros(int(block.max()) + 1, dtype=wald.dtype, device=wald.device).index_add(0, block, wald)
+    return (sums / torch.bincount(block).to(wald))[block]
+
+
+def log_laplace_integral(a: Tensor, z: Tensor) -> Tensor:
+    r""":math:`\log \int \exp(-\tfrac12 (s - z)^2 - a|s|)\, ds`, ``(...)``, without over- or underflow.
+
+    Each half line is an ``erfcx`` where its mode lies at 0 and an ``erfc`` where it lies inside.  Kropotov
+    and Vetrov (2007), eq. 13 and appendix A.
+
+    :param a: rate of the Laplace prior in units of the likelihood's width, non-negative.
+    :param z: centre, non-negative.
+    """
+    near, far = (a - z) / math.sqrt(2.0), (a + z) / math.sqrt(2.0)
+    at_zero = -0.5 * z.square()
+    beside = at_zero + torch.special.erfcx(near.clamp(min=0.0)).log()  # only where near >= 0
+    inside = -a * (z - 0.5 * a) + torch.special.erfc(near.clamp(max=0.0)).log()
+    halves = torch.logaddexp(torch.where(near >= 0, beside, inside), at_zero + torch.special.erfcx(far).log())
+    return halves + 0.5 * math.log(math.pi / 2.0)
+
+
+def laplace_log_evidence(alpha: Tensor, h: Tensor, u: Tensor) -> Tensor:
+    r"""Log evidence factor :math:`\log f^L` under the density :math:`\tfrac\alpha4 e^{-\alpha|u|/2}`, nats.
+
+    Kropotov and Vetrov (2007), eq. 12 and 13; for ``alpha = inf`` its limit :math:`-h u^2 / 2`.
+    """
+    z = h.sqrt() * u.abs()
+    kept = torch.isfinite(alpha) & (h > 0)
+    a = torch.where(kept, alpha / (2.0 * torch.where(kept, h, 1.0).sqrt()), 1.0)
+    value = (0.5 * a).log() + log_laplace_integral(a, z)
+    return torch.where(kept, value, -0.5 * z.square())
+
+
+def laplace_log_gain(wald: Tensor) -> Tensor:
+    """What the best Laplace ``alpha`` gains over ``inf``, nats; 0 for pruned axes, ``(...)``.
+
+    :param wald: :math:`z^2 = h u^2`.
+    """
+    z = wald.sqrt()
+    a = scaled_laplace_alpha(z)
+    kept = torch.isfinite(a)
+    a = torch.where(kept, a, 1.0)
+    return torch.where(kept, (0.5 * a).log() + log_laplace_integral(a, z) + 0.5 * wald, 0.0)
+
+
+def laplace_alpha(h: Tensor, u: Tensor) -> Tensor:
+    r"""The Laplace ``alpha`` of highest evidence, :math:`2\sqrt h\, a^*(\sqrt h |u|)`; ``inf`` iff pruned.
+
+    The threshold :math:`h u^2 > 1` is the Gaussian's: to second order in its scale, every symmetric prior of
+    finite variance gains :math:`(z^2 - 1)/2` times that variance.
+    """
+    a = scaled_laplace_alpha(h.sqrt() * u.abs())
+    return torch.where(torch.isfinite(a), 2.0 * h.sqrt() * a, torch.inf)
+
+
+def scaled_laplace_alpha(z: Tensor) -> Tensor:
+    r"""The universal :math:`a^*(z)`, where :math:`\tfrac a2 \int e^{-(s-z)^2/2 - a|s|} ds` is highest.
+
+    ``inf`` for :math:`z \le 1`.  Unique: with :math:`k(s) = \cosh(zs) e^{-s^2/2}` and :math:`\beta = 1/a` the
+    integral is :math:`\int \beta^{-1} e^{-s/\beta} k(s) ds`, a scale mixture with a totally positive kernel,
+    so that its derivative changes sign no oftener than :math:`k'`: never for :math:`z \le 1`, once for
+    :math:`z > 1`.  Near 1 it goes as :math:`2/\sqrt{z^2 - 1}`, far out as :math:`2/(z + \sqrt{z^2 - 4})`.
+    """
+    z = z.double()
+    far = 2.0 / (z + (z.square() - 4.0).clamp(min=0.0).sqrt())  # used where z >= FAR only
+    near = torch.full_like(z, torch.inf)
+    for chosen, moments in (((z > 1.0) & (z < STIFF), _stiff), ((z >= STIFF) & (z < FAR), _soft)):
+        near = near.masked_scatter(chosen, _root(z[chosen], moments))
+    return torch.where(z >= FAR, far, near)
+
+
+class _Score(NamedTuple):
+    """``d log f / d log a`` and its own derivative in ``log a``."""
+
+    value: Tensor
+    slope: Tensor
+
+
+def _soft(a: Tensor, z: Tensor) -> _Score:
+    """``1 - a E|s|`` from the closed moments."""
+    moments = laplace_moments(a, z)
+    value = 1.0 - a * moments.absolute
+    return _Score(value, value - 1.0 + a.square() * (moments.second - moments.absolute.square()))
+
+
+def _stiff(a: Tensor, z: Tensor) -> _Score:
+    """The same by Gauss-Laguerre in ``x = a s``, without the leading 1 of ``k``, which adds nothing."""
+    x, weights = _laguerre(a)
+    s = x / a.unsqueeze(-1)
+    zs = z.unsqueeze(-1) * s
+    log_cosh = torch.where(
+        zs < 0.1, (2.0 * (0.5 * zs).sinh().square()).log1p(), zs + (-2.0 * zs).exp().log1p() - math.log(2.0)
+    )
+    excess = torch.expm1(log_cosh - 0.5 * s.square()) * weights
+    norm = 1.0 + excess.sum(-1)
+    value = ((1.0 - x) * excess).sum(-1) / norm
+    second = (2.0 + (x.square() * excess).sum(-1)) / norm
+    return _Score(value, value - 1.0 + second - (1.0 - value).square())
+
+
+def _laguerre(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of Gauss-Laguerre.  Golub and Welsch (1969)."""
+    k = torch.arange(NUM_NODES, dtype=torch.float64, device=like.device)
+    values, vectors = torch.linalg.eigh(torch.diag(2.0 * k + 1.0) + torch.diag(k[1:], 1) + torch.diag(k[1:], -1))
+    return values, vectors[0].square()
+
+
+def _root(z: Tensor, score: Callable[[Tensor, Tensor], _Score]) -> Tensor:
+    """Newton in ``log a`` inside the bracket ``1/z < a < 2 / sqrt(z^2 - 1)``, bisecting when it leaves."""
+    low, high = -z.log(), math.log(2.0) - 0.5 * ((z - 1.0) * (z + 1.0)).log()
+    log_a = 0.25 * low + 0.75 * high
+    for _ in range(60):
+        value, slope = score(log_a.exp(), z)
+        low, high = torch.where(value > 0, log_a, low), torch.where(value > 0, high, log_a)
+        newton = log_a - value / slope
+        new = torch.where((newton > low) & (newton < high), newton, 0.5 * (low + high))
+        if bool(((new - log_a).abs() <= 4e-16 * (1.0 + log_a.abs())).all()):
+            break
+        log_a = new
+    return log_a.exp()
+
+
+class Moments(NamedTuple):
+    """Of ``s`` under the density proportional to ``exp(-(s - z)^2/2 - a|s|)``."""
+
+    mean: Tensor
+    absolute: Tensor  # E|s|
+    second: Tensor  # E s^2
+
+    @property
+    def variance(self) -> Tensor:
+        """Posterior variance, in units of ``1/h``."""
+        return self.second - self.mean.square()
+
+
+def laplace_moments(a: Tensor, z: Tensor) -> Moments:
+    """Posterior moments of an axis under the Laplace prior, in closed form, in units of ``h**-0.5``.
+
+    A mixture of two normals, each truncated at 0; relative errors grow as ``a**2`` units of rounding.
+
+    :param z: centre, non-negative (the mean of a negative centre is minus this one).
+    """
+    near, far = _half_line(a - z), _half_line(a + z)
+    log_share = near.log_mass - torch.logaddexp(near.log_mass, far.log_mass)
+    share = log_share.exp()
+    other = -torch.expm1(log_share)
+    absolute = share * near.first + other * far.first
+    return Moments(share * near.first - other * far.first, absolute, share * near.second + other * far.second)
+
+
+class _Half(NamedTuple):
+    """Of the density on s > 0 proportional to ``exp(-s^2/2 - x s)``."""
+
+    log_mass: Tensor
+    first: Tensor
+    second: Tensor
+
+
+def _half_line(x: Tensor) -> _Half:
+    inside = x < 0
+    right, left = x.clamp(min=0.0), (-x).clamp(min=0.0)  # the two sides of x = 0
+    scaled = 0.5 * math.log(math.pi / 2.0) + torch.special.erfcx(right / math.sqrt(2.0)).log()
+    grown = 0.5 * left.square() + 0.5 * math.log(math.tau) + torch.special.log_ndtr(left)
+    log_mass = torch.where(inside, grown, scaled)
+    first = (-log_mass).exp() - x  # integration by parts: E s = 1/mass - x
+    return _Half(log_mass, first, 1.0 - x * first)
+
+
+def optimal_prior_covariance(A: Tensor, mu: Tensor) -> Tensor:
+    r"""The Gaussian prior covariance of highest evidence, :math:`S = (1 - 1/q)_+\, \mu\mu'`, ``(M, M)``.
+
+    For the likelihood :math:`\exp(-\tfrac12 (w - \mu)' A (w - \mu))`, :math:`q = \mu' A \mu`.  Kropotov and
+    Vetrov (2007), section 5, ask for it.  Proof: with :math:`z = A^{1/2}\mu` and :math:`P = (I + A^{1/2} S
+    A^{1/2})^{-1}` the log evidence is :math:`\tfrac12 \log|P| - \tfrac12 z'Pz`, strictly concave on :math:`0
+    < P \le I`.  Its Karush-Kuhn-Tucker conditions :math:`P^{-1} - zz' = \Lambda \ge 0,\ \Lambda (I - P) = 0`
+    hold at :math:`P = I - (1 - 1/q) zz'/q`, where :math:`P^{-1} = I + (q - 1) zz'/q` and :math:`\Lambda = I -
+    zz'/q`.
+
+    Nobody should use it: the prior has rank one, along the maximum-likelihood weights themselves, so the
+    posterior mean is :math:`(1 - 1/q)\mu` and every decision is the unregularised one.
+
+    :param A: curvature, positive semidefinite, shape ``(M, M)``.
+    :param mu: maximum-likelihood weights, shape ``(M,)``.
+    """
+    q = mu @ A @ mu
+    kept = (1.0 - 1.0 / q).clamp(min=0.0)  # q <= 1: the best prior is a point at 0
+    return torch.where(q > 1.0, kept, 0.0) * torch.outer(mu, mu)

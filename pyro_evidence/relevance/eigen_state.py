@@ -1,0 +1,303 @@
+"""One fitted relevance eigenvector machine: ridge mode, axes, hyperparameters, mode; what makes it meaningless."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput, ImproperPosterior, NotAMode
+from pyro_evidence.numerics import lbfgs
+from pyro_evidence.relevance import axis_evidence
+from pyro_evidence.relevance.axis_evidence import Axes
+from pyro_evidence.relevance.axis_priors import AxisPrior, SparseState, climbed
+from pyro_evidence.relevance.quadratic import Approximation, Quadratic
+from pyro_evidence.relevance.weights import AutogradTarget, LinearTarget, Penalised, Target
+
+TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
+DIGITS = 1e-7  # error of a Wald statistic that changes nothing
+
+Centre = Callable[[Tensor], Tensor]  # slopes (N, C), or a score (M,) -> those that are followed to the centre
+Others = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # A (D, D), g (D,), M -> (M, M), (M,)
+
+
+def base_centre(slope: Tensor) -> Tensor:
+    """Centred where the quadratic was taken, as in the paper: the ridge mode stands for a maximum."""
+    return torch.zeros_like(slope)
+
+
+def score_centre(slope: Tensor) -> Tensor:
+    """Centred at the quadratic's own maximum ``u + g/h``: the right one, but it keeps more axes."""
+    return slope
+
+
+def fixed_others(A: Tensor, g: Tensor, num_weights: int) -> tuple[Tensor, Tensor]:
+    """Other latents stay at their mode."""
+    return A[:num_weights, :num_weights], g[:num_weights]
+
+
+def schur_complement(A: Tensor, g: Tensor, num_weights: int) -> tuple[Tensor, Tensor]:
+    r"""Other latents follow the weights: :math:`A_{ww} - A_{wv} A_{vv}^{-1} A_{vw}`."""
+    M = num_weights
+    gain = torch.linalg.solve(A[M:, M:], A[M:, :M]).mT
+    return A[:M, :M] - gain @ A[M:, :M], g[:M] - gain @ g[M:]
+
+
+@dataclass(frozen=True)
+class REVMSettings:
+    """What an engine was told."""
+
+    prior: AxisPrior
+    centre: Centre
+    approximation: Approximation
+    others: Others
+
+
+@dataclass(frozen=True)
+class REVMState(SparseState):
+    """Built only by :func:`eigen_state`, so its parts always agree."""
+
+    recipe: REVMSettings
+    ridge: float
+    quadratic: Quadratic
+    axes: Axes
+    alpha: Tensor  # (K,) of every axis, inf where pruned
+    active: Tensor  # (K,) bool: neither pruned nor zero at the mode
+    x: Tensor  # (K_active + V,) the mode: active axes, then the other coordinates
+    base_log_likelihood: Tensor  # () at the ridge mode
+    null_log_likelihood: Tensor  # () at w = 0
+
+    @property
+    def prior(self) -> AxisPrior:
+        """Along each axis."""
+        return self.recipe.prior
+
+    @property
+    def directions(self) -> Tensor:
+        """Active axes, shape ``(M, K_active)``."""
+        return self.axes.directions[:, self.active]
+
+    def record(self) -> dict[str, Any]:
+        """What a file keeps of it."""
+        return {
+            "ridge": self.ridge,
+            "axes": list(self.axes),
+            "base": self.quadratic.y,
+            "alpha": self.alpha,
+            "active": self.active,
+            "x": self.x,
+            "log_likelihoods": [self.base_log_likelihood, self.null_log_likelihood],
+        }
+
+    @property
+    def misfit(self) -> Tensor:
+        """``D``: the quadratic's log likelihood at ``w = 0`` minus the true one, nats; large is bad."""
+        return self.base_log_likelihood - 0.5 * self.axes.wald.sum() - self.null_log_likelihood
+
+    @property
+    def factorised_log_evidence(self) -> Tensor:
+        """Kropotov and Vetrov (2007), eq. 8, at its optimum, nats, ``()``; exact for Gaussian noise, ridge 0.
+
+        Not for comparing models: the axes come from the data, and it errs high where the quadratic does.
+        """
+        return self.base_log_likelihood + (self.recipe.prior.log_gain(self.axes.wald) - 0.5 * self.axes.wald).sum()
+
+
+def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) -> Tensor:
+    """Mode under ``N(0, 1/ridge)`` on the weights, shape ``(D,)``.
+
+    :raises BadInput: for a ridge that is negative, infinite or nan.
+    :raises ImproperPosterior: for ridge 0 where the likelihood has no maximum.
+    """
+    if not 0.0 <= ridge < math.inf:
+        raise BadInput(f"ridge={ridge}; expected a precision of at least 0 and finite, such as 1e-2.")
+    alpha = torch.full_like(start[:num_weights], ridge)
+    try:
+        y = climbed(target, alpha, _approached(target, alpha, start) if isinstance(target, AutogradTarget) else start)
+    except (NotAMode, RuntimeError) as error:
+        raise _improper() if ridge == 0.0 else error from error
+    if ridge == 0.0 and (separable(target, y, num_weights) or _singular(target, y)):
+        raise _improper()
+    return y
+
+
+def _singular(target: Target, y: Tensor) -> bool:
+    h = torch.linalg.eigvalsh(target.precision(y.unsqueeze(0))[0])
+    return bool(h[0] <= 10.0 * len(h) * target.eps * h[-1])
+
+
+def _approached(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
+    """L-BFGS first, where the likelihood is not concave in the weights."""
+    density = Penalised(target, torch.cat([alpha, start.new_zeros(len(start) - len(alpha))]))
+    theta = start.new_zeros(0)
+    return lbfgs.ascend(lambda u: density.gradient(u, theta), start.unsqueeze(0), tolerance=1e-4, num_steps=500)[0]
+
+
+def _improper() -> ImproperPosterior:
+    return ImproperPosterior(
+        "with ridge=0 the likelihood has no single maximum: the classes can be separated, or columns of the "
+        "design "
+        "coincide. Pass ridge=1e-2, or ridge=isotropic_evidence or cross_validation(...)."
+    )
+
+
+def separable(target: Target, y: Tensor, num_weights: int) -> bool:
+    """Whether the likelihood does not fall on the way from the weights to a thousand times them."""
+    scale = torch.ones_like(y)
+    scale[:num_weights] = 1e3
+    values = target.value(torch.stack([y, y * scale]))
+    return bool(values[1] >= values[0])
+
+
+def axes_of(quadratic: Quadratic, num_weights: int, recipe: REVMSettings) -> Axes:
+    """Eigenvectors of the curvature; by singular values where its Gram matrix would lose digits that matter."""
+    w = quadratic.y[:num_weights]
+    if quadratic.summed_score is not None:
+        return axis_evidence.from_gram(quadratic.gram, w, recipe.centre(quadratic.score))
+    slopes = tuple(recipe.centre(s) for s in quadratic.slopes)
+    followed = any(bool((s != 0).any()) for s in slopes)
+    centred = replace(quadratic, slopes=slopes)
+    if len(quadratic.y) > num_weights:
+        return axis_evidence.from_gram(*_effective(centred, w, recipe))
+    roots = [_root(B) for B in quadratic.curvatures]
+    if all(roots) and num_weights > TRUNCATE and not followed:
+        return axis_evidence.truncated(lambda v: _product(quadratic, v), w)
+    if all(roots) and (followed or sum(s.numel() for s in slopes) < num_weights):
+        return _of_rows(centred, [root for root in roots if root], w, followed)
+    return axis_evidence.from_gram(quadratic.gram, w, centred.score)
+
+
+def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor, followed: bool) -> Axes:
+    """With a score to follow, or fewer data than weights.
+
+    At the base centre no axis with ``h <= 1/|w|^2`` is kept: the Gram matrix is faster, and will do where it has
+    the digits of such an ``h``.
+    """
+    num_rows = sum(s.numel() for s in quadratic.slopes)
+    if not followed and len(w) <= 2 * num_rows:
+        axes = axis_evidence.from_gram(quadratic.gram, w, torch.zeros_like(w))
+        if torch.finfo(w.dtype).eps * float(axes.h[:1].sum() * (w @ w)) <= DIGITS:
+            return axes
+    triples = list(zip(quadratic.parts, roots, quadratic.slopes, strict=True))
+    rows = torch.cat([(root @ p.J).flatten(0, 1) for p, (root, _), _ in triples])
+    residual = torch.cat([(inverse @ s.unsqueeze(-1)).flatten() for _, (_, inverse), s in triples])
+    return axis_evidence.from_rows(rows, w, residual)
+
+
+def _effective(quadratic: Quadratic, w: Tensor, recipe: REVMSettings) -> tuple[Tensor, Tensor, Tensor]:
+    A, g = recipe.others(quadratic.gram, quadratic.score, len(w))
+    return A, w, g
+
+
+def _product(quadratic: Quadratic, v: Tensor) -> Tensor:
+    found = [
+        ((B @ (p.J @ v).unsqueeze(-1)).squeeze(-1).flatten() @ p.J.flatten(0, 1))
+        for p, B in zip(quadratic.parts, quadratic.curvatures, strict=True)
+    ]
+    return torch.stack(found).sum(0)
+
+
+def _root(B: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Symmetric square root and its pseudo-inverse of every block; None where a block has none."""
+    if B.shape[-1] == 1:
+        values, vectors = B[..., 0], torch.ones_like(B)
+    else:
+        values, vectors = torch.linalg.eigh(B)
+    if bool((values < -1e-10 * values.abs().max()).any()):
+        return None
+    root = values.clamp(min=0.0).sqrt()  # rounding below zero
+    inverse = torch.where(root > 0, root.reciprocal(), 0.0)
+    return (vectors * root.unsqueeze(-2)) @ vectors.mT, (vectors * inverse.unsqueeze(-2)) @ vectors.mT
+
+
+def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, recipe: REVMSettings) -> REVMState:
+    """Algorithms 1 and 2 of Kropotov and Vetrov (2007), with a ridge mode where they ask for a maximum.
+
+    :param start: where the search for the ridge mode starts, shape ``(D,)``.
+    """
+    if isinstance(target, LinearTarget) and _is_wide(target, ridge, num_weights):
+        return _in_row_space(target, start, ridge, recipe)
+    base = base_point(target, ridge, start, num_weights)
+    quadratic = recipe.approximation(target, ridge, base)
+    return on_axes(target, recipe, ridge, (quadratic, axes_of(quadratic, num_weights, recipe)))
+
+
+def _is_wide(target: LinearTarget, ridge: float, num_weights: int) -> bool:
+    return target.rest is None and ridge > 0.0 and 2 * sum(p.c.numel() for p in target.parts) <= num_weights
+
+
+def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, recipe: REVMSettings) -> REVMState:
+    """The same for far more weights than data: the ridge mode and all axes lie in the span of the design's rows."""
+    Q, _ = torch.linalg.qr(torch.cat([p.J.flatten(0, 1) for p in target.parts]).mT)  # (M, N C)
+    found = eigen_state(target.along(Q), Q.shape[1], Q.mT @ start, ridge, recipe)
+    quadratic = replace(found.quadratic, y=Q @ found.quadratic.y, parts=target.parts)
+    return replace(found, quadratic=quadratic, axes=found.axes._replace(directions=Q @ found.axes.directions))
+
+
+def on_axes(target: Target, recipe: REVMSettings, ridge: float, found: tuple[Quadratic, Axes]) -> REVMState:
+    """Hyperparameters and mode along given axes: algorithm 1 or 2 from step 4 on."""
+    quadratic, axes = found
+    num_weights = len(axes.directions)
+    alpha = recipe.prior.alpha(axes.h, axes.u)
+    kept = torch.isfinite(alpha)
+    u = recipe_mode(target, recipe, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:]))
+    nonzero = u[: int(kept.sum())] != 0
+    active = kept.clone()
+    active[kept] = nonzero
+    x = torch.cat([u[: len(nonzero)][nonzero], u[len(nonzero) :]])
+    null = torch.cat([torch.zeros_like(quadratic.y[:num_weights]), quadratic.y[num_weights:]])
+    values = target.value(torch.stack([quadratic.y, null]))
+    return REVMState(recipe, ridge, quadratic, axes, alpha, active, x, values[0], values[1])
+
+
+def recipe_mode(
+    target: Target, recipe: REVMSettings, prior: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The mode over the kept axes and the other coordinates."""
+    directions, alpha = prior
+    if not sum(len(s) for s in start):
+        return alpha
+    T = torch.block_diag(directions, torch.eye(len(start[1])).to(alpha))
+    return recipe.prior.mode(target.along(T), alpha, torch.cat(start))
+
+
+SATURATED = 25.0  # log odds beyond which a likelihood no longer feels its weights
+
+
+def warn_if_meaningless(state: REVMState) -> None:
+    """Say whether every axis was pruned against the data, or the mode lies where the likelihood is flat."""
+    explained = float(state.base_log_likelihood - state.null_log_likelihood)
+    if not state.num_active and explained > 1.0:
+        warnings.warn(
+            f"every axis was pruned although the weights explain {explained:.3g} nats: {_why_pruned(state)} Or choose "
+            "it by ridge=isotropic_evidence or cross_validation(...).",
+            stacklevel=4,
+        )
+        return
+    largest = max(
+        (float(p.eta(state.quadratic.y.unsqueeze(0)).abs().max()) for p in state.quadratic.parts), default=0.0
+    )
+    if largest > SATURATED and not _gaussian(state):
+        warnings.warn(
+            f"the ridge mode has a predictor of {largest:.0f}: at ridge={state.ridge:g} some data no longer "
+            "feel the "
+            f"weights, and the quadratic is poor (misfit {float(state.misfit):.3g} nats). Raise the ridge.",
+            stacklevel=4,
+        )
+
+
+def _why_pruned(state: REVMState) -> str:
+    """A sentence: whether the ridge holds the weights back, or the likelihood, where it is saturated."""
+    w, statistics = state.quadratic.y[: len(state.axes.directions)], float(state.axes.wald.sum())
+    said = f"at ridge={state.ridge:g} their Wald statistics add up to {statistics:.2g}, and the quadratic says nothing."
+    if state.ridge * float(w @ w) > statistics:
+        return f"{said} The ridge outweighs the likelihood's curvature: lower it, or pass centre=score_centre."
+    return f"{said} The classes are separated, so that curvature vanishes: raise the ridge, say to 1e-2."
+
+
+def _gaussian(state: REVMState) -> bool:
+    """Whether the quadratic is the likelihood: a long way from its centre it still agrees."""
+    return abs(float(state.misfit)) <= 0.01 * (1.0 + abs(float(state.base_log_likelihood)))

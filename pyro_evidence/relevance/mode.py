@@ -1,0 +1,190 @@
+"""Modes of linear predictors: Newton under a Gaussian prior, a projected Newton method under an L1 penalty."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.linear_predictor import gram
+from pyro_evidence.numerics.newton import Density
+from pyro_evidence.relevance.weights import LinearTarget
+from pyro_evidence.structure.observed_parts import EPS
+
+
+class Sparse(NamedTuple):
+    """A maximiser and how nearly it is one."""
+
+    u: Tensor  # (K,) with exact zeros
+    residual: float  # largest violation of the optimality conditions, nats per unit of u
+    converged: bool
+
+
+def maximise(
+    density: Density, rate: Tensor, start: Tensor, orthant: Tensor | None, *, tolerance: float, slack: float = 1e-14
+) -> Sparse:
+    r"""Maximise ``log_joint(u) - sum(rate |u|)``, shape ``(K,)``.
+
+    Newton on the free coordinates, those that are not 0 or whose gradient exceeds their rate, projected on
+    the orthant of the current signs, with backtracking.  Andrew and Gao (2007); Schmidt (2010), section 2.3.
+
+    :param rate: penalty of each coordinate, 0 for none.
+    :param orthant: signs that ``u`` must keep where the rate is positive, or None.
+    :param tolerance: of the residual, nats per unit of ``u``.
+    :param slack: relative rounding of the log joint, a sum over data.
+    """
+    u, theta = start.clone(), start.new_zeros(0)
+    value, gradient = _at(density, u, theta)
+    for _ in range(200):
+        uphill = _l1_uphill(u, gradient, rate, orthant)
+        if float(uphill.abs().max()) <= tolerance:
+            break
+        before = value - rate @ u.abs()
+        new = _step(density, (u, before - slack * (1.0 + before.abs())), uphill, rate)
+        if new is None:
+            break
+        u = new
+        value, gradient = _at(density, u, theta)
+    residual = float(_l1_uphill(u, gradient, rate, orthant).abs().max())
+    return Sparse(u, residual, residual <= tolerance)
+
+
+def _at(density: Density, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    value, gradient = density.gradient(u.unsqueeze(0), theta)
+    return value[0], gradient[0]
+
+
+def _l1_uphill(u: Tensor, gradient: Tensor, rate: Tensor, orthant: Tensor | None) -> Tensor:
+    """The steepest way up; 0 exactly where the optimality conditions hold."""
+    beyond = gradient.sign() * (gradient.abs() - rate).clamp(min=0.0)  # at 0 the penalty holds |gradient| <= rate
+    if orthant is not None:
+        beyond = torch.where((rate > 0) & (beyond * orthant < 0), 0.0, beyond)
+    return torch.where(u == 0, beyond, gradient - rate * u.sign())
+
+
+def _step(density: Density, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor) -> Tensor | None:
+    """The first projected step that raises the objective: Newton's, then the gradient's."""
+    u, lowest = point  # below which a trial counts as lower
+    theta = u.new_zeros(0)
+    free = (u != 0) | (uphill != 0)
+    A = density.precision(u.unsqueeze(0), theta)[0]
+    signs = torch.where(u == 0, uphill.sign(), u.sign())
+    newton = torch.zeros_like(u)
+    newton[free] = torch.linalg.solve(A[free][:, free], uphill[free])
+    for direction in (newton, uphill / A.diagonal().max()):
+        for halvings in range(40):
+            trial = u + 0.5**halvings * direction
+            trial = torch.where((rate > 0) & (trial * signs <= 0), 0.0, trial)
+            after = density.log_joint(trial.unsqueeze(0), theta)[0] - rate @ trial.abs()
+            rise = 1e-4 * float(uphill @ (trial - u))
+            if float(after - lowest) >= max(rise, 0.0) and not torch.equal(trial, u):
+                return trial
+    return None
+
+
+DENSE = 150  # weights up to which a fresh factor costs less than conjugate gradients
+MOST_PRODUCTS = 8  # of conjugate gradients before the factor is renewed; more for many weights
+SMALL = 1e-18  # decrement in nats, relative to the objective, that counts as none in double precision
+
+
+class Found(NamedTuple):
+    """Where Newton stopped."""
+
+    x: Tensor  # (D,)
+    converged: bool
+
+
+class _Point(NamedTuple):
+    x: Tensor
+    etas: tuple[Tensor, ...]  # (1, N, C) each
+    value: float
+
+
+def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Found:
+    """Mode of the target, which has no other coordinates, under ``N(0, 1/alpha)``, shape ``(D,)``.
+
+    Each step solves with the last Cholesky factor as preconditioner of conjugate gradients, and renews the
+    factor when that takes long.  Not converged where the curvature is not positive definite or no step goes
+    up.  A model in a shorter dtype is climbed to that dtype's rounding.
+    """
+    point = _point(target, alpha, start, tuple(p.eta(start.unsqueeze(0)) for p in target.parts))
+    tril: Tensor | None = None
+    before, coarse = torch.inf, target.eps / EPS
+    for _ in range(100):
+        found = [p.derivatives(e) for p, e in zip(target.parts, point.etas, strict=True)]
+        g = sum(
+            (s.flatten() @ p.J.flatten(0, 1) for p, (s, _) in zip(target.parts, found, strict=True)), -alpha * point.x
+        )
+        step, tril = _solved(target, alpha, [B[0] for _, B in found], g, tril)
+        if step is None:
+            return Found(point.x, False)
+        decrement, limit = float(g @ step), SMALL * coarse * (1.0 + abs(point.value))
+        moved = _uphill(target, alpha, point, step, decrement)
+        if moved is None or _next(decrement, before) <= limit:
+            return Found(point.x if moved is None else moved.x, decrement <= 1e8 * limit / coarse**0.5)
+        point, before = moved, decrement
+    return Found(point.x, False)
+
+
+def _next(decrement: float, before: float) -> float:
+    """The decrement to expect after this step: quadratic convergence, and what the solver left."""
+    return decrement * max((decrement / before) ** 2, _exactness(decrement)) if decrement < 1e-4 else decrement
+
+
+def _exactness(decrement: float) -> float:
+    """Share of the decrement that the solver may leave: as little as Newton's own error, never below rounding."""
+    return max(min(1e-2, decrement), 0.1 * SMALL / max(decrement, SMALL))
+
+
+def _point(target: LinearTarget, alpha: Tensor, x: Tensor, etas: tuple[Tensor, ...]) -> _Point:
+    likelihood = sum(float(p.log_likelihood(e)[0]) for p, e in zip(target.parts, etas, strict=True))
+    return _Point(x, etas, likelihood - 0.5 * float(alpha @ x.square()))
+
+
+def _uphill(target: LinearTarget, alpha: Tensor, point: _Point, step: Tensor, decrement: float) -> _Point | None:
+    """The first halved step that does not go down; along a line predictors move in proportion."""
+    ahead = [(p.J @ step).unsqueeze(0) for p in target.parts]
+    slack = 45.0 * target.eps * (1.0 + abs(point.value))
+    for halvings in range(40):
+        scale = 0.5**halvings
+        etas = tuple(e + scale * d for e, d in zip(point.etas, ahead, strict=True))
+        new = _point(target, alpha, point.x + scale * step, etas)
+        if new.value >= point.value + 1e-4 * scale * decrement - slack:
+            return new
+    return None
+
+
+def _solved(
+    target: LinearTarget, alpha: Tensor, curvatures: list[Tensor], g: Tensor, tril: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The Newton step and the factor in use."""
+    if tril is not None and len(g) > DENSE:
+        step = _conjugate_gradients(target, alpha, curvatures, g, tril)
+        if step is not None:
+            return step, tril
+    grams = (gram(p.J, B.unsqueeze(0))[0] for p, B in zip(target.parts, curvatures, strict=True))
+    tril, info = torch.linalg.cholesky_ex(sum(grams, alpha.diag()))
+    if int(info):
+        return None, None
+    return torch.cholesky_solve(g.unsqueeze(-1), tril).squeeze(-1), tril
+
+
+def _conjugate_gradients(
+    target: LinearTarget, alpha: Tensor, curvatures: list[Tensor], g: Tensor, tril: Tensor
+) -> Tensor | None:
+    """``A^-1 g``, as exactly as Newton's quadratic convergence needs, or None after too many products."""
+    x, r = torch.zeros_like(g), g
+    z = torch.cholesky_solve(r.unsqueeze(-1), tril).squeeze(-1)
+    p, rz = z, r @ z
+    first = float(rz)
+    for _ in range(max(MOST_PRODUCTS, len(g) // 100)):
+        q = alpha * p
+        for part, B in zip(target.parts, curvatures, strict=True):
+            q = q + (B @ (part.J @ p).unsqueeze(-1)).flatten() @ part.J.flatten(0, 1)
+        step = rz / (p @ q)
+        x, r = x + step * p, r - step * q
+        z = torch.cholesky_solve(r.unsqueeze(-1), tril).squeeze(-1)
+        new = r @ z
+        if float(new) <= first * _exactness(first):
+            return x
+        p, rz = z + new / rz * p, new
+    return None

@@ -1,0 +1,234 @@
+"""The noise of a Gaussian likelihood as one precision, found with the precisions of the weights by the evidence."""
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.iterate import Status
+from pyro_evidence.program.parameters import transform_of
+from pyro_evidence.relevance import fast_marginal
+from pyro_evidence.relevance.fast_marginal import SETTLED, FastState
+from pyro_evidence.relevance.weights import LinearTarget, Weights
+from pyro_evidence.structure.observed_parts import Part, part_of
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A Gaussian likelihood and the param that sets its precision.
+
+    :ivar weights: as they are at the param's starting value.
+    :ivar name: of the param.
+    :ivar num_data: data, each as often as its plate's scale counts it.
+    """
+
+    weights: Weights
+    name: str
+    num_data: float
+
+    def rescaled(self, log_scale: float) -> Weights:
+        """The weights when the noise precision is ``exp(log_scale)`` times that of the start.
+
+        The param is found by secants on the log precision, which is linear in the unconstrained value of a scale, a
+        variance, a precision or the logarithm of one.
+
+        :raises UnsupportedModel: where no value of the param has that precision.
+        """
+        if log_scale == 0.0:
+            return self.weights
+        tolerance = 64.0 * torch.finfo(self.weights.joint.dtype).eps * (1.0 + abs(log_scale))
+        (before, low), (here, height) = (self.start, 0.0), (self.start + 0.1, self.rise(self.start + 0.1))
+        for _ in range(50):
+            if abs(height - log_scale) <= tolerance:
+                return self.moved(here)
+            if height == low or not math.isfinite(height):
+                break
+            before, here = here, here + (log_scale - height) * (here - before) / (height - low)
+            low, height = height, self.rise(here)
+        raise UnsupportedModel(
+            f"no value of param '{self.name}' multiplies the noise precision by {math.exp(log_scale):.4g}; expected a "
+            "scale, a variance or a precision that may take any positive value. Name the param of the noise "
+            "itself, or leave noise out."
+        )
+
+    @property
+    def _transform(self) -> torch.distributions.Transform:
+        return transform_of(self.weights.joint.param_constraints[self.name])
+
+    @property
+    def start(self) -> float:
+        """The param's unconstrained starting value."""
+        return float(self._transform.inv(self.weights.joint.held[self.name].double()))
+
+    def moved(self, unconstrained: float) -> Weights:
+        """The weights at another value of the param."""
+        old = self.weights.joint.held[self.name]
+        value = self._transform(torch.full(old.shape, unconstrained, dtype=torch.float64)).to(old)
+        return with_held(self.weights, {self.name: value})
+
+    def rise(self, unconstrained: float) -> float:
+        """Log of the noise precision there over that at the start."""
+        new, old = (_precision(_only_part(w)).sum() for w in (self.moved(unconstrained), self.weights))
+        return float((new / old).log())
+
+
+def with_held(weights: Weights, values: dict[str, Tensor]) -> Weights:
+    """The weights of the same model with other values of params that do not move its predictors."""
+    joint = copy.copy(weights.joint)
+    joint.held = joint.held | values
+    assert isinstance(weights.target, LinearTarget)
+    trace = joint.trace(joint.initial_u, joint.initial_theta)
+    parts = tuple(
+        part_of(slot.log_likelihood(trace), slot.layout, (p.J, p.c), joint.dtype)
+        for slot, p in zip(weights.slots, weights.target.parts, strict=True)
+    )
+    return replace(weights, joint=joint, target=replace(weights.target, parts=parts))
+
+
+def noise_of(weights: Weights, name: str) -> Noise:
+    """The noise that a param sets.
+
+    :raises BadInput: where the model has no such param, or it has several elements.
+    :raises UnsupportedModel: unless it sets the precision, and only that, of one Gaussian observed site.
+    """
+    held = weights.joint.held
+    if name not in held:
+        raise BadInput(
+            f"noise='{name}': no such param; expected one of the model's: {', '.join(sorted(held)) or 'none'}."
+        )
+    if held[name].numel() != 1:
+        raise BadInput(
+            f"param '{name}' has shape {tuple(held[name].shape)}; expected one number. LaplaceEvidence takes several."
+        )
+    found = Noise(weights, name, 1.0)
+    moved = found.moved(found.start + 0.1)
+    if not _only_noise(weights, moved):
+        raise UnsupportedModel(
+            f"expected one Gaussian observed site, one number per datum, whose precision the param '{name}' sets and "
+            "nothing else; this likelihood is another. Leave noise out, or use LaplaceEvidence."
+        )
+    ratio, zero = found.rise(found.start + 0.1), torch.zeros(1, weights.num_weights).to(_only_part(weights).J)
+    rise = float(moved.target.value(zero) - weights.target.value(zero))
+    residual = float(squares(_only_part(weights), zero[0]))
+    return replace(found, num_data=2.0 * (rise + 0.5 * math.expm1(ratio) * residual) / ratio)
+
+
+def _only_part(weights: Weights) -> Part:
+    assert isinstance(weights.target, LinearTarget)
+    return weights.target.parts[0]
+
+
+def _precision(part: Part) -> Tensor:
+    """Of every datum, where the predictor is zero, ``(N,)``."""
+    return part.curvature(torch.zeros_like(part.c).unsqueeze(0)).flatten()
+
+
+def _only_noise(old: Weights, new: Weights) -> bool:
+    """Whether the log likelihood is quadratic, and all precisions move in proportion about the same data."""
+    part, other = _only_part(old), _only_part(new)
+    if len(old.slots) != 1 or part.c.shape[1] != 1:
+        return False
+    eta, close = torch.zeros_like(part.c).unsqueeze(0), 1e5 * torch.finfo(old.joint.dtype).eps
+    (slope, A), (far, B), (tilt, C) = part.derivatives(eta), part.derivatives(eta + 3.0), other.derivatives(eta)
+    ratio = (C.sum() / A.sum()).expand_as(A)
+    u = torch.linspace(-1.0, 1.0, old.joint.latents.size, dtype=torch.float64, device=A.device)
+    here, there = (w.slots[0].blocks(w.joint.trace(u, w.joint.initial_theta)).double() for w in (old, new))
+    quadratic = torch.allclose(A, B, rtol=close, atol=0) and torch.allclose(slope - 3.0 * A[..., 0], far, rtol=close)
+    proportional = torch.allclose(C, A * ratio, rtol=close, atol=0) and float(ratio.flatten()[0]) != 1.0
+    centred = torch.allclose(tilt, slope * ratio[..., 0], rtol=close, atol=close * float(tilt.abs().max()))
+    return quadratic and proportional and centred and torch.allclose(here, there, rtol=close)
+
+
+def squares(part: Part, w: Tensor) -> Tensor:
+    """Sum of squared residuals in units of the noise, shape ``()``."""
+    slope, B = part.derivatives(part.eta(w.unsqueeze(0)))
+    safe = torch.where(B.flatten() > 0, B.flatten(), 1.0)  # a masked datum has no slope either
+    return (slope.flatten().square() / safe).sum()
+
+
+@dataclass(frozen=True)
+class NoisyState:
+    """One iterate: the weights' own state under a noise precision ``exp(log_scale)`` times the starting one."""
+
+    noise: Noise
+    log_scale: float
+    fast: FastState
+
+    @property
+    def alpha(self) -> Tensor:
+        """Prior precision of each weight, ``(M,)``."""
+        return self.fast.alpha
+
+    @property
+    def x(self) -> Tensor:
+        """Mode of the active weights, ``(K,)``."""
+        return self.fast.x
+
+    @property
+    def weights(self) -> Weights:
+        """The weights under this noise."""
+        return self.noise.rescaled(self.log_scale)
+
+    @property
+    def objective(self) -> float:
+        """Log evidence, nats."""
+        return self.fast.objective
+
+    @cached_property
+    def _balance(self) -> tuple[float, float]:
+        """``N - gamma`` and the sum of squared residuals in units of the noise."""
+        fast = self.fast
+        variance = torch.cholesky_inverse(fast.tril).diagonal() if len(fast.x) else fast.x
+        gamma = float((1.0 - fast.alpha[fast.index] * variance).sum())
+        slope, B = fast.mode.slopes[0].flatten(), fast.mode.curvatures[0].flatten()
+        squares = (slope.square() / torch.where(B > 0, B, 1.0)).sum()  # a masked datum has no slope either
+        return self.noise.num_data - gamma, float(squares)
+
+    @cached_property
+    def promise(self) -> float:
+        """What the best noise promises, nats: the derivative in its logarithm times half the way."""
+        free, squares = self._balance
+        return 0.25 * (free - squares) * math.log(free / squares) if free > 0.0 < squares else 0.0
+
+    @property
+    def gradient_norm(self) -> float:
+        """What the best single change promises, nats; 0 below the threshold."""
+        return max(self.fast.gradient_norm, self.promise if self.promise > SETTLED else 0.0)
+
+    @property
+    def verdict(self) -> Status | None:
+        """Converged when no single change promises anything."""
+        return Status.CONVERGED if self.gradient_norm == 0.0 else None
+
+    def with_noise(self, log_scale: float) -> "NoisyState":
+        """The same weights' precisions under other noise."""
+        target = self.noise.rescaled(log_scale).target
+        assert isinstance(target, LinearTarget)
+        start = torch.zeros_like(self.fast.start).index_copy(0, self.fast.index, self.fast.x)
+        return replace(self, log_scale=log_scale, fast=FastState(target, self.fast.alpha, start))
+
+    def renewed(self) -> "NoisyState":
+        """MacKay's update of the noise, Bishop (2006), eq. 7.88; where that falls, EM's, which cannot."""
+        free, squares = self._balance
+        new = self.with_noise(self.log_scale + math.log(free / squares))
+        if new.objective >= self.objective:
+            return new
+        N = self.noise.num_data
+        return self.with_noise(self.log_scale + math.log(N / (squares + N - free)))
+
+
+def start(noise: Noise) -> NoisyState:
+    """The model without weights."""
+    assert isinstance(noise.weights.target, LinearTarget)
+    return NoisyState(noise, 0.0, fast_marginal.empty(noise.weights.target))
+
+
+def step(state: NoisyState) -> NoisyState:
+    """Change the noise or one weight, whichever promises more."""
+    if state.promise > state.fast.gradient_norm:
+        return state.renewed()
+    return replace(state, fast=fast_marginal.step(state.fast))

@@ -1,0 +1,229 @@
+"""Gaussian approximations of a likelihood: what to pass as ``approximation=``.
+
+Each maps a target, a ridge and the ridge mode to a :class:`Quadratic`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import NotConverged, UnsupportedModel
+from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics.linear_predictor import gram
+from pyro_evidence.program.links import gauss_hermite
+from pyro_evidence.relevance.chunks import Local, StreamedTarget
+from pyro_evidence.relevance.weights import AutogradTarget, LinearTarget, Target
+from pyro_evidence.structure.observed_parts import Part
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """A Gaussian in place of the likelihood: each part's curvature and slope in ``eta`` at ``y``."""
+
+    y: Tensor  # (D,) the weights, then the other coordinates
+    parts: tuple[Part, ...]
+    curvatures: tuple[Tensor, ...]  # (N, C, C) each
+    slopes: tuple[Tensor, ...]  # (N, C) each
+    precision: Tensor | None  # (D, D) where other coordinates carry a prior; None: the parts' Gram matrix is all
+    summed_score: Tensor | None = None  # (D,) where there are no parts but sums over data that were not kept
+
+    @property
+    def gram(self) -> Tensor:
+        """Curvature in ``y``, shape ``(D, D)``."""
+        if self.precision is not None:
+            return self.precision
+        grams = [gram(p.J, B.unsqueeze(0))[0] for p, B in zip(self.parts, self.curvatures, strict=True)]
+        return torch.stack(grams).sum(0) if len(grams) > 1 else grams[0]
+
+    @property
+    def score(self) -> Tensor:
+        """Gradient of the log likelihood in ``y``, shape ``(D,)``."""
+        if self.summed_score is not None:
+            return self.summed_score
+        return torch.stack([s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.parts, self.slopes, strict=True)]).sum(
+            0
+        )
+
+
+Approximation = Callable[[Target, float, Tensor], Quadratic]
+
+
+def laplace_at_base(target: Target, ridge: float, y: Tensor) -> Quadratic:
+    """The second-order expansion at the ridge mode; Gauss-Newton where the predictor is not linear."""
+    return _quadratic(target, y, Part.derivatives)
+
+
+def empirical_fisher(target: Target, ridge: float, y: Tensor) -> Quadratic:
+    """The same with the outer product of each datum's score for its curvature: never negative."""
+
+    def outer(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
+        slope = part.slope(eta)[1]
+        return slope, slope.unsqueeze(-1) * slope.unsqueeze(-2)
+
+    return _quadratic(target, y, outer)
+
+
+def _quadratic(target: Target, y: Tensor, local: Local) -> Quadratic:
+    if isinstance(target, StreamedTarget):
+        sums = target.sums(y, local)
+        return Quadratic(y, (), (), (), sums.precision, sums.gradient)
+    parts = _linearised(target, y)
+    found = [local(p, p.eta(y.unsqueeze(0))) for p in parts]
+    slopes, curvatures = (tuple(x[0] for x in xs) for xs in zip(*found, strict=True))
+    return Quadratic(y, parts, curvatures, slopes, _rest(target, y, parts, curvatures))
+
+
+def _linearised(target: Target, y: Tensor) -> tuple[Part, ...]:
+    assert isinstance(target, LinearTarget | AutogradTarget)
+    return target.linearised(y)
+
+
+def _rest(target: Target, y: Tensor, parts: tuple[Part, ...], curvatures: tuple[Tensor, ...]) -> Tensor | None:
+    """The curvature with that of the other coordinates' prior, where there are any."""
+    if getattr(target, "rest", None) is None:
+        return None
+    exact = target.precision(y.unsqueeze(0))[0]
+    here = [p.curvature(p.eta(y.unsqueeze(0))) for p in parts]
+    swap = [gram(p.J, (B - A[0]).unsqueeze(0))[0] for p, A, B in zip(parts, here, curvatures, strict=True)]
+    return exact + torch.stack(swap).sum(0)
+
+
+def _weights_alone(target: Target, name: str) -> None:
+    """Refuse what has another prior than the ridge, which the iteration would not see.
+
+    :raises UnsupportedModel: for latent sites that are no weights, and for predictors that are not linear.
+    """
+    if not isinstance(target, LinearTarget) or target.rest is not None:
+        why = "there are other latent sites" if isinstance(target, LinearTarget) else "the predictor is not linear"
+        why = "the data come in chunks" if isinstance(target, StreamedTarget) else why
+        raise UnsupportedModel(
+            f"{name} knows the weights' ridge alone, and {why}. Use approximation=laplace_at_base, or name all latent "
+            "sites in site=[...]."
+        )
+
+
+@dataclass(frozen=True)
+class JaakkolaJordan:
+    """Jaakkola and Jordan's bound on the logistic likelihood, tightened under the ridge prior: VGREVM.
+
+    Jaakkola and Jordan (2000), eq. 3 and 12; at most ``num_steps`` rounds, until the bound's parameters
+    settle.
+    """
+
+    num_steps: int = 500
+
+    def __call__(self, target: Target, ridge: float, y: Tensor) -> Quadratic:
+        """The bound at its best.
+
+        :raises UnsupportedModel: when the likelihood is not Bernoulli in log odds, the predictor is not linear, or
+            there are latent sites besides the weights.
+        """
+        _weights_alone(target, "the Jaakkola-Jordan bound")
+        (part,) = logistic_parts(target, y)
+        J, zero = part.J[:, 0], torch.zeros_like(part.c).unsqueeze(0)
+        trials, half = 4.0 * part.curvature(zero)[0, :, 0, 0], part.slope(zero)[1][0, :, 0]
+        xi = part.eta(y.unsqueeze(0))[0, :, 0].abs()
+        for _ in range(self.num_steps):
+            B = 2.0 * trials * bound_curvature(xi)
+            mean, marginal = _ridged(J, B, half - B * part.c[:, 0], ridge)
+            new = ((J @ mean + part.c[:, 0]).square() + marginal).sqrt()
+            settled = bool(((new - xi).abs() <= 1e-8 * (1.0 + new)).all())
+            xi = new
+            if settled:
+                break
+        slope = half - B * (J @ mean + part.c[:, 0])
+        return Quadratic(mean, (part,), (B[:, None, None],), (slope.unsqueeze(-1),), None)
+
+
+def bound_curvature(xi: Tensor) -> Tensor:
+    r""":math:`\lambda(\xi) = \tanh(\xi/2) / 4\xi`, shape ``(...)``.  Jaakkola and Jordan (2000), eq. 3."""
+    small = xi < 1e-4
+    safe = torch.where(small, 1.0, xi)
+    return torch.where(small, 0.125 - xi.square() / 96.0, (0.5 * safe).tanh() / (4.0 * safe))
+
+
+def _ridged(J: Tensor, B: Tensor, b: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Mean of ``N(A^-1 J'b, A^-1)``, ``A = J'BJ + ridge``, and the variances of ``J w``."""
+    A = J.mT @ (B.unsqueeze(-1) * J) + ridge * torch.eye(J.shape[1], dtype=J.dtype, device=J.device)
+    tril = torch.linalg.cholesky(A)
+    white = torch.linalg.solve_triangular(tril, J.mT, upper=False)
+    mean = torch.linalg.solve_triangular(tril.mT, (white @ b).unsqueeze(-1), upper=True).squeeze(-1)
+    return mean, white.square().sum(0)
+
+
+def logistic_parts(
+    target: Target, y: Tensor, remedy: str = "Use approximation=laplace_at_base or LeastKL()."
+) -> tuple[Part]:
+    """The one part of a Bernoulli likelihood in log odds, checked by its curvature at three points.
+
+    :param remedy: what a reader can do instead, a sentence.
+    :raises UnsupportedModel: for any other likelihood.
+    """
+    parts = _linearised(target, y)
+    eta = parts[0].c * 0.0
+    curvatures = (
+        [parts[0].curvature((eta + x).unsqueeze(0))[0, :, 0, 0] for x in (0.0, 1.0, -2.5)] if eta.shape[1] == 1 else []
+    )
+    expected = [torch.sigmoid(eta[:, 0] + x) * torch.sigmoid(-eta[:, 0] - x) for x in (0.0, 1.0, -2.5)]
+    same = [torch.allclose(4.0 * curvatures[0] * e, a, atol=1e-10) for a, e in zip(curvatures, expected, strict=False)]
+    if len(parts) != 1 or not same or not all(same):
+        raise UnsupportedModel(
+            "the Jaakkola-Jordan bound needs one observed site, Bernoulli with a linear predictor in log odds; the "
+            f"curvature of this likelihood is another. {remedy}"
+        )
+    return (parts[0],)
+
+
+@dataclass(frozen=True)
+class LeastKL:
+    """The Gaussian of least Kullback-Leibler divergence from likelihood times ridge prior.
+
+    A damped fixed point on expected slope and curvature under Gauss-Hermite.  Opper and Archambeau (2009),
+    eq. 9 and 10. Without a ridge the divergence of separable data has no minimum; small ridges converge
+    slowly or not at all.
+    """
+
+    num_steps: int = 500
+    damping: float = 0.5
+    num_nodes: int = 20
+
+    def __call__(self, target: Target, ridge: float, y: Tensor) -> Quadratic:
+        """The nearest Gaussian.
+
+        :raises NotConverged: when the fixed point does not settle.
+        :raises UnsupportedModel: for another predictor, or latent sites besides the weights.
+        """
+        _weights_alone(target, "LeastKL")
+        parts = _linearised(target, y)
+        if len(parts) != 1 or parts[0].c.shape[1] != 1:
+            raise UnsupportedModel(
+                "LeastKL needs one observed site whose predictor has one element per datum. Use "
+                "approximation=laplace_at_base."
+            )
+        part, J = parts[0], parts[0].J[:, 0]
+        nodes = gauss_hermite(self.num_nodes, y)
+        mean, marginal = y, torch.zeros_like(part.c[:, 0])
+        B = part.curvature(part.eta(y.unsqueeze(0)))[0, :, 0, 0]
+        for _ in range(self.num_steps):
+            slope, new = _expected(part, J @ mean + part.c[:, 0], marginal, nodes)
+            B = self.damping * B + (1.0 - self.damping) * new
+            step, marginal = _ridged(J, B, slope + B * (J @ mean), ridge)
+            change = step - mean
+            mean = mean + (1.0 - self.damping) * change
+            if float((J @ change).abs().max()) <= 1e-8 and bool(((new - B).abs() <= 1e-8).all()):
+                slope, B = _expected(part, J @ mean + part.c[:, 0], marginal, nodes)
+                return Quadratic(mean, parts, (B[:, None, None],), (slope.unsqueeze(-1),), None)
+        raise NotConverged(
+            f"LeastKL did not settle in {self.num_steps} rounds at ridge {ridge:g}; raise the ridge or the damping."
+        )
+
+
+def _expected(part: Part, mean: Tensor, variance: Tensor, nodes: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Expected slope and curvature of each datum under ``N(mean, variance)``, ``(N,)`` each."""
+    points, weights = nodes
+    eta = (mean + variance.sqrt() * points.unsqueeze(-1)).unsqueeze(-1).detach().requires_grad_()
+    slope = pullback(part.log_likelihood(eta).sum(), eta, create_graph=True)
+    curvature = -pullback(slope.sum(), eta)
+    return weights @ slope.detach().squeeze(-1), weights @ curvature.squeeze(-1)

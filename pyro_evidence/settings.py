@@ -1,0 +1,103 @@
+"""Settings and arguments, checked where they are given and not in the middle of a fit; one wording for all."""
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.iterate import Stop
+
+
+def check_object(name: str, value: Any) -> None:
+    """Refuse a class where an object of it is meant.
+
+    :raises BadInput: naming the setting.
+    """
+    if isinstance(value, type):
+        raise BadInput(f"{name}={value.__name__} is a class; expected an object of it: {name}={value.__name__}(...).")
+
+
+def check_function(name: str, value: Any, example: str) -> None:
+    """Refuse what is no function or object of ours to call: a string, a number, a class without its brackets.
+
+    :param example: what could stand there, as in code.
+    :raises BadInput: naming the setting.
+    """
+    check_object(name, value)
+    if not callable(value):
+        raise BadInput(f"{name}={value!r}; expected a function or an object that can be called, such as {example}.")
+
+
+def check_instance(name: str, value: Any, kind: type) -> None:
+    """Refuse a setting of another type.
+
+    :raises BadInput: naming the setting and the type.
+    """
+    if not isinstance(value, kind):
+        raise BadInput(f"{name}={value!r}; expected a {kind.__name__}, such as {name}={kind.__name__}().")
+
+
+def check_methods(name: str, value: Any, methods: Sequence[str], example: str) -> None:
+    """Refuse an object that lacks methods.
+
+    :param example: an object that has them, as in code.
+    :raises BadInput: naming the setting.
+    """
+    check_object(name, value)
+    if missing := [m for m in methods if not callable(getattr(value, m, None))]:
+        raise BadInput(f"{name}={value!r} has no {' and no '.join(missing)}; expected an object such as {example}.")
+
+
+def check_ridge(value: Any) -> None:
+    """Refuse what is neither a prior precision nor a function that finds one.
+
+    :raises BadInput: with the value.
+    """
+    number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
+    if not callable(value) and not (number and 0.0 <= float(value) < math.inf):
+        raise BadInput(
+            f"ridge={value!r}; expected a precision of at least 0 and finite, such as 1e-2, or a function such as "
+            "isotropic_evidence."
+        )
+
+
+def check_stop(stop: Any) -> None:
+    """Refuse a stopping rule that is none.
+
+    :raises BadInput: for anything but a :class:`~pyro_evidence.iterate.Stop`.
+    """
+    check_instance("stop", stop, Stop)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse what is no positive finite number.
+
+    :raises BadInput: naming the setting.
+    """
+    if not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise BadInput(f"{name}={value!r}; expected a positive number.")
+
+
+def check_model(model: Any, goes_to: str = "run(...)") -> None:
+    """Refuse what is no Pyro model.
+
+    :param goes_to: which call takes the data, a common mistake.
+    :raises BadInput: for anything that cannot be called.
+    """
+    if not callable(model):
+        raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to {goes_to}.")
+
+
+def check_count(name: str, value: Any, at_least: int = 1, advice: str = "") -> None:
+    """Refuse what is no whole number of at least ``at_least``: a bool, a float, a tensor, a string, too small a one.
+
+    :param name: of the argument.
+    :param advice: what to do, a sentence.
+    :raises BadInput: naming the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        given = f"={value!r}" if isinstance(value, int | float | str) else f" is a {type(value).__name__}"
+        raise BadInput(f"{name}{given}; expected a whole number of at least {at_least}.{' ' * bool(advice)}{advice}")

@@ -1,0 +1,239 @@
+"""One log joint density with its derivatives: by autograd for any model, by linear algebra where predictors are linear.
+
+Both satisfy :class:`pyro_evidence.curvature.choices.Density`, and must agree: the second is only a faster way.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.linalg import require_memory
+from pyro_evidence.numerics.linear_predictor import CHUNK, Layout, curvature_blocks, gram, gram_diagonal
+from pyro_evidence.program import predictors
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import Slot
+
+FLOAT = 8  # bytes
+
+
+@dataclass(frozen=True)
+class AutogradDensity:
+    """Any model, by reverse-mode derivatives of its log joint."""
+
+    joint: LogJoint
+    slots: tuple[Slot, ...] | None  # where observed sites see the latents, for Gauss-Newton
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        """The flat coordinates of each latent site."""
+        return tuple(self.joint.latents.slices.values())
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
+        return self.joint.log_joint(u, theta)
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``."""
+        return derivatives.gradient(self.log_joint, u, theta)
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian in ``u``, shape ``(R, D, D)``.
+
+        :raises TooLarge: when it and its Cholesky factor would not fit into memory.
+        """
+        _require_dense(u, "the dense Hessian of the log joint density and its Cholesky factor")
+        A = derivatives.hessian(self.log_joint, u, theta, create_graph=_wants_graph(u, theta))
+        return -A if A.requires_grad else A.neg_()
+
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Its diagonal, shape ``(R, D)``."""
+        graph = _wants_graph(u, theta)
+        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=graph)
+
+    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Prior precision plus ``J' diag(-l'') J`` at each row, shape ``(R, D, D)``.
+
+        :raises UnsupportedModel: when no observed site's parameter can be read as a predictor.
+        :raises TooLarge: when that, its Cholesky factor and ``J`` would not fit into memory.
+        """
+        if not self.slots:
+            raise predictors.no_predictor(self.joint)
+        size = max(slot.layout.shape.numel() for slot in self.slots) * u.shape[-1]
+        _require_dense(u, "the Gauss-Newton matrix, its Cholesky factor and the Jacobian of the predictor", size)
+        theta = theta.expand(len(u), -1)
+        return torch.stack([self._gauss_newton(*row) for row in zip(u, theta, strict=True)])
+
+    def _gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
+        graph = _wants_graph(u, theta)
+        u = u if u.requires_grad else u.detach().requires_grad_()
+        A = -derivatives.hessian(self._log_prior, u.unsqueeze(0), theta, create_graph=graph)[0]
+        with derivatives.measured() as kept:
+            trace = self.joint.trace(u, theta)
+        for slot in self.slots or ():
+            eta = slot.blocks(trace)
+            slope = derivatives.Forward(eta.reshape(-1), u, at_once=kept.passes_at_once, create_graph=graph)
+            J = slope.matrix().reshape(*eta.shape, -1)
+            leaf = (eta if graph else eta.detach().requires_grad_()).unsqueeze(0)
+            B = curvature_blocks(slot.log_likelihood(trace), slot.layout, leaf, create_graph=graph)
+            A = A + gram(J.double(), B.double())[0]
+        return A
+
+    def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
+        return predictors.log_prior(self.joint, u, theta)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
+
+    slot: Slot
+    J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
+
+    @property
+    def layout(self) -> Layout:
+        """How the elements of ``eta`` couple."""
+        return self.slot.layout
+
+    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
+        """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
+        return (u @ self.J.flatten(0, 1).mT).reshape(len(u), *self.J.shape[:2]) + offset
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the model says at one setting of the hyperparameters, whatever the latents."""
+
+    theta: Tensor
+    trace: Any  # at u = 0
+    offsets: tuple[Tensor, ...]  # of each linear predictor
+    prior: tuple[Tensor, Tensor] | None  # loc (D,), precision (D,) of an all-Gaussian prior
+    rest: Tensor | float  # log likelihood of the observed sites that do not see the latents
+    stamp: tuple[int, bool]  # of theta's contents, and whether a graph was made
+
+    def are_of(self, theta: Tensor) -> bool:
+        """Whether ``theta`` is the very tensor, unchanged, and has a graph if one is wanted."""
+        return self.theta is theta and self.stamp == _stamp(theta)
+
+
+def _stamp(theta: Tensor) -> tuple[int, bool]:
+    return theta._version, theta.requires_grad and torch.is_grad_enabled()
+
+
+@dataclass(frozen=True)
+class LinearDensity:
+    """A model whose observed sites have linear predictors; all rows share their hyperparameters."""
+
+    joint: LogJoint
+    linear: tuple[Linear, ...]
+    free: tuple[str, ...]  # observed sites that do not see the latents
+    gaussian: bool  # every integrated site has a Gaussian prior that depends on hyperparameters alone
+    _cache: list[Parts] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        """The flat coordinates of each latent site."""
+        return tuple(self.joint.latents.slices.values())
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Where the observed sites see the latents."""
+        return tuple(part.slot for part in self.linear)
+
+    def parts(self, theta: Tensor) -> Parts:
+        """The model's parts at ``theta``, ``(T,)`` or rows of one, run once per tensor."""
+        if not (self._cache and self._cache[0].are_of(theta)):
+            trace = self.joint.trace(self.joint.initial_u, theta[0] if theta.dim() == 2 else theta)
+            self._cache[:] = [self.parts_at(theta, trace)]
+        return self._cache[0]
+
+    def parts_at(self, theta: Tensor, trace: Any) -> Parts:
+        """The parts as a trace at ``u = 0`` and ``theta`` shows them."""
+        prior = predictors.gaussian_prior(self.joint, trace)[:2] if self.gaussian else None
+        offsets = tuple(part.slot.blocks(trace).double() for part in self.linear)
+        return Parts(theta, trace, offsets, prior, predictors.log_prob_sum(trace, self.free), _stamp(theta))
+
+    def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
+        prior = self.parts(theta).prior
+        if prior is None:
+            return predictors.log_prior(self.joint, u, theta[0] if theta.dim() == 2 else theta)
+        loc, precision = prior
+        return 0.5 * ((precision / torch.pi / 2).log() - precision * (u - loc).square()).sum(-1)
+
+    def _etas(self, u: Tensor, theta: Tensor) -> list[Tensor]:
+        offsets = self.parts(theta).offsets
+        return [p.eta(u, c).to(self.joint.dtype) for p, c in zip(self.linear, offsets, strict=True)]
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
+        parts = self.parts(theta)
+        total = self._log_prior(u, theta) + parts.rest
+        for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
+            total = total + part.slot.log_likelihood(parts.trace)(part.layout.natural(eta)).double()
+        return total
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``."""
+        return derivatives.gradient(self.log_joint, u, theta)
+
+    def _curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
+        graph = _wants_graph(u, theta)
+        trace = self.parts(theta).trace
+        etas = [e if e.requires_grad else e.requires_grad_() for e in self._etas(u, theta)]
+        return [
+            curvature_blocks(p.slot.log_likelihood(trace), p.layout, eta, create_graph=graph).double()
+            for p, eta in zip(self.linear, etas, strict=True)
+        ]
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Prior precision plus ``J' diag(-l'') J``, shape ``(R, D, D)``.
+
+        :raises TooLarge: when it and its Cholesky factor would not fit into memory.
+        """
+        _require_dense(u, "the dense posterior precision and its Cholesky factor", CHUNK)
+        total = self._prior_precision(u, theta)
+        for part, B in zip(self.linear, self._curvatures(u, theta), strict=True):
+            total = _added(gram(part.J, B), total)
+        return total
+
+    def _prior_precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Rows of a diagonal ``(D,)``, or dense ``(R, D, D)``."""
+        prior = self.parts(theta).prior
+        if prior is not None:
+            return prior[1]
+        return -derivatives.hessian(self._log_prior, u, theta, create_graph=_wants_graph(u, theta))
+
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Its diagonal, shape ``(R, D)``."""
+        parts = [gram_diagonal(p.J, B) for p, B in zip(self.linear, self._curvatures(u, theta), strict=True)]
+        prior = self.parts(theta).prior
+        if prior is not None:
+            return sum(parts, prior[1])
+        graph = _wants_graph(u, theta)
+        return sum(parts, -derivatives.hessian_diagonal(self._log_prior, u, theta, self.blocks, create_graph=graph))
+
+    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
+        """The exact precision: a linear predictor has no curvature of its own."""
+        return self.precision(u, theta)
+
+
+def _added(A: Tensor, prior: Tensor) -> Tensor:
+    """``A`` plus a dense or a diagonal matrix, in the memory of ``A`` where no graph is in the way."""
+    if prior.dim() == 3:
+        return A + prior
+    if A.requires_grad or prior.requires_grad:
+        return A + prior.diag_embed()
+    A.diagonal(dim1=-2, dim2=-1).add_(prior)
+    return A
+
+
+def _require_dense(u: Tensor, what: str, extra: int = 0) -> None:
+    """Refuse what needs two ``(R, D, D)`` and ``extra`` numbers if that does not fit."""
+    num_rows, size = u.shape
+    require_memory(FLOAT * (2 * num_rows * size**2 + extra), what, u.device)
+
+
+def _wants_graph(u: Tensor, theta: Tensor) -> bool:
+    return u.requires_grad or theta.requires_grad

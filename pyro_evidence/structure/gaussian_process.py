@@ -1,0 +1,349 @@
+"""Models whose latents have a Gaussian prior with dense covariance and are seen through linear predictors.
+
+Gaussian processes above all, alone or with other Gaussian latents beside them (an intercept, a second process).  Mode,
+curvature and the exact gradient of the Laplace evidence then are those of
+:mod:`pyro_evidence.curvature.gaussian_process_mode`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from pyro_evidence.curvature import gaussian_process_mode
+from pyro_evidence.curvature.gaussian_process import LatentPrecision, ObservationMap, seen_by
+from pyro_evidence.curvature.gaussian_process_mode import Cotangents, Latent
+from pyro_evidence.errors import NotPositiveDefinite
+from pyro_evidence.numerics import derivatives, newton
+from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.numerics.lbfgs import Watch
+from pyro_evidence.numerics.linalg import Label
+from pyro_evidence.numerics.linear_predictor import LogLikelihood
+from pyro_evidence.program import predictors
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.density import LinearDensity, Parts
+
+Node = Mapping[str, Any]
+Pair = Sequence[Any]  # a run at u = 0 and one elsewhere, at the same hyperparameters
+LOG_TAU = math.log(math.tau)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The Gaussian prior of some consecutive latent coordinates, dense or diagonal."""
+
+    where: slice
+    loc: Tensor  # (d,)
+    covariance: Tensor  # (d, d), or variances (d,)
+    tril: Tensor  # its lower Cholesky factor, or standard deviations
+
+    @property
+    def log_det(self) -> Tensor:
+        """Log determinant of the covariance."""
+        diagonal = self.tril if self.tril.dim() == 1 else self.tril.diagonal()
+        return 2.0 * diagonal.log().sum()
+
+    def whitened(self, u: Tensor) -> Tensor:
+        """Independent standard normal coordinates of rows ``(R, d)``."""
+        away = u - self.loc
+        if self.tril.dim() == 1:
+            return away / self.tril
+        return torch.linalg.solve_triangular(self.tril, away.mT, upper=False).mT
+
+
+def blocks_of(joint: LogJoint, trace: Any) -> list[Block] | None:
+    """The prior as blocks; None when a site is not Gaussian, or is masked, scaled or constrained."""
+    found: list[Block] = []
+    for part in joint.latents:
+        if not is_identity(part.transform):
+            return None
+        node = trace.nodes[part.name]
+        blocks = function_blocks(node, joint.latents.slices[part.name].start)
+        if blocks is None:
+            loc, precision, known = predictors.gaussian_site(node, part.size)
+            if not bool(known.all()):
+                return None
+            variance = precision.double().reciprocal()
+            blocks = [Block(joint.latents.slices[part.name], loc.double(), variance, variance.sqrt())]
+        found += blocks
+    return found
+
+
+def num_covariances(joint: LogJoint, trace: Any) -> int:
+    """Numbers in the covariance of all latents where some site's is dense, else 0."""
+    sites = (predictors.unwrapped(trace.nodes[p.name]["fn"]).base for p in joint.latents)
+    return joint.latents.size**2 if any(isinstance(base, MultivariateNormal) for base in sites) else 0
+
+
+def function_blocks(node: Node, start: int) -> list[Block] | None:
+    """One block per element of the batch of a MultivariateNormal; None for any other site."""
+    base, value = predictors.unwrapped(node["fn"]).base, node["value"]
+    if not predictors.is_plain(node) or not predictors.is_like(base, MultivariateNormal, value.shape[:-1]):
+        return None
+    size = value.shape[-1]
+    shared = not len(base.batch_shape)  # one matrix for the whole batch, taken once
+    arrays = (base.loc, base.covariance_matrix, base.scale_tril)
+    loc, K, tril = (x.double() for x in arrays)
+    if not shared:
+        K, tril = (x.expand(*value.shape[:-1], size, size).reshape(-1, size, size) for x in (K, tril))
+    loc = loc.expand(value.shape).reshape(-1, size)
+    each = range(len(loc))
+    where = [slice(start + i * size, start + (i + 1) * size) for i in each]
+    return [Block(where[i], loc[i], K if shared else K[i], tril if shared else tril[i]) for i in each]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the model says at one setting of the hyperparameters."""
+
+    parts: Parts
+    blocks: tuple[Block, ...]
+    loc: Tensor  # (D,)
+    covariance: Tensor  # (D, D)
+    latent: Latent
+
+    @cached_property
+    def tril(self) -> Tensor:
+        """Lower Cholesky factor of the prior covariance, ``(D, D)``."""
+        return _assembled([b.tril for b in self.blocks])
+
+    @cached_property
+    def detached(self) -> "Reading":
+        """The same without the hyperparameters' graph."""
+        old = self.latent
+        latent = Latent(old.mean.detach(), old.covariance.detach(), old.log_likelihood, old.root)
+        blocks = tuple(Block(b.where, b.loc.detach(), b.covariance.detach(), b.tril.detach()) for b in self.blocks)
+        return Reading(self.parts, blocks, self.loc.detach(), self.covariance.detach(), latent)
+
+    @property
+    def log_det(self) -> Tensor:
+        """Log determinant of the prior covariance."""
+        return torch.stack([b.log_det for b in self.blocks]).sum()
+
+
+def _assembled(matrices: list[Tensor]) -> Tensor:
+    """Matrices along the diagonal; a vector stands for a diagonal one."""
+    dense = [m.diag() if m.dim() == 1 else m for m in matrices]
+    return dense[0] if len(dense) == 1 else torch.block_diag(*dense)
+
+
+@dataclass(frozen=True)
+class LatentMode(newton.Mode):
+    """Modes with a factorised precision each."""
+
+    found: tuple[LatentPrecision, ...] = ()
+
+    def factorised(self, row: int, label: Label) -> LatentPrecision:
+        """The precision of one row.
+
+        :raises NotPositiveDefinite: when it is not positive definite.
+        """
+        if not bool(self.definite[row]):
+            worst = label(int(self.gradient[row].abs().argmax()))
+            raise NotPositiveDefinite(
+                f"the posterior precision of a Gaussian process, K^-1 + W, is not positive definite where the search "
+                f"for the mode stopped; the slope points at {worst}. Expected a maximum: a likelihood that is not "
+                f"log-concave (Student's t, a mixture) may have saddles (try restarts=8), or a hyperparameter has made "
+                f"the covariance inf or nan."
+            )
+        return self.found[row]
+
+
+@dataclass(frozen=True)
+class GaussianLatent(LinearDensity):
+    """A density of linear predictors whose latents have a Gaussian prior, some of it dense, free of the latents."""
+
+    seen: ObservationMap = field(kw_only=True)
+    _read: list[Reading] = field(default_factory=list, repr=False, compare=False, kw_only=True)
+    _graph: list[tuple[Tensor, Reading]] = field(default_factory=list, repr=False, compare=False, kw_only=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is only kept for speed."""
+        return vars(self) | {"_read": [], "_graph": [], "_cache": []}
+
+    def parts(self, theta: Tensor) -> Parts:
+        """The model's parts at ``theta``.
+
+        :raises NotPositiveDefinite: where the model cannot factorise its covariance.
+        """
+        try:
+            return super().parts(theta)
+        except LinAlgError as error:
+            raise _no_covariance(error) from error
+
+    def reading(self, theta: Tensor) -> Reading:
+        """The prior and the likelihood at ``theta`` ``(T,)``, read once per run of the model."""
+        parts = self.parts(theta)
+        if not (self._read and self._read[0].parts is parts):
+            self._read[:] = [self._reading(parts)]
+        return self._read[0]
+
+    def graph(self, theta: Tensor) -> tuple[Tensor, Reading]:
+        """A copy of ``theta`` ``(T,)``, and a reading that can be differentiated in it, for mode and slope alike.
+
+        :raises NotPositiveDefinite: where the model cannot factorise its covariance.
+        """
+        if not (self._graph and torch.equal(self._graph[0][0], theta)):
+            leaf = theta.detach().clone().requires_grad_()
+            try:
+                with torch.enable_grad():
+                    parts = self.parts_at(leaf, self.joint.trace(self.joint.initial_u, leaf))
+                    self._graph[:] = [(leaf, self._reading(parts))]
+            except LinAlgError as error:
+                raise _no_covariance(error) from error
+        return self._graph[0]
+
+    def _reading(self, parts: Parts) -> Reading:
+        blocks = blocks_of(self.joint, parts.trace)
+        assert blocks is not None  # verified when it was recognised
+        loc, K = torch.cat([b.loc for b in blocks]), _assembled([b.covariance for b in blocks])
+        mean = self.seen.of(loc.unsqueeze(-1)).reshape(-1, *self.linear[0].J.shape[1:2])
+        mean = mean + torch.cat([c.reshape(-1, mean.shape[-1]) for c in parts.offsets])
+        covariance = self.seen.of(self.seen.of(K.mT).mT)
+        root = _Root(self.seen, blocks)
+        return Reading(parts, tuple(blocks), loc, K, Latent(mean, covariance, self._likelihood(parts), root))
+
+    def _likelihood(self, parts: Parts) -> LogLikelihood:
+        """All observed sites as one function of blocks ``(R, N, C)``."""
+        each = [part.slot.log_likelihood(parts.trace) for part in self.linear]
+        sizes = [len(part.J) for part in self.linear]
+
+        def log_likelihood(eta: Tensor) -> Tensor:
+            pieces = zip(self.linear, each, eta.to(self.joint.dtype).split(sizes, 1), strict=True)
+            return torch.stack([f(part.layout.natural(piece)).double() for part, f, piece in pieces]).sum(0)
+
+        return log_likelihood
+
+    def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
+        reading = self.reading(theta[0] if theta.dim() == 2 else theta)
+        return reading_log_prior(reading, u)
+
+    def _prior_precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        tril = self.reading(theta[0] if theta.dim() == 2 else theta).tril
+        return torch.cholesky_inverse(tril).expand(len(u), -1, -1)
+
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        """The diagonal of the dense precision, ``(R, D)``."""
+        return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
+
+    def find_modes(self, u: Tensor, theta: Tensor, tolerance: float, watch: Watch) -> LatentMode:
+        """Newton from rows ``(R, D)``; a start far from the mode does no harm."""
+        reading = self.graph(theta)[1].detached
+        rows = [self._mode(reading, row, tolerance, watch) for row in u.detach()]
+        point, value, slope, decrement, converged, definite = (
+            torch.stack(x) for x in zip(*(row[0] for row in rows), strict=True)
+        )
+        none = torch.zeros_like(point)
+        numbers = {"u": point, "log_joint": value, "gradient": slope, "precision": torch.empty(0), "step": none}
+        flags = {"decrement": decrement, "converged": converged, "definite": definite, "lowest": none}
+        flags["escaped"] = torch.zeros_like(converged)
+        return LatentMode(**numbers, **flags, found=tuple(row[1] for row in rows))
+
+    def _mode(
+        self, reading: Reading, u: Tensor, tolerance: float, watch: Watch
+    ) -> tuple[tuple[Tensor, ...], LatentPrecision]:
+        """One row: mode, log joint, gradient, decrement, converged, definite; and the precision."""
+        latent, size = reading.latent, len(reading.loc)
+        start = latent.mean + self.seen.of((u - reading.loc).unsqueeze(-1)).reshape(latent.mean.shape)
+        mode = gaussian_process_mode.find_mode(latent, start, tolerance, watch)
+        precision = LatentPrecision(reading.covariance, reading.tril, self.seen, mode)
+        _, slope = latent.slope(mode.eta)
+        gradient = self.seen.back((slope - mode.dual).unsqueeze(-1)).squeeze(-1)
+        log_prior = -0.5 * (gaussian_process_mode.quadratic(mode, latent) + reading.log_det + size * LOG_TAU)
+        log_joint = mode.log_likelihood + log_prior + torch.as_tensor(reading.parts.rest).detach().double()
+        flags = (torch.tensor(x, device=u.device) for x in (mode.decrement, mode.converged, mode.definite))
+        return (reading.loc + precision.covariance @ precision.dual, log_joint, gradient, *flags), precision
+
+    def slope(self, precision: LatentPrecision, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``.
+
+        Of the latter the part that dense covariances contribute is left out: no precision group owns them.
+        """
+        (theta, reading), mode = self.graph(theta), precision.mode
+        found = gaussian_process_mode.cotangents(reading.detached.latent, mode)
+        rest = torch.as_tensor(reading.parts.rest).double()
+        total = self._explained(reading, found) + found.likelihood(reading.latent, mode.eta) + rest
+        u = reading.loc.detach() + precision.covariance @ precision.dual
+        joint = reading.latent.log_likelihood(mode.eta.unsqueeze(0)).sum() + rest
+        joint = joint + sum(_diagonal_log_prior(b, u) for b in reading.blocks if b.covariance.dim() == 1)
+        return derivatives.pullback(total, theta), derivatives.pullback(joint, theta)
+
+    def _explained(self, reading: Reading, found: Cotangents) -> Tensor:
+        """A number whose derivative is that of the log evidence through prior and offsets."""
+        G = self.seen.back(self.seen.back(found.covariance).mT)
+        loc = self.seen.back(found.mean.unsqueeze(-1)).squeeze(-1)
+        offsets = torch.cat([c.reshape(-1) for c in reading.parts.offsets])
+        total = loc @ reading.loc + found.mean @ offsets
+        for b in reading.blocks:
+            piece = G[b.where, b.where]
+            total = total + ((piece.diagonal() if b.covariance.dim() == 1 else piece) * b.covariance).sum()
+        return total
+
+
+@dataclass(frozen=True)
+class _Root:
+    """A square root of the predictor's covariance, made when it is asked for."""
+
+    seen: ObservationMap
+    blocks: Sequence[Block]
+
+    def __call__(self) -> Tensor:
+        return self.seen.of(_assembled([b.tril.detach() for b in self.blocks]))
+
+
+def _no_covariance(error: LinAlgError) -> NotPositiveDefinite:
+    return NotPositiveDefinite(
+        f"the model's own covariance matrix cannot be factorised: {error} Give it more jitter, a noise of its own, or "
+        f"hyperparameters that stay in range (a prior, hyper=[...])."
+    )
+
+
+def reading_log_prior(reading: Reading, u: Tensor) -> Tensor:
+    """Log prior density of rows ``(R, D)``, nats, shape ``(R,)``."""
+    squares = torch.stack([b.whitened(u[:, b.where]).square().sum(-1) for b in reading.blocks]).sum(0)
+    return -0.5 * (squares + reading.log_det + u.shape[-1] * LOG_TAU)
+
+
+def _diagonal_log_prior(block: Block, u: Tensor) -> Tensor:
+    away = u[block.where] - block.loc
+    return -0.5 * (away.square() / block.covariance + block.covariance.log()).sum()
+
+
+def recognise(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) -> GaussianLatent | None:
+    """The same density with its dense Gaussian prior, if that is what the latents have, near and far.
+
+    :param origin: a run at ``u = 0`` with derivatives.
+    :param pairs: runs at ``u = 0`` and far out, at the same hyperparameters.
+    """
+    if linear.gaussian or any(p.slot.mixture is not None for p in linear.linear):
+        return None
+    if len({p.J.shape[1] for p in linear.linear}) > 1 or not _cheaper(linear):
+        return None
+    blocks = blocks_of(linear.joint, origin.trace)
+    if blocks is None or any(predictors.depends(x, origin.u) for b in blocks for x in (b.loc, b.covariance)):
+        return None
+    if not all(_same_prior(linear.joint, *pair) for pair in pairs):
+        return None
+    J = torch.cat([p.J.flatten(0, 1) for p in linear.linear])
+    return GaussianLatent(linear.joint, linear.linear, linear.free, linear.gaussian, seen=seen_by(J))
+
+
+def _cheaper(linear: LinearDensity) -> bool:
+    """Whether the predictors are few enough for work in their space."""
+    return sum(p.J[..., 0].numel() for p in linear.linear) <= 2 * linear.joint.latents.size
+
+
+def _same_prior(joint: LogJoint, base: Any, far: Any) -> bool:
+    first, second = (blocks_of(joint, run.trace) for run in (base, far))
+    if first is None or second is None or len(first) != len(second):
+        return False
+    return all(
+        torch.equal(a.loc, b.loc) and torch.equal(a.covariance, b.covariance)
+        for a, b in zip(first, second, strict=True)
+    )

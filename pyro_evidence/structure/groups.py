@@ -1,0 +1,193 @@
+"""Hyperparameters that are the precision of Gaussian latents, or of Gaussian noise, and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.derivatives import Forward, generic, pullback
+from pyro_evidence.structure.probes import Near, Probe
+
+WIDE = 20.0  # change of a log prior precision under which a group must stay one: a factor of e^20
+WIDE_NOISE = 4.0  # the same for a noise precision, which the data resist
+
+
+@dataclass(frozen=True)
+class PrecisionGroups:
+    """Hyperparameters that scale the precision of Gaussian latents or of Gaussian noise, and do nothing else.
+
+    Coordinate ``t`` of the unconstrained hyperparameters is in a group when the log precision of its members is
+    ``power[t] * theta[t]`` plus a constant: power 1 for a precision, -1 for a variance, -2 for a scale.
+    """
+
+    power: Tensor  # (T,) 0 where theta[t] is not in a group
+    member: Tensor  # (D,) the group of each latent coordinate, -1 for none
+    noise: dict[str, Tensor]  # observed site -> (n,) the group of each element, -1 for none
+    loc: Tensor  # (D,) prior mean of the members, nan where hyperparameters or other latents move it
+    offset: Tensor  # (D,) log precision of each member minus power * theta
+    follows: Tensor  # (D,) bool, whether other latents move the prior mean
+
+    @property
+    def is_weight(self) -> Tensor:
+        """Which hyperparameters hold precisions of latents about means of no latent's making, shape ``(T,)`` bool.
+
+        Only for them is the number of well-determined parameters the sum of ``1 - precision * variance``.
+        """
+        found = torch.zeros_like(self.power, dtype=torch.bool)
+        found[self.member[self.member >= 0]] = True
+        found[self.member[(self.member >= 0) & self.follows]] = False
+        return found
+
+    def log_precision(self, theta: Tensor) -> Tensor:
+        """Log prior precision of each latent coordinate, 0 for those in no group, shape ``(..., D)``."""
+        log_precision = self.offset + (self.power * theta)[..., self.member]  # -1, the last, stands for none
+        return torch.where(self.member >= 0, log_precision, 0.0)
+
+    def size(self, active: Tensor) -> Tensor:
+        """Number of Gaussian terms that each hyperparameter scales, pruned coordinates left out, shape ``(..., T)``.
+
+        :param active: ``(..., D)`` bool.
+        """
+        num = len(self.power)
+        owners = torch.cat(list(self.noise.values())) if self.noise else self.member[:0]
+        noise = torch.bincount(owners[owners >= 0], minlength=num).double()
+        return self.sums(active.double()) + noise
+
+    def sums(self, each: Tensor) -> Tensor:
+        """Sums of numbers per latent coordinate, ``(..., D)``, over those of each hyperparameter, ``(..., T)``."""
+        owner = torch.where(self.member >= 0, self.member, len(self.power))  # the last place takes the others
+        total = each.new_zeros(*each.shape[:-1], len(self.power) + 1)
+        return total.index_add(-1, owner, each)[..., :-1]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Which hyperparameter is thought to own each Gaussian term: ``log precision = power * theta + constant``."""
+
+    power: Tensor  # (T,) 0 where theta[t] owns none
+    owner: Tensor  # (n,), -1 for none
+
+    def change(self, before: Probe, after: Probe) -> Tensor:
+        """The change of each log precision between two runs, shape ``(n,)``; 0 for terms without owner."""
+        moved = self.power * (after.theta - before.theta).detach()
+        return torch.where(self.owner >= 0, moved[self.owner], 0.0)
+
+    def without(self, bad: Tensor) -> "Guess":
+        """The guess without the hyperparameters ``bad``, shape ``(T,)`` bool."""
+        power = torch.where(bad, 0.0, self.power)
+        return Guess(power, torch.where((power != 0)[self.owner], self.owner, -1))
+
+    def columns(self, terms: Tensor) -> Tensor:
+        """The owners of ``terms`` ``(n,)`` bool, shape ``(T,)`` bool."""
+        found = torch.zeros_like(self.power, dtype=torch.bool)
+        found[self.owner[terms & (self.owner >= 0)]] = True
+        return found
+
+    def is_latent(self, origin: Probe) -> Tensor:
+        """Which terms belong to latent coordinates, not to noise, shape ``(n,)`` bool."""
+        return torch.arange(len(self.owner), device=self.owner.device) < origin.u.numel()
+
+    def step(self, origin: Probe) -> Tensor:
+        """A change of the hyperparameters that is wide in their precisions; those outside groups stay, ``(T,)``."""
+        step = torch.where(self.columns(self.is_latent(origin)), WIDE, WIDE_NOISE) / self.power
+        return torch.where(self.power != 0, step, 0.0)
+
+
+def propose(found: Near) -> Guess | None:
+    """What the derivatives at the origin suggest, and a typical point and its opposite do not contradict."""
+    if not found.origin.joint.hypers.size:
+        return None
+    guess = _from_slopes(found.origin)
+    guess = guess.without(guess.columns(_surprising(guess, found.origin, found.typical)))
+    guess = guess.without(_acts_elsewhere(guess, found.typical))
+    is_latent = guess.is_latent(found.origin)
+    guess = guess.without(guess.columns(is_latent) & guess.columns(~is_latent))  # one or the other, never both
+    return guess if bool((guess.power != 0).any()) else None
+
+
+def _from_slopes(origin: Probe) -> Guess:
+    """The one hyperparameter that each log precision depends on, from three forward derivatives of all of them.
+
+    With a single non-zero slope per term, products with ones and with 1, 2, ... give that slope and its place; a
+    product with a generic vector tells whether it was single.
+    """
+    cells, theta = origin.cells, origin.theta.detach()
+    mixer = generic(1, len(theta), theta)[0]
+    count = torch.arange(1.0, len(theta) + 1).to(theta)
+    slopes = Forward(cells.log_precision, origin.theta)
+    slope, place, mixed = slopes.along(torch.stack([torch.ones_like(theta), count, mixer]))
+    owner = torch.where(slope != 0, place / slope, 0.0).round().long() - 1
+    inside = cells.known & (owner >= 0) & (owner < len(theta))
+    owner = torch.where(inside, owner, 0)
+    single = (mixed - slope * mixer[owner]).abs() <= _tolerance(origin) * slope.abs()
+    return _snapped(slope, torch.where(inside & single, owner, -1), origin)
+
+
+def _snapped(slope: Tensor, owner: Tensor, origin: Probe) -> Guess:
+    """Powers to the nearest half; where terms of one owner differ, the largest, which the others then contradict."""
+    half = (2.0 * slope).round() / 2.0
+    slope = torch.where((half - slope).abs() <= _tolerance(origin), half, slope)
+    owned, least = owner >= 0, torch.full_like(origin.theta.detach(), -torch.inf)
+    power = least.scatter_reduce(0, owner[owned], slope[owned].to(least), "amax").nan_to_num(neginf=0.0)
+    return Guess(power, owner).without(power == 0)
+
+
+def _tolerance(probe: Probe) -> float:
+    return float(torch.finfo(probe.joint.dtype).eps ** 0.5)
+
+
+def _surprising(guess: Guess, before: Probe, after: Probe) -> Tensor:
+    """Terms whose log precision changes otherwise than expected, or that are Gaussian no more, shape ``(n,)`` bool."""
+    first, second = before.cells, after.cells
+    if first.known.shape != second.known.shape:  # a site was Gaussian noise in one run only
+        return torch.ones_like(first.known)
+    change, expected = (second.log_precision - first.log_precision).detach(), guess.change(before, after)
+    as_expected = (change - expected).abs() <= _tolerance(before) * (1.0 + expected.abs())
+    return first.known & ~(second.known & as_expected)
+
+
+def _acts_elsewhere(guess: Guess, probe: Probe) -> Tensor:
+    """Which hyperparameters change the log joint otherwise than through the precisions they own, shape ``(T,)``."""
+    density = probe.cells.log_density[guess.owner >= 0].sum()
+    held, total = pullback(density, probe.theta).double(), pullback(probe.log_joint, probe.theta).double()
+    count = torch.bincount(guess.owner[guess.owner >= 0], minlength=len(held))
+    return (total - held).abs() > _tolerance(probe) * (1.0 + total.abs() + held.abs() + count)
+
+
+def settle(guess: Guess, found: Near, far: Sequence[tuple[Probe, Probe]]) -> PrecisionGroups | None:
+    """The groups, if the owners do nothing but what is expected of them, however far they and the latents move.
+
+    :param far: runs with hyperparameters far from where they start, first at the origin's latents, then far out.
+    """
+    origin, owned = found.origin, guess.owner >= 0
+    if any(bool((_surprising(guess, origin, p) & owned).any()) for _, p in far):
+        return None
+    if not all(_as_expected(guess, origin, base) for base in {id(b): b for b, _ in far}.values()):
+        return None
+    loc, precision, _ = (x.detach() for x in origin.prior)
+    runs = [found.typical, *(p for pair in far for p in pair)]
+    moves = torch.stack([p.prior[0].detach() != loc for p in runs]).any(0)
+    follows = [p.prior[0] != base.prior[0] for base, p in far]
+    sizes = {n: 0 if cells is None else len(cells[0]) for n, cells in origin.noise.items()}
+    member, *owners = guess.owner.split([len(loc), *sizes.values()])
+    offset = precision.log() - (guess.power * origin.theta.detach())[member]
+    return PrecisionGroups(
+        guess.power,
+        member,
+        dict(zip(sizes, owners, strict=True)),
+        torch.where(moves, torch.nan, loc),
+        torch.where(member >= 0, offset, 0.0),
+        torch.stack([torch.zeros_like(moves), *follows]).any(0),
+    )
+
+
+def _as_expected(guess: Guess, before: Probe, after: Probe) -> bool:
+    """Whether nothing but the owned precisions changes between two runs at the same latents."""
+    if bool(_surprising(guess, before, after).any()):
+        return False
+    change = after.log_joint.detach() - before.log_joint.detach()
+    terms = after.cells.log_density.detach() - before.cells.log_density.detach()
+    terms = terms[guess.owner >= 0]
+    size = 1.0 + before.log_joint.detach().abs() + terms.abs().sum()
+    return not after.finite or bool((change - terms.sum()).abs() <= _tolerance(before) ** 1.4 * size)

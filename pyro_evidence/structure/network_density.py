@@ -1,0 +1,178 @@
+"""The density of a multilayer perceptron by back-propagation: many rows at once, each with its own hyperparameters.
+
+It satisfies :class:`pyro_evidence.curvature.choices.Density` and must agree with autograd's density of the same model,
+which :func:`pyro_evidence.structure.recognise.recognise` verifies before it is used.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyro
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.linalg import require_memory
+from pyro_evidence.numerics.linear_predictor import Layout, curvature_blocks
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure import network_layers
+from pyro_evidence.structure.network_layers import Activation, Layer
+
+FLOAT = 8  # bytes
+
+LogLikelihood = Callable[[Tensor, Mapping[str, Tensor]], Tensor]  # eta (R, N, C), precisions (R, 1, ...) -> (R,)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a network is made of, under the names of the model's sites and params."""
+
+    X: Tensor  # (N, D)
+    activation: Activation
+    layers: tuple[tuple[str, str], ...]  # names of the weights' and the biases' sites
+    alpha: Mapping[str, str]  # site -> name of its precision
+    noise: Mapping[str, str]  # what the likelihood calls a precision -> its name
+    fixed: Mapping[str, Tensor]  # precisions that are not hyperparameters, by name
+    log_likelihood: LogLikelihood
+
+
+@dataclass(frozen=True)
+class NetworkDensity:
+    """A network with Gaussian priors on its weights, and a likelihood that couples only the outputs of one datum."""
+
+    joint: LogJoint
+    wiring: Wiring
+    _places: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        """The flat coordinates of each latent site."""
+        return tuple(self.joint.latents.slices.values())
+
+    def _layers(self, u: Tensor) -> list[Layer]:
+        values = self.joint.latents.unconstrained(u.to(self.joint.dtype))
+        return [(values[w], values[b]) for w, b in self.wiring.layers]
+
+    def _precisions(self, theta: Tensor) -> dict[str, Tensor]:
+        """All precisions by name, each ``(R or 1,) + shape``."""
+        rows = theta if theta.dim() == 2 else theta.unsqueeze(0)
+        values = self.joint.hypers.constrained(rows.to(self.joint.dtype))
+        fixed = dict(self.wiring.fixed) | {n: v for n, v in self.joint.held.items()}
+        return {n: v.to(self.joint.dtype).unsqueeze(0) for n, v in fixed.items()} | values
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
+        precisions = self._precisions(theta)
+        eta = network_layers.outputs(self.wiring.X, self._layers(u), self.wiring.activation)
+        return self._log_prior(u, precisions) + self._log_likelihood(eta, precisions)
+
+    def _log_prior(self, u: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
+        total = u.new_zeros(len(u))
+        for name, w in self.joint.latents.unconstrained(u.to(self.joint.dtype)).items():
+            alpha = _spread(precisions[self.wiring.alpha[name]], w)
+            half = 0.5 * ((alpha / math.tau).log() - alpha * w.square())
+            total = total + half.flatten(1).sum(-1).double()
+        return total
+
+    def _log_likelihood(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
+        noise = {k: precisions[n] for k, n in self.wiring.noise.items()}
+        shaped = {k: v.reshape(len(v), 1, -1) for k, v in noise.items()}
+        with pyro.validation_enabled(False):
+            return self.wiring.log_likelihood(eta, shaped).double()
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``, detached."""
+        return derivatives.gradient(self.log_joint, u, theta)
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian in ``u``, shape ``(R, D, D)``.
+
+        :raises TooLarge: when it and the Jacobian of the outputs would not fit into memory.
+        """
+        if len(self.wiring.layers) == 2:
+            return self._curvature(u, theta, bent=True)
+        graph = u.requires_grad or theta.requires_grad
+        return -derivatives.hessian(self.log_joint, u, theta, create_graph=graph)
+
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Its diagonal, shape ``(R, D)``."""
+        graph = u.requires_grad or theta.requires_grad
+        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=graph)
+
+    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Prior precision plus ``J' diag(-l'') J``, shape ``(R, D, D)``.
+
+        :raises TooLarge: when it and the Jacobian of the outputs would not fit into memory.
+        """
+        return self._curvature(u, theta, bent=False)
+
+    def _curvature(self, u: Tensor, theta: Tensor, *, bent: bool) -> Tensor:
+        graph = u.requires_grad or theta.requires_grad
+        precisions, layers = self._precisions(theta), self._layers(u)
+        eta = network_layers.outputs(self.wiring.X, layers, self.wiring.activation)
+        self._require_memory(u, eta)
+        leaf = eta if eta.requires_grad else eta.detach().requires_grad_()
+
+        def log_likelihood(e: Tensor) -> Tensor:
+            return self._log_likelihood(e, precisions)
+
+        B = curvature_blocks(log_likelihood, Layout(eta.shape[1:], (1,)), leaf, create_graph=graph)
+        J = self._jacobian(layers)
+        weighted = (B * J if B.shape[-1] == 1 else B @ J).flatten(1, 2)
+        A = (J.flatten(1, 2).mT @ weighted).double() + self._prior_precision(u, precisions).diag_embed()
+        if not bent:
+            return A
+        g = derivatives.pullback(log_likelihood(leaf).sum(), leaf, create_graph=graph)
+        return A - self._bend(layers, g)
+
+    def at_inputs(self, X: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs ``(R, N, C)`` at other inputs, and their Jacobian ``(R, N, C, D)``, in float64."""
+        elsewhere = replace(self, wiring=replace(self.wiring, X=X.to(self.wiring.X)))
+        layers = self._layers(u)
+        eta = network_layers.outputs(elsewhere.wiring.X, layers, self.wiring.activation)
+        return eta.double(), elsewhere._jacobian(layers).double()
+
+    def _require_memory(self, u: Tensor, eta: Tensor) -> None:
+        needed = FLOAT * (3 * len(u) * u.shape[-1] ** 2 + 3 * eta.numel() * u.shape[-1])
+        require_memory(needed, "the dense curvature and the Jacobian of the network's outputs", u.device)
+
+    def _jacobian(self, layers: list[Layer]) -> Tensor:
+        """``(R, N, C, D)`` in flat order."""
+        found = network_layers.jacobian(self.wiring.X, layers, self.wiring.activation)
+        pairs = zip(self.wiring.layers, found, strict=True)
+        parts = {n: J.flatten(3) for names, js in pairs for n, J in zip(names, js, strict=True)}
+        return torch.cat([parts[n] for n in self.joint.latents.names], -1)
+
+    def _prior_precision(self, u: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
+        """Of each coordinate, ``(R, D)``."""
+        values = self.joint.latents.unconstrained(u)
+        parts = [_spread(precisions[self.wiring.alpha[n]], w).expand_as(w).flatten(1) for n, w in values.items()]
+        return torch.cat(parts, -1).double()
+
+    def _bend(self, layers: list[Layer], g: Tensor) -> Tensor:
+        """Second derivatives of the outputs weighted by ``g``, ``(R, D, D)``."""
+        within, across = network_layers.bend(self.wiring.X, layers, self.wiring.activation, g)
+        R, D = len(g), self.joint.latents.size
+        values = torch.cat([within.flatten(1), across.flatten(1), across.flatten(1)], -1).double()
+        return values.new_zeros(R, D * D).index_add(1, self._scatter(layers), values).reshape(R, D, D)
+
+    def _scatter(self, layers: list[Layer]) -> Tensor:
+        """Where each number of :meth:`_bend` belongs in the flattened matrix."""
+        if not self._places:
+            slices, D = self.joint.latents.slices, self.joint.latents.size
+            (W, b), (V, _) = self.wiring.layers
+            position = torch.arange(D, device=layers[0][0].device)
+            H = layers[0][1].shape[-1]
+            into = torch.cat([position[slices[W]].reshape(-1, H), position[slices[b]].reshape(1, H)]).mT  # (H, I + 1)
+            out = position[slices[V]].reshape(H, -1)
+            within = into.unsqueeze(-1) * D + into.unsqueeze(-2)
+            ahead = into.unsqueeze(-1) * D + out.unsqueeze(-2)
+            back = into.unsqueeze(-1) + out.unsqueeze(-2) * D
+            self._places.append(torch.cat([within.flatten(), ahead.flatten(), back.flatten()]))
+        return self._places[0]
+
+
+def _spread(alpha: Tensor, w: Tensor) -> Tensor:
+    """A precision ``(R or 1,) + shape`` so that it broadcasts with ``(R,) + site shape``; rows come before columns."""
+    return alpha.reshape(*alpha.shape, *(1,) * (w.dim() - alpha.dim()))

@@ -1,0 +1,253 @@
+"""What a log joint is made of, found by derivatives, verified near and far, never by matching names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.derivatives import Forward
+from pyro_evidence.numerics.linalg import available_bytes
+from pyro_evidence.numerics.linear_predictor import is_separable
+from pyro_evidence.program import parameters, predictors
+from pyro_evidence.program.failed_run import tensors
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import Sites, Slot
+from pyro_evidence.structure import gaussian_process, groups, probes
+from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity
+from pyro_evidence.structure.gaussian_process import GaussianLatent
+from pyro_evidence.structure.groups import Guess, PrecisionGroups
+from pyro_evidence.structure.network_density import NetworkDensity
+from pyro_evidence.structure.probes import Near, Probe
+
+__all__ = ["PrecisionGroups", "Structure", "recognise"]
+
+Pair = tuple[Probe, Probe]  # a run at u = 0 and one elsewhere, at the same hyperparameters
+
+EASY_JACOBIAN = 2**16  # numbers for which any way will do
+SMALL_JACOBIAN = 2**24  # numbers that are never too many
+DENSER_THAN_DATA = 4  # times as many numbers as the data have: beyond that a Jacobian is mostly zeros
+
+
+@runtime_checkable
+class HasKnownDensity(Protocol):
+    """A network that can tell its density in closed form."""
+
+    def known_density(self, joint: LogJoint) -> NetworkDensity | None:
+        """What it believes the density of ``joint`` to be, or None."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The facts about one log joint, each None where absent."""
+
+    groups: PrecisionGroups | None
+    slots: tuple[Slot, ...] | None
+    linear: LinearDensity | None
+    density: AutogradDensity
+    known: NetworkDensity | None = None  # what a network of the model's says of itself, where that is true
+    latent: GaussianLatent | None = None  # the linear predictors' Gaussian prior, where it is dense
+
+    @property
+    def fastest(self) -> GaussianLatent | LinearDensity | NetworkDensity | AutogradDensity:
+        """The cheapest density for rows that share their hyperparameters."""
+        return self.latent or self.linear or self.known or self.density
+
+    @property
+    def by_rows(self) -> NetworkDensity | AutogradDensity:
+        """The cheapest density for rows with hyperparameters of their own."""
+        return self.known or self.density
+
+    @property
+    def without_linear(self) -> "Structure":
+        """The same without the faster densities, so that autograd's is used."""
+        return replace(self, linear=None, known=None, latent=None)
+
+    def agrees(self, u: Tensor, theta: Tensor) -> bool:
+        """Whether both densities have one value and one gradient at ``(R, D)``, as they must."""
+        if self.fastest is self.density or not len(u):
+            return True
+        pairs = zip(self.fastest.gradient(u, theta), self.density.gradient(u, theta), strict=True)
+        tolerance = _tolerance(self.density.joint)
+        return all(bool(((a - b).abs() <= tolerance * (1.0 + b.abs().amax())).all()) for a, b in pairs)
+
+
+def recognise(joint: LogJoint) -> Structure:
+    """Everything that can be verified about ``joint``; a few runs of the model."""
+    nothing = Structure(None, None, None, AutogradDensity(joint, None))
+    try:
+        found = probes.near(joint)
+        return nothing if found is None else _recognised(joint, found)
+    except probes.Unreadable:
+        return nothing
+
+
+def _recognised(joint: LogJoint, found: Near) -> Structure:
+    guess, origin = groups.propose(found), found.origin
+    wide = _wide(guess, origin)
+    pairs = zip(wide * 2, probes.far(origin, wide), strict=True)
+    far = [(base, probe) for base, probe in pairs if base is not None and probe is not None]
+    sites = predictors.read(joint, origin.trace, origin.u)
+    sites = sites if sites is not None and _holds(sites, found.typical) else None
+    linear = None if sites is None or not far else _linear(sites, found, far)
+    slots = None if sites is None else sites.slots if linear is None else linear.slots
+    settled = None if guess is None or not far else groups.settle(guess, found, far)
+    latent = None if linear is None else gaussian_process.recognise(linear, origin, far)
+    structure = Structure(settled, slots, linear, AutogradDensity(joint, slots), latent=latent)
+    return structure if linear is not None else _with_known(structure)
+
+
+def _with_known(structure: Structure) -> Structure:
+    """With what a network within the model's reach says of itself, if it says the truth at three random places."""
+    joint = structure.density.joint
+    generator = torch.Generator().manual_seed(0)
+    draw = torch.randn(3, joint.latents.size + joint.hypers.size, generator=generator, dtype=torch.float64)
+    u, move = draw.to(joint.device).split([joint.latents.size, joint.hypers.size], -1)
+    for network in parameters.submodules(joint.model):
+        known = network.known_density(joint) if isinstance(network, HasKnownDensity) else None
+        if known is not None:
+            found = replace(structure, known=known)
+            if found.agrees(u, joint.initial_theta + move):
+                return found
+    return structure
+
+
+def _wide(guess: Guess | None, origin: Probe) -> list[Probe | None]:
+    """Runs at ``u = 0`` with the hyperparameters moved far up and far down, those outside groups a little."""
+    joint, theta = origin.joint, origin.theta.detach()
+    if not len(theta):
+        return [origin, origin]
+    step = torch.ones_like(theta) if guess is None else guess.step(origin)
+    return [probes.run(joint, joint.initial_u, theta + s * step) for s in (1.0, -1.0)]
+
+
+def _tolerance(joint: LogJoint) -> float:
+    """Relative rounding error of a sum over data: 1e-10 in float64."""
+    return float(torch.finfo(joint.dtype).eps ** 0.64)
+
+
+def _holds(sites: Sites, probe: Probe) -> bool:
+    """Whether prior, slots and the rest add up to the log joint, and the slots' layouts say what couples."""
+    tolerance = _tolerance(probe.joint)
+    try:
+        return _adds_up(sites, probe) and all(
+            is_separable(slot.log_likelihood(probe.trace), slot.layout, slot.blocks(probe.trace)[None], tolerance)
+            for slot in sites.slots
+        )
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False  # a distribution that cannot be rebuilt from its parameters
+
+
+def _adds_up(sites: Sites, probe: Probe) -> bool:
+    """Whether the sum of all parts is the log joint, and the likelihood sees the latents through ``eta`` alone."""
+    joint, trace = probe.joint, probe.trace
+    _, log_det = joint.latents.constrained_with_log_det(probe.u.detach().to(joint.dtype))
+    etas = [slot.predictor(trace).detach().unsqueeze(0) for slot in sites.slots]
+    values = [slot.log_likelihood(trace)(eta)[0] for slot, eta in zip(sites.slots, etas, strict=True)]
+    if any(predictors.depends(value, probe.u) for value in values):
+        return False
+    prior = predictors.log_prob_sum(trace, (*joint.latents.names, *sites.free)) + log_det
+    gap = (prior + sum(values) - probe.log_joint).abs()
+    return bool(gap <= _tolerance(joint) * (1.0 + probe.log_joint.abs()))
+
+
+def _linear(sites: Sites, found: Near, far: list[Pair]) -> LinearDensity | None:
+    """The density made of linear predictors, if every slot has one at every probe."""
+    origin, typical = found.origin, found.typical
+    base = probes.run(origin.joint, origin.joint.initial_u, typical.theta) if len(typical.theta) else origin
+    parts = [None if base is None else _linear_part(slot, origin, base, typical) for slot in sites.slots]
+    if not parts or None in parts:
+        return None
+    runs = [*far, (base, typical)] if base is not None else far
+    gaussian = _gaussian(origin, [p for pair in runs for p in pair])
+    linear = LinearDensity(origin.joint, tuple(p for p in parts if p is not None), sites.free, gaussian)
+    return linear if all(_explains(linear, *pair) for pair in runs) else None
+
+
+def _gaussian(origin: Probe, others: list[Probe]) -> bool:
+    """Whether the prior of all latents is Gaussian and free of the latents themselves."""
+    if any(predictors.depends(x, origin.u) for x in origin.prior[:2]):
+        return False
+    return all(bool(p.prior[2].all()) for p in (origin, *others))
+
+
+def _linear_part(slot: Slot, origin: Probe, base: Probe, typical: Probe) -> Linear | None:
+    """``eta = J u + c`` under the first link for which that holds from ``base`` to ``typical``."""
+    for link in predictors.candidates(slot, origin.trace):
+        part = replace(slot, link=link)
+        slope = Forward(part.blocks(origin.trace).reshape(-1), origin.u, at_once=origin.kept.passes_at_once)
+        moved = slope.along(typical.u.detach().unsqueeze(0)).reshape(-1, slot.layout.num_coupled)
+        offset = part.blocks(base.trace).detach()
+        if _matches(part, typical, offset + moved, offset.abs() + moved.abs().amax()) and _affordable(part, origin):
+            return Linear(part, _jacobian(slope, origin).reshape(*moved.shape, -1))
+    return None
+
+
+def read_again(joint: LogJoint, slots: Sequence[Slot]) -> LinearDensity:
+    """Linear predictors that :func:`recognise` has verified, read off once more in one run: nothing is checked."""
+    origin = probes.run(joint, joint.initial_u, joint.initial_theta, graph=True)
+    assert origin is not None  # it was readable when it was recognised
+    linear = []
+    for slot in slots:
+        eta = slot.blocks(origin.trace)
+        slope = Forward(eta.reshape(-1), origin.u, at_once=origin.kept.passes_at_once)
+        linear.append(Linear(slot, _jacobian(slope, origin).reshape(*eta.shape, -1)))
+    return LinearDensity(joint, tuple(linear), (), gaussian=False)
+
+
+def _jacobian(slope: Forward, origin: Probe) -> Tensor:
+    """``J``, shape ``(N C, D)``; the model's own design matrix, where it has one, without a pass or a copy."""
+    if slope.value.numel() * slope.x.numel() <= EASY_JACOBIAN:
+        return slope.matrix()
+    guesses = origin.kept.tensors.values()
+    parts = [slope.columns(block, guesses) for block in origin.joint.latents.slices.values()]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _affordable(slot: Slot, origin: Probe) -> bool:
+    """Whether a dense ``J`` is worth its memory."""
+    joint = origin.joint
+    size = slot.layout.shape.numel() * joint.latents.size
+    data = sum(t.numel() for _, t in tensors(joint.args, joint.kwargs))
+    prior = gaussian_process.num_covariances(joint, origin.trace)  # a J no larger than what the model has already
+    return size <= max(SMALL_JACOBIAN, DENSER_THAN_DATA * data, prior) and 16 * size <= available_bytes(joint.device)
+
+
+def _matches(slot: Slot, probe: Probe, eta: Tensor, size: Tensor) -> bool:
+    """Whether the slot's parameter is the link of ``eta``, which was summed from numbers as large as ``size``."""
+    value = slot.value(probe.trace).detach()
+    error = _tolerance(probe.joint) * (1.0 + size)
+    natural = slot.layout.natural(torch.stack([eta, error]).to(value.dtype))
+    return bool(slot.link.explains(value, *natural).all())
+
+
+def _explains(linear: LinearDensity, base: Probe, probe: Probe) -> bool:
+    """Whether the linear density, its parts read at ``base``, has the prior, predictors and likelihoods of a run."""
+    with torch.no_grad():
+        rest = [[predictors.log_prob_sum(p.trace, linear.free)] for p in (base, probe)]
+        prior = not linear.gaussian or _same(base.prior[:2], probe.prior[:2], probe)
+        return prior and _same(rest[0], rest[1], probe) and all(_explained(p, base, probe) for p in linear.linear)
+
+
+def _explained(part: Linear, base: Probe, probe: Probe) -> bool:
+    """Whether one site sees the latents through its predictor alone, and that is as expected."""
+    if not _same(part.slot.others(base.trace), part.slot.others(probe.trace), probe):
+        return False
+    u, offset = probe.u, part.slot.blocks(base.trace).double()
+    size = torch.cat([J.abs() @ u.abs() for J in part.J.split(1 + 2**20 // part.J[0].numel())])
+    return _matches(part.slot, probe, part.eta(u.unsqueeze(0), offset)[0], size + offset.abs())
+
+
+def _same(first: Sequence[Any], second: Sequence[Any], probe: Probe) -> bool:
+    """Whether two readings are the same up to rounding; what is not finite in the second cannot be judged."""
+    pairs = zip(first, second, strict=False)  # of a length, or their first items differ
+    return all(a is b or _alike(a, b, _tolerance(probe.joint)) for a, b in pairs)
+
+
+def _alike(a: Any, b: Any, tolerance: float) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return type(a) is type(b) and bool(a == b)
+    if a.shape != b.shape or torch.equal(a, b):
+        return a.shape == b.shape
+    return bool(((a - b).abs() <= tolerance * b.abs()).logical_or(~torch.isfinite(b)).all())

@@ -1,0 +1,122 @@
+"""Bayes factors against closed forms; refusals."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import BadInput, LaplaceEvidence, compare_evidence
+from pyro_evidence.evidence_check import EvidenceEstimate
+from tests.models_for_tests.engine_models import linear, logistic_shared, targets
+from tests.models_for_tests.exact_models import straight, two_normals, two_normals_data
+
+
+def constant(X: Tensor, y: Tensor) -> None:
+    """The same noise, no slope: one mean of prior sd 1."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(X)):
+        pyro.sample("target", dist.Normal(mean, 0.5), obs=y)
+
+
+def evidence(y: Tensor, design: Tensor) -> float:
+    """Oracle: the multivariate normal of the targets, prior precision 1, noise sd 0.5."""
+    covariance = 0.25 * torch.eye(len(y)) + design @ design.T
+    return float(dist.MultivariateNormal(torch.zeros(len(y)), covariance).log_prob(y))
+
+
+def test_bayes_factor_and_probabilities_of_two_linear_models() -> None:
+    X, y = targets(num=8, noise=2.0)
+    X, y = X[:, :2], 0.2 * y
+    found = compare_evidence(
+        slope=LaplaceEvidence(straight, hyper=()).run(X, y),
+        flat=LaplaceEvidence(constant, hyper=()).run(X, y),
+    )
+    expected = evidence(y, X) - evidence(y, torch.ones(8, 1))
+    factor, error = found.log_bayes_factor("slope", "flat")
+    assert factor == pytest.approx(expected, abs=1e-9)
+    assert error < 1e-9
+    assert found.probabilities["slope"] == pytest.approx(1.0 / (1.0 + math.exp(-expected)), abs=1e-9)
+    assert found.rows[0].log_evidence >= found.rows[1].log_evidence
+    assert "flat" in str(found)
+
+
+def test_prior_odds_multiply() -> None:
+    X, y = targets(num=8)
+    a = LaplaceEvidence(straight, hyper=()).run(X, y)
+    found = compare_evidence(a=a, b=a, prior={"a": 3.0})
+    assert found.probabilities == pytest.approx({"a": 0.75, "b": 0.25})
+
+
+def test_no_overflow_at_ten_thousand_nats() -> None:
+    X, y = targets(num=8)
+    a = LaplaceEvidence(straight, hyper=()).run(X, y)
+    far = EvidenceEstimate("by hand", float(a.log_evidence) - 1e4, 0.1, {})
+    found = compare_evidence(a=a, b=a, estimates={"b": far})
+    assert found.probabilities == {"a": 1.0, "b": 0.0}
+    assert found.log_bayes_factor("a", "b") == pytest.approx((1e4, 0.1), rel=1e-9)
+
+
+def test_different_data_are_refused_unless_told_otherwise() -> None:
+    X, y = targets(num=8)
+    a, b = (LaplaceEvidence(straight, hyper=()).run(X, t) for t in (y, y + 1.0))
+    with pytest.raises(BadInput, match=r"different data: a observes 'y' \(8,\), hash"):
+        compare_evidence(a=a, b=b)
+    assert "different data" in compare_evidence(a=a, b=b, throw=False).doubts[0]
+
+
+def test_other_name_and_precision_of_the_site_are_the_same_data() -> None:
+    X, y = targets(num=8)
+    y = y.float().double()
+    a = LaplaceEvidence(straight, hyper=()).run(X, y)
+    b = LaplaceEvidence(constant, hyper=()).run(X.float(), y.float())
+    assert not compare_evidence(a=a, b=b).doubts
+
+
+def test_bad_pareto_k_is_refused() -> None:
+    from tests.evidence_check.test_evidence_check import ridge
+
+    bad = LaplaceEvidence(ridge, hyper=()).run(torch.tensor(2.0))
+    with pytest.raises(BadInput, match="k-hat is"):
+        compare_evidence(a=bad, b=bad)
+    found = compare_evidence(a=bad, b=bad, throw=False)
+    assert "k-hat is" in str(found)
+
+
+def test_hyperparameters_and_labels_are_listed_beside() -> None:
+    x = two_normals_data(6.0)
+    mixture = LaplaceEvidence(two_normals, hyper=(), restarts=2).run(x)
+    row = compare_evidence(a=mixture, b=mixture).rows[0]
+    assert row.log_labels == pytest.approx(math.log(2.0))
+    assert row.num_hyperparameters == 0
+    X, y = targets()
+    learned = LaplaceEvidence(linear).run(X, y)
+    assert compare_evidence(a=learned, b=learned).rows[0].num_hyperparameters == 2
+
+
+def test_letters() -> None:
+    X, y = targets(num=8)
+    a = LaplaceEvidence(straight, hyper=()).run(X, y)
+    with pytest.raises(BadInput, match="expected at least two"):
+        compare_evidence(a=a)
+    with pytest.raises(BadInput, match=r"\['c'\] name no posterior"):
+        compare_evidence(a=a, b=a, prior={"c": 1.0})
+    with pytest.raises(BadInput, match="'b': 'float'"):
+        compare_evidence(a=a, b=1.0)  # type: ignore[arg-type]
+    for prior in (-1.0, 0.0, math.nan, "much"):
+        with pytest.raises(BadInput, match="expected finite numbers above 0"):
+            compare_evidence(a=a, b=a, prior={"a": prior})  # type: ignore[dict-item]
+    with pytest.raises(BadInput, match=r"estimates are {'a': 'float'}; expected what bridge_sampling"):
+        compare_evidence(a=a, b=a, estimates={"a": -3.0})  # type: ignore[dict-item]
+    with pytest.raises(BadInput, match="no model 'z'"):
+        compare_evidence(a=a, b=a).log_bayes_factor("a", "z")
+
+
+def test_classes_and_numbers_are_different_data() -> None:
+    X, y = targets()
+    a = LaplaceEvidence(linear, hyper=()).run(X, y)
+    b = LaplaceEvidence(logistic_shared, hyper=()).run(X, (y > 0).double())
+    with pytest.raises(BadInput, match=r"a observes 'y' .*; b observes 't'"):
+        compare_evidence(a=a, b=b)

@@ -1,0 +1,203 @@
+"""ArviZ's groups against draws, densities and the models themselves; both generations of ArviZ."""
+
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+
+import arviz
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import MCMC, NUTS
+from torch import Tensor
+
+from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior
+from pyro_evidence.compare.to_arviz import arviz_groups, to_datatree, to_inference_data
+from tests.models_for_tests.exact_models import straight, straight_data, two_normals, two_normals_data
+
+
+@pytest.fixture(scope="module")
+def fitted() -> LaplacePosterior:
+    torch.set_default_dtype(torch.float64)
+    return LaplaceEvidence(straight, hyper=()).run(*straight_data())
+
+
+def many_data() -> tuple[Tensor, Tensor]:
+    """So many that no datum is influential, and ArviZ's leave-one-out has nothing to warn of."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(80, 3, generator=generator)
+    return X, X @ torch.tensor([1.0, -0.5, 0.3]) + 0.5 * torch.randn(80, generator=generator)
+
+
+def run_nuts(model: object, *args: Tensor, num_chains: int = 1, num_samples: int = 60) -> MCMC:
+    mcmc = MCMC(NUTS(model), num_samples=num_samples, warmup_steps=60, num_chains=num_chains, disable_progbar=True)
+    mcmc.run(*args)
+    return mcmc
+
+
+def test_groups_of_a_posterior(fitted: LaplacePosterior) -> None:
+    groups = arviz_groups(fitted, num_samples=40)
+    assert {name: {n: v.shape for n, v in group.items()} for name, group in groups.items()} == {
+        "posterior": {"w": (4, 10, 3)},
+        "posterior_predictive": {"y": (4, 10, 20)},
+        "log_likelihood": {"y": (4, 10, 20)},
+        "sample_stats": {"lp": (4, 10)},
+        "observed_data": {"y": (20,)},
+        "prior": {"w": (1, 40, 3)},
+        "prior_predictive": {"y": (1, 40, 20)},
+    }
+
+
+def test_numbers_of_the_groups(fitted: LaplacePosterior) -> None:
+    X, y = straight_data()
+    groups = arviz_groups(fitted, num_samples=8)
+    w = torch.as_tensor(groups["posterior"]["w"])
+    log_likelihood = dist.Normal(w @ X.T, 0.5).log_prob(y)
+    np.testing.assert_allclose(groups["log_likelihood"]["y"], log_likelihood, rtol=1e-10)
+    log_prior = dist.Normal(0.0, 1.0).log_prob(w).sum(-1)
+    np.testing.assert_allclose(groups["sample_stats"]["lp"], log_prior + log_likelihood.sum(-1), rtol=1e-10)
+    np.testing.assert_array_equal(groups["observed_data"]["y"], y)
+
+
+def test_predictive_draws_have_the_right_moments(fitted: LaplacePosterior) -> None:
+    X, y = straight_data()
+    groups = arviz_groups(fitted, num_samples=8000)
+    prior_sd = (0.25 + X.square().sum(-1)).sqrt()
+    drawn = torch.as_tensor(groups["prior_predictive"]["y"][0])
+    assert ((drawn.std(0) / prior_sd - 1.0).abs() < 4.0 / math.sqrt(2 * 8000)).all()
+    covariance = torch.linalg.inv(torch.eye(3) + 4.0 * X.T @ X)
+    sd = (0.25 + (X @ covariance * X).sum(-1)).sqrt()
+    replicated = torch.as_tensor(groups["posterior_predictive"]["y"]).reshape(8000, 20)
+    assert ((replicated.std(0) / sd - 1.0).abs() < 4.0 / math.sqrt(2 * 8000)).all()
+    assert not np.array_equal(replicated[0], y)
+
+
+def test_loo_and_summary_of_arviz() -> None:
+    X, y = many_data()
+    data = to_inference_data(LaplaceEvidence(straight, hyper=()).run(X, y), num_samples=4000)
+    loo = arviz.loo(data)
+    exact = 0.0  # oracle: each datum left out in turn, on paper
+    for i in range(80):
+        rest = torch.arange(80) != i
+        covariance = torch.linalg.inv(torch.eye(3) + 4.0 * X[rest].T @ X[rest])
+        mean = 4.0 * X[i] @ covariance @ X[rest].T @ y[rest]
+        exact += float(dist.Normal(mean, (0.25 + X[i] @ covariance @ X[i]).sqrt()).log_prob(y[i]))
+    assert loo.elpd_loo == pytest.approx(exact, abs=0.1)
+    assert float(arviz.summary(data)["r_hat"].max()) < 1.01
+
+
+def vector_weights(X: Tensor, y: Tensor) -> None:
+    """Observed by ``to_event``, for which Pyro's own conversion has no pointwise log likelihood."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    pyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
+
+
+def test_to_event_sites_of_mcmc_keep_their_log_likelihood() -> None:
+    X, y = many_data()
+    mcmc = run_nuts(vector_weights, X, y, num_chains=2, num_samples=300)
+    data = to_inference_data(mcmc, X, y, num_samples=40)
+    w = torch.as_tensor(data.posterior["w"].values)
+    torch.testing.assert_close(w, mcmc.get_samples(group_by_chain=True)["w"])
+    expected = dist.Normal(w @ X.T, 0.5).log_prob(y)
+    np.testing.assert_allclose(data.log_likelihood["y"].values, expected, rtol=1e-10)
+    assert data.sample_stats["diverging"].shape == (2, 300)
+    assert math.isfinite(arviz.loo(data).elpd_loo)
+
+
+def test_divergences_are_marked_where_they_were() -> None:
+    X, y = straight_data()
+    mcmc = run_nuts(straight, X, y)
+    mcmc.diagnostics = lambda: {"divergences": {"chain 0": [3, 7]}}  # type: ignore[method-assign]
+    diverging = arviz_groups(mcmc, X, y, num_samples=4)["sample_stats"]["diverging"]
+    assert np.flatnonzero(diverging[0]).tolist() == [3, 7]
+
+
+def test_discrete_sites_are_summed_out() -> None:
+    x = two_normals_data(6.0)
+    posterior = LaplaceEvidence(two_normals, hyper=(), restarts=2).run(x)
+    groups = arviz_groups(posterior, num_samples=8)
+    centre = torch.as_tensor(groups["posterior"]["centre"]).unsqueeze(-2)
+    expected = dist.Normal(centre, 1.0).log_prob(x.unsqueeze(-1)).logsumexp(-1) - math.log(2.0)
+    (found,) = groups["log_likelihood"].values()
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert groups["posterior_predictive"]["x"].shape == (4, 2, 50)
+
+
+def factor_model(x: Tensor) -> None:
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    pyro.factor("likelihood", -0.5 * (x - mean).square().sum())
+
+
+def test_factors_have_no_predictive_draws() -> None:
+    groups = arviz_groups(LaplaceEvidence(factor_model, hyper=()).run(torch.ones(3)), num_samples=8)
+    assert "posterior_predictive" not in groups
+    assert "observed_data" not in groups
+    assert groups["sample_stats"]["lp"].shape == (4, 2)
+
+
+def test_nothing_global_moves(fitted: LaplacePosterior) -> None:
+    before = torch.random.get_rng_state()
+    first, second = (arviz_groups(fitted, num_samples=8, seed=1) for _ in range(2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    np.testing.assert_array_equal(first["prior_predictive"]["y"], second["prior_predictive"]["y"])
+
+
+def test_letters(fitted: LaplacePosterior, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = straight_data()
+    with pytest.raises(BadInput, match="num_samples=6; expected a positive multiple of 4"):
+        arviz_groups(fitted, num_samples=6)
+    with pytest.raises(BadInput, match=r"call mcmc\.run"):
+        arviz_groups(MCMC(NUTS(straight), num_samples=3), X, y)
+    with pytest.raises(BadInput, match="fit is a dict"):
+        arviz_groups({}, num_samples=8)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(ImportError, match="pip install 'pyro-evidence"):
+        to_inference_data(fitted)
+    monkeypatch.setitem(sys.modules, "arviz_base", None)
+    with pytest.raises(ImportError, match="pip install arviz-base"):
+        to_datatree(fitted)
+    monkeypatch.setitem(sys.modules, "arviz", SimpleNamespace(__version__="1.2.0"))  # type: ignore[arg-type]
+    with pytest.raises(ImportError, match=r"ArviZ 1\.2\.0 has no InferenceData"):
+        to_inference_data(fitted)
+    monkeypatch.setitem(sys.modules, "arviz", SimpleNamespace())  # type: ignore[arg-type]
+    with pytest.raises(ImportError, match=r"ArviZ \? has no InferenceData"):
+        to_inference_data(fitted)
+
+
+def test_mcmc_with_other_arguments_is_refused() -> None:
+    X, y = straight_data()
+    with pytest.raises(BadInput, match="expected the same sites"):
+        arviz_groups(_renamed(run_nuts(straight, X, y)), X, y)
+
+
+def _renamed(mcmc: MCMC) -> MCMC:
+    mcmc.kernel.model = vector_of_another_name
+    return mcmc
+
+
+def vector_of_another_name(X: Tensor, y: Tensor) -> None:
+    v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    pyro.sample("y", dist.Normal(X @ v, 0.5).to_event(1), obs=y)
+
+
+def test_datatree_is_asked_for_by_nested_groups(fitted: LaplacePosterior, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = ModuleType("arviz_base")
+    fake.from_dict = lambda groups: groups  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "arviz_base", fake)
+    assert set(to_datatree(fitted, num_samples=8)) == set(arviz_groups(fitted, num_samples=8))
+
+
+def test_datatree_and_loo_of_arviz_itself() -> None:
+    """With ArviZ 1.x in the environment, that is ``arviz-base`` and ``arviz-stats``, which 0.x does not exclude."""
+    pytest.importorskip("arviz_base", reason="arviz-base is not installed")
+    stats = pytest.importorskip("arviz_stats", reason="arviz-stats is not installed")
+    X, y = many_data()
+    posterior = LaplaceEvidence(straight, hyper=()).run(X, y)
+    tree = to_datatree(posterior, num_samples=400)
+    groups = arviz_groups(posterior, num_samples=400)
+    assert {child.name for child in tree.children.values()} == set(groups)
+    np.testing.assert_array_equal(tree["log_likelihood"]["y"], groups["log_likelihood"]["y"])
+    old = arviz.loo(to_inference_data(posterior, num_samples=400))
+    assert float(stats.loo(tree).elpd) == pytest.approx(float(old.elpd_loo), abs=0.01)  # another effective size

@@ -1,0 +1,139 @@
+"""One outer step: MacKay's round, the metric, the caps, the verdicts."""
+
+import itertools
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence import Status
+from pyro_evidence.laplace import approximation, type2
+from pyro_evidence.program import LogJoint
+from tests.models_for_tests.engine_models import (
+    classes,
+    linear,
+    logistic_ard,
+    logistic_noncentred,
+    logistic_sd,
+    targets,
+)
+
+
+def first(model, data):  # type: ignore[no-untyped-def]
+    joint = LogJoint(model, data)
+    return type2.outer_state(
+        approximation.laplace_state(
+            approximation.laplace_problem(joint), joint.initial_theta, joint.initial(1, seed=0)[0], cold=True
+        )
+    )
+
+
+def test_the_first_step_of_a_linear_model_is_mackays_round() -> None:
+    """Bishop (2006), eq. 7.87 and 7.88, by hand."""
+    X, y = targets()
+    state = first(linear, (X, y))
+    A = X.T @ X + torch.eye(4)
+    mean = torch.linalg.solve(A, X.T @ y)
+    gamma = 4.0 - torch.linalg.inv(A).trace()
+    alpha = gamma / mean.square().sum()
+    beta = (len(y) - gamma) / (y - X @ mean).square().sum()
+    move = state.metric @ state.slope.total
+    torch.testing.assert_close(move, torch.stack([alpha.log(), beta.log()]), rtol=1e-9, atol=1e-9)
+    assert float(state.laplace.gamma[0]) == pytest.approx(float(gamma), rel=1e-12)
+
+
+def test_the_metric_is_the_same_round_whatever_the_parametrisation() -> None:
+    """Law: log precision moves by minus twice as much as log scale."""
+    data = classes()
+    by_precision, by_sd = first(logistic_ard, data), first(logistic_sd, data)
+    moves = [s.metric @ s.slope.total for s in (by_precision, by_sd)]
+    torch.testing.assert_close(moves[0], -2.0 * moves[1], rtol=1e-9, atol=1e-9)
+
+
+def test_without_recognised_precisions_the_first_step_is_at_most_one() -> None:
+    state = first(logistic_noncentred, classes())
+    assert 0.0 < float((state.metric @ state.slope.total).abs().max()) <= 1.0
+
+
+def test_no_step_ever_lowers_the_objective() -> None:
+    state = first(logistic_ard, classes())
+    heights = [state.objective]
+    for _ in range(15):
+        state = type2.step(state)
+        heights.append(state.objective)
+    assert all(b >= a - 1e-10 for a, b in itertools.pairwise(heights))
+
+
+def test_steps_are_capped() -> None:
+    X, y = targets()
+    state = first(linear, (X, 1e6 * y))
+    new = type2.step(state)
+    assert float((new.laplace.theta - state.laplace.theta).abs().max()) <= type2.LARGEST_STEP + 1e-12
+
+
+def test_a_precision_on_its_way_to_infinity_is_a_verdict() -> None:
+    X, _ = targets()
+    state = first(linear, (X, torch.zeros(len(X))))
+    for _ in range(100):
+        state = type2.step(state)
+        if state.verdict is not None:
+            break
+    assert state.verdict is Status.UNBOUNDED
+
+
+def redundant(X: Tensor, y: Tensor) -> None:
+    """Three directions of fifty weights matter, so few of them are determined, and the data need the group."""
+    alpha, beta = (pyro.param(n, lambda: torch.ones(()), constraint=constraints.positive) for n in ("alpha", "beta"))
+    w = pyro.sample("w", dist.Normal(torch.zeros(50), alpha.rsqrt()).to_event(1))
+    pyro.sample("y", dist.Normal(X @ w, beta.rsqrt()).to_event(1), obs=y)
+
+
+def test_a_group_that_the_data_need_is_tried_again_only_after_hyperparameters_moved_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    Z = torch.randn(40, 3, generator=generator)
+    X, y = Z @ torch.randn(3, 50, generator=generator), Z.sum(-1) + 0.1 * torch.randn(40, generator=generator)
+    state = type2.step(first(redundant, (X, y)))
+    theta = state.laplace.theta
+    assert state.needed.keys() == {0}
+    assert type2._without(state.laplace, state.laplace.problem.structure.groups, 0)[1] > type2.FAR_WORSE
+    tries: list[int] = []
+    monkeypatch.setattr(type2, "_without", lambda state, groups, t: (tries.append(t), (state, 5.0))[1])
+    for loss, own, noise, again in [
+        (100.0, 0.9, 0.0, False),
+        (100.0, 1.1, 0.0, True),
+        (100.0, 0.0, 4.9, False),
+        (100.0, 0.0, 5.1, True),
+        (20.0, 0.0, 0.9, False),
+        (20.0, 0.0, 1.1, True),
+    ]:
+        tries.clear()
+        where = type2.PruningTried(theta - torch.tensor([own, noise]), loss)
+        _, needed = type2._prune(state.laplace, {0: where})
+        assert tries == [0] * again and needed == {0: where}
+    _, needed = type2._prune(state.laplace, {})  # costs less than is far worse, so it is not remembered
+    assert needed == {}
+
+
+def groups_without_spread(y: Tensor) -> None:
+    """A hierarchical model whose groups have no spread: the best scale is 0, on the edge of what is allowed."""
+    tau, sigma = (
+        pyro.param(name, lambda: torch.ones(()), constraint=constraints.positive) for name in ("tau", "sigma")
+    )
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+    a = pyro.sample("a", dist.Normal(mu, tau).expand([6]).to_event(1))
+    pyro.sample("y", dist.Normal(a.expand(y.shape), sigma).to_event(2), obs=y)
+
+
+@pytest.mark.parametrize(("tau", "flat"), [(1e-4, True), (0.3, False)])
+def test_a_scale_near_zero_is_known_by_an_evidence_that_no_longer_changes(tau: float, flat: bool) -> None:
+    y = torch.tensor([1.0, -2.0, 0.5, 1.5, -1.0])[:, None].expand(5, 6)
+    joint = LogJoint(groups_without_spread, (y,))
+    theta = joint.hypers.flat({"tau": torch.tensor(tau), "sigma": y.std()}).double()
+    state = approximation.laplace_state(approximation.laplace_problem(joint), theta, joint.initial_u, cold=True)
+    assert type2._is_flat(type2.outer_state(state)) is flat
+    assert not type2.is_singular(state)  # though mu adds far more to the variance than tau does

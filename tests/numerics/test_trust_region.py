@@ -1,0 +1,129 @@
+"""The trust region: the best step in a ball, the way back to a valley's floor, and what that saves."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics import trust_region
+from pyro_evidence.numerics.newton import Limits, Mode
+from pyro_evidence.numerics.trust_region import Floor, Trial
+from tests.models_for_tests.toy_density import A, Toy, banana, gaussian, wells
+
+NONE = torch.zeros(0)
+assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
+assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
+
+
+def gorge(u: Tensor, theta: Tensor) -> Tensor:
+    """A bent valley with walls 1e6 times as steep as its floor; mode at (1, 1)."""
+    return -(1.0 - u[..., 0]).square() - 1e6 * (u[..., 1] - u[..., 0].square()).square()
+
+
+def search(f, u: Tensor, *, num_steps: int = 200, seen: list[Tensor] | None = None) -> Mode:
+    density = Toy(f)
+    watch = (lambda v: None) if seen is None else lambda v: seen.append(v.clone())
+    return trust_region.ascend(density, lambda v: density.precision(v, NONE), u, NONE, Limits(1e-14, num_steps, watch))
+
+
+def number(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def quadratic(values: Tensor, along: Tensor, p: Tensor) -> Tensor:
+    return (along * p).sum(-1) - 0.5 * (values * p.square()).sum(-1)
+
+
+@pytest.mark.parametrize("lowest", [-2.0, 0.0, 0.5])
+def test_no_step_in_the_ball_is_better(
+    lowest: float,
+) -> None:  # oracle: random points, and the conditions of a maximum on a ball
+    values = torch.cat([torch.full((5, 1), lowest), 1.0 + number(5, 2).abs()], -1).sort(-1).values
+    along, radius = number(5, 3, seed=1), torch.tensor([0.1, 0.5, 1.0, 3.0, 1e3])
+    best, shift = trust_region._best_within(values, along, radius)
+    assert bool((best.norm(dim=-1) <= radius * (1.0 + 1e-5)).all())
+    others = number(2000, 5, 3, seed=2)
+    others = others / others.norm(dim=-1, keepdim=True) * radius[:, None]
+    others = others * torch.linspace(0.0, 1.0, 2000)[:, None, None]
+    height = quadratic(values, along, best)
+    assert bool((height >= quadratic(values, along, others) - 1e-9 * (1.0 + height.abs())).all())
+    assert bool((shift[:, 0] >= max(0.0, -lowest)).all())
+    torch.testing.assert_close((values + shift) * best, along, rtol=1e-5, atol=1e-5)  # to the bisection's accuracy
+
+
+def test_a_saddle_at_rest_is_left_along_its_downward_direction_to_the_edge() -> None:
+    values, along = torch.tensor([[-3.0, 1.0]]), torch.zeros(1, 2)  # the hard case: nothing pulls
+    best, _ = trust_region._best_within(values, along, torch.tensor([0.7]))
+    assert_approx(best.abs(), torch.tensor([[0.7, 0.0]]))
+
+
+def floor_of(values: Tensor) -> tuple[Floor, Tensor]:
+    """Of one row in three dimensions, and the matrix that it inverts."""
+    vectors, scale = torch.linalg.qr(number(1, 3, 3)).Q, 0.5 + number(1, 3, seed=1).abs()
+    root = vectors[0] * values.sqrt()
+    return Floor(vectors, values[None], scale, number(1, 3, seed=2)), torch.diag(scale[0]) @ root @ root.T * scale[0]
+
+
+def test_the_way_back_takes_the_excess_of_the_slope_away() -> None:  # oracle: dense linear algebra
+    floor, matrix = floor_of(torch.tensor([0.5, 1.0, 40.0]))
+    slope = number(1, 3, seed=3)
+    promised = floor.scale[0] * (floor.vectors[0] @ floor.promised[0])
+    assert_exact(matrix @ floor.back(slope)[0], slope[0] - promised)
+    assert_exact(floor.back(promised[None]), torch.zeros(1, 3))
+
+
+def test_what_the_model_promised_is_the_slope_after_its_own_step() -> None:
+    """On a quadratic the model is exact, so a trial has no excess slope and is not moved."""
+    seen: list[Tensor] = []
+    back = Floor.back
+
+    def spy(self: Floor, slope: Tensor) -> Tensor:
+        seen.append(back(self, slope))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Floor, "back", spy)
+        search(gaussian, torch.full((1, 3), 30.0), num_steps=1)  # farther than the first radius
+    assert seen and all(float(move.abs().max()) < 1e-9 for move in seen)
+
+
+@pytest.mark.parametrize("start", [[-1.2, 1.0], [2.0, 2.0], [-2.0, 4.0]])
+def test_the_floor_is_followed_in_a_fraction_of_the_steps(start: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for corrections in (trust_region.CORRECTIONS, 0):
+        monkeypatch.setattr(trust_region, "CORRECTIONS", corrections)
+        seen: list[Tensor] = []
+        mode = search(gorge, torch.tensor([start]), num_steps=2000, seen=seen)
+        assert bool(mode.converged.all())
+        assert_approx(mode.u, torch.ones(1, 2))
+        heights = torch.cat(seen)
+        assert bool((heights.diff() >= -1e-12 * (1.0 + heights[1:].abs())).all())
+        counts.append(len(seen))
+    assert counts[0] < 0.5 * counts[1]
+
+
+def test_the_better_of_two_trials_row_by_row() -> None:
+    u = torch.arange(8.0).reshape(4, 2)
+    ours = Trial(u, torch.tensor([1.0, 1.0, torch.nan, 1.0]), torch.ones(4, 2))
+    slope = torch.tensor([[2.0, 2.0], [2.0, 2.0], [2.0, 2.0], [2.0, torch.inf]])
+    other = Trial(-u, torch.tensor([2.0, 0.5, -9.0, 5.0]), slope)
+    chosen, better = ours.or_better(other)
+    assert better and chosen.value.tolist() == [2.0, 1.0, -9.0, 1.0]
+    assert_exact(chosen.u, torch.tensor([[-0.0, -1.0], [2.0, 3.0], [-4.0, -5.0], [6.0, 7.0]]))
+    assert not ours.or_better(ours)[1]
+
+
+def test_a_batch_of_rows_is_a_loop() -> None:
+    u = torch.tensor([[-1.2, 1.0], [1.0, 1.0], [0.0, 3.0]])
+    for f in (banana, wells):
+        whole, rows = search(f, u), [search(f, row.unsqueeze(0)) for row in u]
+        for name in ("u", "log_joint", "precision", "converged", "escaped"):
+            assert_approx(getattr(whole, name).double(), torch.cat([getattr(row, name) for row in rows]).double())
+
+
+def test_a_quadratic_beyond_the_first_radius_arrives() -> None:
+    mode = search(gaussian, torch.full((1, 3), 1e3))
+    assert bool(mode.converged.all()) and not bool(mode.escaped.any())
+    assert_approx(mode.precision[0], A)
+    assert float(mode.gradient.abs().max()) < 1e-6

@@ -1,0 +1,306 @@
+"""What is recognised equals the generic path wherever one looks; what only looks alike is not recognised."""
+
+from functools import cache, partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence.numerics.derivatives import generic, pullback
+from pyro_evidence.numerics.linalg import available_bytes
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure import recognise as structure
+from pyro_evidence.structure.density import AutogradDensity, LinearDensity
+from pyro_evidence.structure.recognise import Structure, recognise
+from tests.models_for_tests import deceptive_models, deceptive_priors, recognised_models
+from tests.models_for_tests.recognised_models import X, binary, positive, real
+
+assert_same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
+
+RECOGNISED, DECEPTIVE = recognised_models.CASES, deceptive_models.CASES | deceptive_priors.CASES
+
+
+@cache
+def looked_at(name: str) -> tuple[LogJoint, Structure]:
+    case = (RECOGNISED | DECEPTIVE)[name]
+    joint = LogJoint(case.model, case.args)
+    return joint, recognise(joint)
+
+
+def points(joint: LogJoint, num: int = 1, spread: float = 0.7) -> tuple[Tensor, Tensor]:
+    """Latents away from the origin, hyperparameters away from where they start."""
+    generator = torch.Generator().manual_seed(3)
+    u = spread * torch.randn(num, joint.latents.size, generator=generator)
+    return u, joint.initial_theta + 0.4 * torch.randn(joint.hypers.size, generator=generator)
+
+
+Density = AutogradDensity | LinearDensity
+
+
+def numbers(density: Density, joint: LogJoint) -> dict[str, Tensor]:
+    u, theta = points(joint, num=2)
+    value, gradient = density.gradient(u, theta)
+    return {
+        "value": value,
+        "gradient": gradient,
+        "precision": density.precision(u, theta),
+        "diagonal": density.precision_diagonal(u, theta),
+        "Gauss-Newton": density.gauss_newton(u, theta),
+    }
+
+
+def slopes(density: Density, joint: LogJoint) -> dict[str, Tensor]:
+    """All that the gradient of a Laplace evidence asks for, with a fixed matrix for the inverse precision."""
+    u, theta = (x.requires_grad_() for x in points(joint))
+    G = torch.outer(*generic(2, u.shape[-1], u)) + 3.0 * torch.eye(u.shape[-1])
+    trace = (density.precision(u, theta) * G).sum()
+    log_joint = density.log_joint(u, theta).sum()
+    by_u = pullback(log_joint, u, create_graph=True)
+    return {
+        "of the precision in u": pullback(trace, u),
+        "of the precision in theta": pullback(trace, theta),
+        "of the diagonal in theta": pullback((density.precision_diagonal(u, theta) * G.diagonal()).sum(), theta),
+        "of the log joint in theta": pullback(log_joint, theta),
+        "mixed": pullback(by_u, theta, generic(1, u.shape[-1], u)),
+    }
+
+
+def assert_all_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for what, value in actual.items():
+        assert_same(value, expected[what], msg=partial("{}: {}".format, what))
+
+
+LINEAR = [*RECOGNISED, *(name for name, case in DECEPTIVE.items() if case.linear)]
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_recognised_path_equals_autograd(name: str) -> None:
+    joint, found = looked_at(name)
+    assert found.linear is not None and found.fastest is found.linear
+    expected = numbers(found.density, joint)
+    assert_same(expected["Gauss-Newton"], expected["precision"])
+    assert_all_same(numbers(found.linear, joint), expected)
+    if joint.hypers.size:
+        assert_all_same(slopes(found.linear, joint), slopes(found.density, joint))
+    assert found.agrees(*points(joint, num=3))
+
+
+@pytest.mark.parametrize("name", RECOGNISED)
+def test_groups_and_prior_are_as_written(name: str) -> None:
+    joint, found = looked_at(name)
+    case = RECOGNISED[name]
+    power = [0.0] * joint.hypers.size if found.groups is None else found.groups.power.tolist()
+    assert power == case.power
+    assert found.linear is not None and found.linear.gaussian is case.gaussian
+
+
+@pytest.mark.parametrize("name", DECEPTIVE)
+def test_what_is_not_there_is_not_seen(name: str) -> None:
+    joint, found = looked_at(name)
+    case = DECEPTIVE[name]
+    power = [0.0] * joint.hypers.size if found.groups is None else found.groups.power.tolist()
+    assert power == case.power
+    assert (found.groups is None) is (not any(case.power))
+    assert (found.linear is not None) is case.linear
+    assert (found.slots is not None) is case.slots
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_density_is_right_far_out(name: str) -> None:
+    """Where a kink would show: five units from the origin."""
+    joint, found = looked_at(name)
+    assert found.linear is not None
+    u, theta = points(joint, num=4, spread=5.0)
+    usable = torch.isfinite(found.density.log_joint(u, theta))
+    assert bool(usable.any())
+    actual, expected = (d.log_joint(u[usable], theta) for d in (found.linear, found.density))
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-6)
+
+
+def groups_of(name: str):
+    found = looked_at(name)[1].groups
+    assert found is not None
+    return found
+
+
+def test_members_of_several_sites() -> None:
+    """Flat order is alphabetical: a, b, bias, c; hyperparameters alpha_ax, alpha_b, alpha_bx, alpha_cx."""
+    found = groups_of("several_sites")
+    assert found.member.tolist() == [0, 2, 1, 3]
+    assert_same(found.loc, torch.tensor([0.1, 0.2, 0.0, 0.0]))
+    assert_same(found.offset, torch.zeros(4))
+    assert found.noise["t"].tolist() == []
+    assert found.is_weight.tolist() == [True] * 4
+    active = torch.tensor([True, True, False, True])
+    assert found.size(active).tolist() == [1.0, 0.0, 1.0, 1.0]
+
+
+def test_members_that_share_a_precision_assembled_in_place() -> None:
+    assert groups_of("assembled_in_place").member.tolist() == [0, 0, 1]
+
+
+def test_members_in_nested_plates() -> None:
+    """Weights (3, 2) and noise (30, 2), precisions by column; hyperparameters alpha_0, alpha_1, beta_0, beta_1."""
+    found = groups_of("nested_plates")
+    assert found.member.tolist() == [0, 1] * 3
+    assert found.noise["t"].tolist() == [2, 3] * 30
+    assert found.is_weight.tolist() == [True, True, False, False]
+    assert found.size(torch.ones(6, dtype=torch.bool)).tolist() == [3.0, 3.0, 30.0, 30.0]
+
+
+def test_noise_of_groups_of_data() -> None:
+    """Hyperparameters alpha, beta_0, beta_1, intercept."""
+    found = groups_of("beta_per_group")
+    assert found.member.tolist() == [0, 0, 0]
+    assert found.noise["t"].tolist() == [1, 2] * 15
+
+
+def test_noise_of_one_of_several_sites() -> None:
+    found = groups_of("two_views")
+    assert {name: owner.tolist() for name, owner in found.noise.items()} == {"s": [], "t": [1] * 30, "x": [2] * 30}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("softmax_columns", torch.tensor([1.0, 2.0, 3.0]).repeat_interleave(3)),
+        ("probit", torch.full((3,), 0.8**-2)),
+        ("poisson", torch.full((3,), 1 / 0.7)),
+        ("linear_scale_tril", torch.tensor([4.0, 1.0, 0.25])),
+        ("overlapping", torch.ones(4)),
+    ],
+)
+def test_log_precision_is_that_of_the_prior(name: str, precision: Tensor) -> None:
+    """By hand at the start, one for what is in no group; times e to the power times a step after it."""
+    joint, found = looked_at(name)[0], groups_of(name)
+    theta = joint.initial_theta
+    assert_same(found.log_precision(theta).exp(), precision)
+    moved = found.log_precision(theta + 0.1) - found.log_precision(theta)
+    assert_same(moved, torch.where(found.member >= 0, 0.1 * found.power[found.member], 0.0))
+
+
+@pytest.mark.parametrize("name", ["moving_mean", "pooled_mean"])
+def test_a_moving_prior_mean_is_not_a_number(name: str) -> None:
+    found = groups_of(name)
+    in_group = found.member >= 0
+    assert int(in_group.sum()) == 3
+    assert bool(found.loc[in_group].isnan().all())
+    assert bool(found.follows[in_group].all()) is (name == "pooled_mean")
+    assert bool(found.is_weight[0]) is (name == "moving_mean")
+
+
+def test_single_precision_is_recognised_with_its_own_rounding() -> None:
+    def model(X, t):
+        alpha, beta = (pyro.param(n, X.new_tensor(2.0), constraint=constraints.positive) for n in ("alpha", "beta"))
+        w = pyro.sample("w", dist.Normal(X.new_zeros(3), alpha.rsqrt()).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("t", dist.Normal(X @ w, beta.rsqrt()), obs=t)
+
+    joint = LogJoint(model, (X.float(), real.float()))
+    found = recognise(joint)
+    assert joint.dtype == torch.float32
+    assert found.groups is not None and found.groups.power.tolist() == [1.0, 1.0]
+    assert found.linear is not None
+    u, theta = points(joint, num=2)
+    torch.testing.assert_close(
+        found.linear.precision(u, theta), found.density.precision(u, theta), rtol=1e-4, atol=1e-3
+    )
+    assert found.agrees(u, theta)
+
+
+def test_a_permutation_of_components_permutes_the_predictor() -> None:
+    def model(t, order):
+        mu = pyro.sample("mu", dist.Normal(torch.tensor([-2.0, 0.0, 2.0])[order], 1.0).to_event(1))
+        with pyro.plate("data", len(t)):
+            k = pyro.sample("k", dist.Categorical(torch.tensor([0.2, 0.3, 0.5])[order]))
+            pyro.sample("t", dist.Normal(mu[k], 0.8), obs=t)
+
+    order, u = torch.tensor([2, 0, 1]), torch.randn(1, 3)
+    plain, moved = (recognise(LogJoint(model, (real, o))).linear for o in (torch.arange(3), order))
+    assert plain is not None and moved is not None
+    theta = torch.zeros(0)
+    assert_same(moved.log_joint(u[:, order], theta), plain.log_joint(u, theta))
+    assert_same(moved.precision(u[:, order], theta), plain.precision(u, theta)[:, order][:, :, order])
+
+
+def test_rescaled_inputs_rescale_the_weights() -> None:
+    def model(X, t, scale):
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0 / scale).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("t", dist.Bernoulli(logits=(X * scale) @ w), obs=t)
+
+    scale, u, theta = torch.tensor([1e-4, 1.0, 1e4]), torch.randn(1, 3), torch.zeros(0)
+    plain, other = (recognise(LogJoint(model, (X, binary, s))).linear for s in (torch.ones(3), scale))
+    assert plain is not None and other is not None
+    assert_same(
+        other.precision(u / scale, theta), plain.precision(u, theta) * scale * scale[:, None], rtol=1e-9, atol=0.0
+    )
+
+
+def test_a_disagreement_is_noticed() -> None:
+    joint, found = looked_at("logistic_by_logits")
+    other = looked_at("masked")[1]
+    u, _ = points(joint, num=2)
+    mixed = Structure(None, None, found.linear, other.density)
+    assert not mixed.agrees(u, torch.zeros(3))
+    assert Structure(None, None, None, other.density).agrees(u, torch.zeros(1))
+
+
+def test_a_model_that_cannot_be_run_far_out_is_left_to_autograd() -> None:
+    def model(X, t):
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        if not bool((w.abs() < 6.0).all()):
+            raise OverflowError("w is too large")
+        with pyro.plate("data", len(X)):
+            pyro.sample("t", dist.Bernoulli(logits=X @ w), obs=t)
+
+    found = recognise(LogJoint(model, (X, binary)))
+    assert found.linear is None and found.slots is None and found.groups is None
+
+
+def test_a_large_jacobian_of_mostly_zeros_is_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(t):
+        with pyro.plate("data", len(t)):
+            b = pyro.sample("b", dist.Normal(0.0, positive("alpha", 1.0).rsqrt()))
+            pyro.sample("t", dist.Bernoulli(logits=b), obs=t)
+
+    monkeypatch.setattr(structure, "SMALL_JACOBIAN", 30 * 30 - 1)
+    found = recognise(LogJoint(model, (binary,)))
+    assert found.linear is None and found.slots is not None and found.groups is not None
+
+
+def test_a_design_that_fills_the_memory_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = looked_at("logistic_by_logits")[0]
+    assert available_bytes(torch.device("cpu")) > 0
+    monkeypatch.setattr(structure, "available_bytes", lambda device: 16 * 90 - 1)
+    assert recognise(joint).linear is None
+
+
+def test_the_models_own_design_matrix_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(X, t):
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("t", dist.Bernoulli(logits=X @ w + b), obs=t)
+
+    monkeypatch.setattr(structure, "EASY_JACOBIAN", 0)
+    alone = recognise(looked_at("logistic_by_logits")[0]).linear
+    beside = recognise(LogJoint(model, (X, binary))).linear
+    assert alone is not None and beside is not None
+    assert alone.linear[0].J.data_ptr() == X.data_ptr()
+    assert torch.equal(beside.linear[0].J[:, 0], torch.cat([torch.ones(30, 1), X], -1))
+
+
+def test_hidden_dependence_on_wide_hyperparameters_is_no_group() -> None:
+    """Beyond a factor of a hundred million the noise precision is no longer the hyperparameter."""
+
+    def model(X, t):
+        beta = positive("beta", 1.0)
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("t", dist.Normal(X @ w, beta.clamp(max=20.0).rsqrt()), obs=t)
+
+    assert recognise(LogJoint(model, (X, real))).groups is None

@@ -1,0 +1,78 @@
+"""Settings that cannot be meant are refused when an engine is made, by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, OverlapEM, Stop, diagonal
+from pyro_evidence.mixture import BoundedInflation
+from pyro_evidence.models.prbf import prbf
+from pyro_evidence.prbf import KMeans
+from pyro_evidence.relevance import GaussianPrior, score_centre
+from tests.models_for_tests.engine_models import linear
+
+ENGINES: dict[str, Callable[..., Any]] = {
+    "laplace": LaplaceEvidence,
+    "rvm": RVM,
+    "vrvm": VRVM,
+    "revm": REVM,
+    "em": EvidenceEM,
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_a_model_that_cannot_be_called_is_refused(engine) -> None:
+    with pytest.raises(BadInput, match="model is a int; expected a callable Pyro model"):
+        engine(3)
+
+
+@pytest.mark.parametrize("engine", [LaplaceEvidence, RVM, VRVM, EvidenceEM])
+@pytest.mark.parametrize("stop", [50, Stop, None, 1e-6])
+def test_a_stop_that_is_none_is_refused(engine, stop) -> None:
+    with pytest.raises(BadInput, match=r"stop=.*; expected a Stop, such as stop=Stop\(\)"):
+        engine(linear, stop=stop)
+
+
+@pytest.mark.parametrize("restarts", [0, -1, 2.5, True, "8"])
+def test_restarts_that_are_no_number_of_starts_are_refused(restarts) -> None:
+    with pytest.raises(BadInput, match=r"restarts=.*at least 1"):
+        LaplaceEvidence(linear, restarts=restarts)
+
+
+def test_a_name_in_place_of_a_function_is_refused() -> None:
+    with pytest.raises(BadInput, match="curvature='diagonal'; expected a function"):
+        LaplaceEvidence(linear, curvature="diagonal")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"centre='score'; expected a function .*, such as score_centre"):
+        REVM(linear, centre="score")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="updates='literal'; expected a function"):
+        OverlapEM(prbf(2, 2), updates="literal")  # type: ignore[arg-type]
+
+
+def test_a_class_in_place_of_an_object_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"prior=GaussianPrior is a class; .*GaussianPrior\(...\)"):
+        REVM(linear, prior=GaussianPrior)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="start=KMeans is a class"):
+        OverlapEM(prbf(2, 2), start=KMeans)  # type: ignore[arg-type]
+
+
+def test_what_can_be_meant_is_kept() -> None:
+    stop = Stop(num_steps=3)
+    engine = LaplaceEvidence(linear, curvature=diagonal, stop=stop, restarts=2)
+    assert engine.curvature is diagonal and engine.stop is stop and engine.restarts == 2
+    assert REVM(linear, centre=score_centre).recipe.centre is score_centre
+
+
+@pytest.mark.parametrize(
+    ("setting", "letter"),
+    [
+        ({"update": BoundedInflation}, "update=BoundedInflation is a class"),
+        ({"update": "literal"}, "update='literal'; expected a function"),
+        ({"start": 5}, "start=5; expected a Start"),
+        ({"deletion": True}, "deletion=True; expected a function"),
+        ({"curvature": "full"}, "curvature='full'; expected a function"),
+    ],
+)
+def test_settings_of_mixtures_that_cannot_be_meant_are_refused(setting, letter) -> None:
+    with pytest.raises(BadInput, match=letter):
+        EvidenceEM(linear, **setting)
