@@ -25,6 +25,10 @@ class TooLarge(MemoryError):
     """A dense matrix would not fit into memory."""
 
 
+class NotWritten(OSError):
+    """A file could not be written; the one that was there before is as it was."""
+
+
 class NotConverged(RuntimeError):
     """The iteration stopped for another reason than convergence.
 

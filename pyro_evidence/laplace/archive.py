@@ -1,6 +1,9 @@
 """A Laplace state as a file of tensors and settings, and back."""
 
+import io
+import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,17 +13,21 @@ import pyro
 import torch
 from torch import Tensor
 
+from pyro_evidence import tensor_file
 from pyro_evidence.curvature.choices import Curvature, Damped, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.curvature.dense import Dense, Diagonal, Precision
-from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint, Model, empty_store
 from pyro_evidence.structure.recognise import recognise
+from pyro_evidence.tensor_file import Record
 
 FORMAT = "pyro_evidence laplace posterior 1"
 NAMED: dict[str, Curvature] = {f.__name__: f for f in (exact_hessian, gauss_newton, block_diagonal, diagonal)}
+ZIP = b"PK\x03\x04"  # the first bytes of a file in the earlier format
+SAFE = (2, 10)  # the first torch whose weights_only unpickler has no known hole
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -82,11 +89,11 @@ def _curvature(settings: str | list[Any]) -> Curvature:
     return NAMED.get(settings) or Unsaved(settings)
 
 
-def _stored(precision: Precision) -> Tensor:
-    """Cholesky factor or diagonal; empty where both follow from the model's own covariance."""
-    if isinstance(precision, LatentPrecision):
-        return torch.empty(0)
-    return precision.tril if isinstance(precision, Dense) else precision.adjoint.reciprocal()
+def _stored(precision: Precision) -> Tensor | None:
+    """Cholesky factor or diagonal; None for the other kinds, which mode and hyperparameters imply."""
+    if isinstance(precision, Dense):
+        return precision.tril
+    return precision.diagonal if isinstance(precision, Diagonal) else None
 
 
 def storable(value: Any, where: str) -> Any:
@@ -130,45 +137,76 @@ def _log_joint(state: LaplaceState, u: Tensor) -> Tensor:
 
 
 def write(content: dict[str, Any], path: str | Path) -> None:
-    """Save, through a temporary file so that a crash leaves no half file."""
-    part = Path(f"{path}.part")
-    try:
-        torch.save(content, part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Save, whole or not at all; see :mod:`pyro_evidence.tensor_file`."""
+    _require_path(path)
+    tensor_file.write(content, path)
 
 
-def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> Mapping[str, Any]:
+def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> Record:
     """The content of a file of ours.
 
-    :param map_location: as for ``torch.load``.
+    :param map_location: as for :func:`pyro_evidence.tensor_file.read`.
     :param expected: what kind of file it is, as its entry ``format`` says.
     :raises BadInput: for any other file.
     :raises FileNotFoundError: where there is none.
     """
-    try:
-        with zipfile.ZipFile(path) as file:
-            damaged = file.testzip()  # torch.load does not look at the check sums
-        content = None if damaged else torch.load(path, map_location=map_location, weights_only=True)
-    except FileNotFoundError:
-        raise
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise _unreadable(path, type(error).__name__) from error
-    if damaged:
-        raise _unreadable(path, f"the check sum of {damaged} does not fit")
-    if not isinstance(content, dict) or content.get("format") != expected:
+    _require_path(path)
+    content = _older(path, map_location) if _is_older(path) else tensor_file.read(path, map_location)
+    if content.get("format") != expected:
         raise BadInput(
             f"{path} is not a saved {expected.split(maxsplit=1)[1]}; expected a file that posterior.save(path) wrote."
         )
+    if content.get("older"):
+        letter = f"{path} is in the earlier format, which the next release does not read; save the posterior again."
+        warnings.warn(letter, FutureWarning, stacklevel=3)
     return content
 
 
-def _unreadable(path: str | Path, reason: str) -> BadInput:
-    return BadInput(
-        f"{path} cannot be read as a saved posterior ({reason}): it is damaged or foreign; expected a file "
-        f"that posterior.save(path) wrote."
-    )
+def _require_path(path: object) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise BadInput(f"path is a {type(path).__name__}; expected the name of a file, such as 'fit.pt'.")
+
+
+def _is_older(path: str | Path) -> bool:
+    """Whether a file begins as those in the earlier format do, which torch has written."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == ZIP
+    except IsADirectoryError:
+        return False
+
+
+def _older(path: str | Path, map_location: Any) -> Record:
+    """The content of a file in the earlier format, which torch's unpickler reads.
+
+    :raises BadInput: for a damaged file, one that is not from end to end the archive that it begins as, or a torch
+        whose unpickler can be made to run a file's code (CVE-2025-32434, CVE-2026-24747).
+    """
+    if tuple(int(n) for n in torch.__version__.split(".")[:2]) < SAFE:
+        raise BadInput(
+            f"{path} is in the earlier format, which torch {torch.__version__} cannot read safely (CVE-2026-24747): "
+            f"load it with torch 2.10 or newer and save it again; the new file can be read with any torch."
+        )
+    try:
+        whole = io.BytesIO(Path(path).read_bytes())
+        with zipfile.ZipFile(whole) as archive:
+            _require_sound(archive)
+        whole.seek(0)
+        content = torch.load(whole, map_location=map_location, weights_only=True)
+        record = Record(content.items(), path)
+    except (*tensor_file.UNFIT, OSError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise tensor_file.unreadable(path, type(error).__name__) from error
+    record["older"] = True
+    return record
+
+
+def _require_sound(archive: zipfile.ZipFile) -> None:
+    """Refuse an archive appended to something else, and one whose check sums do not fit: torch looks at neither.
+
+    :raises ValueError: in these cases.
+    """
+    if min((item.header_offset for item in archive.infolist()), default=-1) != 0 or archive.testzip():
+        raise ValueError("a zip file that is damaged or does not begin at the first byte")
 
 
 def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
@@ -184,7 +222,23 @@ def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
         problem, content["theta"], content["u"], content["log_joint"], _precision(content, problem), *numbers, escaped
     )
     _require_same_density(state, content)
+    if content.get("older") and "analysers" not in content:
+        _require_same_evidence(state)
     return state
+
+
+def _require_same_evidence(state: LaplaceState) -> None:
+    """Compare the saved log evidence with what mode and curvature say, in a file that bears no signature.
+
+    :raises BadInput: where they differ by more than rounding.
+    """
+    num_active = int(state.problem.active.sum())
+    found = evidence.log_evidence(state.log_joint, state.precision.log_det[0], num_active)
+    if not torch.allclose(found, state.log_evidence, rtol=1e-6, atol=1e-6):  # rounding of a sum over the data
+        raise BadInput(
+            f"the file says that the log evidence is {float(state.log_evidence):.6g}; its mode and curvature say "
+            f"{float(found):.6g}. Somebody has changed it: fit again."
+        )
 
 
 def _precision(content: Mapping[str, Any], problem: Problem) -> Precision:

@@ -254,9 +254,10 @@ class LaplacePosterior:
             poutine.condition(joint.model, data=self.mode | sites)(*joint.args, **joint.kwargs)
 
     def save(self, path: str | Path) -> None:
-        """Write tensors and settings, no code: what ``torch.load(..., weights_only=True)`` accepts.
+        """Write tensors and settings, no code, in the layout of safetensors; the file is whole or is not there.
 
         :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
+        :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
         """
         archive.write(self._record(), path)
 
@@ -272,7 +273,7 @@ class LaplacePosterior:
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "LaplacePosterior":
         """A saved posterior, over the same model.
 
-        :param map_location: as for ``torch.load``: ``"cpu"`` for a file that was written with a GPU.
+        :param map_location: a device, or a dict of devices: ``"cpu"`` for a file that was written with a GPU.
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
         record: Mapping[str, Any] = archive.read(path, map_location)

@@ -187,17 +187,16 @@ class PRBFPosterior:
     def load(cls, path: str | Path, model: PRBF, *, map_location: Any = None) -> "PRBFPosterior":
         """A saved posterior, over the same model.
 
-        :param map_location: as for ``torch.load``.
+        :param map_location: as for :meth:`LaplacePosterior.load`.
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
-        content = dict(archive.read(path, map_location, FORMAT))
-        saved, found = (_settings(text) for text in (content.pop("model"), repr(model)))
+        content = archive.read(path, map_location, FORMAT)
+        saved, found = (_settings(text) for text in (content["model"], repr(model)))
         if saved != found:
             raise BadInput(f"{path} holds the network of {saved}; the model is {found}. Load it with its own model.")
-        content |= {name: tuple(kind(*item) for item in content[name]) for name, kind in EVENTS.items()}
-        network = Network(*content.pop("network"))
-        del content["format"]
-        return cls(model=model, network=network, **content)
+        own = {f.name: content[f.name] for f in fields(cls) if f.name not in ("model", "network")}
+        own |= {name: tuple(kind(*item) for item in own[name]) for name, kind in EVENTS.items()}
+        return cls(model=model, network=Network(*content["network"]), **own)
 
     def diagnostics(self) -> dict[str, Any]:
         """Status, eq. 22 per round, kernels in use, rejections, losses, classes held, kernels on the floor."""

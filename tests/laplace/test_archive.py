@@ -1,7 +1,7 @@
 """Saved posteriors come back whole, over the same model, or not at all."""
 
+import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,16 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, damped, diagonal, exact_hessian, gauss_newton
+from pyro_evidence import (
+    BadInput,
+    LaplaceEvidence,
+    LaplacePosterior,
+    damped,
+    diagonal,
+    exact_hessian,
+    gauss_newton,
+    tensor_file,
+)
 from pyro_evidence.laplace import archive
 from pyro_evidence.numerics.newton import Density
 from tests.models_for_tests.posterior_models import (
@@ -123,7 +132,7 @@ def test_nothing_is_fitted(tmp_path: Path, monkeypatch) -> None:
 
 def test_a_file_needs_no_trust(tmp_path: Path) -> None:
     fitted_logistic().save(tmp_path / "fit.pt")
-    content = torch.load(tmp_path / "fit.pt", weights_only=True)
+    content = tensor_file.read(tmp_path / "fit.pt")
     assert content["format"] == archive.FORMAT
     assert [p.name for p in tmp_path.iterdir()] == ["fit.pt"]
 
@@ -345,9 +354,69 @@ def test_load_asks_for_the_device(tmp_path: Path) -> None:
     fitted_linear().save(tmp_path / "fit.pt")
     loaded = LaplacePosterior.load(tmp_path / "fit.pt", linear, map_location="cpu")
     assert loaded.state.u.device.type == "cpu"
-    seen: list[Any] = []
-    load = torch.load
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "load", lambda *a, **k: (seen.append(k["map_location"]), load(*a, **k))[1])
-        LaplacePosterior.load(tmp_path / "fit.pt", partial(linear), map_location="cpu")
-    assert seen == ["cpu"]
+
+
+# Files in the earlier format, which torch has written
+
+
+def older(posterior: LaplacePosterior, path: Path, **changes: Any) -> None:
+    torch.save(posterior._record() | changes, path)
+
+
+@pytest.mark.parametrize("name", ["learned", "pruned", "diagonal", "single"])
+def test_an_older_file_comes_back_with_a_warning(name, tmp_path: Path) -> None:
+    model, engine, data = FITS[name]()
+    posterior = engine.run(*data)
+    older(posterior, tmp_path / "fit.pt")
+    with pytest.warns(FutureWarning, match=r"fit\.pt is in the earlier format, .* save the posterior again"):
+        loaded = LaplacePosterior.load(tmp_path / "fit.pt", model)
+    assert_same(loaded, posterior)
+
+
+def refused(path: Path, letter: str) -> None:
+    with warnings.catch_warnings(), pytest.raises(BadInput, match=letter):
+        warnings.simplefilter("ignore", FutureWarning)
+        LaplacePosterior.load(path, linear)
+
+
+def test_an_older_file_with_another_evidence_is_refused(tmp_path: Path) -> None:
+    older(fitted_linear(), tmp_path / "fit.pt", log_evidence=torch.tensor(1.0))
+    refused(tmp_path / "fit.pt", "says that the log evidence is 1; its mode and curvature say")
+
+
+def test_an_older_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
+    record = fitted_linear()._record()
+    del record["status"]
+    torch.save(record, tmp_path / "fit.pt")
+    refused(tmp_path / "fit.pt", "lacks its entry 'status'")
+
+
+def test_an_archive_appended_to_something_else_is_refused(tmp_path: Path) -> None:
+    older(fitted_linear(), tmp_path / "good.pt")
+    torch.save([1], tmp_path / "bad.pt")
+    torch.save([1], tmp_path / "pickle.pt", _use_new_zipfile_serialization=False)
+    good = (tmp_path / "good.pt").read_bytes()
+    for name in ("bad.pt", "pickle.pt"):
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes() + good)
+        refused(path, "cannot be read as a saved posterior")
+
+
+def test_an_older_file_is_not_read_by_a_torch_that_can_be_fooled(tmp_path: Path, monkeypatch) -> None:
+    older(fitted_linear(), tmp_path / "fit.pt")
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    refused(tmp_path / "fit.pt", r"torch 2\.9\.1\+cpu cannot read safely .* with torch 2\.10 or newer")
+
+
+def test_a_new_file_is_not_read_by_torch(tmp_path: Path, monkeypatch) -> None:
+    fitted_linear().save(tmp_path / "fit.pt")
+    monkeypatch.setattr(torch, "load", None)
+    LaplacePosterior.load(tmp_path / "fit.pt", linear)
+
+
+@pytest.mark.parametrize("path", [None, 3, ["fit.pt"]])
+def test_a_path_that_is_none_is_refused(path) -> None:
+    with pytest.raises(BadInput, match=r"path is a .*; expected the name of a file"):
+        LaplacePosterior.load(path, linear)
+    with pytest.raises(BadInput, match=r"path is a .*; expected the name of a file"):
+        fitted_linear().save(path)
