@@ -102,7 +102,7 @@ MODULES = {
     "ops.mixture_mode": "mixture.mode",
     "ops.mixture_rows": "mixture.rows",
     "ops.mixture_slopes": "mixture.evidence",
-    "ops.mixture_units": "mixture.units",
+    "ops.mixture_units": "mixture.data",
     "ops.mixture_updates": "mixture.updates",
     "ops.mppca": "mppca.expectation",
     "ops.mppca_curvature": "mppca.curvature",

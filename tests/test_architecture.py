@@ -36,7 +36,7 @@ RUN_MODELS = {
 EQUATIONS = {  # files of published equations: torch, one another and errors only
     "numerics": "*",
     "curvature": "*",
-    "mixture": "expectation updates evidence mode rows units",
+    "mixture": "data expectation updates evidence mode rows",
     "mppca": "expectation missing updates start evidence curvature orbit",
     "prbf": "densities updates",
     "relevance": "axis_evidence",

@@ -102,7 +102,7 @@ def _looked_at(task: MixtureFit, unseen: MixtureData, batch: MixtureRestarts) ->
 def _log_density(task: MixtureFit, data: MixtureData, mixture: Mixture) -> Tensor:
     """Log density of each datum, nats, the model's units, shape ``(R, N)``."""
     natural = natural_parameters(mixture, data.layout)
-    log_density = responsibilities(data.features, natural, data.floor)[1] + data.log_share
+    log_density = responsibilities(data.columns(natural.shape[-1]), natural, data.floor)[1] + data.log_share
     log_unit = task.units.unit.log()
     if data.observed is None:
         return log_density - log_unit.sum()

@@ -19,6 +19,7 @@ from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.fit import MixtureFit, Start, begin, current_posterior
+from pyro_evidence.mixture.kernels import joint_of_rows
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.rounds import Deletion, GreedyDeletion
 from pyro_evidence.mixture.updates import BoundedInflation, Update
@@ -220,7 +221,7 @@ class EvidenceEM:
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         """The model on its data."""
         with gaps_explained(self.missing, args, kwargs):
-            return mppca_fit.log_joint(self.model, args, kwargs)
+            return joint_of_rows(self.model, args, kwargs) or mppca_fit.log_joint(self.model, args, kwargs)
 
     def _begin(self, joint: LogJoint) -> MixtureFit:
         return begin(joint, self.start, self.update, self.curvature)

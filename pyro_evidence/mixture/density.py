@@ -1,14 +1,17 @@
 """A mixture of Gaussians for every datum, or one for all, with a uniform background: moments, distributions, draws."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.mixture.expectation import MixtureData
 from pyro_evidence.program.distributions import Background
+
+ROWS = 2**18  # numbers that the data that are looked at together may make
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,37 @@ class MixtureDensity:
         within = self.tril.square().sum(-1)
         return (self._resp * (within + (self.loc - self.mean.unsqueeze(-2)).square())).sum(-2)
 
+    def rows(self, index: slice) -> "MixtureDensity":
+        """The density of some of the data."""
+        return self if len(self.loc) == 1 else replace(self, loc=self.loc[index], **self._of_each(index))
+
+    def _of_each(self, index: slice) -> dict[str, Any]:
+        """What else differs from datum to datum."""
+        each = {name: getattr(self, name) for name in ("log_mixing", "tril")}
+        return {name: x[index] for name, x in each.items() if len(x) > 1}
+
+    def _by_rows(self, y: Tensor, of_rows: Callable[["MixtureDensity", Tensor], Tensor]) -> Tensor:
+        """``of_rows`` of a few data at a time, their densities beside them: nothing of the size of all is held."""
+        single = len(self.tril) == 1 and not bool(y.isnan().any())
+        size = max(1, ROWS // (self.loc[0] if single else self.tril[0]).numel())
+        some = range(0, max(1, len(y)), size)
+        return torch.cat([of_rows(self.rows(slice(i, i + size)), y[i : i + size]) for i in some])
+
     def component_log_prob(self, y: Tensor) -> Tensor:
         """``log p(y_n, k)``, nats, shape ``(N, K)``; elements of ``y`` that are nan are integrated out."""
+        return self._by_rows(y, lambda density, few: density._component_log_prob(few))
+
+    def _component_log_prob(self, y: Tensor) -> Tensor:
         seen = ~y.isnan().unsqueeze(-2)
-        offset = torch.where(seen, y.unsqueeze(-2) - self.loc, 0.0).unsqueeze(-1)
+        offset = torch.where(seen, y.unsqueeze(-2) - self.loc, 0.0)
         marginal = self.tril if bool(seen.all()) else _seen_tril(self.tril, seen)
-        tril = marginal.expand(*offset.shape[:-2], *self.tril.shape[-2:])
-        white = torch.linalg.solve_triangular(tril, offset, upper=False).squeeze(-1)
         log_det = marginal.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return self.log_mixing - 0.5 * white.square().sum(-1) - log_det - 0.5 * math.log(math.tau) * seen.sum(-1)
+        squares = _whitened(marginal, offset).square().sum(-1)
+        return self.log_mixing - 0.5 * squares - log_det - 0.5 * math.log(math.tau) * seen.sum(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density at ``y`` ``(N, m)``, nats, shape ``(N,)``."""
-        return self.component_log_prob(y).logsumexp(-1)
+        return self._by_rows(y, lambda density, few: density._component_log_prob(few).logsumexp(-1))
 
     def responsibilities(self, y: Tensor) -> Tensor:
         """``p(k | y_n)``, shape ``(N, K)``."""
@@ -108,6 +129,13 @@ class MixtureDensity:
         return MixtureDensity(log_mixing, loc, tril.expand(*loc.shape, loc.shape[-1]))
 
 
+def _whitened(tril: Tensor, offset: Tensor) -> Tensor:
+    """``tril^-1 offset`` of each datum and component, ``(n, K, m)``; ``tril`` ``(n or 1, K, m, m)``."""
+    if len(tril) > 1:
+        return torch.linalg.solve_triangular(tril, offset.unsqueeze(-1), upper=False).squeeze(-1)
+    return torch.linalg.solve_triangular(tril[0], offset.permute(1, 2, 0), upper=False).permute(2, 0, 1)
+
+
 def _seen_tril(tril: Tensor, seen: Tensor) -> Tensor:
     """Cholesky factors of the covariances of what was seen, with the identity elsewhere."""
     kept = seen.to(tril)
@@ -155,13 +183,20 @@ class MixtureWithBackground(MixtureDensity):
         uniform = (box.high - box.low).square() / 12.0 + (0.5 * (box.low + box.high) - mean).square()
         return self._blend(ours.variance + (ours.mean - mean).square(), uniform)
 
-    def component_log_prob(self, y: Tensor) -> Tensor:
-        """``log p(y_n, k)`` of the kernels, nats, shape ``(N, K)``; the background is what is left of the density."""
-        return super().component_log_prob(y) + self.background.log_rest.unsqueeze(-1)
+    def _of_each(self, index: slice) -> dict[str, Any]:
+        """What else differs from datum to datum: the share may."""
+        box = self.background
+        share = box.share[index] if box.share.dim() else box.share
+        return super()._of_each(index) | {"background": Background(share, box.low, box.high)}
+
+    def _component_log_prob(self, y: Tensor) -> Tensor:
+        """Of the kernels; the background is what is left of the density."""
+        return super()._component_log_prob(y) + self.background.log_rest.unsqueeze(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density at ``y`` ``(N, m)``, nats, shape ``(N,)``."""
-        return torch.logaddexp(self.component_log_prob(y).logsumexp(-1), self.background.log_prob(y))
+        kernels = self._by_rows(y, lambda density, few: density._component_log_prob(few).logsumexp(-1))
+        return torch.logaddexp(kernels, self.background.log_prob(y))
 
     def responsibilities(self, y: Tensor) -> Tensor:
         """``p(k | y_n)``, shape ``(N, K)``; what the rows lack of one is the background's."""

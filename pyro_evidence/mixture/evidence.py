@@ -17,7 +17,15 @@ from functools import cached_property, wraps
 import torch
 from torch import Tensor
 
-from pyro_evidence.mixture.expectation import Mixture, MixtureData, Statistics, data_precision, e_step, shards
+from pyro_evidence.mixture import expectation
+from pyro_evidence.mixture.data import Layout, Mixture, MixtureData, some
+from pyro_evidence.mixture.expectation import (
+    Statistics,
+    data_precision,
+    e_step,
+    natural_parameters,
+    responsibilities,
+)
 from pyro_evidence.numerics.evidence import log_evidence as laplace
 
 
@@ -65,7 +73,7 @@ def _moving(mixture: Mixture) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Mi
 
 
 def _hessian(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
-    A = full(data, mixture, stats).squeeze(1)
+    A = full_by_residuals(data, mixture, stats).squeeze(1)
     return A + mixture.alpha.flatten(1).diag_embed()
 
 
@@ -136,18 +144,42 @@ def log_prior(mixture: Mixture) -> Tensor:
 
 def log_joint(data: MixtureData, mixture: Mixture) -> Tensor:
     """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
-    parts = [pointwise_joint(part, mixture).log_density @ part.weight for part in shards(data, mixture.w.numel())]
-    return sum(parts[1:], parts[0]) + log_prior(mixture)
+    return data.total(_rows(mixture), lambda part: _height(pointwise_joint(part, mixture), part)) + log_prior(mixture)
+
+
+def _height(at: PointwiseJoint, part: MixtureData) -> Tensor:
+    return (at.log_density * part.weight).sum(-1)
+
+
+def _rows(mixture: Mixture) -> int:
+    """Rows of data for which a number for every weight may be held."""
+    return max(1, expectation.SHARD // mixture.w.numel())
 
 
 def gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """The log joint, nats, ``(R,)``, and its derivative in the weights, ``(R, K, m, B)``."""
-    value, slope = log_prior(mixture), mixture.alpha * (mixture.loc - mixture.w)
-    for part in shards(data, mixture.w.numel()):
-        pointwise = pointwise_joint(part, mixture)
-        value = value + pointwise.log_density @ part.weight
-        slope = slope + (pointwise.u @ (pointwise.resp * part.weight)[..., None, :, None]).squeeze(-1)
-    return value, slope
+    """The log joint, nats, ``(R,)``, and its derivative in the weights, ``(R, K, m, B)``; by residuals."""
+
+    def of_part(part: MixtureData) -> Tensor:
+        at = pointwise_joint(part, mixture)
+        slope = at.u @ (at.resp * _each(part))[..., None, :, None]
+        return torch.cat([_height(at, part).unsqueeze(-1), slope.flatten(1)], -1)
+
+    both = data.total(_rows(mixture), of_part)
+    slope = mixture.alpha * (mixture.loc - mixture.w)
+    return both[:, 0] + log_prior(mixture), both[:, 1:].reshape(slope.shape) + slope
+
+
+def gradient_of_sums(stats: Statistics, layout: Layout, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    """The same from the sums of an E-step."""
+    gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
+    residual = cross - (gram @ mixture.w.unsqueeze(-1)).squeeze(-1)
+    pull = mixture.noise @ residual if mixture.noise.dim() == 4 else mixture.noise.unsqueeze(-1) * residual
+    return stats.log_likelihood + log_prior(mixture), pull + mixture.alpha * (mixture.loc - mixture.w)
+
+
+def _each(part: MixtureData) -> Tensor:
+    """Weights of the data beside ``(R, K, n)``."""
+    return part.weight if part.weight.dim() == 1 else part.weight.unsqueeze(-2)
 
 
 def _added(of_shard: MixtureCurvature) -> MixtureCurvature:
@@ -155,23 +187,46 @@ def _added(of_shard: MixtureCurvature) -> MixtureCurvature:
 
     @wraps(of_shard)
     def total(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
-        parts = shards(data, mixture.w.numel())
-        first = of_shard(parts[0], mixture, stats)
-        for part in parts[1:]:
-            first = first + of_shard(part, mixture, stats)
-        return first
+        return data.total(_rows(mixture), lambda part: of_shard(part, mixture, stats))
 
     return total
 
 
 @_added
+def full_by_residuals(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    """The exact Hessian as :func:`full` gives it, from every datum; differentiable."""
+    at = pointwise_joint(data, mixture)
+    own = _expected(data, mixture, at.resp * _each(data))
+    return (_block_diagonal(own) + _responsible(at, data)).unsqueeze(-3)
+
+
+def _responsible(at: PointwiseJoint, data: MixtureData) -> Tensor:
+    """What comes of not knowing the component, shape ``(R, K m B, K m B)``."""
+    u, weight = at.u.flatten(-3, -2), _each(data)
+    own = (u * (at.resp * weight).unsqueeze(-2)) @ u.mT
+    v = (u * (at.resp * weight.sqrt()).unsqueeze(-2)).flatten(-3, -2)
+    return v @ v.mT - _block_diagonal(own)
+
+
 def full(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
-    """The exact Hessian, couplings between all components and outputs included, shape ``(R, 1, K m B, K m B)``."""
-    pointwise = pointwise_joint(data, mixture)
-    u, weighted = pointwise.u.flatten(-3, -2), pointwise.resp * data.weight
-    own = _expected(data, mixture, weighted) - (u * weighted.unsqueeze(-2)) @ u.mT
-    v = (u * (pointwise.resp * data.weight.sqrt()).unsqueeze(-2)).flatten(-3, -2)
-    return (_block_diagonal(own) + v @ v.mT).unsqueeze(-3)
+    """The exact Hessian, couplings between all components and outputs included, shape ``(R, 1, K m B, K m B)``.
+
+    What every datum says is in the sums of the E-step; only data that are not certain of their component say more.
+    """
+    natural = natural_parameters(mixture, data.layout)
+    own = data_precision(data.layout.gram_of(stats.moments), mixture.noise_matrix)
+    zero = own.new_zeros(len(own), mixture.w[0].numel(), mixture.w[0].numel())
+
+    def of_part(part: MixtureData) -> Tensor:
+        resp, _ = responsibilities(part.columns(natural.shape[-1]), natural, part.floor)
+        index = ((resp * (1.0 - resp)).amax((0, 1)) > expectation.CERTAIN).nonzero().flatten()
+        rest = some(part, index)
+        return (
+            rest.total(size, lambda piece: _responsible(pointwise_joint(piece, mixture), piece)) if len(index) else zero
+        )
+
+    size, many = _rows(mixture), expectation.SHARD // (natural.shape[-1] + natural[..., 0].numel())
+    return (_block_diagonal(own) + data.total(max(size, many), of_part)).unsqueeze(-3)
 
 
 def coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
@@ -183,9 +238,9 @@ def coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor
 
 @_added
 def _coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
-    pointwise = pointwise_joint(data, mixture)
-    u, weighted = pointwise.u.flatten(-3, -2), pointwise.resp * data.weight
-    return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - pointwise.resp)).unsqueeze(-2)) @ u.mT
+    at = pointwise_joint(data, mixture)
+    u, weighted = at.u.flatten(-3, -2), at.resp * _each(data)
+    return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - at.resp)).unsqueeze(-2)) @ u.mT
 
 
 def block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
@@ -201,7 +256,7 @@ def block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
 @_added
 def _block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     pointwise = pointwise_joint(data, mixture)
-    weighted = pointwise.resp * data.weight
+    weighted = pointwise.resp * _each(data)
     expected = (
         _expected(data, mixture, weighted).unflatten(-1, pointwise.u.shape[2:4]).unflatten(-3, pointwise.u.shape[2:4])
     )

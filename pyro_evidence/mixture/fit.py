@@ -12,12 +12,12 @@ from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.mixture import evidence, mode, rounds, rows
+from pyro_evidence.mixture.data import ResponseUnits, response_units
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
-from pyro_evidence.mixture.posterior import MixturePosterior, laplace_state
-from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture
+from pyro_evidence.mixture.posterior import AtMode, MixturePosterior
+from pyro_evidence.mixture.recognise import MixtureStructure, recognised
 from pyro_evidence.mixture.rounds import Deletion, Journal, MixtureRestarts
-from pyro_evidence.mixture.units import ResponseUnits, response_units
 from pyro_evidence.mixture.updates import Ties, Update
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count, check_positive
@@ -96,7 +96,7 @@ class MixtureFit:
 
         :raises BadInput: when they are not of the same kind.
         """
-        found = recognise_mixture(joint)
+        found = recognised(joint)
         ours, theirs = ((x.Y.shape[-1], 1 if x.G is None else x.G.shape[-1]) for x in (self.structure, found))
         if ours != theirs:
             raise BadInput(
@@ -131,12 +131,12 @@ def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCu
 
     :raises UnsupportedModel: when it is no mixture of linear-Gaussian kernels.
     """
-    structure = recognise_mixture(joint)
+    structure = recognised(joint)
     units = response_units(structure.Y, structure.G, structure.weight)
     products = curvature is not evidence.block or structure.correlation is not None
     data = units.data(structure.Y, structure.G, structure.weight, products=products)
     data = structure.spread(data, structure.background, units.unit)
-    ties, own = units.ties(structure.ties), units.standard(structure.start)
+    ties, own = rows.in_units(structure.ties, units.unit), units.standard(structure.start)
     return MixtureFit(structure, units, rounds.first(data, start(data, own, ties), ties, curvature, update))
 
 
@@ -188,17 +188,15 @@ def posterior_of(
     :param at_mode: one row, its weights at a mode.
     :param restarts: log evidence of each in the engine's units, and what those that failed said.
     """
-    structure, units = task.structure, task.units
-    whole = rows.padded(at_mode, units.standard(structure.start))
-    mixture = structure.consistent(units.original(whole))
+    found = AtMode(task.structure, task.units, task.batch.expected.data, at_mode)
     return MixturePosterior(
-        laplace_state(structure, mixture),
+        found.laplace_state(),
         fit.status.value,
         tuple(v - float(task.jacobian) for v in fit.objectives),
         restarts[0] - task.jacobian,
         restarts[1],
-        structure=structure,
-        mixture=mixture,
+        structure=task.structure,
+        mixture=found.mixture,
         num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
     )
 

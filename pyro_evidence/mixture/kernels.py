@@ -9,7 +9,7 @@ from torch.distributions import MultivariateNormal, Normal
 
 from pyro_evidence.program import predictors
 from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
-from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.log_joint import LogJoint, Model
 
 Trace = Any
 
@@ -122,3 +122,25 @@ def _common(probs: Tensor) -> Tensor:
     if not bool((flat == flat[:1]).all()):
         raise NoMixture("its mixing depends on the datum")
     return flat[0]
+
+
+FEW = 64  # rows on which a model of ours is recognised
+
+
+def joint_of_rows(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint | None:
+    """The log joint of a mixture of ours on all its data; None for other models, few rows, and rows with gaps."""
+    try:
+        return _joint_of_rows(model, args, kwargs)
+    except Exception:  # whatever it is, running the model on its data says it best
+        return None
+
+
+def _joint_of_rows(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint | None:
+    if not hasattr(model, "settled"):
+        return None
+    rows = model.rows(*args, **kwargs)
+    step = len(rows.Y) // FEW
+    if step < 2 or bool(rows.Y.sum().isnan()):
+        return None
+    thin = LogJoint(model.settled(*args, **kwargs), model.few(step, *args, **kwargs))
+    return thin.on(args, kwargs, times=step)

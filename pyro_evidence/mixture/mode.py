@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_evidence.mixture import evidence as mixture_evidence
-from pyro_evidence.mixture.expectation import SHARD, Mixture, MixtureData, e_step, rows_of, solve_weights
+from pyro_evidence.mixture import expectation
+from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
 from pyro_evidence.mixture.rows import row
 from pyro_evidence.mixture.updates import EStep, estep
 from pyro_evidence.numerics import newton
@@ -17,9 +18,10 @@ from pyro_evidence.numerics.evidence import log_evidence as laplace
 
 LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter; 1 to 100 lead to the same choices
 TOLERANCE = 1e-14  # nats that a Newton step may still promise
+RENEWED = 12  # steps after which the Hessian of many data is taken anew
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Rows:
     """The log joint as a function of flat weights; each row carries its number along as a last coordinate."""
 
@@ -40,17 +42,38 @@ class _Rows:
 
     def precision(self, u: Tensor) -> Tensor:
         data, mixture = self.unpacked(u)
-        A = mixture_evidence.full(data, mixture, _NO_SUMS).squeeze(1)
+        A = mixture_evidence.full(data, mixture, e_step(data, mixture)).squeeze(1)
         H = pad(A + mixture.alpha.flatten(1).diag_embed(), (0, 1, 0, 1))
         H[:, -1, -1] = 1.0
         return H
 
 
-_NO_SUMS: Any = None  # the full Hessian is taken from the data
+@dataclass
+class _OneOfMany(_Rows):
+    """One row over many data: sums of the E-step in the place of residuals, one Hessian for several steps."""
+
+    age: int = 0
+    last: Tensor | None = None
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        return self.gradient(u, theta)[0]
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        data, mixture = self.unpacked(u)
+        value, slope = mixture_evidence.gradient_of_sums(e_step(data, mixture), data.layout, mixture)
+        return value, pad(slope.flatten(1), (0, 1))
+
+    def precision(self, u: Tensor) -> Tensor:
+        if self.last is None or self.age >= RENEWED:
+            self.age, self.last = 0, super().precision(u)
+        self.age += 1
+        return self.last.clone()
 
 
 def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 4, num_newton: int = 50) -> Mixture:
     """The mixture with its weights at a posterior mode: a few EM steps, then Newton with the full Hessian.
+
+    Where data are many one Hessian serves for several steps.
 
     :param num_newton: 0 where the full Hessian would not fit into memory; then give more EM steps.
     """
@@ -64,13 +87,14 @@ def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 4, num_newton: 
 
 def chunks(data: MixtureData, mixture: Mixture) -> tuple[Tensor, ...]:
     """Numbers of rows that fit into memory together, with a number for every datum and weight of each."""
-    size = max(1, SHARD // (mixture.w[0].numel() * len(data.weight)))
+    size = max(1, expectation.SHARD // (mixture.w[0].numel() * data.num_rows))
     return torch.arange(len(mixture.w), device=mixture.w.device).split(size)
 
 
 def _polished(data: MixtureData, mixture: Mixture, num_newton: int) -> Tensor:
     """Weights of all rows at their modes."""
-    density: Any = _Rows(data, mixture)
+    many = mixture.w.numel() * data.num_rows > expectation.SHARD
+    density: Any = _OneOfMany(data, mixture) if many else _Rows(data, mixture)
     number = torch.arange(len(mixture.w)).to(mixture.w).unsqueeze(-1)
     start, limits = torch.cat([mixture.w.flatten(1), number], -1), newton.Limits(TOLERANCE, num_newton)
     found = newton.climb(density, density.precision, start, start.new_zeros(0), limits)

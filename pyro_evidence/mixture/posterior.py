@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.mixture import evidence as mixture_evidence
+from pyro_evidence.mixture import rows
+from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.evidence import well_determined
-from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, mixture_data
+from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step
 from pyro_evidence.mixture.kernels import Kernels, kernels
 from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture
 from pyro_evidence.numerics.evidence import log_evidence
@@ -103,47 +106,58 @@ class FittedMixture:
         return found
 
 
-def laplace_state(structure: MixtureStructure, mixture: Mixture) -> LaplaceState:
-    """Laplace's approximation of the model at the mode ``mixture.w``, full Hessian in closed form, model's own units.
+@dataclass(frozen=True)
+class AtMode:
+    """A mixture at its mode, in the standard units of its data, and the way to those of the model."""
 
-    :param mixture: one row, in the model's units.
-    :raises NotPositiveDefinite: when the weights are not at a mode.
-    """
-    joint = structure.fixed(structure.params(mixture))
-    data = mixture_data(structure.Y, structure.G, weight=structure.weight, products=structure.correlation is not None)
-    data = structure.spread(data, structure.background)
-    A = _precision(structure, data, mixture)
-    tril = cholesky(A, "posterior precision A", joint.latents.label)
-    u = structure.flat(mixture.w[0])
-    log_joint = mixture_evidence.log_joint(data, mixture)[0]
-    precision = Dense(tril.unsqueeze(0))
-    evidence = log_evidence(log_joint, precision.log_det[0], len(u))
-    problem = Problem(
-        joint,
-        Structure(None, None, None, AutogradDensity(joint, None)),
-        exact_hessian,
-        torch.ones(len(u), dtype=torch.bool),
-    )
-    gradient = _gradient(structure, data, mixture)
-    decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
-    return LaplaceState(
-        problem, joint.initial_theta, u, log_joint, precision, decrement, evidence, torch.zeros_like(evidence)
-    )
+    structure: MixtureStructure
+    units: ResponseUnits
+    data: MixtureData
+    inside: Mixture  # one row
 
+    @cached_property
+    def mixture(self) -> Mixture:
+        """One row in the model's units, pruned components in their place."""
+        whole = rows.padded(self.inside, self.units.standard(self.structure.start))
+        return self.structure.consistent(self.units.original(whole))
 
-def _precision(structure: MixtureStructure, data: MixtureData, mixture: Mixture) -> Tensor:
-    """Posterior precision in the order of the flat latents, shape ``(D, D)``."""
-    A = mixture_evidence.full(data, mixture, e_step(data, mixture))[0, 0] + mixture.alpha.flatten().diag()
-    place = structure.index.flatten().argsort()
-    return A[place][:, place]
+    def laplace_state(self) -> LaplaceState:
+        """Laplace's approximation of the model, full Hessian in closed form, in the model's own units.
 
+        :raises NotPositiveDefinite: when the weights are not at a mode.
+        """
+        structure, mixture = self.structure, self.mixture
+        joint = structure.fixed(structure.params(mixture))
+        u = structure.flat(mixture.w[0])
+        precision = Dense(cholesky(self._precision(), "posterior precision A", joint.latents.label).unsqueeze(0))
+        log_joint, gradient = self._height()
+        evidence = log_evidence(log_joint, precision.log_det[0], len(u))
+        density = Structure(None, None, None, AutogradDensity(joint, None))
+        problem = Problem(joint, density, exact_hessian, torch.ones(len(u), dtype=torch.bool))
+        decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
+        parts = (log_joint, precision, decrement, evidence, torch.zeros_like(evidence))
+        return LaplaceState(problem, joint.initial_theta, u, *parts)
 
-def _gradient(structure: MixtureStructure, data: MixtureData, mixture: Mixture) -> Tensor:
-    pointwise = mixture_evidence.pointwise_joint(data, mixture)
-    slope = (pointwise.u * (pointwise.resp * data.weight)[..., None, None, :]).sum(-1) - mixture.alpha * (
-        mixture.w - mixture.loc
-    )
-    return structure.flat(slope[0])
+    @property
+    def _unit(self) -> Tensor:
+        """That of each weight of the mixture inside, ``(K m B)``."""
+        return self.units.unit.unsqueeze(-1).expand(self.inside.w.shape[1:]).flatten()
+
+    def _precision(self) -> Tensor:
+        """Posterior precision in the order of the flat latents, shape ``(D, D)``."""
+        small = mixture_evidence.full(self.data, self.inside, e_step(self.data, self.inside))[0, 0]
+        A, num = self.mixture.alpha.flatten().diag(), len(small)
+        A[:num, :num] += small / (self._unit * self._unit.unsqueeze(-1))
+        place = self.structure.index.flatten().argsort()
+        return A[place][:, place]
+
+    def _height(self) -> tuple[Tensor, Tensor]:
+        """The log joint, nats, shape ``()``, and its slope in the flat latents, shape ``(D,)``."""
+        value, slope = (x[0] for x in mixture_evidence.gradient(self.data, self.inside))
+        priors = [mixture_evidence.log_prior(x)[0] for x in (self.mixture, self.inside)]
+        whole = torch.zeros_like(self.mixture.w[0])
+        whole[: len(slope)] = slope / self.units.unit.unsqueeze(-1)
+        return value - self.units.log_jacobian(self.data) + priors[0] - priors[1], self.structure.flat(whole)
 
 
 @dataclass(frozen=True, repr=False)

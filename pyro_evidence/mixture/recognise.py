@@ -156,6 +156,29 @@ def recognise_mixture(joint: LogJoint) -> MixtureStructure:
         ) from None
 
 
+def recognised(joint: LogJoint) -> MixtureStructure:
+    """The mixture that ``joint`` is, from a few rows where that is enough.
+
+    :raises UnsupportedModel: with the reason why it is none.
+    """
+    model: Any = joint.model
+    if joint.seen is None:
+        return recognise_mixture(joint)
+    thin = copy.copy(joint)
+    thin.args, thin.kwargs = model.few(joint.seen, *joint.args, **joint.kwargs), {}
+    structure = recognise_mixture(thin)
+    rows = model.rows(*joint.args, **joint.kwargs)
+    G = None if rows.G is None else _double(rows.G)
+    if G is not None and structure.G is not None and not torch.equal(G[:: joint.seen], structure.G):
+        return recognise_mixture(joint)  # a basis that looks at all rows
+    Y, weight, offset = _double(rows.Y), _double(rows.weight), structure.offset[:1]  # our means have no fixed part
+    return replace(structure, joint=joint, Y=Y, G=G, weight=weight, offset=offset)
+
+
+def _double(x: Tensor) -> Tensor:
+    return x.detach().double()
+
+
 def _recognise(joint: LogJoint) -> MixtureStructure:
     points = [_Point.drawn(joint, seed) for seed in (1, 2)]
     index = _weight_index(joint, points[0])

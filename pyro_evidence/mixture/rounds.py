@@ -12,10 +12,10 @@ from torch import Tensor
 from pyro_evidence.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.mixture import mode, rows
 from pyro_evidence.mixture import rows as mixture_rows
+from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of
 from pyro_evidence.mixture.mode import Modes
-from pyro_evidence.mixture.units import ResponseUnits
 from pyro_evidence.mixture.updates import EStep, Ties, Unregularised, Update, estep, pruned
 from pyro_evidence.settings import check_count
 

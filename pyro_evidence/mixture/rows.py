@@ -103,3 +103,15 @@ def padded(mixture: Mixture, like: Mixture) -> Mixture:
     keep = torch.arange(like.w.shape[1], device=like.w.device) < mixture.w.shape[1]
     whole = replace(rebuilt(mixture, longer), loc=like.loc)
     return pruned(whole, keep & whole.active)
+
+
+def in_units(ties: Ties, unit: Tensor) -> Ties:
+    """Ties with ratios where responses are measured in ``unit`` ``(m,)``, of geometric mean 1 within each group."""
+    alpha = _centred(ties.alpha_ratio * unit.square().unsqueeze(-1), ties.alpha_group)
+    return replace(ties, alpha_ratio=alpha, beta_ratio=_centred(ties.beta_ratio * unit.square(), ties.beta_group))
+
+
+def _centred(ratio: Tensor, group: Tensor) -> Tensor:
+    logs, size = ratio.log(), int(group.max()) + 1
+    sums = logs.new_zeros(2, size).index_add(1, group.flatten(), torch.stack([logs, torch.ones_like(logs)]).flatten(1))
+    return (logs - (sums[0] / sums[1])[group]).exp()

@@ -6,7 +6,7 @@ Husmeier (2000), eqs. 1.1 to 1.3 and 2.1.  Every model here is an ordinary Pyro 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import pyro
@@ -23,18 +23,42 @@ from pyro_evidence.models.regression import LEARNED, Precision, check_precision,
 from pyro_evidence.settings import check_count
 
 Units = Callable[[Tensor], tuple[Tensor, Tensor]]
+ROWS = 2**16  # that are copied together
 
 
 def data_units(Y: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and population standard deviation of each column, ``(m,)`` each; 1 for a constant one; nan is left out."""
     mean = Y.nanmean(-2)
-    scale = (Y - mean).square().nanmean(-2).sqrt()
+    parts = [((part - mean).square().nansum(-2), (~part.isnan()).sum(-2)) for part in Y.split(ROWS, -2)]
+    squares, seen = (torch.stack(x).sum(0) for x in zip(*parts, strict=True))
+    scale = (squares / seen).sqrt()
     return mean, torch.where(scale > 0, scale, 1.0)
 
 
 def no_units(Y: Tensor) -> tuple[Tensor, Tensor]:
     """Origin 0 and unit 1: the prior is in the units of the data."""
     return torch.zeros_like(Y[0]), torch.ones_like(Y[0])
+
+
+@dataclass(frozen=True, eq=False)
+class FixedUnits(TensorValue):
+    """Origin and unit of each column as numbers, ``(m,)`` each, whatever the data."""
+
+    origin: Tensor
+    unit: Tensor
+
+    def __call__(self, Y: Tensor) -> tuple[Tensor, Tensor]:
+        """Origin and unit."""
+        return self.origin.to(Y), self.unit.to(Y)
+
+
+@dataclass(frozen=True)
+class Responses:
+    """What the arguments of one call say, in rows."""
+
+    Y: Tensor  # (N, m)
+    G: Tensor | None  # (N, B) basis functions; None for the constant 1
+    weight: Tensor  # (N,)
 
 
 class Noise(Protocol):
@@ -123,6 +147,13 @@ def _weighted(components: Any, num_components: int, Y: Tensor | None, weight: Te
         return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(mixing), components), obs=Y)
 
 
+def _weights(weight: Tensor | None, Y: Tensor) -> Tensor:
+    if weight is None:
+        return Y.new_ones(1).expand(len(Y))
+    _check_weight(weight, Y)
+    return weight
+
+
 def _check_weight(weight: Tensor, Y: Tensor | None) -> None:
     good = weight.dim() == 1 and bool((weight >= 0).all()) and bool(weight.isfinite().all()) and float(weight.sum()) > 0
     if not good or (Y is not None and len(weight) != len(Y)):
@@ -158,6 +189,22 @@ class GaussianMixture(TensorValue):
             z = _component(self.num_components, Y)
             return pyro.sample("y", noise(Vindex(w)[..., z, :], z), obs=Y)
 
+    def settled(self, Y: Tensor, weight: Tensor | None = None) -> "GaussianMixture":
+        """The same with what it takes from all data held as numbers: a few rows are then enough to know it."""
+        return replace(self, units=FixedUnits(*self.units(Y)))
+
+    def rows(self, Y: Tensor, weight: Tensor | None = None) -> Responses:
+        """The data as they are observed, checked.
+
+        :raises BadInput: when they cannot be used.
+        """
+        check_responses(Y)
+        return Responses(Y, None, _weights(weight, Y))
+
+    def few(self, step: int, Y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Arguments with every ``step``-th row."""
+        return (Y[::step],) if weight is None else (Y[::step], torch.ones_like(weight[::step]))
+
 
 @dataclass(frozen=True, eq=False)
 class LinearMixture(TensorValue):
@@ -190,6 +237,23 @@ class LinearMixture(TensorValue):
             loc = (Vindex(w)[..., z, :, :] @ Phi.unsqueeze(-1)).squeeze(-1)
             return pyro.sample("y", noise(loc, z), obs=Y)
 
+    def settled(self, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> "LinearMixture":
+        """The same: it takes nothing from its data."""
+        return self
+
+    def rows(self, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> Responses:
+        """The data as they are observed, checked.
+
+        :raises BadInput: when they cannot be used.
+        """
+        Phi = self.basis(X)
+        check_responses(Y, (len(Phi), self.num_outputs))
+        return Responses(Y, Phi, _weights(weight, Y))
+
+    def few(self, step: int, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Arguments with every ``step``-th row."""
+        return (X[::step], Y[::step]) if weight is None else (X[::step], Y[::step], torch.ones_like(weight[::step]))
+
 
 def _start_shape(alpha: Precision) -> Size:
     """Shape of the values: one for all components, or one each."""
@@ -212,6 +276,8 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
         )
     if not Y.numel():
         raise BadInput(f"Y has shape {tuple(Y.shape)}: no data; expected at least one row and one column.")
+    if bool(Y.sum().isfinite()):
+        return  # the sum needs no memory
     infinite = Y.isinf().any(0).nonzero().flatten().tolist()
     if infinite:
         raise BadInput(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from pyro import poutine
@@ -15,6 +15,24 @@ from pyro_evidence.models.basis import TensorValue
 from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
 from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import Model
+
+
+class KnownByRows(Protocol):
+    """A model that a few of its rows are enough to know, once it has settled what it takes from all of them."""
+
+    def settled(self, *args: Any, **kwargs: Any) -> Any:
+        """The same with what it takes from all data held as numbers."""
+
+    def rows(self, *args: Any, **kwargs: Any) -> Any:
+        """The data as they are observed: ``Y``, ``G`` and ``weight``."""
+
+    def few(self, step: int, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """Arguments with every ``step``-th row."""
+
+
+def _about(model: Any) -> KnownByRows:
+    known: KnownByRows = model
+    return known
 
 
 class Missing(str, Enum):
@@ -60,6 +78,18 @@ class Marginalised:
         """Run the model with the gaps of its data integrated out."""
         with _Gaps():
             return self.model(*args, **kwargs)
+
+    def settled(self, *args: Any, **kwargs: Any) -> "Marginalised":
+        """The same about a model that has settled."""
+        return Marginalised(_about(self.model).settled(*args, **kwargs))
+
+    def rows(self, *args: Any, **kwargs: Any) -> Any:
+        """The rows of the model inside."""
+        return _about(self.model).rows(*args, **kwargs)
+
+    def few(self, step: int, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """Arguments with every ``step``-th row."""
+        return _about(self.model).few(step, *args, **kwargs)
 
 
 def marginalised(model: Model) -> Marginalised:
@@ -148,6 +178,20 @@ class Spread(TensorValue):
         """Run the model with the background beside its data."""
         with _Spread(self.share, self.low, self.high):
             return self.model(*args, **kwargs)
+
+    def settled(self, *args: Any, **kwargs: Any) -> "Spread":
+        """The same about a model that has settled, with a box as numbers."""
+        inner, Y = _about(self.model).settled(*args, **kwargs), self.rows(*args, **kwargs).Y
+        low, high = (Y.amin(0), Y.amax(0)) if self.low is None else (self.low, self.high)
+        return Spread(inner, self.share, low, high)
+
+    def rows(self, *args: Any, **kwargs: Any) -> Any:
+        """The rows of the model inside."""
+        return _about(self.model).rows(*args, **kwargs)
+
+    def few(self, step: int, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """Arguments with every ``step``-th row."""
+        return _about(self.model).few(step, *args, **kwargs)
 
 
 def with_background(

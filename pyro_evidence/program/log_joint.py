@@ -1,5 +1,6 @@
 """One Pyro model as one differentiable log density; the only module that touches handlers and param sites."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -154,6 +155,7 @@ class LogJoint:
         hyper: Sequence[str] | None = None,
     ) -> None:
         self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs or {})
+        self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
         trace, declared = self._prototype()
         nodes = sample_nodes(trace)
         latent = {n: s for n, s in nodes.items() if not s["is_observed"]}
@@ -248,6 +250,13 @@ class LogJoint:
                 self._row_bytes = row_batches.bytes_per_row(self._one, u, self.initial_theta)
         except (RuntimeError, IndexError) as error:
             raise failed_run.run_failed(error, self.args, self.kwargs) from error
+
+    def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], times: int) -> "LogJoint":
+        """The same model on all the data of which this one has every ``times``-th row."""
+        found = copy.copy(self)
+        found.args, found.kwargs, found.seen = tuple(args), dict(kwargs), times
+        found._row_bytes = None if self._row_bytes is None else self._row_bytes * times
+        return found
 
     def initial(self, num: int, seed: int) -> Tensor:
         """Starting points, uniform on (-2, 2) in unconstrained space as NUTS draws them, shape ``(num, D)``.

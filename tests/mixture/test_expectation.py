@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -144,7 +145,7 @@ def test_residual_sums_are_the_sums_written_out(num_basis: int) -> None:
     Y, at = blobs(40), start((1, 4, 3, num_basis))
     G = torch.ones(40, 1) if num_basis == 1 else torch.randn(40, num_basis)
     data = mixture_data(Y, None if num_basis == 1 else G, products=True)
-    stats = mixture_expectation.e_step(data, at, spread=True)
+    stats = mixture_expectation.e_step(data, replace(at, noise=at.noise_matrix), spread=True)
     resp = log_joint(Y, G, at).softmax(-1)
     e = Y[:, None] - torch.einsum("kib,nb->nki", at.w[0], G)
     squares = mixture_expectation.residual_squares(stats, data.layout, at.w)[0]

@@ -1,0 +1,336 @@
+"""What rounds of EM work on: data with the features that they make, mixtures, and the units of both.
+
+All that a datum contributes is linear in its *features*: products of its basis functions and responses.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+KEPT = 2**22  # numbers in the features of all data that are made once and kept, not anew in every pass
+
+
+class Addable(Protocol):
+    """What a pass over the data adds up: a tensor, or a value made of tensors."""
+
+    def __add__(self, other: Any, /) -> Any:
+        """Both."""
+
+
+Sums = TypeVar("Sums", bound=Addable)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """In which column of the features each product stands."""
+
+    present: Tensor  # (m,)      whether output i was observed
+    gram: Tensor  # (m, B, B)    g_b g_c, where output i was observed
+    cross: Tensor  # (m, B)      y_i g_b, contiguous
+    square: Tensor  # (m, m)     y_i y_j, the diagonal contiguous and first; -1 where there are no such columns
+    num_features: int
+
+    @cached_property
+    def has_products(self) -> bool:
+        """Whether products of different outputs are among the features."""
+        return bool((self.square >= 0).all())
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the only basis function is 1 and nothing is missing."""
+        return self.gram.shape[-1] == 1 and not bool(self.gram.any())
+
+    @cached_property
+    def num_diagonal(self) -> int:
+        """Number of columns that a diagonal noise needs; they come first."""
+        return int(self.square[-1, -1]) + 1
+
+    @cached_property
+    def _first(self) -> tuple[int, int]:
+        """Where the columns of cross and of squares begin."""
+        return int(self.cross[0, 0]), int(self.square[0, 0])
+
+    def gram_of(self, sums: Tensor) -> Tensor:
+        """From sums of features ``(..., P)`` those of ``g_b g_c``, shape ``(..., m, B, B)``."""
+        if self.is_plain:
+            return sums[..., :1, None, None].expand(*sums.shape[:-1], len(self.present), 1, 1)
+        return sums[..., self.gram]
+
+    def cross_of(self, sums: Tensor) -> Tensor:
+        """Sums of ``y_i g_b``, shape ``(..., m, B)``."""
+        begin, end = self._first
+        return sums[..., begin:end].reshape(*sums.shape[:-1], *self.cross.shape)
+
+    def squares_of(self, sums: Tensor) -> Tensor:
+        """Sums of ``y_i`` squared, shape ``(..., m)``."""
+        return sums[..., self._first[1] : self.num_diagonal]
+
+    def presence_of(self, sums: Tensor) -> Tensor:
+        """Sums over the data in which an output was observed, shape ``(..., m)``."""
+        if self.is_plain:
+            return sums[..., :1].expand(*sums.shape[:-1], len(self.present))
+        return sums[..., self.present]
+
+
+@dataclass(frozen=True)
+class MixtureData:
+    """Responses, basis functions, weights, and the features made of them.  Built by :func:`mixture_data`."""
+
+    Y: Tensor  # (..., N, m)   responses, 0 where missing
+    G: Tensor  # (..., N, B)   basis functions
+    weight: Tensor  # (N,)     how often each datum counts; (R, N) where it differs between restarts
+    observed: Tensor | None  # (N, m) bool, None when nothing is missing
+    features: Tensor | None  # (..., N, P); None where they are many and made anew for each block
+    layout: Layout
+    floor: Tensor | None = None  # (N,) log of a density that is added to that of the kernels, relative to their share
+    log_share: float = 0.0  # log of the share that the kernels have together
+
+    @cached_property
+    def num_data(self) -> Tensor:
+        """Total weight of the data, shape ``()`` or ``(R,)``."""
+        return self.weight.sum(-1)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of data, whatever their weight."""
+        return self.Y.shape[-2]
+
+    @cached_property
+    def is_unweighted(self) -> bool:
+        """Whether every datum counts once."""
+        return bool((self.weight == 1).all())
+
+    @cached_property
+    def is_constant(self) -> bool:
+        """Whether the only basis function is 1: an unconditional density."""
+        return self.layout.gram.shape[-1] == 1 and bool((self.layout.gram.flatten() == self.layout.present).all())
+
+    def columns(self, num: int) -> Tensor:
+        """The first ``num`` features, shape ``(..., N, num)``."""
+        if self.features is not None:
+            return self.features[..., :num]
+        G = None if self.is_constant else self.G
+        return _features(self.Y, G, self.observed, products=num > self.layout.num_diagonal)[..., :num]
+
+    def parts(self, size: int) -> Iterator["MixtureData"]:
+        """The data, ``size`` rows at a time."""
+        if self.Y.shape[-2] <= size:
+            yield self
+            return
+        values = {name: getattr(self, name) for name in AXES}
+        pieces = {n: v.split(size, AXES[n]) for n, v in values.items() if v is not None}
+        for i in range(len(pieces["weight"])):
+            part = replace(self, **{n: v[i] for n, v in pieces.items()})
+            part.__dict__["is_unweighted"] = self.is_unweighted
+            yield part
+
+    def total(self, size: int, of_part: Callable[["MixtureData"], Sums]) -> Sums:
+        """One pass: the sum of ``of_part`` over all data, ``size`` rows at a time."""
+        found: Sums | None = None
+        for part in self.parts(size):
+            found = of_part(part) if found is None else found + of_part(part)
+        assert found is not None  # data without rows are refused where they come from
+        return found
+
+    def joined(self, here: Sums) -> Sums:
+        """A sum over these rows and those that other processes hold."""
+        return here
+
+
+AXES = {"Y": -2, "G": -2, "weight": -1, "observed": 0, "features": -2, "floor": 0}  # along which the rows lie
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """One setting of weights and hyperparameters per row; a component with ``log_mixing = -inf`` is pruned."""
+
+    w: Tensor  # (R, K, m, B)
+    noise: Tensor  # (R, K, m) precisions beta, or (R, K, m, m) precision matrices
+    log_mixing: Tensor  # (R, K)
+    alpha: Tensor  # (R, K, m, B)  prior precision of each weight
+    loc: Tensor  # (K, m, B)       prior mean of each weight
+
+    @cached_property
+    def active(self) -> Tensor:
+        """Components that are not pruned, shape ``(R, K)``."""
+        return self.log_mixing > -torch.inf
+
+    @cached_property
+    def on(self) -> Tensor:
+        """1 for weights of components that are not pruned, else 0, shape ``(R, K, 1, 1)``."""
+        return self.active[..., None, None].to(self.w)
+
+    @cached_property
+    def all_active(self) -> bool:
+        """Whether no component of any row is pruned."""
+        return bool(self.log_mixing.amin() > -torch.inf)
+
+    @property
+    def noise_matrix(self) -> Tensor:
+        """Noise precisions as matrices, shape ``(R, K, m, m)``."""
+        return self.noise if self.noise.dim() == 4 else self.noise.diag_embed()
+
+    @property
+    def noise_diagonal(self) -> Tensor:
+        """Noise precision of each output, the others held, shape ``(R, K, m)``."""
+        return self.noise if self.noise.dim() == 3 else self.noise.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def log_det_noise(self) -> Tensor:
+        """Log determinant of the noise precision, shape ``(R, K)``."""
+        if self.noise.dim() == 3:
+            return self.noise.log().sum(-1)
+        tril, info = torch.linalg.cholesky_ex(self.noise)
+        log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return torch.where(info == 0, log_det, torch.nan)  # one bad kernel costs its own row only
+
+
+def some(data: MixtureData, index: Tensor) -> MixtureData:
+    """Some of the data."""
+    values = {name: getattr(data, name) for name in AXES}
+    kept = {n: v.index_select(AXES[n] % v.dim(), index) for n, v in values.items() if v is not None}
+    return replace(data, **kept)
+
+
+def rows_of(data: MixtureData, rows: Tensor) -> MixtureData:
+    """The data of some rows of a batch, where each row has its own."""
+    if data.Y.dim() == 2 and data.G.dim() == 2 and data.weight.dim() == 1:
+        return data
+    own = {n: v for n in ("Y", "G", "features") if (v := getattr(data, n)) is not None and v.dim() == 3}
+    weight = data.weight[rows] if data.weight.dim() == 2 else data.weight
+    return replace(data, weight=weight, **{n: v[rows] for n, v in own.items()})
+
+
+def mixture_data(
+    Y: Tensor, G: Tensor | None = None, *, weight: Tensor | None = None, products: bool = False
+) -> MixtureData:
+    """The data of a mixture and their features.
+
+    :param Y: responses, shape ``(..., N, m)``; nan where missing.
+    :param G: basis functions, shape ``(..., N, B)``; None for the constant 1.
+    :param weight: of each datum, shape ``(N,)``; None for 1.
+    :param products: whether products of different outputs are needed: for full noise covariances, and for curvature
+        between the outputs of a component.
+    """
+    missing = Y.isnan()
+    observed = ~missing if bool(missing.any()) else None
+    Y = torch.where(missing, 0.0, Y) if observed is not None else Y
+    weight = Y.new_ones(1).expand(Y.shape[-2]) if weight is None else weight
+    layout = _layout((Y.shape[-1], 1 if G is None else G.shape[-1]), G is None, observed is not None, products)
+    few = Y[..., 0].numel() * layout.num_features <= KEPT
+    features = _features(Y, G, observed, products=products) if few else None
+    ones = Y.new_ones(1).expand(*Y.shape[:-1], 1)
+    return MixtureData(Y, ones if G is None else G, weight, observed, features, layout)
+
+
+def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None, *, products: bool) -> Tensor:
+    """All columns, shape ``(..., N, P)``; one column after the other in memory."""
+    ones = Y.new_ones(*Y.shape[:-1], 1)
+    blocks = [ones, *_gram_blocks(G, observed, Y), *_response_blocks(Y, G, products)]
+    return torch.cat([x.mT for x in blocks], -2).mT
+
+
+def _gram_blocks(G: Tensor | None, observed: Tensor | None, Y: Tensor) -> list[Tensor]:
+    """Columns of presence and of products of basis functions."""
+    mask = [] if observed is None else [observed.to(Y)]
+    if G is None:
+        return mask
+    row, column = torch.triu_indices(G.shape[-1], G.shape[-1])
+    pairs = G[..., row] * G[..., column]
+    return [pairs] if observed is None else [*mask, (mask[0].unsqueeze(-1) * pairs.unsqueeze(-2)).flatten(-2)]
+
+
+def _response_blocks(Y: Tensor, G: Tensor | None, products: bool) -> list[Tensor]:
+    """Columns that involve responses."""
+    cross = Y if G is None else (Y.unsqueeze(-1) * G.unsqueeze(-2)).flatten(-2)
+    mixed = [Y[..., i : i + 1] * Y[..., i + 1 :] for i in range(Y.shape[-1] - 1)] if products else []
+    return [cross, Y.square(), *mixed]
+
+
+def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> Layout:
+    """The columns that :func:`mixture_data` lays out; shape is ``(m, B)``."""
+    m, B = shape
+    present = 1 + torch.arange(m) if missing else torch.zeros(m, dtype=torch.long)
+    start = 1 + m * missing
+    if constant:
+        gram = present[:, None, None]
+    else:
+        size = B * (B + 1) // 2
+        gram = (start + _symmetric(B)).expand(m, B, B) + missing * size * torch.arange(m)[:, None, None]
+        start += size * (m if missing else 1)
+    cross = start + torch.arange(m * B).reshape(m, B)
+    start += m * B
+    square = start + m + _symmetric(m, 1) if products else torch.full((m, m), -1)
+    square = square.diagonal_scatter(start + torch.arange(m))
+    return Layout(present, gram, cross, square, int(square.max()) + 1)
+
+
+def _symmetric(size: int, offset: int = 0) -> Tensor:
+    """Position of each entry of a symmetric matrix in its upper triangle from diagonal ``offset`` on."""
+    row, column = torch.triu_indices(size, size, offset)
+    table = torch.zeros(size, size, dtype=torch.long)
+    table[row, column] = torch.arange(len(row))
+    return torch.maximum(table, table.T)
+
+
+@dataclass(frozen=True)
+class ResponseUnits:
+    """``y = origin + unit * standardised y``; the origin is absorbed by the weight of a constant basis function."""
+
+    origin: Tensor  # (m,) zeros when no basis function is constant
+    unit: Tensor  # (m,)
+    absorbed: Tensor  # (m, B) what the origin is as weights
+
+    def data(self, Y: Tensor, G: Tensor | None, weight: Tensor, *, products: bool) -> MixtureData:
+        """The data in standard units, with their features."""
+        return mixture_data((Y - self.origin) / self.unit, G, weight=weight, products=products)
+
+    def standard(self, mixture: Mixture) -> Mixture:
+        """A mixture of the caller's units in standard ones."""
+        return self._moved(mixture, self.unit, -self.absorbed / self.unit.unsqueeze(-1))
+
+    def original(self, mixture: Mixture) -> Mixture:
+        """A mixture of standard units in the caller's."""
+        return self._moved(mixture, self.unit.reciprocal(), self.absorbed)
+
+    def _moved(self, mixture: Mixture, factor: Tensor, shift: Tensor) -> Mixture:
+        """Weights divided by ``factor`` and shifted, precisions to match."""
+        each = factor.unsqueeze(-1)
+        full = mixture.noise.dim() == 4
+        noise = mixture.noise * factor * each if full else mixture.noise * factor.square()
+        w, loc = mixture.w / each + shift, mixture.loc / each + shift
+        return Mixture(w, noise, mixture.log_mixing, mixture.alpha * each.square(), loc)
+
+    def log_jacobian(self, data: MixtureData) -> Tensor:
+        """What the log density of all data loses by going from standard to the caller's units, nats, shape ``()``."""
+        if data.observed is None:
+            return data.num_data * self.unit.log().sum()
+        return (data.weight @ data.observed.to(data.Y)) @ self.unit.log()
+
+
+def response_units(Y: Tensor, G: Tensor | None, weight: Tensor) -> ResponseUnits:
+    """Weighted mean and standard deviation of each response, missing ones left out; unit 1 where it does not vary."""
+    seen = ~Y.isnan()
+    share = weight.unsqueeze(-1) * seen
+    filled = torch.where(seen, Y, 0.0)
+    total = share.sum(0).clamp(min=torch.finfo(Y.dtype).tiny)  # a column without data has mean 0
+    mean = (share * filled).sum(0) / total
+    spread = ((share * (filled - mean).square()).sum(0) / total).sqrt()
+    varies = spread > 1e-12 * mean.abs()  # a constant column keeps rounding errors about its mean
+    unit = torch.where(varies, spread, 1.0)
+    return _with_origin(mean, unit, G)
+
+
+def _with_origin(mean: Tensor, unit: Tensor, G: Tensor | None) -> ResponseUnits:
+    if G is None:
+        return ResponseUnits(mean, unit, mean.unsqueeze(-1))
+    constant = ((G == G[:1]).all(0) & (G[0] != 0)).nonzero().flatten()
+    absorbed = torch.zeros(len(mean), G.shape[-1], dtype=mean.dtype, device=mean.device)
+    if not len(constant):
+        return ResponseUnits(torch.zeros_like(mean), unit, absorbed)
+    absorbed[:, constant[0]] = mean / G[0, constant[0]]
+    return ResponseUnits(mean, unit, absorbed)
