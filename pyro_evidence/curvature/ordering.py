@@ -1,0 +1,261 @@
+"""In which order coordinates are eliminated: independent blocks of few neighbours first, level by level.
+
+The blocks of one level do not touch each other, so that they are eliminated in one batch; what each leaves behind is a
+clique of its neighbours.  On groups this is the elimination of a plate, on nested groups of one plate after the other,
+on a chain cyclic reduction: every second block, then every second one of those left.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.pattern import Pattern
+
+LARGEST_REST = 5000  # coordinates that may be left for one dense matrix
+MOST_PAIRS = 100_000_000  # of neighbours, over all blocks: what is left is then dense, if it fits
+SCATTER, MULTIPLY, LEVEL = 8e-9, 1e-10, 3e-4  # seconds a scattered entry, a multiplication, a level of elimination
+
+
+@dataclass(frozen=True)
+class Fronts:
+    """Blocks of one size that are eliminated together, each with the coordinates it then still touches."""
+
+    own: Tensor  # (G, d)
+    border: Tensor  # (G, p), padded with the number of coordinates
+
+
+@dataclass(frozen=True)
+class Order:
+    """Who is eliminated when."""
+
+    levels: tuple[tuple[Fronts, ...], ...]
+    rest: Tensor  # (P,) coordinates of the dense remainder
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What is left: nodes, each a set of coordinates with the same neighbours, and who touches whom."""
+
+    node: Tensor  # (D,) the node of each coordinate, -1 where it has been eliminated
+    weight: Tensor  # (n,) coordinates of each node
+    edges: Tensor  # (2, E) both ways, sorted by the first
+
+    @property
+    def size(self) -> int:
+        """Coordinates that are left."""
+        return int(self.weight.sum())
+
+    @property
+    def degree(self) -> Tensor:
+        """Coordinates that each node touches, its own not counted, ``(n,)``."""
+        return torch.zeros_like(self.weight).index_add_(0, self.edges[0], self.weight[self.edges[1]])
+
+
+def elimination_order(pattern: Pattern) -> Order:
+    """Levels of independent blocks, and the coordinates that are left for a dense matrix."""
+    graph, levels, spent = merged(graph_of(pattern)), [], 0
+    while len(graph.weight):
+        chosen = independent(graph)
+        left = graph.size - int(graph.weight[chosen].sum())
+        pairs = int(graph.degree[chosen].square().sum())
+        if graph.size <= LARGEST_REST and _dense(graph.size) <= _dense(left) + LEVEL + _cheaper(graph, chosen, left):
+            break
+        spent += pairs
+        if spent > MOST_PAIRS and left > LARGEST_REST:
+            break
+        levels.append(fronts_of(graph, chosen))
+        graph = merged(without(graph, chosen))
+    return Order(tuple(levels), torch.nonzero(graph.node >= 0).squeeze(-1))
+
+
+def _dense(size: int) -> float:
+    """Seconds that a dense factor and its inverse take."""
+    return MULTIPLY * float(size) ** 3
+
+
+def _cheaper(graph: Graph, chosen: Tensor, left: int) -> float:
+    """Seconds that the blocks' updates take, scattered or as one product."""
+    degree, weight = graph.degree[chosen].double(), graph.weight[chosen].double()
+    return min(SCATTER * float(degree.square().sum()), MULTIPLY * float(weight.sum()) * left**2)
+
+
+def graph_of(pattern: Pattern) -> Graph:
+    """The coordinates and the pairs that occur in one factor."""
+    size = pattern.size
+    device = pattern.index[0].device if pattern.index else torch.device("cpu")
+    keys = [_pairs(distinct_rows(index, size), size) for index in pattern.index if index.shape[-1] > 1]
+    key = torch.cat([torch.empty(0, dtype=torch.long, device=device), *keys])
+    one_each = torch.ones(size, dtype=torch.long, device=device)
+    return Graph(torch.arange(size, device=device), one_each, _edges(torch.unique(key), size))
+
+
+def distinct_rows(index: Tensor, size: int) -> Tensor:
+    """The distinct rows of ``index`` ``(F, k)``, in no particular order."""
+    return index[first_of_each(row_numbers(index, size))]
+
+
+def row_numbers(index: Tensor, size: int) -> Tensor:
+    """A number for each row of ``index`` ``(F, k)`` from 0 on, the same for equal rows, ``(F,)``."""
+    number, range_ = torch.zeros_like(index[:, 0]), 1
+    for column in index.unbind(-1):
+        if range_ * size >= 2**62:
+            values, number = torch.unique(number, return_inverse=True)
+            range_ = len(values)
+        number, range_ = number * size + column, range_ * size
+    return torch.unique(number, return_inverse=True)[1]
+
+
+def first_of_each(number: Tensor) -> Tensor:
+    """Where each number from 0 on occurs first."""
+    count = int(number.max()) + 1 if len(number) else 0
+    places = torch.arange(len(number), device=number.device)
+    return torch.full((count,), len(number), device=number.device).scatter_reduce_(0, number, places, "amin")
+
+
+def _pairs(rows: Tensor, size: int) -> Tensor:
+    """Keys of the pairs of different coordinates in each row, both ways."""
+    width = rows.shape[-1]
+    keys = [rows[:, a] * size + rows[:, b] for a in range(width) for b in range(width) if a != b]
+    key = torch.unique(torch.cat(keys)) if width > 2 else torch.cat(keys)
+    return key[key // size != key % size]
+
+
+def _edges(key: Tensor, size: int) -> Tensor:
+    return torch.stack([key // size, key % size])
+
+
+def merged(graph: Graph) -> Graph:
+    """Nodes that touch each other and the same others made one.
+
+    Sets are compared by sums of random 64-bit numbers; a mistaken merger would be met later by an entry without place.
+    """
+    count, (here, there) = len(graph.weight), graph.edges
+    generator = torch.Generator().manual_seed(0)  # its own: the caller's random state stays
+    token = torch.randint(-(2**62), 2**62, (count,), generator=generator).to(here.device)
+    number = torch.unique(token.index_add(0, here, token[there]), return_inverse=True)[1]
+    first = first_of_each(number)
+    if len(first) == count:
+        return graph
+    rank = torch.empty_like(first).scatter_(0, first.argsort(), torch.arange(len(first), device=first.device))
+    name = rank[number]  # nodes keep the order of their first members
+    weight = torch.zeros_like(first).index_add_(0, name, graph.weight)
+    here, there = name[here], name[there]
+    key = torch.unique((here * len(first) + there)[here != there])
+    node = torch.where(graph.node >= 0, name[graph.node.clamp(min=0)], -1)  # clamp: those eliminated have no node
+    return Graph(node, weight, _edges(key, len(first)))
+
+
+def independent(graph: Graph) -> Tensor:
+    """Nodes that do not touch each other, of locally lowest degree, ``(n,)`` bool.
+
+    Ties go to the lower bit-reversed position, which on a chain takes every second node.
+    """
+    degree, (here, there) = graph.degree, graph.edges
+    key = degree * 2 ** _bits(len(degree)) + _bit_reversed(len(degree), degree.device)
+    last = torch.iinfo(torch.long).max
+    chosen = torch.zeros_like(degree, dtype=torch.bool)
+    for _ in range(3):
+        lowest = torch.full_like(key, last).scatter_reduce_(0, here, key[there], "amin")
+        chosen |= key < lowest
+        near = torch.zeros_like(chosen).index_put_((here[chosen[there]],), torch.ones((), dtype=torch.bool))
+        out = chosen | near | (degree > degree[chosen].amax())
+        key = torch.where(out, last, key)
+    return chosen
+
+
+def _bits(count: int) -> int:
+    return max(1, (count - 1).bit_length())
+
+
+def _bit_reversed(count: int, device: torch.device) -> Tensor:
+    place, bits = torch.arange(count, device=device), _bits(count)
+    return sum(((place >> bit & 1) << (bits - 1 - bit) for bit in range(bits)), torch.zeros_like(place))
+
+
+def without(graph: Graph, chosen: Tensor) -> Graph:
+    """The graph once the chosen nodes are eliminated: the neighbours of each touch each other."""
+    stays = ~chosen
+    name = torch.where(stays, stays.cumsum(0) - 1, -1)
+    count, (here, there) = int(stays.sum()), graph.edges
+    kept = stays[here] & stays[there]
+    old = name[here[kept]] * count + name[there[kept]]
+    front, other = here[chosen[here]], name[there[chosen[here]]]
+    key = _with_cliques(old, front, other, count)
+    node = torch.where(graph.node >= 0, name[graph.node.clamp(min=0)], -1)  # clamp: those eliminated have no node
+    return Graph(node, graph.weight[stays], _edges(key, max(count, 1)))
+
+
+def _with_cliques(old: Tensor, front: Tensor, other: Tensor, count: int) -> Tensor:
+    """Sorted keys of the edges there were and of the pairs ``other`` that share a ``front`` (sorted)."""
+    touched = torch.unique_consecutive(front, return_counts=True)[1]
+    start = touched.cumsum(0) - touched
+    width = touched.repeat_interleave(touched)  # for each entry the number of entries of its front
+    start = start.repeat_interleave(touched)
+    if count <= 2 * LARGEST_REST:
+        seen = torch.zeros(count * count, dtype=torch.bool, device=old.device)
+        seen[old] = True
+        for part in _portions(width):
+            seen[_clique(other, start, width, part, count)] = True
+        seen.view(count, count).fill_diagonal_(False)
+        return torch.nonzero(seen).squeeze(-1)
+    keys = [torch.unique(_clique(other, start, width, part, count)) for part in _portions(width)]
+    key = torch.unique(torch.cat([old, *keys]))
+    return key[key // count != key % count]
+
+
+def _clique(other: Tensor, start: Tensor, width: Tensor, part: slice, count: int) -> Tensor:
+    return other[part].repeat_interleave(width[part]) * count + other[spread(start[part], width[part])]
+
+
+def _portions(width: Tensor, most: int = 4_000_000) -> list[slice]:
+    """Slices of about equal sums."""
+    total = width.cumsum(0)
+    count = 1 + int(total[-1]) // most if len(total) else 0
+    if count <= 1:
+        return [slice(0, len(width))]
+    cuts = torch.searchsorted(total, torch.arange(1, count, device=total.device) * (int(total[-1]) // count)).tolist()
+    return [slice(a, b) for a, b in pairwise([0, *cuts, len(width)])]
+
+
+def spread(start: Tensor, count: Tensor) -> Tensor:
+    """``start, start + 1, ...``, ``count`` of them, one run after the other."""
+    before = count.cumsum(0) - count
+    return torch.arange(int(count.sum()), device=count.device) + (start - before).repeat_interleave(count)
+
+
+def fronts_of(graph: Graph, chosen: Tensor) -> tuple[Fronts, ...]:
+    """The chosen nodes with what they touch, in coordinates, in batches of one shape."""
+    alive = torch.nonzero(graph.node >= 0).squeeze(-1)
+    coordinates = alive[graph.node[alive].argsort(stable=True)]  # of each node, one after the other
+    offset = graph.weight.cumsum(0) - graph.weight
+    nodes = torch.nonzero(chosen).squeeze(-1)
+    here, there = graph.edges[:, chosen[graph.edges[0]]]
+    border = coordinates[spread(offset[there], graph.weight[there])]
+    owner = here.repeat_interleave(graph.weight[there])
+    border = border[(owner * len(graph.node) + border).argsort()]  # ascending within each front
+    width = graph.degree[nodes]
+    first = width.cumsum(0) - width
+    shape = graph.weight[nodes] * 2**40 + _rounded_up(width)
+    return tuple(
+        Fronts(
+            coordinates[offset[nodes[same]].unsqueeze(-1) + torch.arange(int(kind) >> 40, device=nodes.device)],
+            _padded(border, first[same], width[same], int(kind) & (2**40 - 1), len(graph.node)),
+        )
+        for kind in torch.unique(shape)
+        for same in [torch.nonzero(shape == kind).squeeze(-1)]
+    )
+
+
+def _rounded_up(width: Tensor) -> Tensor:
+    """The next of 0 to 8, 10, 12, 14, 16, 20, ...: at most a quarter is padding."""
+    step = 2 ** ((width.clamp(min=1) - 1).double().log2().floor() - 2).clamp(min=0).long()  # clamps: no step below 1
+    return (width + step - 1) // step * step
+
+
+def _padded(border: Tensor, first: Tensor, width: Tensor, columns: int, pad: int) -> Tensor:
+    column = torch.arange(columns, device=border.device)
+    inside = column < width.unsqueeze(-1)
+    place = torch.where(inside, first.unsqueeze(-1) + column, 0)
+    return torch.where(inside, border[place], pad) if len(border) else place.new_full(place.shape, pad)
