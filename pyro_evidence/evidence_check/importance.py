@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import torch
-from pyro.ops.stats import fit_generalized_pareto
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
@@ -17,7 +16,7 @@ from pyro_evidence.evidence_check.target import (
     target_of,
     undefined,
 )
-from pyro_evidence.numerics import evidence
+from pyro_evidence.numerics import importance
 from pyro_evidence.settings import check_count
 
 FEWEST = 100  # draws below which a tail cannot be fitted
@@ -56,32 +55,23 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int = 10_000, see
     return replace(found, doubts=(*found.doubts, *undefined(log_joint, "Laplace's normal")))
 
 
-def pareto_k(log_weights: Tensor) -> tuple[float, float]:
-    """Shape and scale of the weights' tail; shape -inf for weights that are constant to rounding."""
-    finite = log_weights[log_weights > -math.inf]
-    if float(finite.max() - finite.min()) < rounding(float(finite.max())) and len(finite) == len(log_weights):
-        return -math.inf, 0.0
-    excess = evidence.tail(log_weights)
-    return fit_generalized_pareto(excess) if len(excess) >= 5 else (math.inf, 0.0)
-
-
 def _white(num_samples: int, size: int, seed: int) -> Tensor:
     return torch.randn(num_samples, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def _estimate(log_weights: Tensor, method: str) -> EvidenceEstimate:
-    k, scale = pareto_k(log_weights)
-    smooth = evidence.smooth(log_weights, k, scale) if math.isfinite(k) else log_weights
-    value = float(evidence.log_mean(smooth))
-    error = math.hypot(float(evidence.standard_error(smooth)), rounding(value))
-    effective = float(evidence.effective_sample_size(smooth))
-    doubts = (_letter(k, len(log_weights)),) if k > evidence.threshold(len(log_weights)) else ()
+    found = importance.checked(log_weights)
+    k, smooth = found.pareto_k, found.log_weights
+    value = float(importance.log_mean(smooth))
+    error = math.hypot(float(importance.standard_error(smooth)), rounding(value))
+    effective = float(importance.effective_sample_size(smooth))
+    doubts = (_letter(k, len(log_weights)),) if k > importance.threshold(len(log_weights)) else ()
     return EvidenceEstimate(method, value, error, {"pareto_k": k, "effective_sample_size": effective}, doubts)
 
 
 def _letter(k: float, num_samples: int) -> str:
     return (
-        f"k-hat is {k:.2f}; expected below {evidence.threshold(num_samples):.2f} with {num_samples} draws. The "
+        f"k-hat is {k:.2f}; expected below {importance.threshold(num_samples):.2f} with {num_samples} draws. The "
         "posterior has heavier tails than its "
         "Gaussian approximation (a funnel, a ridge, separable classes, a mode that was missed), so "
         "neither the Laplace evidence nor this one "

@@ -7,7 +7,7 @@ import pyro
 from pyro_evidence.evidence_check import particles
 from pyro_evidence.evidence_check.particles import NUM_GROUPS, Particles, after_moves, reweighed, start
 from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding
-from pyro_evidence.numerics import evidence
+from pyro_evidence.numerics import importance
 
 MOST_TEMPERATURES = 500
 
@@ -38,8 +38,8 @@ def tempered_smc(of: Source, *, num_particles: int = 1024, num_moves: int = 3, s
 
 
 def _estimate(swarm: Particles) -> EvidenceEstimate:
-    value = float(evidence.log_mean(swarm.log_evidences))
-    error = math.hypot(float(evidence.standard_error(swarm.log_evidences)), rounding(value))
+    value = float(importance.log_mean(swarm.log_evidences))
+    error = math.hypot(float(importance.standard_error(swarm.log_evidences)), rounding(value))
     acceptance = min(swarm.acceptance, default=1.0)
     letters = [
         (

@@ -20,7 +20,7 @@ from pyro_evidence.evidence_check.target import (
     rounding,
     target_of,
 )
-from pyro_evidence.numerics import evidence
+from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import Coordinate
 
 
@@ -205,9 +205,9 @@ def _estimate(region: _Region, second: Tensor, num_volume: int, seed: int) -> Ev
         )
     terms = torch.where(inside, -log_density, -math.inf)
     log_volume, volume_error = region.log_volume(num_volume, seed)
-    value = log_volume - float(evidence.log_mean(terms))
+    value = log_volume - float(importance.log_mean(terms))
     effective = effective_draws((terms - terms.max()).exp().reshape(second.shape[:2]))
-    error = float(evidence.standard_error(terms)) * math.sqrt(len(terms) / effective)
+    error = float(importance.standard_error(terms)) * math.sqrt(len(terms) / effective)
     numbers = {
         "effective_sample_size": effective,
         "share_inside": float(inside.double().mean()),

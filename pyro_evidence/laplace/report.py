@@ -4,33 +4,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pyro.ops.stats import fit_generalized_pareto
 from torch import Tensor
 
-from pyro_evidence.numerics import evidence
-
-FLAT = 0.01  # nats; where no ratio exceeds the typical one by more, there is no tail to extrapolate
-
-
-def pareto_k(log_weights: Tensor) -> float:
-    """Shape of the generalised Pareto tail of importance ratios ``(S,)``: k-hat of Vehtari et al. (2024).
-
-    ``-inf`` where no ratio exceeds their median by 1 %, as where the approximation is exact; ``inf`` where fewer
-    than five of them make up the tail.
-    """
-    if float(log_weights.max() - log_weights.median()) < FLAT:
-        return -math.inf
-    excess = evidence.tail(log_weights)
-    return float(fit_generalized_pareto(excess.cpu())[0]) if len(excess) >= 5 else math.inf
+from pyro_evidence.numerics import importance
 
 
 def importance_check(log_weights: Tensor) -> dict[str, float]:
     """The log evidence by importance sampling, and how reliable that is, from log ratios ``(S,)``, nats."""
     return {
-        "pareto_k": pareto_k(log_weights),
-        "log_evidence_importance": float(evidence.log_mean(log_weights)),
-        "log_evidence_importance_se": float(evidence.standard_error(log_weights)),
-        "effective_sample_size": float(evidence.effective_sample_size(log_weights)),
+        "pareto_k": importance.checked(log_weights).pareto_k,
+        "log_evidence_importance": float(importance.log_mean(log_weights)),
+        "log_evidence_importance_se": float(importance.standard_error(log_weights)),
+        "effective_sample_size": float(importance.effective_sample_size(log_weights)),
     }
 
 

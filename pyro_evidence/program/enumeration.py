@@ -8,7 +8,6 @@ twice.  A cell in which a discrete site and everything that depends on it is mas
 inside the sum, and counts such a cell as the number of components.)
 """
 
-import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,6 @@ from functools import reduce
 from operator import and_
 from typing import Any, TypeVar, cast
 
-import pyro.distributions as dist
 import torch
 from opt_einsum import shared_intermediates
 from pyro.distributions.util import is_identically_one
@@ -27,7 +25,7 @@ from pyro.ops.rings import LogRing
 from torch import Tensor
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.numerics.log_sum_exp import aligned, einsum, safe_log
+from pyro_evidence.numerics.log_sum_exp import aligned, einsum
 
 T = TypeVar("T")
 Trace = Any  # pyro.poutine.Trace
@@ -74,49 +72,6 @@ def _dims(term: Any) -> str:
 def _named(term: Any, dims: str) -> Tensor:
     term._pyro_dims = dims
     return cast(Tensor, term)
-
-
-class _Bernoulli(dist.Bernoulli):
-    """Log probabilities of ``probs`` as they are, where torch's are of clamped ones."""
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        return safe_log(torch.where(value == 1.0, self.probs, 1.0 - self.probs))
-
-
-def exact(fn: Any) -> Any:
-    """``fn`` with logarithms of its own ``probs``, where torch's are of clamped ones.
-
-    :param fn: Bernoulli, Categorical, OneHotCategorical or a MixtureSameFamily of them; any other is returned
-        as it is.
-    """
-    given: dict[str, Any] = getattr(fn, "__dict__", {})
-    for name in ("base_dist", "_mixture_distribution", "_categorical"):
-        if name in given:
-            inner = exact(given[name])
-            return fn if inner is given[name] else _with(fn, name, inner)
-    if "probs" not in given:
-        return fn
-    if isinstance(fn, torch.distributions.Bernoulli) and given["_param"] is given["probs"]:
-        return _Bernoulli(probs=fn.probs, validate_args=False)
-    return _with(fn, "logits", _unclamped(fn)) if isinstance(fn, torch.distributions.Categorical) else fn
-
-
-def _unclamped(fn: Any) -> Tensor:
-    """Logits of a Categorical that holds ``probs``, whichever of the two it was built from.
-
-    Logits that torch made of ``probs`` are never below the logarithm of its clamp.
-    """
-    exact_logits = safe_log(fn.probs)
-    if fn._param is fn.probs:
-        return exact_logits
-    clamp = math.log(torch.finfo(fn.probs.dtype).eps)
-    return torch.where(fn.logits < clamp - 0.01, fn.logits, exact_logits)
-
-
-def _with(fn: Any, name: str, value: Any) -> Any:
-    fn = copy.copy(fn)
-    fn.__dict__[name] = value
-    return fn
 
 
 def total(trace: Trace, names: Sequence[str]) -> Tensor:

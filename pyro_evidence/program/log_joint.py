@@ -20,6 +20,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import row_batches
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.program import checks, enumeration, failed_run, parameters
+from pyro_evidence.program.exact import exact
 from pyro_evidence.program.parameters import Constants, Declaration, WithParameters, in_place
 from pyro_evidence.program.sites import (
     Node,
@@ -40,7 +41,7 @@ class _Enumerate(EnumMessenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         if not msg["is_observed"] and getattr(msg["fn"], "has_enumerate_support", False):
-            msg["fn"] = enumeration.exact(msg["fn"])
+            msg["fn"] = exact(msg["fn"])
             msg["infer"] |= {"enumerate": "parallel", "num_samples": None}
         super()._pyro_sample(msg)
 
@@ -163,7 +164,7 @@ class LogJoint:
         self.discrete = tuple(n for n in latent if n not in continuous)
         self.observed = tuple(n for n, s in nodes.items() if is_observation(s))
         self.hyper_sites = parameters.maximised_sites(tuple(continuous), tuple(declared), integrate, hyper)
-        self._inexact = tuple(n for n in self.observed if enumeration.exact(nodes[n]["fn"]) is not nodes[n]["fn"])
+        self._inexact = tuple(n for n, s in nodes.items() if n not in self.discrete and exact(s["fn"]) is not s["fn"])
         self._known = frozenset({*self.discrete, *self.observed, *trace.param_nodes})
         self._enumerated = self._summing(nodes)
         free = self._hold(declared, everything=hyper is not None and len(hyper) == 0)
@@ -308,7 +309,7 @@ class LogJoint:
             trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)
         checks.check_structure(trace, sites, self._known)
         for name in self._inexact:
-            trace.nodes[name]["fn"] = enumeration.exact(trace.nodes[name]["fn"])
+            trace.nodes[name]["fn"] = exact(trace.nodes[name]["fn"])
         return trace
 
     def density(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Tensor:

@@ -17,7 +17,7 @@ from pyro_evidence.numerics import row_batches
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood
 from pyro_evidence.numerics.log_sum_exp import log_sum_exp
 from pyro_evidence.program import links
-from pyro_evidence.program.enumeration import exact
+from pyro_evidence.program.exact import exact
 from pyro_evidence.program.links import Link
 from pyro_evidence.program.log_joint import LogJoint
 

@@ -15,7 +15,8 @@ from pyro.ops.contract import contract_to_tensor
 from torch import Tensor
 
 from pyro_evidence.program import enumeration
-from pyro_evidence.program.enumeration import LogSumExpRing, exact
+from pyro_evidence.program.enumeration import LogSumExpRing
+from pyro_evidence.program.exact import exact
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 

@@ -1,0 +1,178 @@
+"""Distributions whose log density, or a derivative of it, torch or Pyro has wrong at a point; here it is right.
+
+Torch takes logarithms of clamped probabilities.  And a formula that is put together
+from two branches has the right value where they meet, but not the right derivatives: the second derivative of a
+``Binomial`` is zero at a logit of exactly 0, where it is ``-n / 4``.
+"""
+
+import copy
+import math
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.log_sum_exp import log_sum_exp, safe_log
+
+INSIDE = ("base_dist", "observation_dist", "component0", "component1")  # where wrappers keep what they wrap
+INSIDE_MIXTURES = ("_mixture_distribution", "_component_distribution", "_categorical")
+SMALL = 0.03  # below which a series of ten terms is exact to rounding
+
+
+def exact(fn: Any) -> Any:
+    """``fn`` with the right log density and derivatives; itself where there is nothing to mend.
+
+    :param fn: a distribution, perhaps wrapped.
+    """
+    given: dict[str, Any] = getattr(fn, "__dict__", {})
+    inner = {n: exact(given[n]) for n in (*INSIDE, *INSIDE_MIXTURES) if n in given}
+    changed = {n: v for n, v in inner.items() if v is not given[n]}
+    return _smooth(_unclamped(_with(fn, changed) if changed else fn, given))
+
+
+def _unclamped(fn: Any, given: dict[str, Any]) -> Any:
+    """``fn`` with logarithms of its own ``probs``."""
+    if "probs" not in given:
+        return fn
+    if isinstance(fn, torch.distributions.Bernoulli) and given["_param"] is given["probs"]:
+        return _Bernoulli(probs=fn.probs, validate_args=False)
+    return _with(fn, {"logits": _logits(fn)}) if isinstance(fn, torch.distributions.Categorical) else fn
+
+
+def _logits(fn: Any) -> Tensor:
+    """Logits of a Categorical that holds ``probs``, whichever of the two it was built from.
+
+    Logits that torch made of ``probs`` are never below the logarithm of its clamp.
+    """
+    exact_logits = safe_log(fn.probs)
+    if fn._param is fn.probs:
+        return exact_logits
+    clamp = math.log(torch.finfo(fn.probs.dtype).eps)
+    return torch.where(fn.logits < clamp - 0.01, fn.logits, exact_logits)
+
+
+def _smooth(fn: Any) -> Any:
+    """``fn`` with the right derivatives where its formula changes branches, and with some that torch can batch."""
+    if isinstance(fn, torch.distributions.Binomial):
+        return _with(fn, {"logits": off_zero(fn.logits, 1e-30)})
+    if isinstance(fn, dist.SineBivariateVonMises):
+        tiny = torch.finfo(fn.correlation.dtype).tiny
+        return _with(fn, {"correlation": off_zero(fn.correlation, 1e3 * math.sqrt(tiny))})
+    return next((_as(fn, ours) for ours in REWRITTEN if _is(fn, ours)), fn)
+
+
+def _is(fn: Any, ours: type) -> bool:
+    """Whether ``fn`` is of the family that ``ours`` rewrites, and has its log density."""
+    family = ours.__mro__[1]
+    return isinstance(fn, family) and type(fn).log_prob is family.log_prob  # type: ignore[attr-defined]
+
+
+def _as(fn: Any, ours: type) -> Any:
+    """A copy of another class, which adds no attribute."""
+    fn = copy.copy(fn)
+    fn.__class__ = ours
+    return fn
+
+
+def off_zero(x: Tensor, amount: float) -> Tensor:
+    """``x``, and ``amount`` more where it is exactly zero: a number that no sum can tell from zero, but a branch can.
+
+    >>> float(off_zero(torch.zeros(()), 1e-30) + 1.0)
+    1.0
+    """
+    return x + amount * (x.detach() == 0).to(x.dtype)
+
+
+def _with(fn: Any, values: dict[str, Any]) -> Any:
+    fn = copy.copy(fn)
+    fn.__dict__.update(values)
+    return fn
+
+
+class _Bernoulli(dist.Bernoulli):
+    """Log probabilities of ``probs`` as they are, where torch's are of clamped ones."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return safe_log(torch.where(value == 1.0, self.probs, 1.0 - self.probs))
+
+
+_Pareto: Any = getattr(dist, "GeneralizedPareto", object)  # torch has it since 2.8
+
+
+class _GeneralizedPareto(_Pareto):
+    """Smooth in a concentration of zero, where torch's does not depend on it."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        z = (value - self.loc) / self.scale
+        excess = (1.0 + self.concentration) * z * _log1p_over(self.concentration * z)
+        return -torch.where(self.concentration == -1.0, 0.0, excess) - self.scale.log()
+
+
+def _log1p_over(x: Tensor) -> Tensor:
+    """``log(1 + x) / x``, with derivatives at 0."""
+    small = x.abs() < SMALL
+    far = torch.where(small, 1.0, x)
+    near = torch.where(small, x, 0.0)
+    series = torch.zeros_like(x)
+    for power in range(10, -1, -1):
+        series = 1.0 / (power + 1) - near * series
+    return torch.where(small, series, torch.log1p(far) / far)
+
+
+class _SoftLaplace(dist.SoftLaplace):
+    """With second derivatives far out, where the exponentials of Pyro's formula overflow."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        z = (value - self.loc) / self.scale
+        return math.log(2.0 / math.pi) - self.scale.log() - z + torch.nn.functional.logsigmoid(2.0 * z)
+
+
+class _VonMises3D(dist.VonMises3D):
+    """Smooth in a concentration of zero, which has no direction."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        square = self.concentration.square().sum(-1)
+        return (self.concentration * value).sum(-1) - math.log(4.0 * math.pi) - _log_sinh_over(square)
+
+
+def _log_sinh_over(square: Tensor) -> Tensor:
+    """``log(sinh k / k)`` as a function of ``k^2``, with derivatives at 0."""
+    small = square < SMALL
+    near = torch.where(small, square, 0.0)
+    series = near / 6.0 - near**2 / 180.0 + near**3 / 2835.0 - near**4 / 37800.0 + near**5 / 467775.0
+    k = torch.where(small, 1.0, square).sqrt()
+    return torch.where(small, series, k + torch.log1p(-torch.exp(-2.0 * k)) - (2.0 * k).log())
+
+
+class _Multinomial(dist.Multinomial):
+    """Without writing into a tensor, which cannot be batched."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        absent = (value == 0) & (self.logits == -math.inf)
+        powers = (torch.where(absent, 0.0, self.logits) * value).sum(-1)
+        return powers + (value.sum(-1) + 1.0).lgamma() - (value + 1.0).lgamma().sum(-1)
+
+
+class _DiscreteHMM(dist.DiscreteHMM):
+    """By sums of exponentials that can be batched and differentiated twice."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        value = value.unsqueeze(-1 - self.observation_dist.event_dim)
+        steps = self.transition_logits + self.observation_dist.log_prob(value).unsqueeze(-2)
+        after = log_sum_exp(_log_product(steps), -1)
+        return log_sum_exp(self.initial_logits + after, -1)
+
+
+def _log_product(steps: Tensor) -> Tensor:
+    """The product of matrices ``(..., T, S, S)`` given by their logarithms, neighbours first, shape ``(..., S, S)``."""
+    while steps.shape[-3] > 1:
+        even = steps.shape[-3] // 2 * 2
+        left, right = steps[..., 0:even:2, :, :], steps[..., 1:even:2, :, :]
+        pairs = log_sum_exp(left.unsqueeze(-1) + right.unsqueeze(-3), -2)
+        steps = torch.cat([pairs, steps[..., even:, :, :]], -3)
+    return steps.squeeze(-3)
+
+
+FAMILIES: tuple[Any, ...] = (_GeneralizedPareto, _SoftLaplace, _VonMises3D, _Multinomial, _DiscreteHMM)
+REWRITTEN = tuple(c for c in FAMILIES if hasattr(c.__mro__[1], "log_prob"))
