@@ -89,7 +89,7 @@ def smoothed(log_weights: Tensor) -> Smoothed:
     x = (log_weights - highest).double()
     order = x.argsort(stable=True)
     kept = max(len(x) - tail_size(len(x)) - 1, 0)
-    cutoff = x[order[kept]].clamp(min=math.log(torch.finfo(x.dtype).tiny))
+    cutoff = x[order[kept]].clamp(min=math.log(torch.finfo(x.dtype).tiny))  # below, its exponential is 0
     tail = order[x[order] > cutoff]
     if len(tail) < FEWEST_IN_TAIL:
         return Smoothed(log_weights, math.inf)
