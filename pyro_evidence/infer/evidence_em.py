@@ -20,8 +20,8 @@ from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.fit import MixtureFit, Start, begin, current_posterior
 from pyro_evidence.mixture.kernels import joint_of_rows
+from pyro_evidence.mixture.number.deletion import Deletion, GreedyDeletion
 from pyro_evidence.mixture.posterior import MixturePosterior
-from pyro_evidence.mixture.rounds import Deletion, GreedyDeletion
 from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.wrappers import Missing, gaps_explained, marginalised, parsed
 from pyro_evidence.mppca import fit as mppca_fit

@@ -15,9 +15,10 @@ from pyro_evidence.mixture import evidence, mode, rounds, rows
 from pyro_evidence.mixture.data import ResponseUnits, response_units
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
+from pyro_evidence.mixture.number.deletion import Deletion
 from pyro_evidence.mixture.posterior import AtMode, MixturePosterior
 from pyro_evidence.mixture.recognise import MixtureStructure, recognised
-from pyro_evidence.mixture.rounds import Deletion, Journal, MixtureRestarts
+from pyro_evidence.mixture.rounds import Journal, MixtureRestarts
 from pyro_evidence.mixture.updates import Ties, Update
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count, check_positive
@@ -73,9 +74,6 @@ class Start:
         width = torch.where(narrow > 0, self.width * self.narrower, self.width).to(model.w)[:, None, None]
         diagonal = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
         return diagonal if model.noise.dim() == 3 else diagonal.diag_embed()
-
-
-SAME = 1e-6  # relative difference between the evidences of two restarts at one mode
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,7 @@ def posterior_of(
 def highest(heights: Tensor) -> Tensor:
     """The first row that is as high as any, up to rounding: restarts often meet, shape ``(1,)``."""
     top = heights.max()
-    return (heights >= top - SAME * (1.0 + top.abs())).to(torch.int8).argmax().reshape(1)
+    return (heights >= top - mode.SAME * (1.0 + top.abs())).to(torch.int8).argmax().reshape(1)
 
 
 Found = TypeVar("Found", bound=LaplacePosterior)

@@ -18,6 +18,9 @@ from pyro_evidence.numerics.evidence import log_evidence as laplace
 
 LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter; 1 to 100 lead to the same choices
 TOLERANCE = 1e-14  # nats that a Newton step may still promise
+MANY = 2**21  # numbers, one for each datum and weight, up to which every row is looked at exactly
+NEAR = 10.0  # nats below the highest row, by the curvature of the engine, where another may be highest by the exact one
+SAME = 1e-6  # relative difference between the evidences of two restarts at one mode
 RENEWED = 12  # steps after which the Hessian of many data is taken anew
 
 
@@ -110,16 +113,52 @@ class Modes:
     occam: Tensor  # (R,) with :func:`occam_factor` added
 
 
-def modes(expected: EStep) -> Modes:
-    """The mode of each row with its evidences, a few rows at a time."""
-    mode = find_mode(expected.data, expected.mixture)
-    found = []
-    for rows in chunks(expected.data, mode):
-        here = estep(rows_of(expected.data, rows), row(mode, rows), expected.ties, mixture_evidence.full)
+def modes(expected: EStep, exact: Tensor | None = None) -> Modes:
+    """The mode of each row with its evidences, a few rows at a time.
+
+    Where data and weights are many, rows are compared in the curvature of the engine and at weights as they are; only
+    those that may be highest are looked at exactly.
+
+    :param exact: numbers of the rows that are looked at exactly in any case; None for those near the highest.
+    """
+    evidence = expected.log_evidence
+    if expected.mixture.w.numel() * expected.data.num_rows <= MANY:
+        exact = torch.arange(len(evidence), device=evidence.device)
+    found = Modes(expected.mixture, evidence, evidence + occam_factor(expected))
+    found = replace(found, log_evidence=_finite(found.log_evidence), occam=_finite(found.occam))
+    chosen = distinct(found.occam, expected.mixture) if exact is None else exact
+    return _exactly(expected, found, chosen) if len(chosen) else found
+
+
+def _exactly(expected: EStep, found: Modes, chosen: Tensor) -> Modes:
+    """Modes with those of the rows ``chosen`` by the full Hessian."""
+    own = rows_of(expected.data, chosen)
+    mode = find_mode(own, row(expected.mixture, chosen))
+    numbers = []
+    for rows in chunks(own, mode):
+        here = estep(rows_of(own, rows), row(mode, rows), expected.ties, mixture_evidence.full)
         evidence = log_evidence(here)
-        found.append((evidence, evidence + occam_factor(here)))
-    heights = [torch.where(x.isfinite(), x, -torch.inf) for x in map(torch.cat, zip(*found, strict=True))]
-    return Modes(mode, *heights)
+        numbers.append((evidence, evidence + occam_factor(here)))
+    heights = [_finite(torch.cat(x)) for x in zip(*numbers, strict=True)]
+    old = (found.log_evidence, found.occam)
+    new = (x.index_copy(0, chosen, height) for x, height in zip(old, heights, strict=True))
+    return Modes(replace(found.mixture, w=found.mixture.w.index_copy(0, chosen, mode.w)), *new)
+
+
+def _finite(height: Tensor) -> Tensor:
+    return torch.where(height.isfinite(), height, -torch.inf)
+
+
+def distinct(height: Tensor, mixture: Mixture, within: float = NEAR) -> Tensor:
+    """Numbers of the rows whose height is near the highest, highest first, one for each mode."""
+    order = height.argsort(descending=True, stable=True).tolist()
+    num, found = mixture.active.sum(-1).tolist(), list[int]()
+    heights = height.tolist()
+    for here in order:
+        same = any(num[here] == num[i] and heights[i] - heights[here] <= SAME * (1.0 + abs(heights[i])) for i in found)
+        if not same and heights[here] >= heights[order[0]] - within and heights[here] > -math.inf:
+            found.append(here)
+    return torch.tensor(found, dtype=torch.long, device=height.device)
 
 
 def log_evidence(expected: EStep) -> Tensor:

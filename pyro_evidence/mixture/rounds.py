@@ -4,20 +4,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.mixture import mode, rows
-from pyro_evidence.mixture import rows as mixture_rows
 from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of
 from pyro_evidence.mixture.mode import Modes
-from pyro_evidence.mixture.updates import EStep, Ties, Unregularised, Update, estep, pruned
-from pyro_evidence.settings import check_count
+from pyro_evidence.mixture.updates import EStep, Ties, Unregularised, Update, estep
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,14 @@ class MixtureRestarts:
         return float(self.change.amax())
 
     @cached_property
+    def occam(self) -> Tensor:
+        """The same with what integrating the hyperparameters out takes from it; ``(R,)``."""
+        found = self.log_evidence + mode.occam_factor(self.expected)
+        return torch.where(found.isfinite(), found, -torch.inf)
+
+    @cached_property
     def modes(self) -> Modes:
-        """Every restart's mode at its hyperparameters, with the full Hessian."""
+        """Every restart's mode at its hyperparameters, with the full Hessian where it may be the highest."""
         return mode.modes(self.expected)
 
     @property
@@ -188,76 +191,3 @@ class Journal:
         found = (torch.stack([x[min(row, len(x) - 1)] for x in column]) for column in zip(*self.rounds, strict=True))
         pairs = zip(self.data, found, strict=True)
         return tuple((self.units.log_jacobian(data) - height) / data.num_data for data, height in pairs)
-
-
-class Deletion(Protocol):
-    """What is tried after the rounds."""
-
-    @property
-    def after(self) -> int:
-        """Most rounds before it."""
-
-    def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
-        """The batch with components left out."""
-
-
-@dataclass(frozen=True)
-class GreedyDeletion:
-    """Leave out one component, re-fit, keep the smaller mixture if its Occam-corrected log evidence is higher; repeat.
-
-    All candidates of all restarts are one batch.  It finds the truth when the truth is a small mixture; where it is
-    not, the smaller mixture has the slightly lower test density: pass ``deletion=None`` then.
-
-    :ivar num_steps: rounds of re-fitting.
-    :ivar after: rounds after which it begins, settled or not; what is chosen goes on to convergence.
-    :ivar most: restarts that take part, those of highest Occam-corrected log evidence.
-    """
-
-    num_steps: int = 25
-    after: int = 60
-    most: int = 3
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_count(f"GreedyDeletion: {name}", value)
-
-    def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
-        """The batch after all deletions that gain."""
-        if mixture_rows.is_exchangeable(batch.expected.ties, batch.expected.mixture.loc):
-            mixture, ties = mixture_rows.packed(batch.expected.mixture, batch.expected.ties)
-            batch = replace(batch, expected=estep(batch.expected.data, mixture, ties, batch.expected.curvature))
-        height = batch.modes.occam
-        last = height.sort(descending=True).values[min(self.most, len(height)) - 1]
-        gained = ~batch.failed & (height >= last)
-        while bool(gained.any()):
-            batch, height, gained = self._once(batch, height, gained)
-        return batch
-
-    def _once(self, batch: MixtureRestarts, height: Tensor, alive: Tensor) -> tuple[MixtureRestarts, Tensor, Tensor]:
-        mixture = batch.expected.mixture
-        able = mixture.active & alive.unsqueeze(-1) & (mixture.active.sum(-1, keepdim=True) > 1)
-        rows, out = able.nonzero().unbind(-1)
-        if not len(rows):
-            return batch, height, torch.zeros_like(alive)
-        keep = mixture.active[rows].scatter(-1, out.unsqueeze(-1), False)
-        small = pruned(mixture_rows.row(mixture, rows), keep)
-        begun = first(
-            rows_of(batch.expected.data, rows), small, batch.expected.ties, batch.expected.curvature, batch.update
-        )
-        tried = rounds(begun, batch.update, self.num_steps)
-        heights = torch.where(tried.failed, -torch.inf, tried.modes.occam)
-        return _adopted(batch, height, (rows, heights, tried.expected.mixture))
-
-
-def _adopted(
-    batch: MixtureRestarts, height: Tensor, tried: tuple[Tensor, Tensor, Mixture]
-) -> tuple[MixtureRestarts, Tensor, Tensor]:
-    """Each restart's best candidate where it is higher."""
-    rows, heights, mixtures = tried
-    table = torch.where(rows == torch.arange(len(height)).unsqueeze(-1), heights, -torch.inf)  # (R, candidates)
-    best, which = table.max(-1)
-    gained = best > height
-    mixtures = mixture_rows.padded(mixtures, batch.expected.mixture)
-    mixture = mixture_rows.chosen(gained, mixture_rows.row(mixtures, which), batch.expected.mixture)
-    expected = estep(batch.expected.data, mixture, batch.expected.ties, batch.expected.curvature)
-    return replace(batch, expected=expected), torch.where(gained, best, height), gained

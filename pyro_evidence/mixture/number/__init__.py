@@ -1,0 +1,1 @@
+"""How many components: which to leave out, which to split."""
