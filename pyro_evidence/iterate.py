@@ -52,10 +52,12 @@ State = TypeVar("State", bound=Climbing)
 class Stop:
     """When to stop, and what to do when that is not at convergence.
 
-    :ivar tolerance: relative change of the log evidence in one step that counts as none.
+    :ivar tolerance: relative change of the log evidence in one step that counts as none.  Zero asks for a counted
+        number of steps: ``num_steps`` of them, after which nobody complains.
     :ivar gradient_tolerance: largest derivative in the log hyperparameters that counts as zero, nats.
     :ivar num_steps: most steps.
-    :ivar throw: raise :class:`~pyro_evidence.errors.NotConverged` unless converged; otherwise only warn.
+    :ivar throw: raise :class:`~pyro_evidence.errors.NotConverged`, which carries the posterior that was reached, unless
+        converged; otherwise only warn.  Every engine obeys alike.
     :ivar progress: show a progress bar when the loop takes more than a second.
     """
 
@@ -64,6 +66,11 @@ class Stop:
     num_steps: int = 300
     throw: bool = True
     progress: bool = True
+
+    @property
+    def counted(self) -> bool:
+        """Whether the steps were counted on purpose, so that the last of them is no early end."""
+        return self.tolerance <= 0.0
 
     def __call__(self, before: float, state: Climbing, step: int) -> Status | None:
         """The reason to stop after ``step`` steps, or None."""
@@ -116,14 +123,15 @@ def require_convergence(name: str, status: Status, posterior: object, stop: Stop
 
     :param name: of the engine.
     :param detail: what else to say of the place that was reached.
-    :raises NotConverged: with ``stop.throw``, unless converged or interrupted by hand; otherwise a warning.
+    :raises NotConverged: with ``stop.throw``, unless converged, interrupted by hand, or at the end of steps that were
+        counted on purpose; otherwise a warning.
     """
-    if status in (Status.CONVERGED, Status.INTERRUPTED):
+    if status in (Status.CONVERGED, Status.INTERRUPTED) or (status is Status.STEP_LIMIT and stop.counted):
         return
     if stop.throw:
         letter = "The posterior so far is in this error's .posterior; Stop(throw=False) returns it instead."
         raise NotConverged(f"{name}: {status.value}{detail}. {letter}", posterior)
-    if status is not Status.FAILED:  # of which the loop has warned
+    if status is not Status.FAILED:  # the loop has already warned
         warnings.warn(f"{name}: {status.value}{detail}.", stacklevel=3)
 
 

@@ -1,10 +1,12 @@
 """The loop and its stopping rule, on a state that is a number."""
 
+import inspect
 import warnings
 from dataclasses import dataclass, replace
 
 import pytest
 
+from pyro_evidence import RVM, VRVM, EvidenceEM, LaplaceEvidence, OverlapEM
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.iterate import Status, Stop, iterate, require_convergence
 
@@ -100,3 +102,17 @@ def test_a_failed_step_is_not_warned_of_twice() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         require_convergence("X", Status.FAILED, None, Stop(throw=False))
+
+
+def test_steps_that_were_counted_end_without_a_complaint_and_failed_ones_do_not() -> None:
+    counted = Stop(tolerance=0.0, num_steps=4)
+    require_convergence("X", Status.STEP_LIMIT, None, counted)
+    with pytest.raises(NotConverged, match="a step failed"):
+        require_convergence("X", Status.FAILED, None, counted)
+
+
+def test_every_engine_throws_by_default() -> None:
+    """One rule: the settings of no engine are quiet unless a user makes them so."""
+    engines = [LaplaceEvidence, EvidenceEM, OverlapEM, RVM, VRVM]
+    stops = [inspect.signature(engine).parameters["stop"].default for engine in engines]
+    assert all(stop.throw and not stop.counted for stop in stops)

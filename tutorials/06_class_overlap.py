@@ -19,7 +19,7 @@ from pyro_evidence.prbf.updates import as_published
 
 torch.set_default_dtype(torch.float64)
 train, test = ripley_train(), ripley_test()
-stop = Stop(num_steps=100, throw=False, progress=False)  # the paper's 100 rounds
+stop = Stop(tolerance=0.0, num_steps=100, progress=False)  # the paper's 100 rounds
 
 # %% [markdown]
 # ## Eight kernels on Ripley's data, before and after

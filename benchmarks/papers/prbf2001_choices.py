@@ -38,7 +38,7 @@ from pyro_evidence.prbf.start import Training
 from pyro_evidence.prbf.updates import as_published
 
 GRID = (0.03, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0, 15.0, 20.0, 50.0)
-STOP = Stop(num_steps=100, tolerance=0.0, gradient_tolerance=0.0, throw=False, progress=False)
+STOP = Stop(num_steps=100, tolerance=0.0, gradient_tolerance=0.0, progress=False)
 SETTINGS = [("pima", 6), ("pima", 10), ("ionosphere", 4), ("ionosphere", 8)]
 
 

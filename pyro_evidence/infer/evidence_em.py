@@ -100,7 +100,7 @@ def run_generic(joint: LogJoint, why_not: Exception, restarts: int, seed: int, s
 
 
 UPDATE, START, DELETION = BoundedInflation(), Start(), GreedyDeletion()
-STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500, throw=False)  # rounds go slowly at the end
+STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500)  # rounds go slowly at the end
 
 
 class EvidenceEM:
@@ -164,11 +164,12 @@ class EvidenceEM:
 
         Any other model with one local discrete site takes a slower way, without pruning: EM to a mode by Newton's
         method on the expected log joint, then hyperparameters by the exact gradient of the Laplace evidence.
-        Unless converged it warns; ``stop.tolerance = 0`` asks for ``num_steps`` rounds, no more and no less.
+        ``stop.tolerance = 0`` asks for ``num_steps`` rounds, no more and no less.
 
         :param args: the model's arguments.
         :return: a :class:`~pyro_evidence.mixture.posterior.MixturePosterior` for a recognised mixture.
-        :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
+        :raises NotConverged: unless converged, or ``stop.throw`` is off, or the rounds were counted; it carries the
+            posterior that was reached.  Also when every restart failed, with all reasons.
         :raises BadInput, UnsupportedModel: see errors.
         """
         joint = self._joint(args, kwargs)

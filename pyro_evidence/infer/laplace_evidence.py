@@ -72,10 +72,9 @@ class LaplaceEvidence:
         if len(best.objectives) > 1:
             require_proper(best.state.laplace)
         posterior = self.posterior
-        if best.status is not Status.FAILED:  # of which the loop has warned
-            reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
-            detail = f". Hyperparameters reached, at most five elements of each: {reached}"
-            require_convergence("LaplaceEvidence", best.status, posterior, self.stop, detail)
+        reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
+        detail = f". Hyperparameters reached, at most five elements of each: {reached}"
+        require_convergence("LaplaceEvidence", best.status, posterior, self.stop, detail)
         return posterior
 
     def _maximise(self) -> Fit[TypeII]:

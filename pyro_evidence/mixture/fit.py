@@ -233,7 +233,5 @@ def warn_unless_converged(posterior: Found, stop: Stop) -> Found:
 
     :raises NotConverged: with ``stop.throw``.
     """
-    status = Status(posterior.status)
-    if status in (Status.STEP_LIMIT, Status.FAILED) and stop.tolerance > 0:
-        require_convergence("EvidenceEM", status, posterior, stop)
+    require_convergence("EvidenceEM", Status(posterior.status), posterior, stop)
     return posterior

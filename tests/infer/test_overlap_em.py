@@ -26,7 +26,7 @@ from pyro_evidence.prbf.updates import Update, as_published, exact, plain
 from tests.models_for_tests.prbf_cases import three_classes
 from tests.oracles import prbf as naive
 
-SHORT = Stop(num_steps=20, throw=False)
+SHORT = Stop(tolerance=0.0, num_steps=20)
 KINDS = [Spherical(), Diagonal(), Full()]
 each_kind = pytest.mark.parametrize("kernels", KINDS, ids=lambda kernels: type(kernels).__name__)
 each_update = pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_multiples_are_those_of_the_source() -> None:
 
 
 def test_the_default_never_lowers_its_objective() -> None:
-    path = fitted(stop=Stop(num_steps=60, throw=False)).objectives
+    path = fitted(stop=Stop(tolerance=0.0, num_steps=60)).objectives
     assert all(b >= a for a, b in pairwise(path))
 
 
@@ -140,8 +140,13 @@ def test_without_a_floor_singular_data_fail_with_a_letter_and_others_do_not() ->
     start = StartFrom(X[:5], torch.eye(3).expand(5, 3, 3))
     flat = torch.cat([X[:, :2], X[:, :1]], -1)
     engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=as_published, start=start, stop=SHORT)
-    with pytest.warns(match="became singular; pass a larger floor"):
-        assert engine.run(flat, y).status == "a step failed: this is the last good state"
+    letter = "a step failed: this is the last good state"
+    with (
+        pytest.warns(match="became singular; pass a larger floor"),
+        pytest.raises(NotConverged, match=letter) as error,
+    ):
+        engine.run(flat, y)
+    assert isinstance(error.value.posterior, PRBFPosterior) and error.value.posterior.status == letter
 
 
 def test_given_starts_are_used_as_they_are() -> None:
@@ -156,7 +161,7 @@ def test_given_starts_are_used_as_they_are() -> None:
 
 def test_step_goes_the_way_of_run() -> None:
     X, y = three_classes()
-    engine = OverlapEM(prbf(5, 3), stop=Stop(num_steps=6, tolerance=0.0, throw=False))
+    engine = OverlapEM(prbf(5, 3), stop=Stop(tolerance=0.0, num_steps=6))
     whole = engine.run(X, y)
     losses = [engine.step(X, y) for _ in range(6)]
     assert losses == [-v for v in whole.objectives[1:]]
@@ -165,7 +170,7 @@ def test_step_goes_the_way_of_run() -> None:
 
 
 def test_rejections_say_who_when() -> None:
-    posterior = fitted(20.0, updates=as_published, stop=Stop(num_steps=60, throw=False))
+    posterior = fitted(20.0, updates=as_published, stop=Stop(tolerance=0.0, num_steps=60))
     gone = {(r.kernel, r.label) for r in posterior.rejections}
     assert gone == {(j, k) for k, j in (posterior.mixing <= 1e-8).nonzero().tolist()} and gone
     assert all(1 <= r.step <= 60 for r in posterior.rejections)
@@ -201,7 +206,7 @@ def test_rows_without_label_help() -> None:
     for k in range(3):
         hidden[(y == k).nonzero()[:2, 0]] = k
     start = StartFrom(torch.stack([X[hidden == k].mean(0) for k in range(3)]))
-    posterior = OverlapEM(prbf(3, 3), alpha=5.0, start=start, stop=Stop(num_steps=100, throw=False)).run(X, hidden)
+    posterior = OverlapEM(prbf(3, 3), alpha=5.0, start=start, stop=Stop(tolerance=0.0, num_steps=100)).run(X, hidden)
     assert float((posterior.predict(X) == y).double().mean()) > 0.95
     shares = torch.bincount(y) / len(y)
     torch.testing.assert_close(posterior.class_prior, shares, rtol=0, atol=0.06)
@@ -312,11 +317,14 @@ def test_an_alpha_beyond_all_data_names_the_class_that_would_vanish(updates: Upd
         OverlapEM(prbf(2, 3), alpha=1e9, updates=updates).run(X, y)
 
 
-def test_not_converged_is_loud_on_request() -> None:
+def test_not_converged_is_loud_and_keeps_the_posterior() -> None:
     X, y = three_classes()
     with pytest.raises(NotConverged, match="ran out of steps") as error:
         OverlapEM(prbf(5, 3), stop=Stop(num_steps=2)).run(X, y)
-    assert isinstance(error.value.posterior, PRBFPosterior)
+    kept = error.value.posterior
+    with pytest.warns(UserWarning, match="OverlapEM: ran out of steps"):
+        quiet = OverlapEM(prbf(5, 3), stop=Stop(num_steps=2, throw=False)).run(X, y)
+    assert isinstance(kept, PRBFPosterior) and torch.equal(kept.loc, quiet.loc)
 
 
 def test_model_must_be_one_of_these_and_data_go_to_run() -> None:
@@ -359,7 +367,7 @@ def test_hard_real_data_never_give_nan(data_dir: Path, kernels: Kernels) -> None
     for name in ("ionosphere", "pima"):
         data = datasets.csv(name)
         for updates in (as_published, Ascent(warm_up=3)):
-            posterior = OverlapEM(prbf(6, kernels=kernels), updates=updates, stop=Stop(num_steps=8, throw=False)).run(
+            posterior = OverlapEM(prbf(6, kernels=kernels), updates=updates, stop=Stop(tolerance=0.0, num_steps=8)).run(
                 data.X, data.t
             )
             assert all(map(math.isfinite, posterior.objectives))
@@ -372,7 +380,7 @@ def test_a_class_whose_numerators_are_all_negative_stays_and_is_named(data_dir: 
     assert data.t is not None
     y = data.t.unique(return_inverse=True)[1]
     X = data.X[::3]
-    engine = OverlapEM(prbf(6, 6), updates=as_published, start=KMeans(), stop=Stop(num_steps=30, throw=False))
+    engine = OverlapEM(prbf(6, 6), updates=as_published, start=KMeans(), stop=Stop(tolerance=0.0, num_steps=30))
     with pytest.warns(match=r"class \d would have vanished"):
         posterior = engine.run(X, y[::3])
     assert {held.label for held in posterior.held} <= set(range(6))
@@ -391,7 +399,7 @@ def test_the_default_never_falls_on_real_data(data_dir: Path, name: str, kernels
     X, y = data.X[some], data.t.unique(return_inverse=True)[1][some]
     X = X / torch.where(X.std(0) > 0, X.std(0), 1.0)
     model = prbf(8, int(y.max()) + 1, kernels=kernels)
-    stop = Stop(num_steps=40, throw=False)
+    stop = Stop(tolerance=0.0, num_steps=40)
     for seed in range(4):
         posterior = OverlapEM(model, start=RandomPoints(seed=seed), stop=stop).run(X, y)
         path = posterior.objectives

@@ -34,7 +34,7 @@ def test_log_joint_of_the_data_is_what_the_posterior_says(kernels: Kernels) -> N
     X, y = two_blobs()
     labels = torch.where(torch.arange(len(y)) % 5 == 0, -1, y)
     model = prbf(3, kernels=kernels)
-    posterior = OverlapEM(model, stop=Stop(num_steps=5, throw=False)).run(X, labels)
+    posterior = OverlapEM(model, stop=Stop(tolerance=0.0, num_steps=5)).run(X, labels)
     trace = poutine.trace(poutine.condition(model, posterior.mode)).get_trace(X, labels)
     trace.compute_log_prob()
     total = sum(trace.nodes[name]["log_prob_sum"] for name in ("label", "x", "x_unlabelled"))

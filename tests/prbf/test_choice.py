@@ -19,7 +19,7 @@ from pyro_evidence.prbf.choice import _folds, _promise, num_parameters
 from pyro_evidence.prbf.updates import Update, as_published, plain
 from tests.models_for_tests.prbf_cases import three_classes
 
-STOP = Stop(num_steps=15, tolerance=0.0, gradient_tolerance=0.0, throw=False)
+STOP = Stop(tolerance=0.0, num_steps=15)
 KINDS = [Spherical(), Diagonal(), Full()]
 
 
