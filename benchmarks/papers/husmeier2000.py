@@ -12,7 +12,7 @@ import argparse
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from pyro_evidence import EvidenceEM, Start, class_conditional, datasets
 from pyro_evidence.compare import LearningCurve, learning_curve
+from pyro_evidence.infer.evidence_em import STOP
 from pyro_evidence.mixture import BoundedInflation, Unregularised, as_published
 from pyro_evidence.mixture.updates import Update
 from pyro_evidence.models.mixture import gaussian_mixture
@@ -35,6 +36,7 @@ from pyro_evidence.plots import mixture as plots_mixture
 CACHE = Path(".benchmarks/husmeier2000.jsonl")
 OUT = Path(__file__).with_suffix(".md")
 MEASURES = ("E1", "E2", "error")
+LENIENT = replace(STOP, throw=False)  # a fit that is not there yet counts as it is
 
 
 # Ripley, default settings
@@ -65,7 +67,7 @@ def grid(cache: Results[Any]) -> str:
     for standardised in (False, True):
         runs = []
         for K, width, seed in tqdm(settings, desc=f"Ripley, standardised={standardised}"):
-            engine = EvidenceEM(gaussian_mixture(K), start=Start(seed=1000 + seed, width=width))
+            engine = EvidenceEM(gaussian_mixture(K), start=Start(seed=1000 + seed, width=width), stop=LENIENT)
             key = f"grid {standardised} {K} {width} {seed}"
             runs.append(cache.get(key, lambda e=engine, s=standardised: ripley(e, standardised=s)))
         cells = [f"{mean(r[n] for r in runs):.4f} ({max(r[n] for r in runs):.4f})" for n in MEASURES]
