@@ -32,8 +32,8 @@ class OverlapEM:
     The default update, ``Ascent()``, never lowers eq. 22, rejects no class for good and keeps probabilities sane.  The
     published one, ``as_published``, lowers eq. 22 in about one round of six and makes probabilities too sure, but often
     has the lower error: most of that comes from its clamp, which rejects classes from kernels.  On Ionosphere with six
-    kernels at ``AlphaPerKernel(20.0)`` and the source's 100 rounds, error and test NLL: plain EM 16.6 % and 0.43 nats, ascent 15.4 % and 0.52,
-    published 10.9 % and 0.97.
+    kernels at ``AlphaPerKernel(20.0)`` and the source's 100 rounds, error and test NLL: plain EM 16.6 % and 0.43 nats,
+    ascent 15.4 % and 0.52, published 10.9 % and 0.97.
 
     Constantinopoulos, Titsias and Likas (2001).
 
