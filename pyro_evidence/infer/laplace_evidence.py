@@ -16,10 +16,10 @@ from pyro_evidence.laplace.approximation_rows import can_batch
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.restarts import Restarts, search, starts, without_repeats
 from pyro_evidence.laplace.type2 import TypeII
-from pyro_evidence.mppca.fit import refuse_orbits
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_function, check_model, check_stop
+from pyro_evidence.structure.orbits import refuse_orbits
 
 
 class LaplaceEvidence:

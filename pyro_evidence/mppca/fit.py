@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
+from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.iterate import Fit, Status, Stop
 from pyro_evidence.mixture.fit import Start
 from pyro_evidence.models.mppca import MPPCA
@@ -205,29 +205,6 @@ def _start(Y: Tensor, model: Analysers, ties: Ties, start: Start) -> Analysers:
         for n in ("beta", "alpha", "log_mixing", "columns")
     }
     return replace(analysers, mu=mu, **wide)
-
-
-def refuse_orbits(joint: LogJoint) -> None:
-    """Refuse a mixture of probabilistic PCA to an engine that would take one point of an orbit for a mode.
-
-    :raises UnsupportedModel: where some component's latent space can be turned at no cost.
-    """
-    if isinstance(joint.model, MPPCA) and {"W", "x"} <= set(joint.latents.names):
-        joint = LogJoint(joint.model.marginalised, joint.args, joint.kwargs)
-    if is_mppca(joint) and _has_orbits(joint):
-        raise UnsupportedModel(
-            "the latent space of a mixture of probabilistic PCA can be turned without any change of the density: its "
-            "curvature has eigenvalues of zero, and Laplace's approximation about one point no meaning. Fit it by "
-            "EvidenceEM(model).run(Y), which integrates over all turns; or offer a single latent."
-        )
-
-
-def _has_orbits(joint: LogJoint) -> bool:
-    try:
-        group = recognise_mppca(joint).ties.alpha_group
-    except UnsupportedModel:
-        return False
-    return group.shape[-1] > 1 and bool((group == group[:, :1]).all(-1).any())
 
 
 def run(task: MPPCAFit, start: Start, deletion: object, stop: Stop) -> MPPCAPosterior:
