@@ -26,7 +26,7 @@ from pyro_evidence.iterate import iterate
 from pyro_evidence.program import LogJoint
 from pyro_evidence.relevance import L1Prior, fast_marginal
 from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianPrior
-from pyro_evidence.relevance.eigen_state import REVMSettings, base_centre, eigen_state, fixed_others
+from pyro_evidence.relevance.eigen_state import REVMSettings, base_centre, eigen_state
 from pyro_evidence.relevance.quadratic import laplace_at_base
 from pyro_evidence.relevance.weights import weights_of
 
@@ -65,7 +65,7 @@ def half(name: str, sigma: float) -> tuple[Tensor, Tensor]:
 def revm_seconds(problem: tuple[Tensor, Tensor], prior: AxisPrior) -> float:
     """The fit, without reading the model."""
     weights = weights_of(LogJoint(model, problem, hyper=()), "w")
-    recipe, zero = REVMSettings(prior, base_centre, laplace_at_base, fixed_others), torch.zeros(weights.num_weights)
+    recipe, zero = REVMSettings(prior, base_centre, laplace_at_base), torch.zeros(weights.num_weights)
     return least(lambda: eigen_state(weights.target, weights.num_weights, zero, 1e-2, recipe), 5)
 
 

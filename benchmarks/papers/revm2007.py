@@ -36,7 +36,6 @@ from pyro_evidence.relevance.eigen_state import (
     base_centre,
     base_point,
     eigen_state,
-    fixed_others,
     on_axes,
     score_centre,
 )
@@ -112,11 +111,11 @@ def revm_at(weights: Weights, ridge: float) -> list[tuple[str, Found]]:
     shared = time.process_time() - start
     for centre, names in ((base_centre, ("GREVM", "LREVM")), (score_centre, ("GREVM score-centred",))):
         start = time.process_time()
-        axes = axes_of(quadratic, num_weights, REVMSettings(GaussianPrior(), centre, laplace_at_base, fixed_others))
+        axes = axes_of(quadratic, num_weights, REVMSettings(GaussianPrior(), centre, laplace_at_base))
         before = shared + time.process_time() - start
         for name, prior in zip(names, (GaussianPrior(), L1Prior()), strict=False):
             start = time.process_time()
-            recipe = REVMSettings(prior, centre, laplace_at_base, fixed_others)
+            recipe = REVMSettings(prior, centre, laplace_at_base)
             state = on_axes(target, recipe, ridge, (quadratic, axes))
             found.append((name, (state.y, state.num_active, before + time.process_time() - start)))
     return found
@@ -128,7 +127,7 @@ def pruned(weights: Weights) -> Found:
 
 
 def vgrevm(weights: Weights) -> dict[str, Found]:
-    recipe = REVMSettings(GaussianPrior(), score_centre, JaakkolaJordan(300), fixed_others)
+    recipe = REVMSettings(GaussianPrior(), score_centre, JaakkolaJordan(300))
     start, zero = time.process_time(), torch.zeros(weights.num_weights)
     state = eigen_state(weights.target, weights.num_weights, zero, 1e-2, recipe)
     return {"VGREVM|0.01": (state.y, state.num_active, time.process_time() - start)}

@@ -43,7 +43,8 @@ class OverlapEM:
     :param updates: one round: ``Ascent()``; ``as_published``, ``exact`` or ``plain`` of ``pyro_evidence.prbf.updates``;
         or one's own function of a :class:`~pyro_evidence.prbf.densities.Point`.
     :param start: ``RandomPoints()``, ``KMeans()`` or ``StartFrom(loc)``.
-    :param lost: what becomes of a kernel without data: ``keep_lost_kernels``, ``prune`` or ``Reseed()``.
+    :param lost: what becomes of a kernel without data: ``keep_lost_kernels``, or one's own function of the
+        point, the lost kernels ``(B, M)`` and the round.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.  The source's 100 rounds,
         counted: ``Stop(tolerance=0.0, num_steps=100)``.
     """

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,19 +15,16 @@ from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianPrior
 from pyro_evidence.relevance.chunks import Chunks, streamed_weights
 from pyro_evidence.relevance.eigen_state import (
     Centre,
-    Others,
     REVMSettings,
     base_centre,
     base_point,
     eigen_state,
-    fixed_others,
     warn_if_meaningless,
 )
 from pyro_evidence.relevance.posteriors import REVMPosterior
 from pyro_evidence.relevance.quadratic import Approximation, laplace_at_base
 from pyro_evidence.relevance.weights import LinearTarget, Penalised, Weights, weights_of
 from pyro_evidence.settings import check_function, check_methods, check_model, check_ridge
-from pyro_evidence.structure.observed_parts import Part
 
 Ridge = Callable[[Weights, REVMSettings], float]
 
@@ -61,51 +57,6 @@ def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:
     return float(log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(y)))
 
 
-def cross_validation(ridges: Sequence[float] = (1.0, 0.1, 1e-2, 1e-3, 1e-4), num_folds: int = 2) -> Ridge:
-    """The ridge whose fits give left-out data the highest log likelihood.
-
-    Row ``n`` is in fold ``n % num_folds``.  Shuffle data that come in some order.
-
-    :raises BadInput: for no ridges, one that is not positive, or fewer than two folds.
-    """
-    if not ridges or not all(0.0 < r < math.inf for r in ridges):
-        raise BadInput(f"ridges={ridges!r}; expected some positive precisions, such as (1.0, 1e-2, 1e-4).")
-    if num_folds < 2:
-        raise BadInput(
-            f"num_folds={num_folds}; expected at least 2, for some data to be left out and some to be fitted."
-        )
-
-    def choose(weights: Weights, recipe: REVMSettings) -> float:
-        if not isinstance(weights.target, LinearTarget) or weights.num_others:
-            raise BadInput(
-                "cross_validation needs a linear predictor and no latents besides the weights; pass a number."
-            )
-        target = weights.target
-        return max(ridges, key=lambda ridge: _left_out(target, ridge, recipe, num_folds))
-
-    return choose
-
-
-def _left_out(target: LinearTarget, ridge: float, recipe: REVMSettings, num_folds: int) -> float:
-    start, total = torch.zeros(target.parts[0].J.shape[-1], dtype=torch.float64), 0.0
-    for fold in range(num_folds):
-        rest, left = (_rows(target, fold, num_folds, inside) for inside in (False, True))
-        y = eigen_state(rest, len(start), start, ridge, recipe).y
-        total += float(left.value(y.unsqueeze(0))[0])
-    return total
-
-
-def _rows(target: LinearTarget, fold: int, num_folds: int, inside: bool) -> LinearTarget:
-    """The target of the rows inside or outside a fold; the others see no weights, and add a constant."""
-
-    def masked(part: Part) -> Part:
-        member = torch.arange(len(part.c)) % num_folds == fold
-        keep = (member == inside).unsqueeze(-1).to(part.c)
-        return replace(part, J=part.J * keep.unsqueeze(-1), c=part.c * keep)
-
-    return replace(target, parts=tuple(masked(p) for p in target.parts))
-
-
 class REVM:
     """Replaces the weights' prior by independent ones along the eigenvectors of the likelihood's curvature.
 
@@ -122,10 +73,8 @@ class REVM:
     :param prior: :class:`GaussianPrior` or :class:`L1Prior`.
     :param centre: ``base_centre`` (the paper's) or ``score_centre``.
     :param ridge: prior precision under which the mode is found that stands for the maximum-likelihood point,
-        which does not exist when the classes can be separated; or ``isotropic_evidence`` or
-        ``cross_validation(...)``.
+        which does not exist when the classes can be separated; or ``isotropic_evidence``.
     :param approximation: ``laplace_at_base``, ``empirical_fisher``, ``JaakkolaJordan()`` or ``LeastKL()``.
-    :param others: what happens to latent sites that are no weights: ``fixed_others`` or ``schur_complement``.
     """
 
     def __init__(
@@ -137,16 +86,14 @@ class REVM:
         centre: Centre = base_centre,
         ridge: float | Ridge = 1e-2,
         approximation: Approximation = laplace_at_base,
-        others: Others = fixed_others,
     ) -> None:
         check_model(model)
         check_methods("prior", prior, ("alpha", "log_gain", "mode", "distribution"), "L1Prior()")
         check_function("centre", centre, "score_centre")
         check_function("approximation", approximation, "laplace_at_base")
-        check_function("others", others, "schur_complement")
         check_ridge(ridge)
         self.model, self.site, self.ridge = model, site, ridge
-        self.recipe = REVMSettings(prior, centre, approximation, others)
+        self.recipe = REVMSettings(prior, centre, approximation)
         self._posterior: REVMPosterior | None = None
 
     def run(self, *args: Any, **kwargs: Any) -> REVMPosterior:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mixture.expectation import responsibilities
-from pyro_evidence.models.covariances import Covariance, Full, quadratic
+from pyro_evidence.models.covariances import Covariance, quadratic
 
 BLOCK = 2**18  # numbers in one block of responsibilities: they stay in the cache
 TINY = 1e-290  # a count below it is a sum of subnormal numbers, and a mean over it means nothing
@@ -308,34 +308,6 @@ def tilted(point: Point) -> Tensor:
         else:
             total[:, k] -= sums
     return total
-
-
-def bhattacharyya(loc: Tensor, covariance: Tensor, other_loc: Tensor, other_covariance: Tensor) -> Tensor:
-    """Bhattacharyya distance of two Gaussians, eq. 23: minus the log of the integral of the root of their product.
-
-    :param loc: means, shape ``(..., D)``.
-    :param covariance: matrices, shape ``(..., D, D)``.
-    :return: nats, shape ``(...)``.
-    """
-    middle = 0.5 * (covariance + other_covariance)
-    offset = loc - other_loc
-    far = 0.125 * (offset * torch.linalg.solve(middle, offset.unsqueeze(-1)).squeeze(-1)).sum(-1)
-    single = torch.linalg.slogdet(covariance)[1] + torch.linalg.slogdet(other_covariance)[1]
-    return far + 0.5 * torch.linalg.slogdet(middle)[1] - 0.25 * single
-
-
-def subkernel_covariances(point: Point) -> Tensor:
-    """Eq. 12, matrices about the subkernel means, shape ``(B, K, M, D, D)``; needs full kernels.
-
-    Where a class has no data in a kernel, the kernel's own covariance.
-
-    :raises TypeError: for other kinds, whose sums do not hold products of inputs.
-    """
-    if not isinstance(point.kind, Full):
-        raise TypeError(f"the covariances of subkernels need Full() kernels; these are {point.kind}.")
-    counts = point.counts[..., None, None]
-    found = point.kind.scatter(point.moments, point.centres) / torch.where(counts > TINY, counts, 1.0)
-    return torch.where(counts > TINY, found, point.net.covariance.unsqueeze(1))
 
 
 def between_classes(point: Point) -> Tensor:

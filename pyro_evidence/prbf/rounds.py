@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.iterate import Status
-from pyro_evidence.prbf.densities import Network, Point, evaluate, moved
+from pyro_evidence.prbf.densities import Network, Point, moved
 from pyro_evidence.prbf.updates import Update, numerators, plain
 
 LOST = 1e-6  # share of the data below which a kernel counts as lost
@@ -20,44 +20,6 @@ Lost = Callable[[Point, Tensor, int], Point]  # (point, lost kernels (B, M), rou
 def keep_lost_kernels(point: Point, lost: Tensor, step: int) -> Point:
     """Lost kernels stay where they are, and may come back."""
     return point
-
-
-def prune(point: Point, lost: Tensor, step: int) -> Point:
-    """Lost kernels get mixing 0 for good."""
-    mixing = torch.where(lost.unsqueeze(1), 0.0, point.net.mixing)
-    return _with_mixing(point, mixing, point.net)
-
-
-@dataclass(frozen=True)
-class Reseed:
-    """Lost kernels begin again on a random datum, with the mean covariance of the others; eq. 22 may fall.
-
-    :ivar seed: of the choice.
-    :ivar last_round: after it they are kept.
-    """
-
-    seed: int = 0
-    last_round: int = 50
-
-    def __call__(self, point: Point, lost: Tensor, step: int) -> Point:
-        """The point with other kernels in place of the lost ones."""
-        if step > self.last_round:
-            return point
-        generator = torch.Generator().manual_seed(self.seed + step)
-        rows, kernels = lost.nonzero().unbind(-1)
-        net, dim = point.net, point.data.dim
-        data = torch.cat([b.features[..., 1 : dim + 1] for b in point.data.blocks], -2)
-        data = data if data.dim() == 3 else data.unsqueeze(0)
-        place = torch.randint(data.shape[-2], rows.shape, generator=generator).to(rows.device)
-        loc = net.loc.index_put((rows, kernels), data[rows if len(data) > 1 else torch.zeros_like(rows), place])
-        covariance = net.covariance.index_put((rows, kernels), net.covariance.mean(1)[rows])
-        mixing = torch.where(lost.unsqueeze(1), 1.0 / net.mixing.shape[-1], net.mixing)
-        return _with_mixing(point, mixing, Network(net.mixing, loc, covariance, net.class_prior))
-
-
-def _with_mixing(point: Point, mixing: Tensor, net: Network) -> Point:
-    mixing = mixing / mixing.sum(-1, keepdim=True)
-    return evaluate(point.data, Network(mixing, net.loc, net.covariance, net.class_prior), point.alpha, point.lag)
 
 
 @dataclass(frozen=True)

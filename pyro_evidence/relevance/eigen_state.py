@@ -21,7 +21,6 @@ TRUNCATE = 2000  # weights above which only the axes that can be kept are comput
 DIGITS = 1e-7  # error of a Wald statistic that changes nothing
 
 Centre = Callable[[Tensor], Tensor]  # slopes (N, C), or a score (M,) -> those that are followed to the centre
-Others = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # A (D, D), g (D,), M -> (M, M), (M,)
 
 
 def base_centre(slope: Tensor) -> Tensor:
@@ -34,26 +33,13 @@ def score_centre(slope: Tensor) -> Tensor:
     return slope
 
 
-def fixed_others(A: Tensor, g: Tensor, num_weights: int) -> tuple[Tensor, Tensor]:
-    """Other latents stay at their mode."""
-    return A[:num_weights, :num_weights], g[:num_weights]
-
-
-def schur_complement(A: Tensor, g: Tensor, num_weights: int) -> tuple[Tensor, Tensor]:
-    r"""Other latents follow the weights: :math:`A_{ww} - A_{wv} A_{vv}^{-1} A_{vw}`."""
-    M = num_weights
-    gain = torch.linalg.solve(A[M:, M:], A[M:, :M]).mT
-    return A[:M, :M] - gain @ A[M:, :M], g[:M] - gain @ g[M:]
-
-
 @dataclass(frozen=True)
 class REVMSettings:
-    """What an engine was told."""
+    """Settings of one run."""
 
     prior: AxisPrior
     centre: Centre
     approximation: Approximation
-    others: Others
 
 
 @dataclass(frozen=True)
@@ -140,7 +126,7 @@ def _improper() -> ImproperPosterior:
     return ImproperPosterior(
         "with ridge=0 the likelihood has no single maximum: the classes can be separated, or columns of the "
         "design "
-        "coincide. Pass ridge=1e-2, or ridge=isotropic_evidence or cross_validation(...)."
+        "coincide. Pass ridge=1e-2, or ridge=isotropic_evidence."
     )
 
 
@@ -188,8 +174,7 @@ def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor
 
 
 def _effective(quadratic: Quadratic, w: Tensor, recipe: REVMSettings) -> tuple[Tensor, Tensor, Tensor]:
-    A, g = recipe.others(quadratic.gram, quadratic.score, len(w))
-    return A, w, g
+    return quadratic.gram[: len(w), : len(w)], w, quadratic.score[: len(w)]
 
 
 def _product(quadratic: Quadratic, v: Tensor) -> Tensor:
@@ -273,7 +258,7 @@ def warn_if_meaningless(state: REVMState) -> None:
     if not state.num_active and explained > 1.0:
         warnings.warn(
             f"every axis was pruned although the weights explain {explained:.3g} nats: {_why_pruned(state)} Or choose "
-            "it by ridge=isotropic_evidence or cross_validation(...).",
+            "it by ridge=isotropic_evidence.",
             stacklevel=4,
         )
         return

@@ -30,8 +30,8 @@ def refuse_orbits(joint: LogJoint) -> None:
             raise UnsupportedModel(
                 f"the latent space of site {names} can be turned without any change of the density: its "
                 "curvature has eigenvalues of zero, and Laplace's approximation about one point no meaning. Fit a "
-                "mixture of probabilistic PCA by EvidenceEM(model).run(Y), which integrates over all turns; elsewhere hold the "
-                "turn by zeros above the diagonal of the loadings, or offer a single latent."
+                "mixture of probabilistic PCA by EvidenceEM(model).run(Y), which integrates over all turns; elsewhere "
+                "hold the turn by zeros above the diagonal of the loadings, or offer a single latent."
             )
 
 
@@ -61,11 +61,10 @@ def _changes_nothing(joint: LogJoint, turn: Turn) -> bool:
         u = torch.randn(joint.latents.size, generator=generator, dtype=torch.float64)
         turned, shrunk = _turned(joint, turn, u, generator), _scaled(joint, turn, u, 0.5)
         values = joint.log_joint(torch.stack([u, turned, shrunk]).to(joint.device), joint.initial_theta).detach()
-        if not bool((values[1] - values[0]).abs() <= tolerance * (1.0 + values[0].abs())):
+        rounding = tolerance * (1.0 + values[0].abs())
+        if not bool((values[1] - values[0]).abs() <= rounding):
             return False
-        if not bool(
-            (values[2] - values[0] - _prior_change(joint, turn, u)).abs() > tolerance * (1.0 + values[0].abs())
-        ):
+        if bool((values[2] - values[0] - _prior_change(joint, turn, u)).abs() <= rounding):
             return False  # only the prior sees it: its mode is a point
     return True
 

@@ -1,6 +1,7 @@
 """The engine of the PRBF: what it returns, what it refuses, what it never does."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from pyro_evidence.prbf import (
     StartFrom,
     keep_lost_kernels,
 )
-from pyro_evidence.prbf.rounds import Reseed, prune
+from pyro_evidence.prbf.densities import Point, evaluate
 from pyro_evidence.prbf.updates import Update, as_published, exact, plain
 from tests.models_for_tests.prbf_cases import three_classes
 from tests.oracles import prbf as naive
@@ -232,7 +233,14 @@ def test_kernels_on_the_floor_are_reported() -> None:
     assert float(posterior.covariance[0, 0, 0]) == pytest.approx(1e-6 * float(X.var(0, correction=0).mean()))
 
 
-@pytest.mark.parametrize("lost", [keep_lost_kernels, prune, Reseed(seed=1)])
+def without_mixing(point: Point, lost: Tensor, step: int) -> Point:
+    """A rule of one's own: lost kernels get mixing 0 for good."""
+    mixing = torch.where(lost.unsqueeze(1), 0.0, point.net.mixing)
+    net = replace(point.net, mixing=mixing / mixing.sum(-1, keepdim=True))
+    return evaluate(point.data, net, point.alpha, point.lag)
+
+
+@pytest.mark.parametrize("lost", [keep_lost_kernels, without_mixing])
 def test_a_kernel_that_loses_its_data_is_reported(lost: object) -> None:
     X, y = three_classes()
     loc = torch.cat([X[:4], torch.full((1, 3), 200.0)])
@@ -241,8 +249,7 @@ def test_a_kernel_that_loses_its_data_is_reported(lost: object) -> None:
     mass = float(posterior.counts[:, 4].sum())
     assert posterior.losses[0] == (4, 1)
     assert all(map(math.isfinite, posterior.objectives))
-    assert mass > 1.0 if isinstance(lost, Reseed) else mass < 1e-3
-    assert posterior.num_kernels == (5 if isinstance(lost, Reseed) else 4)
+    assert mass < 1e-3 and posterior.num_kernels == 4
 
 
 @pytest.mark.filterwarnings("ignore:class 2 would have vanished")

@@ -189,63 +189,6 @@ def sinc(N: int = 60) -> tuple[Tensor, Tensor, Tensor]:
     return x, (-0.2 * (x[:, None] - x).square()).exp(), 5.0 * t
 
 
-def test_a_healed_prediction_is_that_of_the_larger_model() -> None:
-    """Oracle: Bayesian linear regression on the relevant columns and the new one, for each new input by itself."""
-    x, Phi, t = sinc()
-    posterior = RVM(models.gaussian).run(Phi, t)
-    new = torch.tensor([-9.0, 0.3, 5.0, 30.0])
-    columns, rows = (-0.2 * (x[:, None] - new).square()).exp(), (-0.2 * (new[:, None] - x).square()).exp()
-    mean, variance = posterior.healed_predictor(rows, columns=columns, alpha=0.7)
-    for s in range(4):
-        keep = posterior.relevant
-        large = torch.cat([Phi[:, keep], columns[:, s : s + 1]], 1)
-        S = torch.linalg.inv(4.0 * large.T @ large + torch.cat([posterior.alpha[keep], torch.tensor([0.7])]).diag())
-        row = torch.cat([rows[s, keep], torch.ones(1)])
-        torch.testing.assert_close(mean[s], row @ S @ large.T @ t * 4.0, rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(variance[s], row @ S @ row, rtol=1e-8, atol=0)
-
-
-@pytest.mark.parametrize("engine", [RVM, VRVM])
-def test_far_from_the_data_the_healed_variance_is_the_priors(engine: Any) -> None:
-    x, Phi, t = sinc()
-    posterior = engine(models.gaussian).run(Phi, t)
-    far = torch.tensor([100.0])
-    columns, row = (-0.2 * (x[:, None] - far).square()).exp(), (-0.2 * (far[:, None] - x).square()).exp()
-    assert float(posterior.predictor(row)[1]) < 1e-12
-    prior = (Phi[:, posterior.active].square() / posterior.alpha[posterior.active]).sum(-1).mean()
-    healed = posterior.healed_predictor(row, columns=columns)[1]
-    torch.testing.assert_close(healed, prior.reshape(1), rtol=1e-9, atol=0)
-    near = posterior.healed_predictor(Phi, columns=Phi)[1]
-    assert bool((near >= posterior.predictor(Phi)[1] - 1e-15).all()) and float(near.max()) < float(healed)
-
-
-def test_healing_of_labels_goes_uphill() -> None:
-    """The new weight's mean is one Newton step: it raises the log joint of the larger model."""
-    X = torch.randn(60, 2)
-    t = labels(X, torch.tensor([3.0, 0.0]))
-    Phi = kernel(X, X, 1.0)
-    posterior = RVM(models.logistic).run(Phi, t)
-    other = torch.randn(1, 2)
-    column, row = kernel(X, other, 1.0)[:, :1], kernel(other, X, 1.0)
-    mean, variance = posterior.healed_predictor(row, columns=column, alpha=0.5)
-    plain = posterior.predictor(row)
-    assert float(variance) > float(plain[1])
-    slope = float(column[:, 0] @ (t - torch.sigmoid(posterior.predictor(Phi)[0])))
-    assert float(mean - plain[0]) * slope > 0.0
-
-
-def test_healing_says_what_it_needs() -> None:
-    _, Phi, t = sinc()
-    posterior = RVM(models.gaussian).run(Phi, t)
-    with pytest.raises(BadInput, match=r"columns have shape \(60, 3\); expected \(N, S\) = \(60, 2\)"):
-        posterior.healed_predictor(Phi[:2], columns=Phi[:, :3])
-    with pytest.raises(BadInput, match=r"alpha=-1\.0; expected a positive"):
-        posterior.healed_predictor(Phi[:2], columns=Phi[:, :2], alpha=-1.0)
-    classes = RVM(models.softmax).run(Phi, torch.arange(60) // 20)
-    with pytest.raises(UnsupportedModel, match="one predictor element per datum"):
-        classes.healed_predictor(Phi[:2], columns=Phi[:, :2])
-
-
 # Variational
 
 

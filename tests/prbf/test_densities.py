@@ -8,15 +8,11 @@ from pyro_evidence.models.covariances import Covariance, Diagonal, Full, Spheric
 from pyro_evidence.prbf.densities import (
     Network,
     Point,
-    between_classes,
-    bhattacharyya,
     class_data,
     evaluate,
     log_density,
     stacked_data,
-    subkernel_covariances,
 )
-from pyro_evidence.prbf.updates import plain
 from tests.models_for_tests.prbf_cases import random_network, three_classes
 from tests.oracles import prbf as naive
 
@@ -83,36 +79,3 @@ def test_rows_without_label_enter_through_the_mixture_over_classes() -> None:
     torch.testing.assert_close(at.objective, each.sum(-1), rtol=1e-12, atol=1e-10)
     shares = joint.softmax(-1)[:, ~known].sum(1) + torch.stack([(hidden == k).double().sum() for k in range(3)])
     torch.testing.assert_close(at.counts.sum(-1), shares, rtol=1e-12, atol=1e-10)
-
-
-def test_bhattacharyya_is_minus_log_of_the_overlap_integral() -> None:
-    x = torch.linspace(-60, 60, 2_000_001)
-    p, q = (torch.distributions.Normal(m, s).log_prob(x) for m, s in ((0.3, 0.8), (1.7, 2.1)))
-    integral = torch.trapezoid((0.5 * (p + q)).exp(), x)
-    args = (torch.tensor([0.3]), torch.tensor([[0.64]]), torch.tensor([1.7]), torch.tensor([[4.41]]))
-    found = bhattacharyya(*args)
-    assert float(found) == pytest.approx(-float(integral.log()), abs=1e-11)
-    assert float(found) == pytest.approx(0.300753337626, abs=1e-11)
-
-
-def test_equation_14_lacks_the_covariance_between_classes() -> None:
-    X, y = three_classes(400, apart=2.0)
-    data = class_data(X, y, 3, Full())
-    prior = data.class_counts / len(X)
-    net = random_network(Full(), 1, sizes=(3, 2, 3))
-    net = Network(net.mixing, net.loc, net.covariance, prior[None])
-    at = evaluate(data, net, torch.zeros(1))
-    for _ in range(300):
-        at = plain(at)
-    P = at.net.ownership
-    printed = (P[..., None, None] * subkernel_covariances(at)).sum(1)
-    error = (printed - at.net.covariance).abs().amax()
-    assert float(error) > 0.1
-    torch.testing.assert_close(printed + between_classes(at), at.net.covariance, rtol=0, atol=1e-13)
-    mean = (P.unsqueeze(-1) * at.centres).sum(1)
-    torch.testing.assert_close(mean, at.net.loc, rtol=0, atol=1e-13)  # eq. 13
-
-
-def test_subkernel_covariances_need_products() -> None:
-    with pytest.raises(TypeError, match=r"Full\(\)"):
-        subkernel_covariances(point(Diagonal()))

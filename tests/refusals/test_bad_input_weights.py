@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import REVM, RVM, VRVM, BadInput, UnsupportedModel
-from pyro_evidence.infer.revm import cross_validation
 from pyro_evidence.relevance import L1Prior
 from tests.models_for_tests import weight_models as models
 from tests.models_for_tests.weight_models import kernel
@@ -119,15 +118,6 @@ def test_a_ridge_may_be_a_tensor_and_what_a_function_finds_is_checked() -> None:
     torch.testing.assert_close(one.weights, other.weights)
     with pytest.raises(BadInput, match="ridge=inf; expected a precision of at least 0 and finite"):
         REVM(models.logistic, ridge=lambda weights, recipe: math.inf).run(Phi, t)
-
-
-def test_ridges_that_cannot_be_compared_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"ridges=\(\); expected some positive precisions"):
-        cross_validation(())
-    with pytest.raises(BadInput, match=r"ridges=\(1\.0, 0\.0\); expected some positive"):
-        cross_validation((1.0, 0.0))
-    with pytest.raises(BadInput, match="num_folds=1; expected at least 2"):
-        cross_validation(num_folds=1)
 
 
 def test_what_is_no_prior_and_no_site_is_refused() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pyro_evidence.relevance import axis_evidence
+from tests.models_for_tests.axis_evidences import gaussian_log_evidence, laplace_log_evidence, optimal_prior_covariance
 
 mp.mp.dps = 40
 
@@ -43,8 +44,8 @@ def test_gain_of_wald_nine() -> None:
     gain = axis_evidence.gaussian_log_gain(torch.tensor([9.0, 1.0, 0.3]))
     torch.testing.assert_close(gain, torch.tensor([2.90139, 0.0, 0.0]), rtol=0, atol=5e-6)
     h, u = number(2.25), number(2.0)
-    best = axis_evidence.gaussian_log_evidence(axis_evidence.gaussian_alpha(h, u), h, u)
-    never = axis_evidence.gaussian_log_evidence(number(math.inf), h, u)
+    best = gaussian_log_evidence(axis_evidence.gaussian_alpha(h, u), h, u)
+    never = gaussian_log_evidence(number(math.inf), h, u)
     torch.testing.assert_close(best - never, gain[0])
 
 
@@ -90,12 +91,10 @@ def test_optimum_is_infinite_exactly_where_the_wald_statistic_is_at_most_one() -
     assert torch.isinf(axis_evidence.scaled_laplace_alpha(z)).tolist() == [True, True, True, False, False, False]
 
 
-@pytest.mark.parametrize("evidence", [axis_evidence.gaussian_log_evidence, axis_evidence.laplace_log_evidence])
+@pytest.mark.parametrize("evidence", [gaussian_log_evidence, laplace_log_evidence])
 @pytest.mark.parametrize(("h", "u"), [(4.0, 1.0), (0.3, -5.0), (25.0, 0.25)])
 def test_no_alpha_on_a_grid_beats_the_optimum(evidence: object, h: float, u: float) -> None:
-    optimum = (
-        axis_evidence.gaussian_alpha if evidence is axis_evidence.gaussian_log_evidence else axis_evidence.laplace_alpha
-    )
+    optimum = axis_evidence.gaussian_alpha if evidence is gaussian_log_evidence else axis_evidence.laplace_alpha
     best = optimum(number(h), number(u))
     grid = best * torch.logspace(-3, 3, 4001, dtype=torch.float64)
     assert callable(evidence)
@@ -119,7 +118,7 @@ def test_moments_under_the_laplace_prior_against_quadrature(a: float, z: float) 
 
 def test_laplace_gain_is_the_difference_of_the_evidences() -> None:
     h, u = torch.tensor([4.0, 1.0, 9.0]), torch.tensor([1.0, 0.9, -2.0])
-    difference = axis_evidence.laplace_log_evidence(axis_evidence.laplace_alpha(h, u), h, u) + 0.5 * h * u.square()
+    difference = laplace_log_evidence(axis_evidence.laplace_alpha(h, u), h, u) + 0.5 * h * u.square()
     torch.testing.assert_close(axis_evidence.laplace_log_gain(h * u.square()), difference, rtol=1e-12, atol=1e-14)
 
 
@@ -137,9 +136,7 @@ def test_no_other_scale_of_a_groups_variances_has_more_evidence() -> None:
     at_zero = -0.5 * h * u.square()
     for b in (0, 1):
         scales = torch.logspace(-6, 3, 20_001)
-        evidence = axis_evidence.gaussian_log_evidence(
-            (h / scales.unsqueeze(-1))[:, block == b], h[block == b], u[block == b]
-        )
+        evidence = gaussian_log_evidence((h / scales.unsqueeze(-1))[:, block == b], h[block == b], u[block == b])
         best = float((evidence - at_zero[block == b]).sum(-1).max())
         assert float(gain[block == b].sum()) == pytest.approx(best, abs=1e-5)
 
@@ -160,9 +157,9 @@ def test_no_prior_covariance_beats_the_rank_one_optimum() -> None:
         return -0.5 * torch.logdet(C) - 0.5 * mu @ torch.linalg.solve(C, A.mT).mT @ mu
 
     q = mu @ A @ mu
-    best = log_evidence(axis_evidence.optimal_prior_covariance(A, mu))
+    best = log_evidence(optimal_prior_covariance(A, mu))
     torch.testing.assert_close(best, -0.5 * (1.0 + q.log()))
     for _ in range(200):
         L = torch.randn(3, 3)
-        assert float(log_evidence(axis_evidence.optimal_prior_covariance(A, mu) + 0.1 * L @ L.T)) < float(best)
-    assert bool((axis_evidence.optimal_prior_covariance(A, 1e-3 * mu) == 0).all())
+        assert float(log_evidence(optimal_prior_covariance(A, mu) + 0.1 * L @ L.T)) < float(best)
+    assert bool((optimal_prior_covariance(A, 1e-3 * mu) == 0).all())
