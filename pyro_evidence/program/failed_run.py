@@ -90,7 +90,7 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
     singular = "PositiveDefinite" in str(error) or isinstance(error, LINALG_ERROR)
     return BadInput(
         f"the model cannot be run on these arguments ({describe(args, kwargs)}): {_short(error)}. "
-        f"{'Expected cells least one datum. ' if empty else ''}{_other_types(args, kwargs)}"
+        f"{'Expected at least one datum. ' if empty else ''}{_other_types(args, kwargs)}"
         f"Shapes must broadcast, all floating tensors must have one dtype (build priors with X.new_ones(...), or set "
         f"torch's default dtype), and data must lie in the support of their distribution."
         f"{MORE_JITTER if singular else ''}"

@@ -193,7 +193,7 @@ def test_hyperpriors_that_would_be_ignored_are_refused() -> None:
         (SimpleNamespace(get_samples=dict), "engine 'other' is a SimpleNamespace; expected an object with run"),
         (
             SVI(straight, AutoNormal(straight), pyro.optim.Adam({"lr": 0.1}), Trace_ELBO()),
-            "engine 'other' is Pyro's SVI; expected pyro_evidence.SVIRun",
+            "engine 'other' is Pyro's SVI; expected pyro_evidence.compare.SVIRun",
         ),
     ],
     ids=["string", "class", "posterior", "svi"],
