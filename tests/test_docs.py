@@ -85,6 +85,8 @@ def test_no_other_error_is_raised() -> None:
         "TypeError",
         "ArithmeticError",
         "AttributeError",  # of a module that has no such name
+        "IsADirectoryError",  # becomes NotWritten
+        "ValueError",  # of a damaged file, becomes BadInput
         "SystemExit",  # of a process that only imports a script
         "IsADirectoryError",  # becomes NotWritten
         "ValueError",  # of a reader of files; becomes BadInput
@@ -92,6 +94,11 @@ def test_no_other_error_is_raised() -> None:
     }
     classes = {name for name in raised if re.fullmatch(r"[A-Z]\w*", name)}
     assert classes <= known
+
+
+def test_only_readers_of_files_raise_value_errors() -> None:
+    files = [p for p in (ROOT / "pyro_evidence").rglob("*.py") if "raise ValueError(" in p.read_text(encoding="utf-8")]
+    assert {p.name for p in files} <= {"tensor_file.py", "archive.py"}
 
 
 def test_every_warning_has_its_row() -> None:
