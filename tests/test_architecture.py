@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 
 # One method, one folder: a part may import those before it, and nothing after it.
 ORDER = (
-    "moved errors tensor_file checkpoint iterate settings numerics curvature program structure models laplace "
+    "moved errors threads tensor_file checkpoint iterate settings numerics curvature program structure models laplace "
     "mixture relevance mppca prbf infer evidence_check datasets distributed compare plots sklearn"
 ).split()
 RUN_MODELS = {
@@ -121,6 +121,17 @@ def poutine_outside_its_modules(root: Path) -> list[str]:
 def holds_equations(relative: Path) -> bool:
     named = EQUATIONS.get(relative.parts[0], "").split() if len(relative.parts) > 1 else []
     return named == ["*"] or relative.stem in named
+
+
+def global_switches_outside_threads(root: Path) -> list[str]:
+    """What belongs to the whole process is changed in one file, under one lock."""
+    switches = {"validation_enabled", "enable_validation", "fork_rng", "catch_warnings"}
+    return [
+        f"{path.relative_to(root)}:{node.lineno} calls {node.attr}: see threads.py"
+        for path in sources(root)
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and node.attr in switches and part(root, path) != "threads"
+    ]
 
 
 def more_than_torch_in_equations(root: Path) -> list[str]:
@@ -240,6 +251,8 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (more_than_torch_in_equations, "mixture/evidence.py", "import pyro"),
     (more_than_torch_in_equations, "numerics/linalg.py", "from pyro.distributions import Normal"),
     (more_than_torch_in_equations, "curvature/dense.py", "def f():\n    from scipy.special import erf"),
+    (global_switches_outside_threads, "program/sites.py", "import pyro\nwith pyro.validation_enabled(False): x = 1"),
+    (global_switches_outside_threads, "infer/revm.py", "import torch\nwith torch.random.fork_rng(): x = 1"),
     (long_files, "infer/revm.py", "x = 1\n" * (MAX_LINES + 1)),
     (unexplained_safety_constants, "datasets.py", "x = y + 1e-6"),
     (unexplained_safety_constants, "datasets.py", "# said too early\nx = y + 0.000001"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_evidence.compare.evidence import different_data
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.threads import own_random_numbers
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Committee:
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.multinomial(self.weights.cpu(), num_samples, replacement=True, generator=generator)
         counts = torch.bincount(chosen, minlength=len(self.members)).tolist()
-        with torch.random.fork_rng():
+        with own_random_numbers():
             torch.manual_seed(seed)
             parts = [
                 Predictive(member.model, guide=member.guide, num_samples=count)(*args, **kwargs)

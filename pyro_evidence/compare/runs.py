@@ -21,6 +21,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import recorded_rows
 from pyro_evidence.program.sites import is_discrete, sample_nodes
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
+from pyro_evidence.threads import own_random_numbers
 
 NUM_DRAWS = 1000  # asked of every engine that draws on demand
 
@@ -153,7 +154,7 @@ def run_engine(name: str, engine: Any, model: Model, data: Data, done: Mapping[s
     The global param store and the caller's random state are as before, whatever the engine does.
     """
     start = time.perf_counter()
-    with torch.random.fork_rng(), pyro.get_param_store().scope(_stored(model, data)):
+    with own_random_numbers(), pyro.get_param_store().scope(_stored(model, data)):
         try:
             found = _checked(_run(name, engine, model, data, done))
         except Exception as error:  # an engine is anybody's code
@@ -169,7 +170,8 @@ def _stored(model: Model, data: Data) -> Any:
     own: set[str] = set()
     if state["params"]:
         try:
-            own = set(poutine.trace(model, param_only=True).get_trace(*data[0], **data[1]).nodes)
+            with pyro.get_param_store().scope({"params": {**state["params"]}, "constraints": {**state["constraints"]}}):
+                own = set(poutine.trace(model, param_only=True).get_trace(*data[0], **data[1]).nodes)
         except Exception:  # the engine will fail as well, and say why
             own = set()
     params = {n: v.detach().clone().requires_grad_() for n, v in state["params"].items() if n in own}

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import from_prior, with_data
+from pyro_evidence.threads import own_random_numbers
 
 
 def rank(truth: Tensor, draws: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ def sbc(
 
 def _draws(engine: Engine, data: tuple[tuple[Any, ...], dict[str, Any]], num: int, seed: int) -> dict[str, Tensor]:
     args, kwargs = data
-    with torch.random.fork_rng():
+    with own_random_numbers():
         torch.manual_seed(seed)
         draws: dict[str, Tensor] = engine.run(*args, **kwargs).get_samples(num)
     if any(len(v) != num for v in draws.values()):

@@ -2,12 +2,11 @@
 
 import math
 
-import pyro
-
 from pyro_evidence.evidence_check import particles
 from pyro_evidence.evidence_check.particles import NUM_GROUPS, Particles, after_moves, reweighed, start
 from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding
 from pyro_evidence.numerics import importance
+from pyro_evidence.threads import without_validation
 
 MOST_TEMPERATURES = 500
 
@@ -28,7 +27,7 @@ def tempered_smc(of: Source, *, num_particles: int = 1024, num_moves: int = 3, s
     :raises BadInput: when there are fewer particles than four per dimension and group, when hyperparameters
         are pruned, or when the likelihood is zero at all draws from the prior.
     """
-    with pyro.validation_enabled(False):
+    with without_validation():
         swarm = start(of, num_particles, seed)
         while swarm.power < 1.0 and swarm.num_steps < MOST_TEMPERATURES:
             log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)

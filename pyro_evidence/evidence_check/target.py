@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.structure.recognise import Structure, recognise
+from pyro_evidence.threads import without_validation
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ class Target:
 
     def log_joint_or_nan(self, x: Tensor) -> Tensor:
         """The same with nan where the model computes nan, for :func:`undefined` to count."""
-        with torch.no_grad(), pyro.validation_enabled(False):
+        with torch.no_grad(), without_validation():
             return torch.cat([self.density.log_joint(self.embedded(part), self.theta) for part in x.split(ROWS)])
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint ``(S,)`` and its gradient ``(S, d)``; gradient 0 where the density is."""
-        with pyro.validation_enabled(False):
+        with without_validation():
             parts = [self.density.gradient(self.embedded(part), self.theta) for part in x.split(ROWS)]
         value, slope = (torch.cat(p) for p in zip(*parts, strict=True))
         bad = value.isnan() | value.isinf()

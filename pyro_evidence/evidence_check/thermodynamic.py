@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass
 
-import pyro
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.particles import NUM_GROUPS, Particles, hmc_step, reweighed, start
 from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding
+from pyro_evidence.threads import without_validation
 
 
 def powers(num_temperatures: int, exponent: float = 5.0) -> Tensor:
@@ -91,7 +91,7 @@ def thermodynamic_integration(
             f"even number of at least 4, at least one move, and at least {FEWEST} particles."
         )
     ladder = powers(num_temperatures)
-    with pyro.validation_enabled(False):
+    with without_validation():
         swarm = start(of, num_particles, seed)
         rungs = _climb(swarm, ladder, num_moves)
     return _estimate(ladder, rungs, len(swarm.x))

@@ -4,7 +4,6 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_function, check_instance, check_model, check_stop
+from pyro_evidence.threads import one_at_a_time, without_validation
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ExpectedLogJoint:
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """Values of rows ``(R, D)``, nats, shape ``(R,)``."""
-        with pyro.validation_enabled(False):
+        with without_validation():
             return torch.stack([self._one(row, theta) for row in u])
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,6 +159,7 @@ class EvidenceEM:
         found._watched = (args, kwargs)
         return found
 
+    @one_at_a_time
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
@@ -192,6 +193,7 @@ class EvidenceEM:
                 f"watching(...) is for mixtures of linear-Gaussian kernels, this is {what}: leave it out."
             )
 
+    @one_at_a_time
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.
 

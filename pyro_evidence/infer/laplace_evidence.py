@@ -20,6 +20,7 @@ from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_function, check_model, check_stop
 from pyro_evidence.structure.orbits import refuse_orbits
+from pyro_evidence.threads import one_at_a_time
 
 
 class LaplaceEvidence:
@@ -60,6 +61,7 @@ class LaplaceEvidence:
         self._fits: tuple[Fit[TypeII], ...] = ()
         self._found: Restarts | None = None
 
+    @one_at_a_time
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
@@ -88,6 +90,7 @@ class LaplaceEvidence:
                 break
         return without_repeats(self._fits)[0]
 
+    @one_at_a_time
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One outer iteration on the best mode, as ``SVI.step``; the first call starts, other data start anew.
 

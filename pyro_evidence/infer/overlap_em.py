@@ -15,6 +15,7 @@ from pyro_evidence.prbf.start import RandomPoints, Start
 from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.settings import check_function, check_stop
+from pyro_evidence.threads import one_at_a_time
 
 STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds are cheap and go slowly at the end
 ALPHA, UPDATES, START = AlphaPerKernel(20.0), Ascent(), RandomPoints()
@@ -81,6 +82,7 @@ class OverlapEM:
         """The same engine for another model, from another start."""
         return OverlapEM(model, alpha=self.alpha, updates=self.updates, start=start, lost=self.lost, stop=self.stop)
 
+    @one_at_a_time
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch; the best restart by eq. 22.
 
@@ -99,6 +101,7 @@ class OverlapEM:
         require_convergence("OverlapEM", fit.status, posterior, self.stop)
         return posterior
 
+    @one_at_a_time
     def step(self, X: Tensor, labels: Labels | None = None) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew.
 

@@ -25,6 +25,7 @@ from pyro_evidence.relevance.posteriors import REVMPosterior
 from pyro_evidence.relevance.quadratic import Approximation, laplace_at_base
 from pyro_evidence.relevance.weights import LinearTarget, Penalised, Weights, weights_of
 from pyro_evidence.settings import check_function, check_methods, check_model, check_ridge
+from pyro_evidence.threads import one_at_a_time
 
 Ridge = Callable[[Weights, REVMSettings], float]
 
@@ -96,6 +97,7 @@ class REVM:
         self.recipe = REVMSettings(prior, centre, approximation)
         self._posterior: REVMPosterior | None = None
 
+    @one_at_a_time
     def run(self, *args: Any, **kwargs: Any) -> REVMPosterior:
         """Fit to data.
 
@@ -106,6 +108,7 @@ class REVM:
         weights = weights_of(LogJoint(self.model, args, kwargs, hyper=()), self.site)
         return self._fitted(weights, starting_point(weights))
 
+    @one_at_a_time
     def run_chunks(self, chunks: Chunks) -> REVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time; the likelihood is the chunks' product.
 
@@ -136,6 +139,7 @@ class REVM:
         self._posterior = REVMPosterior(weights, state)
         return self._posterior
 
+    @one_at_a_time
     def step(self, *args: Any, **kwargs: Any) -> float:
         """The whole fit, which is not iterative; minus the log evidence, nats."""
         return -float(self.run(*args, **kwargs).log_evidence)

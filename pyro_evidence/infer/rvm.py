@@ -13,6 +13,7 @@ from pyro_evidence.relevance.noise import noise_of
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.weights import LinearTarget, Weights, weights_of
 from pyro_evidence.settings import check_model, check_stop
+from pyro_evidence.threads import one_at_a_time
 
 
 class RVM:
@@ -49,6 +50,7 @@ class RVM:
         self._fit: Fit[Any] | None = None
         self._data: Arguments = ((), {})
 
+    @one_at_a_time
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
         """Fit to data.
 
@@ -61,6 +63,7 @@ class RVM:
         require_convergence("RVM", self._fit.status, posterior, self.stop)
         return posterior
 
+    @one_at_a_time
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One weight's change, as ``SVI.step``; other data start anew.
 

@@ -14,6 +14,7 @@ from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.variational import Quadratic, VariationalState
 from pyro_evidence.relevance.weights import LinearTarget, Weights
 from pyro_evidence.settings import check_model, check_stop
+from pyro_evidence.threads import one_at_a_time
 
 SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none
 
@@ -42,6 +43,7 @@ class VRVM:
         self._noise: Noise | None = None
         self._fit: Fit[VariationalState] | None = None
 
+    @one_at_a_time
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
         """Fit to data.
 

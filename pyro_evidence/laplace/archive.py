@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -20,9 +19,10 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.program.log_joint import LogJoint, Model, empty_store
+from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.structure.recognise import recognise
 from pyro_evidence.tensor_file import Record
+from pyro_evidence.threads import empty_store, without_validation
 
 FORMAT = "pyro_evidence laplace posterior 1"
 NAMED: dict[str, Curvature] = {f.__name__: f for f in (exact_hessian, gauss_newton, block_diagonal, diagonal)}
@@ -132,7 +132,7 @@ def _log_joint_beside(state: LaplaceState) -> Tensor:
 
 
 def _log_joint(state: LaplaceState, u: Tensor) -> Tensor:
-    with torch.no_grad(), pyro.validation_enabled(False):
+    with torch.no_grad(), without_validation():
         return state.problem.density.log_joint(u.unsqueeze(0), state.theta)[0]
 
 

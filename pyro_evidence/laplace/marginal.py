@@ -18,6 +18,7 @@ from pyro_evidence.laplace.approximation import (
 )
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_model
+from pyro_evidence.threads import alone
 
 FACTOR = "log_evidence"  # the site that stands for the integrated latents and the data
 
@@ -111,8 +112,9 @@ class LaplaceMarginal:
                 f"samples lack the site(s) {missing}; expected draws of {list(joint.hyper_sites)}. Pass "
                 "mcmc.get_samples()."
             )
-        store = pyro.get_param_store()
-        params = {n: store[n].detach() for n in joint.hypers.names if n not in joint.hyper_sites}
+        with alone():
+            store = pyro.get_param_store()
+            params = {n: store[n].detach() for n in joint.hypers.names if n not in joint.hyper_sites}
         found = []
         for i in range(len(next(iter(samples.values())))):
             values = params | {n: samples[n][i] for n in joint.hyper_sites}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyro
 import torch
 from pyro import poutine
 from pyro.infer.mcmc.util import print_summary
@@ -22,9 +21,10 @@ from pyro_evidence.laplace.guide import LaplaceGuide
 from pyro_evidence.laplace.process_prediction import ProcessGuide
 from pyro_evidence.program.checks import require_targets
 from pyro_evidence.program.failed_run import new_data, tensors
-from pyro_evidence.program.log_joint import LogJoint, Model, own_random_numbers
+from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Home
 from pyro_evidence.settings import check_count
+from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -184,7 +184,7 @@ class LaplacePosterior:
         """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""
         generator, rows = _generator(seed), self._rows
         sizes = [min(rows, num_samples - done) for done in range(0, num_samples, rows)]
-        with torch.no_grad(), pyro.validation_enabled(False):
+        with torch.no_grad(), without_validation():
             log_weights = torch.cat([self._log_weight(self._white(size, generator)) for size in sizes])
         return torch.where(log_weights.isnan(), -math.inf, log_weights)  # beyond the largest float: density 0
 
@@ -243,14 +243,11 @@ class LaplacePosterior:
         Pruned precisions are written as the finite values that :attr:`model` uses.  A network's own
         parameters are overwritten, as by SVI, and the model is run once, so that a ``PyroModule`` sees the store.
         """
-        store, joint = pyro.get_param_store(), self._joint
+        joint = self._joint
         params, sites = joint.split_hypers(self.state.theta)
-        for name, value in params.items():
-            if name in store:  # perhaps of another shape or constraint
-                del store[name]
-            if not _overwritten(joint.homes.get(name, ()), value):
-                store.setdefault(name, value.detach().clone(), joint.param_constraints[name])
-        with own_random_numbers(), pyro.validation_enabled(False), poutine.block(), torch.no_grad():
+        elsewhere = {n: v for n, v in params.items() if not _overwritten(joint.homes.get(n, ()), v)}
+        put_into_store(elsewhere, joint.param_constraints)
+        with own_random_numbers(), without_validation(), poutine.block(), torch.no_grad():
             poutine.condition(joint.model, data=self.mode | sites)(*joint.args, **joint.kwargs)
 
     def save(self, path: str | Path) -> None:
@@ -290,7 +287,7 @@ class LaplacePosterior:
 def _generator(seed: int | None) -> torch.Generator:
     """Our own random numbers; the caller's generator stays where it is."""
     if seed is None:
-        with torch.random.fork_rng(devices=()):
+        with own_random_numbers():
             seed = int(torch.randint(2**62, (), device="cpu"))
     return torch.Generator(device="cpu").manual_seed(operator.index(seed))
 

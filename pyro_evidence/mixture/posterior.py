@@ -30,6 +30,7 @@ from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
+from pyro_evidence.threads import own_random_numbers
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class FittedMixture:
         if args or kwargs:
             joint = copy.copy(joint)
             joint.args, joint.kwargs = args, dict(kwargs)
-        with torch.random.fork_rng():  # a response that is not given is drawn, and not looked at
+        with own_random_numbers():  # a response that is not given is drawn, and not looked at
             with new_data(joint.args, joint.kwargs):
                 trace = joint.trace(self.structure.flat(self.mixture.w[0]), joint.initial_theta)
         return kernels(joint, trace)

@@ -21,6 +21,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import Basis, TensorValue, check_basis
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value
 from pyro_evidence.settings import check_count
+from pyro_evidence.threads import without_validation
 
 Units = Callable[[Tensor], tuple[Tensor, Tensor]]
 ROWS = 2**16  # that are copied together
@@ -141,7 +142,7 @@ def _weighted(components: Any, num_components: int, Y: Tensor | None, weight: Te
     _check_weight(weight, Y)
     start = weight.new_full((num_components,), 1.0 / num_components)
     mixing = pyro.param("mixing", start, constraint=constraints.simplex)
-    with pyro.validation_enabled(False):
+    with without_validation():
         scaled = poutine.scale(scale=weight)  # would refuse a weight of 0
     with pyro.plate("data", len(weight)), scaled:
         return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(mixing), components), obs=Y)

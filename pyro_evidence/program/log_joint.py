@@ -1,15 +1,12 @@
 """One Pyro model as one differentiable log density; the only module that touches handlers and param sites."""
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pyro
 import torch
 from pyro import poutine
-from pyro.params.param_store import ParamStoreDict
 from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
@@ -31,6 +28,7 @@ from pyro_evidence.program.sites import (
     is_observation,
     sample_nodes,
 )
+from pyro_evidence.threads import alone, empty_store, own_random_numbers, own_warnings, quiet, without_validation
 
 Model = Callable[..., Any]
 Trace = Any
@@ -103,30 +101,6 @@ class _FirstRun(Messenger):
         self.found[msg["name"]] = Declaration(value.detach().clone(), constraint, source, frozen)
 
 
-@contextmanager
-def empty_store() -> Iterator[None]:
-    """An empty param store inside; outside the very same one as before."""
-    contents = vars(pyro.get_param_store())
-    before = dict(contents)
-    contents.update(vars(ParamStoreDict()))
-    try:
-        yield
-    finally:
-        contents.update(before)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Validation off and an empty param store inside."""
-    with pyro.validation_enabled(False), empty_store():
-        yield
-
-
-def own_random_numbers() -> Any:
-    """A context that leaves the caller's random state as it is, on every device that is in use."""
-    return torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ())
-
-
 class LogJoint:
     """``log p(D, w | hyperparameters)`` of a Pyro model as a function of flat unconstrained vectors.
 
@@ -173,12 +147,11 @@ class LogJoint:
 
     def _prototype(self) -> tuple[Trace, dict[str, Declaration]]:
         """A validated run, and the params that it declares."""
-        store = pyro.get_param_store()
-        limits = store.get_state()["constraints"]
-        statements = _FirstRun(dict(store.items()), limits)
-        with own_random_numbers(), empty_store(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trace = self._validated_run(statements)
+        with alone(), own_random_numbers(), own_warnings("ignore"):
+            store = pyro.get_param_store()
+            statements = _FirstRun(dict(store.items()), store.get_state()["constraints"])
+            with empty_store():
+                trace = self._validated_run(statements)
         checks.check_trace(trace, self.args, self.kwargs)
         found = parameters.without_ties(statements.found)
         return trace, {n: parameters.start(n, d, statements.stored.get(n)) for n, d in found.items()}
@@ -315,7 +288,7 @@ class LogJoint:
     def density(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Tensor:
         """Log density of all sites but the maximised ones at constrained values, nats, shape ``()``."""
         trace = self._trace(latents, hypers)
-        with pyro.validation_enabled(False):
+        with without_validation():
             if self.discrete:
                 return enumeration.total(trace, self._counted)
             return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self._scored))
@@ -347,7 +320,7 @@ class LogJoint:
         if not self.hyper_sites:
             return theta.new_zeros(())
         trace = self.trace(self.initial_u if u is None else u, theta)
-        with pyro.validation_enabled(False):
+        with without_validation():
             return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self.hyper_sites)).double()
 
     def pointwise(self, u: Tensor, theta: Tensor) -> dict[str, Tensor]:
@@ -358,7 +331,7 @@ class LogJoint:
         :raises UnsupportedModel: when a discrete site outside the plates couples the data points.
         """
         trace = self.trace(u, theta)
-        with pyro.validation_enabled(False):
+        with without_validation():
             return enumeration.pointwise(trace, self.observed + self.discrete)
 
     def table(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -374,7 +347,7 @@ class LogJoint:
                 f"{len(self.discrete)} ({', '.join(self.discrete) or 'none'})."
             )
         trace = self.trace(u, theta)
-        with pyro.validation_enabled(False):
+        with without_validation():
             return enumeration.component_table(trace, self.discrete[0], self._counted)
 
     def responsibilities(self, u: Tensor, theta: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import pyro
 import torch
 from pyro.distributions import Unit
 from pyro.distributions.torch_distribution import ExpandedDistribution
@@ -20,6 +19,7 @@ from pyro_evidence.program import links
 from pyro_evidence.program.exact import exact
 from pyro_evidence.program.links import Link
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.threads import without_validation
 
 Trace = Any
 Node = Mapping[str, Any]
@@ -91,7 +91,7 @@ class Slot:
         value = node["value"] if parts.mixing is None else node["value"].unsqueeze(component)
 
         def log_likelihood(eta: Tensor) -> Tensor:
-            with pyro.validation_enabled(False):
+            with without_validation():
                 given = {k: _in_dtype(v, eta) for k, v in fixed.items()} | {self.parameter: self.link.forward(eta)}
                 cells = exact(type(parts.base)(**given, validate_args=False)).log_prob(_in_dtype(value, eta))
             cells = cells.expand(broadcast(cells.shape, parts.base.batch_shape))
@@ -193,7 +193,7 @@ def read(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
 
 
 def _sees(node: Node, u: Tensor) -> bool:
-    with pyro.validation_enabled(False):
+    with without_validation():
         return depends(node["fn"].log_prob(node["value"]), u)
 
 
@@ -249,7 +249,7 @@ def depends(value: Any, u: Tensor) -> bool:
 
 def log_prob_sum(trace: Trace, names: Sequence[str]) -> Tensor | float:
     """Log density of the named sites, as they stand in a trace; nats, shape ``()``."""
-    with pyro.validation_enabled(False):
+    with without_validation():
         trace.compute_log_prob(lambda name, _: name in names)
     return sum(trace.nodes[n]["log_prob_sum"] for n in names)
 

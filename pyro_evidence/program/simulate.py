@@ -1,17 +1,16 @@
 """Running a model forwards: draws from the prior, new data for given latents, densities of many rows."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pyro
 import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_evidence.program.log_joint import LogJoint, Model, own_random_numbers, quiet
+from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import log_prior
 from pyro_evidence.program.sites import is_observation, sample_nodes
+from pyro_evidence.threads import own_random_numbers, own_warnings, quiet, without_validation
 
 Values = dict[str, Tensor]
 ROWS = 512  # evaluated at a time
@@ -124,7 +123,7 @@ def _is_function(node: Any) -> bool:
 
 
 def _rows(draw: Callable[[Tensor], Values], u: Tensor, seed: int) -> Values:
-    with torch.random.fork_rng(), torch.no_grad(), pyro.validation_enabled(False):
+    with own_random_numbers(), torch.no_grad(), without_validation():
         torch.manual_seed(seed)
         return _vectorised(draw, u)
 
@@ -138,8 +137,7 @@ def _in_parts(function: Callable[[Tensor], Values], u: Tensor) -> Values:
 def _vectorised(function: Callable[[Tensor], Values], u: Tensor) -> Values:
     """All rows at once; one by one where the model's own Python, or a sampler, cannot be vectorised."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a sampler that only warns may return rows that are not independent
+        with own_warnings("error"):  # a sampler that only warns may return rows that are not independent
             return torch.vmap(function, randomness="different")(u)
     except (RuntimeError, NotImplementedError, ValueError, Warning):
         rows = [function(v) for v in u]

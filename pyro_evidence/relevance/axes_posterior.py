@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -37,6 +36,7 @@ from pyro_evidence.relevance.axis_priors import (
 from pyro_evidence.relevance.chunks import StreamedTarget
 from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count
+from pyro_evidence.threads import own_random_numbers, put_into_store
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
 Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
@@ -118,7 +118,7 @@ class AxesPosterior:
             was.
         """
         check_count("num_samples", num_samples, at_least=0)
-        with torch.random.fork_rng():
+        with own_random_numbers():
             if seed is not None:
                 torch.manual_seed(seed)
             white = torch.randn(num_samples, len(self.state.x), dtype=torch.float64)
@@ -224,7 +224,7 @@ class AxesPosterior:
         """The first observed site's predictor at the mode, and its derivative in ``x``, ``(size, K + V)``."""
         joint, slot = self._with(args, kwargs), self.of.slots[0]
         x = self.state.x.clone().requires_grad_()
-        with torch.random.fork_rng():
+        with own_random_numbers():
             trace = joint.trace(self.of.flat(self.state.embedding @ x), joint.initial_theta)
         eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
         return eta.detach(), jacobian(eta.reshape(-1), x)
@@ -243,11 +243,7 @@ class AxesPosterior:
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store; ``alpha`` is none of them."""
-        store, joint = pyro.get_param_store(), self.of.joint
-        for name, value in joint.held.items():
-            if name in store:
-                del store[name]
-            store.setdefault(name, value.detach().clone(), joint.param_constraints[name])
+        put_into_store(self.of.joint.held, self.of.joint.param_constraints)
 
     def diagnostics(self) -> dict[str, Any]:
         """How far to trust the numbers; importance sampling is that of :class:`LaplacePosterior`."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from pyro_evidence.program.predictors import Slot
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.observed_parts import EPS, Function, Part, in_blocks, part_of
 from pyro_evidence.structure.recognise import Structure, recognise
+from pyro_evidence.threads import without_validation
 
 FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
 
@@ -248,7 +248,7 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
 
     def log_prior(u: Tensor, names: Collection[str]) -> Tensor:
         trace = joint.trace(u, theta)
-        with pyro.validation_enabled(False):
+        with without_validation():
             return torch.as_tensor(trace.log_prob_sum(lambda n, _: n in names)).double()
 
     def rest(y: Tensor) -> Tensor:

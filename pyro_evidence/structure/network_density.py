@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from pyro_evidence.numerics.linear_predictor import Layout, curvature_blocks
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import network_layers
 from pyro_evidence.structure.network_layers import Activation, Layer
+from pyro_evidence.threads import without_validation
 
 FLOAT = 8  # bytes
 
@@ -78,7 +78,7 @@ class NetworkDensity:
     def _log_likelihood(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
         noise = {k: precisions[n] for k, n in self.wiring.noise.items()}
         shaped = {k: v.reshape(len(v), 1, -1) for k, v in noise.items()}
-        with pyro.validation_enabled(False):
+        with without_validation():
             return self.wiring.log_likelihood(eta, shaped).double()
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

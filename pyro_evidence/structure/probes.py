@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import pyro
 import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
@@ -16,6 +15,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.numerics.derivatives import Kept, generic, measured
 from pyro_evidence.program import enumeration, predictors
 from pyro_evidence.program.log_joint import LogJoint, Trace
+from pyro_evidence.threads import without_validation
 
 TYPICAL = 0.5  # prior standard deviations, but at most that many units; times 1 to 2
 FAR = 20.0  # prior standard deviations, but at least that many units; times 1 to 2
@@ -56,7 +56,7 @@ class Probe:
         """The log joint density of this run, nats, shape ``()``."""
         names = (*self.joint.latents.names, *self.joint.discrete, *self.joint.observed)
         _, log_det = self.joint.latents.constrained_with_log_det(self.u.to(self.joint.dtype))
-        with pyro.validation_enabled(False):
+        with without_validation():
             if not self.joint.discrete:
                 return (predictors.log_prob_sum(self.trace, names) + log_det).double()
             return (enumeration.total(self.trace, names) + log_det).double()
