@@ -32,6 +32,9 @@ class Precision(Protocol):
     def colour(self, white: Tensor) -> Tensor:
         """White noise ``(S, D)`` to noise of covariance ``A^-1``, first row of ``A``."""
 
+    def whiten(self, rows: Tensor) -> Tensor:
+        """The white noise that :meth:`colour` made ``rows`` ``(S, D)`` of: ``|whiten(x)|^2 = x' A x``."""
+
     def weakest(self, active: Tensor) -> Tensor:
         """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, shape ``(R, D)``."""
 
@@ -67,6 +70,10 @@ class Dense:
     def colour(self, white: Tensor) -> Tensor:
         """``L'^-1 z`` for each ``z``."""
         return torch.linalg.solve_triangular(self.tril[0].mT, white.mT, upper=True).mT
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """``L' x`` for each ``x``."""
+        return rows @ self.tril[0]
 
     def weakest(self, active: Tensor) -> Tensor:
         """By a few inverse power iterations from a fixed start."""
@@ -109,6 +116,10 @@ class Diagonal:
     def colour(self, white: Tensor) -> Tensor:
         """Each coordinate times its standard deviation."""
         return white * self.diagonal[0].rsqrt()
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """Each coordinate in units of its standard deviation."""
+        return rows * self.diagonal[0].sqrt()
 
     def weakest(self, active: Tensor) -> Tensor:
         """The coordinate of least precision."""

@@ -113,17 +113,25 @@ class LatentPrecision:
         return signed * signed.diagonal().sign()
 
     @cached_property
-    def _root(self) -> Tensor:
-        """``T`` with ``T T' = A^-1``, by whitening the prior."""
-        L = self.tril
-        seen = self.seen.of(L)
+    def _inner(self) -> Tensor:
+        """Lower Cholesky factor of ``I + L' J' W J L``, the precision of the whitened latents."""
+        seen = self.seen.of(self.tril)
         inner = seen.mT @ scaled(self.mode.factor.curvature, seen)
         inner.diagonal().add_(1.0)
-        return torch.linalg.solve_triangular(torch.linalg.cholesky(inner), L.mT, upper=False).mT
+        return torch.linalg.cholesky(inner)
+
+    @cached_property
+    def _root(self) -> Tensor:
+        """``T`` with ``T T' = A^-1``, by whitening the prior."""
+        return torch.linalg.solve_triangular(self._inner, self.tril.mT, upper=False).mT
 
     def colour(self, white: Tensor) -> Tensor:
         """``T z`` for each ``z``."""
         return white @ self._root.mT
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """``T^-1 x`` for each ``x``."""
+        return torch.linalg.solve_triangular(self.tril, rows.mT, upper=False).mT @ self._inner
 
     def weakest(self, active: Tensor) -> Tensor:
         """By a few power iterations from a fixed start."""

@@ -40,9 +40,9 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int = 10_000, see
     check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
     proposal = of.proposal if isinstance(of, Modes) else laplace_normal(of)
     target = of.target if isinstance(of, Modes) else target_of(of)
-    x = proposal.colour(_white(num_samples, target.size, seed).to(target.centre))
+    x, log_proposal = proposal.drawn(_white(num_samples, target.size, seed).to(target.centre))
     log_joint = target.log_joint_or_nan(x)
-    log_weights = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(x)
+    log_weights = torch.where(log_joint.isnan(), -math.inf, log_joint) - log_proposal
     if not bool((log_weights > -math.inf).any()):
         raise BadInput(
             f"the log joint density is -inf or nan at all {num_samples} draws; expected a density that is "

@@ -14,7 +14,6 @@ from pyro_evidence.evidence_check.target import (
     Posterior,
     Target,
     laplace_posterior,
-    precision_tril,
     target_of,
 )
 from pyro_evidence.laplace.approximation import LaplaceState, state_at
@@ -61,8 +60,8 @@ class Modes:
             min=float(self.log_evidences.max()) - math.log(100.0)
         )  # no mode without draws
         active = self.posterior.state.problem.active
-        trils = [precision_tril(s.precision, active) for s in self.states]
-        return NormalMixture(raised.log_softmax(0), torch.stack([s.u[active] for s in self.states]), torch.stack(trils))
+        loc = torch.stack([s.u[active] for s in self.states])
+        return NormalMixture(raised.log_softmax(0), loc, tuple(s.precision for s in self.states), active)
 
 
 def find_modes(of: Posterior, *, restarts: int = 16, labels: Axes | None = None, seed: int = 0) -> Modes:

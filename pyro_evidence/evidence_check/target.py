@@ -19,22 +19,32 @@ from pyro_evidence.threads import without_validation
 
 @dataclass(frozen=True)
 class NormalMixture:
-    """Normals ``N(loc_m, (L_m L_m')^-1)`` in proportions ``exp(log_mixing_m)``."""
+    """Normals ``N(loc_m, A_m^-1)`` over the active coordinates, in proportions ``exp(log_mixing_m)``.
 
-    log_mixing: Tensor  # (M,)
-    loc: Tensor  # (M, D)
-    precision_tril: Tensor  # (M, D, D)
+    :ivar log_mixing: shape ``(M,)``.
+    :ivar loc: means, shape ``(M, d)``.
+    :ivar precisions: of all coordinates, one on those that are not active.
+    :ivar active: which of them are, bool, shape ``(D,)``.
+    """
+
+    log_mixing: Tensor
+    loc: Tensor
+    precisions: tuple[Precision, ...]
+    active: Tensor
 
     def log_prob(self, u: Tensor) -> Tensor:
-        """Log density of rows ``(S, D)``, shape ``(S,)``."""
-        parts = [self._component(u, m) for m in range(len(self.loc))]
-        return torch.stack(parts).logsumexp(0)
+        """Log density of rows ``(S, d)``, shape ``(S,)``."""
+        away = [self._among_all(u - loc) for loc in self.loc]
+        white = [p.whiten(x) for p, x in zip(self.precisions, away, strict=True)]
+        return torch.stack([self._component(x, m) for m, x in enumerate(white)]).logsumexp(0)
 
-    def _component(self, u: Tensor, m: int) -> Tensor:
-        tril = self.precision_tril[m]
-        white = (u - self.loc[m]) @ tril
-        log_norm = tril.diagonal().log().sum() - 0.5 * len(tril) * math.log(math.tau)
+    def _component(self, white: Tensor, m: int) -> Tensor:
+        log_norm = 0.5 * (self.precisions[m].log_det[0] - int(self.active.sum()) * math.log(math.tau))
         return self.log_mixing[m] + log_norm - 0.5 * white.square().sum(-1)
+
+    def _among_all(self, x: Tensor) -> Tensor:
+        """Rows ``(S, d)`` with zeros for the coordinates that are not active, ``(S, D)``."""
+        return x.new_zeros(len(x), len(self.active)).index_copy(1, self.active.nonzero().squeeze(-1), x)
 
     def counts(self, num_samples: int) -> Tensor:
         """How many of ``num_samples`` draws each normal gives, proportional to within 1, shape ``(M,)``."""
@@ -42,20 +52,26 @@ class NormalMixture:
         return torch.diff(ends, prepend=ends.new_zeros(1))
 
     def colour(self, white: Tensor) -> Tensor:
-        """White rows ``(S, D)`` to draws, stratified: the first ``counts[0]`` rows to the first normal."""
+        """White rows ``(S, d)`` to draws, stratified: the first ``counts[0]`` rows to the first normal."""
         parts = white.split(self.counts(len(white)).tolist())
         rows = [
-            loc + torch.linalg.solve_triangular(tril.mT, part.mT, upper=True).mT
-            for part, loc, tril in zip(parts, self.loc, self.precision_tril, strict=True)
+            loc + precision.colour(self._among_all(part))[:, self.active]
+            for part, loc, precision in zip(parts, self.loc, self.precisions, strict=True)
         ]
         return torch.cat(rows)
+
+    def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws from white rows, and their log density, which of a single normal is that of the white rows."""
+        rows = self.colour(white)
+        return rows, self._component(white, 0) if len(self.loc) == 1 else self.log_prob(rows)
 
 
 def moment_normal(draws: Tensor) -> NormalMixture:
     """The normal with the mean and covariance of rows ``(S, D)``."""
     precision = torch.linalg.inv(torch.cov(draws.mT).reshape(draws.shape[1], draws.shape[1]))
     tril = torch.linalg.cholesky(0.5 * (precision + precision.mT))
-    return NormalMixture(draws.new_zeros(1), draws.mean(0).unsqueeze(0), tril.unsqueeze(0))
+    active = torch.ones(draws.shape[1], dtype=torch.bool, device=draws.device)
+    return NormalMixture(draws.new_zeros(1), draws.mean(0).unsqueeze(0), (Dense(tril.unsqueeze(0)),), active)
 
 
 @dataclass(frozen=True)
@@ -251,19 +267,8 @@ def _batched(structure: Structure) -> Density:
     return linear if linear is not None and linear.gaussian else structure.density
 
 
-def precision_tril(precision: Precision, active: Tensor) -> Tensor:
-    """Lower Cholesky factor of the active block of a posterior precision, shape ``(d, d)``."""
-    if isinstance(precision, Dense):
-        return precision.tril[0][active][:, active]
-    return precision.variance[0][active].rsqrt().diag_embed()
-
-
 def laplace_normal(posterior: Posterior) -> NormalMixture:
     """The posterior itself as a proposal."""
     state = laplace_posterior(posterior).state
     active = state.problem.active
-    return NormalMixture(
-        state.u.new_zeros(1),
-        state.u[active].unsqueeze(0),
-        precision_tril(state.precision, active).unsqueeze(0),
-    )
+    return NormalMixture(state.u.new_zeros(1), state.u[active].unsqueeze(0), (state.precision,), active)

@@ -1,7 +1,9 @@
 """A Laplace posterior where Pyro expects a guide."""
 
+import math
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -9,8 +11,9 @@ import torch
 from pyro import poutine
 from pyro.distributions.util import sum_rightmost
 from torch import Tensor
+from torch.distributions import constraints
 
-from pyro_evidence.curvature.dense import Precision
+from pyro_evidence.curvature.dense import Dense, Diagonal, Precision
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.numerics.coordinates import Coordinate
@@ -34,24 +37,21 @@ class LaplaceGuide:
         self.frames = {n: _plates(nodes[n]) for n in self.latents.names}
         self.event_dims = {n: nodes[n]["fn"].event_dim for n in self.latents.names}
         self.u, self.active = state.u, state.problem.active
-        self.scale = _scale(state.precision, self.active)
+        self.gaussian = _gaussian(state.precision, self.u, self.active)
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """One draw of every integrated site."""
-        latent = pyro.sample("_laplace_latent", self._gaussian(), infer={"is_auxiliary": True})
-        batch = latent.shape[:-1]  # of plates around the guide, such as vectorised particles
-        u = self.u.expand(*batch, -1).clone()
-        u[..., self.active] = latent
-        u = u.to(self.dtype)
+        u = self._unconstrained().to(self.dtype)
         plates = {name: pyro.plate(name, size, dim=dim) for name, size, dim in self._every_plate()}
         return {p.name: self._site(p, u[..., self.latents.slices[p.name]], plates) for p in self.latents}
 
-    def _gaussian(self) -> Any:
-        """The approximation over the coordinates that are not pruned."""
-        loc = self.u[self.active]
-        if self.scale.dim() == 2:
-            return dist.MultivariateNormal(loc, scale_tril=self.scale)
-        return dist.Normal(loc, self.scale).to_event(1)
+    def _unconstrained(self) -> Tensor:
+        """One draw of all coordinates, ``(..., D)``."""
+        latent = pyro.sample("_laplace_latent", self.gaussian, infer={"is_auxiliary": True})
+        batch = latent.shape[:-1]  # of plates around the guide, such as vectorised particles
+        u = self.u.expand(*batch, -1).clone()
+        u[..., self.active] = latent
+        return u
 
     def _every_plate(self) -> list[Frame]:
         return sorted({frame for frames in self.frames.values() for frame in frames})
@@ -76,14 +76,52 @@ def _plates(node: Any) -> tuple[Frame, ...]:
     return tuple((f.name, f.size, f.dim) for f in node["cond_indep_stack"] if f.vectorized)
 
 
-def _scale(precision: Precision, active: Tensor) -> Tensor:
-    """Lower Cholesky factor of the covariance ``(A, A)``, or standard deviations ``(A,)``."""
+def _gaussian(precision: Precision, u: Tensor, active: Tensor) -> Any:
+    """The approximation over the coordinates that are not pruned."""
+    loc = u[active]
     if isinstance(precision, LatentPrecision):  # its covariance may be too close to singular
-        return precision.scale_tril
-    adjoint = precision.adjoint[0]
-    if adjoint.dim() == 1:
-        return adjoint[active].sqrt()
-    return torch.linalg.cholesky(adjoint[active][:, active])
+        return dist.MultivariateNormal(loc, scale_tril=precision.scale_tril)
+    if isinstance(precision, Dense):
+        scale_tril = torch.linalg.cholesky(precision.adjoint[0][active][:, active])
+        return dist.MultivariateNormal(loc, scale_tril=scale_tril)
+    if isinstance(precision, Diagonal):
+        return dist.Normal(loc, precision.variance[0][active].sqrt()).to_event(1)
+    return PrecisionNormal(loc, precision, active)
+
+
+class PrecisionNormal(dist.TorchDistribution):
+    """A normal distribution by its precision, of whatever kind, over the coordinates that are not pruned.
+
+    :param loc: mean, shape ``(d,)``.
+    :param precision: of all coordinates, one on those that are pruned.
+    :param active: which are not pruned, bool, shape ``(D,)``.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    support = constraints.real_vector
+
+    def __init__(self, loc: Tensor, precision: Precision, active: Tensor, validate_args: bool | None = None) -> None:
+        self.loc, self.precision, self.active = loc, precision, active
+        super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+        """Independent copies, ``batch_shape`` in front."""
+        return dist.torch_distribution.ExpandedDistribution(self, torch.Size(batch_shape))
+
+    def sample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
+        """Draws, ``sample_shape + (d,)``."""
+        shape = torch.Size(sample_shape)
+        white = self.loc.new_zeros(shape.numel(), len(self.active))
+        white[:, self.active] = torch.randn(shape.numel(), len(self.loc), dtype=self.loc.dtype).to(self.loc)
+        return self.loc + self.precision.colour(white)[:, self.active].reshape(*shape, -1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of ``value`` ``(..., d)``, nats."""
+        away = (value - self.loc).reshape(-1, len(self.loc))
+        rows = away.new_zeros(len(away), len(self.active))
+        rows[:, self.active] = away
+        square = self.precision.whiten(rows)[:, self.active].square().sum(-1).reshape(value.shape[:-1])
+        return 0.5 * (self.precision.log_det[0] - len(self.loc) * math.log(math.tau) - square)
 
 
 def _shape(part: Coordinate, batch: torch.Size, event_dim: int) -> torch.Size:

@@ -13,6 +13,7 @@ from pyro import poutine
 from pyro.infer.mcmc.util import print_summary
 from torch import Tensor
 
+from pyro_evidence.curvature.dense import Dense, Diagonal
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive, report
@@ -227,8 +228,16 @@ class LaplacePosterior:
         }
 
     def _smallest_eigenvalue(self) -> float:
-        adjoint, active = self.state.precision.adjoint[0], self.state.problem.active
-        variances = adjoint[active] if adjoint.dim() == 1 else torch.linalg.eigvalsh(adjoint[active][:, active])
+        """By the covariance where it is at hand; otherwise by inverse power iterations, an upper bound."""
+        precision, active = self.state.precision, self.state.problem.active
+        if not bool(active.any()):
+            return math.inf
+        if isinstance(precision, Dense | LatentPrecision):
+            variances = torch.linalg.eigvalsh(precision.adjoint[0][active][:, active])
+        elif isinstance(precision, Diagonal):
+            variances = precision.variance[0][active]
+        else:
+            variances = precision.weakest(active)[0].square().sum()
         return float(1.0 / variances.max())
 
     def summary(self, prob: float = 0.9) -> None:

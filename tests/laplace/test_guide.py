@@ -84,7 +84,9 @@ def test_a_diagonal_posterior_makes_a_diagonal_guide() -> None:
     X, t = regression_data()
     posterior = LaplaceEvidence(linear, hyper=(), curvature=diagonal).run(X, t)
     latent = poutine.trace(posterior.guide).get_trace().nodes["_laplace_latent"]["fn"]
-    assert posterior.guide.scale.shape == (2,)  # a matrix would not fit where a diagonal is asked for
+    assert posterior.guide.gaussian.base_dist.scale.shape == (
+        2,
+    )  # a matrix would not fit where a diagonal is asked for
     assert_exact(latent.variance, 1.0 / (0.5 + 4.0 * X.square().sum(0)))
 
 
