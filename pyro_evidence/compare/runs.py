@@ -91,7 +91,7 @@ class NUTSRun:
     seed: int = 0
 
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chains:
-        """The finished chains."""
+        """Sample the model, given these data, to the end of all chains."""
         settings = Settings(self.num_samples, self.warmup_steps, self.num_chains, self.seed)
         return run_chains(self.prepared(model), (args, kwargs), settings)
 

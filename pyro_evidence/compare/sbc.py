@@ -38,7 +38,7 @@ class Engine(Protocol):
     """Anything that is run on data and gives something with ``get_samples``."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Fit."""
+        """Fit to data that were simulated; the result has ``get_samples``."""
 
 
 @dataclass(frozen=True)

@@ -331,7 +331,7 @@ class BlockPrecision:
         return weakest(self, active)
 
     def row(self, index: int) -> "BlockPrecision":
-        """Itself: there is one row."""
+        """This precision: it has one row."""
         return self
 
 

@@ -84,7 +84,6 @@ class Dense:
         return v * self.solve(v).norm(dim=-1, keepdim=True).sqrt()
 
     def row(self, index: int) -> "Dense":
-        """One row."""
         return Dense(self.tril[index : index + 1])
 
 
@@ -127,7 +126,6 @@ class Diagonal:
         return torch.zeros_like(self.diagonal).scatter(-1, index, self.diagonal.gather(-1, index).rsqrt())
 
     def row(self, index: int) -> "Diagonal":
-        """One row."""
         return Diagonal(self.diagonal[index : index + 1])
 
 

@@ -78,7 +78,7 @@ class DenseElements:
         return weakest(self, active)
 
     def row(self, index: int) -> "DenseElements":
-        """Itself: there is one row."""
+        """This precision: it has one row."""
         return self
 
 

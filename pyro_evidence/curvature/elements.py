@@ -45,7 +45,7 @@ class StructuredPrecision(Protocol):
         """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, ``(1, D)``."""
 
     def row(self, index: int) -> "StructuredPrecision":
-        """Itself: there is one row."""
+        """This precision: it has one row."""
 
 
 class Plan(Protocol):

@@ -32,26 +32,26 @@ class Selection:
         return torch.equal(self.index, torch.arange(self.size, device=self.index.device))
 
     def of(self, M: Tensor) -> Tensor:
-        """Rows."""
+        """``J u``: rows of ``u`` ``(D, ...)``, one for each predictor."""
         return M if self._all_in_order else M[self.index]
 
     def back(self, v: Tensor) -> Tensor:
-        """Sums."""
+        """``J' v``: sums of ``v`` over the predictors that read the same element."""
         return v if self._all_in_order else v.new_zeros(self.size, v.shape[-1]).index_add(0, self.index, v)
 
 
 @dataclass(frozen=True)
 class Design:
-    """Any ``J``."""
+    """A predictor with any matrix ``J``."""
 
     J: Tensor  # (n, D)
 
     def of(self, M: Tensor) -> Tensor:
-        """A product."""
+        """``J u``."""
         return self.J @ M
 
     def back(self, v: Tensor) -> Tensor:
-        """A product."""
+        """``J' v``."""
         return self.J.mT @ v
 
 
@@ -142,5 +142,4 @@ class LatentPrecision:
         return v * self.solve(v).norm(dim=-1, keepdim=True).sqrt()
 
     def row(self, index: int) -> "LatentPrecision":
-        """Itself: there is one."""
         return self

@@ -68,7 +68,7 @@ class Factor(Protocol):
         """``cross' R cross``, shape ``(m, m)``, for covariances ``(n, m)`` of the predictor with something else."""
 
     def explained_diagonal(self, cross: Tensor) -> Tensor:
-        """Its diagonal, shape ``(m,)``."""
+        """Diagonal of :meth:`explained`, shape ``(m,)``."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class WhitenedFactor:
         return cross.mT @ self.apply(cross)
 
     def explained_diagonal(self, cross: Tensor) -> Tensor:
-        """Its diagonal."""
+        """Diagonal of :meth:`explained`."""
         return (cross * self.apply(cross)).sum(0)
 
 
@@ -201,7 +201,7 @@ def factorise(latent: Latent, W: Tensor) -> tuple[Factor, bool]:
 
 @dataclass(frozen=True)
 class Mode:
-    """Where Newton stopped."""
+    """Where Newton's method stopped, and what was known there."""
 
     eta: Tensor  # (N, C)
     dual: Tensor  # (n,) K^-1 (eta - mean): the gradient of the log likelihood at the mode

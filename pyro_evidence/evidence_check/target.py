@@ -143,7 +143,7 @@ class Target:
         return torch.where(value.isnan(), -torch.inf, value)
 
     def log_joint_or_nan(self, x: Tensor) -> Tensor:
-        """The same with nan where the model computes nan, for :func:`undefined` to count."""
+        """Log joint density with nan where the model computes nan, for :func:`undefined` to count."""
         with torch.no_grad(), without_validation():
             return torch.cat([self.density.log_joint(self.embedded(part), self.theta) for part in x.split(ROWS)])
 

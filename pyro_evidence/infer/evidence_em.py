@@ -50,7 +50,7 @@ class ExpectedLogJoint:
             return torch.stack([self._one(row, theta) for row in u])
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Values and gradients."""
+        """Values, nats, ``(R,)``, and gradients in the weights, ``(R, D)``."""
         return derivatives.gradient(self.log_joint, u, theta)
 
 

@@ -73,13 +73,13 @@ class OverlapEM:
         self._data: Arguments = ((), {})
 
     def with_alpha(self, alpha: Alpha) -> "OverlapEM":
-        """The same engine with another penalty."""
+        """An engine like this one with another penalty."""
         return OverlapEM(
             self.model, alpha=alpha, updates=self.updates, start=self.start, lost=self.lost, stop=self.stop
         )
 
     def with_model(self, model: PRBF, start: Start) -> "OverlapEM":
-        """The same engine for another model, from another start."""
+        """An engine like this one for another model, from another start."""
         return OverlapEM(model, alpha=self.alpha, updates=self.updates, start=start, lost=self.lost, stop=self.stop)
 
     @one_at_a_time

@@ -53,11 +53,11 @@ class Problem:
 
     @property
     def without_linear(self) -> "Problem":
-        """The same problem without linear predictors, whose density a mode has shown to be another than the model's."""
+        """This problem without linear predictors, whose density a mode has shown to be another than the model's."""
         return replace(self, structure=self.structure.without_linear)
 
     def without(self, member: Tensor) -> "Problem":
-        """The same problem with more coordinates pruned."""
+        """This problem with more coordinates pruned."""
         return replace(self, active=self.active & ~member)
 
 

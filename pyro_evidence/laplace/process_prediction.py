@@ -24,7 +24,7 @@ Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class HasState(Protocol):
-    """A posterior."""
+    """A posterior that keeps the last iterate of its fit."""
 
     @property
     def state(self) -> LaplaceState:

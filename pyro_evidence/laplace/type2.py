@@ -63,7 +63,7 @@ def natural_metric(laplace: LaplaceState, found: Slope) -> Tensor:
 
 
 def metric_of(groups: PrecisionGroups | None, size: Tensor | None, found: Slope) -> Tensor:
-    """The same of slopes ``(..., T)`` and groups of ``size`` ``(..., T)``.
+    """The metric of :func:`natural_metric` for slopes ``(..., T)`` of groups of ``size`` ``(..., T)``.
 
     Hyperparameters that hold no recognised precision get a step of at most one unit.
     """

@@ -18,7 +18,7 @@ class Addable(Protocol):
     """What a pass over the data adds up: a tensor, or a value made of tensors."""
 
     def __add__(self, other: Any, /) -> Any:
-        """Both."""
+        """Sums of both passes together."""
 
 
 Sums = TypeVar("Sums", bound=Addable)

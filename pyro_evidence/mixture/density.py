@@ -163,7 +163,7 @@ class MixtureWithBackground(MixtureDensity):
 
     @property
     def kernels(self) -> MixtureDensity:
-        """The kernels alone."""
+        """The mixture without its background."""
         return MixtureDensity(self.log_mixing, self.loc, self.tril)
 
     def _blend(self, ours: Tensor, uniform: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def _slopes(found: tuple[Tensor, ...], mixture: Mixture) -> Slopes:
 
 
 def at_mode(mixture: Mixture, w: Tensor) -> Mixture:
-    """The same hyperparameters with other weights."""
+    """A mixture with these weights, its hyperparameters unchanged."""
     return replace(mixture, w=w)
 
 
@@ -170,7 +170,7 @@ def gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
 
 
 def gradient_of_sums(stats: Statistics, layout: Layout, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """The same from the sums of an E-step."""
+    """Log joint and its derivative in the weights, as :func:`gradient`, from the sums of an E-step."""
     gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
     residual = cross - (gram @ mixture.w.unsqueeze(-1)).squeeze(-1)
     pull = mixture.noise @ residual if mixture.noise.dim() == 4 else mixture.noise.unsqueeze(-1) * residual
@@ -276,7 +276,7 @@ def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
 
 
 def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
-    """The same for a constant basis, from ``sum r (1 - r)`` of the features."""
+    """Coordinate curvature for a constant basis, from ``sum r (1 - r)`` of the features."""
     layout, w = data.layout, mixture.w.squeeze(-1)
     mixed = w.unsqueeze(-1) * layout.cross_of(stats.spread).mT
     squares = w.unsqueeze(-1) * w.unsqueeze(-2) * stats.spread[..., :1, None]

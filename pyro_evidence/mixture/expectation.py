@@ -91,7 +91,6 @@ def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Stat
 
 
 def _block(part: MixtureData, natural: Tensor, spread: bool) -> Statistics:
-    """One block."""
     F = part.columns(natural.shape[-1])
     resp, log_norm = responsibilities(F, natural, part.floor)
     if part.is_unweighted:

@@ -90,7 +90,7 @@ class MixtureFit:
         return self.units.log_jacobian(self.batch.expected.data)
 
     def unseen(self, joint: LogJoint) -> MixtureData:
-        """The same model's other data, in the units inside.
+        """Other data of the same model, in the units inside.
 
         :raises BadInput: when they are not of the same kind.
         """
@@ -116,7 +116,6 @@ class MixtureFit:
         return replace(self, batch=rounds.warmed(self.batch, update, num_steps))
 
     def advanced(self) -> "MixtureFit":
-        """One round on."""
         return replace(self, batch=rounds.advance(self.batch))
 
 

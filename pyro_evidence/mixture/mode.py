@@ -32,6 +32,7 @@ class _Rows:
     mixture: Mixture
 
     def unpacked(self, u: Tensor) -> tuple[MixtureData, Mixture]:
+        """The data and the mixtures that flat rows ``u`` stand for."""
         rows = u[:, -1].long()
         mixture = row(self.mixture, rows)
         return rows_of(self.data, rows), replace(mixture, w=u[:, :-1].reshape(mixture.w.shape))

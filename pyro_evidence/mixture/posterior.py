@@ -196,7 +196,7 @@ class MixturePosterior(LaplacePosterior):
 
     @property
     def test_nll(self) -> Tensor:
-        """The same for the data that the engine was told to watch, shape ``(S,)``.
+        """As :attr:`train_nll`, of the data that the engine was told to watch, nats per datum, shape ``(S,)``.
 
         :raises BadInput: when there are none.
         """

@@ -47,7 +47,7 @@ class MixtureRestarts:
 
     @cached_property
     def occam(self) -> Tensor:
-        """The same with what integrating the hyperparameters out takes from it; ``(R,)``."""
+        """Log evidence with what integrating the hyperparameters out takes from it; ``(R,)``."""
         found = self.log_evidence + mode.occam_factor(self.expected)
         return torch.where(found.isfinite(), found, -torch.inf)
 
@@ -173,7 +173,6 @@ class Journal:
     rounds: list[tuple[Tensor, ...]] = field(default_factory=list)
 
     def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
-        """One round."""
         after = advance(batch)
         self.look(after)
         return after

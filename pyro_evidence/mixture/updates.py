@@ -233,7 +233,6 @@ class BoundedInflation:
         _check("BoundedInflation: num_other_outputs", self.num_other_outputs, 0.0, ", math.inf for all")
 
     def __call__(self, expected: EStep) -> Mixture:
-        """One round."""
         w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
         subtracted = self._subtracted(expected)
         noise = _noise(expected, w, subtracted, self.rho)

@@ -84,11 +84,10 @@ class Spherical:
     event_dim: int = 1
 
     def features(self, X: Tensor) -> Tensor:
-        """1, ``x``, ``|x|^2``."""
+        """The columns 1, ``x`` and ``|x|^2``."""
         return torch.cat([torch.ones_like(X[..., :1]), X, X.square().sum(-1, keepdim=True)], -1)
 
     def natural(self, loc: Tensor, covariance: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         norm = loc.square().sum(-1, keepdim=True) / covariance + loc.shape[-1] * (math.tau * covariance).log()
         return torch.cat([-0.5 * norm, loc / covariance, -0.5 / covariance], -1)
 
@@ -103,31 +102,24 @@ class Spherical:
         return v.square().mean(-1, keepdim=True)
 
     def solve(self, covariance: Tensor, v: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return v / covariance
 
     def slope(self, covariance: Tensor, excess: Tensor, dim: int) -> Tensor:
-        """See :class:`Covariance`."""
         return 0.5 * dim * excess / covariance.square()
 
     def floored(self, covariance: Tensor, unit: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return torch.maximum(covariance, unit.mean(-1, keepdim=True))
 
     def guarded(self, new: Tensor, old: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return torch.maximum(new, 0.1 * old)
 
     def rests(self, covariance: Tensor, unit: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return (covariance <= unit.mean(-1, keepdim=True) * (1.0 + 1e-9)).squeeze(-1)
 
     def matrix(self, covariance: Tensor, dim: int) -> Tensor:
-        """See :class:`Covariance`."""
         return covariance.expand(*covariance.shape[:-1], dim).diag_embed()
 
     def restricted(self, matrix: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
 
 
@@ -142,11 +134,10 @@ class Diagonal:
     event_dim: int = 1
 
     def features(self, X: Tensor) -> Tensor:
-        """1, ``x``, ``x^2``."""
+        """The columns 1, ``x`` and ``x^2``."""
         return torch.cat([torch.ones_like(X[..., :1]), X, X.square()], -1)
 
     def natural(self, loc: Tensor, covariance: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         norm = (loc.square() / covariance + (math.tau * covariance).log()).sum(-1, keepdim=True)
         return torch.cat([-0.5 * norm, loc / covariance, -0.5 / covariance], -1)
 
@@ -160,31 +151,24 @@ class Diagonal:
         return v.square()
 
     def solve(self, covariance: Tensor, v: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return v / covariance
 
     def slope(self, covariance: Tensor, excess: Tensor, dim: int) -> Tensor:
-        """See :class:`Covariance`."""
         return 0.5 * excess / covariance.square()
 
     def floored(self, covariance: Tensor, unit: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return torch.maximum(covariance, unit)
 
     def guarded(self, new: Tensor, old: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return torch.maximum(new, 0.1 * old)
 
     def rests(self, covariance: Tensor, unit: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return (covariance <= unit * (1.0 + 1e-9)).any(-1)
 
     def matrix(self, covariance: Tensor, dim: int) -> Tensor:
-        """See :class:`Covariance`."""
         return covariance.diag_embed()
 
     def restricted(self, matrix: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return matrix.diagonal(dim1=-2, dim2=-1)
 
 
@@ -204,7 +188,6 @@ class Full:
         return torch.cat([torch.ones_like(X[..., :1]), X, X[..., row] * X[..., column]], -1)
 
     def natural(self, loc: Tensor, covariance: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         tril = torch.linalg.cholesky(covariance)
         precision = torch.cholesky_inverse(tril)
         linear = (precision @ loc.unsqueeze(-1)).squeeze(-1)
@@ -226,20 +209,17 @@ class Full:
         return v.unsqueeze(-1) * v.unsqueeze(-2)
 
     def solve(self, covariance: Tensor, v: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         tril = torch.linalg.cholesky(covariance)
         batch = torch.broadcast_shapes(tril.shape[:-2], v.shape[:-1])
         v, tril = v.expand(*batch, -1), tril.expand(*batch, -1, -1)
         return torch.cholesky_solve(v.unsqueeze(-1), tril).squeeze(-1)
 
     def slope(self, covariance: Tensor, excess: Tensor, dim: int) -> Tensor:
-        """See :class:`Covariance`."""
         tril = torch.linalg.cholesky(covariance)
         half = torch.cholesky_solve(excess, tril)
         return 0.5 * torch.cholesky_solve(half.mT, tril)
 
     def floored(self, covariance: Tensor, unit: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         if not bool((unit > 0).all()):
             return covariance
         scale = unit.sqrt()
@@ -249,7 +229,6 @@ class Full:
         return torch.where(low[..., None, None], clipped * whole, covariance)
 
     def guarded(self, new: Tensor, old: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         tril = torch.linalg.cholesky(old)
         half = torch.linalg.solve_triangular(tril, new, upper=False)
         measured = torch.linalg.solve_triangular(tril, half.mT, upper=False)
@@ -257,18 +236,15 @@ class Full:
         return torch.where(low[..., None, None], tril @ clipped @ tril.mT, new)
 
     def rests(self, covariance: Tensor, unit: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         if not bool((unit > 0).all()):
             return torch.zeros_like(covariance[..., 0, 0], dtype=torch.bool)
         scale = unit.sqrt()
         return torch.linalg.eigvalsh(covariance / (scale.unsqueeze(-1) * scale.unsqueeze(-2)))[..., 0] <= 1.0 + 1e-5
 
     def matrix(self, covariance: Tensor, dim: int) -> Tensor:
-        """See :class:`Covariance`."""
         return covariance
 
     def restricted(self, matrix: Tensor) -> Tensor:
-        """See :class:`Covariance`."""
         return matrix
 
 

@@ -89,7 +89,7 @@ class Kernel(TensorValue):
         return self.covariance(X, X if Z is None else Z)
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        """The same for inputs that have been checked."""
+        """Covariance of the function at inputs that have been checked."""
         raise NotImplementedError
 
     def diagonal(self, X: Tensor) -> Tensor:
@@ -234,11 +234,9 @@ class Constant(Kernel):
     variance: Setting = LEARNED
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        """The same everywhere."""
         return value_of(self.variance, X).expand(*X.shape[:-1], Z.shape[-2])
 
     def diagonal(self, X: Tensor) -> Tensor:
-        """The variance."""
         return value_of(self.variance, X).expand(X.shape[:-1])
 
 
@@ -252,11 +250,9 @@ class Linear(Kernel):
     variance: Setting = LEARNED
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        """Scaled inner products."""
         return (X * per_input(self.variance, X, "Linear", "variance")) @ Z.mT
 
     def diagonal(self, X: Tensor) -> Tensor:
-        """Scaled squared norms."""
         return (X.square() * per_input(self.variance, X, "Linear", "variance")).sum(-1)
 
 
@@ -277,7 +273,6 @@ class Stationary(Kernel):
         return value_of(self.variance, X) * self.profile(squared)
 
     def diagonal(self, X: Tensor) -> Tensor:
-        """The variance."""
         check_inputs(X)
         return value_of(self.variance, X).expand(X.shape[:-1])
 
@@ -375,5 +370,4 @@ class Periodic(Kernel):
         return value_of(self.variance, X) * (-0.5 * squared_distance(around, across)).exp()
 
     def diagonal(self, X: Tensor) -> Tensor:
-        """The variance."""
         return value_of(self.variance, X).expand(X.shape[:-1])

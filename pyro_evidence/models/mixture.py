@@ -49,7 +49,7 @@ class FixedUnits(TensorValue):
     unit: Tensor
 
     def __call__(self, Y: Tensor) -> tuple[Tensor, Tensor]:
-        """Origin and unit."""
+        """The origin and the unit that were given, whatever the data."""
         return self.origin.to(Y), self.unit.to(Y)
 
 
@@ -76,7 +76,7 @@ class DiagonalNoise(TensorValue):
     beta: Precision = LEARNED
 
     def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
-        """Declares ``beta``."""
+        """Declares ``beta``: one noise precision for each component and output."""
         beta = _in_units(self.beta, Size([num_components, len(scale)]), scale)
         return lambda loc, z: dist.Normal(loc, Vindex(beta)[..., z, :].rsqrt()).to_event(1)
 
@@ -88,7 +88,7 @@ class SphericalNoise(TensorValue):
     beta: Precision = LEARNED
 
     def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
-        """Declares ``beta``."""
+        """Declares ``beta``: one noise precision for each component."""
         beta = precision_value("beta", self.beta, Size([num_components]), scale)
         return lambda loc, z: dist.Normal(loc, scale * Vindex(beta.unsqueeze(-1))[..., z, :].rsqrt()).to_event(1)
 
@@ -100,7 +100,7 @@ class SharedNoise(TensorValue):
     beta: Precision = LEARNED
 
     def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
-        """Declares ``beta``."""
+        """Declares ``beta``: noise precisions that all components share."""
         beta = precision_value("beta", self.beta, Size(), scale)
         return lambda loc, z: dist.Normal(loc, scale * beta.rsqrt()).to_event(1)
 
@@ -191,7 +191,7 @@ class GaussianMixture(TensorValue):
             return pyro.sample("y", noise(Vindex(w)[..., z, :], z), obs=Y)
 
     def settled(self, Y: Tensor, weight: Tensor | None = None) -> "GaussianMixture":
-        """The same with what it takes from all data held as numbers: a few rows are then enough to know it."""
+        """This model with what it takes from all data held as numbers: a few rows are then enough to know it."""
         return replace(self, units=FixedUnits(*self.units(Y)))
 
     def rows(self, Y: Tensor, weight: Tensor | None = None) -> Responses:
@@ -239,7 +239,7 @@ class LinearMixture(TensorValue):
             return pyro.sample("y", noise(loc, z), obs=Y)
 
     def settled(self, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> "LinearMixture":
-        """The same: it takes nothing from its data."""
+        """This model as it is: it takes nothing from its data."""
         return self
 
     def rows(self, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> Responses:

@@ -61,7 +61,6 @@ class Regression(TensorValue):
 
     @property
     def precisions(self) -> Mapping[str, Precision]:
-        """``beta``."""
         return {"beta": self.beta}
 
     def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
@@ -72,7 +71,6 @@ class Regression(TensorValue):
         return dist.Normal(loc=eta, scale=scale).to_event(1)
 
     def data(self, t: Tensor, eta: Tensor) -> Tensor:
-        """The targets."""
         return _shaped(t, eta.shape[-2:-1] if self.num_outputs == 1 else eta.shape[-2:], eta)
 
 
@@ -84,7 +82,6 @@ class Binary:
 
     @property
     def precisions(self) -> Mapping[str, Precision]:
-        """None."""
         return {}
 
     def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
@@ -106,7 +103,6 @@ class Softmax:
 
     @property
     def precisions(self) -> Mapping[str, Precision]:
-        """None."""
         return {}
 
     def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
@@ -265,7 +261,7 @@ class MLP(PyroModule):
         return X, torch.as_tensor(t)
 
     def _last_layer(self, X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """The same inside plates around the whole model, whose last axis is the place of the data's own plate."""
+        """Outputs, shape ``(N, C)``; also inside plates around the model, whose last axis is that of the data."""
         eta = network_layers.outputs(X, self._layers(weights), self.activation)
         return eta if eta.dim() == 2 else eta.squeeze(-3)
 

@@ -54,7 +54,7 @@ class IsotropicNoise(TensorValue):
     beta: Precision = LEARNED
 
     def __call__(self, num_components: int, Y: Tensor) -> Tensor:
-        """Declares ``beta``."""
+        """Declares ``beta``: one noise precision for each component."""
         return _noise(self.beta, Size([num_components]), Y.var(0, correction=0).mean(), "one per component").unsqueeze(
             -1
         )
@@ -72,7 +72,7 @@ class DiagonalNoise(TensorValue):
     beta: Precision = LEARNED
 
     def __call__(self, num_components: int, Y: Tensor) -> Tensor:
-        """Declares ``beta``."""
+        """Declares ``beta``: one noise precision for each component and column."""
         shape = Size([num_components, Y.shape[-1]])
         return _noise(self.beta, shape, Y.var(0, correction=0), "one per component and output")
 
@@ -126,7 +126,7 @@ class MPPCA(TensorValue):
     latents: Latents
 
     def __call__(self, Y: Tensor) -> Tensor:
-        """Observe the data."""
+        """Run the model; with ``Y``, shape ``(N, m)``, on those data."""
         check_responses(Y)
         K, m, q = self.num_components, Y.shape[-1], self.num_latents
         if q >= m:
@@ -147,7 +147,7 @@ class MPPCA(TensorValue):
 
     @property
     def marginalised(self) -> "MPPCA":
-        """The same model without latent coordinates."""
+        """This model with its latent coordinates integrated out."""
         return replace(self, latents=marginal)
 
 

@@ -31,7 +31,7 @@ class Kernels(Protocol):
 
     @property
     def covariance(self) -> Covariance:
-        """The arithmetic."""
+        """The arithmetic of this kind of covariance."""
 
     def __call__(self, num_kernels: int, unit: Tensor) -> Components:
         """Declare the sites; ``unit`` is the standard deviation of each input, shape ``(D,)``."""
@@ -51,17 +51,15 @@ class Spherical:
 
     @property
     def covariance(self) -> Covariance:
-        """See :class:`Kernels`."""
         return covariances.Spherical(self.floor)
 
     def __call__(self, num_kernels: int, unit: Tensor) -> Components:
-        """Declares ``scale``."""
+        """Declares ``scale``: one for each kernel."""
         middle = unit.square().mean().sqrt().log().expand(num_kernels)
         scale = pyro.sample("scale", dist.LogNormal(middle, torch.ones_like(middle)).to_event(1))
         return lambda loc: dist.Normal(loc, scale.unsqueeze(-1)).to_event(1)
 
     def sites(self, covariance: Tensor) -> dict[str, Tensor]:
-        """See :class:`Kernels`."""
         return {"scale": covariance.squeeze(-1).sqrt()}
 
 
@@ -76,16 +74,14 @@ class Diagonal:
 
     @property
     def covariance(self) -> Covariance:
-        """See :class:`Kernels`."""
         return covariances.Diagonal(self.floor)
 
     def __call__(self, num_kernels: int, unit: Tensor) -> Components:
-        """Declares ``scale``."""
+        """Declares ``scale``: one for each kernel and input."""
         scale = _scales(num_kernels, unit)
         return lambda loc: dist.Normal(loc, scale).to_event(1)
 
     def sites(self, covariance: Tensor) -> dict[str, Tensor]:
-        """See :class:`Kernels`."""
         return {"scale": covariance.sqrt()}
 
 
@@ -100,7 +96,6 @@ class Full:
 
     @property
     def covariance(self) -> Covariance:
-        """See :class:`Kernels`."""
         return covariances.Full(self.floor)
 
     def __call__(self, num_kernels: int, unit: Tensor) -> Components:
@@ -113,7 +108,6 @@ class Full:
         return lambda loc: dist.MultivariateNormal(loc, scale_tril=tril)
 
     def sites(self, covariance: Tensor) -> dict[str, Tensor]:
-        """See :class:`Kernels`."""
         scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
         tril = torch.linalg.cholesky(covariance) / scale.unsqueeze(-1)
         return {"scale": scale} if scale.shape[-1] == 1 else {"scale": scale, "correlation_tril": tril}
@@ -142,16 +136,15 @@ class Shared:
     """Every class may use every kernel: site ``mixing``, ``(K, M)``, rows uniform on the simplex."""
 
     def allowed(self, num_classes: int, num_kernels: int) -> Tensor:
-        """All of them."""
+        """All kernels, for every class."""
         return torch.ones(num_classes, num_kernels, dtype=torch.bool)
 
     def __call__(self, num_classes: int, like: Tensor, num_kernels: int) -> Tensor:
-        """Declares ``mixing``."""
+        """Declares ``mixing``: each class's shares of all kernels."""
         flat = like.new_ones(num_classes, num_kernels)
         return torch.as_tensor(pyro.sample("mixing", dist.Dirichlet(flat).to_event(1)))
 
     def sites(self, mixing: Tensor) -> dict[str, Tensor]:
-        """See :class:`Sharing`."""
         return {"mixing": mixing}
 
 
@@ -185,7 +178,6 @@ class Separate:
         return torch.stack([torch.nn.functional.pad(v, pad) for v, pad in zip(own, pads, strict=True)], -2)
 
     def sites(self, mixing: Tensor) -> dict[str, Tensor]:
-        """See :class:`Sharing`."""
         allowed = self.allowed(*mixing.shape)
         return {f"mixing_{k}": mixing[k, allowed[k]] for k in range(len(mixing))}
 

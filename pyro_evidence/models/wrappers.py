@@ -21,7 +21,7 @@ class KnownByRows(Protocol):
     """A model that a few of its rows are enough to know, once it has settled what it takes from all of them."""
 
     def settled(self, *args: Any, **kwargs: Any) -> Any:
-        """The same with what it takes from all data held as numbers."""
+        """This model with what it takes from all data held as numbers."""
 
     def rows(self, *args: Any, **kwargs: Any) -> Any:
         """The data as they are observed: ``Y``, ``G`` and ``weight``."""
@@ -80,7 +80,7 @@ class Marginalised:
             return self.model(*args, **kwargs)
 
     def settled(self, *args: Any, **kwargs: Any) -> "Marginalised":
-        """The same about a model that has settled."""
+        """Gaps around a model that has settled."""
         return Marginalised(_about(self.model).settled(*args, **kwargs))
 
     def rows(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ class Marginalised:
 
 
 def marginalised(model: Model) -> Marginalised:
-    """The same model for data with gaps: elements that are nan are integrated out, which is right if missing at random.
+    """A model of data with gaps: elements that are nan are integrated out, which is right if missing at random.
 
     An ordinary Pyro model again, for any engine and for NUTS.  Gaps are possible in observed sites of independent
     elements or of ``MultivariateNormal``, of low rank too, or ``MixtureSameFamily`` of these.
@@ -180,7 +180,7 @@ class Spread(TensorValue):
             return self.model(*args, **kwargs)
 
     def settled(self, *args: Any, **kwargs: Any) -> "Spread":
-        """The same about a model that has settled, with a box as numbers."""
+        """The background around a model that has settled, its box as numbers."""
         inner, Y = _about(self.model).settled(*args, **kwargs), self.rows(*args, **kwargs).Y
         low, high = (Y.amin(0), Y.amax(0)) if self.low is None else (self.low, self.high)
         return Spread(inner, self.share, low, high)
@@ -197,7 +197,7 @@ class Spread(TensorValue):
 def with_background(
     model: Model, share: float = 0.05, *, low: Tensor | None = None, high: Tensor | None = None
 ) -> Spread:
-    r"""The same model for data with outliers: a share of each observed site's data is uniform over a box.
+    r"""A model of data with outliers: a share of each observed site's data is uniform over a box.
 
     .. math:: p(y_n) = (1 - s)\, p_{\text{model}}(y_n) + s \prod_i 1 / (h_i - l_i)
 

@@ -62,9 +62,9 @@ def _newton(Y: Tensor, analysers: Analysers, num_steps: int = 10) -> Analysers:
 
 
 def canonical(analysers: Analysers) -> Analysers:
-    """The same density with orthogonal columns, longest first, in every component whose columns share a precision.
+    """Components with orthogonal columns, longest first, where all columns share a precision; the density stays.
 
-    Others, whose columns the prior tells apart, stay as they are.
+    Components whose columns the prior tells apart stay as they are.
     """
     shared = (analysers.alpha == analysers.alpha[..., :1]).all(-1) & analysers.columns.all(-1)
     _, turn = torch.linalg.eigh(analysers.W.mT @ analysers.W)

@@ -156,7 +156,7 @@ def _pairs(on: Tensor) -> Tensor:
 
 
 def log_evidence_occam(it: Iterate, gamma: Tensor) -> Tensor:
-    r"""The same with all that is maximised integrated out roughly, nats, shape ``(R,)``: for choosing among mixtures.
+    r"""Log evidence with what is maximised integrated out roughly, nats, shape ``(R,)``: to choose among mixtures.
 
     Each learned log precision costs :math:`\min(0, \tfrac12\log(4\pi/n) - \log 10)`, with n the number of data, or of
     well-determined parameters, behind it; the means cost their posterior volume under a Gaussian prior of one datum's

@@ -189,7 +189,7 @@ def moments(analysers: Analysers, stats: Statistics) -> Moments:
 
 
 def about_held_means(found: Moments, analysers: Analysers) -> Moments:
-    """The same expectations about the means as they are, where these are held."""
+    """Expectations about the means as they are, where these are held."""
     away = found.mean - analysers.mu
     x = torch.linalg.solve_triangular(analysers.tril.mT, analysers.whitener @ away.unsqueeze(-1), upper=True)
     counts = found.counts[..., None, None]

@@ -120,7 +120,6 @@ class MPPCAFit:
         return replace(self, batch=rounds.warmed(self.batch, num_steps))
 
     def advanced(self) -> "MPPCAFit":
-        """One round on."""
         return replace(self, batch=rounds.advance(self.batch))
 
 
@@ -153,7 +152,7 @@ def begin(joint: LogJoint, start: Start, update: object) -> MPPCAFit | None:
 
 
 def _sliced(joint: LogJoint) -> LogJoint:
-    """The same on a slice of the data."""
+    """The model on some of its rows, by which it is known."""
     thin, ours = copy.copy(joint), _ours(joint.model)
     assert ours is not None
     thin.args = (_slice(ours, joint.args[0]),)

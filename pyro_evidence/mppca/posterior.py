@@ -198,7 +198,7 @@ class MPPCAPosterior(LaplacePosterior):
         return self._log_joint(self._checked(Y)).logsumexp(-1)
 
     def log_likelihood(self, Y: Tensor | None = None) -> dict[str, Tensor]:
-        """The same by the name of the observed site."""
+        """Pointwise log density at the mode, :meth:`log_prob`, by the name of the observed site."""
         return {self._joint.observed[0]: self.log_prob(Y)}
 
     def responsibilities(self, Y: Tensor | None = None) -> Tensor:

@@ -113,7 +113,7 @@ def _distance(old: Analysers, new: Analysers) -> float:
 
 
 def advance(batch: MPPCARestarts) -> MPPCARestarts:
-    """One round."""
+    """The restarts after one more round."""
     return _moved_to(batch, batch.rule(batch.it))
 
 

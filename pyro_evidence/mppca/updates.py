@@ -66,7 +66,7 @@ class Iterate:
 
     @cached_property
     def gamma(self) -> Tensor:
-        """The same without the directions in which the latent space only turns, of which the data say nothing."""
+        """Well-determined parameters less the turns of the latent space, of which the data say nothing."""
         norms = self.analysers.W.square().sum(-2)
         total = norms.unsqueeze(-1) + norms.unsqueeze(-2)
         on = (norms > 0) & self.analysers.columns
@@ -120,7 +120,6 @@ class Rule:
     prepare: Preparation = unchanged
 
     def __call__(self, it: Iterate) -> Analysers:
-        """The next parameters."""
         it = self.prepare(it)
         analysers, ties = it.analysers, it.ties
         used = analysers.alpha if self.alpha is None else torch.full_like(analysers.alpha, self.alpha)

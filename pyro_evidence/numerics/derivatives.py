@@ -100,7 +100,6 @@ class _Diagonal:
     create_graph: bool
 
     def of(self, block: slice) -> Tensor:
-        """Its entries in ``block``, shape ``(R, block)``."""
         size = block.stop - block.start
         found = self._uncoupled(block, size) if size > 2 else None
         if found is not None:

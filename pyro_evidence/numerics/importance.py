@@ -50,7 +50,7 @@ class Smoothed:
 
     @property
     def weights(self) -> Tensor:
-        """The same normalised to sum one."""
+        """The smoothed weights, normalised to sum one."""
         return self.log_weights.softmax(0)
 
 

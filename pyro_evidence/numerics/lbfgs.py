@@ -11,7 +11,7 @@ MEMORY = 10  # pairs of steps and changes of the gradient that are kept
 
 
 def no_callback(values: Tensor) -> None:
-    """Nobody is told."""
+    """Does nothing."""
 
 
 def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, watch: Watch = no_callback) -> Tensor:

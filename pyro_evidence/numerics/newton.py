@@ -29,10 +29,10 @@ class Density(Protocol):
         """Minus the Hessian in ``u``, shape ``(R, D, D)``."""
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Its diagonal, shape ``(R, D)``."""
+        """Diagonal of :meth:`precision`, shape ``(R, D)``."""
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
-        """The same without the second derivatives of the predictor, shape ``(R, D, D)``."""
+        """:meth:`precision` without the second derivatives of the predictor, shape ``(R, D, D)``."""
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ class NetworkEngine(Protocol):
         """Fit to data, from scratch."""
 
     def with_alpha(self, alpha: Any) -> "NetworkEngine":
-        """The same engine with another penalty."""
+        """An engine like this one with another penalty."""
 
     def with_model(self, model: Any, start: Any) -> "NetworkEngine":
-        """The same engine for another model, from another start."""
+        """An engine like this one for another model, from another start."""
 
 
 MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)

@@ -57,7 +57,7 @@ class ClassData:
     size: int = 4096  # most data in one piece
 
     def sized(self, num_kernels: int, num_rows: int) -> "ClassData":
-        """The same data, cut so that the responsibilities of one piece fit the cache."""
+        """These data, cut so that the responsibilities of one piece fit the cache."""
         return replace(self, size=max(64, BLOCK // (num_kernels * num_rows)))
 
     @cached_property

@@ -30,7 +30,7 @@ class AlphaPerKernel:
     c: float
 
     def __call__(self, num_data: float, num_classes: int, num_kernels: int) -> float:
-        """``alpha`` in nats."""
+        """``alpha = c N / (K M)``, nats."""
         return self.c * num_data / (num_classes * num_kernels)
 
 
@@ -73,7 +73,6 @@ class PRBFFit:
         return self.state
 
     def advanced_to(self, progress: Progress) -> "PRBFFit":
-        """The same task further on."""
         return replace(self, state=progress)
 
     def begun(self, update: Update, lost: Lost) -> "PRBFFit":

@@ -58,7 +58,7 @@ class RandomPoints:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse no restarts."""
+        """Requires at least one restart."""
         check_count("restarts", self.restarts)
 
     def __call__(self, training: Training) -> Network:
@@ -123,7 +123,7 @@ class KMeans:
     num_steps: int = 50
 
     def __post_init__(self) -> None:
-        """Refuse no restarts."""
+        """Requires at least one restart."""
         check_count("restarts", self.restarts)
 
     def __call__(self, training: Training) -> Network:
@@ -186,7 +186,6 @@ class DataCovariance:
     start: Start
 
     def __call__(self, training: Training) -> Network:
-        """All restarts."""
         net = self.start(training)
         return _network(training, net.loc, _covariance(training).expand_as(net.covariance))
 

@@ -121,7 +121,6 @@ class Ascent:
     warm_up: int = 50
 
     def __call__(self, point: Point) -> Point:
-        """The next point."""
         return climb(point)
 
 

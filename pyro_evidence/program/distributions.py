@@ -40,7 +40,7 @@ class Background:
         return torch.where(inside, log_density + self.share.log(), -math.inf)
 
     def double(self) -> "Background":
-        """The same in float64."""
+        """This background in float64."""
         return Background(self.share.double(), self.low.double(), self.high.double())
 
     def of(self, outputs: Tensor) -> "Background":
@@ -59,7 +59,6 @@ class Wrapped(TorchDistribution):
 
     @property
     def support(self) -> Any:
-        """That of ``base_dist``."""
         return self.base_dist.support
 
 
@@ -78,11 +77,9 @@ class WithGaps(Wrapped):
         super().__init__(base_dist)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "WithGaps":
-        """The same for a larger batch."""
         return WithGaps(self.base_dist.expand(batch_shape), self.seen)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Whole data."""
         return self.base_dist.sample(torch.Size(sample_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -146,7 +143,6 @@ class WithBackground(Wrapped):
         super().__init__(base_dist)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "WithBackground":
-        """The same for a larger batch."""
         return WithBackground(self.base_dist.expand(batch_shape), self.background)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:

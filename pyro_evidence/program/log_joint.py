@@ -226,7 +226,7 @@ class LogJoint:
             raise failed_run.run_failed(error, self.args, self.kwargs) from error
 
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], times: int) -> "LogJoint":
-        """The same model on all the data of which this one has every ``times``-th row."""
+        """This model on all the data of which the present ones are every ``times``-th row."""
         found = copy.copy(self)
         found.args, found.kwargs, found.seen = tuple(args), dict(kwargs), times
         found._row_bytes = None if self._row_bytes is None else self._row_bytes * times

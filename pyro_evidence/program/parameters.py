@@ -210,6 +210,5 @@ class WithParameters:
     where: Mapping[str, Sequence[Home]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model."""
         with in_place(self.values, self.where):
             return self.model(*args, **kwargs)

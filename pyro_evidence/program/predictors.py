@@ -79,7 +79,7 @@ class Slot:
         return self.link.inverse(self.value(trace)).reshape(self.layout.shape)
 
     def blocks(self, trace: Trace) -> Tensor:
-        """The same as data of coupled elements, shape ``(N, C)``."""
+        """The slot's values as data of coupled elements, shape ``(N, C)``."""
         return self.layout.blocks(self.predictor(trace).unsqueeze(0))[0]
 
     def log_likelihood(self, trace: Trace) -> LogLikelihood:
@@ -284,7 +284,7 @@ def is_plain(node: Node) -> bool:
 
 
 def gaussian_site(node: Node, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of one site."""
+    """Mean, precision and whether it is known, as in :func:`gaussian_prior`, of one site."""
     value, parts = node["value"], unwrapped(node["fn"])
     plain = is_plain(node) and value.numel() == size
     if plain and is_like(parts.base, Normal, value.shape):

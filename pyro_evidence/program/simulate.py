@@ -24,7 +24,7 @@ def unobserved(joint: LogJoint, theta: Tensor) -> Model:
 
 
 def with_data(joint: LogJoint, theta: Tensor, data: Mapping[str, Tensor]) -> Model:
-    """The same model observing other data."""
+    """A model that observes these data in place of its own."""
     return poutine.condition(unobserved(joint, theta), data=dict(data))
 
 

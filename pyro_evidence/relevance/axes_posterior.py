@@ -130,7 +130,7 @@ class AxesPosterior:
 
     @cached_property
     def _laplace(self) -> LaplacePosterior:
-        """The same mode as a Laplace posterior of :attr:`model`."""
+        """This mode as a Laplace posterior of :attr:`model`."""
         self._needs_data("a guide")
         joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, hyper=())
         u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()

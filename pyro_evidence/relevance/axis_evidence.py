@@ -62,7 +62,7 @@ def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
 
 
 def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> Axes:
-    """The same from a factor, ``A = root' root``, by singular values: small eigenvalues keep their digits.
+    """Axes of ``A = root' root`` by the singular values of the factor: small eigenvalues keep their digits.
 
     :param root: shape ``(n, M)``.
     :param residual: ``score = root' residual``, shape ``(n,)``; zeros to stay at ``w``.
@@ -269,7 +269,7 @@ def _soft(a: Tensor, z: Tensor) -> _Score:
 
 
 def _stiff(a: Tensor, z: Tensor) -> _Score:
-    """The same by Gauss-Laguerre in ``x = a s``, without the leading 1 of ``k``, which adds nothing."""
+    """That of :func:`_soft` by Gauss-Laguerre in ``x = a s``, without the leading 1 of ``k``, which adds nothing."""
     x, weights = _laguerre(a)
     s = x / a.unsqueeze(-1)
     zs = z.unsqueeze(-1) * s

@@ -49,11 +49,9 @@ class GaussianPrior:
         return axis_evidence.gaussian_alpha(h, u)
 
     def log_gain(self, wald: Tensor) -> Tensor:
-        """Nats, shape ``(K,)``."""
         return axis_evidence.gaussian_log_gain(wald)
 
     def mode(self, target: Target, alpha: Tensor, start: Tensor) -> Tensor:
-        """By Newton."""
         return climbed(target, alpha, start)
 
     def distribution(self, alpha: Tensor) -> Any:
@@ -74,7 +72,7 @@ class GroupPrior(GaussianPrior):
     size: int = 4
 
     def __post_init__(self) -> None:
-        """Check the size."""
+        """Requires a size of at least one."""
         check_count("size", self.size, advice="It is the number of axes in a group.")
 
     def alpha(self, h: Tensor, u: Tensor) -> Tensor:
@@ -105,7 +103,6 @@ class L1Prior:
         return axis_evidence.laplace_alpha(h, u)
 
     def log_gain(self, wald: Tensor) -> Tensor:
-        """Nats, shape ``(K,)``."""
         return axis_evidence.laplace_log_gain(wald)
 
     def mode(self, target: Target, alpha: Tensor, start: Tensor) -> Tensor:
@@ -177,7 +174,7 @@ class SparseState:
 
     @property
     def prior(self) -> AxisPrior:
-        """Along each axis."""
+        """The prior, the same for each axis."""
         raise NotImplementedError
 
     @property
@@ -191,7 +188,7 @@ class SparseState:
 
     @property
     def num_active(self) -> int:
-        """How many."""
+        """How many axes the data keep."""
         return int(self.active.sum())
 
     @property

@@ -48,7 +48,6 @@ class StreamedTarget:
     _turned: list[tuple[Tensor, "StreamedTarget"]] = field(default_factory=list, compare=False, repr=False)
 
     def value(self, y: Tensor) -> Tensor:
-        """Nats, shape ``(R,)``."""
         known = [self._known(row) for row in y]
         if all(v is not None for v in known):
             return torch.stack([v for v in known if v is not None])
@@ -64,7 +63,6 @@ class StreamedTarget:
         return torch.stack([self.sums(row).precision for row in y])
 
     def along(self, T: Tensor) -> "StreamedTarget":
-        """The same as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``; what was last asked for is kept."""
         if not (self._turned and torch.equal(self._turned[0][0], T)):
             self._turned[:] = [(T, StreamedTarget(lambda: (p.along(T) for p in self.passes()), self.eps))]
         return self._turned[0][1]

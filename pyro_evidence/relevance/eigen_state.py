@@ -58,7 +58,7 @@ class REVMState(SparseState):
 
     @property
     def prior(self) -> AxisPrior:
-        """Along each axis."""
+        """The prior, the same for each axis."""
         return self.recipe.prior
 
     @property
@@ -215,7 +215,7 @@ def _is_wide(target: LinearTarget, ridge: float, num_weights: int) -> bool:
 
 
 def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, recipe: REVMSettings) -> REVMState:
-    """The same for far more weights than data: the ridge mode and all axes lie in the span of the design's rows."""
+    """:func:`eigen_state` with far more weights than data: mode and axes lie in the span of the design's rows."""
     Q, _ = torch.linalg.qr(torch.cat([p.J.flatten(0, 1) for p in target.parts]).mT)  # (M, N C)
     found = eigen_state(target.along(Q), Q.shape[1], Q.mT @ start, ridge, recipe)
     quadratic = replace(found.quadratic, y=Q @ found.quadratic.y, parts=target.parts)

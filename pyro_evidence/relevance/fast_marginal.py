@@ -160,7 +160,7 @@ class Mode(NamedTuple):
 
 
 def mode_at(sub: LinearTarget, alpha: Tensor, x: Tensor) -> Mode:
-    """Derivatives at ``x``."""
+    """The relevant weights at ``x``, a mode, with the derivatives of the log likelihood there."""
     etas = tuple(p.eta(x.unsqueeze(0)) for p in sub.parts)
     found = [p.derivatives(e) for p, e in zip(sub.parts, etas, strict=True)]
     slopes, curvatures = tuple(s[0] for s, _ in found), tuple(B[0] for _, B in found)

@@ -87,7 +87,7 @@ SMALL = 1e-18  # decrement in nats, relative to the objective, that counts as no
 
 
 class Found(NamedTuple):
-    """Where Newton stopped."""
+    """Where Newton's method stopped."""
 
     x: Tensor  # (D,)
     converged: bool

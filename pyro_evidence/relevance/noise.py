@@ -205,7 +205,7 @@ class NoisyState:
         return Status.CONVERGED if self.gradient_norm == 0.0 else None
 
     def with_noise(self, log_scale: float) -> "NoisyState":
-        """The same weights' precisions under other noise."""
+        """A state of these weights' precisions under other noise."""
         target = self.noise.rescaled(log_scale).target
         assert isinstance(target, LinearTarget)
         start = torch.zeros_like(self.fast.start).index_copy(0, self.fast.index, self.fast.x)

@@ -30,7 +30,7 @@ class RVMState(SparseState):
 
     @property
     def prior(self) -> AxisPrior:
-        """Gaussian."""
+        """A Gaussian along each column."""
         return GaussianPrior()
 
     @cached_property

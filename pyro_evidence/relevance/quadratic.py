@@ -56,7 +56,7 @@ def laplace_at_base(target: Target, ridge: float, y: Tensor) -> Quadratic:
 
 
 def empirical_fisher(target: Target, ridge: float, y: Tensor) -> Quadratic:
-    """The same with the outer product of each datum's score for its curvature: never negative."""
+    """An expansion at the ridge mode whose curvature is the outer product of each datum's score: never negative."""
 
     def outer(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
         slope = part.slope(eta)[1]

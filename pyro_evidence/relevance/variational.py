@@ -66,11 +66,10 @@ class Quadratic:
     log_scale: float = 0.0  # log of the noise precision over the starting one
 
     def tightest(self, mean: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """The likelihood itself."""
         return self.curvature, self.slope
 
     def expected(self, mean: Tensor, second: Tensor) -> Tensor:
-        """Nats, shape ``()``."""
+        """Expected log likelihood under the posterior, nats, shape ``()``."""
         return self.constant + self.slope @ mean - 0.5 * self.curvature @ second
 
     def renewed(self, mean: Tensor, second: Tensor) -> LocalBound:
@@ -122,7 +121,7 @@ class VariationalState:
 
     @property
     def verdict(self) -> Status | None:
-        """Nothing stops it."""
+        """Always None."""
         return None
 
 

@@ -31,7 +31,6 @@ class LinearTarget:
     eps: float = EPS  # of the dtype in which the model is run
 
     def value(self, y: Tensor) -> Tensor:
-        """Nats, shape ``(R,)``."""
         total = sum(p.log_likelihood(p.eta(y)) for p in self.parts)
         return torch.as_tensor(total if self.rest is None else total + self.rest(y))
 
@@ -51,11 +50,10 @@ class LinearTarget:
         return A if self.rest is None else A - derivatives.hessian(_rows(self.rest), y, y)
 
     def linearised(self, y: Tensor) -> tuple[Part, ...]:
-        """The parts themselves."""
+        """The linear parts, which are their own tangents."""
         return self.parts
 
     def along(self, T: Tensor) -> "LinearTarget":
-        """The same as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
         rest = self.rest
         turned = None if rest is None else lambda x: rest(x @ T.mT)
         return LinearTarget(tuple(p.along(T) for p in self.parts), turned, self.eps)
@@ -63,14 +61,13 @@ class LinearTarget:
 
 @dataclass(frozen=True)
 class AutogradTarget:
-    """The same for predictors that are not linear."""
+    """Log likelihood of predictors that are not linear."""
 
     function: Function
     linearise: Callable[[Tensor], tuple[Part, ...]]
     eps: float = EPS  # of the dtype in which the model is run
 
     def value(self, y: Tensor) -> Tensor:
-        """Nats, shape ``(R,)``."""
         return self.function(y)
 
     def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,8 +83,6 @@ class AutogradTarget:
         return self.linearise(y)
 
     def along(self, T: Tensor) -> "AutogradTarget":
-        """The same as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
-
         def tangents(x: Tensor) -> tuple[Part, ...]:
             return tuple(p.along(T) for p in self.linearise(T @ x))
 
@@ -111,7 +106,7 @@ class Target(Protocol):
         """Minus the Hessian, shape ``(R, D, D)``."""
 
     def along(self, T: Tensor) -> "Target":
-        """The same as a function of ``x``, ``y = T x``."""
+        """The log likelihood as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
 
 
 def _rows(f: Function) -> derivatives.Function:
@@ -127,7 +122,6 @@ class Penalised:
 
     @property
     def blocks(self) -> tuple[slice, ...]:
-        """One block."""
         return (slice(0, len(self.alpha)),)
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -135,7 +129,6 @@ class Penalised:
         return self.target.value(u) - 0.5 * (self.alpha * u.square()).sum(-1)
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Value and gradient."""
         value, slope = self.target.gradient(u)
         return value - 0.5 * (self.alpha * u.square()).sum(-1), slope - self.alpha * u
 
@@ -144,11 +137,9 @@ class Penalised:
         return self.target.precision(u) + self.alpha.diag_embed()
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Its diagonal, ``(R, D)``."""
         return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
-        """The exact precision."""
         return self.precision(u, theta)
 
 

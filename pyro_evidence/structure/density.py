@@ -49,7 +49,6 @@ class AutogradDensity:
         return -A if A.requires_grad else A.neg_()
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Its diagonal, shape ``(R, D)``."""
         graph = _wants_graph(u, theta)
         return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=graph)
 
@@ -206,7 +205,6 @@ class LinearDensity:
         return -derivatives.hessian(self._log_prior, u, theta, create_graph=_wants_graph(u, theta))
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Its diagonal, shape ``(R, D)``."""
         parts = [gram_diagonal(p.J, B) for p, B in zip(self.linear, self._curvatures(u, theta), strict=True)]
         prior = self.parts(theta).prior
         if prior is not None:

@@ -115,7 +115,7 @@ class Reading:
 
     @cached_property
     def detached(self) -> "Reading":
-        """The same without the hyperparameters' graph."""
+        """This reading without the hyperparameters' graph."""
         old = self.latent
         latent = Latent(old.mean.detach(), old.covariance.detach(), old.log_likelihood, old.root)
         blocks = tuple(Block(b.where, b.loc.detach(), b.covariance.detach(), b.tril.detach()) for b in self.blocks)
@@ -316,7 +316,7 @@ def _diagonal_log_prior(block: Block, u: Tensor) -> Tensor:
 
 
 def recognise(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) -> GaussianLatent | None:
-    """The same density with its dense Gaussian prior, if that is what the latents have, near and far.
+    """A density with its dense Gaussian prior, if that is what the latents have, near and far.
 
     :param origin: a run at ``u = 0`` with derivatives.
     :param pairs: runs at ``u = 0`` and far out, at the same hyperparameters.

@@ -96,7 +96,6 @@ class NetworkDensity:
         return -derivatives.hessian(self.log_joint, u, theta, create_graph=graph)
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Its diagonal, shape ``(R, D)``."""
         graph = u.requires_grad or theta.requires_grad
         return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=graph)
 

@@ -53,7 +53,7 @@ class Part:
         return self.J[:, 0].square()
 
     def along(self, T: Tensor) -> "Part":
-        """The same as a function of ``x``, ``y = T x``."""
+        """This part as a function of ``x``, ``y = T x``."""
         return replace(self, J=self.J @ T)
 
 
@@ -73,7 +73,6 @@ class LogisticPart(Part):
         return (self.trials * eta.sigmoid() * (-eta).sigmoid()).unsqueeze(-1)
 
     def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """Both at once."""
         s = eta.sigmoid()
         slope = self.half - self.trials * (s - 0.5)
         return slope, (self.trials * s * (-eta).sigmoid()).unsqueeze(-1)

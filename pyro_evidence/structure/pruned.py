@@ -52,7 +52,6 @@ class Pruned:
         return self._masked(self.density.precision(self._held(u), theta))
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Its diagonal, shape ``(R, D)``."""
         return self._masked(self.density.precision_diagonal(self._held(u), theta))
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -62,7 +61,7 @@ class Pruned:
 
 @dataclass(frozen=True)
 class PrunedRows:
-    """The same for rows that have hyperparameters of their own, and pruned coordinates of their own.
+    """A pruned density for rows that have hyperparameters of their own, and pruned coordinates of their own.
 
     What is handed over as ``theta``, ``(R, T + D)``, is each row's hyperparameters, then its mask of what is active.
     """
@@ -98,7 +97,6 @@ class PrunedRows:
         return density.precision(u, own)
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Its diagonal, shape ``(R, D)``."""
         density, own = self._split(theta)
         return density.precision_diagonal(u, own)
 

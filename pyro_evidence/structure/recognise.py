@@ -61,7 +61,7 @@ class Structure:
 
     @property
     def without_linear(self) -> "Structure":
-        """The same without the faster densities, so that autograd's is used."""
+        """This structure without the faster densities, so that autograd's is used."""
         return replace(self, linear=None, known=None, latent=None)
 
     def agrees(self, u: Tensor, theta: Tensor) -> bool:
