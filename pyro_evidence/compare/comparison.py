@@ -13,10 +13,11 @@ from pyro_evidence.compare import discrepancy
 from pyro_evidence.compare.chains import Data, Draws
 from pyro_evidence.compare.evidence import data_hash
 from pyro_evidence.compare.held_out import HeldOut, Loss, held_out, misclassified_or_squared
-from pyro_evidence.compare.labels import matched, num_components
+from pyro_evidence.compare.labels import matched
 from pyro_evidence.compare.runs import EngineRun, run_engine
 from pyro_evidence.compare.tables import Table
 from pyro_evidence.errors import BadInput
+from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.program.log_joint import LogJoint, Model
 
 NUM_DIRECTIONS = 50
@@ -208,7 +209,7 @@ def _unread(error: Exception) -> str:
 
 def _relabelled(done: dict[str, EngineRun], name: str, joints: Joints) -> dict[str, EngineRun]:
     """All runs of a mixture under the reference's labels; others as they are."""
-    if name not in joints or num_components(joints[name]) == 1:
+    if name not in joints or num_states(joints[name]) == 1:
         return done
     draws, owners, switches = matched(joints[name], done[name].draws)
     found = done | {name: replace(done[name], draws=draws, label_switches=switches)}

@@ -175,7 +175,7 @@ def _num_hyperparameters(posterior: Posterior) -> int:
 def _num_components(posterior: Posterior) -> int:
     if isinstance(posterior, MixturePosterior) and posterior.mixture is not None:
         return posterior.num_components
-    return 1 if isinstance(posterior, AxesPosterior) else num_states(posterior.state.problem.joint, posterior.state)
+    return 1 if isinstance(posterior, AxesPosterior) else num_states(posterior.state.problem.joint)
 
 
 def _is_bound(posterior: Posterior) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pyro_evidence.evidence_check.modes import axes_as_long_as, num_states
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import responsibility_rows
 
@@ -76,22 +77,6 @@ def overlap_cost(resp: Tensor, reference: Tensor) -> Tensor:
 Draws = dict[str, Tensor]
 
 
-def num_components(joint: LogJoint) -> int:
-    """Components of the one local discrete site, 1 where there is none or where there are several."""
-    if len(joint.discrete) != 1:
-        return 1
-    try:
-        return int(joint.table(joint.initial_u, joint.initial_theta).shape[-1])
-    except (ValueError, RuntimeError):
-        return 1
-
-
-def component_axes(joint: LogJoint) -> dict[str, int]:
-    """The first axis as long as there are components, of each site that has one."""
-    num = num_components(joint)
-    return {p.name: list(p.shape).index(num) for p in joint.latents if num > 1 and num in p.shape}
-
-
 def responsibilities(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
     """``p(z_n = k | x_n, w)`` of draws ``(C, T) + shape``, shape ``(C * T, N, K)``."""
     parts = [p.transform.inv(draws[p.name].flatten(0, 1)) for p in joint.latents]
@@ -115,7 +100,8 @@ def matched(joint: LogJoint, draws: Draws, reference: Tensor | None = None) -> t
     first = next(iter(draws.values()))
     chains = orders.reshape(*first.shape[:2], -1)
     switches = int((chains[:, 1:] != chains[:, :-1]).any(-1).sum())
-    renamed = {n: _site(v, orders, component_axes(joint).get(n)) for n, v in draws.items()}
+    axes = axes_as_long_as(joint, num_states(joint))
+    renamed = {n: _site(v, orders, axes.get(n)) for n, v in draws.items()}
     return renamed, _renamed(resp, orders, -1).mean(0), switches
 
 

@@ -93,8 +93,8 @@ def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) ->
     """Which axis of which latent site counts components, and how many there are."""
     shapes = {p.name: p.shape for p in joint.latents}
     if labels is None:
-        num = num_states(joint, state)
-        return {n: list(s).index(num) for n, s in shapes.items() if num > 1 and num in s}, num
+        num = num_states(joint)
+        return axes_as_long_as(joint, num), num
     for name, axis in labels.items():
         if name not in shapes or not 0 <= axis < len(shapes[name]):
             raise BadInput(
@@ -110,12 +110,17 @@ def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) ->
     return dict(labels), next(iter(sizes), 1)
 
 
-def num_states(joint: LogJoint, state: LaplaceState) -> int:
+def axes_as_long_as(joint: LogJoint, num: int) -> dict[str, int]:
+    """The first axis of length ``num``, two or more, of each latent site that has one."""
+    return {p.name: list(p.shape).index(num) for p in joint.latents if num > 1 and num in p.shape}
+
+
+def num_states(joint: LogJoint) -> int:
     """Number of states of the one discrete site, 1 where there is none or where there are several."""
     if len(joint.discrete) != 1:
         return 1
     try:
-        return int(joint.table(state.u, state.theta).shape[-1])
+        return int(joint.table(joint.initial_u, joint.initial_theta).shape[-1])
     except (UnsupportedModel, RuntimeError, ValueError):
         return 1
 

@@ -145,7 +145,7 @@ def test_every_update_fits(update: object) -> None:
 
 
 def test_an_update_without_a_form_is_refused() -> None:
-    with pytest.raises(BadInput, match="stationary.* has no form"):
+    with pytest.raises(BadInput, match=r"stationary.* has no form"):
         fit(planes(), update=stationary)
 
 
