@@ -49,7 +49,7 @@ class LearningCurve:
 
         :raises BadInput: for a conditional density, which is another one for every input.
         """
-        mixture = mixture_rows.row(self.mixtures[step], torch.tensor([restart]))
+        mixture = self.mixtures[step][torch.tensor([restart])]
         if mixture.w.shape[-1] != 1:
             raise BadInput(f"the model has {mixture.w.shape[-1]} basis functions; expected an unconditional density.")
         on = mixture.active[0]

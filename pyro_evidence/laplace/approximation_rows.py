@@ -9,6 +9,7 @@ from pyro_evidence.curvature.choices import exact_hessian, gauss_newton
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.laplace.approximation import DENSE_SEARCH, Problem, Slope
 from pyro_evidence.numerics import evidence, newton, trust_region
+from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.structure.pruned import PrunedRows
 
@@ -16,7 +17,7 @@ SMALL = 200  # coordinates up to which rows of any model are worth a batch of th
 
 
 @dataclass(frozen=True)
-class LaplaceRows:
+class LaplaceRows(Batched):
     """Laplace's approximation at each row's hyperparameters."""
 
     theta: Tensor  # (R, T)
@@ -25,15 +26,6 @@ class LaplaceRows:
     tril: Tensor  # (R, D, D) Cholesky factor of the posterior precision
     objective: Tensor  # (R,) log evidence, -inf where no mode was found
     escaped: Tensor  # (R,) bool: whether the search left a saddle on the way
-
-    def chosen(self, rows: Tensor) -> "LaplaceRows":
-        """Some rows, by position or mask."""
-        return LaplaceRows(*(part[rows] for part in vars(self).values()))
-
-    def with_rows(self, rows: Tensor, new: "LaplaceRows") -> "LaplaceRows":
-        """With ``rows`` (positions) replaced."""
-        pairs = zip(vars(self).values(), vars(new).values(), strict=True)
-        return LaplaceRows(*(old.index_copy(0, rows, part) for old, part in pairs))
 
 
 def can_batch(problem: Problem) -> bool:

@@ -44,7 +44,7 @@ def line_search(problem: Problem, old: LaplaceRows, direction: Tensor, slope: Te
     for _ in range(HALVINGS):
         trial = laplace_rows(problem, old.theta[left] + scale * direction[left], old.active[left], old.u[left])
         good = trial.objective >= old.objective[left] + scale * rise[left] - slack[left]
-        new = new.with_rows(left[good], trial.chosen(good))
+        new = new.with_rows(left[good], trial[good])
         left, scale = left[~good], 0.5 * scale
         if not len(left):
             break
@@ -73,7 +73,7 @@ def _without(problem: Problem, points: LaplaceRows, rows: Tensor, t: int, determ
     """Without group ``t`` in those of ``rows`` whose log evidence is then no lower, nor just before infinity."""
     groups = problem.structure.groups
     assert groups is not None
-    old, member = points.chosen(rows), groups.member == t
+    old, member = points[rows], groups.member == t
     away = to_insignificance(determined) / groups.power[t]
     theta = old.theta.clone()
     theta[:, t] += away
@@ -84,7 +84,7 @@ def _without(problem: Problem, points: LaplaceRows, rows: Tensor, t: int, determ
         return points
     before = laplace_rows(problem, theta[gains], old.active[gains], start[gains])
     gains = gains[off.objective[gains] >= before.objective]
-    return points.with_rows(rows[gains], off.chosen(gains))
+    return points.with_rows(rows[gains], off[gains])
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def started(problem: Problem, points: LaplaceRows) -> Batch:
 def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
     """One outer iteration of the rows that move."""
     rows = torch.nonzero(batch.moving).squeeze(-1)
-    old = batch.points.chosen(rows)
+    old = batch.points[rows]
     slope, metric = Slope(batch.slope.total[rows], batch.slope.joint[rows]), batch.metric[rows]
     direction = (metric @ slope.total.unsqueeze(-1)).squeeze(-1)
     length = direction.abs().amax(-1, keepdim=True)

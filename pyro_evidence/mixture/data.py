@@ -6,10 +6,12 @@ All that a datum contributes is linear in its *features*: products of its basis 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from pyro_evidence.numerics.batched import Batched
 
 KEPT = 2**22  # numbers in the features of all data that are made once and kept, not anew in every pass
 
@@ -145,7 +147,7 @@ AXES = {"Y": -2, "G": -2, "weight": -1, "observed": 0, "features": -2, "floor": 
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(Batched):
     """One setting of weights and hyperparameters per row; a component with ``log_mixing = -inf`` is pruned."""
 
     w: Tensor  # (R, K, m, B)
@@ -153,6 +155,8 @@ class Mixture:
     log_mixing: Tensor  # (R, K)
     alpha: Tensor  # (R, K, m, B)  prior precision of each weight
     loc: Tensor  # (K, m, B)       prior mean of each weight
+
+    shared: ClassVar[frozenset[str]] = frozenset({"loc"})
 
     @cached_property
     def active(self) -> Tensor:

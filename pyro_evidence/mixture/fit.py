@@ -150,7 +150,7 @@ def finish(
     fit = _deleted(fit, deletion) if deletion else fit
     batch, modes = fit.state, fit.state.modes
     best = highest(torch.where(batch.failed, -torch.inf, modes.occam))
-    at_mode = rows.row(modes.mixture, best)
+    at_mode = modes.mixture[best]
     if deletion and fit.status is not Status.INTERRUPTED:
         rest = iterate(journal, rounds.alone(batch, best), stop, "EvidenceEM")
         fit = Fit(rest.state, rest.status, fit.objectives + rest.objectives[1:])

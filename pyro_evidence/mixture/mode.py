@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import expectation
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
-from pyro_evidence.mixture.rows import row
 from pyro_evidence.mixture.updates import EStep, estep
 from pyro_evidence.numerics import newton
 from pyro_evidence.numerics.evidence import log_evidence as laplace
@@ -34,7 +33,7 @@ class _Rows:
     def unpacked(self, u: Tensor) -> tuple[MixtureData, Mixture]:
         """The data and the mixtures that flat rows ``u`` stand for."""
         rows = u[:, -1].long()
-        mixture = row(self.mixture, rows)
+        mixture = self.mixture[rows]
         return rows_of(self.data, rows), replace(mixture, w=u[:, :-1].reshape(mixture.w.shape))
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -85,7 +84,7 @@ def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 4, num_newton: 
         mixture = replace(mixture, w=solve_weights(e_step(data, mixture), data.layout, mixture))
     if not num_newton:
         return mixture
-    polished = [_polished(rows_of(data, i), row(mixture, i), num_newton) for i in chunks(data, mixture)]
+    polished = [_polished(rows_of(data, i), mixture[i], num_newton) for i in chunks(data, mixture)]
     return replace(mixture, w=torch.cat(polished))
 
 
@@ -134,10 +133,10 @@ def modes(expected: EStep, exact: Tensor | None = None) -> Modes:
 def _exactly(expected: EStep, found: Modes, chosen: Tensor) -> Modes:
     """Modes with those of the rows ``chosen`` by the full Hessian."""
     own = rows_of(expected.data, chosen)
-    mode = find_mode(own, row(expected.mixture, chosen))
+    mode = find_mode(own, expected.mixture[chosen])
     numbers = []
     for rows in chunks(own, mode):
-        here = estep(rows_of(own, rows), row(mode, rows), expected.ties, mixture_evidence.full)
+        here = estep(rows_of(own, rows), mode[rows], expected.ties, mixture_evidence.full)
         evidence = log_evidence(here)
         numbers.append((evidence, evidence + occam_factor(here)))
     heights = [_finite(torch.cat(x)) for x in zip(*numbers, strict=True)]

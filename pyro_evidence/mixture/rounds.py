@@ -92,12 +92,12 @@ def _without_failures(batch: MixtureRestarts, new: Mixture, change: Tensor) -> M
     """A round in which some rows fail, or have failed before: these keep their last good state."""
     old, expected = batch.expected.mixture, batch.expected
     sound = change.isfinite() & ~batch.failed
-    tried = rows.chosen(sound, new, old)
+    tried = new.where(sound, old)
     stats = estep(expected.data, tried, expected.ties, expected.curvature).stats
     good = sound & stats.log_likelihood.isfinite()
     lost = (~good & ~batch.failed).nonzero().flatten().tolist()
     reasons = {row: f"round {batch.num_rounds + 1}: {rows.complaint(new, row)}" for row in lost}
-    mixture = rows.chosen(good, new, old)
+    mixture = new.where(good, old)
     change = torch.where(good, change, 0.0)
     failures = {**batch.failures, **reasons}
     expected = estep(expected.data, mixture, expected.ties, expected.curvature)
@@ -152,7 +152,7 @@ def _ready(batch: MixtureRestarts, update: Update) -> MixtureRestarts:
 
 def alone(batch: MixtureRestarts, row: Tensor) -> MixtureRestarts:
     """One restart ``(1,)`` of the batch, as a batch of its own."""
-    mixture, ties = rows.row(batch.expected.mixture, row), batch.expected.ties
+    mixture, ties = batch.expected.mixture[row], batch.expected.ties
     if rows.is_exchangeable(ties, mixture.loc):
         mixture, ties = rows.packed(mixture, ties)
     expected = estep(rows_of(batch.expected.data, row), mixture, ties, batch.expected.curvature)

@@ -1,6 +1,5 @@
 """Rows and components of a batch of mixtures: choosing, checking, leaving out, packing together."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,26 +9,6 @@ from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.updates import Ties, pruned
 
 ALIKE = 1e-5  # relative: what counts as the same prior mean or ratio, those of models in float32 included
-FIELDS = ("w", "noise", "log_mixing", "alpha")
-
-
-def rebuilt(mixture: Mixture, change: Callable[[str, Tensor], Tensor]) -> Mixture:
-    """The mixture with ``change(name, value)`` in the place of each of its batched fields."""
-    return replace(mixture, **{f: change(f, getattr(mixture, f)) for f in FIELDS})
-
-
-def row(mixture: Mixture, index: Tensor) -> Mixture:
-    """Some rows of a batch of mixtures."""
-    return rebuilt(mixture, lambda _, x: x[index])
-
-
-def chosen(take: Tensor, a: Mixture, b: Mixture) -> Mixture:
-    """Rows of ``a`` where ``take`` ``(R,)``, else of ``b``."""
-
-    def pick(x: Tensor, y: Tensor) -> Tensor:
-        return torch.where(take.reshape(-1, *[1] * (x.dim() - 1)), x, y)
-
-    return rebuilt(a, lambda f, x: pick(x, getattr(b, f)))
 
 
 def change(old: Mixture, new: Mixture) -> Tensor:
@@ -80,7 +59,7 @@ def packed(mixture: Mixture, ties: Ties) -> tuple[Mixture, Ties]:
     num = int(mixture.active.sum(-1).max())
     order = mixture.active.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :num]
     rows = torch.arange(len(order), device=order.device).unsqueeze(-1)
-    smaller = rebuilt(mixture, lambda _, x: x[rows, order])
+    smaller = mixture.rebuilt(lambda _, x: x[rows, order])
     return replace(smaller, loc=mixture.loc[:num]), _first_of(ties, num)
 
 
@@ -101,7 +80,7 @@ def padded(mixture: Mixture, like: Mixture) -> Mixture:
         return torch.cat([x, more.expand(len(x), *more.shape[1:])], 1)
 
     keep = torch.arange(like.w.shape[1], device=like.w.device) < mixture.w.shape[1]
-    whole = replace(rebuilt(mixture, longer), loc=like.loc)
+    whole = replace(mixture.rebuilt(longer), loc=like.loc)
     return pruned(whole, keep & whole.active)
 
 

@@ -9,19 +9,21 @@ one matrix product for all restarts, components and data.  Husmeier (2000), sec.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from pyro_evidence.numerics.batched import Batched
 
 LEAST_LOG_RESP = -230.0  # below 1e-100 a responsibility adds nothing to a sum, and its products may be subnormal: slow
 BLOCK = 2**17  # numbers in one block of whitened coordinates: they stay in the cache
 
 
 @dataclass(frozen=True)
-class Analysers:
+class Analysers(Batched):
     """One setting of all parameters per row; a component with ``log_mixing = -inf`` is pruned."""
 
     W: Tensor  # (R, K, m, q)     zero in columns that are pruned
@@ -248,21 +250,6 @@ def latent_posterior(Y: Tensor, analysers: Analysers) -> tuple[Tensor, Tensor]:
     ).squeeze(-1).unsqueeze(1)
     x = torch.linalg.solve_triangular(analysers.tril.mT.unsqueeze(1), z.unsqueeze(-1), upper=True).squeeze(-1)
     return x, torch.cholesky_inverse(analysers.tril)
-
-
-def rebuilt(analysers: Analysers, change: Callable[[str, Tensor], Tensor]) -> Analysers:
-    """The parameters with ``change(name, value)`` in the place of each."""
-    return Analysers(**{f.name: change(f.name, getattr(analysers, f.name)) for f in fields(Analysers)})
-
-
-def row(analysers: Analysers, index: Tensor) -> Analysers:
-    """Some rows of a batch."""
-    return rebuilt(analysers, lambda _, x: x[index])
-
-
-def chosen(take: Tensor, a: Analysers, b: Analysers) -> Analysers:
-    """Rows of ``a`` where ``take`` ``(R,)``, else of ``b``."""
-    return rebuilt(a, lambda f, x: torch.where(take.reshape(-1, *[1] * (x.dim() - 1)), x, getattr(b, f)))
 
 
 def is_sound(analysers: Analysers) -> Tensor:

@@ -97,11 +97,11 @@ def _moved_to(batch: MPPCARestarts, new: Analysers) -> MPPCARestarts:
     """The batch at other parameters; rows that would leave the finite numbers stay where they are."""
     old = batch.it.analysers
     failed = batch.failed | ~expectation.is_sound(new)
-    new = expectation.chosen(failed, old, new) if bool(failed.any()) else new
+    new = old.where(failed, new) if bool(failed.any()) else new
     it = Iterate(new, batch.it.ties, missing.e_step(batch.Y, new), batch.it.variance)
     lost = ~it.stats.log_likelihood.isfinite() & ~failed
     if bool(lost.any()):
-        return _moved_to(replace(batch, failed=failed | lost), expectation.chosen(lost, old, new))
+        return _moved_to(replace(batch, failed=failed | lost), old.where(lost, new))
     return replace(batch, it=it, failed=failed, moved=_distance(old, new))
 
 
@@ -151,7 +151,7 @@ def best(batch: MPPCARestarts) -> MPPCARestarts:
 
 def of_rows(batch: MPPCARestarts, index: Tensor) -> MPPCARestarts:
     """Some restarts, on their own."""
-    begun = first(batch.Y, expectation.row(batch.it.analysers, index), batch.it.ties, batch.it.variance, batch.rule)
+    begun = first(batch.Y, batch.it.analysers[index], batch.it.ties, batch.it.variance, batch.rule)
     return replace(begun, failed=batch.failed[index], moved=batch.moved)
 
 

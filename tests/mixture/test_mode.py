@@ -10,7 +10,6 @@ from torch import Tensor
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import expectation as mixture_expectation
 from pyro_evidence.mixture import mode as mixture_mode
-from pyro_evidence.mixture import rows as mixture_rows
 from pyro_evidence.mixture.evidence import WellDetermined, well_determined
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, mixture_data, natural_parameters
 from pyro_evidence.mixture.updates import Pool
@@ -52,7 +51,7 @@ def test_modes_of_a_batch_are_modes_and_those_of_each_row(shape: tuple[int, int,
     torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0.0, atol=1e-5)
     for row in range(NUM_RESTARTS):
         index = torch.tensor([row])
-        alone = mixture_mode.find_mode(mixture_expectation.rows_of(data, index), mixture_rows.row(at, index))
+        alone = mixture_mode.find_mode(mixture_expectation.rows_of(data, index), at[index])
         torch.testing.assert_close(alone.w, found.w[index], rtol=1e-6, atol=1e-6)
 
 

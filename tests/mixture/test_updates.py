@@ -60,7 +60,7 @@ def run(data: MixtureData, at: Mixture, ties: Ties, schedule: list[tuple[Update,
     for update, num_steps in schedule:
         for _ in range(num_steps):
             new = update(estep(data, at, ties, mixture_evidence.coordinate))
-            at = mixture_rows.chosen(mixture_rows.is_sound(new), new, at)
+            at = new.where(mixture_rows.is_sound(new), at)
     return at
 
 

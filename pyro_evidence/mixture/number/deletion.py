@@ -86,7 +86,7 @@ class GreedyDeletion:
         if not len(rows):
             return restarts, rows
         keep = mixture.active[rows].scatter(-1, out.unsqueeze(-1), False)
-        small = pruned(mixture_rows.row(mixture, rows), keep)
+        small = pruned(mixture[rows], keep)
         begun = first(few(rows_of(expected.data, rows)), small, expected.ties, expected.curvature, restarts.update)
         tried = rounds(begun, restarts.update, min(SCREENING, self.num_steps))
         best = torch.cat([_highest(tried.occam, rows == row, self.finalists) for row in rows.unique()])
@@ -127,7 +127,7 @@ def few(data: MixtureData) -> MixtureData:
 def _on(restarts: MixtureRestarts, data: MixtureData, index: Tensor, rows: Tensor) -> MixtureRestarts:
     """Some of the restarts, on the data of ``rows``."""
     expected = restarts.expected
-    mixture = mixture_rows.row(expected.mixture, index)
+    mixture = expected.mixture[index]
     if not len(index):
         return restarts
     return first(rows_of(data, rows), mixture, expected.ties, expected.curvature, restarts.update)
@@ -153,6 +153,6 @@ def _adopted(
     best, which = table.max(-1)
     gained = best > height
     mixtures = mixture_rows.padded(mixtures, expected.mixture)
-    mixture = mixture_rows.chosen(gained, mixture_rows.row(mixtures, which), expected.mixture)
+    mixture = mixtures[which].where(gained, expected.mixture)
     after = estep(expected.data, mixture, expected.ties, expected.curvature)
     return replace(restarts, expected=after), torch.where(gained, best, height), gained
