@@ -174,9 +174,9 @@ def test_permuting_kernels_changes_nothing(update: Update) -> None:
     )
     expected = update(estep(data, at, per_kernel(shape), mixture_evidence.coordinate))
     for order in permutations(range(3)):
-        mixed = Mixture(*(getattr(at, f)[:, order] for f in mixture_rows.FIELDS), at.loc)
+        mixed = Mixture(*(getattr(at, f)[:, order] for f in ("w", "noise", "log_mixing", "alpha")), at.loc)
         actual = update(estep(data, mixed, per_kernel(shape), mixture_evidence.coordinate))
-        for field in mixture_rows.FIELDS:
+        for field in ("w", "noise", "log_mixing", "alpha"):
             assert_exact(getattr(actual, field), getattr(expected, field)[:, order])
 
 
@@ -184,7 +184,7 @@ def test_without_the_gamma_prior_the_outputs_own_gamma_is_the_derived_update(dat
     data, at, ties = ripley(0, 3, 2)
     here = estep(data, at, ties, mixture_evidence.coordinate)
     one, other = BoundedInflation(rho=0.0, num_other_outputs=0.0)(here), corrected(here)
-    for field in mixture_rows.FIELDS:
+    for field in ("w", "noise", "log_mixing", "alpha"):
         assert_exact(getattr(one, field), getattr(other, field))
 
 
