@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: benchmarks clean demo format help lint test tests tutorials types
+.PHONY: benchmarks clean demo format help lint picture test tests tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
@@ -38,6 +38,9 @@ tutorials: $(READY)  ## execute tutorials/*.py into the notebooks beside them
 
 benchmarks: $(READY)  ## speed against other engines, one thread; wants PYRO_EVIDENCE_DATA
 	$(ONE_THREAD) $(BIN)/python benchmarks/speed.py $(ARGS)
+
+picture: $(READY)  ## draw the imports anew in docs/architecture.md
+	$(BIN)/python -m tests.picture_of_imports
 
 format: $(READY)  ## let ruff rewrite what it can
 	$(BIN)/python -m ruff check --fix .

@@ -1,4 +1,4 @@
-"""Engines: the policy of each loop.  The mathematics is in ``ops``, the density in ``program``."""
+"""The doors: one engine a file, its settings, what it repeats and when it stops; nothing else."""
 
 from pyro_evidence.infer.class_conditional import (
     ClassConditional,
