@@ -85,6 +85,8 @@ def test_no_other_error_is_raised() -> None:
         "TypeError",
         "ArithmeticError",
         "AttributeError",  # of a module that has no such name
+        "IsADirectoryError",  # becomes NotWritten
+        "ValueError",  # of a damaged file, becomes BadInput
         "SystemExit",  # of a process that only imports a script
         *private,
     }
