@@ -251,7 +251,7 @@ def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = no
         away = latent.covariance @ step
         decrement = float(rise @ away)
         small = decrement <= (tolerance if decrement > 0.1 * before else tolerance**1.4)
-        moved = None if small else _moved(latent, point, (step, away), decrement)
+        moved = None if small else _moved(latent, point, (step, away), decrement, tolerance)
         if moved is None:
             resting = abs(decrement) <= tolerance * (1.0 + abs(point.value))
             break
@@ -282,9 +282,11 @@ def _newton(latent: Latent, point: _Point) -> tuple[Factor, bool, Tensor]:
     return factor, definite, (rise - factor.apply(latent.covariance @ rise)).squeeze(-1)
 
 
-def _moved(latent: Latent, point: _Point, step: tuple[Tensor, Tensor], decrement: float) -> _Point | None:
+def _moved(
+    latent: Latent, point: _Point, step: tuple[Tensor, Tensor], decrement: float, tolerance: float
+) -> _Point | None:
     """The first halved step that rises (Armijo), or a whole one that rounding hides; None where none does."""
-    slack = 1e-14 * (1.0 + abs(point.value))  # rounding of the sum over data
+    slack = 0.45 * tolerance * (1.0 + abs(point.value))  # rounding of the sum over data
     for halvings in range(40):
         scale = 0.5**halvings
         new = _point(latent, point.dual + scale * step[0], point.away + scale * step[1])

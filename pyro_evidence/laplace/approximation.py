@@ -47,9 +47,19 @@ class Problem:
         return self.structure.latent if wanted else None
 
     @property
+    def eps(self) -> float:
+        """Relative rounding of one number."""
+        return float(torch.finfo(self.joint.dtype).eps)
+
+    @property
+    def slack(self) -> float:
+        """Relative rounding of the log evidence: 1e-13 in float64."""
+        return 450.0 * self.eps
+
+    @property
     def tolerance(self) -> float:
         """Twice the rise of the log joint, in nats, that counts as none."""
-        return 100.0 * torch.finfo(self.joint.dtype).eps
+        return 100.0 * self.eps
 
     @property
     def without_linear(self) -> "Problem":
@@ -143,7 +153,7 @@ def _climb(
     problem: Problem, u: Tensor, curvature: Curvature, *, theta: Tensor, watch: lbfgs.Watch, num_steps: int
 ) -> newton.Mode:
     density = problem.density
-    limits = newton.Limits(problem.tolerance, num_steps, watch)
+    limits = newton.Limits(problem.tolerance, num_steps, watch, slack=45.0 * problem.eps)
     climb = (
         newton.climb if problem.structure.known is None else trust_region.climb
     )  # networks have saddles and curved valleys

@@ -53,7 +53,7 @@ def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor,
         return exact_hessian(log_joint, u, own)
 
     climb = newton.climb if problem.structure.known is None else trust_region.climb
-    mode = climb(log_joint, exact, start, rows, newton.Limits(problem.tolerance, num_steps))
+    mode = climb(log_joint, exact, start, rows, newton.Limits(problem.tolerance, num_steps, slack=45.0 * problem.eps))
     A = problem.curvature(log_joint, mode.u, rows).detach().double()
     tril, info = torch.linalg.cholesky_ex(A)
     sound = mode.converged & (info == 0) & torch.isfinite(mode.log_joint)

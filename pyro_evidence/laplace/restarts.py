@@ -142,7 +142,7 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
     MacKay's rounds with the weights near their mode only, to a hundredth of a nat: at the first guess of the
     hyperparameters a network's mode is far from where it will be, and not worth finding.
     """
-    by_rows, limits = density(problem), newton.Limits(1e-2, 30)
+    by_rows, limits = density(problem), newton.Limits(1e-2, 30, slack=45.0 * problem.eps)
     active = torch.ones_like(u, dtype=torch.bool)
     for _ in range(ROUNDS):
         rows = torch.cat([theta, active.to(theta)], -1)

@@ -1,7 +1,7 @@
 """Type-II maximisation: quasi-Newton on the exact gradient, in MacKay's metric where precisions are recognised."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -9,22 +9,19 @@ from torch import Tensor
 
 from pyro_evidence.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope, laplace_state, slope
-from pyro_evidence.numerics.evidence import reestimated_log_precision, well_determined
-from pyro_evidence.structure.recognise import PrecisionGroups
+from pyro_evidence.laplace.hyperparameters.differences import curvature
+from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, natural_metric, round_of_all
+from pyro_evidence.laplace.hyperparameters.pruning import PruningTried, brought_back, prune
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
-FARTHEST = 60.0  # a precision of e^60 or e^-60 is on its way to infinity
+FARTHEST = 60.0  # a precision e^60 or e^-60 times that at the start is on its way to infinity
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
 INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
-FAR_WORSE = 10.0  # nats: a group whose removal costs as much is not tried again at once
-
-
-@dataclass(frozen=True)
-class PruningTried:
-    """Hyperparameters at which the removal of a group cost far more than it gained, or led nowhere."""
-
-    theta: Tensor  # (T,)
-    loss: float  # nats, at least FAR_WORSE
+FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
+SHARP = 1e-3  # nats that a step promises, above which their curvature is taken anew where it is not to be trusted
+FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
+PLATEAU = (-12.0, -8.0, -5.0, -2.5, 2.5, 5.0, 8.0, 12.0)  # log units away from it
+NEAR = 1.0  # largest natural step in log units at which they are
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,11 @@ class TypeII:
     laplace: LaplaceState
     slope: Slope
     metric: Tensor  # (T, T) approximate inverse of minus the Hessian of the objective
+    learned: bool = False  # whether the metric holds more than the natural one
+    trusted: bool = False  # whether it foretold what the last step gained
     verdict: Status | None = None
     needed: Mapping[int, PruningTried] = field(default_factory=dict)  # by group
+    scanned: bool = False  # whether plateaus have been looked across
 
     @property
     def objective(self) -> float:
@@ -43,77 +43,199 @@ class TypeII:
         return self.laplace.objective
 
     @property
+    def promised(self) -> float:
+        """What a step is expected to gain, nats: half the squared slope in the metric, Newton's decrement."""
+        return 0.5 * float(self.slope.total @ self.metric @ self.slope.total)
+
+    @property
     def gradient_norm(self) -> float:
-        """Largest derivative in the unconstrained hyperparameters, nats; 0 without hyperparameters."""
-        return float(self.slope.total.abs().max()) if len(self.slope.total) else 0.0
+        """The slope per standard deviation of the hyperparameters, as far as it is known, nats; 0 without any."""
+        return math.sqrt(max(2.0 * self.promised, 0.0))
 
 
 def outer_state(laplace: LaplaceState) -> TypeII:
     """The iterate at a Laplace state, with a fresh metric."""
     if not len(laplace.theta):
-        return TypeII(laplace, Slope(laplace.theta, laplace.theta), torch.zeros(0, 0))
+        return TypeII(laplace, Slope(laplace.theta, laplace.theta), laplace.theta.new_zeros(0, 0))
     found = slope(laplace)
-    return TypeII(laplace, found, natural_metric(laplace, found).diag())
-
-
-def natural_metric(laplace: LaplaceState, found: Slope) -> Tensor:
-    """The diagonal metric in which a gradient step is one round of MacKay's fixed point, shape ``(T,)``."""
-    groups = laplace.problem.structure.groups
-    return metric_of(groups, None if groups is None else groups.size(laplace.problem.active), found)
-
-
-def metric_of(groups: PrecisionGroups | None, size: Tensor | None, found: Slope) -> Tensor:
-    """The metric of :func:`natural_metric` for slopes ``(..., T)`` of groups of ``size`` ``(..., T)``.
-
-    Hyperparameters that hold no recognised precision get a step of at most one unit.
-    """
-    gradient = found.total
-    plain = 1.0 / gradient.abs().amax(-1, keepdim=True).clamp(min=1.0).expand_as(gradient)  # |step| <= 1
-    if groups is None or size is None:
-        return plain
-    grouped = groups.power != 0
-    power = torch.where(grouped, groups.power, 1.0)
-    quadratic = size - 2.0 * found.joint / power
-    move = reestimated_log_precision(gradient / power, quadratic) / power
-    good = grouped & torch.isfinite(move) & (move * gradient > 0)
-    ascent = torch.where(good, move / torch.where(good, gradient, 1.0), 0.0)
-    stiff = grouped & ~good & (gradient != 0)  # the round would leave the positive numbers
-    metric = torch.where(good, ascent, torch.where(stiff, 1.0 / gradient.abs(), plain))
-    return torch.where(grouped & (size == 0), 0.0, metric)  # what only pruned weights feel stays where it is
+    return TypeII(laplace, found, natural_metric(laplace, found))
 
 
 def step(state: TypeII) -> TypeII:
     """One outer iteration: a step uphill in the hyperparameters, mode re-found, then pruning where that gains."""
-    direction = state.metric @ state.slope.total
-    direction = direction * (LARGEST_STEP / direction.abs().max().clamp(min=LARGEST_STEP))  # cap, direction kept
-    found = _line_search(state, direction)
+    logs = log_units(state.laplace.problem)
+    natural = _directions(state, logs)
+    far = _is_far(state, natural[0], logs)
+    if not state.trusted and not far:
+        state = _sharpened(state)
+    directions = (_capped(state, logs),) if state.learned else natural
+    direction, found = _best_of(state, directions)
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
-    pruned, needed = _prune(found, state.needed)
-    new = replace(outer_state(replace(pruned, escaped=pruned.escaped or state.laplace.escaped)), needed=needed)
-    if bool((new.laplace.theta.abs() > FARTHEST).any()):
+    new = _arrived(state, found, direction * logs)
+    if far and not state.learned:
+        new = _further(state, new, direction * logs)
+    if new.verdict is None and new.laplace.problem is state.laplace.problem and not far:
+        new = _learned(state, new)
+    if new.verdict is None and new.promised < SHARP and not new.scanned:
+        new = _off_plateaus(new)
+    return replace(new, verdict=Status.CONVERGED) if new.learned and new.promised <= _nothing(new) else new
+
+
+def _best_of(state: TypeII, directions: Sequence[Tensor]) -> tuple[Tensor, LaplaceState | None]:
+    """The first direction that keeps a tenth of its promise, or the one that rises most, and where it leads."""
+    best: LaplaceState | None = None
+    chosen = directions[0]
+    for direction in directions:
+        found = _line_search(state, direction)
+        if found is not None and (best is None or found.objective > best.objective):
+            chosen, best = direction, found
+        if best is not None and best.objective - state.objective > 0.05 * float(chosen @ state.slope.total):
+            break
+    return chosen, best
+
+
+def _off_plateaus(state: TypeII) -> TypeII:
+    """Once per fit: where the objective no longer feels a scale, somewhere higher along that scale, if there is."""
+    state, best = replace(state, scanned=True), state.laplace
+    if state.laplace.problem.structure.known is not None:
+        return state
+    for problem, theta in _across(state):
+        try:
+            found = laplace_state(problem, theta, state.laplace.u)
+        except ArithmeticError:
+            continue
+        best = found if found.objective > best.objective + SHARP else best
+    return state if best is state.laplace else _arrived(state, best)
+
+
+def _across(state: TypeII) -> Iterator[tuple[Problem, Tensor]]:
+    """Places beyond the plateaus where hyperparameters that are not felt may lie; first those of pruned groups."""
+    laplace, flat = state.laplace, log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
+    for problem, t, move in brought_back(laplace, FEW):
+        yield problem, laplace.theta.index_add(0, torch.tensor([t]), torch.tensor([move]).to(laplace.theta))
+    for t in flat.nonzero().flatten().tolist():
+        for move in PLATEAU:
+            yield laplace.problem, laplace.theta.index_add(0, torch.tensor([t]), torch.tensor([move]).to(laplace.theta))
+
+
+def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> TypeII:
+    """The iterate there, with a fresh metric, after pruning.
+
+    :param move: that led there, in log units.
+    """
+    pruned, needed = prune(found, state.needed, move)
+    new = outer_state(replace(pruned, escaped=pruned.escaped or state.laplace.escaped))
+    new = replace(new, needed=needed, scanned=state.scanned)
+    away = (new.laplace.theta - new.laplace.problem.joint.initial_theta)[log_units(new.laplace.problem)]
+    if bool((away.abs() > FARTHEST).any()):
         return replace(new, verdict=Status.UNBOUNDED)
-    same_model = new.laplace.problem is state.laplace.problem
-    if is_singular(new.laplace):
-        return replace(new, verdict=Status.SINGULAR)
-    if not same_model or float(direction.abs().max()) > 1.0 + 1e-9:  # the first step in a plain metric has length 1
-        return new
-    moved, before, after = new.laplace.theta - state.laplace.theta, state.slope.total, new.slope.total
-    return replace(new, metric=updated(_rescaled(state, moved, before - after), new.metric, moved, before, after))
+    return replace(new, verdict=Status.SINGULAR) if is_singular(new.laplace) else new
+
+
+def _is_far(state: TypeII, direction: Tensor, logs: Tensor) -> bool:
+    """Whether a step is so long that what is known here does not hold there."""
+    if float((direction * logs).abs().max()) > NEAR + 1e-9:  # the first step in a plain metric has length 1
+        return True
+    return not state.learned and 0.5 * float((direction * ~logs) @ state.slope.total) > 1.0
+
+
+def _nothing(state: TypeII) -> float:
+    """Nats that count as none, in any unit; in single precision what the objective cannot tell."""
+    return max(1e-10, 10.0 * state.laplace.problem.eps * (1.0 + abs(state.objective)))
+
+
+def _capped(state: TypeII, logs: Tensor) -> Tensor:
+    """The step that the metric suggests, no longer than LARGEST_STEP in any log unit."""
+    direction = state.metric @ state.slope.total
+    capped = torch.where(logs, direction.clamp(-LARGEST_STEP, LARGEST_STEP), direction)
+    if float(capped @ state.slope.total) > 0.0:
+        return capped
+    return direction * (LARGEST_STEP / (direction * logs).abs().max().clamp(min=LARGEST_STEP))  # direction kept
+
+
+def _directions(state: TypeII, logs: Tensor) -> tuple[Tensor, ...]:
+    """Steps to try: Newton's of the real numbers with MacKay's rounds of the others; then either alone."""
+    if state.learned:
+        return (_capped(state, logs),)
+    natural = _capped(state, logs)
+    real = torch.where(logs, 0.0, natural)
+    others = _rounds(state, logs, real)
+    if not bool(real.any()) or not bool(others.any()):
+        return (real + others,)
+    return (real + others, _rounds(state, logs, torch.zeros_like(real)), real)
+
+
+def _rounds(state: TypeII, logs: Tensor, real: Tensor) -> Tensor:
+    """The step of what is in log units after a step of the real numbers; MacKay's own where all are recognised."""
+    natural = torch.where(logs, _capped(state, logs), 0.0)
+    on = (logs & (state.metric.diagonal() > 0)).nonzero().flatten()
+    groups = state.laplace.problem.structure.groups
+    known = groups is not None and bool((groups.power[on] != 0).all())
+    if (known and not bool(real.any())) or state.laplace.problem.latent is not None or not len(on):
+        return natural
+    move = round_of_all(state.laplace, state.slope, on, real, LARGEST_STEP)
+    together = torch.zeros_like(real).index_add(0, on, move)
+    return together if float((together + real) @ state.slope.total) > 0.0 else natural
+
+
+def _sharpened(state: TypeII) -> TypeII:
+    """With the curvature by differences for its metric, where that is cheap."""
+    measure, log = state.metric.diagonal().sqrt(), log_units(state.laplace.problem)
+    measure = torch.where(log, measure.clamp(max=1.0), measure)
+    if int((measure > 0).sum()) > FEW or state.promised < SHARP:
+        return state
+    try:
+        found = curvature(state.laplace, state.slope, measure)
+    except ArithmeticError:
+        return state
+    on = measure.nonzero().flatten()
+    metric = torch.zeros_like(state.metric)
+    metric[on.unsqueeze(-1), on] = inverted(found[on.unsqueeze(-1), on], state.slope.total[on])
+    return replace(state, metric=metric, learned=True, trusted=True)
+
+
+def _learned(old: TypeII, new: TypeII) -> TypeII:
+    """With the old metric, and what the step has taught."""
+    moved, before, after = new.laplace.theta - old.laplace.theta, old.slope.total, new.slope.total
+    start = old.metric if old.learned else _rescaled(old, moved, before - after)
+    gained = (new.objective - old.objective) / old.promised
+    metric = updated(start, new.metric, moved, before, after)
+    return replace(new, metric=metric, learned=True, trusted=0.75 < gained < 1.25)
 
 
 def _rescaled(old: TypeII, s: Tensor, y: Tensor) -> Tensor:
-    """The metric before its first update, where nothing was known of the scale.
+    """The natural metric before its first update, where nothing was known of the scale.
 
     Nocedal and Wright (2006), eq. 6.20, over the hyperparameters that hold no recognised precision.
     """
-    fresh = natural_metric(old.laplace, old.slope).diag()
     groups = old.laplace.problem.structure.groups
-    plain = torch.ones_like(s, dtype=torch.bool) if groups is None else groups.power == 0
+    plain = log_units(old.laplace.problem) & (True if groups is None else groups.power == 0)
     sy, yy = s[plain] @ y[plain], y[plain] @ y[plain]
-    if not torch.equal(fresh, old.metric) or not float(sy) > 1e-12 * float(yy):
+    if not float(sy) > 1e-12 * float(yy):
         return old.metric
-    return torch.where(plain, sy / yy, fresh.diagonal()).diag()
+    return torch.where(plain.diag(), sy / yy, old.metric)
+
+
+def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:
+    """After more of a move, doubled as long as the slope along it has not fallen by half.
+
+    Of recognised precisions, and where one round took all log units together, the round knows better.
+    """
+    groups = new.laplace.problem.structure.groups
+    move = move if groups is None else torch.where(groups.power == 0, move, 0.0)
+    one_by_one = old.laplace.problem.latent is not None
+    while one_by_one and new.verdict is None and 0.9 <= float(move.abs().max()) <= LARGEST_STEP:
+        if float(new.slope.total @ move) < 0.5 * float(old.slope.total @ move):
+            break
+        try:
+            found = laplace_state(new.laplace.problem, new.laplace.theta + move, new.laplace.u)
+        except ArithmeticError:
+            break
+        if not found.objective > new.objective:
+            break
+        new, move = _arrived(new, found), 2.0 * move
+    return new
 
 
 def is_singular(laplace: LaplaceState) -> bool:
@@ -136,18 +258,17 @@ def largest_inflation(problem: Problem) -> float:
 
 def _stuck(state: TypeII, promised: float) -> TypeII:
     """Another try in the natural metric; when that is what failed, the end: at rounding, or for want of smoothness."""
-    fresh = natural_metric(state.laplace, state.slope).diag()
-    if not torch.equal(fresh, state.metric):
-        return replace(state, metric=fresh)
-    rounding = state.laplace.problem.tolerance * (1.0 + abs(state.objective))
-    if promised <= rounding:
+    if promised <= 100.0 * _nothing(state):
         return replace(state, verdict=Status.CONVERGED)
+    if state.learned:
+        return replace(state, metric=natural_metric(state.laplace, state.slope), learned=False)
     return replace(state, verdict=Status.UNBOUNDED if _is_flat(state) else Status.STUCK)
 
 
 def _is_flat(state: TypeII) -> bool:
     """Whether the objective is the same, to 1e-5 nats, with some hyperparameter a factor e smaller and larger."""
     directions = torch.eye(len(state.laplace.theta), dtype=torch.float64, device=state.laplace.theta.device)
+    directions = directions[log_units(state.laplace.problem) & (state.metric.diagonal() > 0)]  # the others are pruned
     return any(max(_change(state, d), _change(state, -d)) < 1e-5 for d in directions)
 
 
@@ -164,7 +285,7 @@ def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
     """The first of the ever shorter steps that raises the objective (Armijo), or None."""
     before = state.laplace
     promised = float(direction @ state.slope.total)
-    slack = 1e-13 * (1.0 + abs(before.objective))  # rounding of the objective
+    slack = before.problem.slack * (1.0 + abs(before.objective))  # rounding of the objective
     scale = 1.0
     while scale >= 0.5**24:  # shorter steps move nothing
         try:
@@ -202,68 +323,3 @@ def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Ten
     safe = torch.where(bends, sy, 1.0)
     left = torch.eye(s.shape[-1]).to(s) - s.unsqueeze(-1) * y.unsqueeze(-2) / safe
     return torch.where(bends, left @ metric @ left.mT + s.unsqueeze(-1) * s.unsqueeze(-2) / safe, fresh)
-
-
-def _prune(state: LaplaceState, needed: Mapping[int, PruningTried]) -> tuple[LaplaceState, Mapping[int, PruningTried]]:
-    """Switch off every group of weights whose best precision is infinite; the state, and the groups far from that."""
-    groups = state.problem.structure.groups
-    if groups is None:
-        return state, {}
-    size = groups.size(state.problem.active)
-    for t in torch.nonzero(groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)).flatten().tolist():
-        finite = bool(torch.isfinite(groups.loc[groups.member == t]).all())
-        if finite and not (t in needed and _still_needed(needed[t], state.theta, groups, size, t)):
-            before, (state, loss) = state, _without(state, groups, t)
-            kept = {**needed, t: PruningTried(state.theta, loss)} if loss >= FAR_WORSE else needed
-            needed = kept if state is before else {}
-    return state, needed
-
-
-def _still_needed(found: PruningTried, theta: Tensor, groups: PrecisionGroups, size: Tensor, t: int) -> bool:
-    """Whether the hyperparameters have moved too little since to make up for the loss of group ``t``.
-
-    A log precision is worth up to half a nat per unit and term that it scales; any other hyperparameter that moves by
-    one, and the group's own precision by a factor e, calls for another trial.
-    """
-    moved = (theta - found.theta).abs()
-    per_unit = torch.where(groups.power != 0, 0.5 * size * groups.power.abs(), found.loss)
-    return float((moved * groups.power.abs())[t]) < 1.0 and float(moved @ per_unit) < found.loss
-
-
-def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[LaplaceState, float]:
-    """The state without group ``t``, if the log evidence is no lower there than here and than just before infinity.
-
-    To first order in the prior variance the log evidence near infinity is linear, so the second comparison says
-    whether infinity is a local maximum.
-
-    :return: that state or the old one, and the nats that the removal costs, FAR_WORSE where it leads to no mode.
-    """
-    member = groups.member == t
-    stand_in = state.theta.clone()
-    stand_in[t] += _to_insignificance(state, member) / groups.power[t]
-    start = torch.where(member, groups.loc, state.u)
-    try:
-        pruned = laplace_state(state.problem.without(member), stand_in, start)
-        loss = state.objective - pruned.objective
-        if loss > 0:
-            return state, loss
-        before = laplace_state(state.problem, stand_in, start)
-    except ArithmeticError:
-        return state, FAR_WORSE
-    return (pruned if pruned.objective >= before.objective else state), loss
-
-
-def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:
-    groups = state.problem.structure.groups
-    assert groups is not None
-    prior = groups.log_precision(state.theta)[member].exp()
-    return to_insignificance(well_determined(prior, state.precision.variance[0][member]).amax())
-
-
-def to_insignificance(determined: Tensor) -> Tensor:
-    """How much a log precision must rise for the data to move a weight by 1e-4 of its prior variance only.
-
-    :param determined: how far the data determine the weight now, 0 to 1.
-    """
-    inside = determined.clamp(1e-12, 0.5)  # 0 < gamma < 1
-    return (1e4 * inside / (1.0 - inside)).log().clamp(min=math.log(100.0))  # at least a factor of 100

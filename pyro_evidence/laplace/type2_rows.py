@@ -16,13 +16,13 @@ from pyro_evidence.iterate import Fit, Stop
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import Problem, Slope, laplace_state
 from pyro_evidence.laplace.approximation_rows import LaplaceRows, laplace_rows, slopes
+from pyro_evidence.laplace.hyperparameters.metric import metric_of
+from pyro_evidence.laplace.hyperparameters.pruning import to_insignificance
 from pyro_evidence.laplace.type2 import (
     FARTHEST,
     LARGEST_STEP,
     TypeII,
     largest_inflation,
-    metric_of,
-    to_insignificance,
     updated,
 )
 from pyro_evidence.numerics import evidence
@@ -31,7 +31,7 @@ HALVINGS = 12  # of a step, before a row is left to the single loop
 
 
 def natural(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
-    """MacKay's metric of each row, ``(R, T, T)``: see :func:`~pyro_evidence.laplace.type2.natural_metric`."""
+    """MacKay's metric of each row, ``(R, T, T)``: see :mod:`pyro_evidence.laplace.hyperparameters.metric`."""
     groups = problem.structure.groups
     return metric_of(groups, None if groups is None else groups.size(points.active), found).diag_embed()
 
@@ -39,7 +39,7 @@ def natural(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
 def line_search(problem: Problem, old: LaplaceRows, direction: Tensor, slope: Tensor) -> tuple[LaplaceRows, Tensor]:
     """The first of each row's halved steps that raises its log evidence (Armijo), and which rows found one."""
     rise = 1e-4 * (direction * slope).sum(-1)
-    slack = 1e-13 * (1.0 + old.objective.abs())  # rounding of the log evidence
+    slack = problem.slack * (1.0 + old.objective.abs())  # rounding of the log evidence
     left, new, scale = torch.arange(len(rise), device=rise.device), old, 1.0
     for _ in range(HALVINGS):
         trial = laplace_rows(problem, old.theta[left] + scale * direction[left], old.active[left], old.u[left])
@@ -135,7 +135,9 @@ def _arrived(old: LaplaceRows, new: LaplaceRows, found: Slope, stop: Stop, rose:
 
 def _needs_care(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
     """Rows on their way to infinity, or to a singular curvature, or without a derivative."""
-    lost = (points.theta.abs() > FARTHEST).any(-1) | ~torch.isfinite(found.total).all(-1)
+    lost = ((points.theta - problem.joint.initial_theta).abs() > FARTHEST).any(-1) | ~torch.isfinite(found.total).all(
+        -1
+    )
     groups = problem.structure.groups
     if groups is None:
         return lost

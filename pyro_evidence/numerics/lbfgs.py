@@ -48,7 +48,9 @@ def _direction(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
     for s, y, rho, a in reversed(kept):
         q = q + s * (a - rho * (y * q).sum(-1, keepdim=True))
     uphill = (q * slope).sum(-1, keepdim=True) > 0
-    return torch.where(uphill, q, slope / slope.norm(dim=-1, keepdim=True).add(1.0))
+    largest = slope.abs().amax(-1, keepdim=True)
+    unit = slope / largest  # whose square does not overflow
+    return torch.where(uphill, q, unit / (unit.norm(dim=-1, keepdim=True) + 1.0 / largest))
 
 
 def _scale(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -69,6 +71,8 @@ def _line_search(
     scale = torch.ones_like(value)
     rows = torch.nonzero((step != 0).any(-1)).squeeze(-1)
     for _ in range(20):
+        if not len(rows):
+            break
         trial = here[0][rows] + scale[rows].unsqueeze(-1) * step[rows]
         trial_value, trial_slope = f(trial)
         gain = trial_value - here[1][rows]
@@ -80,8 +84,6 @@ def _line_search(
         )
         scale[rows] = _shorter(scale[rows], rise[rows], gain)
         rows = rows[~good]
-        if not len(rows):
-            break
     return u, value, slope
 
 

@@ -131,9 +131,10 @@ def _measure(found: Mode, rows: Tensor, curvature: CurvatureAt, theta: Tensor) -
 def _move(density: Density, found: Mode, rows: Tensor, theta: Tensor, limits: Limits) -> Tensor:
     """Take the steps of ``rows``; the rows that moved.  One at rounding counts as converged, where it stands."""
     resting = found.decrement[rows] <= limits.tolerance * (1.0 + found.log_joint[rows].abs())
+    small = found.decrement[rows] <= limits.tolerance**0.5  # what rounding inside a model may leave
     _escape(density, found, rows[~found.definite[rows] & resting], theta)
     moved = _backtrack(density, found, rows, theta, limits.slack * (1.0 + found.log_joint.abs()))
-    found.converged[rows[~moved & found.definite[rows] & resting]] = True
+    found.converged[rows[~moved & found.definite[rows] & (resting | small)]] = True
     return rows[moved]
 
 
@@ -166,7 +167,10 @@ def _escape(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> None:
 
 
 def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor, slack: Tensor) -> Tensor:
-    """Halve each row's step until the log joint does not fall beyond rounding; which rows moved."""
+    """Halve each row's step until the log joint does not fall beyond rounding; which rows moved.
+
+    A shortened step must raise it beyond rounding, or else the halving has found noise and the row stays where it is.
+    """
     rise = 1e-4 * (found.gradient * found.step).sum(-1)
     here, height = found.u.clone(), found.log_joint.clone()
     left, scale = rows, 1.0
@@ -174,6 +178,7 @@ def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor, slack
         trial = here[left] + scale * found.step[left]
         value, slope = density.gradient(trial, of_rows(theta, left))
         good = torch.isfinite(value) & (value >= height[left] + scale * rise[left] - slack[left])
+        good &= (scale == 1.0) | (value > height[left] + slack[left])
         done = left[good]
         found.u[done], found.log_joint[done], found.gradient[done] = trial[good], value[good], slope[good]
         left, scale = left[~good], 0.5 * scale

@@ -54,7 +54,7 @@ def ascend(
         small = after <= torch.where(after > 0.1 * before, limits.tolerance, limits.tolerance**1.4)
         found.converged[rows] = found.definite[rows] & small
         keep = ~found.converged[rows]
-        rows = _moved(density, found, rows[keep], theta, Ball(radius, scales))
+        rows = _moved(density, found, rows[keep], theta, Ball(radius, scales, limits.slack))
         limits.watch(found.log_joint)
         if not len(rows):
             break
@@ -69,6 +69,7 @@ class Ball:
 
     radius: Tensor  # (R,) adapted in place
     scale: Tensor  # (R, D)
+    slack: float  # relative rounding of the log joint
 
     def length(self, step: Tensor, rows: Tensor) -> Tensor:
         """Of steps ``(r, D)`` of ``rows``."""
@@ -212,7 +213,7 @@ def _tried(
     trial = _at(density, found.u[rows] + step, of_rows(theta, rows))
     if floor is not None:
         trial = _on_floor(density, trial, of_rows(theta, rows), floor)
-    gain, slack = trial.value - here, 1e-14 * (1.0 + here.abs())  # rounding of the sum over data
+    gain, slack = trial.value - here, ball.slack * (1.0 + here.abs())  # rounding of the sum over data
     good = trial.finite & (gain >= 1e-4 * promised - slack) & (trial.u != found.u[rows]).any(-1)
     length = ball.length(step, rows)
     wider = torch.maximum(radius, 2.0 * length).clamp(max=LARGEST)

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from pyro.distributions.constraints import softplus_lower_cholesky, softplus_positive
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import Transform, biject_to, transform_to
+from torch.distributions import Transform, biject_to, constraints, transform_to
 
 from pyro_evidence.errors import BadInput
 
@@ -64,8 +65,37 @@ class Declaration:
             self.source.requires_grad_(False)
 
 
+class RelativeCholesky(Transform):
+    """Rows of a lower Cholesky factor: the logarithm of the diagonal, and what is left of it in units of the diagonal.
+
+    A row measured in another unit moves its logarithm alone.
+    """
+
+    domain = constraints.independent(constraints.real, 2)
+    codomain = constraints.lower_cholesky
+    bijective = True  # but for the upper triangle, which is not looked at
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RelativeCholesky)
+
+    def _call(self, x: Tensor) -> Tensor:
+        unit = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        return x.diagonal(dim1=-2, dim2=-1).exp().unsqueeze(-1) * (x.tril(-1) + unit)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        size = y.diagonal(dim1=-2, dim2=-1)
+        return (y / size.unsqueeze(-1)).tril(-1) + size.log().diag_embed()
+
+
 def transform_of(constraint: Any) -> Transform:
-    """Unconstrained to constrained: a bijection, or the store's own where torch has none (lower Cholesky)."""
+    """Unconstrained to constrained, such that a change of unit is a shift, or a factor of a real number.
+
+    The bijection that torch has, where that is so; the store's own where there is none.
+    """
+    if constraint in (constraints.lower_cholesky, softplus_lower_cholesky):
+        return RelativeCholesky()
+    if constraint is softplus_positive:  # neither logarithm nor straight line
+        return biject_to(constraints.positive)
     try:
         return biject_to(constraint)
     except NotImplementedError:

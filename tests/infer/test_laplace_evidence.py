@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -316,3 +317,48 @@ def test_float32_data_give_a_float32_posterior() -> None:
     exact = LaplaceEvidence(logistic_shared).run(X.double(), t.double())
     assert posterior.mode["w"].dtype == torch.float32
     assert float(posterior.log_evidence) == pytest.approx(float(exact.log_evidence), abs=1e-3)
+
+
+def small_groups(y: Tensor) -> None:
+    """A site of one group for each column; one scale is maximised with its prior."""
+    scale = pyro.sample("scale", dist.LogNormal(y.new_zeros(()), 1.0))
+    loc = pyro.sample("loc", dist.Normal(y.new_zeros(()), 2.0))
+    a = pyro.sample("a", dist.Normal(loc, scale).expand([y.shape[-1]]).to_event(1))
+    pyro.sample("y", dist.Poisson(a.exp()).expand(y.shape).to_event(2), obs=y)
+
+
+def test_single_precision_takes_no_more_work_than_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = torch.poisson(torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(20, 4), generator=torch.Generator().manual_seed(0))
+    calls, evidences = [], []
+    plain = LogJoint.density
+    for dtype in (torch.float64, torch.float32):
+        counted: list[int] = []
+
+        def density(self: LogJoint, *args: Any, counted: list[int] = counted) -> Tensor:
+            counted.append(1)
+            return plain(self, *args)
+
+        monkeypatch.setattr(LogJoint, "density", density)
+        found = LaplaceEvidence(small_groups, hyper=["scale"], stop=Stop(progress=False)).run(y.to(dtype))
+        calls.append(len(counted))
+        evidences.append(float(found.log_evidence))
+    assert evidences[1] == pytest.approx(evidences[0], abs=1e-3)
+    assert calls[1] <= 2 * calls[0]
+
+
+def rounded_inside(y: Tensor) -> None:
+    """A product that torch rounds to single precision."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    pyro.sample("y", dist.Bernoulli(logits=(w.float() * 3.0).double()).expand(y.shape).to_event(2), obs=y)
+
+
+def test_a_mode_at_the_rounding_of_its_model_is_one() -> None:
+    y = torch.bernoulli(torch.full((200, 3), 0.3), generator=torch.Generator().manual_seed(0))
+    found = LaplaceEvidence(rounded_inside, stop=Stop(progress=False)).run(y)
+
+    def exact(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.sample("y", dist.Bernoulli(logits=w * 3.0).expand(y.shape).to_event(2), obs=y)
+
+    expected = LaplaceEvidence(exact, stop=Stop(progress=False)).run(y)
+    assert float(found.log_evidence) == pytest.approx(float(expected.log_evidence), abs=1e-4)

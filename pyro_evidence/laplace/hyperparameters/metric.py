@@ -1,0 +1,165 @@
+"""How a slope in the hyperparameters becomes a step that is the same in every unit.
+
+What can be infinite (a precision, a scale, a probability) is measured in log units, whatever the data are measured in;
+a real number, such as a fixed effect, is measured by what the log joint says about it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributions import Transform
+
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope
+from pyro_evidence.numerics.derivatives import passes, pullback
+from pyro_evidence.numerics.evidence import reestimated_log_precision
+from pyro_evidence.structure.recognise import PrecisionGroups
+
+LEAST_EIGENVALUE = 1e-10  # of a curvature whose diagonal is one, below which a direction counts as undetermined
+ROUNDS = 20  # Newton steps towards the end of one round of all log units
+LONGEST_ROUND = 1.5  # of one such step, in log units
+
+
+def log_units(problem: Problem) -> Tensor:
+    """Which unconstrained hyperparameters stand for something that can be infinite or at an edge, ``(T,)`` bool.
+
+    All but those that their constraint leaves as they are, or shifts and stretches by constants; of the latter those
+    that are recognised as log precisions.
+    """
+    hypers, groups = problem.joint.hypers, problem.structure.groups
+    found = [_is_curved(p.transform, p.unconstrained_shape) for p in hypers]
+    curved = (torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)).to(problem.joint.device)
+    return curved if groups is None else curved | (groups.power != 0)
+
+
+def _is_curved(transform: Transform, shape: torch.Size) -> Tensor:
+    """Which elements a transform does not treat as a straight line, the same everywhere, flat."""
+    size = shape.numel()
+    here = (0.3 + 0.1 * torch.arange(size, dtype=torch.float64)).cos()
+    places = torch.stack([here, here - 0.5, 1.0 - here]).unsqueeze(1)
+    moves = 0.5 * (torch.ones(1, size) if _is_elementwise(transform) else torch.eye(size)).double()
+    rows = torch.cat([places, places + moves], 1)
+    value = transform(rows.reshape(-1, *shape)).reshape(3, len(moves) + 1, -1)
+    slope = value[:, 1:] - value[:, :1]
+    bent = ((slope - slope[0]).abs() > 1e-9 * slope.abs().amax()).any(0)
+    return bent[0] if _is_elementwise(transform) else bent.any(-1)
+
+
+def _is_elementwise(transform: Transform) -> bool:
+    while isinstance(transform, torch.distributions.IndependentTransform):
+        transform = transform.base_transform
+    return int(transform.domain.event_dim) == int(transform.codomain.event_dim) == 0
+
+
+def natural_metric(laplace: LaplaceState, found: Slope) -> Tensor:
+    """The metric in which a gradient step is MacKay's round, and Newton's step for real numbers, shape ``(T, T)``."""
+    groups = laplace.problem.structure.groups
+    metric = metric_of(groups, None if groups is None else groups.size(laplace.problem.active), found).diag()
+    real = (~log_units(laplace.problem)).nonzero().flatten()
+    if len(real):
+        metric[real.unsqueeze(-1), real] = inverted(information(laplace, real), found.total[real])
+    return metric
+
+
+def metric_of(groups: PrecisionGroups | None, size: Tensor | None, found: Slope) -> Tensor:
+    """The diagonal metric of slopes ``(..., T)`` in log units and groups of ``size`` ``(..., T)``.
+
+    Hyperparameters that hold no recognised precision get a step of at most one unit.
+    """
+    gradient = found.total
+    plain = 1.0 / gradient.abs().clamp(min=1.0)  # |step| <= 1
+    if groups is None or size is None:
+        return plain
+    grouped = groups.power != 0
+    power = torch.where(grouped, groups.power, 1.0)
+    quadratic = size - 2.0 * found.joint / power
+    move = reestimated_log_precision(gradient / power, quadratic) / power
+    good = grouped & torch.isfinite(move) & (move * gradient > 0)
+    ascent = torch.where(good, move / torch.where(good, gradient, 1.0), 0.0)
+    stiff = grouped & ~good & (gradient != 0)  # the round would leave the positive numbers
+    metric = torch.where(good, ascent, torch.where(stiff, 1.0 / gradient.abs(), plain))
+    return torch.where(grouped & (size == 0), 0.0, metric)  # what only pruned weights feel stays where it is
+
+
+def information(laplace: LaplaceState, index: Tensor) -> Tensor:
+    r"""Minus the second derivatives of the log joint along its mode, in some hyperparameters, shape ``(P, P)``.
+
+    .. math:: -\partial^2_{\theta\theta} \log p - (\partial_\theta \partial_w \log p)\, A^{-1}\,
+        (\partial_w \partial_\theta \log p)
+
+    Exact for the log evidence where ``|A|`` does not depend on them: fixed effects under Gaussian noise, which it
+    profiles out.
+    """
+    theta, u = laplace.theta.clone().requires_grad_(), laplace.u.unsqueeze(0).requires_grad_()
+    log_joint = laplace.problem.density.log_joint(u, theta).sum()
+    first = pullback(log_joint, theta, create_graph=True)[index]
+    eye = torch.eye(len(index)).to(first)
+    held, mixed = passes(first, theta, eye, False)[:, index], passes(first, u, eye, False)[:, 0]
+    moved = torch.cat([laplace.precision.solve(row.unsqueeze(0)) for row in mixed.to(laplace.u)])
+    return -(held + mixed @ moved.to(mixed).mT).double()
+
+
+def inverted(curvature: Tensor, gradient: Tensor) -> Tensor:
+    """A positive inverse of a symmetric matrix, ``(P, P)``: a gradient step in it is Newton's, or away from a saddle.
+
+    The same in all units: eigenvalues are those of the matrix scaled to a unit diagonal, in absolute value.
+
+    :param gradient: measures what the matrix says nothing about.
+    """
+    size = curvature.diagonal().abs()
+    size = torch.where(size > 0, size, gradient.square())
+    unit = torch.where(size > 0, size, 1.0).rsqrt()
+    values, vectors = torch.linalg.eigh(curvature * unit * unit.unsqueeze(-1))
+    positive = values.abs().clamp(min=LEAST_EIGENVALUE)  # collinear: a step, not one without end
+    return (vectors / positive) @ vectors.mT * unit * unit.unsqueeze(-1)
+
+
+def response(laplace: LaplaceState, move: Tensor) -> Tensor:
+    """How the mode follows a move of the hyperparameters ``(T,)``, to first order, shape ``(1, D)``."""
+    if not bool(move.any()):
+        return torch.zeros_like(laplace.u).unsqueeze(0)
+    theta, u = laplace.theta.clone().requires_grad_(), laplace.u.unsqueeze(0).requires_grad_()
+    log_joint = laplace.problem.density.log_joint(u, theta).sum()
+    along = pullback(log_joint, theta, create_graph=True) @ move
+    return laplace.precision.solve(pullback(along, u).to(laplace.u))
+
+
+def round_of_all(laplace: LaplaceState, found: Slope, index: Tensor, others: Tensor, farthest: float) -> Tensor:
+    """The move ``(P,)`` of hyperparameters in log units to where one round of MacKay's, of all of them, leads.
+
+    That is where the log joint at the fixed mode plus the rest of the objective, ``-log|A| / 2`` above all, taken as
+    linear in log units, is highest: for a recognised precision MacKay's re-estimate itself, and the same for scales and
+    correlations of any other parametrisation.
+
+    :param others: a move of all ``(T,)`` that comes before, and that the mode follows.
+    :param farthest: the longest move of one of them.
+    """
+    u, rest = laplace.u.unsqueeze(0) + response(laplace, others), (found.total - found.joint)[index]
+    density, origin = laplace.problem.density, laplace.theta + others
+
+    def surrogate(move: Tensor) -> Tensor:
+        return density.log_joint(u, origin.index_add(0, index, move)).sum() + rest @ move
+
+    move = torch.zeros(len(index)).to(origin)
+    for _ in range(ROUNDS):
+        new = _newton(surrogate, move, farthest)
+        settled = bool(((new - move).abs() < 0.01).all())
+        move = new
+        if settled:
+            break
+    return move
+
+
+def _newton(f: Callable[[Tensor], Tensor], x: Tensor, farthest: float) -> Tensor:
+    """One Newton step uphill, halved until it goes up; ``x`` itself where none does."""
+    x = x.detach().requires_grad_()
+    height = f(x)
+    first = pullback(height, x, create_graph=True)
+    second = passes(first, x, torch.eye(len(x)).to(x), False)
+    step = inverted(-second, first.detach()) @ first.detach()
+    step = step.clamp(-LONGEST_ROUND, LONGEST_ROUND)
+    for halvings in range(6):
+        new = (x.detach() + 0.5**halvings * step).clamp(-farthest, farthest)
+        if float(f(new).detach()) > float(height.detach()):
+            return new
+    return x.detach()
