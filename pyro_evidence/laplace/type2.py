@@ -79,7 +79,7 @@ def step(state: TypeII) -> TypeII:
         new = _learned(state, new)
     if new.verdict is None and new.promised < SHARP and not new.scanned:
         new = _off_plateaus(new)
-    return replace(new, verdict=Status.CONVERGED) if new.learned and new.promised <= _nothing(new) else new
+    return replace(new, verdict=Status.CONVERGED) if new.learned and new.promised <= new.laplace.problem.slack else new
 
 
 def _best_of(state: TypeII, directions: Sequence[Tensor]) -> tuple[Tensor, LaplaceState | None]:
@@ -138,11 +138,6 @@ def _is_far(state: TypeII, direction: Tensor, logs: Tensor) -> bool:
     if float((direction * logs).abs().max()) > NEAR + 1e-9:  # the first step in a plain metric has length 1
         return True
     return not state.learned and 0.5 * float((direction * ~logs) @ state.slope.total) > 1.0
-
-
-def _nothing(state: TypeII) -> float:
-    """Nats that count as none, in any unit; in single precision what the objective cannot tell."""
-    return max(1e-10, 10.0 * state.laplace.problem.eps * (1.0 + abs(state.objective)))
 
 
 def _capped(state: TypeII, logs: Tensor) -> Tensor:
@@ -258,7 +253,7 @@ def largest_inflation(problem: Problem) -> float:
 
 def _stuck(state: TypeII, promised: float) -> TypeII:
     """Another try in the natural metric; when that is what failed, the end: at rounding, or for want of smoothness."""
-    if promised <= 100.0 * _nothing(state):
+    if promised <= 10.0 * state.laplace.problem.tolerance * (1.0 + abs(state.objective)):
         return replace(state, verdict=Status.CONVERGED)
     if state.learned:
         return replace(state, metric=natural_metric(state.laplace, state.slope), learned=False)
