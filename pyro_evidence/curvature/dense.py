@@ -1,7 +1,7 @@
 """A posterior precision, dense or diagonal, factorised once; rows ``(R,)`` in front."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ class Precision(Protocol):
         """Diagonal of the inverse of ``A``, shape ``(R, D)``."""
 
     @property
-    def adjoint(self) -> Tensor:
-        """``d log |A| / d A``, in the layout of ``A``."""
+    def adjoint(self) -> Any:
+        """``d log |A| / d A``, in the layout of ``A``: a tensor, or one for each family of its elements."""
 
     def solve(self, b: Tensor) -> Tensor:
         """Solution of ``A x = b``, shape ``(R, D)``."""

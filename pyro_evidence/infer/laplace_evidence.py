@@ -11,7 +11,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
-from pyro_evidence.laplace.approximation import laplace_problem, require_proper
+from pyro_evidence.laplace.approximation import is_certified, laplace_problem, require_proper
 from pyro_evidence.laplace.approximation_rows import can_batch
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.restarts import Restarts, search, starts, without_repeats
@@ -71,6 +71,9 @@ class LaplaceEvidence:
         """
         self._start(args, kwargs)
         best = self._maximise()
+        if not is_certified(best.state.laplace):
+            self._start(args, kwargs, factors=False)
+            best = self._maximise()
         if len(best.objectives) > 1:
             require_proper(best.state.laplace)
         posterior = self.posterior
@@ -105,10 +108,11 @@ class LaplaceEvidence:
             self._fits = (Fit(state, Status.BY_HAND, (*fit.objectives, state.objective)),)
         return -self._fits[0].state.objective
 
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
         joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
+        problem = problem if factors else problem.without_factors
         places, theta = starts(joint, self.restarts, self.seed), joint.initial_theta
         network = problem.structure.known is not None and can_batch(problem)
         self._found = (
@@ -116,6 +120,8 @@ class LaplaceEvidence:
             if network
             else search(problem, places, theta, self.stop.progress)
         )
+        if factors and not is_certified(self._found.states[0]):
+            return self._start(args, kwargs, factors=False)
         states = [type2.outer_state(state) for state in self._found.states]
         self._fits = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
         self._data = (args, kwargs)

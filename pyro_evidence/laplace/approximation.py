@@ -15,6 +15,9 @@ from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.factors.mode import StructuredProblem
+from pyro_evidence.structure.factors.propose import Coupled
+from pyro_evidence.structure.factors.structured import Structured
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.pruned import Pruned
 from pyro_evidence.structure.recognise import Structure, recognise
@@ -57,9 +60,26 @@ class Problem:
         return 450.0 * self.eps
 
     @property
+    def factors(self) -> StructuredProblem | None:
+        """The density by its factors, where there are any and the exact curvature is wanted."""
+        density = self.structure.factors
+        if density is None or self.curvature is not exact_hessian:
+            return None
+        value = self.density
+        assert isinstance(value, Structured | Pruned)
+        return StructuredProblem(density, self.active, value, self.joint.latents.label)
+
+    @property
     def tolerance(self) -> float:
         """Twice the rise of the log joint, in nats, that counts as none."""
         return 100.0 * self.eps
+
+    @property
+    def without_factors(self) -> "Problem":
+        """The same problem with a dense precision, where a product has shown that factors were overlooked."""
+        found = recognise(self.joint)
+        reason = Coupled("two products with the true Hessian differ from those with the factors found")
+        return replace(self, structure=replace(found, coupled=reason))
 
     @property
     def without_linear(self) -> "Problem":
@@ -74,7 +94,7 @@ class Problem:
 def laplace_problem(joint: LogJoint, curvature: Curvature = exact_hessian) -> Problem:
     """The problem before anything is pruned."""
     active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
-    return Problem(joint, recognise(joint), curvature, active)
+    return Problem(joint, recognise(joint, factors=curvature is exact_hessian), curvature, active)
 
 
 @dataclass(frozen=True)
@@ -124,6 +144,8 @@ def find_modes(
     )
     if problem.latent is not None:
         return problem.latent.find_modes(u, theta, problem.tolerance, watch)
+    if problem.factors is not None:
+        return problem.factors.find_modes(u, theta, newton.Limits(problem.tolerance, 50, watch), cold=cold)
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else problem.curvature
     if cold and problem.structure.linear is None:
         exact(problem.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way
@@ -205,6 +227,15 @@ def _not_a_mode(mode: newton.Mode, row: int, label: Label) -> NotAMode:
     )
 
 
+def is_certified(state: LaplaceState) -> bool:
+    """Whether the factors of the density, where it is known by them, have the true Hessian's products at a state.
+
+    Two products with vectors scaled by the diagonal's root, compared coordinate by coordinate.
+    """
+    at = state.problem.factors
+    return at is None or at.is_certified(state.u, state.theta)
+
+
 def require_proper(state: LaplaceState) -> None:
     """Walk far along the least determined direction: a proper posterior falls off on both sides.
 
@@ -257,6 +288,8 @@ def _evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
     if state.problem.latent is not None:
         assert isinstance(state.precision, LatentPrecision)
         return state.problem.latent.slope(state.precision, state.theta)
+    if state.problem.factors is not None:
+        return state.problem.factors.slope(state.precision, state.u, state.theta)
     theta = state.theta.clone().requires_grad_()
     u = state.u.unsqueeze(0).requires_grad_()
     A = curvature(density, u, theta)

@@ -31,7 +31,9 @@ class LaplaceRows(Batched):
 def can_batch(problem: Problem) -> bool:
     """Whether the rows of this problem can be evaluated together, each at its own hyperparameters."""
     largest = DENSE_SEARCH if problem.structure.known is not None else SMALL
-    small = problem.joint.latents.size <= largest and problem.latent is None and problem.structure.linear is None
+    structure = problem.structure
+    small = problem.joint.latents.size <= largest and structure.factors is None
+    small = small and problem.latent is None and structure.linear is None
     return (
         small
         and problem.curvature in (exact_hessian, gauss_newton)

@@ -64,6 +64,16 @@ def slope_and_curvature(
     return value.detach(), slope.detach(), lambda: blocks(False)
 
 
+def curvature_graph(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log likelihoods ``(R,)``, slopes ``(R, N, C)`` and :func:`curvature_blocks`, all in one graph.
+
+    :param eta: blocks ``(R, N, C)``, with a graph or without.
+    """
+    eta = eta if eta.requires_grad else eta.detach().requires_grad_()
+    value, slope, blocks = _sloped(log_likelihood, layout, eta)
+    return value, slope, blocks(True)
+
+
 def _sloped(
     log_likelihood: LogLikelihood, layout: Layout, eta: Tensor
 ) -> tuple[Tensor, Tensor, Callable[[bool], Tensor]]:

@@ -84,6 +84,18 @@ def total(trace: Trace, names: Sequence[str]) -> Tensor:
     return cast(Tensor, sum(parts[1:], start=parts[0]))
 
 
+def term_cells(trace: Trace, names: Sequence[str]) -> dict[str, Tensor]:
+    """Terms whose sum is :func:`total`: one tensor for each site, or for sites that share discrete ones."""
+    chosen = factors(trace, names)
+    found = {n: cast(Tensor, trace.nodes[n]["log_prob"]) for n in names if n not in chosen}
+    for group in _components(chosen, _sum_dims(trace)):
+        scale, bare = _unscaled(group)
+        tree = _contracted(trace, bare, contract_tensor_tree)
+        terms = [scale * term for part in tree.values() for term in part]
+        found |= {"+".join(group) + (f", part {i}" if i else ""): term for i, term in enumerate(terms)}
+    return found
+
+
 def pointwise(trace: Trace, names: Sequence[str]) -> dict[str, Tensor]:
     """Log density of each observed site, one number per datum: see :func:`datum_log_prob`.
 

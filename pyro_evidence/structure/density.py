@@ -4,7 +4,7 @@ Both satisfy :class:`pyro_evidence.curvature.choices.Density`, and must agree: t
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -84,9 +84,27 @@ class AutogradDensity:
         return predictors.log_prior(self.joint, u, theta)
 
 
+class LinearPart(Protocol):
+    """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
+
+    @property
+    def slot(self) -> Slot:
+        """Where it sees them."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the elements of ``eta`` couple."""
+
+    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
+        """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
+
+    def reach(self, u: Tensor) -> Tensor:
+        """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
+
+
 @dataclass(frozen=True)
 class Linear:
-    """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
+    """A linear part with all of its ``J``."""
 
     slot: Slot
     J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
@@ -99,6 +117,10 @@ class Linear:
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
         return (u @ self.J.flatten(0, 1).mT).reshape(len(u), *self.J.shape[:2]) + offset
+
+    def reach(self, u: Tensor) -> Tensor:
+        """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
+        return torch.cat([J.abs() @ u.abs() for J in self.J.split(1 + 2**20 // self.J[0].numel())])
 
 
 @dataclass(frozen=True)
@@ -122,11 +144,11 @@ def _stamp(theta: Tensor) -> tuple[int, bool]:
 
 
 @dataclass(frozen=True)
-class LinearDensity:
+class LinearPredictors:
     """A model whose observed sites have linear predictors; all rows share their hyperparameters."""
 
     joint: LogJoint
-    linear: tuple[Linear, ...]
+    linear: tuple[LinearPart, ...]
     free: tuple[str, ...]  # observed sites that do not see the latents
     gaussian: bool  # every integrated site has a Gaussian prior that depends on hyperparameters alone
     _cache: list[Parts] = field(default_factory=list, repr=False, compare=False)
@@ -176,6 +198,13 @@ class LinearDensity:
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``."""
         return derivatives.gradient(self.log_joint, u, theta)
+
+
+@dataclass(frozen=True)
+class LinearDensity(LinearPredictors):
+    """The same with its second derivatives, by dense linear algebra."""
+
+    linear: tuple[Linear, ...]
 
     def _curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
         graph = _wants_graph(u, theta)

@@ -33,9 +33,12 @@ class Pruned:
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(D, active w | hyperparameters)``, nats, shape ``(R,)``."""
+        return self.density.log_joint(self._held(u), theta) - self.left_out(theta)
+
+    def left_out(self, theta: Tensor) -> Tensor:
+        """The log prior density of the inactive coordinates at their mean, nats."""
         at_mean = 0.5 * (self.groups.log_precision(theta) - math.log(math.tau))
-        left_out = torch.where(self.active, 0.0, at_mean).sum(-1)
-        return self.density.log_joint(self._held(u), theta) - left_out
+        return torch.where(self.active, 0.0, at_mean).sum(-1)
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``, zero on pruned coordinates."""

@@ -15,7 +15,18 @@ from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Sites, Slot
 from pyro_evidence.structure import gaussian_process, groups, probes
-from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity
+from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity, LinearPart, LinearPredictors
+from pyro_evidence.structure.factors.propose import (
+    SMALL,
+    Coupled,
+    Followed,
+    follow,
+    is_dense,
+    sparse_rows,
+    structured,
+)
+from pyro_evidence.structure.factors.rows import SparseLinear
+from pyro_evidence.structure.factors.structured import Structured
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import Guess, PrecisionGroups
 from pyro_evidence.structure.network_density import NetworkDensity
@@ -48,11 +59,13 @@ class Structure:
     density: AutogradDensity
     known: NetworkDensity | None = None  # what a network of the model's says of itself, where that is true
     latent: GaussianLatent | None = None  # the linear predictors' Gaussian prior, where it is dense
+    factors: Structured | None = None  # who touches whom, where that spares a dense matrix
+    coupled: Coupled | None = None  # or why not
 
     @property
-    def fastest(self) -> GaussianLatent | LinearDensity | NetworkDensity | AutogradDensity:
+    def fastest(self) -> Structured | GaussianLatent | LinearDensity | NetworkDensity | AutogradDensity:
         """The cheapest density for rows that share their hyperparameters."""
-        return self.latent or self.linear or self.known or self.density
+        return self.factors or self.latent or self.linear or self.known or self.density
 
     @property
     def by_rows(self) -> NetworkDensity | AutogradDensity:
@@ -62,7 +75,7 @@ class Structure:
     @property
     def without_linear(self) -> "Structure":
         """This structure without the faster densities, so that autograd's is used."""
-        return replace(self, linear=None, known=None, latent=None)
+        return replace(self, linear=None, known=None, latent=None, factors=None)
 
     def agrees(self, u: Tensor, theta: Tensor) -> bool:
         """Whether both densities have one value and one gradient at ``(R, D)``, as they must."""
@@ -73,29 +86,48 @@ class Structure:
         return all(bool(((a - b).abs() <= tolerance * (1.0 + b.abs().amax())).all()) for a, b in pairs)
 
 
-def recognise(joint: LogJoint) -> Structure:
-    """Everything that can be verified about ``joint``; a few runs of the model."""
+def recognise(joint: LogJoint, *, factors: bool = False) -> Structure:
+    """Everything that can be verified about ``joint``; a few runs of the model.
+
+    :param factors: whether to look, in a model of many coordinates, for who touches whom.
+    """
     nothing = Structure(None, None, None, AutogradDensity(joint, None))
     try:
         found = probes.near(joint)
-        return nothing if found is None else _recognised(joint, found)
+        return nothing if found is None else _recognised(joint, found, factors and joint.latents.size > SMALL)
     except probes.Unreadable:
         return nothing
 
 
-def _recognised(joint: LogJoint, found: Near) -> Structure:
+def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
     guess, origin = groups.propose(found), found.origin
     wide = _wide(guess, origin)
     pairs = zip(wide * 2, probes.far(origin, wide), strict=True)
     far = [(base, probe) for base, probe in pairs if base is not None and probe is not None]
     sites = predictors.read(joint, origin.trace, origin.u)
     sites = sites if sites is not None and _holds(sites, found.typical) else None
+    settled = None if guess is None or not far else groups.settle(guess, found, far)
+    density = _factors(sites, found, far) if factors else None
+    if isinstance(density, Structured):
+        slots = None if sites is None else sites.slots if density.linear is None else density.linear.slots
+        return Structure(settled, slots, None, AutogradDensity(joint, slots), factors=density)
     linear = None if sites is None or not far else _linear(sites, found, far)
     slots = None if sites is None else sites.slots if linear is None else linear.slots
-    settled = None if guess is None or not far else groups.settle(guess, found, far)
     latent = None if linear is None else gaussian_process.recognise(linear, origin, far)
-    structure = Structure(settled, slots, linear, AutogradDensity(joint, slots), latent=latent)
+    structure = Structure(settled, slots, linear, AutogradDensity(joint, slots), latent=latent, coupled=density)
     return structure if linear is not None else _with_known(structure)
+
+
+def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled:
+    """The density by its factors, those of linear predictors joined where there are any; or why not."""
+    followed = follow(found.origin.joint, found.typical.u, found.typical.theta, () if sites is None else sites.slots)
+    if isinstance(followed, Coupled):
+        return followed
+    linear = None if sites is None or not far else _predictors(sites, found, far, followed)
+    density = structured(followed, linear)
+    if isinstance(density, Structured) and is_dense(density):
+        return Coupled("every order of elimination ends in a matrix as large as all of them")
+    return density
 
 
 def _with_known(structure: Structure) -> Structure:
@@ -153,15 +185,30 @@ def _adds_up(sites: Sites, probe: Probe) -> bool:
 
 
 def _linear(sites: Sites, found: Near, far: list[Pair]) -> LinearDensity | None:
-    """The density made of linear predictors, if every slot has one at every probe."""
+    """The density made of dense linear predictors, if every slot has one at every probe."""
+    density = _predictors(sites, found, far, None)
+    return density if isinstance(density, LinearDensity) else None
+
+
+def _predictors(sites: Sites, found: Near, far: list[Pair], followed: Followed | None) -> LinearPredictors | None:
+    """The density made of linear predictors, if every slot has one at every probe.
+
+    :param followed: where given, the predictors are sparse.
+    """
     origin, typical = found.origin, found.typical
     base = probes.run(origin.joint, origin.joint.initial_u, typical.theta) if len(typical.theta) else origin
-    parts = [None if base is None else _linear_part(slot, origin, base, typical) for slot in sites.slots]
+    parts = [None if base is None else _linear_part(slot, origin, base, typical, followed) for slot in sites.slots]
     if not parts or None in parts:
         return None
     runs = [*far, (base, typical)] if base is not None else far
     gaussian = _gaussian(origin, [p for pair in runs for p in pair])
-    linear = LinearDensity(origin.joint, tuple(p for p in parts if p is not None), sites.free, gaussian)
+    dense = tuple(p for p in parts if isinstance(p, Linear))
+    kept = tuple(p for p in parts if p is not None)
+    linear = (
+        LinearDensity(origin.joint, dense, sites.free, gaussian)
+        if followed is None
+        else LinearPredictors(origin.joint, kept, sites.free, gaussian)
+    )
     return linear if all(_explains(linear, *pair) for pair in runs) else None
 
 
@@ -172,16 +219,33 @@ def _gaussian(origin: Probe, others: list[Probe]) -> bool:
     return all(bool(p.prior[2].all()) for p in (origin, *others))
 
 
-def _linear_part(slot: Slot, origin: Probe, base: Probe, typical: Probe) -> Linear | None:
+def _linear_part(
+    slot: Slot, origin: Probe, base: Probe, typical: Probe, followed: Followed | None
+) -> Linear | SparseLinear | None:
     """``eta = J u + c`` under the first link for which that holds from ``base`` to ``typical``."""
     for link in predictors.candidates(slot, origin.trace):
         part = replace(slot, link=link)
         slope = Forward(part.blocks(origin.trace).reshape(-1), origin.u, at_once=origin.kept.passes_at_once)
         moved = slope.along(typical.u.detach().unsqueeze(0)).reshape(-1, slot.layout.num_coupled)
         offset = part.blocks(base.trace).detach()
-        if _matches(part, typical, offset + moved, offset.abs() + moved.abs().amax()) and _affordable(part, origin):
-            return Linear(part, _jacobian(slope, origin).reshape(*moved.shape, -1))
+        if _matches(part, typical, offset + moved, offset.abs() + moved.abs().amax()):
+            return _with_jacobian(part, slope, origin, followed)
     return None
+
+
+def _with_jacobian(
+    part: Slot, slope: Forward, origin: Probe, followed: Followed | None
+) -> Linear | SparseLinear | None:
+    """The linear predictor with its ``J``, or None where that would be too large."""
+    num_coupled = part.layout.num_coupled
+    if followed is not None:
+        rows = sparse_rows(followed, part, slope, num_coupled)
+        return None if rows is None else SparseLinear(part, rows)
+    return (
+        Linear(part, _jacobian(slope, origin).reshape(-1, num_coupled, slope.x.numel()))
+        if _affordable(part, origin)
+        else None
+    )
 
 
 def read_again(joint: LogJoint, slots: Sequence[Slot]) -> LinearDensity:
@@ -222,7 +286,7 @@ def _matches(slot: Slot, probe: Probe, eta: Tensor, size: Tensor) -> bool:
     return bool(slot.link.explains(value, *natural).all())
 
 
-def _explains(linear: LinearDensity, base: Probe, probe: Probe) -> bool:
+def _explains(linear: LinearPredictors, base: Probe, probe: Probe) -> bool:
     """Whether the linear density, its parts read at ``base``, has the prior, predictors and likelihoods of a run."""
     with torch.no_grad():
         rest = [[predictors.log_prob_sum(p.trace, linear.free)] for p in (base, probe)]
@@ -230,13 +294,12 @@ def _explains(linear: LinearDensity, base: Probe, probe: Probe) -> bool:
         return prior and _same(rest[0], rest[1], probe) and all(_explained(p, base, probe) for p in linear.linear)
 
 
-def _explained(part: Linear, base: Probe, probe: Probe) -> bool:
+def _explained(part: LinearPart, base: Probe, probe: Probe) -> bool:
     """Whether one site sees the latents through its predictor alone, and that is as expected."""
     if not _same(part.slot.others(base.trace), part.slot.others(probe.trace), probe):
         return False
     u, offset = probe.u, part.slot.blocks(base.trace).double()
-    size = torch.cat([J.abs() @ u.abs() for J in part.J.split(1 + 2**20 // part.J[0].numel())])
-    return _matches(part.slot, probe, part.eta(u.unsqueeze(0), offset)[0], size + offset.abs())
+    return _matches(part.slot, probe, part.eta(u.unsqueeze(0), offset)[0], part.reach(u) + offset.abs())
 
 
 def _same(first: Sequence[Any], second: Sequence[Any], probe: Probe) -> bool:

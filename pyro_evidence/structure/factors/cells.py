@@ -1,0 +1,69 @@
+"""The log joint density of a model as many small terms: one for each cell of each site's plates."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pyro
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.program.enumeration import term_cells
+from pyro_evidence.program.log_joint import LogJoint
+
+
+def cells(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Terms whose sum is the log joint density, nats, by site; discrete sites summed out.
+
+    The terms of a site have the shape of its plates; the Jacobian of a constrained site has an entry of its own, and
+    sites that share a discrete one have one entry, their names joined by ``+``.
+
+    :param u: unconstrained latents ``(D,)``.
+    :param names: the sites that count, default all; with all the discrete ones, or none of them.
+    """
+    names = (*joint.latents.names, *joint.discrete, *joint.observed) if names is None else tuple(names)
+    trace = joint.trace(u, theta)
+    with pyro.validation_enabled(False):
+        found = term_cells(trace, names) if joint.discrete else _plain(trace, names)
+    return {n: x.double() for n, x in (found | _jacobians(joint, u, names)).items()}
+
+
+def _plain(trace: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name in names:
+        found |= _of_site(trace.nodes[name], name)
+    return found
+
+
+def _of_site(node: Any, name: str) -> dict[str, Tensor]:
+    """The terms of one site; a distribution that knows its own factors gives those."""
+    fn, value = node["fn"], node["value"]
+    if node["mask"] is None and hasattr(fn, "element_log_prob"):
+        each = fn.element_log_prob(value[..., fn.element_index]) * node["scale"]
+        return {name: each, f"{name}, normaliser": fn.log_normaliser() * node["scale"]}
+    num = 0  # dims that to_event has made one
+    while isinstance(fn, torch.distributions.Independent):
+        num += fn.reinterpreted_batch_ndims
+        fn = fn.base_dist
+    log_prob = fn.log_prob(value)
+    if node["mask"] is not None:
+        log_prob = torch.where(_around(node["mask"], num), log_prob, 0.0)
+    return {name: cast(Tensor, log_prob * _around(node["scale"], num))}
+
+
+def _around(value: Any, num: int) -> Any:
+    """A mask or a scale with ``num`` dims of size one on its right."""
+    if not isinstance(value, Tensor) or not value.dim():
+        return torch.as_tensor(value) if isinstance(value, bool) else value
+    return value.reshape(*value.shape, *(1,) * num)
+
+
+def _jacobians(joint: LogJoint, u: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """``log |d value / d u|`` of every constrained site."""
+    found = {}
+    before = joint.latents.unconstrained(u.to(joint.dtype))
+    for part in joint.latents:
+        if part.name in names and not is_identity(part.transform):
+            value = part.transform(before[part.name])
+            found[f"{part.name}, Jacobian"] = part.transform.log_abs_det_jacobian(before[part.name], value)
+    return found

@@ -1,0 +1,123 @@
+"""Data that linear predictors join to sparse coordinates: value, slope and curvature from one evaluation each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.linear_predictor import curvature_graph, slope_and_curvature
+from pyro_evidence.program import predictors
+from pyro_evidence.structure.density import LinearPredictors, Parts
+from pyro_evidence.structure.factors.rows import SparseLinear
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One point of a density."""
+
+    log_joint: Tensor  # ()
+    gradient: Tensor  # (D,)
+    curvatures: Callable[[], list[Tensor]]  # of each linear predictor's data, (N, C, C)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The linear predictors of a density, and the priors beside them; one row."""
+
+    linear: LinearPredictors
+
+    @property
+    def parts(self) -> tuple[SparseLinear, ...]:
+        """The linear predictors."""
+        return tuple(part for part in self.linear.linear if isinstance(part, SparseLinear))
+
+    def at(self, u: Tensor, theta: Tensor) -> Evaluated:
+        """Value, gradient and curvature at ``u`` ``(D,)``."""
+        read = self.linear.parts(theta)
+        value, gradient = self._prior(u, theta, read)
+        later = []
+        for part, eta in self._etas(u, read):
+            found, slope, blocks = slope_and_curvature(part.slot.log_likelihood(read.trace), part.layout, eta)
+            value, gradient = value + found[0].double(), gradient + part.rows.back(slope[0].double())
+            later.append(blocks)
+        rest = torch.as_tensor(read.rest).detach().double()
+        return Evaluated(value + rest, gradient, lambda: [blocks()[0].double() for blocks in later])
+
+    def _etas(self, u: Tensor, read: Parts) -> list[tuple[SparseLinear, Tensor]]:
+        dtype = self.linear.joint.dtype
+        pairs = zip(self.parts, read.offsets, strict=True)
+        return [(part, part.eta(u.unsqueeze(0), offset).to(dtype)) for part, offset in pairs]
+
+    def _prior(self, u: Tensor, theta: Tensor, read: Parts) -> tuple[Tensor, Tensor]:
+        """Log prior density and its gradient."""
+        if read.prior is None:
+            value, slope = derivatives.gradient(self._log_prior, u.unsqueeze(0), theta)
+            return value[0], slope[0]
+        loc, precision = (x.detach() for x in read.prior)
+        away = u - loc
+        return 0.5 * ((precision / torch.pi / 2).log() - precision * away.square()).sum(), -precision * away
+
+    def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
+        return predictors.log_prior(self.linear.joint, u, theta)
+
+    def slopes(
+        self, diagonal: Tensor, adjoint: Sequence[Tensor], u: Tensor, theta: Tensor
+    ) -> tuple[Tensor, Tensor, "Graph"]:
+        """Derivatives of ``log |A|`` in ``u`` and ``theta`` through predictors and Gaussian priors, and their graph.
+
+        :param diagonal: of the inverse of ``A``, ``(D,)``.
+        :param adjoint: the inverse of ``A`` on the parts' patterns.
+        """
+        u, theta = u.detach().clone().requires_grad_(), theta.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            read = self.linear.parts_at(theta, self.linear.joint.trace(self.linear.joint.initial_u, theta))
+            value, sloped, spread = torch.as_tensor(read.rest).double(), [], u.new_zeros(())
+            for (part, eta), weights in zip(self._etas(u, read), adjoint, strict=True):
+                found, slope, B = curvature_graph(part.slot.log_likelihood(read.trace), part.layout, eta)
+                value = value + found.sum().double()
+                spread = spread + (part.rows.sandwiched(weights) * B[0].double()).sum()
+                sloped.append(slope)
+            if read.prior is not None:
+                spread = spread + diagonal @ read.prior[1]
+                value = value + 0.5 * ((read.prior[1] / torch.pi / 2).log().sum() - self._quadratic(u, read))
+            else:
+                value = value + self._log_prior(u.unsqueeze(0), theta)[0]
+        by_u, by_theta = (derivatives.pullback(spread, x) for x in (u, theta))
+        return by_u, by_theta, Graph(self, read, u, theta, value, tuple(sloped))
+
+    def _quadratic(self, u: Tensor, read: Parts) -> Tensor:
+        assert read.prior is not None
+        return (read.prior[1] * (u - read.prior[0]).square()).sum()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The log joint at one point as a function of the hyperparameters."""
+
+    joined: Joined
+    read: Parts
+    u: Tensor
+    theta: Tensor
+    value: Tensor  # ()
+    slopes: tuple[Tensor, ...]  # of each predictor, (1, N, C)
+
+    @property
+    def by_theta(self) -> Tensor:
+        """Derivatives of the log joint at fixed latents, ``(T,)``."""
+        return derivatives.pullback(self.value, self.theta)
+
+    def mixed(self, moved: Tensor) -> Tensor:
+        """Derivatives in ``theta`` of the gradient's product with ``moved`` ``(D,)``."""
+        with torch.enable_grad():
+            total = self.u.new_zeros(())
+            for part, slope in zip(self.joined.parts, self.slopes, strict=True):
+                total = total + (part.rows.product(moved.unsqueeze(0)) * slope.double()).sum()
+            if self.read.prior is not None:
+                loc, precision = self.read.prior
+                total = total - (precision * (self.u.detach() - loc)) @ moved
+                return derivatives.pullback(total, self.theta)
+            log_prior = self.joined._log_prior(self.u.unsqueeze(0), self.theta).sum()
+            total = total + derivatives.pullback(log_prior, self.u, create_graph=True) @ moved
+            return derivatives.pullback(total, self.theta)

@@ -1,0 +1,131 @@
+"""The factors of one model: followed through a run, joined to families, and worth it or not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.dense_elements import DensePlan
+from pyro_evidence.numerics.derivatives import Forward, generic
+from pyro_evidence.numerics.linalg import available_bytes
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import Slot
+from pyro_evidence.structure.density import LinearPredictors
+from pyro_evidence.structure.factors.cells import cells
+from pyro_evidence.structure.factors.colours import coloured
+from pyro_evidence.structure.factors.families import Family, distinct, families, table
+from pyro_evidence.structure.factors.rows import SparseRows
+from pyro_evidence.structure.factors.structured import Structured
+from pyro_evidence.structure.factors.touches import NARROW, Follow, Groups, Lost
+
+SMALL = 200  # coordinates up to which a dense precision is as fast
+FLOAT = 8  # bytes
+COPIES = 4  # of the elements, held by a factorisation and a slope
+MANY_PAIRS = 400  # of colours, each a second derivative of the whole model
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a run of the model shows of who touches whom."""
+
+    joint: LogJoint
+    u: Tensor  # (D,) where
+    theta: Tensor  # (T,)
+    groups: Mapping[str, Groups]  # of the terms of the log joint density
+    shapes: Mapping[str, torch.Size]
+    slots: Mapping[str, Tensor]  # by site: coordinates of each datum's predictors, (N, C m), -1 for none
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """Why a model has no factors that are worth following."""
+
+    reason: str
+    coordinates: Tensor | None = None
+
+
+def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Slot]) -> Followed | Coupled:
+    """The coordinates of every term and of every predictor, at one point ``(D,)``."""
+    u = u.detach().clone()
+    try:
+        with torch.no_grad(), Follow(u) as notes:
+            terms = cells(joint, u, theta.detach())
+            trace = joint.trace(u, theta.detach())
+            blocks = {slot.site: slot.blocks(trace) for slot in slots}
+        found = {site: table(notes.of(eta), eta.shape).reshape(len(eta), -1) for site, eta in blocks.items()}
+    except Lost as lost:
+        return Coupled(str(lost), lost.coordinates)
+    groups = {name: notes.of(term) for name, term in terms.items()}
+    return Followed(joint, u, theta.detach(), groups, {name: term.shape for name, term in terms.items()}, found)
+
+
+def sparse_rows(followed: Followed, slot: Slot, slope: Forward, num_coupled: int) -> SparseRows | None:
+    """``J`` of a linear predictor by a few of its products; None where data see different numbers of latents, or many.
+
+    :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
+    """
+    parts = distinct(followed.slots[slot.site])
+    if len(parts) != 1 or parts[0][0] is not None or parts[0][1].shape[-1] > NARROW:
+        return None
+    index = parts[0][1]
+    colours = coloured(followed.joint.latents.size, [index])
+    own = colours[index]
+    value = slope.x.new_zeros(len(index), num_coupled, index.shape[-1])
+    for colour in range(int(colours.max()) + 1):
+        along = slope.along((colours == colour).to(slope.x).unsqueeze(0)).reshape(len(index), num_coupled)
+        value = torch.where((own == colour).unsqueeze(1), along.unsqueeze(-1).to(value), value)
+    return SparseRows(index, value, len(colours))
+
+
+def structured(followed: Followed, linear: LinearPredictors | None) -> Structured | Coupled:
+    """The density by its factors, where that is cheaper than a dense matrix."""
+    names = _by_themselves(followed.joint, linear)
+    mine = {n: g for n, g in followed.groups.items() if _of(n, names)}
+    found = families(mine, followed.shapes)
+    too_wide = [f for f in found if f.index.shape[-1] > NARROW]
+    if too_wide:
+        worst = max(too_wide, key=lambda f: f.index.shape[-1])
+        return Coupled(
+            f"'{worst.members[0].name}' ties {worst.index.shape[-1]:,} coordinates together", worst.index[0, :2]
+        )
+    density = Structured(followed.joint, linear, names, found, False)
+    if not found:
+        return density
+    if not _affordable(density):
+        return Coupled("nearly every coordinate meets every other in some term")
+    return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta))
+
+
+def _is_quadratic(density: Structured, u: Tensor, theta: Tensor) -> bool:
+    """Whether the families have the same second derivatives at the point that was followed and at a generic one."""
+    first, second = (replace(density, _kept=[])._factors(v, theta) for v in (u, generic(3, len(u), u)[2]))
+    pairs = zip(first, second, strict=True)
+    return all(bool(((a - b).abs() <= 1e-12 * (1.0 + a.abs())).all()) for a, b in pairs)
+
+
+def _by_themselves(joint: LogJoint, linear: LinearPredictors | None) -> tuple[str, ...]:
+    """The sites whose factors no linear predictor describes."""
+    if linear is None:
+        return (*joint.latents.names, *joint.discrete, *joint.observed)
+    return () if linear.gaussian else joint.latents.names
+
+
+def _of(name: str, sites: Sequence[str]) -> bool:
+    """Whether an entry of the cells belongs to the sites."""
+    return any(part.split(", ")[0] in sites for part in name.split("+"))
+
+
+def _affordable(density: Structured) -> bool:
+    size, device = density.pattern.size, density.joint.device
+    numbers = sum(index.numel() * index.shape[-1] for index in density.pattern.index)
+    pairs = len(density.second.pairs)
+    return pairs <= min(MANY_PAIRS, size) and COPIES * FLOAT * numbers <= available_bytes(device)
+
+
+def is_dense(density: Structured) -> bool:
+    """Whether nothing would be eliminated."""
+    return isinstance(density.plan, DensePlan)
+
+
+__all__ = ["Coupled", "Family", "Followed", "follow", "is_dense", "sparse_rows", "structured"]

@@ -1,0 +1,91 @@
+"""Second derivatives of each factor in the coordinates that it touches, for all factors at once."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.derivatives import Forward
+from pyro_evidence.structure.factors.colours import coloured
+
+Values = Callable[[Tensor], tuple[Tensor, ...]]  # u (D,) to the factors of each family, (F,) each
+
+
+@dataclass(frozen=True)
+class Second:
+    """How to take the second derivatives of some families of factors.
+
+    Along the sum of all coordinates of one colour, and then of another, the derivative of a factor is that in the two
+    coordinates of these colours that it touches, because it touches no more than one of each.
+    """
+
+    size: int
+    index: tuple[Tensor, ...]  # (F, k) each
+
+    @cached_property
+    def colours(self) -> Tensor:
+        """``(D,)``."""
+        return coloured(self.size, self.index)
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs of colours that meet in some factor."""
+        num = int(self.colours.max()) + 1 if len(self.colours) else 0
+        keys = [(c.unsqueeze(-1) * num + c.unsqueeze(-2)).reshape(-1).unique() for c in self._own]
+        every = torch.cat(keys).unique().tolist() if keys else []
+        return [(k // num, k % num) for k in every if k // num <= k % num]
+
+    @cached_property
+    def _own(self) -> list[Tensor]:
+        return [self.colours[index] for index in self.index]
+
+    @cached_property
+    def _places(self) -> list[Tensor]:
+        """For each family, which of :attr:`pairs` each element is, ``(F, k, k)``."""
+        num = int(self.colours.max()) + 1
+        place = torch.zeros(num, num, dtype=torch.long, device=self.colours.device)
+        for i, (a, b) in enumerate(self.pairs):
+            place[a, b] = place[b, a] = i
+        return [place[c.unsqueeze(-1), c.unsqueeze(-2)] for c in self._own]
+
+    def _mask(self, colour: int, like: Tensor) -> Tensor:
+        return (self.colours == colour).to(like)
+
+    def _each(self, values: Values, u: Tensor, create_graph: bool) -> Iterator[tuple[Tensor, ...]]:
+        """Second derivatives of every factor along each pair of colours, in the order of :attr:`pairs`."""
+        with torch.enable_grad():
+            u = u if u.requires_grad else u.detach().requires_grad_()
+            every = torch.cat(values(u))
+            first = Forward(every, u, create_graph=True)
+            for a, partners in groupby(self.pairs, lambda pair: pair[0]):
+                slope = first.along(self._mask(a, u).unsqueeze(0))[0]
+                second = Forward(slope, u, create_graph=create_graph)
+                for _, b in partners:
+                    yield second.along(self._mask(b, u).unsqueeze(0))[0].split([len(index) for index in self.index])
+
+    def elements(self, values: Values, u: Tensor) -> tuple[Tensor, ...]:
+        """Minus the second derivatives, ``(F, k, k)`` for each family."""
+        along = list(self._each(values, u, False))
+        return tuple(
+            -torch.stack([found[i] for found in along])
+            .gather(0, place.permute(1, 2, 0).flatten(0, 1))
+            .reshape(*place.shape[1:], len(place))
+            .permute(2, 0, 1)
+            for i, place in enumerate(self._places)
+        )
+
+    def slopes(self, values: Values, u: Tensor, weights: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor]:
+        """Derivatives in ``wrt`` of ``sum(weights * elements)``, one pair of colours held at a time."""
+        totals = [torch.zeros_like(x) for x in wrt]
+        for number, found in enumerate(self._each(values, u, True)):
+            total = sum(
+                ((weight * (place == number)).sum((-1, -2)) * value).sum()
+                for weight, place, value in zip(weights, self._places, found, strict=True)
+            )
+            if isinstance(total, Tensor) and total.requires_grad:
+                parts = torch.autograd.grad(-total, list(wrt), allow_unused=True, retain_graph=True)
+                totals = [t if p is None else t + p for t, p in zip(totals, parts, strict=True)]
+        return totals

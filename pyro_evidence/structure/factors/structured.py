@@ -1,0 +1,216 @@
+"""One log joint density whose curvature is a sum of small matrices, one for each factor."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.elements import Elements, Pattern, Plan, elimination, product
+from pyro_evidence.numerics import derivatives
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.density import AutogradDensity, LinearPredictors
+from pyro_evidence.structure.factors.cells import cells
+from pyro_evidence.structure.factors.families import Family
+from pyro_evidence.structure.factors.joined import Joined
+from pyro_evidence.structure.factors.rows import SparseLinear
+from pyro_evidence.structure.factors.second import Second
+
+Solve = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Structured:
+    """A density by its factors; one row at a time where second derivatives are meant.
+
+    The first family of its pattern is every coordinate by itself; the next are the data that linear predictors join,
+    then the factors of the sites ``names``.
+    """
+
+    joint: LogJoint
+    linear: LinearPredictors | None  # with parts of SparseLinear
+    names: tuple[str, ...]  # sites whose factors are differentiated as they stand
+    families: tuple[Family, ...]  # of these
+    quadratic: bool  # whether the second derivatives of the families are the same at all latents
+    _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
+
+    @cached_property
+    def second(self) -> Second:
+        """How the families are differentiated."""
+        return Second(self.joint.latents.size, tuple(family.index for family in self.families))
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """Who touches whom."""
+        every = torch.arange(self.joint.latents.size, device=self.joint.device).unsqueeze(-1)
+        wide = (family.index for family in self.families if family.index.shape[-1] > 1)
+        return Pattern(self.joint.latents.size, (every, *(part.rows.touched for part in self.parts), *wide))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """In which order coordinates are eliminated."""
+        return elimination(self.pattern)
+
+    @property
+    def parts(self) -> tuple[SparseLinear, ...]:
+        """The linear predictors."""
+        return () if self.linear is None else tuple(p for p in self.linear.linear if isinstance(p, SparseLinear))
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        """The flat coordinates of each latent site."""
+        return tuple(self.joint.latents.slices.values())
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(D, w | hyperparameters)`` of rows ``(R, D)``, nats, shape ``(R,)``."""
+        return (self.joint if self.linear is None else self.linear).log_joint(u, theta)
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian as a dense matrix, ``(R, D, D)``."""
+        return self._dense.precision(u, theta)
+
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Its diagonal, ``(R, D)``."""
+        return self._dense.precision_diagonal(u, theta)
+
+    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
+        """The same without the second derivatives of the predictor, ``(R, D, D)``."""
+        return self._dense.gauss_newton(u, theta)
+
+    @property
+    def _dense(self) -> AutogradDensity:
+        return AutogradDensity(self.joint, None if self.linear is None else self.linear.slots)
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``."""
+        return derivatives.gradient(self.log_joint, u, theta)
+
+    @cached_property
+    def joined(self) -> Joined | None:
+        """The data that linear predictors join."""
+        return None if self.linear is None else Joined(self.linear)
+
+    def at(self, u: Tensor, theta: Tensor) -> "Point":
+        """Value, gradient and curvature at ``u`` ``(D,)``."""
+        if self.joined is not None:
+            found = self.joined.at(u, theta)
+            return Point(self, u, theta, found.log_joint, found.gradient, found.curvatures)
+        value, gradient = self.gradient(u.unsqueeze(0), theta)
+        return Point(self, u, theta, value[0], gradient[0], list)
+
+    def elements(self, u: Tensor, theta: Tensor) -> Elements:
+        """Minus the Hessian at ``u`` ``(D,)`` in the layout of :attr:`pattern`."""
+        return self.at(u, theta).elements()
+
+    def assembled(self, u: Tensor, theta: Tensor, curvatures: Sequence[Tensor]) -> Elements:
+        """The same from the curvatures of the data of linear predictors, ``(N, C, C)``."""
+        with torch.no_grad():
+            diagonal = torch.zeros_like(u)
+            prior = None if self.linear is None else self.linear.parts(theta).prior
+            diagonal = diagonal if prior is None else diagonal + prior[1].detach()
+            joined = [part.rows.elements(B) for part, B in zip(self.parts, curvatures, strict=True)]
+            wide = []
+            for family, element in zip(self.families, self._factors(u, theta), strict=True):
+                if family.index.shape[-1] == 1:
+                    diagonal = diagonal.index_add(0, family.index.squeeze(-1), element.reshape(-1))
+                else:
+                    wide.append(element)
+        return (diagonal.reshape(-1, 1, 1), *joined, *wide)
+
+    def _factors(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
+        if not self.families:
+            return ()
+        if self.quadratic and self._kept and torch.equal(self._kept[0][0], theta):
+            return self._kept[0][1]
+        found = self.second.elements(self._values(theta), u)
+        self._kept[:] = [(theta.detach().clone(), found)]
+        return found
+
+    def _values(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        def values(u: Tensor) -> tuple[Tensor, ...]:
+            found = cells(self.joint, u, theta, self.names)
+            return tuple(family.of(found) for family in self.families)
+
+        return values
+
+    def slope(self, adjoint: Elements, u: Tensor, theta: Tensor, solve: Solve) -> tuple[Tensor, Tensor]:
+        """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``.
+
+        :param adjoint: ``d log |A| / d elements`` at the mode ``u``.
+        :param solve: from ``(D,)`` to the solution with ``A``.
+        """
+        diagonal, rest = adjoint[0].reshape(-1), adjoint[1 + len(self.parts) :]
+        by_u, by_theta = self._log_det_slope(diagonal, rest, u, theta)
+        if self.joined is None:
+            return self._implicit(by_u, by_theta, u, theta, solve)
+        found = self.joined.slopes(diagonal, adjoint[1 : 1 + len(self.parts)], u, theta)
+        by_u, by_theta, graph = by_u + found[0], by_theta + found[1], found[2]
+        partial = graph.by_theta
+        return partial - 0.5 * by_theta - graph.mixed(solve(0.5 * by_u)), partial
+
+    def _log_det_slope(
+        self, diagonal: Tensor, rest: Sequence[Tensor], u: Tensor, theta: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Derivatives of ``log |A|`` in ``u`` and ``theta`` through the families."""
+        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
+        if not self.families:
+            return torch.zeros_like(u), torch.zeros_like(theta)
+        weights = self._weights(diagonal, rest)
+        by_u, by_theta = self.second.slopes(self._values(theta), u, weights, (u, theta))
+        return by_u.detach(), by_theta.detach()
+
+    def _implicit(
+        self, by_u: Tensor, by_theta: Tensor, u: Tensor, theta: Tensor, solve: Solve
+    ) -> tuple[Tensor, Tensor]:
+        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
+        log_joint = self.log_joint(u.unsqueeze(0), theta).sum()
+        partial = derivatives.pullback(log_joint, theta)
+        slope = derivatives.pullback(log_joint, u, create_graph=True)
+        return partial - 0.5 * by_theta - derivatives.pullback(slope, theta, solve(0.5 * by_u)), partial
+
+    def _weights(self, diagonal: Tensor, rest: Sequence[Tensor]) -> list[Tensor]:
+        """The adjoint of each family's elements."""
+        wide = iter(rest)
+        return [
+            diagonal[family.index].unsqueeze(-1) if family.index.shape[-1] == 1 else next(wide)
+            for family in self.families
+        ]
+
+    def certificate(self, u: Tensor, theta: Tensor, elements: Elements) -> Tensor:
+        """How far two products with the elements are from those with the true Hessian, ``(D,)``, relative.
+
+        The vectors are random and scaled by the root of the diagonal, so that every coordinate counts alike.
+        """
+        v, scale = self._directions(elements)
+        truth = -self._hessian_products(u, theta, v)
+        found = product(self.pattern, elements, v)
+        return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
+
+    def _directions(self, elements: Elements) -> tuple[Tensor, Tensor]:
+        diagonal = torch.zeros(self.pattern.size, dtype=torch.float64, device=self.joint.device)
+        for index, element in zip(self.pattern.index, elements, strict=True):
+            diagonal.index_add_(0, index.reshape(-1), element.diagonal(dim1=-2, dim2=-1).reshape(-1))
+        scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
+        return derivatives.generic(2, self.pattern.size, scale) * scale, scale
+
+    def _hessian_products(self, u: Tensor, theta: Tensor, v: Tensor) -> Tensor:
+        u = u.detach().clone().requires_grad_()
+        slope = derivatives.pullback(self.joint.log_joint(u, theta.detach()), u, create_graph=True)
+        return torch.stack([derivatives.pullback(slope, u, row) for row in v])
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a density; its curvature when it is asked for."""
+
+    density: Structured
+    u: Tensor  # (D,)
+    theta: Tensor
+    log_joint: Tensor  # ()
+    gradient: Tensor  # (D,)
+    curvatures: Callable[[], list[Tensor]]
+
+    def elements(self) -> Elements:
+        """Minus the Hessian in the layout of the density's pattern."""
+        return self.density.assembled(self.u, self.theta, self.curvatures())

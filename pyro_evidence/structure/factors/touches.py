@@ -1,0 +1,338 @@
+"""Which flat coordinates each element of a tensor is made of, followed through a run of the model.
+
+A run of the model under :class:`Follow` notes, for every floating tensor on its way from the latents, the coordinates
+that each element depends on.  Indexing, slicing and reshaping move the notes as they move the numbers; elementwise
+arithmetic unites them; sums and matrix products gather them.  What is noted may be more than what is so, never less,
+except where the model computes in ways that the rules below do not know; those raise :class:`Lost`.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+aten = torch.ops.aten
+
+Groups = tuple[Tensor, ...]  # long, each (shape that broadcasts to the tensor's) + (m,); -1 for no coordinate
+
+WIDE = 2**23  # numbers beyond which a note of more than NARROW coordinates for each element is given up
+NARROW = 64
+
+
+class Lost(Exception):
+    """The notes cannot be carried on: an operation without a rule, or far too many coordinates for each element."""
+
+    def __init__(self, reason: str, coordinates: Tensor | None = None) -> None:
+        super().__init__(reason)
+        self.coordinates = coordinates  # some of those that became too many
+
+
+def united(*many: Groups) -> Groups:
+    """Every group once; the same tensor stands for the same coordinates."""
+    found: dict[int, Tensor] = {}
+    for groups in many:
+        for group in groups:
+            found.setdefault(id(group), group)
+    kept: list[Tensor] = []
+    for group in found.values():
+        if not any(group.shape == other.shape and torch.equal(group, other) for other in kept):
+            kept.append(group)
+    return tuple(kept)
+
+
+def _is_global(group: Tensor) -> bool:
+    """Whether every element has the same coordinates."""
+    return group[..., 0].numel() == 1
+
+
+def _full(group: Tensor, shape: Sequence[int]) -> Tensor:
+    return group.expand(*shape, group.shape[-1])
+
+
+def _moved(group: Tensor, shape: Sequence[int], move: Callable[[Tensor], Any]) -> list[Tensor]:
+    """One group after an operation that only moves elements; one for each tensor that comes out."""
+    columns = [_listed(move(column)) for column in _full(group, shape).unbind(-1)]
+    return [torch.stack(parts, -1) for parts in zip(*columns, strict=True)]
+
+
+def _listed(value: Any) -> list[Tensor]:
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def gathered(group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: bool, op: str) -> Tensor:
+    """The coordinates of a group, united over ``dims`` of its tensor."""
+    if _is_global(group):
+        return group.reshape(-1)
+    dims = sorted(d % len(shape) for d in dims)
+    own = group.reshape((1,) * (len(shape) + 1 - group.dim()) + tuple(group.shape))
+    stays = [d for d in range(len(shape)) if d not in dims]
+    total = math.prod(own.shape[d] for d in dims) * own.shape[-1]
+    kept = math.prod(own.shape[d] for d in stays)
+    if total > NARROW and total * kept > WIDE:
+        raise Lost(op, group.reshape(-1)[:2])
+    laid = own.permute(*stays, *dims, len(shape)).reshape(*(own.shape[d] for d in stays), total)
+    if keepdim:
+        for d in dims:
+            laid = laid.unsqueeze(d)
+    return laid
+
+
+class Follow(TorchDispatchMode):
+    """A run of the model in which coordinates are followed.
+
+    :param origin: the flat coordinates ``(D,)`` that the run starts from.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: the wrapper that it would bring imports torch's compiler, which takes longer than most fits."""
+        return False
+
+    def __init__(self, origin: Tensor) -> None:
+        super().__init__()
+        self.notes: Any = WeakTensorKeyDictionary()
+        self.notes[origin] = (torch.arange(len(origin), device=origin.device).unsqueeze(-1),)
+
+    def of(self, value: Any) -> Groups:
+        """What is noted of a tensor."""
+        return self.notes.get(value, ()) if isinstance(value, Tensor) else ()
+
+    def _some(self, tracked: list[Tensor]) -> Tensor:
+        """Coordinates to name in a letter."""
+        return self.of(tracked[0])[0].reshape(-1)[:2]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Carry out an operation, and note where its results come from."""
+        kwargs = kwargs or {}
+        tracked = [x for x in _tensors((args, kwargs)) if x in self.notes]
+        result = func(*args, **kwargs)
+        if tracked:
+            self._note(func, args, kwargs, result, tracked)
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any, tracked: list[Tensor]) -> None:
+        packet = func.overloadpacket
+        if packet in CONSTANT or not any(_is_float(x) for x in _listed(result)):
+            if packet is aten._local_scalar_dense:
+                raise Lost("a number taken out of a tensor (.item(), float(...))", self._some(tracked))
+            return
+        if packet in MOVES:
+            found = self._moves(func, args, kwargs, tracked)
+        elif packet in RULES:
+            found = [RULES[packet](self, args, kwargs)] * len(_listed(result))
+        elif torch.Tag.pointwise in func.tags or packet in ELEMENTWISE:
+            found = [united(*(self.of(x) for x in tracked))] * len(_listed(result))
+        else:
+            raise Lost(f"torch's {packet.__name__}", self._some(tracked))
+        self._write(func, args, result, found)
+
+    def _write(self, func: Any, args: Any, result: Any, found: Sequence[Groups]) -> None:
+        if func._schema.is_mutable and isinstance(args[0], Tensor) and args[0]._is_view():
+            raise Lost("a tensor filled in place, part by part", found[0][0].reshape(-1)[:2])
+        for value, groups in zip(_listed(result), found, strict=True):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                self.notes[value] = groups
+
+    def _moves(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> list[Groups]:
+        """Operations that move elements of their first argument, a tensor or a list of them."""
+        if isinstance(args[0], Tensor):
+            if len(tracked) > 1 or args[0] not in self.notes:
+                raise Lost("an index that is made of latents", self._some(tracked))
+            return self._moved(args[0], lambda x: MOVES[func.overloadpacket](func, x, *args[1:], **kwargs))
+        return [self._joined(func, args, kwargs)]
+
+    def _moved(self, value: Tensor, move: Callable[[Tensor], Any]) -> list[Groups]:
+        groups = self.of(value)
+        each = [None if _is_global(g) else _moved(g, value.shape, move) for g in groups]
+        num = next((len(e) for e in each if e is not None), 0)
+        if not num:
+            num = len(_listed(move(torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape))))
+        lists = [[g.reshape(-1)] * num if e is None else e for g, e in zip(groups, each, strict=True)]
+        return [tuple(parts) for parts in zip(*lists, strict=True)]
+
+    def _joined(self, func: Any, args: Any, kwargs: Any) -> Groups:
+        """``cat`` and ``stack``: the k-th coordinates of each part side by side."""
+        parts = args[0]
+        most = max(sum(g.shape[-1] for g in self.of(x)) for x in parts)
+        columns = [self._columns(x, most) for x in parts]
+        joined = [func([c[j] for c in columns], *args[1:], **kwargs) for j in range(most)]
+        return (torch.stack(joined, -1),)
+
+    def _columns(self, value: Tensor, most: int) -> list[Tensor]:
+        if most * value.numel() > WIDE and most > NARROW:
+            raise Lost("parts put together", None)
+        found = [c for g in self.of(value) for c in _full(g, value.shape).unbind(-1)]
+        none = torch.full((), -1, device=value.device).expand(value.shape)
+        return found + [none] * (most - len(found))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in _tensors(v)]
+    return [t for v in value for t in _tensors(v)] if isinstance(value, tuple | list) else []
+
+
+def _is_float(value: Any) -> bool:
+    return (isinstance(value, Tensor) and value.is_floating_point()) or isinstance(value, float)
+
+
+def _again(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return func(x, *args, **kwargs)
+
+
+def _reshaped(func: Any, x: Tensor, shape: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+    return x.reshape(shape)
+
+
+def _padded(func: Any, x: Tensor, pad: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+    return func(x, pad, -1)
+
+
+MOVES: dict[Any, Callable[..., Any]] = {
+    packet: _again
+    for packet in (
+        aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze, aten.slice, aten.select,
+        aten.diagonal, aten.split, aten.split_with_sizes, aten.unbind, aten.index, aten.index_select, aten.gather,
+        aten.embedding, aten.flip, aten.roll, aten.repeat, aten.unfold, aten.cat, aten.stack, aten.masked_select,
+        aten.take, aten.movedim, aten.repeat_interleave, aten.tril, aten.triu, aten.chunk, aten.numpy_T,
+    )
+} | {packet: _reshaped for packet in (aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias)} | {
+    aten.constant_pad_nd: _padded
+}  # fmt: skip
+
+CONSTANT = {
+    aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.new_zeros, aten.new_ones, aten.new_full,
+    aten.new_empty, aten.sign, aten.floor, aten.ceil, aten.round, aten.isfinite, aten.equal, aten.rand_like,
+    aten.randn_like, aten.is_same_size, aten._has_compatible_shallow_copy_type,
+}  # fmt: skip
+
+ELEMENTWISE = {
+    aten.log_sigmoid_forward, aten.logit, aten.softplus, aten.polygamma, aten.nan_to_num, aten.copy, aten.copy_,
+    aten.clone, aten._to_copy, aten.alias, aten.detach, aten.lift_fresh, aten.contiguous, aten.expand,
+    aten.binary_cross_entropy_with_logits, 
+}  # fmt: skip
+
+
+def _dims(args: Any, kwargs: Any, at: int = 1) -> tuple[list[int], bool]:
+    """The dims that a reduction runs over, and whether they stay."""
+    x = args[0]
+    given = args[at] if len(args) > at else kwargs.get("dim")
+    keep = bool(args[at + 1]) if len(args) > at + 1 else bool(kwargs.get("keepdim", False))
+    if given is None or (isinstance(given, list | tuple) and not given):
+        return list(range(x.dim())), keep
+    return (list(given) if isinstance(given, list | tuple) else [int(given)]), keep
+
+
+def _reduction(follow: Follow, args: Any, kwargs: Any) -> Groups:
+    dims, keep = _dims(args, kwargs)
+    return tuple(gathered(g, args[0].shape, dims, keep, "a sum") for g in follow.of(args[0]))
+
+
+def _total(follow: Follow, args: Any, kwargs: Any) -> Groups:
+    return tuple(gathered(g, args[0].shape, range(args[0].dim()), False, "a sum") for g in follow.of(args[0]))
+
+
+def _along(name: str) -> Callable[[Follow, Any, Any], Groups]:
+    def rule(follow: Follow, args: Any, kwargs: Any) -> Groups:
+        dim = args[1] if len(args) > 1 else kwargs["dim"]
+        return tuple(gathered(g, args[0].shape, [int(dim)], True, name) for g in follow.of(args[0]))
+
+    return rule
+
+
+def _matrix(follow: Follow, args: Any, kwargs: Any) -> Groups:
+    """Functions of whole matrices, the last two dims of every argument."""
+    found = [
+        gathered(g, x.shape, [-2, -1], True, "a function of a whole matrix")
+        for x in _tensors(args)
+        for g in follow.of(x)
+    ]
+    return united(tuple(found))
+
+
+def _product(left: Tensor, right: Tensor, follow: Follow) -> Groups:
+    """``left @ right``, matrices with the same dims in front, or vectors."""
+    if left not in follow.notes and left.dim() == 2:
+        chosen = _nonzeros(left)
+        if chosen is not None:
+            return _chosen(chosen, right, follow)
+    found = [gathered(g, left.shape, [-1], right.dim() > 1, "a product with a matrix") for g in follow.of(left)]
+    if right.dim() == 1:
+        found += [gathered(g, right.shape, [0], left.dim() > 1, "a product with a matrix") for g in follow.of(right)]
+    else:
+        found += [gathered(g, right.shape, [-2], True, "a product with a matrix") for g in follow.of(right)]
+    return united(tuple(found))
+
+
+def _nonzeros(left: Tensor) -> Tensor | None:
+    """Where each row of a constant matrix is not zero, ``(N, r)``, -1 for none; None where that is no great gain."""
+    if left.shape[-1] < 8:
+        return None
+    most = int((left != 0).sum(-1).max()) if len(left) else 0
+    if not 0 < 4 * most <= left.shape[-1] or most > NARROW:
+        return None
+    found = (left != 0).to(torch.uint8).topk(most, -1)
+    return torch.where(found.values != 0, found.indices, -1)
+
+
+def _chosen(chosen: Tensor, right: Tensor, follow: Follow) -> Groups:
+    """The coordinates of the rows of ``right`` that a constant matrix picks."""
+    found = []
+    for group in follow.of(right):
+        parts = _full(group, right.shape)[chosen]  # (N, r) + right.shape[1:] + (m,)
+        gone = (chosen < 0).reshape(*chosen.shape, *(1,) * (parts.dim() - 2))
+        parts = torch.where(gone, -1, parts)
+        found.append(parts.movedim(1, -2).flatten(-2))
+    return tuple(found)
+
+
+def _mm(follow: Follow, args: Any, kwargs: Any) -> Groups:
+    return _product(args[0], args[1], follow)
+
+
+def _addmm(follow: Follow, args: Any, kwargs: Any) -> Groups:
+    return united(follow.of(args[0]), _product(args[1], args[2], follow))
+
+
+def _triangular(follow: Follow, args: Any, kwargs: Any) -> Groups:
+    """``A^-1 B``: each column of ``B`` for itself."""
+    A, B = args[:2]
+    dim = -2 if kwargs.get("left", True) else -1
+    found = [gathered(g, A.shape, [-2, -1], True, "a triangular solve") for g in follow.of(A)]
+    found += [gathered(g, B.shape, [dim], True, "a triangular solve") for g in follow.of(B)]
+    return united(tuple(found))
+
+
+def _determinant(follow: Follow, args: Any, kwargs: Any) -> Groups:
+    x = args[0]
+    return tuple(gathered(g, x.shape, [-2, -1], False, "a determinant") for g in follow.of(x))
+
+
+def _put(follow: Follow, args: Any, kwargs: Any) -> Groups:
+    """``x.index_put(indices, values)``: the values' coordinates where they go, the old ones elsewhere."""
+    x, indices, values = args[:3]
+    if (len(args) > 3 and args[3]) or kwargs.get("accumulate"):
+        raise Lost("sums into a tensor", None)
+    most = max(sum(g.shape[-1] for g in follow.of(t)) for t in (x, values))
+    old, new = follow._columns(x, most), follow._columns(values, most)
+    return (torch.stack([aten.index_put(a, indices, b) for a, b in zip(old, new, strict=True)], -1),)
+
+
+RULES: dict[Any, Callable[[Follow, Any, Any], Groups]] = {
+    aten.sum: _reduction, aten.mean: _reduction, aten.logsumexp: _reduction, aten.amax: _reduction,
+    aten.amin: _reduction, aten.linalg_vector_norm: _reduction, aten.norm: _total, aten.max: _reduction,
+    aten.min: _reduction, aten.prod: _reduction, aten.var: _total, aten.std: _total, aten.var_mean: _total,
+    aten._softmax: _along("a softmax"), aten._log_softmax: _along("a softmax"), aten.cumsum: _along("a cumulative sum"),
+    aten.cumprod: _along("a cumulative product"), aten.logcumsumexp: _along("a cumulative sum"),
+    aten.sort: _along("sorting"), aten.mm: _mm, aten.mv: _mm, aten.bmm: _mm, aten.dot: _mm, aten.vdot: _mm,
+    aten.addmm: _addmm, aten.addmv: _addmm, aten.baddbmm: _addmm, aten.linalg_solve_triangular: _triangular,
+    aten.linalg_cholesky_ex: _matrix, aten.linalg_inv_ex: _matrix, aten.linalg_qr: _matrix, aten._linalg_eigh: _matrix,
+    aten.cholesky_solve: _matrix, aten.cholesky_inverse: _matrix, aten._linalg_solve_ex: _matrix,
+    aten._linalg_det: _determinant, aten._linalg_slogdet: _determinant, aten.index_put: _put,
+}  # fmt: skip

@@ -1,0 +1,189 @@
+"""Who touches whom, per-factor curvature, and the Laplace evidence on them, against the dense Hessian and on paper."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence.curvature.choices import exact_hessian
+from pyro_evidence.curvature.pattern import assembled
+from pyro_evidence.laplace.approximation import (
+    LaplaceState,
+    Problem,
+    is_certified,
+    laplace_problem,
+    laplace_state,
+    slope,
+)
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure import recognise
+from pyro_evidence.structure.factors.structured import Structured
+from tests.models_for_tests import hierarchies
+from tests.models_for_tests.hierarchies import CASES, LIKELIHOODS, positive
+
+SIZES = {"crossed": 40, "nested": 40, "slopes": 30, "non_centred": 20, "chain": 20, "second_order": 20, "grid": 25}
+
+
+@pytest.fixture(autouse=True)
+def small_models_too() -> Iterator[None]:
+    """Factors are looked for in models of any size, and used whatever they spare."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recognise, "SMALL", 0)
+        patch.setattr(recognise, "is_dense", lambda density: False)
+        yield
+
+
+def by_factors(joint: LogJoint) -> LaplaceState:
+    problem = laplace_problem(joint)
+    assert problem.factors is not None, problem.structure.coupled
+    return laplace_state(problem, joint.initial_theta, joint.initial(1, 0)[0], cold=True)
+
+
+def dense(state: LaplaceState) -> LaplaceState:
+    joint = state.problem.joint
+    problem = Problem(joint, recognise.recognise(joint), exact_hessian, state.problem.active)
+    return laplace_state(problem, state.theta, state.u)
+
+
+@given(
+    case=st.sampled_from(CASES),
+    likelihood=st.sampled_from(sorted(LIKELIHOODS)),
+    with_global=st.booleans(),
+    share=st.floats(0.3, 1.0),
+    seed=st.integers(0, 2**20),
+)
+@settings(max_examples=30, deadline=None, derandomize=True, phases=[Phase.generate])
+def test_evidence_and_slope_are_those_of_the_dense_hessian(
+    case: Any, likelihood: str, with_global: bool, share: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    model, args = case(likelihood, max(1, round(share * SIZES.get(case.__name__, 10))), with_global)
+    joint = LogJoint(model, args)
+    state = by_factors(joint)
+    expected = dense(state)
+    assert is_certified(state)
+    torch.testing.assert_close(state.log_evidence, expected.log_evidence, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(slope(state).total, slope(expected).total, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(state.precision.variance, expected.precision.variance, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", [hierarchies.crossed, hierarchies.nested, hierarchies.slopes])
+def test_the_order_of_rows_does_not_matter(case: Any) -> None:
+    torch.manual_seed(0)
+    model, args = case("bernoulli", 20, True)
+    order = torch.randperm(len(args[-1]))
+    first, second = (by_factors(LogJoint(model, a)) for a in (args, tuple(x[order] for x in args)))
+    torch.testing.assert_close(first.log_evidence, second.log_evidence, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_elements_add_up_to_the_hessian(case: Any) -> None:
+    torch.manual_seed(0)
+    joint = LogJoint(*case("poisson", 2, True))
+    density = laplace_problem(joint).structure.factors
+    assert isinstance(density, Structured)
+    u = joint.initial(1, 1)[0]
+    A = assembled(density.pattern, density.elements(u, joint.initial_theta))
+    expected = density.precision(u.unsqueeze(0), joint.initial_theta)[0]
+    torch.testing.assert_close(A, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_hundred_thousand_groups_of_a_linear_gaussian_model_are_exact() -> None:
+    """On paper: the covariance within a group is ``s^2 11' + noise^2 I``."""
+    torch.manual_seed(0)
+    num, per, s, noise = 100_000, 2, 0.8, 0.6
+    group = torch.arange(num).repeat_interleave(per)
+    y = s * torch.randn(num)[group] + noise * torch.randn(num * per)
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("groups", num):
+            a = pyro.sample("a", dist.Normal(0.0, s))
+        with pyro.plate("data", num * per):
+            pyro.sample("y", dist.Normal(a[group], noise), obs=y)
+
+    posterior = LaplaceEvidence(model, stop=Stop(progress=False)).run(y)
+    covariance = s**2 * torch.ones(per, per) + noise**2 * torch.eye(per)
+    expected = dist.MultivariateNormal(torch.zeros(per), covariance).log_prob(y.reshape(num, per)).sum()
+    torch.testing.assert_close(posterior.log_evidence, expected, rtol=1e-8, atol=0.0)
+    assert posterior.state.problem.factors is not None
+
+
+def sum_in_the_likelihood(y: Tensor) -> None:
+    """Every datum sees the sum of all effects."""
+    with pyro.plate("groups", len(y)):
+        a = pyro.sample("a", dist.Normal(0.0, positive("s")))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(a + 0.1 * a.sum(), 1.0), obs=y)
+
+
+def increments(y: Tensor) -> None:
+    """A random walk by its increments."""
+    with pyro.plate("steps", len(y)):
+        z = pyro.sample("z", dist.Normal(0.0, positive("s")))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(z.cumsum(0), 1.0), obs=y)
+
+
+def centred(y: Tensor) -> None:
+    """Effects about their own mean."""
+    with pyro.plate("groups", len(y)):
+        a = pyro.sample("a", dist.Normal(0.0, positive("s")))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(a - a.mean(), 1.0), obs=y)
+
+
+def shares(y: Tensor) -> None:
+    """Effects as shares of a whole."""
+    with pyro.plate("groups", len(y)):
+        a = pyro.sample("a", dist.Normal(0.0, positive("s")))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(10.0 * a.softmax(0), 1.0), obs=y)
+
+
+def ranked(y: Tensor) -> None:
+    """The largest effect matters to all."""
+    with pyro.plate("groups", len(y)):
+        a = pyro.sample("a", dist.Normal(0.0, positive("s")))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(a - 0.1 * a.logsumexp(0), 1.0), obs=y)
+
+
+DECEPTIVE = (sum_in_the_likelihood, increments, centred, shares, ranked)
+
+
+@pytest.mark.parametrize("model", DECEPTIVE)
+def test_models_that_only_look_separable_end_dense(model: Any) -> None:
+    torch.manual_seed(0)
+    joint = LogJoint(model, (torch.randn(220),))
+    problem = laplace_problem(joint)
+    assert problem.factors is None
+    assert problem.structure.coupled is not None
+
+
+def test_a_factor_that_was_overlooked_fails_the_certificate() -> None:
+    torch.manual_seed(0)
+    joint = LogJoint(*hierarchies.nested("bernoulli", 4, False))
+    state = by_factors(joint)
+    density = state.problem.structure.factors
+    assert density is not None and density.families
+    lame = replace(density, families=density.families[:-1], _kept=[])
+    broken = replace(state, problem=replace(state.problem, structure=replace(state.problem.structure, factors=lame)))
+    assert is_certified(state) and not is_certified(broken)
+
+
+def test_a_fit_whose_certificate_fails_is_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, args = hierarchies.crossed("bernoulli", 5, False)
+    expected = LaplaceEvidence(model, stop=Stop(progress=False)).run(*args)
+    monkeypatch.setattr("pyro_evidence.structure.factors.mode.CLOSE", 0.0)
+    found = LaplaceEvidence(model, stop=Stop(progress=False)).run(*args)
+    assert expected.state.problem.factors is not None and found.state.problem.factors is None
+    torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-8, atol=1e-8)
