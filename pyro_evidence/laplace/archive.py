@@ -215,7 +215,8 @@ def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
     :raises BadInput: when the model's sites, shapes or density differ from the saved ones.
     """
     joint = _joint(content, model)
-    problem = Problem(joint, recognise(joint), _curvature(content["curvature"]), content["active"])
+    structure = recognise(joint, factors=content["precision"] is None)
+    problem = Problem(joint, structure, _curvature(content["curvature"]), content["active"])
     numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
     escaped = bool(content.get("escaped", False))  # older files do not say
     state = LaplaceState(
@@ -243,7 +244,9 @@ def _require_same_evidence(state: LaplaceState) -> None:
 
 def _precision(content: Mapping[str, Any], problem: Problem) -> Precision:
     stored = content["precision"]
-    if problem.latent is not None:
+    if problem.factors is not None:
+        return problem.factors.precision(content["u"], content["theta"])
+    if stored is None or problem.latent is not None:
         return laplace_state(problem, content["theta"], content["u"]).precision
     return Dense(stored) if stored.dim() == 3 else Diagonal(stored)
 

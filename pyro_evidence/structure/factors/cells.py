@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-import pyro
 import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.program.enumeration import term_cells
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.threads import without_validation
 
 
 def cells(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str] | None = None) -> dict[str, Tensor]:
@@ -23,7 +23,7 @@ def cells(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str] | None
     """
     names = (*joint.latents.names, *joint.discrete, *joint.observed) if names is None else tuple(names)
     trace = joint.trace(u, theta)
-    with pyro.validation_enabled(False):
+    with without_validation():
         found = term_cells(trace, names) if joint.discrete else _plain(trace, names)
     return {n: x.double() for n, x in (found | _jacobians(joint, u, names)).items()}
 

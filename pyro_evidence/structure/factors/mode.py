@@ -72,6 +72,13 @@ class StructuredProblem:
         masked[0] = masked[0] + identity * (1.0 - keep).reshape(-1, 1, 1)
         return tuple(masked)
 
+    def precision(self, u: Tensor, theta: Tensor) -> StructuredPrecision:
+        """The posterior precision at ``u`` ``(D,)``, factorised.
+
+        :raises NotPositiveDefinite: when it is not positive definite.
+        """
+        return self.density.plan.factorise(self.elements(self.at(u, theta)), self.label)
+
     def slope(self, precision: Precision, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``."""
         adjoint = tuple(x.detach() for x in precision.adjoint)
