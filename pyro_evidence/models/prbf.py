@@ -20,6 +20,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models import covariances
 from pyro_evidence.models.covariances import Covariance
 from pyro_evidence.models.mixture import Units, data_units
+from pyro_evidence.program.numbers import check_sizes
 from pyro_evidence.settings import check_count
 
 Labels = Tensor | Sequence[Any]
@@ -238,6 +239,7 @@ def check_inputs(X: Tensor) -> None:
             f"X has {what}; expected a float tensor of shape (N, D). Write torch.as_tensor(X, dtype=torch.float64) for "
             f"arrays and integers, and X.unsqueeze(-1) for a single input."
         )
+    check_sizes((), {"X": X})
     if len(broken := (~X.isfinite()).nonzero()):
         row, column = broken[0].tolist()
         raise BadInput(

@@ -10,6 +10,7 @@ from torch.distributions import biject_to
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity
 from pyro_evidence.program.failed_run import bad_entries, describe
+from pyro_evidence.program.numbers import check_kinds
 from pyro_evidence.program.sites import Node, Trace, is_discrete, is_empty, is_observation, is_plate, sample_nodes
 
 
@@ -47,6 +48,7 @@ def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     _check_plates(trace)
     nodes = sample_nodes(trace)
     latent = {n: s for n, s in nodes.items() if not s["is_observed"]}
+    check_kinds(nodes, describe(args, kwargs))
     _check_observations({n: s for n, s in nodes.items() if is_observation(s)}, args, kwargs)
     _check_latents(latent)
     for name, node in nodes.items():

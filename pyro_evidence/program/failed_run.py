@@ -106,6 +106,9 @@ def _short(error: Exception) -> str:
 def _other_types(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """What to do about data that are no tensors, or tensors of integers."""
     arrays = ", ".join(n for n, _ in _arrays(args, kwargs))
-    whole = ", ".join(n for n, t in tensors(args, kwargs) if not t.is_floating_point())
+    found = list(tensors(args, kwargs))
+    whole = ", ".join(n for n, t in found if not t.is_floating_point() and not t.is_complex())
+    imaginary = ", ".join(n for n, t in found if t.is_complex())
     advice = f"Expected tensors: write torch.as_tensor(...) around {arrays}. " if arrays else ""
+    advice += f"Expected real numbers: pass the .real or the .abs() of {imaginary}. " if imaginary else ""
     return advice + (f"Integers and floats may not mix: try .double() after {whole}. " if whole else "")

@@ -16,7 +16,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import row_batches
 from pyro_evidence.numerics.coordinates import Coordinates
-from pyro_evidence.program import checks, enumeration, failed_run, parameters
+from pyro_evidence.program import checks, enumeration, failed_run, numbers, parameters
 from pyro_evidence.program.exact import exact
 from pyro_evidence.program.parameters import Constants, Declaration, WithParameters, in_place
 from pyro_evidence.program.sites import (
@@ -131,6 +131,7 @@ class LogJoint:
     ) -> None:
         self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs or {})
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
+        numbers.check_sizes(self.args, self.kwargs)
         trace, declared = self._prototype()
         nodes = sample_nodes(trace)
         latent = {n: s for n, s in nodes.items() if not s["is_observed"]}

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,10 @@ class AxesPosterior:
 
     of: Weights
     state: SparseState
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was given, without what follows from it."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @cached_property
     def _fit(self) -> GaussianFit:

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from pyro_evidence.numerics import lbfgs
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance.axis_evidence import Axes
 from pyro_evidence.relevance.axis_priors import AxisPrior, SparseState, climbed
-from pyro_evidence.relevance.quadratic import Approximation, Quadratic
+from pyro_evidence.relevance.quadratic import Approximation, Quadratic, bare
 from pyro_evidence.relevance.weights import AutogradTarget, LinearTarget, Penalised, Target
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
@@ -65,6 +65,10 @@ class REVMState(SparseState):
     def directions(self) -> Tensor:
         """Active axes, shape ``(M, K_active)``."""
         return self.axes.directions[:, self.active]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the local quadratic, which holds functions; its place is kept, as by a file."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"quadratic": bare(self.quadratic.y)}
 
     def record(self) -> dict[str, Any]:
         """What a file keeps of it."""

@@ -12,7 +12,7 @@ from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.relevance.axis_evidence import Axes
 from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianFit, GaussianPrior, SparseState
 from pyro_evidence.relevance.eigen_state import REVMSettings, REVMState, base_centre, separable
-from pyro_evidence.relevance.quadratic import Quadratic, laplace_at_base
+from pyro_evidence.relevance.quadratic import bare, laplace_at_base
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,6 @@ class REVMPosterior(AxesPosterior):
     def restored(record: Mapping[str, Any], prior: AxisPrior) -> REVMState:
         """The state of a file's record; the local quadratic itself is not kept."""
         recipe = REVMSettings(prior, base_centre, laplace_at_base)
-        quadratic = Quadratic(record["base"], (), (), (), None)
+        quadratic = bare(record["base"])
         parts = (record["alpha"], record["active"], record["x"], *record["log_likelihoods"])
         return REVMState(recipe, record["ridge"], quadratic, Axes(*record["axes"]), *parts)

@@ -47,6 +47,11 @@ class Quadratic:
         )
 
 
+def bare(y: Tensor) -> Quadratic:
+    """The place of a local quadratic alone, which is what files and other processes get to know of it."""
+    return Quadratic(y, (), (), (), None)
+
+
 Approximation = Callable[[Target, float, Tensor], Quadratic]
 
 

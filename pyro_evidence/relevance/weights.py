@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -153,6 +153,18 @@ class Weights:
     num_weights: int
     target: Target
     slots: tuple[Slot, ...]  # where the observed sites see them
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as model and sites, because likelihoods are functions; unpickled by reading the model again.
+
+        :raises BadInput: where the data came in chunks and were not kept.
+        """
+        if not isinstance(self.target, LinearTarget | AutogradTarget):
+            raise BadInput(
+                "a fit to data in chunks cannot be pickled, because they were not kept: pickle its mode, alpha and "
+                "hyperparameters, or fit with run(...)."
+            )
+        return weights_of, (self.joint, self.sites)
 
     @property
     def num_others(self) -> int:

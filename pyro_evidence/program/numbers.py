@@ -1,0 +1,66 @@
+"""Data whose numbers no engine can calculate with: few digits, imaginary parts, squares beyond the largest float."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.program.failed_run import tensors
+from pyro_evidence.program.sites import Node
+
+LARGEST = 1e70  # its fourth power, which squared curvatures reach, is a float; so is that of its reciprocal
+HALF = (torch.float16, torch.bfloat16)
+
+
+def check_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments whose fourth powers are no floats: what is computed from them would be inf or 0.
+
+    :raises BadInput: naming the argument, the number and its place.
+    """
+    for name, value in tensors(args, kwargs):
+        if value.dtype == torch.float64 and value.numel():  # no other dtype has such numbers
+            _check_size(name, value.detach())
+
+
+def _check_size(name: str, value: Tensor) -> None:
+    size = value.abs().nan_to_num(0.0, posinf=0.0)
+    largest = float(size.max())
+    if largest > LARGEST:
+        at = [int(i) for i in torch.unravel_index(size.argmax(), value.shape)]
+        raise BadInput(
+            f"{name}, shape {tuple(value.shape)}, holds {float(value[tuple(at)]):.3g} at {at}; expected numbers of at "
+            f"most {LARGEST:g}, because larger ones have no finite fourth power. If it stands for a missing value, "
+            f"leave its row out; else divide by a typical value: {name} / {largest:.0e}."
+        )
+    if 0.0 < largest < 1.0 / LARGEST:
+        raise BadInput(
+            f"{name}, shape {tuple(value.shape)}, holds nothing larger than {largest:.3g}; expected some number of at "
+            f"least {1.0 / LARGEST:g}, because smaller ones have fourth powers of 0. Divide by a typical value: "
+            f"{name} / {largest:.0e}."
+        )
+
+
+def check_kinds(nodes: Mapping[str, Node], arguments: str) -> None:
+    """Refuse half precision, which has two or three digits, and complex numbers.
+
+    :param nodes: sample sites of a trace, log probabilities computed.
+    :raises BadInput: naming the site.
+    """
+    for name, node in nodes.items():
+        for what in ("value", "log_prob"):
+            dtype = getattr(node.get(what), "dtype", None)
+            if dtype in HALF:
+                raise _other_kind(name, what, dtype, "two or three digits, too few for a log evidence", arguments)
+            if dtype is not None and dtype.is_complex:
+                raise _other_kind(name, what, dtype, "an imaginary part, and densities are of real numbers", arguments)
+
+
+def _other_kind(name: str, what: str, dtype: torch.dtype, has: str, arguments: str) -> BadInput:
+    kind = {"value": "values", "log_prob": "log densities"}[what]
+    advice = ".real, or its .abs(), or both parts as columns" if dtype.is_complex else ".double() or .float()"
+    return BadInput(
+        f"site '{name}' has {kind} of {dtype}, with {has}; expected float64 or float32. Pass the data's {advice}. "
+        f"Arguments: {arguments}."
+    )
