@@ -127,7 +127,7 @@ class BlockPlan:
         factor = _factor(panel[..., :width], 0.5 * panel[..., width:], step, label)  # half: both triangles were added
         if step.as_product:
             Y = step.spread(factor.Y, len(self.order.rest))
-            self.remainder(flat).sub_(Y.mT @ Y)
+            self.remainder(flat).addmm_(Y.mT, Y, alpha=-1.0)
             return factor
         for part in step.portions() if step.border.shape[-1] else []:
             update = -(factor.Y[part].mT @ factor.Y[part])

@@ -5,7 +5,9 @@ clique of its neighbours.  On groups this is the elimination of a plate, on nest
 on a chain cyclic reduction: every second block, then every second one of those left.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -15,7 +17,9 @@ from pyro_evidence.curvature.pattern import Pattern
 
 LARGEST_REST = 5000  # coordinates that may be left for one dense matrix
 MOST_PAIRS = 100_000_000  # of neighbours, over all blocks: what is left is then dense, if it fits
-SCATTER, MULTIPLY, LEVEL = 8e-9, 1e-10, 3e-4  # seconds a scattered entry, a multiplication, a level of elimination
+# Seconds of one thread, for choices between ways of the same result: an entry scattered, a multiplication in a product,
+# the cube of a dense matrix' size with a share of its inverse, a batch of blocks.
+SCATTER, MULTIPLY, CUBE, BATCH = 4e-9, 3.5e-11, 2e-11, 4e-4
 
 
 @dataclass(frozen=True)
@@ -56,29 +60,57 @@ class Graph:
 def elimination_order(pattern: Pattern) -> Order:
     """Levels of independent blocks, and the coordinates that are left for a dense matrix."""
     graph, levels, spent = merged(graph_of(pattern)), [], 0
+    columns = [column for index in pattern.index if index.shape[-1] > 1 for column in index.unbind(-1)]
     while len(graph.weight):
-        chosen = independent(graph)
-        left = graph.size - int(graph.weight[chosen].sum())
-        pairs = int(graph.degree[chosen].square().sum())
-        if graph.size <= LARGEST_REST and _dense(graph.size) <= _dense(left) + LEVEL + _cheaper(graph, chosen, left):
+        choices = [_Choice(graph, chosen) for chosen in (independent(graph), *plates(graph, columns))]
+        best = min(choices, key=lambda choice: choice.seconds)
+        if graph.size <= LARGEST_REST and CUBE * graph.size**3 <= best.seconds:
             break
-        spent += pairs
-        if spent > MOST_PAIRS and left > LARGEST_REST:
+        spent += best.pairs
+        if spent > MOST_PAIRS and best.left > LARGEST_REST:
             break
-        levels.append(fronts_of(graph, chosen))
-        graph = merged(without(graph, chosen))
+        levels.append(fronts_of(graph, best.chosen))
+        graph = merged(without(graph, best.chosen))
+        columns = columns if len(choices) > 1 else []
     return Order(tuple(levels), torch.nonzero(graph.node >= 0).squeeze(-1))
 
 
-def _dense(size: int) -> float:
-    """Seconds that a dense factor and its inverse take."""
-    return MULTIPLY * float(size) ** 3
+@dataclass(frozen=True)
+class _Choice:
+    """Nodes that may be eliminated next, and what that would cost."""
+
+    graph: Graph
+    chosen: Tensor  # (n,) bool, no two of them neighbours
+
+    @cached_property
+    def left(self) -> int:
+        """Coordinates that stay."""
+        return self.graph.size - int(self.graph.weight[self.chosen].sum())
+
+    @cached_property
+    def pairs(self) -> int:
+        """Entries among the neighbours, over all blocks."""
+        return int(self.graph.degree[self.chosen].square().sum())
+
+    @property
+    def seconds(self) -> float:
+        """Of this level, its updates scattered or made by one product, and of a dense matrix for what stays."""
+        product = MULTIPLY * (self.graph.size - self.left) * float(self.left) ** 2
+        batches = 2 + len(torch.unique(self.graph.weight[self.chosen]))
+        return BATCH * batches + min(SCATTER * self.pairs, product) + CUBE * float(self.left) ** 3
 
 
-def _cheaper(graph: Graph, chosen: Tensor, left: int) -> float:
-    """Seconds that the blocks' updates take, scattered or as one product."""
-    degree, weight = graph.degree[chosen].double(), graph.weight[chosen].double()
-    return min(SCATTER * float(degree.square().sum()), MULTIPLY * float(weight.sum()) * left**2)
+def plates(graph: Graph, columns: Sequence[Tensor]) -> list[Tensor]:
+    """The nodes in each column of an index, where they do not touch each other, ``(n,)`` bool."""
+    found = []
+    for column in columns:
+        node = graph.node[column]
+        chosen = torch.zeros_like(graph.weight, dtype=torch.bool)
+        chosen[node[node >= 0]] = True
+        inside = chosen[graph.edges[0]] & chosen[graph.edges[1]]
+        if bool(chosen.any()) and not bool(inside.any()):
+            found.append(chosen)
+    return found
 
 
 def graph_of(pattern: Pattern) -> Graph:
@@ -237,21 +269,27 @@ def fronts_of(graph: Graph, chosen: Tensor) -> tuple[Fronts, ...]:
     border = border[(owner * len(graph.node) + border).argsort()]  # ascending within each front
     width = graph.degree[nodes]
     first = width.cumsum(0) - width
-    shape = graph.weight[nodes] * 2**40 + _rounded_up(width)
     return tuple(
         Fronts(
-            coordinates[offset[nodes[same]].unsqueeze(-1) + torch.arange(int(kind) >> 40, device=nodes.device)],
-            _padded(border, first[same], width[same], int(kind) & (2**40 - 1), len(graph.node)),
+            coordinates[offset[nodes[same]].unsqueeze(-1) + torch.arange(size, device=nodes.device)],
+            _padded(border, first[same], width[same], int(width[same].max()), len(graph.node)),
         )
-        for kind in torch.unique(shape)
-        for same in [torch.nonzero(shape == kind).squeeze(-1)]
+        for size in torch.unique(graph.weight[nodes]).tolist()
+        for same in _batches(torch.nonzero(graph.weight[nodes] == size).squeeze(-1), width)
     )
 
 
-def _rounded_up(width: Tensor) -> Tensor:
-    """The next of 0 to 8, 10, 12, 14, 16, 20, ...: at most a quarter is padding."""
-    step = 2 ** ((width.clamp(min=1) - 1).double().log2().floor() - 2).clamp(min=0).long()  # clamps: no step below 1
-    return (width + step - 1) // step * step
+def _batches(blocks: Tensor, width: Tensor) -> list[Tensor]:
+    """Blocks of like width together, padded to the widest where that costs less than another batch."""
+    values, counts = torch.unique(width[blocks], return_counts=True)
+    cuts, held = [], 0
+    for value, count, wider in zip(values.tolist(), counts.tolist(), [*values.tolist()[1:], None], strict=True):
+        held += count
+        if wider is not None and SCATTER * held * (wider**2 - value**2) > BATCH:
+            cuts.append(value)
+            held = 0
+    batch = torch.bucketize(width[blocks], torch.tensor(cuts, device=blocks.device, dtype=torch.long))
+    return [blocks[batch == number] for number in range(len(cuts) + 1)]
 
 
 def _padded(border: Tensor, first: Tensor, width: Tensor, columns: int, pad: int) -> Tensor:

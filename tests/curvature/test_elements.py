@@ -9,6 +9,7 @@ import torch
 from pyro_evidence.curvature import ordering
 from pyro_evidence.curvature.dense_elements import DensePlan
 from pyro_evidence.curvature.elements import Pattern, Plan, StructuredPrecision, elimination, product
+from pyro_evidence.curvature.ordering import elimination_order
 from pyro_evidence.errors import NotPositiveDefinite, TooLarge
 from tests.models_for_tests.patterns import (
     EVERY,
@@ -28,7 +29,7 @@ Planner = Callable[[Pattern], Plan]
 def to_the_last_block(pattern: Pattern) -> Plan:
     """Nothing left for a dense matrix."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ordering, "LEVEL", -1.0)
+        patch.setattr(ordering, "BATCH", -1.0)
         return elimination(pattern)
 
 
@@ -152,5 +153,16 @@ def test_factors_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_long_chain_is_halved_and_halved_again() -> None:
-    plan = elimination(with_elements(chain())[0])
-    assert plan.sentence.startswith("150 blocks of 1")
+    plan = elimination(with_elements(chain(3000))[0])
+    assert plan.sentence.startswith("1500 blocks of 1, then")
+
+
+def test_the_larger_plate_goes_first_and_as_a_whole() -> None:
+    persons, answers = (
+        drawn(300, 1500),
+        drawn(80, 1500, 1),
+    )  # items of few persons have fewer neighbours than some persons
+    pattern = Pattern(380, (columns(persons, 300 + answers, count=1500),))
+    first = elimination_order(pattern).levels[0]
+    assert sum(len(front.own) for front in first) == 300
+    assert max(int(front.own.max()) for front in first) < 300

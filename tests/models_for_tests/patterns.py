@@ -32,9 +32,9 @@ def nested() -> Pattern:
     return Pattern(91, (columns(torch.arange(80), 80 + school, 90, count=80),))
 
 
-def chain() -> Pattern:
-    first = torch.arange(299)
-    return Pattern(301, (columns(first, first + 1, 300, count=299),))
+def chain(steps: int = 299) -> Pattern:
+    first = torch.arange(steps)
+    return Pattern(steps + 2, (columns(first, first + 1, steps + 1, count=steps),))
 
 
 def second_order_chain() -> Pattern:
