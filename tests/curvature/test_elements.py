@@ -154,7 +154,7 @@ def test_factors_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_long_chain_is_halved_and_halved_again() -> None:
     plan = elimination(with_elements(chain(3000))[0])
-    assert plan.sentence.startswith("1500 blocks of 1, then")
+    assert plan.sentence.startswith("1501 blocks of 1")
 
 
 def test_the_larger_plate_goes_first_and_as_a_whole() -> None:
