@@ -101,11 +101,11 @@ class _Choice:
 
 
 def plates(graph: Graph, columns: Sequence[Tensor]) -> list[Tensor]:
-    """The nodes in each column of an index, where they do not touch each other, ``(n,)`` bool."""
-    found = []
+    """The nodes in each column of an index, where they do not touch each other, and the solitary, ``(n,)`` bool."""
+    found, alone = [], graph.degree == 0
     for column in columns:
         node = graph.node[column]
-        chosen = torch.zeros_like(graph.weight, dtype=torch.bool)
+        chosen = alone.clone()
         chosen[node[node >= 0]] = True
         inside = chosen[graph.edges[0]] & chosen[graph.edges[1]]
         if bool(chosen.any()) and not bool(inside.any()):

@@ -158,11 +158,7 @@ def test_a_long_chain_is_halved_and_halved_again() -> None:
 
 
 def test_the_larger_plate_goes_first_and_as_a_whole() -> None:
-    persons, answers = (
-        drawn(300, 1500),
-        drawn(80, 1500, 1),
-    )  # items of few persons have fewer neighbours than some persons
-    pattern = Pattern(380, (columns(persons, 300 + answers, count=1500),))
-    first = elimination_order(pattern).levels[0]
-    assert sum(len(front.own) for front in first) == 300
-    assert max(int(front.own.max()) for front in first) < 300
+    persons, items = drawn(2000, 16_000), drawn(800, 16_000, 1) * drawn(800, 16_000, 2) // 800  # some items are rare
+    first = elimination_order(Pattern(2800, (columns(persons, 2000 + items, count=16_000),))).levels[0]
+    assert sum(len(front.own) for front in first) == 2000
+    assert max(int(front.own.max()) for front in first) < 2000
