@@ -1,10 +1,12 @@
 # Everything runs in .venv. It is filled once from constraints.txt; later runs need no network.
 # Another interpreter: make test PYTHON=python3.12.  More test processes: make test WORKERS=8.
 PYTHON ?= python3
+OLDEST_PYTHON ?= python3.10
 WORKERS ?= 2
 ARGS ?=
 
 VENV := .venv
+OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
@@ -16,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: benchmarks clean demo format help lint picture test tests tutorials types
+.PHONY: benchmarks clean coverage demo format help lint picture test test-oldest tests tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
@@ -33,6 +35,12 @@ types: $(READY)  ## mypy --strict on the package
 tests: $(READY)  ## pytest; one thread in each of WORKERS processes
 	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
+coverage: $(READY)  ## the tests, and which lines they never reach; fails under the floor in pyproject.toml
+	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --cov --cov-report=term $(ARGS)
+
+test-oldest: $(OLDEST)/.ready  ## the tests on the oldest versions that pyproject.toml claims; fetches gigabytes once
+	$(ONE_THREAD) $(OLDEST)/bin/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
 tutorials: $(READY)  ## execute tutorials/*.py into the notebooks beside them
 	$(INLINE) $(BIN)/python -m jupytext --to ipynb --execute --set-kernel python3 $(sort $(wildcard tutorials/[0-9]*.py))
 
@@ -46,12 +54,12 @@ format: $(READY)  ## let ruff rewrite what it can
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-clean:  ## remove caches and build products; .venv stays
-	rm -rf build dist *.egg-info .benchmarks .mypy_cache .pytest_cache .ruff_cache demo.png
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+clean:  ## remove caches and build products; environments stay
+	rm -rf build dist *.egg-info .benchmarks .coverage .mypy_cache .pytest_cache .ruff_cache demo.png
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | sort | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | expand -t 14
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
@@ -62,4 +70,11 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) setuptools wheel
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+# An environment of its own, as in constraints-oldest.txt; make test-oldest OLDEST_PYTHON=/path/to/python3.10.
+$(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
+	$(OLDEST_PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --constraint constraints-oldest.txt torch setuptools wheel
+	$(OLDEST)/bin/python -m pip install --constraint constraints-oldest.txt --no-build-isolation --editable '.[dev]'
 	touch $@
