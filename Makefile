@@ -75,6 +75,6 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/pip
 # An environment of its own, as in constraints-oldest.txt; make test-oldest OLDEST_PYTHON=/path/to/python3.10.
 $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
 	$(OLDEST_PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --constraint constraints-oldest.txt torch setuptools wheel
+	$(OLDEST)/bin/python -m pip install --constraint constraints-oldest.txt torch 'setuptools>=77' wheel
 	$(OLDEST)/bin/python -m pip install --constraint constraints-oldest.txt --no-build-isolation --editable '.[dev]'
 	touch $@

@@ -13,10 +13,10 @@ from pyro_evidence.curvature.gaussian_process_mode import Mode, scaled
 class ObservationMap(Protocol):
     """The matrix ``J`` through which predictors see the latents."""
 
-    def of(self, M: Tensor) -> Tensor:
+    def apply(self, M: Tensor) -> Tensor:
         """``J M``, shape ``(n, k)``."""
 
-    def back(self, v: Tensor) -> Tensor:
+    def adjoint(self, v: Tensor) -> Tensor:
         """``J' v``, shape ``(D, k)``."""
 
 
@@ -31,11 +31,11 @@ class Selection:
     def _all_in_order(self) -> bool:
         return torch.equal(self.index, torch.arange(self.size, device=self.index.device))
 
-    def of(self, M: Tensor) -> Tensor:
+    def apply(self, M: Tensor) -> Tensor:
         """``J u``: rows of ``u`` ``(D, ...)``, one for each predictor."""
         return M if self._all_in_order else M[self.index]
 
-    def back(self, v: Tensor) -> Tensor:
+    def adjoint(self, v: Tensor) -> Tensor:
         """``J' v``: sums of ``v`` over the predictors that read the same element."""
         return v if self._all_in_order else v.new_zeros(self.size, v.shape[-1]).index_add(0, self.index, v)
 
@@ -46,11 +46,11 @@ class Design:
 
     J: Tensor  # (n, D)
 
-    def of(self, M: Tensor) -> Tensor:
+    def apply(self, M: Tensor) -> Tensor:
         """``J u``."""
         return self.J @ M
 
-    def back(self, v: Tensor) -> Tensor:
+    def adjoint(self, v: Tensor) -> Tensor:
         """``J' v``."""
         return self.J.mT @ v
 
@@ -79,7 +79,7 @@ class LatentPrecision:
     @cached_property
     def cross(self) -> Tensor:
         """Prior covariance of the predictor with the latents, ``J K``, shape ``(n, D)``."""
-        return self.seen.of(self.covariance)
+        return self.seen.apply(self.covariance)
 
     @property
     def log_det(self) -> Tensor:
@@ -99,7 +99,7 @@ class LatentPrecision:
     @property
     def dual(self) -> Tensor:
         """``K^-1 (mode - prior mean)``, shape ``(D,)``."""
-        return self.seen.back(self.mode.dual.unsqueeze(-1)).squeeze(-1)
+        return self.seen.adjoint(self.mode.dual.unsqueeze(-1)).squeeze(-1)
 
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b``, shape ``(1, D)``."""
@@ -115,7 +115,7 @@ class LatentPrecision:
     @cached_property
     def _inner(self) -> Tensor:
         """Lower Cholesky factor of ``I + L' J' W J L``, the precision of the whitened latents."""
-        seen = self.seen.of(self.tril)
+        seen = self.seen.apply(self.tril)
         inner = seen.mT @ scaled(self.mode.factor.curvature, seen)
         inner.diagonal().add_(1.0)
         return torch.linalg.cholesky(inner)

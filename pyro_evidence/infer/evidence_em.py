@@ -218,7 +218,7 @@ class EvidenceEM:
         if self._task is None:
             raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
         if isinstance(self._task, mppca_fit.MPPCAFit):
-            return mppca_fit.reached(self._task)
+            return mppca_fit.current_posterior(self._task)
         return current_posterior(self._task, self.stop)
 
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:

@@ -242,7 +242,7 @@ def require_proper(state: LaplaceState) -> None:
     :raises ImproperPosterior: when the log joint stays up at 10, 30 and 100 standard deviations.
     """
     if state.problem.curvature not in PLAIN or not bool(state.problem.active.any()):
-        return  # whoever damps a flat direction knows that it is flat
+        return  # damping was asked for, so a flat direction is intended
     direction = state.precision.weakest(state.problem.active)
     steps = torch.tensor([10.0, 30.0, 100.0], dtype=direction.dtype, device=direction.device)
     rows = torch.cat([state.u + steps[:, None] * direction, state.u - steps[:, None] * direction])

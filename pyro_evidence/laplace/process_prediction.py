@@ -180,7 +180,7 @@ def predicted(state: LaplaceState, values: list[NewValues]) -> LatentPrediction:
     assert isinstance(state.precision, LatentPrecision)
     cross = torch.cat([v.cross for v in values], 1)
     prior = torch.block_diag(*(v.covariance for v in values))
-    covariance = prior - state.precision.mode.factor.explained(state.precision.seen.of(cross))
+    covariance = prior - state.precision.mode.factor.explained(state.precision.seen.apply(cross))
     mean = torch.cat([v.loc for v in values]) + cross.mT @ state.precision.dual
     return LatentPrediction(mean.reshape(values[0].shape) if len(values) == 1 else mean, covariance)
 

@@ -208,7 +208,7 @@ Found = TypeVar("Found", bound=LaplacePosterior)
 
 
 class Settings(Protocol):
-    """What an engine was told."""
+    """The settings of one run of an engine."""
 
     update: Update
     start: Start

@@ -1,6 +1,6 @@
 """A log joint recognised as a mixture of linear-Gaussian kernels, by derivatives at random points, never by names.
 
-Enumerated and ``MixtureSameFamily`` forms come out alike: arrays for ``ops.mixture``, and the way back to the model's
+Enumerated and ``MixtureSameFamily`` forms come out alike: arrays for ``mixture.expectation``, and the way back to the model's
 own weights and params.
 """
 

@@ -77,7 +77,7 @@ def first(
 
 
 def advance(batch: MixtureRestarts) -> MixtureRestarts:
-    """One round; rows that would leave the finite numbers stay where they are, and say why."""
+    """One round; rows that become non-finite keep their last good state, and say why."""
     old, new = batch.expected.mixture, batch.update(batch.expected)
     change = rows.change(old, new)
     if not math.isfinite(float(change.sum())) or batch.failures:

@@ -123,7 +123,7 @@ class MPPCAFit:
         return replace(self, batch=rounds.advance(self.batch))
 
 
-def reached(task: MPPCAFit) -> MPPCAPosterior:
+def current_posterior(task: MPPCAFit) -> MPPCAPosterior:
     """The posterior where the best restart stands."""
     batch = task.batch
     restarts = torch.where(batch.failed, torch.nan, batch.log_evidence) - task.jacobian

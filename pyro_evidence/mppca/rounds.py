@@ -94,7 +94,7 @@ def first(Y: Tensor, analysers: Analysers, ties: Ties, variance: Tensor, rule: R
 
 
 def _moved_to(batch: MPPCARestarts, new: Analysers) -> MPPCARestarts:
-    """The batch at other parameters; rows that would leave the finite numbers stay where they are."""
+    """The batch at other parameters; rows that become non-finite keep their last good state."""
     old = batch.it.analysers
     failed = batch.failed | ~expectation.is_sound(new)
     new = old.where(failed, new) if bool(failed.any()) else new

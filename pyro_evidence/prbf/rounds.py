@@ -70,7 +70,7 @@ def begin(point: Point, update: Update, lost: Lost) -> Progress:
 
 
 def advance(now: Progress) -> Progress:
-    """One round; rows that would leave the finite numbers stay where they are.
+    """One round; rows that become non-finite keep their last good state.
 
     :raises ArithmeticError: when that is all of them.
     """

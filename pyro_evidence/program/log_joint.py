@@ -1,4 +1,4 @@
-"""One Pyro model as one differentiable log density; the only module that touches handlers and param sites."""
+"""One Pyro model as one differentiable log density; with its neighbours the gate: rows and their densities."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence

@@ -203,9 +203,9 @@ class GaussianLatent(LinearDensity):
         blocks = blocks_of(self.joint, parts.trace)
         assert blocks is not None  # verified when it was recognised
         loc, K = torch.cat([b.loc for b in blocks]), _assembled([b.covariance for b in blocks])
-        mean = self.seen.of(loc.unsqueeze(-1)).reshape(-1, *self.linear[0].J.shape[1:2])
+        mean = self.seen.apply(loc.unsqueeze(-1)).reshape(-1, *self.linear[0].J.shape[1:2])
         mean = mean + torch.cat([c.reshape(-1, mean.shape[-1]) for c in parts.offsets])
-        covariance = self.seen.of(self.seen.of(K.mT).mT)
+        covariance = self.seen.apply(self.seen.apply(K.mT).mT)
         root = _Root(self.seen, blocks)
         return Reading(parts, tuple(blocks), loc, K, Latent(mean, covariance, self._likelihood(parts), root))
 
@@ -250,11 +250,11 @@ class GaussianLatent(LinearDensity):
     ) -> tuple[tuple[Tensor, ...], LatentPrecision]:
         """One row: mode, log joint, gradient, decrement, converged, definite; and the precision."""
         latent, size = reading.latent, len(reading.loc)
-        start = latent.mean + self.seen.of((u - reading.loc).unsqueeze(-1)).reshape(latent.mean.shape)
+        start = latent.mean + self.seen.apply((u - reading.loc).unsqueeze(-1)).reshape(latent.mean.shape)
         mode = gaussian_process_mode.find_mode(latent, start, tolerance, watch)
         precision = LatentPrecision(reading.covariance, reading.tril, self.seen, mode)
         _, slope = latent.slope(mode.eta)
-        gradient = self.seen.back((slope - mode.dual).unsqueeze(-1)).squeeze(-1)
+        gradient = self.seen.adjoint((slope - mode.dual).unsqueeze(-1)).squeeze(-1)
         log_prior = -0.5 * (gaussian_process_mode.quadratic(mode, latent) + reading.log_det + size * LOG_TAU)
         log_joint = mode.log_likelihood + log_prior + torch.as_tensor(reading.parts.rest).detach().double()
         flags = (torch.tensor(x, device=u.device) for x in (mode.decrement, mode.converged, mode.definite))
@@ -276,8 +276,8 @@ class GaussianLatent(LinearDensity):
 
     def _explained(self, reading: Reading, found: Cotangents) -> Tensor:
         """A number whose derivative is that of the log evidence through prior and offsets."""
-        G = self.seen.back(self.seen.back(found.covariance).mT)
-        loc = self.seen.back(found.mean.unsqueeze(-1)).squeeze(-1)
+        G = self.seen.adjoint(self.seen.adjoint(found.covariance).mT)
+        loc = self.seen.adjoint(found.mean.unsqueeze(-1)).squeeze(-1)
         offsets = torch.cat([c.reshape(-1) for c in reading.parts.offsets])
         total = loc @ reading.loc + found.mean @ offsets
         for b in reading.blocks:
@@ -294,7 +294,7 @@ class _Root:
     blocks: Sequence[Block]
 
     def __call__(self) -> Tensor:
-        return self.seen.of(_assembled([b.tril.detach() for b in self.blocks]))
+        return self.seen.apply(_assembled([b.tril.detach() for b in self.blocks]))
 
 
 def _no_covariance(error: LinAlgError) -> NotPositiveDefinite:
