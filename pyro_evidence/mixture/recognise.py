@@ -1,7 +1,7 @@
 """A log joint recognised as a mixture of linear-Gaussian kernels, by derivatives at random points, never by names.
 
-Enumerated and ``MixtureSameFamily`` forms come out alike: arrays for ``mixture.expectation``, and the way back to the model's
-own weights and params.
+Enumerated and ``MixtureSameFamily`` forms come out alike: arrays for ``mixture.expectation``, and the way back to the
+model's own weights and params.
 """
 
 import copy
