@@ -16,7 +16,7 @@ class Batched:
     shared: ClassVar[frozenset[str]] = frozenset()
 
     def rebuilt(self: Self, change: Callable[[str, Tensor], Tensor]) -> Self:
-        """The same with ``change(name, tensor)`` in the place of every tensor that has rows."""
+        """A copy with ``change(name, tensor)`` in the place of every tensor that has rows."""
         value: Any = self
         own = [f.name for f in fields(value) if f.name not in self.shared]
         return replace(value, **{name: change(name, getattr(self, name)) for name in own})

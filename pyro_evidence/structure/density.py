@@ -202,7 +202,7 @@ class LinearPredictors:
 
 @dataclass(frozen=True)
 class LinearDensity(LinearPredictors):
-    """The same with its second derivatives, by dense linear algebra."""
+    """A linear predictor's density with its second derivatives, by dense linear algebra."""
 
     linear: tuple[Linear, ...]
 

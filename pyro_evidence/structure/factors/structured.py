@@ -75,7 +75,7 @@ class Structured:
         return self._dense.precision_diagonal(u, theta)
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
-        """The same without the second derivatives of the predictor, ``(R, D, D)``."""
+        """Precision without the second derivatives of the predictor, ``(R, D, D)``."""
         return self._dense.gauss_newton(u, theta)
 
     @property
