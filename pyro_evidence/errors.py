@@ -17,6 +17,10 @@ class NotAMode(ArithmeticError):
     """The point that was reached is not an interior maximum of the log joint density."""
 
 
+class NotSmooth(NotAMode):
+    """The log density has a corner, or a wrong second derivative, where its curvature is needed."""
+
+
 class ImproperPosterior(ArithmeticError):
     """The log joint density has no maximum at a finite point, or is flat along a direction."""
 

@@ -20,8 +20,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 
 # One method, one folder: a part may import those before it, and nothing after it.
 ORDER = (
-    "moved errors threads tensor_file checkpoint iterate settings numerics curvature program structure models laplace "
-    "mixture relevance mppca prbf infer evidence_check datasets distributed compare plots sklearn"
+    "moved errors threads tensor_file checkpoint iterate settings numerics curvature program structure models trust "
+    "laplace mixture relevance mppca prbf infer evidence_check datasets distributed compare plots sklearn"
 ).split()
 RUN_MODELS = {
     "program",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.compare import chains as sampled
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows
@@ -19,7 +20,7 @@ from pyro_evidence.program.simulate import from_predictive, from_prior, pointwis
 Arrays = dict[str, np.ndarray[Any, Any]]
 Groups = dict[str, Arrays]
 Values = Mapping[str, Tensor]
-Fit = LaplacePosterior | MCMC | sampled.Chains
+Fit = LaplacePosterior | CorrectedPosterior | MCMC | sampled.Chains
 NUM_CHAINS = 4  # independent draws are shown as four chains, so that R-hat is defined
 
 
@@ -118,12 +119,18 @@ def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, *
     return {name: group for name, group in groups.items() if group}
 
 
-def _of_posterior(fit: LaplacePosterior, num_samples: int, seed: int) -> Chains:
+def _of_posterior(fit: LaplacePosterior | CorrectedPosterior, num_samples: int, seed: int) -> Chains:
+    if isinstance(fit, CorrectedPosterior):
+        draws = fit.get_samples(num_samples, seed=seed)
+        return Chains(fit.joint, fit.theta, _as_chains(draws), {})
     if not isinstance(fit, LaplacePosterior):
         raise BadInput(f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or MCMC.")
     draws = fit.get_samples(num_samples, seed=seed)
-    grouped = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
-    return Chains(fit.state.problem.joint, fit.state.theta, grouped, {})
+    return Chains(fit.state.problem.joint, fit.state.theta, _as_chains(draws), {})
+
+
+def _as_chains(draws: Values) -> dict[str, Tensor]:
+    return {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
 
 
 def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Chains:

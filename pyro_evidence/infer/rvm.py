@@ -14,6 +14,7 @@ from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.weights import LinearTarget, Weights, weights_of
 from pyro_evidence.settings import check_model, check_stop
 from pyro_evidence.threads import one_at_a_time
+from pyro_evidence.trust.smoothness import certify_sites
 
 
 class RVM:
@@ -107,6 +108,7 @@ def linear_weights(
     """The weights of a model in which they are all that is latent, behind a linear predictor.
 
     :raises UnsupportedModel: for any other model.
+    :raises NotSmooth: for a likelihood with a corner at weights of zero, where the search starts.
     """
     weights = weights_of(LogJoint(model, args, kwargs, hyper=()), site)
     if not isinstance(weights.target, LinearTarget) or weights.num_others:
@@ -116,4 +118,5 @@ def linear_weights(
             f"{'there are ' + ', '.join(other) if other else 'a predictor is not linear'}. REVM takes such "
             "models."
         )
+    certify_sites(weights.joint, weights.joint.initial_u, weights.joint.initial_theta, weights.joint.observed)
     return weights

@@ -18,14 +18,18 @@ from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive, report
 from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.guide import LaplaceGuide
 from pyro_evidence.laplace.process_prediction import ProcessGuide
+from pyro_evidence.numerics import importance
 from pyro_evidence.program.checks import require_targets
 from pyro_evidence.program.failed_run import new_data, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Home
 from pyro_evidence.settings import check_count
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
+
+MOST_NUMBERS = 2**26  # in the draws that a check keeps
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -209,6 +213,8 @@ class LaplacePosterior:
         the approximation is.
         ``gradient_norm`` is the slope left at the mode, in nats per posterior standard deviation;
         ``smallest_eigenvalue`` is of the posterior precision in unconstrained space.
+        ``largest_mean_shift`` (in standard deviations) and ``largest_sd_ratio`` are what the importance weights
+        change of the draws: above 0.2 and 1.2 take :meth:`corrected`.  ``exact`` says that all weights are one.
         ``left_a_saddle`` says whether the search for the mode came by a saddle, which it left along its downward
         curvature.
         """
@@ -224,8 +230,25 @@ class LaplacePosterior:
             "smallest_eigenvalue": self._smallest_eigenvalue(),
             "curvature": getattr(curvature, "__name__", str(curvature)),
             "num_pruned": int((~self.state.problem.active).sum()),
-            **report.importance_check(self.log_weights(num_samples, seed)),
+            **self._importance_check(num_samples, seed),
         }
+
+    def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
+        draws = self.get_samples(num_samples, seed) if num_samples * len(self.state.u) < MOST_NUMBERS else None
+        return report.importance_check(self.log_weights(num_samples, seed), draws, self._joint.dtype)
+
+    def corrected(self, num_draws: int = 4_000, seed: int = 0) -> CorrectedPosterior:
+        """The same posterior without Laplace's error in shape: its draws weighted by the exact density (PSIS).
+
+        :param num_draws: to be weighted; with k-hat they tell how many they are worth.
+        :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
+        """
+        check_count("num_draws", num_draws, 100, "The weights' tail is fitted to the largest of them.")
+        log_weights = self.log_weights(num_draws, seed)
+        if not bool((log_weights > -math.inf).any()):
+            raise BadInput(f"the density is zero at all {num_draws} draws; run NUTS on posterior.model.")
+        draws, smoothed = self.get_samples(num_draws, seed), importance.checked(log_weights)
+        return CorrectedPosterior(self._joint, self.state.theta, draws, smoothed)
 
     def _smallest_eigenvalue(self) -> float:
         """By the covariance where it is at hand; otherwise by inverse power iterations, an upper bound."""

@@ -41,11 +41,16 @@ KEYS = {
     "log_evidence_importance",
     "log_evidence_importance_se",
     "effective_sample_size",
+    "exact",
+    "largest_mean_shift",
+    "largest_mean_shift_site",
+    "largest_sd_ratio",
+    "largest_sd_ratio_site",
 }
 
 
 def weak_logistic(X: Tensor, t: Tensor | None = None) -> Tensor:
-    w = pyro.sample("w", dist.Normal(X.new_zeros(1), 1e4).to_event(1))
+    w = pyro.sample("w", dist.Normal(X.new_zeros(1), 1e3).to_event(1))
     with pyro.plate("data", len(X)):
         return pyro.sample("t", dist.Bernoulli(logits=X @ w), obs=t)
 

@@ -1,0 +1,1 @@
+"""How far a mode and its curvature can be trusted, found out beside them: corners, plateaus."""

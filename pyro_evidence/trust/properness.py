@@ -1,0 +1,84 @@
+"""Whether the log joint falls away from its mode on all sides, as that of a proper posterior does."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.dense import Precision
+from pyro_evidence.errors import ImproperPosterior
+from pyro_evidence.numerics.coordinates import Coordinates
+from pyro_evidence.numerics.newton import Density
+
+FAR = (10.0, 30.0, 100.0)  # standard deviations
+NEAR = 2.0  # standard deviations, where a normal density has fallen by 2 nats
+LEAST_FALL = 0.2  # nats, there
+FAR_OUT = 1e8  # times the mode, or where a coordinate is as large
+
+
+@dataclass(frozen=True)
+class Summit:
+    """A mode and the density around it.
+
+    :ivar u: the mode, shape ``(D,)``.
+    :ivar height: the log joint there, nats.
+    :ivar active: coordinates that are not pruned, bool, shape ``(D,)``.
+    """
+
+    density: Density
+    u: Tensor
+    theta: Tensor
+    height: Tensor
+    active: Tensor
+
+    def fall(self, moves: Tensor) -> Tensor:
+        """How far the log joint has fallen at ``u`` plus each move ``(P, D)``, nats, shape ``(P,)``."""
+        with torch.no_grad():
+            return self.height - self.density.log_joint(self.u + moves, self.theta)
+
+
+def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -> None:
+    """Walk away from the mode along its flattest direction, and along the ray from the origin through each site.
+
+    A mode at infinity is not found by its curvature, which is rounding there: but further out on the ray the density
+    is as high.
+
+    :raises ImproperPosterior: when the log joint stays up on one side.
+    """
+    direction = precision.weakest(summit.active)[0]
+    if _stays_up(summit, direction):
+        raise _letter(latents.label(int(direction.abs().argmax())), f"{FAR[-1]:g} posterior standard deviations away")
+    if _level(summit, NEAR * torch.stack([direction, -direction])):
+        raise _letter(latents.label(int(direction.abs().argmax())), f"{NEAR:g} posterior standard deviations away")
+    for block in [slice(0, len(summit.u)), *latents.slices.values()]:
+        ray = torch.zeros_like(summit.u)
+        ray[block] = summit.u[block] * summit.active[block]
+        largest = int(ray.abs().argmax())
+        if bool(ray[largest] != 0.0) and _level_far_out(summit, ray):
+            raise _letter(latents.label(largest), "at twice the mode and far beyond")
+
+
+def _stays_up(summit: Summit, direction: Tensor) -> bool:
+    """Whether the log joint is within 1 nat of the mode at 10, 30 and 100 standard deviations on one side."""
+    steps = torch.tensor(FAR).to(direction)[:, None] * direction
+    fall = summit.fall(torch.cat([steps, -steps]))
+    return bool((fall < 1.0).reshape(2, len(FAR)).all(-1).any())
+
+
+def _level(summit: Summit, moves: Tensor) -> bool:
+    """Whether some move leaves the log joint where it was; one that leads higher leads to another mode."""
+    return bool((summit.fall(moves).abs() < LEAST_FALL).any())
+
+
+def _level_far_out(summit: Summit, ray: Tensor) -> bool:
+    """Whether the log joint is where it was both at twice the mode and at the far end of a ray through it."""
+    end = FAR_OUT * max(1.0, float(1.0 / ray.abs().max()))
+    return bool((summit.fall(torch.stack([ray, end * ray])).abs() < LEAST_FALL).all())
+
+
+def _letter(where: str, distance: str) -> ImproperPosterior:
+    return ImproperPosterior(
+        f"the log joint is as high as at its maximum {distance}, along a direction that points at {where}: the "
+        f"posterior is improper or nearly so, or its mode lies at infinity (separable classes, collinear columns, a "
+        f"flat prior). Give that site a proper prior, for example Normal(0, 10) on standardised inputs."
+    )
