@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_evidence.curvature.choices import Curvature, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.curvature.dense import Precision, factorise, precision_of
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
-from pyro_evidence.errors import NotAMode, NotSmooth
+from pyro_evidence.errors import NotAMode, NotPositiveDefinite, NotSmooth
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
 from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.numerics.linalg import Label
@@ -210,7 +210,7 @@ def state_at(
     label = problem.joint.latents.label
     if not bool(mode.converged[row]):
         _refuse_kinks(problem, theta, mode, row)
-    precision = precision_of(mode, row, label)
+    precision = _factorised(problem, theta, mode, row)
     if not bool(mode.converged[row]):
         raise _not_a_mode(mode, row, label)
     num_active = int(problem.active.sum())
@@ -218,6 +218,21 @@ def state_at(
     log_hyperprior = problem.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
     numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
     return LaplaceState(problem, theta.detach(), mode.u[row].detach(), *numbers, bool(mode.escaped[row]))
+
+
+def _factorised(problem: Problem, theta: Tensor, mode: newton.Mode, row: int) -> Precision:
+    """The precision where a search has ended.
+
+    :raises ImproperPosterior: when it is not positive definite because the mode has run away over a plateau.
+    :raises NotPositiveDefinite: when it is not for another reason.
+    """
+    latents = problem.joint.latents
+    try:
+        return precision_of(mode, row, latents.label)
+    except NotPositiveDefinite:
+        summit = properness.Summit(problem.density, mode.u[row], theta, mode.log_joint[row], problem.active)
+        properness.require_fall_on_rays(summit, latents)
+        raise
 
 
 def _refuse_kinks(problem: Problem, theta: Tensor, mode: newton.Mode, row: int) -> None:

@@ -50,6 +50,14 @@ def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -
         raise _letter(latents.label(int(direction.abs().argmax())), f"{FAR[-1]:g} posterior standard deviations away")
     if _level(summit, NEAR * torch.stack([direction, -direction])):
         raise _letter(latents.label(int(direction.abs().argmax())), f"{NEAR:g} posterior standard deviations away")
+    require_fall_on_rays(summit, latents)
+
+
+def require_fall_on_rays(summit: Summit, latents: Coordinates) -> None:
+    """Walk out on the ray from the origin through the mode, and through each site's part of it alone.
+
+    :raises ImproperPosterior: when the log joint stays where it is.
+    """
     for block in [slice(0, len(summit.u)), *latents.slices.values()]:
         ray = torch.zeros_like(summit.u)
         ray[block] = summit.u[block] * summit.active[block]

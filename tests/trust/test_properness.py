@@ -58,7 +58,7 @@ def test_separable_classes_under_a_nearly_flat_prior() -> None:
 
 def test_collinear_columns_under_a_flat_prior() -> None:
     twice = torch.cat([X[:, :5], X[:, :1]], 1)
-    with pytest.raises(ArithmeticError, match="collinear|coincide"):
+    with pytest.raises(ArithmeticError, match=r"collinear|coincide"):
         LaplaceEvidence(classes(flat())).run(twice, NOISY)
 
 
