@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import unwrapped
 from pyro_evidence.program.sites import sample_nodes
+from pyro_evidence.threads import without_validation
 
 WRONG = "its second derivatives are not those of its slope"
 TOLERANCE = 0.05  # of a product with the Hessian, in posterior standard deviations
@@ -59,7 +59,7 @@ def by_autograd(density: Density, u: Tensor, theta: Tensor, unit: Tensor) -> Pro
     """
     row = u.detach().unsqueeze(0).requires_grad_()
     directions = generic(2, len(u), u) * unit / len(u) ** 0.5
-    with pyro.validation_enabled(False):
+    with without_validation():
         slope = pullback(density.log_joint(row, theta).sum(), row, create_graph=True)
         images = [-pullback(slope, row, v.unsqueeze(0))[0] for v in directions]
     return Products(directions, torch.stack(images), unit)
@@ -79,7 +79,7 @@ def curvature_error(density: Density, u: Tensor, theta: Tensor, products: Produc
 def _differences(density: Density, u: Tensor, theta: Tensor, directions: Tensor, step: float) -> Tensor:
     """Central differences of the gradient along each direction, shape ``(P, D)``."""
     rows = torch.cat([u + step * directions, u - step * directions])
-    with pyro.validation_enabled(False):
+    with without_validation():
         slope = density.gradient(rows, theta)[1]
     ahead, behind = slope.chunk(2)
     return (ahead - behind) / (2.0 * step)
@@ -197,7 +197,7 @@ def _site_slopes(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dic
     """First and second derivative along ``step`` of each site's log density."""
     at = u.detach().requires_grad_()
     trace = joint.trace(at, theta)
-    with pyro.validation_enabled(False):
+    with without_validation():
         trace.compute_log_prob()
     return {n: _along(node["log_prob_sum"], at, step) for n, node in sample_nodes(trace).items()}
 
