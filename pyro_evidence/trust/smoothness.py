@@ -73,7 +73,8 @@ def curvature_error(density: Density, u: Tensor, theta: Tensor, products: Produc
     found = -_differences(density, u, theta, products.directions, step)
     size = torch.maximum(products.images.abs(), found.abs()) * products.unit
     gap = (found - products.images).abs() * products.unit
-    return float(gap.amax() / size.amax().clamp(min=torch.finfo(gap.dtype).tiny))
+    largest = size.amax()
+    return float(gap.amax() / torch.where(largest > 0.0, largest, 1.0))
 
 
 def _differences(density: Density, u: Tensor, theta: Tensor, directions: Tensor, step: float) -> Tensor:
