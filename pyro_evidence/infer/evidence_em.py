@@ -180,7 +180,7 @@ class EvidenceEM:
                 mppca_fit.run(found, self.start, self.deletion, self.stop), self.stop
             )
         try:
-            task = self._begin(joint)
+            task = begin(joint, self.start, self.update, self.curvature, self._most)
         except UnsupportedModel as why:
             self._nothing_watched(f"a model that takes the generic way ({why})")
             return run_generic(joint, why, self.start.restarts, self.start.seed, self.stop)
@@ -225,6 +225,11 @@ class EvidenceEM:
         """The model on its data."""
         with gaps_explained(self.missing, args, kwargs):
             return joint_of_rows(self.model, args, kwargs) or mppca_fit.log_joint(self.model, args, kwargs)
+
+    @property
+    def _most(self) -> int | None:
+        """Data on which restarts run; rounds that are asked for by number are made on all."""
+        return mixture_fit.SAMPLE if self.stop.tolerance > 0 else None
 
     def _begin(self, joint: LogJoint) -> MixtureFit:
         return begin(joint, self.start, self.update, self.curvature)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from pyro_evidence.numerics.batched import Batched
 
+SCATTER = 2654435761  # odd, 2^32 times the golden ratio: multiples of it modulo 2^32 are spread evenly
+ROWS = 2**16  # of the data that are copied together
 KEPT = 2**22  # numbers in the features of all data that are made once and kept, not anew in every pass
 
 
@@ -138,9 +140,18 @@ class MixtureData:
         assert found is not None  # data without rows are refused where they come from
         return found
 
-    def joined(self, here: Sums) -> Sums:
-        """A sum over these rows and those that other processes hold."""
-        return here
+    def sampled(self, most: int) -> "MixtureData":
+        """About ``most`` of the data where there are more, scattered over all by the numbers of their rows."""
+        if self.num_rows <= most:
+            return self
+        return some(self, _chosen(self.num_rows, most).to(self.Y.device)).with_features
+
+    @property
+    def with_features(self) -> "MixtureData":
+        """The same with its features made once, where they are few."""
+        if self.features is not None or self.num_rows * self.layout.num_features > KEPT:
+            return self
+        return replace(self, features=self.columns(self.layout.num_features))
 
 
 AXES = {"Y": -2, "G": -2, "weight": -1, "observed": 0, "features": -2, "floor": 0}  # along which the rows lie
@@ -198,6 +209,12 @@ def some(data: MixtureData, index: Tensor) -> MixtureData:
     values = {name: getattr(data, name) for name in AXES}
     kept = {n: v.index_select(AXES[n] % v.dim(), index) for n, v in values.items() if v is not None}
     return replace(data, **kept)
+
+
+def _chosen(num_rows: int, most: int) -> Tensor:
+    """Numbers of about ``most`` rows, scattered over all by a rule that knows nothing but the number of a row."""
+    number = torch.arange(num_rows)
+    return ((number * SCATTER) % 2**32 < most * 2**32 // num_rows).nonzero().flatten()
 
 
 def rows_of(data: MixtureData, rows: Tensor) -> MixtureData:
@@ -291,7 +308,7 @@ class ResponseUnits:
 
     def data(self, Y: Tensor, G: Tensor | None, weight: Tensor, *, products: bool) -> MixtureData:
         """The data in standard units, with their features."""
-        return mixture_data((Y - self.origin) / self.unit, G, weight=weight, products=products)
+        return mixture_data((Y - self.origin).div_(self.unit), G, weight=weight, products=products)
 
     def standard(self, mixture: Mixture) -> Mixture:
         """A mixture of the caller's units in standard ones."""
@@ -318,15 +335,20 @@ class ResponseUnits:
 
 def response_units(Y: Tensor, G: Tensor | None, weight: Tensor) -> ResponseUnits:
     """Weighted mean and standard deviation of each response, missing ones left out; unit 1 where it does not vary."""
-    seen = ~Y.isnan()
-    share = weight.unsqueeze(-1) * seen
-    filled = torch.where(seen, Y, 0.0)
-    total = share.sum(0).clamp(min=torch.finfo(Y.dtype).tiny)  # a column without data has mean 0
-    mean = (share * filled).sum(0) / total
-    spread = ((share * (filled - mean).square()).sum(0) / total).sqrt()
+    parts = list(zip(Y.split(ROWS), weight.split(ROWS), strict=True))
+    total, sums = (torch.stack(x).sum(0) for x in zip(*(_sums(y, w) for y, w in parts), strict=True))
+    total = total.clamp(min=torch.finfo(Y.dtype).tiny)  # a column without data has mean 0
+    mean = sums / total
+    spread = (torch.stack([_sums((y - mean).square(), w)[1] for y, w in parts]).sum(0) / total).sqrt()
     varies = spread > 1e-12 * mean.abs()  # a constant column keeps rounding errors about its mean
     unit = torch.where(varies, spread, 1.0)
     return _with_origin(mean, unit, G)
+
+
+def _sums(Y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Total weight of what was observed, and weighted sums, ``(m,)`` each."""
+    share = weight.unsqueeze(-1) * ~Y.isnan()
+    return share.sum(0), (share * Y.nan_to_num()).sum(0)
 
 
 def _with_origin(mean: Tensor, unit: Tensor, G: Tensor | None) -> ResponseUnits:

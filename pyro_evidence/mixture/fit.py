@@ -17,7 +17,7 @@ from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
 from pyro_evidence.mixture.number.deletion import Deletion
 from pyro_evidence.mixture.posterior import AtMode, MixturePosterior
-from pyro_evidence.mixture.recognise import MixtureStructure, recognised
+from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognised
 from pyro_evidence.mixture.rounds import Journal, MixtureRestarts
 from pyro_evidence.mixture.updates import Ties, Update
 from pyro_evidence.program.log_joint import LogJoint
@@ -76,18 +76,36 @@ class Start:
         return diagonal if model.noise.dim() == 3 else diagonal.diag_embed()
 
 
+SAMPLE = 2**14  # data on which restarts run where there are more; the chosen one goes on with all
+SAMPLE_EACH = 2**8  # the same for each component
+
+
 @dataclass(frozen=True)
 class MixtureFit:
     """A recognised model, the units inside, and all restarts."""
 
     structure: MixtureStructure
     units: ResponseUnits
+    data: MixtureData  # all of it; the restarts may be on a sample
+    ties: Ties
     batch: MixtureRestarts
 
     @property
     def jacobian(self) -> Tensor:
         """What the log evidence loses by going to the model's units, nats."""
-        return self.units.log_jacobian(self.batch.expected.data)
+        return self.units.log_jacobian(self.data)
+
+    @property
+    def times(self) -> float:
+        """How often the restarts' data would have to be had to be all."""
+        return float(self.data.num_data / self.batch.expected.data.num_data)
+
+    def whole(self, batch: MixtureRestarts) -> MixtureRestarts:
+        """The restarts on all data."""
+        expected = batch.expected
+        if expected.data.num_rows == self.data.num_rows:
+            return batch
+        return rounds.first(self.data, expected.mixture, expected.ties, expected.curvature, batch.update)
 
     def unseen(self, joint: LogJoint) -> MixtureData:
         """Other data of the same model, in the units inside.
@@ -100,15 +118,13 @@ class MixtureFit:
             raise BadInput(
                 f"the unseen data have {_outputs(theirs)}, the fitted ones {_outputs(ours)}: expected the same."
             )
-        products = self.batch.expected.data.layout.has_products
+        products = self.data.layout.has_products
         data = self.units.data(found.Y, found.G, found.weight, products=products)
         return found.spread(data, self.structure.background, self.units.unit)
 
     def journal(self, unseen: LogJoint | None = None) -> Journal:
-        """A journal of the errors of every round, with the start as its first entry."""
-        data = (self.batch.expected.data,) if unseen is None else (self.batch.expected.data, self.unseen(unseen))
-        found = Journal(self.units, data)
-        found.look(self.batch)
+        """A journal of the errors of every round."""
+        found = Journal(self.units, () if unseen is None else (self.unseen(unseen),))
         return found
 
     def warmed(self, update: Update, num_steps: int) -> "MixtureFit":
@@ -123,9 +139,12 @@ def _outputs(shape: tuple[int, int]) -> str:
     return f"{shape[0]} responses and {shape[1]} basis functions"
 
 
-def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCurvature) -> MixtureFit:
+def begin(
+    joint: LogJoint, start: Starting, update: Update, curvature: MixtureCurvature, most: int | None = None
+) -> MixtureFit:
     """The mixture recognised, and all restarts before the first round.
 
+    :param most: data on which the restarts run where there are more, and more than so many for each component.
     :raises UnsupportedModel: when it is no mixture of linear-Gaussian kernels.
     """
     structure = recognised(joint)
@@ -134,7 +153,9 @@ def begin(joint: LogJoint, start: Starting, update: Update, curvature: MixtureCu
     data = units.data(structure.Y, structure.G, structure.weight, products=products)
     data = structure.spread(data, structure.background, units.unit)
     ties, own = rows.in_units(structure.ties, units.unit), units.standard(structure.start)
-    return MixtureFit(structure, units, rounds.first(data, start(data, own, ties), ties, curvature, update))
+    few = data if most is None else data.sampled(max(most, SAMPLE_EACH * len(own.loc)))
+    batch = rounds.first(few, start(few, own, ties), ties, curvature, update)
+    return MixtureFit(structure, units, data, ties, batch)
 
 
 def finish(
@@ -150,21 +171,55 @@ def finish(
     fit = _deleted(fit, deletion) if deletion else fit
     batch, modes = fit.state, fit.state.modes
     best = highest(torch.where(batch.failed, -torch.inf, modes.occam))
-    at_mode = modes.mixture[best]
-    if deletion and fit.status is not Status.INTERRUPTED:
-        rest = iterate(journal, rounds.alone(batch, best), stop, "EvidenceEM")
-        fit = Fit(rest.state, rest.status, fit.objectives + rest.objectives[1:])
-        at_mode = mode.find_mode(rest.state.expected.data, rest.state.expected.mixture)
+    at_mode, limit = modes.mixture[best], ""
+    restarts = torch.where(batch.failed, torch.nan, task.times * modes.log_evidence)
+    if (deletion or task.times > 1.0) and fit.status is not Status.INTERRUPTED:
+        fit, limit = _alone(task, fit, best, (deletion, stop, journal))
+        at_mode = mode.find_mode(task.data, fit.state.expected.mixture)
     elif fit.status is Status.STEP_LIMIT and float(batch.change[best]) <= stop.gradient_tolerance:
         fit = Fit(batch, Status.CONVERGED, fit.objectives)  # the others are not
-    restarts = torch.where(batch.failed, torch.nan, modes.log_evidence)
     found = posterior_of(task, fit, at_mode, (restarts, batch.reasons))
-    return replace(found, paths=journal.path(int(best)))
+    return replace(found, paths=journal.path(int(best)), limit=limit)
+
+
+def _alone(
+    task: MixtureFit, fit: Fit[MixtureRestarts], best: Tensor, how: tuple[Deletion | None, Stop, Journal]
+) -> tuple[Fit[MixtureRestarts], str]:
+    """The chosen restart alone, on all data: components split as long as that gains, then rounds to convergence."""
+    deletion, stop, journal = how
+    chosen, limit = task.whole(rounds.alone(fit.state, best)), ""
+    if deletion is not None:
+        chosen, limit = _grown(task, chosen, deletion)
+    rest = iterate(journal, chosen, stop, "EvidenceEM")
+    before = fit.objectives if task.times == 1.0 else rest.objectives[:1]
+    return Fit(rest.state, rest.status, before + rest.objectives[1:]), limit
+
+
+def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tuple[MixtureRestarts, str]:
+    """The chosen restart with components split, and what kept it from further splits."""
+    chosen = chosen if task.times == 1.0 else rounds.settled(chosen, deletion.after)
+    room = most_components(task.structure, task.data.num_rows) if _may_grow(task) else len(chosen.expected.mixture.loc)
+    try:
+        return deletion.split(chosen, task.ties, room)
+    except KeyboardInterrupt:
+        warnings.warn(f"EvidenceEM, splits: {Status.INTERRUPTED.value}.", stacklevel=6)
+        return chosen, "interrupted"
+
+
+def _may_grow(task: MixtureFit) -> bool:
+    """Whether another component would be as good as any: more than one, and all alike."""
+    return len(task.structure.loc) > 1 and rows.is_exchangeable(task.ties, task.structure.loc)
 
 
 def current_posterior(task: MixtureFit, stop: Stop) -> MixturePosterior:
     """The posterior where the best restart stands."""
-    return finish(task, Fit(task.batch, Status.BY_HAND, (task.batch.objective,)), None, stop, task.journal())
+    return finish(task, Fit(task.batch, Status.BY_HAND, (task.batch.objective,)), None, stop, _first_entry(task))
+
+
+def _first_entry(task: MixtureFit) -> Journal:
+    journal = task.journal()
+    journal.look(task.batch)
+    return journal
 
 
 def _deleted(fit: Fit[MixtureRestarts], deletion: Deletion) -> Fit[MixtureRestarts]:
@@ -185,14 +240,15 @@ def posterior_of(
     :param at_mode: one row, its weights at a mode.
     :param restarts: log evidence of each in the engine's units, and what those that failed said.
     """
-    found = AtMode(task.structure, task.units, task.batch.expected.data, at_mode)
+    structure = enlarged(task.structure, len(at_mode.loc))
+    found = AtMode(structure, task.units, task.data, at_mode)
     return MixturePosterior(
         found.laplace_state(),
         fit.status.value,
         tuple(v - float(task.jacobian) for v in fit.objectives),
         restarts[0] - task.jacobian,
         restarts[1],
-        structure=task.structure,
+        structure=structure,
         mixture=found.mixture,
         num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
     )
@@ -223,6 +279,7 @@ def run(task: MixtureFit, settings: Settings, journal: Journal) -> MixturePoster
     """
     stop, deletion = settings.stop, settings.deletion
     together = stop if deletion is None else replace(stop, num_steps=min(stop.num_steps, deletion.after))
+    journal.look(task.batch)
     fit = rounds.em(task.batch, settings.update, settings.start.warm_up, together, journal)
     return warn_unless_converged(finish(task, fit, deletion, stop, journal), stop)
 

@@ -113,7 +113,15 @@ class _Site:
         x = x[(None,) * max(0, 2 + event - x.dim())]
         x = x.movedim(position - event, 0)
         x = x.reshape(x.shape[0], -1, *x.shape[x.dim() - event :]) if x.dim() > 2 + event else x
-        return x[:, :1] if x.shape[1] > 1 and x.stride(1) == 0 else x
+        return _unrepeated(x) if x.shape[1] > 1 and x.stride(1) == 0 else x
+
+
+def _unrepeated(x: Tensor) -> Tensor:
+    """``x[:, :1]`` of what is the same for all data; derivatives never see the repetitions."""
+    base = x._base
+    if base is None or base.numel() >= x.numel():
+        return x[:, :1]
+    return base.as_strided((len(x), 1, *x.shape[2:]), x.stride(), x.storage_offset())
 
 
 def _common(probs: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.evidence import well_determined
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step
 from pyro_evidence.mixture.kernels import Kernels, kernels
-from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture
+from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture, with_components
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.failed_run import new_data
@@ -173,12 +173,14 @@ class MixturePosterior(LaplacePosterior):
     :ivar mixture: weights and hyperparameters, one row, in the model's units.
     :ivar num_clipped: negative eigenvalues of the curvature that the last round took as zero.
     :ivar paths: ``train_nll``, and ``test_nll`` if there is one.
+    :ivar limit: what ended the search for the number of components before the evidence did; empty if nothing.
     """
 
     structure: MixtureStructure | None = None
     mixture: Mixture | None = None
     num_clipped: int = 0
     paths: tuple[Tensor, ...] = ()
+    limit: str = ""
 
     @property
     def _mixture(self) -> Mixture:
@@ -287,22 +289,28 @@ class MixturePosterior(LaplacePosterior):
     def diagnostics(self, num_samples: int = 10_000, seed: int = 0) -> dict[str, Any]:
         """As :meth:`LaplacePosterior.diagnostics`, with the number of components and of clipped eigenvalues."""
         found = super().diagnostics(num_samples, seed)
-        return found | {"num_components": self.num_components, "num_clipped": self.num_clipped}
+        return found | {
+            "num_components": self.num_components,
+            "num_components_limited_by": self.limit,
+            "num_clipped": self.num_clipped,
+        }
 
     def save(self, path: str | Path) -> None:
         """Tensors and settings, no code.
 
         :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
         """
-        archive.write(self._record() | {"paths": self.paths}, path)
+        own = {"paths": self.paths, "num_components": len(self.active), "limit": self.limit}
+        archive.write(self._record() | own, path)
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MixturePosterior":
-        """A saved posterior, over the same model.
+        """A saved posterior, over the same model, whatever the number of components that it began with.
 
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
         record: Mapping[str, Any] = archive.read(path, map_location)
+        model = with_components(model, record.get("num_components"))
         state = archive.restore(record, model)
         structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
         mixture = recognise_mixture(state.problem.joint).start
@@ -314,7 +322,8 @@ class MixturePosterior(LaplacePosterior):
             tuple(record["failures"]),
         )
         paths = tuple(record.get("paths", ()))  # older files do not say
-        return cls(state, *numbers, structure=structure, mixture=mixture, paths=paths)
+        limit = record.get("limit", "")
+        return cls(state, *numbers, structure=structure, mixture=mixture, paths=paths, limit=limit)
 
 
 def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -175,6 +175,30 @@ def recognised(joint: LogJoint) -> MixtureStructure:
     return replace(structure, joint=joint, Y=Y, G=G, weight=weight, offset=offset)
 
 
+def with_components(model: Any, num_components: int | None) -> Any:
+    """The model with so many components, where it can be had so; else as it is."""
+    grown = getattr(model, "with_components", lambda num: None)(num_components) if num_components else None
+    return model if grown is None else grown
+
+
+def most_components(structure: MixtureStructure, num_rows: int) -> int:
+    """As many as there are data for a model that can be had with more; else as many as the model has."""
+    model = structure.joint.model
+    return num_rows if with_components(model, len(structure.loc) + 1) is not model else len(structure.loc)
+
+
+def enlarged(structure: MixtureStructure, num_components: int) -> MixtureStructure:
+    """The same model with at least so many components."""
+    if num_components <= len(structure.loc):
+        return structure
+    joint = structure.joint
+    model = with_components(joint.model, num_components)
+    if joint.seen is None:
+        return recognise_mixture(LogJoint(model, joint.args, joint.kwargs))
+    few = model.few(joint.seen, *joint.args, **joint.kwargs)
+    return recognised(LogJoint(model, few).on(joint.args, joint.kwargs, times=joint.seen))
+
+
 def _double(x: Tensor) -> Tensor:
     return x.detach().double()
 

@@ -16,6 +16,8 @@ from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows
 from pyro_evidence.mixture.mode import Modes
 from pyro_evidence.mixture.updates import EStep, Ties, Unregularised, Update, estep
 
+SETTLED = 1e-3  # change of every log precision and share in one round, below which rounds that only compare end
+
 
 @dataclass(frozen=True)
 class MixtureRestarts:
@@ -119,6 +121,15 @@ def rounds(batch: MixtureRestarts, update: Update, num_steps: int) -> MixtureRes
     return batch
 
 
+def settled(batch: MixtureRestarts, num_steps: int) -> MixtureRestarts:
+    """After rounds until nothing changes much any more, ``num_steps`` at most."""
+    for _ in range(num_steps):
+        batch = advance(batch)
+        if float(batch.change.amax()) < SETTLED:
+            break
+    return batch
+
+
 def em(
     batch: MixtureRestarts,
     update: Update,
@@ -164,12 +175,12 @@ class Journal:
     """Rounds that write down how well they predict, from the start on.
 
     :ivar units: of the model.
-    :ivar data: those that are fitted, and any that are not to be seen, in the units inside.
-    :ivar rounds: for each round the log likelihood of each of these, shapes ``(R,)``; the first costs nothing.
+    :ivar unseen: data that are not fitted, in the units inside.
+    :ivar rounds: minus the mean log density after each round of the data that are fitted, and of these, ``(R,)`` each.
     """
 
     units: ResponseUnits
-    data: tuple[MixtureData, ...]
+    unseen: tuple[MixtureData, ...]
     rounds: list[tuple[Tensor, ...]] = field(default_factory=list)
 
     def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
@@ -178,15 +189,19 @@ class Journal:
         return after
 
     def look(self, batch: MixtureRestarts) -> None:
-        """An entry for the batch as it stands."""
-        unseen = (e_step(data, batch.expected.mixture).log_likelihood for data in self.data[1:])
-        self.rounds.append((batch.expected.stats.log_likelihood, *unseen))
+        """An entry for the batch as it stands; what it says of the data that are fitted costs nothing."""
+        expected = batch.expected
+        unseen = (self._nll(data, e_step(data, expected.mixture).log_likelihood) for data in self.unseen)
+        self.rounds.append((self._nll(expected.data, expected.stats.log_likelihood), *unseen))
+
+    def _nll(self, data: MixtureData, log_likelihood: Tensor) -> Tensor:
+        """Nats per datum, the model's units."""
+        return (self.units.log_jacobian(data) - log_likelihood) / data.num_data
 
     def path(self, row: int) -> tuple[Tensor, ...]:
         """Minus mean log density after each round, nats per datum, the model's units, ``(S,)`` for each of the data.
 
         :param row: the restart; where the batch has shrunk to one row, that one is meant.
         """
-        found = (torch.stack([x[min(row, len(x) - 1)] for x in column]) for column in zip(*self.rounds, strict=True))
-        pairs = zip(self.data, found, strict=True)
-        return tuple((self.units.log_jacobian(data) - height) / data.num_data for data, height in pairs)
+        columns = zip(*self.rounds, strict=True)
+        return tuple(torch.stack([x[min(row, len(x) - 1)] for x in column]) for column in columns)

@@ -69,6 +69,31 @@ def _first_of(ties: Ties, num: int) -> Ties:
     return Ties(*alpha, *beta, ties.alpha_free[:num], ties.beta_free[:num], ties.mixing_free)
 
 
+def grown(ties: Ties, num: int) -> Ties:
+    """Ties of ``num`` components, more or fewer, for exchangeable ones: what is shared stays shared.
+
+    :param ties: of two components at least, or nobody knows what is shared.
+    """
+    if num <= len(ties.alpha_group):
+        return _first_of(ties, num)
+
+    def alike(x: Tensor) -> Tensor:
+        return x[:1].expand(num, *x.shape[1:])
+
+    alpha = _grown_group(ties.alpha_group, num), alike(ties.alpha_ratio)
+    beta = _grown_group(ties.beta_group, num), alike(ties.beta_ratio)
+    return Ties(*alpha, *beta, alike(ties.alpha_free), alike(ties.beta_free), ties.mixing_free)
+
+
+def _grown_group(group: Tensor, num: int) -> Tensor:
+    more = num - len(group)
+    if bool((group == group[:1]).all()):
+        return group[:1].expand(num, *group.shape[1:])
+    size = int(group[-1].max() - group[-1].min()) + 1
+    steps = 1 + torch.arange(more, device=group.device)
+    return torch.cat([group, group[-1:] + size * steps.reshape(-1, *[1] * (group.dim() - 1))])
+
+
 def padded(mixture: Mixture, like: Mixture) -> Mixture:
     """The mixture with pruned components appended, until it has as many as ``like``."""
     missing = like.w.shape[1] - mixture.w.shape[1]

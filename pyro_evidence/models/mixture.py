@@ -171,7 +171,7 @@ class GaussianMixture(TensorValue):
     Sites: ``w``, the centres, shape ``(K, m)``; ``z``, enumerated, and ``y``, in the plate ``data``.
     """
 
-    num_components: int
+    num_components: int | None  # None: as many as :func:`enough_components` says
     alpha: Precision
     noise: Noise
     units: Units
@@ -181,18 +181,22 @@ class GaussianMixture(TensorValue):
         check_responses(Y)
         loc, scale = self.units(Y)
         alpha = precision_value("alpha", self.alpha, _start_shape(self.alpha), Y)
-        prior_scale = (scale * alpha.rsqrt().unsqueeze(-1)).expand(self.num_components, -1)
-        noise = self.noise(self.num_components, scale)
+        num = self._number(Y)
+        prior_scale = (scale * alpha.rsqrt().unsqueeze(-1)).expand(num, -1)
+        noise = self.noise(num, scale)
         w = pyro.sample("w", dist.Normal(loc.expand_as(prior_scale), prior_scale).to_event(2))
         if weight is not None:
-            return _weighted(noise(w, torch.arange(self.num_components)), self.num_components, Y, weight)
+            return _weighted(noise(w, torch.arange(num)), num, Y, weight)
         with pyro.plate("data", len(Y)):
-            z = _component(self.num_components, Y)
+            z = _component(num, Y)
             return pyro.sample("y", noise(Vindex(w)[..., z, :], z), obs=Y)
+
+    def _number(self, Y: Tensor) -> int:
+        return enough_components(*Y.shape) if self.num_components is None else self.num_components
 
     def settled(self, Y: Tensor, weight: Tensor | None = None) -> "GaussianMixture":
         """This model with what it takes from all data held as numbers: a few rows are then enough to know it."""
-        return replace(self, units=FixedUnits(*self.units(Y)))
+        return replace(self, num_components=self._number(Y), units=FixedUnits(*self.units(Y)))
 
     def rows(self, Y: Tensor, weight: Tensor | None = None) -> Responses:
         """The data as they are observed, checked.
@@ -201,6 +205,11 @@ class GaussianMixture(TensorValue):
         """
         check_responses(Y)
         return Responses(Y, None, _weights(weight, Y))
+
+    def with_components(self, num_components: int) -> "GaussianMixture | None":
+        """The same with another number of components; None where a setting of its own belongs to each."""
+        own = (self.alpha, getattr(self.noise, "beta", LEARNED))
+        return None if any(_start_shape(x) for x in own) else replace(self, num_components=num_components)
 
     def few(self, step: int, Y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
         """Arguments with every ``step``-th row."""
@@ -251,6 +260,11 @@ class LinearMixture(TensorValue):
         check_responses(Y, (len(Phi), self.num_outputs))
         return Responses(Y, Phi, _weights(weight, Y))
 
+    def with_components(self, num_components: int) -> "LinearMixture | None":
+        """The same with another number of components; None where a setting of its own belongs to each."""
+        own = (self.alpha, getattr(self.noise, "beta", LEARNED))
+        return None if any(_start_shape(x) for x in own) else replace(self, num_components=num_components)
+
     def few(self, step: int, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
         """Arguments with every ``step``-th row."""
         return (X[::step], Y[::step]) if weight is None else (X[::step], Y[::step], torch.ones_like(weight[::step]))
@@ -289,6 +303,11 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
         raise BadInput(f"Y has no value at all, only nan, in columns {empty}; expected one at least. Drop them.")
 
 
+def enough_components(num_data: int, num_outputs: int) -> int:
+    """With how many components to begin: 2 to 20, five data for each of the ``2 m + 1`` parameters of one."""
+    return min(20, max(2, num_data // (5 * (2 * num_outputs + 1))))
+
+
 def _check(num_components: int, alpha: Precision) -> None:
     check_count("num_components", num_components)
     check_precision("alpha", alpha, largest_dim=1)
@@ -299,7 +318,7 @@ def _check(num_components: int, alpha: Precision) -> None:
 
 
 def gaussian_mixture(
-    num_components: int,
+    num_components: int | None = None,
     *,
     alpha: Precision = LEARNED,
     noise: Noise = DiagonalNoise(),
@@ -310,13 +329,14 @@ def gaussian_mixture(
     The prior of each centre is Normal about the mean of the data, with precision ``alpha`` in units of the data's
     variance, column by column, so that a change of units changes nothing else.
 
-    :param num_components: ``K``; ``EvidenceEM`` leaves out those that it does not need.
+    :param num_components: ``K``, with which ``EvidenceEM`` begins: it leaves out those that it does not need, and
+        splits others where more are needed.  A single one stays single.  None: by :func:`enough_components`.
     :param alpha: prior precision of the centres: one for all, or one each, by ``Learned(torch.ones(K))``.
     :param noise: :class:`DiagonalNoise`, :class:`SphericalNoise`, :class:`SharedNoise` or :class:`FullNoise`.
     :param units: origin and unit of each column: :func:`data_units`, :func:`no_units`, or one's own function of ``Y``.
     :raises BadInput: on settings that cannot be meant.
     """
-    _check(num_components, alpha)
+    _check(1 if num_components is None else num_components, alpha)
     return GaussianMixture(num_components, alpha, noise, units)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
@@ -33,6 +33,12 @@ class KnownByRows(Protocol):
 def _about(model: Any) -> KnownByRows:
     known: KnownByRows = model
     return known
+
+
+def _about_more(wrapper: Any, num_components: int) -> Any:
+    """The wrapper about its model with another number of components."""
+    inner = getattr(wrapper.model, "with_components", lambda num: None)(num_components)
+    return None if inner is None else replace(wrapper, model=inner)
 
 
 class Missing(str, Enum):
@@ -82,6 +88,10 @@ class Marginalised:
     def settled(self, *args: Any, **kwargs: Any) -> "Marginalised":
         """Gaps around a model that has settled."""
         return Marginalised(_about(self.model).settled(*args, **kwargs))
+
+    def with_components(self, num_components: int) -> "Marginalised | None":
+        """The same about a model of another number of components; None where there is none."""
+        return _about_more(self, num_components)
 
     def rows(self, *args: Any, **kwargs: Any) -> Any:
         """The rows of the model inside."""
@@ -184,6 +194,10 @@ class Spread(TensorValue):
         inner, Y = _about(self.model).settled(*args, **kwargs), self.rows(*args, **kwargs).Y
         low, high = (Y.amin(0), Y.amax(0)) if self.low is None else (self.low, self.high)
         return Spread(inner, self.share, low, high)
+
+    def with_components(self, num_components: int) -> "Spread | None":
+        """The same about a model of another number of components; None where there is none."""
+        return _about_more(self, num_components)
 
     def rows(self, *args: Any, **kwargs: Any) -> Any:
         """The rows of the model inside."""

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from pyro_evidence.mixture import mode
 from pyro_evidence.mixture import rows as mixture_rows
-from pyro_evidence.mixture.data import Mixture, MixtureData, rows_of, some
-from pyro_evidence.mixture.rounds import MixtureRestarts, advance, first, rounds
-from pyro_evidence.mixture.updates import estep, pruned
+from pyro_evidence.mixture.data import Mixture, MixtureData, rows_of
+from pyro_evidence.mixture.number import splits
+from pyro_evidence.mixture.rounds import MixtureRestarts, advance, alone, first, rounds
+from pyro_evidence.mixture.updates import Ties, estep, pruned
 from pyro_evidence.settings import check_count
 
 FEW = 2048  # data on which candidates are screened
@@ -33,6 +34,9 @@ class Deletion(Protocol):
     def __call__(self, restarts: MixtureRestarts) -> MixtureRestarts:
         """The restarts with components left out."""
 
+    def split(self, chosen: MixtureRestarts, ties: Ties, room: int) -> tuple[MixtureRestarts, str]:
+        """One restart with components split, and what kept it from further splits, if anything did."""
+
 
 @dataclass(frozen=True)
 class GreedyDeletion:
@@ -45,16 +49,18 @@ class GreedyDeletion:
     :ivar after: rounds after which it begins, settled or not; what is chosen goes on to convergence.
     :ivar most: restarts that take part, those of highest Occam-corrected log evidence.
     :ivar finalists: candidates of each restart that are re-fitted on all data.
+    :ivar splits: most times that the chosen one has components split; 0 for never.
     """
 
     num_steps: int = 25
     after: int = 60
     most: int = 3
     finalists: int = 3
+    splits: int = 20
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check_count(f"GreedyDeletion: {name}", value)
+            check_count(f"GreedyDeletion: {name}", value, int(name != "splits"))
 
     def __call__(self, restarts: MixtureRestarts) -> MixtureRestarts:
         """The restarts after all deletions that gain."""
@@ -66,6 +72,20 @@ class GreedyDeletion:
         while bool(gained.any()):
             restarts, height, gained = self._once(restarts, height, gained)
         return restarts
+
+    def split(self, chosen: MixtureRestarts, ties: Ties, room: int) -> tuple[MixtureRestarts, str]:
+        """One restart with components split as long as its Occam-corrected log evidence rises.
+
+        :param ties: those of the model.
+        :param room: most components.
+        :return: it, and what kept it from further splits, if anything did.
+        """
+        for _ in range(self.splits):
+            after = splits.split(chosen, ties, self.num_steps, room)
+            if after is chosen:
+                return chosen, _full(chosen, room)
+            chosen = alone(self(after), torch.zeros(1, dtype=torch.long, device=after.failed.device))
+        return chosen, f"GreedyDeletion(splits={self.splits})" if self.splits else ""
 
     def _once(self, restarts: MixtureRestarts, height: Tensor, alive: Tensor) -> tuple[MixtureRestarts, Tensor, Tensor]:
         screened, rows = self._screened(restarts, alive)
@@ -106,6 +126,11 @@ class GreedyDeletion:
         return restarts, rows
 
 
+def _full(chosen: MixtureRestarts, room: int) -> str:
+    num = int(chosen.expected.mixture.active.sum())
+    return f"every one of the model's {num} components is used" if num >= room else ""
+
+
 def _packed(restarts: MixtureRestarts) -> MixtureRestarts:
     """Without the places of components that are pruned everywhere."""
     expected = restarts.expected
@@ -116,11 +141,10 @@ def _packed(restarts: MixtureRestarts) -> MixtureRestarts:
 
 
 def few(data: MixtureData) -> MixtureData:
-    """At most :data:`FEW` of the data, evenly spaced, each counting for those between."""
-    step = data.num_rows // FEW
-    if step < 2:
+    """At most about :data:`FEW` of the data, each counting for those between."""
+    chosen = data.sampled(FEW)
+    if chosen is data:
         return data
-    chosen = some(data, torch.arange(0, data.num_rows, step, device=data.Y.device))
     return replace(chosen, weight=chosen.weight * (data.num_data / chosen.num_data).unsqueeze(-1))
 
 
