@@ -202,7 +202,7 @@ def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tup
     try:
         return deletion.split(chosen, task.ties, room)
     except KeyboardInterrupt:
-        warnings.warn(f"EvidenceEM, splits: {Status.INTERRUPTED.value}.", stacklevel=6)
+        warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=6)
         return chosen, "interrupted"
 
 
