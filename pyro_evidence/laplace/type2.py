@@ -14,7 +14,7 @@ from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, na
 from pyro_evidence.laplace.hyperparameters.pruning import PruningTried, brought_back, prune
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
-FARTHEST = 60.0  # a precision e^60 or e^-60 times that at the start is on its way to infinity
+FARTHEST = 120.0  # a precision e^120 or e^-120 times that at the start is on its way to infinity
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
 INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
 FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
@@ -112,8 +112,7 @@ def _off_plateaus(state: TypeII) -> TypeII:
 def _across(state: TypeII) -> Iterator[tuple[Problem, Tensor]]:
     """Places beyond the plateaus where hyperparameters that are not felt may lie; first those of pruned groups."""
     laplace, flat = state.laplace, log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
-    for problem, t, move in brought_back(laplace, FEW):
-        yield problem, laplace.theta.index_add(0, torch.tensor([t]), torch.tensor([move]).to(laplace.theta))
+    yield from brought_back(laplace, flat, FEW)
     for t in flat.nonzero().flatten().tolist():
         for move in PLATEAU:
             yield laplace.problem, laplace.theta.index_add(0, torch.tensor([t]), torch.tensor([move]).to(laplace.theta))

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_evidence.mppca import evidence, expectation, missing
 from pyro_evidence.mppca.expectation import Analysers, Statistics
 from pyro_evidence.numerics import lbfgs
-from pyro_evidence.numerics.linalg import cholesky
+from pyro_evidence.numerics.linalg import cholesky, signed
 
 NEWTON_SIZE = 1200  # loadings up to which Newton's method finishes what L-BFGS began
 SLOPE = 1e-4  # nats per standard deviation of a loading, at which L-BFGS stops
@@ -68,7 +68,7 @@ def canonical(analysers: Analysers) -> Analysers:
     """
     shared = (analysers.alpha == analysers.alpha[..., :1]).all(-1) & analysers.columns.all(-1)
     _, turn = torch.linalg.eigh(analysers.W.mT @ analysers.W)
-    turned = (analysers.W @ turn).flip(-1)
+    turned = signed(analysers.W @ turn).flip(-1)
     return replace(analysers, W=torch.where(shared[..., None, None], turned, analysers.W))
 
 

@@ -56,7 +56,9 @@ def principal_subspace(W: Tensor, beta: Tensor) -> PrincipalSubspace:
     U, lengths, _ = torch.linalg.svd(W, full_matrices=False)
     kept = lengths > 1e-12 * lengths.amax() if len(lengths) else lengths > 0  # rounding leaves zeros a length
     U, lengths = U[:, kept], lengths[kept]
-    sign = U.gather(0, U.abs().argmax(0, keepdim=True)).sign() if U.shape[1] else U[:1]
+    size = U.abs()
+    place = (size >= (1.0 - 1e-6) * size.amax(0)).long().argmax(0, keepdim=True)  # the first of those as large
+    sign = U.gather(0, place).sign()
     noise = beta.reciprocal().mean()
     squares = lengths.square()
     new = torch.ones_like(squares, dtype=torch.bool)

@@ -8,6 +8,7 @@ from torch import Tensor
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.updates import LARGEST_NOISE
+from pyro_evidence.numerics.linalg import signed
 
 DENSE = 512  # outputs up to which covariances are formed
 PASSES = 4  # of subspace iteration above
@@ -74,6 +75,7 @@ def _by_covariance(Y: Tensor, analysers: Analysers) -> Leading:
     S = products.reshape(R, K, m, m) / counts.clamp(min=1e-300)[..., None, None]  # no data: zero
     S = S - mean.unsqueeze(-1) * mean.unsqueeze(-2) * (counts > 0)[..., None, None]
     values, vectors = torch.linalg.eigh(0.5 * (S + S.mT))
+    vectors = signed(vectors)
     trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)
     return counts, mean, trace, values[..., m - q :].flip(-1), vectors[..., m - q :].flip(-1)
 
@@ -92,7 +94,7 @@ def _by_subspace(Y: Tensor, analysers: Analysers) -> Leading:
         basis = torch.linalg.qr(image).Q
     counts, mean, trace, image = _times_covariance(Y, analysers, basis)
     values, turn = torch.linalg.eigh(0.5 * (basis.mT @ image + image.mT @ basis))
-    return counts, mean, trace, values.flip(-1), (basis @ turn).flip(-1)
+    return counts, mean, trace, values.flip(-1), signed(basis @ turn).flip(-1)
 
 
 def _times_covariance(Y: Tensor, analysers: Analysers, basis: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

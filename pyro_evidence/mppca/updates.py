@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.expectation import Analysers, Moments, Statistics
+from pyro_evidence.numerics.linalg import signed
 
 LARGEST_NOISE = 1e12  # precision in units of the data's: a component on a subspace makes the likelihood unbounded
 ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
@@ -219,7 +220,7 @@ def _turn(it: Iterate) -> Tensor:
     c = 2.0 * s / (1.0 + (1.0 + 4.0 * alpha * s / counts.squeeze(-1)).sqrt())
     length = (c - 1.0).clamp(min=LEAST).sqrt()  # zero would stay so in EM
     on = analysers.columns.gather(-1, place) & analysers.active.unsqueeze(-1)
-    found_turn = Q @ E * torch.where(on, length, 0.0).unsqueeze(-2)
+    found_turn = signed(Q @ E) * torch.where(on, length, 0.0).unsqueeze(-2)
     return found_turn.gather(-1, place.argsort(-1).unsqueeze(-2).expand(found_turn.shape))
 
 

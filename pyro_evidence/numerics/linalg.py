@@ -55,6 +55,17 @@ def _not_positive_definite(A: Tensor, name: str, label: Label) -> str:
     )
 
 
+def signed(vectors: Tensor) -> Tensor:
+    """Columns ``(..., n, q)``, each turned to the one of its two signs that every machine agrees on.
+
+    By the sign of a fixed sum of its entries, which is zero for no direction that occurs; the largest entry would not
+    do, because two may be as large and rounding chooses between them.
+    """
+    size = vectors.shape[-2]
+    mixer = (1.0 + 0.7 * torch.arange(size, dtype=vectors.dtype, device=vectors.device)).cos() + 1.5
+    return torch.where((mixer.unsqueeze(-1) * vectors).sum(-2, keepdim=True) < 0, -vectors, vectors)
+
+
 def available_bytes(device: torch.device) -> int:
     """Memory of ``device`` that can still be had, in bytes, as far as the system tells."""
     if device.type == "cuda":

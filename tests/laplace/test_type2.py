@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import Status
+from pyro_evidence import LaplaceEvidence, Status, Stop
 from pyro_evidence.laplace import approximation, type2
 from pyro_evidence.laplace.hyperparameters import pruning
 from pyro_evidence.program import LogJoint
@@ -140,3 +140,23 @@ def test_a_scale_near_zero_is_known_by_an_evidence_that_no_longer_changes(tau: f
     state = approximation.laplace_state(approximation.laplace_problem(joint), theta, joint.initial_u, cold=True)
     assert type2._is_flat(type2.outer_state(state)) is flat
     assert not type2.is_singular(state)  # though mu adds far more to the variance than tau does
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e6, 1e20])
+def test_inputs_of_any_size_lead_to_the_same_evidence(scale: float) -> None:
+    """A precision that starts where the data have no say, or are all that has, is found all the same."""
+    X, y = targets(30, 3)
+    found, expected = (LaplaceEvidence(linear, stop=Stop(progress=False)).run(c * X, y) for c in (scale, 1.0))
+    assert float(found.log_evidence) == pytest.approx(float(expected.log_evidence), abs=1e-8)
+
+
+def test_a_group_that_was_pruned_too_early_comes_back() -> None:
+    X, y = targets(30, 3)
+    start = first(linear, (X, y)).laplace
+    without = approximation.laplace_state(
+        start.problem.without(torch.ones(3, dtype=torch.bool)), start.theta, 0 * start.u
+    )
+    state = type2.outer_state(without)
+    while state.verdict is None:
+        state = type2.step(state)
+    assert state.verdict is Status.CONVERGED and bool(state.laplace.problem.active.all())

@@ -79,3 +79,11 @@ def test_too_much_is_refused_with_both_numbers_and_the_ways_out(monkeypatch: pyt
 def test_nobody_asks_for_what_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linalg, "available_bytes", lambda device: 1 / 0)
     require_memory(linalg.SMALL, "it", CPU)
+
+
+def test_signs_of_columns_are_the_same_whatever_they_were() -> None:
+    V = torch.linalg.eigh(torch.tensor([[2.0, 1.0, 0.0], [1.0, 2.0, 1.0], [0.0, 1.0, 2.0]]))[1]
+    for flip in ([1.0, 1.0, -1.0], [-1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]):
+        torch.testing.assert_close(linalg.signed(V * torch.tensor(flip)), linalg.signed(V), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(linalg.signed(V).abs(), V.abs())
+    assert not bool(linalg.signed(torch.zeros(3, 2)).any())

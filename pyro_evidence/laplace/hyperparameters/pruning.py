@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,9 @@ from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.structure.recognise import PrecisionGroups
 
 FAR_WORSE = 10.0  # nats: a group whose removal costs as much is not tried again at once
+UNFELT = 1e-6  # of its weights determined: a group on a plateau
+SHARES = (0.0, 2.5, 5.0)  # log units by which a prior precision is less than the data's, on trial
+SMALLER = (0.0, 20.0, 40.0, 60.0, 80.0)  # log units of a prior precision
 NEAR = 1.0  # log units: moves of other hyperparameters at which a decision for good can be taken
 
 
@@ -96,23 +100,35 @@ def to_insignificance(determined: Tensor) -> Tensor:
     return (1e4 * inside / (1.0 - inside)).log().clamp(min=math.log(100.0))  # at least a factor of 100
 
 
-def brought_back(laplace: LaplaceState, most: int) -> Iterator[tuple[Problem, int, float]]:
-    """Pruned groups brought back at precisions that leave the data their say: problem, group, its move.
+def brought_back(laplace: LaplaceState, flat: Tensor, most: int) -> Iterator[tuple[Problem, Tensor]]:
+    """Problems and hyperparameters at which groups that are pruned, or not felt, leave the data their say.
 
+    :param flat: hyperparameters that are not felt, ``(T,)`` bool.
     :param most: of such groups; none where there are more.
     """
     groups, problem = laplace.problem.structure.groups, laplace.problem
     if groups is None:
         return
-    gone = (groups.is_weight & (groups.size(problem.active) == 0)).nonzero().flatten().tolist()
+    size = groups.size(problem.active)
+    flat = flat | (laplace.gamma < UNFELT * size) | (size == 0)
+    gone = (groups.is_weight & flat).nonzero().flatten().tolist()
     for t in gone if len(gone) <= most else ():
         member = groups.member == t
         back = replace(problem, active=problem.active | member)
-        try:
-            found = laplace_state(back, laplace.theta, laplace.u)
-        except ArithmeticError:
-            continue
-        prior = groups.log_precision(laplace.theta)[member]
-        data = (found.precision.variance[0][member].reciprocal() - prior.exp()).clamp(min=1e-300).log()  # none: far off
-        for share in (0.0, 2.5, 5.0):
-            yield back, t, float((data - prior).amax() - share) / float(groups.power[t])
+        unit = torch.zeros_like(laplace.theta).index_fill(0, torch.tensor(t), 1.0 / float(groups.power[t]))
+        with suppress(ArithmeticError):
+            away = _of_the_data(laplace, back, member, unit)
+            for share in SHARES:
+                yield back, laplace.theta + (away - share) * unit
+
+
+def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: Tensor) -> float:
+    """How far above a group's log prior precision that of the data is."""
+    for lower in SMALLER:  # beside a larger prior the data's is lost in rounding
+        theta = laplace.theta - lower * unit
+        found = laplace_state(problem, theta, laplace.u)
+        prior = laplace.problem.structure.groups.log_precision(theta)[member]  # type: ignore[union-attr]
+        ratio = ((found.precision.variance[0][member].reciprocal() - prior.exp()) / prior.exp()).amax()
+        if float(ratio) > 1e-6:
+            break
+    return float(ratio.clamp(min=1e-300).log()) - lower  # what no datum sees stays far off
