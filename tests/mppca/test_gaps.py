@@ -46,8 +46,9 @@ def test_planes_are_found_in_spite_of_gaps(found: MPPCAPosterior) -> None:
 def test_evidence_is_that_of_what_was_seen(found: MPPCAPosterior) -> None:
     """Oracle: importance sampling; and the log joint of the Pyro model that NUTS would see, at a mode of it.
 
-    By 40,000 draws each from the approximation made 10 and 20 % wider, and from Student's t of 15 and 30 degrees of freedom
-    about it, the log evidence is -810.27 (+- .01 each): Laplace's, -810.72, is too low by what the density is not Gaussian.
+    By 40,000 draws each from the approximation made 10 and 20 % wider, and from Student's t of 15 and 30 degrees of
+    freedom about it, the log evidence is -810.27 (+- .01 each): Laplace's, -810.72, is too low, because the density is
+    not Gaussian.
     """
     said = found.diagnostics(8000)
     assert said["pareto_k"] < 0.8
