@@ -131,4 +131,5 @@ def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: 
         ratio = ((found.precision.variance[0][member].reciprocal() - prior.exp()) / prior.exp()).amax()
         if float(ratio) > 1e-6:
             break
-    return float(ratio.clamp(min=1e-300).log()) - lower  # what no datum sees stays far off
+    seen = ratio.clamp(min=1e-300)  # what no datum sees stays far off
+    return float(seen.log()) - lower
