@@ -3,9 +3,9 @@
     python benchmarks/portable.py            # one table; ends in an error where two settings differ
     make portable                            # the test suite under the same settings before it
 
-Two variables make one machine compute like another: ``ATEN_CPU_CAPABILITY`` chooses torch's kernels, ``MKL_CBWR`` those of
-the linear algebra.  A fit decides alike when status, pruned groups, components and axes that are kept are the same; log
-evidences agree to 1e-7 of their size.  Wants PYRO_EVIDENCE_DATA; fits of sets that are not there are left out.
+Two variables make one machine compute like another: ``ATEN_CPU_CAPABILITY`` chooses torch's kernels, ``MKL_CBWR`` those
+of the linear algebra.  A fit decides alike when status, pruned groups, components and axes that are kept are the same;
+log evidences agree to 1e-7 of their size.  Wants PYRO_EVIDENCE_DATA; fits of sets that are not there are left out.
 """
 
 import csv

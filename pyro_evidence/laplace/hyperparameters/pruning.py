@@ -129,7 +129,7 @@ def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: 
         found = laplace_state(problem, theta, laplace.u)
         prior = laplace.problem.structure.groups.log_precision(theta)[member]  # type: ignore[union-attr]
         ratio = ((found.precision.variance[0][member].reciprocal() - prior.exp()) / prior.exp()).amax()
-        if float(ratio) > 1e-6:
+        if float(ratio) > 1e-6:  # of which rounding leaves ten digits
             break
     seen = ratio.clamp(min=1e-300)  # what no datum sees stays far off
     return float(seen.log()) - lower
