@@ -1,15 +1,18 @@
 """One loop, one stopping rule, one honest report."""
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tqdm.auto import tqdm
 
+from pyro_evidence import checkpoint
 from pyro_evidence.errors import NotConverged
+from pyro_evidence.settings import check_count, check_instance, check_number, check_path, outside
 
 
 class Status(Enum):
@@ -59,6 +62,8 @@ class Stop:
     :ivar throw: raise :class:`~pyro_evidence.errors.NotConverged`, which carries the posterior that was reached, unless
         converged; otherwise only warn.  Every engine obeys alike.
     :ivar progress: show a progress bar when the loop takes more than a second.
+    :ivar checkpoint: a file for the last good state, where ``engine.resume(path).run(...)`` goes on; None for none.
+    :ivar every: seconds between two writings of it.
     """
 
     tolerance: float = 1e-8
@@ -66,6 +71,15 @@ class Stop:
     num_steps: int = 300
     throw: bool = True
     progress: bool = True
+    checkpoint: str | os.PathLike[str] | None = None
+    every: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_count("num_steps", self.num_steps, at_least=0)
+        for name in ("tolerance", "gradient_tolerance", "every"):
+            check_number(name, getattr(self, name))
+        if self.checkpoint is not None:
+            check_path("checkpoint", self.checkpoint)
 
     @property
     def counted(self) -> bool:
@@ -78,6 +92,14 @@ class Stop:
         if small and state.gradient_norm <= self.gradient_tolerance:
             return Status.CONVERGED
         return state.verdict or (Status.STEP_LIMIT if step >= self.num_steps else None)
+
+
+def check_stop(stop: Any) -> None:
+    """Refuse a stopping rule that is none.
+
+    :raises BadInput: for anything but a :class:`Stop`.
+    """
+    check_instance("stop", stop, Stop)
 
 
 @dataclass(frozen=True)
@@ -102,19 +124,25 @@ def iterate(
     :param name: of the engine, and ``quantity`` of what it maximises, for the progress bar.
     :param before: objectives on the way to ``state``, its own last.
     """
-    objectives, status = [*(before or [state.objective])], Status.CONVERGED if state.gradient_norm == 0.0 else None
+    settled = Status.CONVERGED if state.gradient_norm == 0.0 else None
+    begin = checkpoint.Progress(step, state, tuple(before or [state.objective]), settled)
+    loop = checkpoint.begun(name, begin, state.objective)
+    state, objectives, status = loop.begin.state, [*loop.begin.objectives], loop.begin.status
     with tqdm(total=stop.num_steps, desc=name, delay=1.0, disable=not stop.progress, leave=False) as bar:
         while status is None:
             try:
                 state = step(state)
             except (KeyboardInterrupt, ArithmeticError) as error:
                 status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
-                warnings.warn(f"{name}, step {len(objectives)}: {status.value}. {error}", stacklevel=3)
+                warnings.warn(f"{name}, step {len(objectives)}: {status.value}. {error}", stacklevel=outside())
                 break
             objectives.append(state.objective)
             status = stop(objectives[-2], state, len(objectives) - 1)
+            if status is None:
+                loop.note(state, objectives)
             bar.set_postfix_str(f"{quantity} {_short(state.objective)}", refresh=False)
             bar.update()
+    loop.end(state, objectives, status, interrupted=status is Status.INTERRUPTED)
     return Fit(state, status, tuple(objectives))
 
 
@@ -132,7 +160,7 @@ def require_convergence(name: str, status: Status, posterior: object, stop: Stop
         letter = "The posterior so far is in this error's .posterior; Stop(throw=False) returns it instead."
         raise NotConverged(f"{name}: {status.value}{detail}. {letter}", posterior)
     if status is not Status.FAILED:  # the loop has already warned
-        warnings.warn(f"{name}: {status.value}{detail}.", stacklevel=3)
+        warnings.warn(f"{name}: {status.value}{detail}.", stacklevel=outside())
 
 
 def _short(value: float) -> str:

@@ -1,6 +1,8 @@
 """Settings and arguments, checked where they are given and not in the middle of a fit; one wording for all."""
 
 import math
+import os
+import sys
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -8,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Stop
+
+PACKAGE = __name__.split(".", maxsplit=1)[0]
 
 
 def check_object(name: str, value: Any) -> None:
@@ -64,12 +67,22 @@ def check_ridge(value: Any) -> None:
         )
 
 
-def check_stop(stop: Any) -> None:
-    """Refuse a stopping rule that is none.
+def check_number(name: str, value: Any) -> None:
+    """Refuse what is no number: a string, a bool, nan, several numbers.
 
-    :raises BadInput: for anything but a :class:`~pyro_evidence.iterate.Stop`.
+    :raises BadInput: naming the setting.
     """
-    check_instance("stop", stop, Stop)
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+        raise BadInput(f"{name}={value!r}; expected a number.")
+
+
+def check_path(name: str, value: Any) -> None:
+    """Refuse what is no name of a file.
+
+    :raises BadInput: naming the setting.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise BadInput(f"{name} is a {type(value).__name__}; expected the name of a file, such as 'fit.pt'.")
 
 
 def check_positive(name: str, value: Any) -> None:
@@ -101,3 +114,11 @@ def check_count(name: str, value: Any, at_least: int = 1, advice: str = "") -> N
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         given = f"={value!r}" if isinstance(value, int | float | str) else f" is a {type(value).__name__}"
         raise BadInput(f"{name}{given}; expected a whole number of at least {at_least}.{' ' * bool(advice)}{advice}")
+
+
+def outside() -> int:
+    """The ``stacklevel`` at which a warning of the calling function points at the line that called this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == PACKAGE:
+        frame, level = frame.f_back, level + 1
+    return level

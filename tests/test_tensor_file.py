@@ -290,3 +290,22 @@ def wait_for(condition) -> None:
             return
         time.sleep(0.05)
     raise TimeoutError("the writers did not begin")
+
+
+LITTLE = textwrap.dedent(
+    """
+    import resource, sys, torch
+    from pyro_evidence import tensor_file
+    large = torch.ones(5_000_000, dtype=torch.float64)  # 38 MiB
+    tensor_file.write({"a": 1}, sys.argv[1])
+    pages = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (pages + 2**24, pages + 2**24))
+    tensor_file.write({"a": large}, sys.argv[1])
+    """
+)
+
+
+@LINUX
+def test_writing_takes_little_memory_beside_the_tensors(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LITTLE, str(tmp_path / "file")], cwd=Path(__file__).parents[1], check=True)
+    assert float(tensor_file.read(tmp_path / "file")["a"].sum()) == 5e6

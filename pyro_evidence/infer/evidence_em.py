@@ -2,13 +2,15 @@
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_evidence import checkpoint
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.iterate import Fit, Stop, iterate, require_convergence
+from pyro_evidence.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import laplace_problem
 from pyro_evidence.laplace.posterior import LaplacePosterior
@@ -28,7 +30,7 @@ from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_function, check_instance, check_model, check_stop
+from pyro_evidence.settings import check_function, check_instance, check_model
 from pyro_evidence.threads import one_at_a_time, without_validation
 
 
@@ -159,7 +161,15 @@ class EvidenceEM:
         found._watched = (args, kwargs)
         return found
 
+    def resume(self, path: str | Path) -> "EvidenceEM":
+        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
+
+        :raises BadInput: for a file that is no checkpoint of such an engine.
+        """
+        return checkpoint.resumed(self, path)
+
     @one_at_a_time
+    @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from pyro_evidence import checkpoint
 from pyro_evidence.curvature.choices import Curvature, exact_hessian
 from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
+from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
 from pyro_evidence.laplace.approximation import is_certified, laplace_problem, require_proper
@@ -18,7 +20,7 @@ from pyro_evidence.laplace.restarts import Restarts, search, starts, without_rep
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count, check_function, check_model, check_stop
+from pyro_evidence.settings import check_count, check_function, check_model
 from pyro_evidence.structure.orbits import refuse_orbits
 from pyro_evidence.threads import one_at_a_time
 
@@ -61,7 +63,15 @@ class LaplaceEvidence:
         self._fits: tuple[Fit[TypeII], ...] = ()
         self._found: Restarts | None = None
 
+    def resume(self, path: str | Path) -> "LaplaceEvidence":
+        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
+
+        :raises BadInput: for a file that is no checkpoint of such an engine.
+        """
+        return checkpoint.resumed(self, path)
+
     @one_at_a_time
+    @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 

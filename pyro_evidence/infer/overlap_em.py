@@ -1,11 +1,13 @@
 """Classifiers of shared kernels: EM with a penalty on kernels whose classes overlap weakly."""
 
 import warnings
+from pathlib import Path
 
 from torch import Tensor
 
+from pyro_evidence import checkpoint
 from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
+from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
 from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, letter, posterior_of
@@ -14,7 +16,7 @@ from pyro_evidence.prbf.rounds import Lost, Progress, keep_lost_kernels
 from pyro_evidence.prbf.start import RandomPoints, Start
 from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, same_arguments
-from pyro_evidence.settings import check_function, check_stop
+from pyro_evidence.settings import check_function, outside
 from pyro_evidence.threads import one_at_a_time
 
 STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds are cheap and go slowly at the end
@@ -82,7 +84,15 @@ class OverlapEM:
         """An engine like this one for another model, from another start."""
         return OverlapEM(model, alpha=self.alpha, updates=self.updates, start=start, lost=self.lost, stop=self.stop)
 
+    def resume(self, path: str | Path) -> "OverlapEM":
+        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
+
+        :raises BadInput: for a file that is no checkpoint of such an engine.
+        """
+        return checkpoint.resumed(self, path)
+
     @one_at_a_time
+    @checkpoint.recorded
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch; the best restart by eq. 22.
 
@@ -97,7 +107,7 @@ class OverlapEM:
         fit = iterate(prbf_rounds.advance, task.progress, self.stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
-            warnings.warn(letter(held, posterior.alpha), stacklevel=2)
+            warnings.warn(letter(held, posterior.alpha), stacklevel=outside())
         require_convergence("OverlapEM", fit.status, posterior, self.stop)
         return posterior
 

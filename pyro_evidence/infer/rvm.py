@@ -1,10 +1,12 @@
 """The relevance vector machine for any Pyro model with a linear predictor."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from pyro_evidence import checkpoint
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
+from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance import fast_marginal
@@ -12,7 +14,7 @@ from pyro_evidence.relevance import noise as relevance_noise
 from pyro_evidence.relevance.noise import noise_of
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.weights import LinearTarget, Weights, weights_of
-from pyro_evidence.settings import check_model, check_stop
+from pyro_evidence.settings import check_model
 from pyro_evidence.threads import one_at_a_time
 from pyro_evidence.trust.smoothness import certify_sites
 
@@ -51,7 +53,15 @@ class RVM:
         self._fit: Fit[Any] | None = None
         self._data: Arguments = ((), {})
 
+    def resume(self, path: str | Path) -> "RVM":
+        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
+
+        :raises BadInput: for a file that is no checkpoint of such an engine.
+        """
+        return checkpoint.resumed(self, path)
+
     @one_at_a_time
+    @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
         """Fit to data.
 

@@ -1,11 +1,13 @@
 """The variational relevance vector machine for Pyro models with a linear predictor."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from pyro_evidence import checkpoint
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.rvm import linear_weights
-from pyro_evidence.iterate import Fit, Stop, iterate, require_convergence
+from pyro_evidence.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.relevance import variational
 from pyro_evidence.relevance.axis_priors import GaussianFit
@@ -13,7 +15,7 @@ from pyro_evidence.relevance.noise import Noise, noise_of
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.variational import Quadratic, VariationalState
 from pyro_evidence.relevance.weights import LinearTarget, Weights
-from pyro_evidence.settings import check_model, check_stop
+from pyro_evidence.settings import check_model
 from pyro_evidence.threads import one_at_a_time
 
 SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none
@@ -43,7 +45,15 @@ class VRVM:
         self._noise: Noise | None = None
         self._fit: Fit[VariationalState] | None = None
 
+    def resume(self, path: str | Path) -> "VRVM":
+        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
+
+        :raises BadInput: for a file that is no checkpoint of such an engine.
+        """
+        return checkpoint.resumed(self, path)
+
     @one_at_a_time
+    @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
         """Fit to data.
 

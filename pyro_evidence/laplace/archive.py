@@ -1,7 +1,6 @@
 """A Laplace state as a file of tensors and settings, and back."""
 
 import io
-import os
 import pickle
 import warnings
 import zipfile
@@ -20,6 +19,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_s
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.settings import check_path, outside
 from pyro_evidence.structure.recognise import recognise
 from pyro_evidence.tensor_file import Record
 from pyro_evidence.threads import empty_store, without_validation
@@ -138,7 +138,7 @@ def _log_joint(state: LaplaceState, u: Tensor) -> Tensor:
 
 def write(content: dict[str, Any], path: str | Path) -> None:
     """Save, whole or not at all; see :mod:`pyro_evidence.tensor_file`."""
-    _require_path(path)
+    check_path("path", path)
     tensor_file.write(content, path)
 
 
@@ -150,7 +150,7 @@ def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> 
     :raises BadInput: for any other file.
     :raises FileNotFoundError: where there is none.
     """
-    _require_path(path)
+    check_path("path", path)
     content = _older(path, map_location) if _is_older(path) else tensor_file.read(path, map_location)
     if content.get("format") != expected:
         raise BadInput(
@@ -158,13 +158,8 @@ def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> 
         )
     if content.get("older"):
         letter = f"{path} is in the earlier format, which the next release does not read; save the posterior again."
-        warnings.warn(letter, FutureWarning, stacklevel=3)
+        warnings.warn(letter, FutureWarning, stacklevel=outside())
     return content
-
-
-def _require_path(path: object) -> None:
-    if not isinstance(path, str | os.PathLike):
-        raise BadInput(f"path is a {type(path).__name__}; expected the name of a file, such as 'fit.pt'.")
 
 
 def _is_older(path: str | Path) -> bool:

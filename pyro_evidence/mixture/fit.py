@@ -21,7 +21,7 @@ from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_com
 from pyro_evidence.mixture.rounds import Journal, MixtureRestarts
 from pyro_evidence.mixture.updates import Ties, Update
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import check_count, check_positive
+from pyro_evidence.settings import check_count, check_positive, outside
 
 Starting = Callable[[MixtureData, Mixture, Ties], Mixture]
 
@@ -228,7 +228,7 @@ def _deleted(fit: Fit[MixtureRestarts], deletion: Deletion) -> Fit[MixtureRestar
     try:
         return Fit(deletion(fit.state), fit.status, fit.objectives)
     except KeyboardInterrupt:
-        warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=4)
+        warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=outside())
         return Fit(fit.state, Status.INTERRUPTED, fit.objectives)
 
 

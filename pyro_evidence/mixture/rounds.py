@@ -139,7 +139,7 @@ def em(
 ) -> Fit[MixtureRestarts]:
     """Unregularised warm-up, with the gamma prior of ``update`` if it has one, then ``update`` until ``stop``."""
     if warm_up:
-        exactly = Stop(tolerance=-1.0, num_steps=warm_up, progress=stop.progress)
+        exactly = replace(stop, tolerance=-1.0, num_steps=warm_up)
         warm = iterate(step, _ready(batch, warming(update)), exactly, "EvidenceEM, warm-up")
         batch = warm.state
         if warm.status is not Status.STEP_LIMIT:

@@ -16,6 +16,7 @@ from pyro_evidence.relevance.axis_evidence import Axes
 from pyro_evidence.relevance.axis_priors import AxisPrior, SparseState, climbed
 from pyro_evidence.relevance.quadratic import Approximation, Quadratic, bare
 from pyro_evidence.relevance.weights import AutogradTarget, LinearTarget, Penalised, Target
+from pyro_evidence.settings import outside
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
 DIGITS = 1e-7  # error of a Wald statistic that changes nothing
@@ -263,7 +264,7 @@ def warn_if_meaningless(state: REVMState) -> None:
         warnings.warn(
             f"every axis was pruned although the weights explain {explained:.3g} nats: {_why_pruned(state)} Or choose "
             "it by ridge=isotropic_evidence.",
-            stacklevel=4,
+            stacklevel=outside(),
         )
         return
     largest = max(
@@ -274,7 +275,7 @@ def warn_if_meaningless(state: REVMState) -> None:
             f"the ridge mode has a predictor of {largest:.0f}: at ridge={state.ridge:g} some data no longer "
             "feel the "
             f"weights, and the quadratic is poor (misfit {float(state.misfit):.3g} nats). Raise the ridge.",
-            stacklevel=4,
+            stacklevel=outside(),
         )
 
 

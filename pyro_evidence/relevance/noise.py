@@ -4,6 +4,7 @@ import copy
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,6 +158,18 @@ class NoisyState:
     noise: Noise
     log_scale: float
     fast: FastState
+
+    @property
+    def essence(self) -> tuple[Noise, float, Tensor, Tensor, bool]:
+        """What :meth:`of_essence` takes: for checkpoints, because likelihoods are functions."""
+        return self.noise, self.log_scale, self.fast.alpha, self.fast.start, self.fast.settled
+
+    @classmethod
+    def of_essence(cls, noise: Noise, log_scale: float, *fast: Any) -> "NoisyState":
+        """The same state again."""
+        target = noise.rescaled(log_scale).target
+        assert isinstance(target, LinearTarget)
+        return cls(noise, log_scale, FastState(target, *fast))
 
     @property
     def alpha(self) -> Tensor:
