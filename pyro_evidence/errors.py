@@ -2,19 +2,56 @@
 
 
 class BadInput(ValueError):
-    """The data or the settings cannot be used as they are."""
+    """The data or the settings cannot be used as they are.
+
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> LaplaceEvidence("model")
+    Traceback (most recent call last):
+        ...
+    pyro_evidence.errors.BadInput: model is a str; expected a callable Pyro model. Data go to run(...).
+    """
 
 
 class UnsupportedModel(ValueError):
-    """The model is outside what the engines can integrate, or it is not a fixed density."""
+    """The model is outside what the engines can integrate, or it is not a fixed density.
+
+    >>> import pyro, pyro.distributions as dist, torch
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> def counts(t):
+    ...     k = pyro.sample("k", dist.Poisson(torch.tensor(3.0)))
+    ...     pyro.sample("t", dist.Normal(k, 1.0), obs=t)
+    >>> LaplaceEvidence(counts).run(torch.tensor(2.0))
+    Traceback (most recent call last):
+        ...
+    pyro_evidence.errors.UnsupportedModel: ...
+    """
 
 
 class NotPositiveDefinite(ArithmeticError):
-    """A matrix that the theory says is positive definite is not."""
+    """A matrix that the theory says is positive definite is not.
+
+    >>> import torch
+    >>> from pyro_evidence.numerics.linalg import cholesky
+    >>> cholesky(torch.diag(torch.tensor([1.0, -1.0])), "a matrix")
+    Traceback (most recent call last):
+        ...
+    pyro_evidence.errors.NotPositiveDefinite: a matrix, shape (2, 2), has smallest eigenvalue -1.00e+00; ...
+    """
 
 
 class NotAMode(ArithmeticError):
-    """The point that was reached is not an interior maximum of the log joint density."""
+    """The point that was reached is not an interior maximum of the log joint density.
+
+    >>> import pyro, pyro.distributions as dist, torch
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> def kink():
+    ...     w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    ...     pyro.factor("kink", -100.0 * (w - 1.0).abs())
+    >>> LaplaceEvidence(kink).run()
+    Traceback (most recent call last):
+        ...
+    pyro_evidence.errors.NotAMode: ...
+    """
 
 
 class NotSmooth(NotAMode):
@@ -22,11 +59,31 @@ class NotSmooth(NotAMode):
 
 
 class ImproperPosterior(ArithmeticError):
-    """The log joint density has no maximum at a finite point, or is flat along a direction."""
+    """The log joint density has no maximum at a finite point, or is flat along a direction.
+
+    >>> import pyro, pyro.distributions as dist, torch
+    >>> from torch.distributions import constraints
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> def model(t):
+    ...     w = pyro.sample("w", dist.ImproperUniform(constraints.real, (), ()))
+    ...     pyro.sample("t", dist.Bernoulli(logits=w), obs=t)
+    >>> LaplaceEvidence(model).run(torch.tensor(1.0))
+    Traceback (most recent call last):
+        ...
+    pyro_evidence.errors.ImproperPosterior: ...
+    """
 
 
 class TooLarge(MemoryError):
-    """A dense matrix would not fit into memory."""
+    """A dense matrix would not fit into memory.
+
+    >>> import torch
+    >>> from pyro_evidence.numerics.linalg import require_memory
+    >>> require_memory(10**15, "a dense matrix", torch.device("cpu"))
+    Traceback (most recent call last):
+        ...
+    pyro_evidence.errors.TooLarge: ...
+    """
 
 
 class NotWritten(OSError):
@@ -37,6 +94,19 @@ class NotConverged(RuntimeError):
     """The iteration stopped for another reason than convergence.
 
     :ivar posterior: the posterior at the last good state, or None when there was none.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence, NotConverged, Stop
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> try:
+    ...     posterior = LaplaceEvidence(regression(Linear()), stop=Stop(num_steps=1)).run(X, t)
+    ... except NotConverged as error:
+    ...     posterior = error.posterior
+    >>> len(posterior.log_evidences)  # the start and one step
+    2
     """
 
     def __init__(self, message: str, posterior: object = None) -> None:

@@ -16,7 +16,12 @@ from pyro_evidence.settings import check_count, check_instance, check_number, ch
 
 
 class Status(Enum):
-    """Why the loop stopped; the value is what the user reads."""
+    """Why the loop stopped; the value is what the user reads.
+
+    >>> from pyro_evidence import Status
+    >>> Status.CONVERGED.value
+    'converged'
+    """
 
     CONVERGED = "converged"
     STEP_LIMIT = "ran out of steps: raise num_steps or loosen tolerance"
@@ -64,6 +69,12 @@ class Stop:
     :ivar progress: show a progress bar when the loop takes more than a second.
     :ivar checkpoint: a file for the last good state, where ``engine.resume(path).run(...)`` goes on; None for none.
     :ivar every: seconds between two writings of it.
+
+    >>> from pyro_evidence import Stop
+    >>> Stop(num_steps=1000).throw  # an early end is an error, which carries the posterior
+    True
+    >>> Stop(tolerance=0.0, num_steps=100).counted  # a hundred rounds, whose end is what was asked for
+    True
     """
 
     tolerance: float = 1e-8

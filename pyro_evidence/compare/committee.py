@@ -22,6 +22,18 @@ class Committee:
     :ivar members: the posteriors.
     :ivar log_weights: log of each one's share, shape ``(P,)``; the shares add up to one.
     :ivar log_evidence: of the members together, nats: ``log sum exp`` of their log evidences and log copies.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = LaplaceEvidence(regression(Linear())).run(X, t)
+    >>> from pyro_evidence import committee
+    >>> found = committee([posterior, posterior])
+    >>> found.log_weights.exp().tolist()
+    [0.5, 0.5]
     """
 
     members: tuple[LaplacePosterior, ...]

@@ -58,6 +58,17 @@ class Comparison:
     :ivar rows: by name, the numbers that :data:`COLUMNS` explains; nan where there is none.
     :ivar sites: by name and site, the numbers that :data:`SITE_COLUMNS` explains.
     :ivar held_out: by name, predictions of the held-out data.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence, compare
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> model = regression(Linear())
+    >>> found = compare(model, X, t, engines={"a": LaplaceEvidence(model), "b": LaplaceEvidence(model)})
+    >>> found.reference
+    'b'
     """
 
     runs: dict[str, EngineRun]

@@ -47,7 +47,20 @@ class Row:
 
 @dataclass(frozen=True)
 class EvidenceComparison:
-    """Models in the order of their evidence, best first."""
+    """Models in the order of their evidence, best first.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = LaplaceEvidence(regression(Linear())).run(X, t)
+    >>> from pyro_evidence import compare_evidence
+    >>> held = LaplaceEvidence(regression(Linear(), alpha=1e4)).run(X, t)
+    >>> compare_evidence(learned=posterior, held=held).rows[0].name
+    'learned'
+    """
 
     rows: tuple[Row, ...]
     doubts: tuple[str, ...]

@@ -21,7 +21,17 @@ from pyro_evidence.program.log_joint import LogJoint
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """One engine's way, all restarts, at the weights of each round; round 0 is the start.  Model's units, nats."""
+    """One engine's way, all restarts, at the weights of each round; round 0 is the start.  Model's units, nats.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.compare import learning_curve
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> curve = learning_curve(EvidenceEM(gaussian_mixture(3)), (Y[::2],), (Y[1::2],), num_steps=5)
+    >>> len(curve.test_nll)  # the start and five rounds
+    6
+    """
 
     train: Tensor  # (S + 1, R, N)       log density of each training datum
     test: Tensor  # (S + 1, R, N_test)   log density of each test datum

@@ -81,6 +81,18 @@ class NUTSRun:
     :ivar num_samples: per chain, after as many as ``warmup_steps``.
     :ivar num_chains: more than one run in processes of their own, for which the model must be importable.
     :ivar seed: of the first chain; the others count up.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence, compare
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> from pyro_evidence.compare import NUTSRun
+    >>> model, nuts = regression(Linear()), NUTSRun(of="laplace", num_samples=50, warmup_steps=50)
+    >>> found = compare(model, X, t, engines={"laplace": LaplaceEvidence(model), "nuts": nuts})
+    >>> sorted(found.runs)
+    ['laplace', 'nuts']
     """
 
     of: str | None = None
@@ -108,6 +120,20 @@ class SVIRun:
     :ivar optim: a Pyro optimiser.
     :ivar of: name of the engine whose fitted hyperparameters are held; None optimises the model's params.
     :ivar elbo: makes the loss: ``TraceEnum_ELBO`` for models with discrete sites.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence, compare
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> from pyro.optim import Adam
+    >>> from pyro_evidence.compare import SVIRun
+    >>> model, svi = regression(Linear()), SVIRun(AutoNormal, Adam({"lr": 0.05}), num_steps=20, of="laplace")
+    >>> found = compare(model, X, t, engines={"laplace": LaplaceEvidence(model), "svi": svi})
+    >>> sorted(found.runs)
+    ['laplace', 'svi']
     """
 
     guide: Callable[[Model], Any]

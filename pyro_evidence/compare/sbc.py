@@ -51,6 +51,17 @@ class Calibration:
         ``(Q,)``.
     :ivar p_values: their p-values, shape ``(Q,)``.
     :ivar failures: what the runs said that failed; their data sets are not counted.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence, sbc
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> model = regression(Linear(), alpha=1.0, beta=4.0)
+    >>> X = torch.linspace(-1.0, 1.0, 10).unsqueeze(-1)
+    >>> settings = {"num_simulations": 10, "num_draws": 9, "num_bins": 2}
+    >>> found = sbc(model, lambda m: LaplaceEvidence(m, hyper=()), X, X[:, 0], **settings)
+    >>> tuple(found.ranks.shape)
+    (10, 2)
     """
 
     names: tuple[str, ...]

@@ -32,6 +32,14 @@ class Modes:
 
     :ivar states: Laplace's approximation at each.
     :ivar num_components: number of mixture components whose labels were permuted, 1 without a mixture.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM, find_modes
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> posterior = EvidenceEM(gaussian_mixture(2)).run(Y)
+    >>> len(find_modes(posterior).states) >= 2  # a mixture of two has two labellings
+    True
     """
 
     posterior: LaplacePosterior

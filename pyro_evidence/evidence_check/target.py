@@ -84,6 +84,18 @@ class EvidenceEstimate:
     :ivar standard_error: of ``log_evidence``, nats; never below the rounding of the arithmetic.
     :ivar diagnostics: the method's own numbers, by name.
     :ivar doubts: a sentence for each reason not to believe the two numbers; empty when there is none.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = LaplaceEvidence(regression(Linear())).run(X, t)
+    >>> from pyro_evidence import importance_sampling
+    >>> found = importance_sampling(posterior, num_samples=2000)
+    >>> abs(found.log_evidence - float(posterior.log_evidence)) < 0.1, found.doubts
+    (True, ())
     """
 
     method: str

@@ -35,6 +35,14 @@ class ClassConditional:
     :ivar classes: the labels, ascending, shape ``(C,)``.
     :ivar posteriors: one density per class.
     :ivar log_prior: log class probabilities, shape ``(C,)``.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM, class_conditional
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> found = class_conditional(EvidenceEM(gaussian_mixture(2)), Y, torch.arange(60) // 30)
+    >>> found.predict(torch.tensor([[0.0, 0.0], [6.0, 6.0]])).tolist()
+    [0, 1]
     """
 
     classes: Tensor

@@ -125,6 +125,14 @@ class EvidenceEM:
     :param missing: what nan among the responses means: ``Missing.REFUSE``, an error, or ``Missing.MARGINALISE``, not
         observed and integrated out (or their values ``"refuse"`` and ``"marginalise"``); see
         :func:`~pyro_evidence.models.wrappers.marginalised`.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> posterior = EvidenceEM(gaussian_mixture(5)).run(Y)
+    >>> posterior.num_components
+    2
     """
 
     def __init__(

@@ -40,6 +40,16 @@ class LaplaceEvidence:
     :param stop: tolerances, the most steps, whether to raise and to show a progress bar.
     :param restarts: number of random starts for the mode, climbed as one batch.
     :param seed: of the starts.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = LaplaceEvidence(regression(Linear())).run(X, t)
+    >>> sorted(posterior.hyperparameters), tuple(posterior.mode["w"].shape)
+    (['alpha', 'alpha_bias', 'beta'], (2,))
     """
 
     def __init__(

@@ -25,6 +25,18 @@ class LaplaceKernel(MCMCKernel):
 
     :param model: a Pyro model, or a configured :class:`LaplaceEvidence`, which is left as it is.
     :ivar posterior: the last fit; None before the first.
+
+    >>> import torch
+    >>> from pyro.infer import MCMC
+    >>> from pyro_evidence import LaplaceKernel
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> mcmc = MCMC(LaplaceKernel(regression(Linear())), num_samples=50, warmup_steps=0, disable_progbar=True)
+    >>> mcmc.run(X, t)
+    >>> len(mcmc.get_samples()["w"])
+    50
     """
 
     def __init__(self, model: Model | LaplaceEvidence) -> None:

@@ -50,6 +50,15 @@ class OverlapEM:
         point, the lost kernels ``(B, M)`` and the round.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.  The source's 100 rounds,
         counted: ``Stop(tolerance=0.0, num_steps=100)``.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> posterior = OverlapEM(prbf(2)).run(Y, labels)
+    >>> float((posterior.predict(Y) == labels).double().mean())
+    1.0
     """
 
     def __init__(

@@ -76,6 +76,16 @@ class REVM:
     :param ridge: prior precision under which the mode is found that stands for the maximum-likelihood point,
         which does not exist when the classes can be separated; or ``isotropic_evidence``.
     :param approximation: ``laplace_at_base``, ``empirical_fisher``, ``JaakkolaJordan()`` or ``LeastKL()``.
+
+    >>> import torch
+    >>> from pyro_evidence import REVM
+    >>> from pyro_evidence.models.basis import Polynomial
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = REVM(regression(Polynomial(3), beta=20.0)).run(X, t)
+    >>> posterior.num_active <= 4
+    True
     """
 
     def __init__(

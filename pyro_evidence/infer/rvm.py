@@ -36,6 +36,16 @@ class RVM:
     :param noise: the param that sets the precision of Gaussian noise (a scale, variance or precision of one
         element), to be re-estimated by the evidence as well; None holds it.
     :param stop: most steps, whether to raise and to show a progress bar.
+
+    >>> import torch
+    >>> from pyro_evidence import RVM
+    >>> from pyro_evidence.models.basis import Polynomial
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = RVM(regression(Polynomial(3), beta=20.0)).run(X, t)
+    >>> posterior.mode["w"].shape[-1]
+    4
     """
 
     def __init__(

@@ -33,6 +33,16 @@ class VRVM:
     :param noise: the param that sets the precision of Gaussian noise, to be set where the bound is highest as well;
         None holds it.
     :param stop: tolerances on the bound, most steps, whether to raise and to show a progress bar.
+
+    >>> import torch
+    >>> from pyro_evidence import VRVM
+    >>> from pyro_evidence.models.basis import Polynomial
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = VRVM(regression(Polynomial(3), beta=20.0)).run(X, t)
+    >>> posterior.mode["w"].shape[-1]
+    4
     """
 
     def __init__(

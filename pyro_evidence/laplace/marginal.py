@@ -37,6 +37,18 @@ class LaplaceMarginal:
 
     :param model: a Pyro model with at least one more latent site, or param, than ``integrate`` names.
     :param integrate: names of the latent sites to integrate out.
+
+    >>> import torch
+    >>> from pyro.infer import MCMC, NUTS
+    >>> from pyro_evidence import LaplaceMarginal
+    >>> from pyro_evidence.models.gp import gp_classifier
+    >>> from pyro_evidence.models.kernels import RBF
+    >>> X = torch.linspace(-1.0, 1.0, 10).unsqueeze(-1)
+    >>> model = LaplaceMarginal(gp_classifier(RBF()), integrate=["f"])
+    >>> import pyro
+    >>> trace = pyro.poutine.trace(model).get_trace(X, (X[:, 0] > 0.0).double())
+    >>> bool(trace.log_prob_sum().isfinite()), "f" in trace.nodes
+    (True, False)
     """
 
     def __init__(self, model: Model, *, integrate: Sequence[str]) -> None:

@@ -41,6 +41,18 @@ class LaplacePosterior:
     :ivar log_evidences: log evidence (plus log hyperprior, where sites were maximised) after each step, nats.
     :ivar restarts: log evidence each restart arrived at, shape ``(R,)``; nan where it failed.
     :ivar failures: what the failed restarts said.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = LaplaceEvidence(regression(Linear())).run(X, t)
+    >>> tuple(posterior.get_samples(100, seed=0)["w"].shape)
+    (100, 2)
+    >>> posterior.diagnostics(1000)["status"]
+    'converged'
     """
 
     state: LaplaceState

@@ -37,6 +37,17 @@ class LatentPrediction:
 
     :ivar mean: shape ``(M,)``, or ``(C, M)`` for a site with a batch of functions.
     :ivar covariance: of all values of all functions, in that order, shape ``(C M, C M)``.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence, predict_latent
+    >>> from pyro_evidence.models.gp import gp_regression
+    >>> from pyro_evidence.models.kernels import RBF
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = LaplaceEvidence(gp_regression(RBF(), beta=10.0)).run(X, t)
+    >>> found = predict_latent(posterior, torch.tensor([[0.5], [9.0]]))
+    >>> bool(found.covariance[0, 0] < found.covariance[1, 1])  # the function is known where the data are
+    True
     """
 
     mean: Tensor

@@ -39,6 +39,13 @@ class Start:
     :ivar spread: standard deviation of the weights.
     :ivar alpha: prior precision, where it is learned.
     :ivar warm_up: unregularised rounds before the first regularised one.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM, Start
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> EvidenceEM(gaussian_mixture(3), start=Start(restarts=2, seed=1)).run(Y).restarts.shape
+    torch.Size([2])
     """
 
     restarts: int = 5

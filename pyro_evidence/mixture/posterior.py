@@ -174,6 +174,14 @@ class MixturePosterior(LaplacePosterior):
     :ivar num_clipped: negative eigenvalues of the curvature that the last round took as zero.
     :ivar paths: ``train_nll``, and ``test_nll`` if there is one.
     :ivar limit: what ended the search for the number of components before the evidence did; empty if nothing.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> posterior = EvidenceEM(gaussian_mixture(4)).run(Y)
+    >>> posterior.num_components, tuple(posterior.responsibilities(Y).shape), tuple(posterior.log_prob(Y).shape)
+    (2, (60, 4), (60,))
     """
 
     structure: MixtureStructure | None = None

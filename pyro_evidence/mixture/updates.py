@@ -223,6 +223,15 @@ class BoundedInflation:
     :ivar rho: strength of the gamma prior, in data.
     :ivar num_other_outputs: of how many other outputs gamma is taken as well; 0 for none, ``math.inf`` for all,
         as in A.39.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.mixture import BoundedInflation
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> update = BoundedInflation(num_other_outputs=0.0)  # keeps more kernels on few data
+    >>> EvidenceEM(gaussian_mixture(2), update=update).run(Y).num_components
+    2
     """
 
     rho: float = 0.05
@@ -253,6 +262,14 @@ class Unregularised:
     sec. 4.2.  Flaw: the likelihood is unbounded; kernels collapse on single points.
 
     :ivar rho: strength of a gamma prior on beta, in data; 0 for none.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.mixture import Unregularised
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> EvidenceEM(gaussian_mixture(2), update=Unregularised()).run(Y).num_components
+    2
     """
 
     rho: float = 0.0
@@ -275,6 +292,14 @@ class WeightDecay:
 
     :ivar alpha: prior precision, in units of the standardised data.
     :ivar rho: strength of the gamma prior, in data; 0 for plain weight decay.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.mixture import WeightDecay
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> EvidenceEM(gaussian_mixture(2), update=WeightDecay(0.01)).run(Y).num_components
+    2
     """
 
     alpha: float

@@ -42,7 +42,17 @@ def _about_more(wrapper: Any, num_components: int) -> Any:
 
 
 class Missing(str, Enum):
-    """What nan among the responses means."""
+    """What nan among the responses means.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.models import Missing
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> Y[::7, 1] = torch.nan
+    >>> EvidenceEM(gaussian_mixture(2), missing=Missing.MARGINALISE).run(Y).num_components
+    2
+    """
 
     REFUSE = "refuse"
     MARGINALISE = "marginalise"

@@ -30,7 +30,16 @@ CANDIDATES = 4096  # data among which centres are drawn
 
 @dataclass(frozen=True)
 class NormalCentres(Start):
-    """Centres drawn from a Normal about the mean of the data, of the data's variance; Husmeier (2000), footnote 14."""
+    """Centres drawn from a Normal about the mean of the data, of the data's variance; Husmeier (2000), footnote 14.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.models.mppca import mppca
+    >>> from pyro_evidence.mppca import NormalCentres
+    >>> Y = torch.randn(60, 1) @ torch.randn(1, 4) + 0.1 * torch.randn(60, 4)
+    >>> EvidenceEM(mppca(1, 2), start=NormalCentres(restarts=2)).run(Y).restarts.shape
+    torch.Size([2])
+    """
 
     def centres(self, Y: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Shape ``(R, K, m)``, in standard units."""

@@ -100,6 +100,14 @@ class MPPCAPosterior(LaplacePosterior):
         two columns.
     :ivar log_evidence_occam: with an Occam factor for all that is maximised, means included, nats: for choosing the
         number of components.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.models.mppca import mppca
+    >>> Y = torch.randn(60, 1) @ torch.randn(1, 4) + 0.1 * torch.randn(60, 4)
+    >>> posterior = EvidenceEM(mppca(1, 2)).run(Y)
+    >>> tuple(posterior.reconstruct(Y).shape)
+    (60, 4)
     """
 
     structure: MPPCAStructure | None = None

@@ -109,7 +109,7 @@ def generalised_pareto(excess: Tensor) -> tuple[float, float]:
 
     >>> shape, scale = generalised_pareto(pareto_quantile((torch.arange(500.0).double() + 0.5) / 500, 0.4))
     >>> print(f"{shape:.2f} {scale:.2f}")
-    0.40 1.01
+    0.40 1.00
     """
     num = len(excess)
     num_trials = 30 + int(math.sqrt(num))

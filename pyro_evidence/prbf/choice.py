@@ -40,6 +40,7 @@ class NetworkEngine(Protocol):
 
 
 MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)
+MOST_ROUNDS = 100  # of the source; every network of a batch goes as far
 Score = Callable[[Tensor, Tensor], Tensor]  # log P(C_k | x_n) (N, K) and labels (N,) to a number; smaller is better
 
 
@@ -59,6 +60,16 @@ class AlphaChoice:
 
     :ivar multiples: in units of ``N / (K M)``.
     :ivar scores: shape ``(number of multiples, number of folds)``.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> from pyro_evidence.prbf import choose_alpha
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> found = choose_alpha(OverlapEM(prbf(2)), Y, labels, multiples=(0.0, 10.0), num_folds=2)
+    >>> tuple(found.scores.shape), found.alpha.c in found.multiples
+    ((2, 2), True)
     """
 
     multiples: tuple[float, ...]
@@ -85,7 +96,8 @@ def choose_alpha(
     There is no evidence for ``alpha``, as the penalty is not a prior.  The penalty lowers the error and spoils the
     probabilities, so :func:`error_rate` asks for much of it and :func:`log_loss` for little or none.
 
-    :param engine: whose model, updates, start and ``stop.num_steps`` are used; its ``alpha`` is not.
+    :param engine: whose model, updates, start and, up to the source's 100, ``stop.num_steps`` are used; its ``alpha``
+        is not.
     :param labels: rows without one are left out.
     :raises BadInput: when a class has fewer than two data or would vanish, or on settings that cannot be meant.
     """
@@ -98,7 +110,7 @@ def choose_alpha(
     trains = [(X[fold != f], y[fold != f]) for f in range(num_folds)]
     point = _batch(engine, trains, multiples)
     require_survivors(point)
-    found = rounds(point, engine.updates, engine.stop.num_steps, engine.lost).point
+    found = rounds(point, engine.updates, min(engine.stop.num_steps, MOST_ROUNDS), engine.lost).point
     best = found.objective.reshape(len(multiples), num_folds, -1).argmax(-1)  # of the restarts
     rows = torch.arange(len(found.alpha), device=X.device).reshape(len(multiples), num_folds, -1)
     rows = rows.gather(-1, best.unsqueeze(-1)).squeeze(-1)
@@ -170,6 +182,16 @@ class NetworkAverage:
     """Networks whose class probabilities are averaged; the source's first idea for later work.
 
     :ivar posteriors: the networks.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> from pyro_evidence.prbf import average_networks
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> average = average_networks(OverlapEM(prbf(2)), Y, labels, multiples=(0.0, 10.0))
+    >>> tuple(average.predict_proba(Y).shape)
+    (60, 2)
     """
 
     posteriors: tuple[PRBFPosterior, ...]
@@ -206,6 +228,16 @@ class KernelPath:
 
     :ivar posteriors: in this order.
     :ivar bic: Bayesian information criterion of each, nats, larger is better, shape ``(most,)``.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> from pyro_evidence.prbf import add_kernels
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> path = add_kernels(OverlapEM(prbf(1)), Y, labels, most=2)
+    >>> len(path.posteriors), tuple(path.bic.shape)
+    (2, (2,))
     """
 
     posteriors: tuple[PRBFPosterior, ...]

@@ -25,6 +25,15 @@ class AlphaPerKernel:
     """``alpha`` in the source's units: ``c N / (K M)``, ``N`` all training data.
 
     :ivar c: the multiple; the source has 5, 10, 15 and 20.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> from pyro_evidence.prbf import AlphaPerKernel
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> OverlapEM(prbf(2), alpha=AlphaPerKernel(10.0)).run(Y, labels).alpha  # 10 * 60 / (2 * 2)
+    150.0
     """
 
     c: float

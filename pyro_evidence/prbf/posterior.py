@@ -71,6 +71,15 @@ class PRBFPosterior:
     :ivar floored: kernels whose covariance rests on the floor, shape ``(M,)`` bool.
     :ivar restarts: eq. 22 of every restart at its end, nats, shape ``(R,)``.
     :ivar warm_up: rounds of plain EM before the first of ``objectives``.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> posterior = OverlapEM(prbf(2)).run(Y, labels)
+    >>> posterior.predict(torch.tensor([[0.0, 0.0], [6.0, 6.0]])).tolist()
+    [0, 1]
     """
 
     model: PRBF

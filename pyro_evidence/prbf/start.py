@@ -52,6 +52,15 @@ class RandomPoints:
 
     :ivar restarts: number of starts, run as one batch; the best by eq. 22 is kept.
     :ivar seed: of the choice; the first restarts of many are those of few.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> from pyro_evidence.prbf import RandomPoints
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> OverlapEM(prbf(2), start=RandomPoints(restarts=3)).run(Y, labels).status
+    'converged'
     """
 
     restarts: int = 1
@@ -116,6 +125,15 @@ class KMeans:
     :ivar restarts: number of starts.
     :ivar seed: of the data to begin with.
     :ivar num_steps: rounds of Lloyd's algorithm.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> from pyro_evidence.prbf import KMeans
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> OverlapEM(prbf(2), start=KMeans(restarts=3)).run(Y, labels).status
+    'converged'
     """
 
     restarts: int = 1
@@ -181,6 +199,15 @@ class DataCovariance:
     """The centres of another start, with the covariance of all data for every kernel and equal mixing.
 
     :ivar start: where the centres come from, as ``KMeans()``.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> from pyro_evidence.prbf import DataCovariance, KMeans
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> OverlapEM(prbf(2), start=DataCovariance(KMeans())).run(Y, labels).status
+    'converged'
     """
 
     start: Start
@@ -198,6 +225,15 @@ class StartFrom:
     :ivar covariance: in the shape of the kind, ``(M, 1)``, ``(M, D)`` or ``(M, D, D)``, with or without starts in
         front; None for the covariance of all data.
     :ivar mixing: shape ``(K, M)`` or ``(R, K, M)``, rows adding up to 1; None for equal shares.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> from pyro_evidence.prbf import StartFrom
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> OverlapEM(prbf(2), start=StartFrom(torch.tensor([[0.0, 0.0], [6.0, 6.0]]))).run(Y, labels).status
+    'converged'
     """
 
     loc: Tensor

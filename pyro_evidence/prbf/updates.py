@@ -116,6 +116,16 @@ class Ascent:
     """Steps uphill on eq. 22, each halved until it rises: monotone.
 
     :ivar warm_up: rounds of plain EM before; from random centres the ascent would find worse optima.
+
+    >>> import torch
+    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence.models.prbf import prbf
+    >>> from pyro_evidence.prbf import Ascent
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> labels = torch.arange(60) // 30
+    >>> path = OverlapEM(prbf(2), updates=Ascent(warm_up=5)).run(Y, labels).objectives
+    >>> all(after >= before for before, after in zip(path, path[1:]))
+    True
     """
 
     warm_up: int = 50

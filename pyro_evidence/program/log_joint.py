@@ -118,6 +118,17 @@ class LogJoint:
         :meth:`log_hyperprior`; ``()`` holds the params fixed; default: maximise the params.
     :raises BadInput: for data that cannot be used.
     :raises UnsupportedModel: for a model that is not a fixed, finite, differentiable density.
+
+    >>> import torch
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> from pyro_evidence.program import LogJoint
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> joint = LogJoint(regression(Linear()), (X, t))
+    >>> u = torch.zeros(3, joint.latents.size)  # three points of weight space
+    >>> tuple(joint.log_joint(u, joint.initial_theta).shape)
+    (3,)
     """
 
     def __init__(

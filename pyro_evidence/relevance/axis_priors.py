@@ -42,7 +42,18 @@ class AxisPrior(Protocol):
 
 @dataclass(frozen=True)
 class GaussianPrior:
-    """``u ~ N(0, 1/alpha)``: GREVM."""
+    """``u ~ N(0, 1/alpha)``: GREVM.
+
+    >>> import torch
+    >>> from pyro_evidence import REVM
+    >>> from pyro_evidence.models.basis import Polynomial
+    >>> from pyro_evidence.models.regression import regression
+    >>> from pyro_evidence.relevance import GaussianPrior
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> REVM(regression(Polynomial(3), beta=20.0), prior=GaussianPrior()).run(X, t).num_active > 0
+    True
+    """
 
     def alpha(self, h: Tensor, u: Tensor) -> Tensor:
         """Kropotov and Vetrov (2007), eq. 11."""
@@ -67,6 +78,16 @@ class GroupPrior(GaussianPrior):
     alike, by ``1 - 1/mean``; it is no stronger filter: a group of ``b`` axes of pure noise is kept with probability
     :math:`P(\chi^2_b > b)`, 32 % for one axis, 44 % for ten, though almost wholly shrunk then.  The last group may
     be smaller.
+
+    >>> import torch
+    >>> from pyro_evidence import REVM
+    >>> from pyro_evidence.models.basis import Polynomial
+    >>> from pyro_evidence.models.regression import regression
+    >>> from pyro_evidence.relevance import GroupPrior
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> REVM(regression(Polynomial(3), beta=20.0), prior=GroupPrior(size=2)).run(X, t).num_active > 0
+    True
     """
 
     size: int = 4
@@ -94,6 +115,16 @@ class L1Prior:
     :ivar octant: hold every axis on the side of its centre, as algorithm 2 of Kropotov and Vetrov (2007)
         does.  Without it the mode is the maximum over all ``u``, which may lie on another side; the two
         differ rarely.
+
+    >>> import torch
+    >>> from pyro_evidence import REVM
+    >>> from pyro_evidence.models.basis import Polynomial
+    >>> from pyro_evidence.models.regression import regression
+    >>> from pyro_evidence.relevance import L1Prior
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> REVM(regression(Polynomial(3), beta=20.0), prior=L1Prior()).run(X, t).num_active > 0
+    True
     """
 
     octant: bool = False

@@ -53,6 +53,16 @@ class RVMPosterior(AxesPosterior):
 
     :ivar reason: why the fit stopped, as a sentence.
     :ivar log_evidences: log evidence, or its lower bound, after each step, nats.
+
+    >>> import torch
+    >>> from pyro_evidence import RVM
+    >>> from pyro_evidence.models.basis import Polynomial
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = RVM(regression(Polynomial(3), beta=20.0)).run(X, t)
+    >>> posterior.num_active < 4, bool(posterior.log_evidence.isfinite())
+    (True, True)
     """
 
     state: RVMState
@@ -81,7 +91,18 @@ class RVMPosterior(AxesPosterior):
 
 @dataclass(frozen=True)
 class REVMPosterior(AxesPosterior):
-    """Gaussian approximation in the active eigenvectors, at the mode of likelihood times learned prior."""
+    """Gaussian approximation in the active eigenvectors, at the mode of likelihood times learned prior.
+
+    >>> import torch
+    >>> from pyro_evidence import REVM
+    >>> from pyro_evidence.models.basis import Polynomial
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = REVM(regression(Polynomial(3), beta=20.0)).run(X, t)
+    >>> len(posterior.wald) == len(posterior.active), int(posterior.active.sum()) == posterior.num_active
+    (True, True)
+    """
 
     state: REVMState
 

@@ -115,6 +115,16 @@ class JaakkolaJordan:
 
     Jaakkola and Jordan (2000), eq. 3 and 12; at most ``num_steps`` rounds, until the bound's parameters
     settle.
+
+    >>> import torch
+    >>> from pyro_evidence import REVM
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.classifier import classifier
+    >>> from pyro_evidence.relevance import JaakkolaJordan
+    >>> X = torch.linspace(-2.0, 2.0, 30).unsqueeze(-1)
+    >>> t = (X[:, 0] + torch.cos(40.0 * X[:, 0]) > 0.0).double()
+    >>> REVM(classifier(Linear()), approximation=JaakkolaJordan()).run(X, t).num_active
+    1
     """
 
     num_steps: int = 500
@@ -188,6 +198,16 @@ class LeastKL:
     A damped fixed point on expected slope and curvature under Gauss-Hermite.  Opper and Archambeau (2009),
     eq. 9 and 10. Without a ridge the divergence of separable data has no minimum; small ridges converge
     slowly or not at all.
+
+    >>> import torch
+    >>> from pyro_evidence import REVM
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.classifier import classifier
+    >>> from pyro_evidence.relevance import LeastKL
+    >>> X = torch.linspace(-2.0, 2.0, 30).unsqueeze(-1)
+    >>> t = (X[:, 0] + torch.cos(40.0 * X[:, 0]) > 0.0).double()
+    >>> REVM(classifier(Linear()), approximation=LeastKL()).run(X, t).num_active
+    1
     """
 
     num_steps: int = 500

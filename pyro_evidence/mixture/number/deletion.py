@@ -50,6 +50,14 @@ class GreedyDeletion:
     :ivar most: restarts that take part, those of highest Occam-corrected log evidence.
     :ivar finalists: candidates of each restart that are re-fitted on all data.
     :ivar splits: most times that the chosen one has components split; 0 for never.
+
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.mixture import GreedyDeletion
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> EvidenceEM(gaussian_mixture(3), deletion=GreedyDeletion(num_steps=10)).run(Y).num_components
+    2
     """
 
     num_steps: int = 25
