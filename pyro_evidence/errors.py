@@ -47,15 +47,26 @@ class NotAMode(ArithmeticError):
     >>> def kink():
     ...     w = pyro.sample("w", dist.Normal(0.0, 1.0))
     ...     pyro.factor("kink", -100.0 * (w - 1.0).abs())
-    >>> LaplaceEvidence(kink).run()
+    >>> LaplaceEvidence(kink, restarts=2).run()
     Traceback (most recent call last):
         ...
-    pyro_evidence.errors.NotAMode: ...
+    pyro_evidence.errors.NotAMode: all restarts failed...
     """
 
 
 class NotSmooth(NotAMode):
-    """The log density has a corner, or a wrong second derivative, where its curvature is needed."""
+    """The log density has a corner, or a wrong second derivative, where its curvature is needed.
+
+    >>> import pyro, pyro.distributions as dist, torch
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> def kink():
+    ...     w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    ...     pyro.factor("kink", -100.0 * (w - 1.0).abs())
+    >>> LaplaceEvidence(kink).run()
+    Traceback (most recent call last):
+        ...
+    pyro_evidence.errors.NotSmooth: the log density of site 'kink', a Unit, has a kink...
+    """
 
 
 class ImproperPosterior(ArithmeticError):

@@ -148,7 +148,7 @@ class MixtureData:
 
     @property
     def with_features(self) -> "MixtureData":
-        """The same with its features made once, where they are few."""
+        """These data with their features made once, where they are few."""
         if self.features is not None or self.num_rows * self.layout.num_features > KEPT:
             return self
         return replace(self, features=self.columns(self.layout.num_features))

@@ -207,7 +207,7 @@ class GaussianMixture(TensorValue):
         return Responses(Y, None, _weights(weight, Y))
 
     def with_components(self, num_components: int) -> "GaussianMixture | None":
-        """The same with another number of components; None where a setting of its own belongs to each."""
+        """This model with another number of components; None where a setting of its own belongs to each."""
         own = (self.alpha, getattr(self.noise, "beta", LEARNED))
         return None if any(_start_shape(x) for x in own) else replace(self, num_components=num_components)
 
@@ -261,7 +261,7 @@ class LinearMixture(TensorValue):
         return Responses(Y, Phi, _weights(weight, Y))
 
     def with_components(self, num_components: int) -> "LinearMixture | None":
-        """The same with another number of components; None where a setting of its own belongs to each."""
+        """This model with another number of components; None where a setting of its own belongs to each."""
         own = (self.alpha, getattr(self.noise, "beta", LEARNED))
         return None if any(_start_shape(x) for x in own) else replace(self, num_components=num_components)
 
