@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_evidence.curvature.choices import Curvature, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.curvature.dense import Precision, factorise, precision_of
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
-from pyro_evidence.errors import NotAMode, NotPositiveDefinite, NotSmooth
+from pyro_evidence.errors import NotAMode, NotPositiveDefinite, NotSmooth, TooLarge
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
 from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.numerics.linalg import Label
@@ -76,6 +76,18 @@ class Problem:
         return 100.0 * self.eps
 
     @property
+    def sentence(self) -> str:
+        """What the precision is made of, and how it is handled, for the reader."""
+        if self.factors is not None:
+            return self.factors.density.sentence
+        size, coupled = f"{self.joint.latents.size:,} coordinates", self.structure.coupled
+        if self.latent is not None:
+            return f"{size} under a dense Gaussian prior"
+        if self.curvature in (diagonal, block_diagonal):
+            return f"{size}, {getattr(self.curvature, '__name__', '')}"
+        return f"{size}, dense" + (f": {coupled.reason}" if coupled is not None else "")
+
+    @property
     def without_factors(self) -> "Problem":
         """The same problem with a dense precision, where a product has shown that factors were overlooked."""
         found = recognise(self.joint)
@@ -138,15 +150,30 @@ def find_modes(
     :param cold: whether the start may be far from a mode.
     :param watch: told every row's log joint once per step.
     """
+    if problem.latent is not None:
+        return problem.latent.find_modes(u, theta, problem.tolerance, watch)
+    if problem.factors is not None:
+        return problem.factors.find_modes(
+            u, theta, newton.Limits(problem.tolerance, 50, watch, problem.slack), cold=cold
+        )
+    try:
+        return _find_modes_without_factors(problem, u, theta, cold=cold, watch=watch)
+    except TooLarge as error:
+        coupled = problem.structure.coupled
+        if coupled is None or problem.curvature is not exact_hessian:
+            raise
+        raise TooLarge(f"{error} {coupled.letter(problem.joint.latents.label)}") from error
+
+
+def _find_modes_without_factors(
+    problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch
+) -> newton.Mode:
+    """The same with dense matrices, or diagonal ones."""
     network = problem.structure.known is not None
     search, approach = (
         partial(_climb, problem, theta=theta, watch=watch, num_steps=50 if not network else 300 if cold else 60),
         partial(_approach, problem, theta=theta, watch=watch),
     )
-    if problem.latent is not None:
-        return problem.latent.find_modes(u, theta, problem.tolerance, watch)
-    if problem.factors is not None:
-        return problem.factors.find_modes(u, theta, newton.Limits(problem.tolerance, 50, watch), cold=cold)
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else problem.curvature
     if cold and problem.structure.linear is None:
         exact(problem.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way

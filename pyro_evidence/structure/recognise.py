@@ -21,7 +21,6 @@ from pyro_evidence.structure.factors.propose import (
     Coupled,
     Followed,
     follow,
-    is_dense,
     sparse_rows,
     structured,
 )
@@ -124,10 +123,7 @@ def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | 
     if isinstance(followed, Coupled):
         return followed
     linear = None if sites is None or not far else _predictors(sites, found, far, followed)
-    density = structured(followed, linear)
-    if isinstance(density, Structured) and is_dense(density):
-        return Coupled("every order of elimination ends in a matrix as large as all of them")
-    return density
+    return structured(followed, linear)
 
 
 def _with_known(structure: Structure) -> Structure:

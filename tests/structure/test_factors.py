@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.curvature.pattern import assembled
+from pyro_evidence.errors import TooLarge
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
@@ -34,10 +35,9 @@ SIZES = {"crossed": 40, "nested": 40, "slopes": 30, "non_centred": 20, "chain": 
 
 @pytest.fixture(autouse=True)
 def small_models_too() -> Iterator[None]:
-    """Factors are looked for in models of any size, and used whatever they spare."""
+    """Factors are looked for in models of any size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recognise, "SMALL", 0)
-        patch.setattr(recognise, "is_dense", lambda density: False)
         yield
 
 
@@ -187,3 +187,21 @@ def test_a_fit_whose_certificate_fails_is_made_dense(monkeypatch: pytest.MonkeyP
     found = LaplaceEvidence(model, stop=Stop(progress=False)).run(*args)
     assert expected.state.problem.factors is not None and found.state.problem.factors is None
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-8, atol=1e-8)
+
+
+def test_the_letter_names_the_site_that_couples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_evidence.numerics.linalg.available_bytes", lambda device: 10**9)
+    with pytest.raises(
+        TooLarge, match=r"a cumulative sum ties 60,000 coordinates together \(site 'z'.*level of a walk"
+    ):
+        LaplaceEvidence(increments, stop=Stop(progress=False)).run(torch.randn(60_000))
+
+
+def test_the_sentence_says_what_was_found() -> None:
+    torch.manual_seed(0)
+    model, args = hierarchies.crossed("bernoulli", 60, False)
+    posterior = LaplaceEvidence(model, stop=Stop(progress=False)).run(*args)
+    assert "eliminated" in posterior.structure and "(second_effect)" in posterior.structure
+    assert "720 factors of up to 2 coordinates; checked by 2 products" in posterior.structure
+    posterior = LaplaceEvidence(centred, stop=Stop(progress=False, throw=False)).run(2.0 * torch.randn(250))
+    assert posterior.structure == "250 coordinates, dense: a sum ties 250 coordinates together"

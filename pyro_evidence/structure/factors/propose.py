@@ -6,18 +6,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.dense_elements import DensePlan
 from pyro_evidence.numerics.derivatives import Forward, generic
-from pyro_evidence.numerics.linalg import available_bytes
+from pyro_evidence.numerics.linalg import Label, available_bytes
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Slot
 from pyro_evidence.structure.density import LinearPredictors
 from pyro_evidence.structure.factors.cells import cells
 from pyro_evidence.structure.factors.colours import coloured
-from pyro_evidence.structure.factors.families import Family, distinct, families, table
+from pyro_evidence.structure.factors.families import distinct, families, table
 from pyro_evidence.structure.factors.rows import SparseRows
 from pyro_evidence.structure.factors.structured import Structured
-from pyro_evidence.structure.factors.touches import NARROW, Follow, Groups, Lost
+from pyro_evidence.structure.factors.touches import NARROW, WIDE, Follow, Groups, Lost
 
 SMALL = 200  # coordinates up to which a dense precision is as fast
 FLOAT = 8  # bytes
@@ -34,6 +33,7 @@ class Followed:
     theta: Tensor  # (T,)
     groups: Mapping[str, Groups]  # of the terms of the log joint density
     shapes: Mapping[str, torch.Size]
+    widest: Lost  # what ties most coordinates together
     slots: Mapping[str, Tensor]  # by site: coordinates of each datum's predictors, (N, C m), -1 for none
 
 
@@ -44,6 +44,15 @@ class Coupled:
     reason: str
     coordinates: Tensor | None = None
 
+    def letter(self, label: Label) -> str:
+        """What stands in the way of a smaller matrix, and how to write the model instead."""
+        where = f" ({label(max(0, int(self.coordinates.max())))})" if self.coordinates is not None else ""
+        return (
+            f"What keeps the matrix dense: {self.reason}{where}. Where each term of the model sees few coordinates "
+            f"none is needed: make the level of a walk the site, pyro.sample('dx', Normal(x[:-1], s), obs=x[1:]), not "
+            f"its increments; put an intercept beside effects instead of centring or normalising them inside the model."
+        )
+
 
 def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Slot]) -> Followed | Coupled:
     """The coordinates of every term and of every predictor, at one point ``(D,)``."""
@@ -53,11 +62,21 @@ def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Slot]) -> 
             terms = cells(joint, u, theta.detach())
             trace = joint.trace(u, theta.detach())
             blocks = {slot.site: slot.blocks(trace) for slot in slots}
-        found = {site: table(notes.of(eta), eta.shape).reshape(len(eta), -1) for site, eta in blocks.items()}
+        if any(_width(notes.of(x)) > NARROW and x.numel() * _width(notes.of(x)) > WIDE for x in terms.values()):
+            return Coupled(f"{notes.widest} ties {notes.most:,} coordinates together", notes.widest.coordinates)
+        narrow = {site: eta for site, eta in blocks.items() if eta.shape[-1] * _width(notes.of(eta)) <= NARROW}
+        found = {site: table(notes.of(eta), eta.shape).reshape(len(eta), -1) for site, eta in narrow.items()}
     except Lost as lost:
         return Coupled(str(lost), lost.coordinates)
     groups = {name: notes.of(term) for name, term in terms.items()}
-    return Followed(joint, u, theta.detach(), groups, {name: term.shape for name, term in terms.items()}, found)
+    return Followed(
+        joint, u, theta.detach(), groups, {name: term.shape for name, term in terms.items()}, notes.widest, found
+    )
+
+
+def _width(groups: Groups) -> int:
+    """Coordinates that each element touches."""
+    return sum(group.shape[-1] for group in groups)
 
 
 def sparse_rows(followed: Followed, slot: Slot, slope: Forward, num_coupled: int) -> SparseRows | None:
@@ -65,7 +84,7 @@ def sparse_rows(followed: Followed, slot: Slot, slope: Forward, num_coupled: int
 
     :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
     """
-    parts = distinct(followed.slots[slot.site])
+    parts = distinct(followed.slots[slot.site]) if slot.site in followed.slots else []
     if len(parts) != 1 or parts[0][0] is not None or parts[0][1].shape[-1] > NARROW:
         return None
     index = parts[0][1]
@@ -83,12 +102,9 @@ def structured(followed: Followed, linear: LinearPredictors | None) -> Structure
     names = _by_themselves(followed.joint, linear)
     mine = {n: g for n, g in followed.groups.items() if _of(n, names)}
     found = families(mine, followed.shapes)
-    too_wide = [f for f in found if f.index.shape[-1] > NARROW]
-    if too_wide:
-        worst = max(too_wide, key=lambda f: f.index.shape[-1])
-        return Coupled(
-            f"'{worst.members[0].name}' ties {worst.index.shape[-1]:,} coordinates together", worst.index[0, :2]
-        )
+    most = max((f.index.shape[-1] for f in found), default=0)
+    if most > NARROW:
+        return Coupled(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
     density = Structured(followed.joint, linear, names, found, False)
     if not found:
         return density
@@ -121,11 +137,3 @@ def _affordable(density: Structured) -> bool:
     numbers = sum(index.numel() * index.shape[-1] for index in density.pattern.index)
     pairs = len(density.second.pairs)
     return pairs <= min(MANY_PAIRS, size) and COPIES * FLOAT * numbers <= available_bytes(device)
-
-
-def is_dense(density: Structured) -> bool:
-    """Whether nothing would be eliminated."""
-    return isinstance(density.plan, DensePlan)
-
-
-__all__ = ["Coupled", "Family", "Followed", "follow", "is_dense", "sparse_rows", "structured"]

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyro_evidence.curvature.blocks import BlockPlan
 from pyro_evidence.curvature.elements import Elements, Pattern, Plan, elimination, product
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.program.log_joint import LogJoint
@@ -51,6 +52,23 @@ class Structured:
     def plan(self) -> Plan:
         """In which order coordinates are eliminated."""
         return elimination(self.pattern)
+
+    @property
+    def sentence(self) -> str:
+        """What was found, and how curvature is handled, for the reader."""
+        sizes = [part.rows.index.shape for part in self.parts] + [family.index.shape for family in self.families]
+        num, most = sum(size[0] for size in sizes), max((size[1] for size in sizes), default=1)
+        factors = f"{num:,} factors of {'up to ' if most > 1 else ''}{most} coordinate{'s' if most > 1 else ''}"
+        return f"{self.plan.sentence}{self._left}; {factors}; checked by 2 products with the true Hessian"
+
+    @property
+    def _left(self) -> str:
+        """The sites that are not eliminated, in brackets."""
+        if not isinstance(self.plan, BlockPlan) or not len(self.plan.order.rest):
+            return ""
+        rest = self.plan.order.rest
+        blocks = self.joint.latents.slices.items()
+        return f" ({', '.join(n for n, s in blocks if bool(((rest >= s.start) & (rest < s.stop)).any()))})"
 
     @property
     def parts(self) -> tuple[SparseLinear, ...]:

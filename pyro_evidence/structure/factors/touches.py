@@ -21,6 +21,7 @@ Groups = tuple[Tensor, ...]  # long, each (shape that broadcasts to the tensor's
 
 WIDE = 2**23  # numbers beyond which a note of more than NARROW coordinates for each element is given up
 NARROW = 64
+MATRIX = "a product with a matrix"
 
 
 class Lost(Exception):
@@ -95,7 +96,15 @@ class Follow(TorchDispatchMode):
     def __init__(self, origin: Tensor) -> None:
         super().__init__()
         self.notes: Any = WeakTensorKeyDictionary()
+        self.most, self.widest = 0, Lost("nothing")
         self.notes[origin] = (torch.arange(len(origin), device=origin.device).unsqueeze(-1),)
+
+    def gathered(self, group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: bool, op: str) -> Tensor:
+        """As :func:`gathered`, with a note of what ties more than a few coordinates together."""
+        found = gathered(group, shape, dims, keepdim, op)
+        if found.shape[-1] > NARROW and found.shape[-1] > self.most:
+            self.most, self.widest = found.shape[-1], Lost(op, found.reshape(-1)[:2])
+        return found
 
     def of(self, value: Any) -> Groups:
         """What is noted of a tensor."""
@@ -231,17 +240,17 @@ def _dims(args: Any, kwargs: Any, at: int = 1) -> tuple[list[int], bool]:
 
 def _reduction(follow: Follow, args: Any, kwargs: Any) -> Groups:
     dims, keep = _dims(args, kwargs)
-    return tuple(gathered(g, args[0].shape, dims, keep, "a sum") for g in follow.of(args[0]))
+    return tuple(follow.gathered(g, args[0].shape, dims, keep, "a sum") for g in follow.of(args[0]))
 
 
 def _total(follow: Follow, args: Any, kwargs: Any) -> Groups:
-    return tuple(gathered(g, args[0].shape, range(args[0].dim()), False, "a sum") for g in follow.of(args[0]))
+    return tuple(follow.gathered(g, args[0].shape, range(args[0].dim()), False, "a sum") for g in follow.of(args[0]))
 
 
 def _along(name: str) -> Callable[[Follow, Any, Any], Groups]:
     def rule(follow: Follow, args: Any, kwargs: Any) -> Groups:
         dim = args[1] if len(args) > 1 else kwargs["dim"]
-        return tuple(gathered(g, args[0].shape, [int(dim)], True, name) for g in follow.of(args[0]))
+        return tuple(follow.gathered(g, args[0].shape, [int(dim)], True, name) for g in follow.of(args[0]))
 
     return rule
 
@@ -249,7 +258,7 @@ def _along(name: str) -> Callable[[Follow, Any, Any], Groups]:
 def _matrix(follow: Follow, args: Any, kwargs: Any) -> Groups:
     """Functions of whole matrices, the last two dims of every argument."""
     found = [
-        gathered(g, x.shape, [-2, -1], True, "a function of a whole matrix")
+        follow.gathered(g, x.shape, [-2, -1], True, "a function of a whole matrix")
         for x in _tensors(args)
         for g in follow.of(x)
     ]
@@ -262,11 +271,11 @@ def _product(left: Tensor, right: Tensor, follow: Follow) -> Groups:
         chosen = _nonzeros(left)
         if chosen is not None:
             return _chosen(chosen, right, follow)
-    found = [gathered(g, left.shape, [-1], right.dim() > 1, "a product with a matrix") for g in follow.of(left)]
+    found = [follow.gathered(g, left.shape, [-1], right.dim() > 1, MATRIX) for g in follow.of(left)]
     if right.dim() == 1:
-        found += [gathered(g, right.shape, [0], left.dim() > 1, "a product with a matrix") for g in follow.of(right)]
+        found += [follow.gathered(g, right.shape, [0], left.dim() > 1, MATRIX) for g in follow.of(right)]
     else:
-        found += [gathered(g, right.shape, [-2], True, "a product with a matrix") for g in follow.of(right)]
+        found += [follow.gathered(g, right.shape, [-2], True, MATRIX) for g in follow.of(right)]
     return united(tuple(found))
 
 
@@ -304,14 +313,14 @@ def _triangular(follow: Follow, args: Any, kwargs: Any) -> Groups:
     """``A^-1 B``: each column of ``B`` for itself."""
     A, B = args[:2]
     dim = -2 if kwargs.get("left", True) else -1
-    found = [gathered(g, A.shape, [-2, -1], True, "a triangular solve") for g in follow.of(A)]
-    found += [gathered(g, B.shape, [dim], True, "a triangular solve") for g in follow.of(B)]
+    found = [follow.gathered(g, A.shape, [-2, -1], True, "a triangular solve") for g in follow.of(A)]
+    found += [follow.gathered(g, B.shape, [dim], True, "a triangular solve") for g in follow.of(B)]
     return united(tuple(found))
 
 
 def _determinant(follow: Follow, args: Any, kwargs: Any) -> Groups:
     x = args[0]
-    return tuple(gathered(g, x.shape, [-2, -1], False, "a determinant") for g in follow.of(x))
+    return tuple(follow.gathered(g, x.shape, [-2, -1], False, "a determinant") for g in follow.of(x))
 
 
 def _put(follow: Follow, args: Any, kwargs: Any) -> Groups:
