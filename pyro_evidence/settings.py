@@ -4,9 +4,10 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
@@ -32,6 +33,22 @@ def check_function(name: str, value: Any, example: str) -> None:
     check_object(name, value)
     if not callable(value):
         raise BadInput(f"{name}={value!r}; expected a function or an object that can be called, such as {example}.")
+
+
+def check_family(name: str, value: Any, folder: str, other: str) -> None:
+    """Refuse an update that was made for another engine.
+
+    :param folder: of the package, where this engine's updates are.
+    :param other: where the other engine's are.
+    :raises BadInput: naming both.
+    """
+    module = str(getattr(value, "__module__", ""))
+    if module.startswith(f"pyro_evidence.{other}."):
+        shown = getattr(value, "__name__", type(value).__name__)
+        raise BadInput(
+            f"{name}={shown} is an update of pyro_evidence.{other}, made for another engine; expected one of "
+            f"pyro_evidence.{folder}.updates, or your own function."
+        )
 
 
 def check_instance(name: str, value: Any, kind: type) -> None:
@@ -104,16 +121,30 @@ def check_model(model: Any, goes_to: str = "run(...)") -> None:
         raise BadInput(f"model is a {type(model).__name__}; expected a callable Pyro model. Data go to {goes_to}.")
 
 
-def check_count(name: str, value: Any, at_least: int = 1, advice: str = "") -> None:
-    """Refuse what is no whole number of at least ``at_least``: a bool, a float, a tensor, a string, too small a one.
+def check_count(name: str, value: Any, at_least: int = 1, advice: str = "") -> int:
+    """A whole number of at least ``at_least``: Python's, NumPy's, or a tensor of one; a bool or a float is none.
 
     :param name: of the argument.
     :param advice: what to do, a sentence.
+    :return: the number as an ``int``.
     :raises BadInput: naming the argument.
+
+    >>> check_count("num_samples", torch.tensor(3))
+    3
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        given = f"={value!r}" if isinstance(value, int | float | str) else f" is a {type(value).__name__}"
+    number = _whole(value)
+    if number is None or number < at_least:
+        shown = isinstance(value, Real | str) or (isinstance(value, Tensor) and value.numel() == 1)
+        given = f"={value!r}" if shown else f" is a {type(value).__name__}"
         raise BadInput(f"{name}{given}; expected a whole number of at least {at_least}.{' ' * bool(advice)}{advice}")
+    return number
+
+
+def _whole(value: Any) -> int | None:
+    """The number, None for what is no whole one."""
+    if isinstance(value, Tensor) and value.dim() == 0 and not value.is_floating_point() and value.dtype != torch.bool:
+        return int(value)
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
 
 
 def outside() -> int:

@@ -27,6 +27,16 @@ def test_what_is_no_count_is_refused_by_name(value: Any, given: str) -> None:
     assert str(error.value) == f"num_units{given}; expected a whole number of at least 1. Ask for one."
 
 
+def test_whole_numbers_of_numpy_and_torch_are_counts() -> None:
+    numpy = pytest.importorskip("numpy")
+    for value in (3, numpy.int64(3), numpy.uint8(3), torch.tensor(3), torch.tensor(3, dtype=torch.int32)):
+        found = check_count("num_units", value)
+        assert found == 3 and type(found) is int
+    for value in (numpy.float64(3.0), torch.tensor(3.0), torch.tensor(True), torch.tensor([3])):
+        with pytest.raises(BadInput, match=r"num_units.*; expected a whole number"):
+            check_count("num_units", value)
+
+
 def test_counts_from_a_larger_number() -> None:
     check_count("num_classes", 2, 2)
     with pytest.raises(BadInput, match="num_classes=1; expected a whole number of at least 2"):

@@ -49,7 +49,7 @@ COLUMNS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Runs of several engines and their distances to one of them.
 
@@ -100,6 +100,9 @@ class Comparison:
         """One row per engine and site, the reference left out."""
         rows = {f"{n}: {s}": numbers for n, sites in self.sites.items() for s, numbers in sites.items()}
         return Table(rows, SITE_COLUMNS, (), "engine: site")
+
+    def __repr__(self) -> str:
+        return f"Comparison({list(self.runs)}, reference={self.reference!r})"
 
     def __str__(self) -> str:
         return str(self.table)

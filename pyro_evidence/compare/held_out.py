@@ -87,7 +87,7 @@ def held_out(of: EngineRun, joint: LogJoint, loss: Loss = misclassified_or_squar
     :raises BadInput: when the model cannot be run on them.
     """
     u, theta = coordinates(joint, of.draws), joint.initial_theta
-    require_targets(joint.trace(u[0], theta).nodes, joint.observed)
+    require_targets(joint.trace(u[0], theta).nodes, joint.observed, joint.unvalidated)
     rows = pointwise_rows(joint, u, theta)
     log_density = torch.cat([v.reshape(len(u), -1) for v in rows.values()], -1).double()
     prediction = _prediction(joint, u, seed)

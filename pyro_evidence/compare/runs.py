@@ -26,7 +26,7 @@ from pyro_evidence.threads import own_random_numbers
 NUM_DRAWS = 1000  # asked of every engine that draws on demand
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EngineRun:
     """What one engine found, or why it found nothing.
 
@@ -50,6 +50,11 @@ class EngineRun:
     label_switches: int = 0
     notes: tuple[str, ...] = field(default=())
     target: Model | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"EngineRun({self.name!r}, sites={list(self.draws)}, seconds={self.seconds:.3g}, failure={self.failure!r})"
+        )
 
     @property
     def num_draws(self) -> int:

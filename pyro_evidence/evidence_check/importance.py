@@ -37,7 +37,7 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int = 10_000, see
         ``min(1 - 1/log10(S), 0.7)``.
     :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
     """
-    check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
+    num_samples = check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
     proposal = of.proposal if isinstance(of, Modes) else laplace_normal(of)
     target = of.target if isinstance(of, Modes) else target_of(of)
     x, log_proposal = proposal.drawn(_white(num_samples, target.size, seed).to(target.centre))

@@ -26,7 +26,7 @@ MOST_PERMUTATIONS = 120  # five components
 Axes = Mapping[str, int]  # latent site -> which axis of its value counts components
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Modes:
     """The distinct modes of one posterior density at fixed hyperparameters, highest first.
 
@@ -45,6 +45,10 @@ class Modes:
     posterior: LaplacePosterior
     states: tuple[LaplaceState, ...]
     num_components: int
+
+    def __repr__(self) -> str:
+        heights = [round(float(s.log_evidence), 3) for s in self.states]
+        return f"Modes(num={len(self.states)}, log_evidences={heights[:8]}, num_components={self.num_components})"
 
     @property
     def target(self) -> Target:

@@ -144,7 +144,7 @@ def start(of: Source, num_particles: int, seed: int) -> Particles:
 
 def _check(target: Target, num_particles: int) -> None:
     advice = f"There are {NUM_GROUPS} groups of particles and {target.size} unconstrained coordinates."
-    check_count("num_particles", num_particles, max(4 * NUM_GROUPS, 4 * target.size), advice)
+    num_particles = check_count("num_particles", num_particles, max(4 * NUM_GROUPS, 4 * target.size), advice)
     if target.size < len(target.active):
         raise BadInput(
             f"{len(target.active) - target.size} coordinates are pruned and have no proper prior left to start "

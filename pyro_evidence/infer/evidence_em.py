@@ -30,7 +30,7 @@ from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_function, check_instance, check_model
+from pyro_evidence.settings import check_family, check_function, check_instance, check_model
 from pyro_evidence.threads import one_at_a_time, without_validation
 
 
@@ -148,6 +148,7 @@ class EvidenceEM:
     ) -> None:
         check_model(model)
         check_function("update", update, "BoundedInflation()")
+        check_family("update", update, "mixture", "prbf")
         check_function("curvature", curvature, "mixture_evidence.full")
         check_instance("start", start, Start)
         check_stop(stop)

@@ -66,7 +66,7 @@ class LaplaceEvidence:
         check_model(model)
         check_function("curvature", curvature, "exact_hessian")
         check_stop(stop)
-        check_count("restarts", restarts)
+        restarts = check_count("restarts", restarts)
         self.model, self.integrate, self.hyper = model, integrate, hyper
         self.curvature, self.stop, self.restarts, self.seed = curvature, stop, restarts, seed
         self._data: Arguments | None = None

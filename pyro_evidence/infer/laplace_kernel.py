@@ -12,6 +12,7 @@ from pyro.params.param_store import StateDict
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.program.log_joint import Model
@@ -23,7 +24,8 @@ class LaplaceKernel(MCMCKernel):
     The draws are independent.  Every chain fits, which is deterministic, so all chains draw from the same
     posterior, each with its own seed.
 
-    :param model: a Pyro model, or a configured :class:`LaplaceEvidence`, which is left as it is.
+    :param model: a Pyro model, or an engine that fits one by Laplace's approximation, which is left as it is:
+        :class:`LaplaceEvidence` or :class:`~pyro_evidence.infer.evidence_em.EvidenceEM` with its settings.
     :ivar posterior: the last fit; None before the first.
 
     >>> import torch
@@ -39,8 +41,8 @@ class LaplaceKernel(MCMCKernel):
     50
     """
 
-    def __init__(self, model: Model | LaplaceEvidence) -> None:
-        self.engine = model if isinstance(model, LaplaceEvidence) else LaplaceEvidence(model)
+    def __init__(self, model: Model | LaplaceEvidence | EvidenceEM) -> None:
+        self.engine = _engine(model)
         self.posterior: LaplacePosterior | None = None
         self.transforms: dict[str, Any] | None = None
         self._sent: StateDict = {"params": {}, "constraints": {}}
@@ -112,3 +114,19 @@ class LaplaceKernel(MCMCKernel):
         if self.posterior is None:
             raise BadInput("LaplaceKernel is not fitted yet; run MCMC(kernel, ...) first.")
         return self.posterior
+
+
+def _engine(model: Any) -> LaplaceEvidence | EvidenceEM:
+    """The engine itself, or one for a model.
+
+    :raises BadInput: for another engine, whose draws are of other sites than the model's.
+    """
+    if isinstance(model, LaplaceEvidence | EvidenceEM):
+        return model
+    if hasattr(model, "run") and not isinstance(model, torch.nn.Module):
+        raise BadInput(
+            f"LaplaceKernel({type(model).__name__}(...)): expected a Pyro model, or LaplaceEvidence(model, ...) or "
+            f"EvidenceEM(model, ...), whose draws are of the model's own sites. Take draws of this engine by "
+            f"engine.run(...).get_samples(num_samples)."
+        )
+    return LaplaceEvidence(model)

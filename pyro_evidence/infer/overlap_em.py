@@ -16,7 +16,7 @@ from pyro_evidence.prbf.rounds import Lost, Progress, keep_lost_kernels
 from pyro_evidence.prbf.start import RandomPoints, Start
 from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, same_arguments
-from pyro_evidence.settings import check_function, outside
+from pyro_evidence.settings import check_family, check_function, outside
 from pyro_evidence.threads import one_at_a_time
 
 STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds are cheap and go slowly at the end
@@ -74,6 +74,7 @@ class OverlapEM:
         if not isinstance(model, PRBF):
             raise BadInput(f"model is a {type(model).__name__}; expected models.prbf.prbf(...). Data go to run(...).")
         check_function("updates", updates, "Ascent()")
+        check_family("updates", updates, "prbf", "mixture")
         check_function("start", start, "KMeans()")
         check_function("lost", lost, "keep_lost_kernels")
         check_stop(stop)

@@ -29,7 +29,8 @@ class RVM:
 
     The search is greedy.  It can stop at a poor model, even the constant one, where no single weight helps
     alone; and the predictive variance of localised basis functions falls far from the data, where it should
-    rise.
+    rise.  And its log evidence is that of a prior learned from the same data: it cannot choose a kernel, its width or
+    a basis.  Cross-validate.
 
     :param model: a Pyro model with a linear predictor and no latent sites besides the weights.
     :param site: the site(s) that hold the weights; may be left out when there is only one latent site.

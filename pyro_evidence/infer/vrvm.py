@@ -26,7 +26,8 @@ class VRVM:
 
     Bishop and Tipping (2000).  Gaussian noise, or Bernoulli in log odds by Jaakkola and Jordan's bound.
     No weight becomes exactly zero.  The posterior's ``log_evidence`` is the lower bound, not
-    Laplace's approximation.
+    Laplace's approximation, and the constants of the Gamma priors count in it: it cannot be compared with another
+    engine's, nor choose a kernel, its width or a basis.  Cross-validate.
 
     :param model: a Pyro model with a linear predictor and no latent sites besides the weights.
     :param site: the site(s) that hold the weights; may be left out when there is only one latent site.

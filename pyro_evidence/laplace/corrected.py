@@ -8,10 +8,10 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.infer.mcmc.util import print_summary
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace import report
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -98,7 +98,7 @@ class CorrectedPosterior:
 
         Each is taken as often as its weight says, to within one (systematic resampling).
         """
-        check_count("num_samples", num_samples, at_least=0)
+        num_samples = check_count("num_samples", num_samples, at_least=0)
         index = resampled(self.weights, num_samples, torch.Generator().manual_seed(seed))
         return {n: v[index] for n, v in self.draws.items()}
 
@@ -137,8 +137,7 @@ class CorrectedPosterior:
 
     def summary(self, prob: float = 0.9) -> None:
         """Print what ``MCMC.summary()`` prints, of the resampled draws, and how far to trust it."""
-        samples = {n: v.reshape(4, 250, *v.shape[1:]) for n, v in self.get_samples(1000, seed=0).items()}
-        print_summary(samples, prob)
+        report.table(self.get_samples(1000, seed=0), prob)
         print("\n".join(self._lines()))  # noqa: T201 - as MCMC does
 
     def _lines(self) -> list[str]:

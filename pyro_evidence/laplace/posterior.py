@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.infer.mcmc.util import print_summary
 from torch import Tensor
 
 from pyro_evidence.curvature.dense import Dense, Diagonal
@@ -135,7 +134,7 @@ class LaplacePosterior:
         :param seed: None takes one from the state of the caller's generator.  That generator stays where it
             is, so that the draws are the same until it moves, and unrelated to those that it gives next.
         """
-        check_count("num_samples", num_samples, at_least=0)
+        num_samples = check_count("num_samples", num_samples, at_least=0)
         return self._constrained(self._coloured(self._white(num_samples, _generator(seed))))
 
     def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
@@ -190,7 +189,7 @@ class LaplacePosterior:
         if args or kwargs:
             joint.args, joint.kwargs = args, kwargs
         with new_data(joint.args, joint.kwargs):
-            require_targets(joint.trace(self.state.u, self.state.theta).nodes, joint.observed)
+            require_targets(joint.trace(self.state.u, self.state.theta).nodes, joint.observed, joint.unvalidated)
             return {n: v.detach() for n, v in joint.pointwise(self.state.u, self.state.theta).items()}
 
     def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -264,7 +263,7 @@ class LaplacePosterior:
         :param num_draws: to be weighted; with k-hat they tell how many they are worth.
         :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
         """
-        check_count("num_draws", num_draws, 100, "The weights' tail is fitted to the largest of them.")
+        num_draws = check_count("num_draws", num_draws, 100, "The weights' tail is fitted to the largest of them.")
         log_weights = self.log_weights(num_draws, seed)
         if not bool((log_weights > -math.inf).any()):
             raise BadInput(f"the density is zero at all {num_draws} draws; run NUTS on posterior.model.")
@@ -286,8 +285,7 @@ class LaplacePosterior:
 
     def summary(self, prob: float = 0.9) -> None:
         """Print what ``MCMC.summary()`` prints, then hyperparameters, evidence and how far to trust it."""
-        samples = {n: v.reshape(4, 250, *v.shape[1:]) for n, v in self.get_samples(1000, seed=0).items()}
-        print_summary(samples, prob)
+        report.table(self.get_samples(1000, seed=0), prob)
         print("\n".join(report.lines(self.diagnostics(), self.hyperparameters, self.gamma)))  # noqa: T201 - as MCMC does
 
     def update_param_store(self) -> None:

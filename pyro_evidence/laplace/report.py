@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from pyro.infer.mcmc.util import print_summary
 from torch import Tensor
 
 from pyro_evidence.numerics import importance
@@ -64,6 +65,23 @@ def _moved(x: Tensor, weights: Tensor) -> tuple[float, float]:
     shift = weights @ away
     ratio = (weights @ (away - shift).square()).sqrt()
     return float(shift.abs().max()), float(torch.maximum(ratio, 1.0 / ratio).max())
+
+
+def table(draws: Mapping[str, Tensor], prob: float) -> None:
+    """Print the table of ``MCMC.summary()`` for independent draws, each ``(1000,) + site shape``.
+
+    Elements that do not vary, pruned weights, are told from rounding by what is far below the digits printed, so that
+    they leave the other elements of their site their effective sample size.
+    """
+    print_summary({n: _varied(v).reshape(4, -1, *v.shape[1:]) for n, v in draws.items()}, prob)
+
+
+def _varied(draws: Tensor) -> Tensor:
+    constant = (draws == draws[:1]).all(0)
+    if not bool(constant.any()):
+        return draws
+    white = torch.randn(draws.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(draws)
+    return torch.where(constant, draws + (1e-5 * draws.abs() + 1e-30) * white, draws)
 
 
 def lines(found: Mapping[str, Any], hyperparameters: Mapping[str, Tensor], gamma: Mapping[str, Tensor]) -> list[str]:

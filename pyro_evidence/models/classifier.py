@@ -90,6 +90,6 @@ def classifier(
         precision.  ``torch.arange(M)`` gives each weight its own.
     :raises BadInput: on settings that do not fit each other.
     """
-    check_count("num_classes", num_classes, 2, "It counts the different labels.")
+    num_classes = check_count("num_classes", num_classes, 2, "It counts the different labels.")
     prior = weight_prior(basis, alpha, alpha_bias, groups)
     return LogisticRegression(basis, prior) if num_classes == 2 else SoftmaxRegression(basis, prior, num_classes)

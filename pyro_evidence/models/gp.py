@@ -276,7 +276,7 @@ def gp_classifier(
     :param num_classes: labels are the whole numbers from 0 to ``num_classes - 1``.
     :raises BadInput: on settings that cannot be meant; others as for :func:`gp_regression`.
     """
-    check_count("num_classes", num_classes, 2, "It counts the different labels.")
+    num_classes = check_count("num_classes", num_classes, 2, "It counts the different labels.")
     function = _function(kernel, mean, jitter)
     return GPClassifier(function) if num_classes == 2 else GPSoftmax(function, num_classes)
 

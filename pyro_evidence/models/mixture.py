@@ -309,7 +309,7 @@ def enough_components(num_data: int, num_outputs: int) -> int:
 
 
 def _check(num_components: int, alpha: Precision) -> None:
-    check_count("num_components", num_components)
+    num_components = check_count("num_components", num_components)
     check_precision("alpha", alpha, largest_dim=1)
     if _start_shape(alpha) not in (Size(), Size([num_components])):
         raise BadInput(

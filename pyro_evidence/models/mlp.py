@@ -318,8 +318,8 @@ def _alpha_shapes(shape: tuple[int, ...]) -> list[Size]:
 
 
 def _check_sizes(num_inputs: int, num_hidden: tuple[int, ...], num_outputs: int) -> None:
-    check_count("num_inputs", num_inputs)
-    check_count("num_outputs", num_outputs)
+    num_inputs = check_count("num_inputs", num_inputs)
+    num_outputs = check_count("num_outputs", num_outputs)
     if not num_hidden or min(num_hidden) < 1:
         raise BadInput(
             f"hidden={num_hidden}: expected at least one unit in every hidden layer, and at least one layer. A network "

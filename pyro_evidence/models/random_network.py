@@ -176,8 +176,8 @@ def random_functions(
 
     :raises BadInput: for fewer than one unit, or inputs that are no matrix of floats.
     """
-    check_count("num_units", num_units)
-    check_count("num_samples", num_samples)
+    num_units = check_count("num_units", num_units)
+    num_samples = check_count("num_samples", num_samples)
     if X.dim() != 2 or not X.is_floating_point():
         raise BadInput(f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, D).")
     generator = torch.Generator().manual_seed(seed)

@@ -239,7 +239,7 @@ class MPPCAPosterior(LaplacePosterior):
 
         :raises BadInput: unless ``num_samples`` is a whole number of at least 1.
         """
-        check_count("num_samples", num_samples)
+        num_samples = check_count("num_samples", num_samples)
         generator, analysers = torch.Generator().manual_seed(seed), self._fitted
         z = torch.multinomial(analysers.log_mixing[0].exp().cpu(), num_samples, replacement=True, generator=generator)
         x, noise = (

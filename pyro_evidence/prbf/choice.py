@@ -60,6 +60,7 @@ class AlphaChoice:
 
     :ivar multiples: in units of ``N / (K M)``.
     :ivar scores: shape ``(number of multiples, number of folds)``.
+    :ivar posterior: the engine's fit to all data with the chosen penalty.
 
     >>> import torch
     >>> from pyro_evidence import OverlapEM
@@ -74,11 +75,16 @@ class AlphaChoice:
 
     multiples: tuple[float, ...]
     scores: Tensor
+    posterior: PRBFPosterior
 
     @property
     def alpha(self) -> AlphaPerKernel:
         """The multiple of the smallest mean score; the smaller one of equals."""
-        return AlphaPerKernel(self.multiples[int(self.scores.mean(-1).argmin())])
+        return _best(self.multiples, self.scores)
+
+
+def _best(multiples: Sequence[float], scores: Tensor) -> AlphaPerKernel:
+    return AlphaPerKernel(multiples[int(scores.mean(-1).argmin())])
 
 
 def choose_alpha(
@@ -103,7 +109,7 @@ def choose_alpha(
     """
     _check_engine(engine)
     check_function("score", score, "error_rate")
-    multiples = _checked(multiples)
+    multiples, given = _checked(multiples), (X, labels)
     X, y = labelled_data(engine.model, X, labels)
     X, y = X[y >= 0], y[y >= 0]
     fold = _folds(y, num_folds, seed)
@@ -116,7 +122,8 @@ def choose_alpha(
     rows = rows.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     tests = [(X[fold == f] - X.mean(0), y[fold == f]) for f in range(num_folds)]
     scores = [[_scored(found, int(r), *test, score) for r, test in zip(line, tests, strict=True)] for line in rows]
-    return AlphaChoice(multiples, torch.tensor(scores, dtype=torch.float64))
+    table = torch.tensor(scores, dtype=torch.float64)
+    return AlphaChoice(multiples, table, engine.with_alpha(_best(multiples, table)).run(*given))
 
 
 def _check_engine(engine: Any) -> None:
@@ -143,7 +150,7 @@ def _checked(multiples: Sequence[float]) -> tuple[float, ...]:
 def _folds(y: Tensor, num_folds: int, seed: int) -> Tensor:
     """Fold of each datum, classes spread evenly, shape ``(N,)``."""
     counts = y.bincount()
-    check_count("num_folds", num_folds)
+    num_folds = check_count("num_folds", num_folds)
     if not 2 <= num_folds <= len(y) or int(counts.min()) < 2:
         raise BadInput(
             f"num_folds={num_folds} for {len(y)} labelled data, class {int(counts.argmin())} with "
@@ -264,8 +271,8 @@ def add_kernels(
     :raises BadInput: on kernels that are not shared, and settings that cannot be meant.
     """
     _check_engine(engine)
-    check_count("most", most)
-    check_count("num_candidates", num_candidates)
+    most = check_count("most", most)
+    num_candidates = check_count("num_candidates", num_candidates)
     if not isinstance(engine.model.sharing, Shared):
         raise BadInput(f"add_kernels with {engine.model.sharing}; expected kernels that all classes share: Shared().")
     Z, y = labelled_data(engine.model, X, labels)

@@ -53,7 +53,7 @@ def _settings(text: str) -> str:
     return text.partition(", units=")[0] + ")"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PRBFPosterior:
     """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.
 
@@ -96,6 +96,13 @@ class PRBFPosterior:
     restarts: Tensor
     warm_up: int = 0
     held: tuple[RejectedClass, ...] = ()
+
+    def __repr__(self) -> str:
+        classes, kernels = self.mixing.shape
+        return (
+            f"PRBFPosterior(num_classes={classes}, kernels={self.num_kernels} of {kernels}, alpha={self.alpha:.4g}, "
+            f"log_likelihood={float(self.log_likelihood):.6g}, status={self.status!r})"
+        )
 
     @property
     def mixing(self) -> Tensor:

@@ -1,6 +1,6 @@
 """What a model and its data must satisfy before anything is fitted; every refusal is a letter."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -342,10 +342,25 @@ def _check_support(name: str, node: Mapping[str, Any]) -> None:
         )
 
 
-def require_targets(nodes: Mapping[str, Mapping[str, Any]], observed: Sequence[str]) -> None:
+def unvalidated(fn: Any) -> bool:
+    """Whether a distribution was told, by ``validate_args=False``, to take values outside its support.
+
+    :param fn: of a run with validation on.
+    """
+    while fn is not None:
+        if fn.__dict__.get("_validate_args") is False:
+            return True
+        fn = fn.__dict__.get("base_dist")
+    return False
+
+
+def require_targets(
+    nodes: Mapping[str, Mapping[str, Any]], observed: Sequence[str], unvalidated: Container[str] = ()
+) -> None:
     """Refuse arguments without data for a site that observed some when the model was fitted, or with other columns.
 
     :param nodes: of a trace on these arguments.
+    :param unvalidated: sites whose distribution takes values outside its support.
     :raises BadInput: naming the sites.
     """
     missing = [n for n in observed if n not in nodes or not nodes[n]["is_observed"]]
@@ -354,6 +369,7 @@ def require_targets(nodes: Mapping[str, Mapping[str, Any]], observed: Sequence[s
     enumerated = any("_enumerate_dim" in n["infer"] for n in nodes.values() if n["type"] == "sample")
     for name in observed:
         _check_event(name, nodes[name])
-        _check_support(name, nodes[name])
+        if name not in unvalidated:
+            _check_support(name, nodes[name])
         if not enumerated:  # or components take axes of the parameters
             _check_pairs(name, nodes[name], nodes[name]["fn"].batch_shape)

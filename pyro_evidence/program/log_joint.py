@@ -149,6 +149,7 @@ class LogJoint:
         continuous = {n: s for n, s in latent.items() if not is_discrete(s)}
         self.discrete = tuple(n for n in latent if n not in continuous)
         self.observed = tuple(n for n, s in nodes.items() if is_observation(s))
+        self.unvalidated = tuple(n for n in self.observed if checks.unvalidated(nodes[n]["fn"]))
         self.hyper_sites = parameters.maximised_sites(tuple(continuous), tuple(declared), integrate, hyper)
         self._inexact = tuple(n for n, s in nodes.items() if n not in self.discrete and exact(s["fn"]) is not s["fn"])
         self._known = frozenset({*self.discrete, *self.observed, *trace.param_nodes})

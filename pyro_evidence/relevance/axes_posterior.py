@@ -42,7 +42,7 @@ OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Pri
 Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AxesPosterior:
     """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
 
@@ -57,6 +57,12 @@ class AxesPosterior:
         """What was given, without what follows from it."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(log_evidence={float(self.log_evidence):.6g}, sites={list(self.of.sites)}, "
+            f"active={self.num_active} of {len(self.active)}, status={self.status!r})"
+        )
+
     @cached_property
     def _fit(self) -> GaussianFit:
         return gaussian_fit(self.of, self.state)
@@ -69,6 +75,14 @@ class AxesPosterior:
         cross-validate.
         """
         return self._fit.log_evidence
+
+    @property
+    def evidence_note(self) -> str:
+        """What the log evidence is of, and what it cannot be used for; the summary ends with it."""
+        return (
+            "that of a prior learned from the same data: it cannot choose a kernel, its width, a basis, a ridge or a "
+            "prior. Cross-validate."
+        )
 
     @property
     def alpha(self) -> Tensor:
@@ -121,7 +135,7 @@ class AxesPosterior:
         :param seed: None continues from the caller's generator; either way that generator is left where it
             was.
         """
-        check_count("num_samples", num_samples, at_least=0)
+        num_samples = check_count("num_samples", num_samples, at_least=0)
         with own_random_numbers():
             if seed is not None:
                 torch.manual_seed(seed)
@@ -183,7 +197,7 @@ class AxesPosterior:
         joint = self._with(args, kwargs)
         u = self.of.flat(self.state.y)
         with new_data(joint.args, joint.kwargs):
-            require_targets(joint.trace(u, joint.initial_theta).nodes, joint.observed)
+            require_targets(joint.trace(u, joint.initial_theta).nodes, joint.observed, joint.unvalidated)
             return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
 
     def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
@@ -280,6 +294,7 @@ class AxesPosterior:
             "".join([f"{i:>12}", *(f"{float(c[k]):>12.4g}" for c in columns.values())]) for k, i in enumerate(index)
         ]
         lines += [f"{k} = {v}" for k, v in self.diagnostics().items()]
+        lines.append(f"the log evidence is {self.evidence_note}")
         print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
 
     def save(self, path: str | Path) -> None:

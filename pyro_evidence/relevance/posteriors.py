@@ -47,7 +47,7 @@ class RVMState(SparseState):
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RVMPosterior(AxesPosterior):
     """Gaussian posterior of the relevant weights.
 
@@ -74,6 +74,16 @@ class RVMPosterior(AxesPosterior):
         return super()._fit if self.state.fit is None else self.state.fit
 
     @property
+    def evidence_note(self) -> str:
+        """As for every posterior of learned priors; that of a variational fit is no evidence at all."""
+        if self.state.fit is None:
+            return super().evidence_note
+        return (
+            "a lower bound, in which the constants of the Gamma priors on all precisions count: it cannot be compared "
+            "with the log evidence of another engine, nor choose a kernel, its width or a basis. Cross-validate."
+        )
+
+    @property
     def relevant(self) -> Tensor:
         """Positions of the relevant weights, shape ``(num_active,)``: for kernels, the relevance vectors."""
         return torch.nonzero(self.active).flatten()
@@ -89,7 +99,7 @@ class RVMPosterior(AxesPosterior):
         return RVMState(record["alpha"], record["x"], None if record["fit"] is None else GaussianFit(*record["fit"]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class REVMPosterior(AxesPosterior):
     """Gaussian approximation in the active eigenvectors, at the mode of likelihood times learned prior.
 

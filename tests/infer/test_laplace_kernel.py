@@ -12,7 +12,7 @@ from pyro.infer.mcmc import StreamingMCMC
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import BadInput, LaplaceEvidence, LaplaceKernel, exact_hessian
+from pyro_evidence import RVM, BadInput, EvidenceEM, LaplaceEvidence, LaplaceKernel, exact_hessian
 from tests.models_for_tests.posterior_models import (
     Module,
     assert_approx,
@@ -233,3 +233,11 @@ def test_streaming_mcmc_takes_it_too() -> None:
     means = [v["mean"] for k, v in found.items() if "w" in str(k) and "mean" in v]
     assert len(means) == 1
     assert ((means[0] - mean).abs() < 4.0 * (covariance.diagonal() / 400).sqrt()).all()
+
+
+def test_an_engine_that_fits_by_laplace_is_taken_and_another_named() -> None:
+    mcmc = MCMC(LaplaceKernel(EvidenceEM(mixture)), num_samples=20, warmup_steps=0, disable_progbar=True)
+    mcmc.run(*mixture_data())
+    assert all(len(v) == 20 for v in mcmc.get_samples().values())
+    with pytest.raises(BadInput, match=r"LaplaceKernel\(RVM\(...\)\): expected a Pyro model, or LaplaceEvidence"):
+        LaplaceKernel(RVM(linear))  # type: ignore[arg-type]

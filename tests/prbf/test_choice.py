@@ -132,3 +132,11 @@ def test_rows_without_label_are_left_out_of_the_choice() -> None:
     a = choose_alpha(engine(), X, y, multiples=(0.0, 5.0))
     b = choose_alpha(engine(), more, labels, multiples=(0.0, 5.0))
     assert torch.equal(a.scores, b.scores)
+
+
+def test_a_choice_carries_the_fit_that_it_chose() -> None:
+    X, y = three_classes()
+    found = choose_alpha(engine(), X, y, multiples=(0.0, 10.0))
+    expected = engine(alpha=found.alpha).run(X, y)
+    torch.testing.assert_close(found.posterior.log_proba(X), expected.log_proba(X))
+    assert "\n" not in repr(found.posterior) and len(repr(found.posterior)) < 200
