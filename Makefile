@@ -47,6 +47,9 @@ tutorials: $(READY)  ## execute tutorials/*.py into the notebooks beside them
 benchmarks: $(READY)  ## speed against other engines, one thread; wants PYRO_EVIDENCE_DATA
 	$(ONE_THREAD) $(BIN)/python benchmarks/speed.py $(ARGS)
 
+portable: $(READY)  ## before a release: suite and 23 fits as four processors compute them
+	$(BIN)/python benchmarks/portable.py --suite --numprocesses $(WORKERS) $(ARGS)
+
 picture: $(READY)  ## draw the imports anew in docs/architecture.md
 	$(BIN)/python -m tests.picture_of_imports
 

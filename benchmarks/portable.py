@@ -1,7 +1,7 @@
 """The same fits as four processors compute them: do they decide alike, and agree on the log evidence?
 
     python benchmarks/portable.py            # one table; ends in an error where two settings differ
-    make portable                            # the test suite under the same settings before it
+    python benchmarks/portable.py --suite    # the test suite under the same settings before it: make portable
 
 Two variables make one machine compute like another: ``ATEN_CPU_CAPABILITY`` chooses torch's kernels, ``MKL_CBWR`` those
 of the linear algebra.  A fit decides alike when status, pruned groups, components and axes that are kept are the same;
@@ -263,8 +263,18 @@ def same(lines: list[dict[str, Any]]) -> bool:
     return close and len({line["decided"] for line in lines}) == 1
 
 
+def suite(arguments: list[str]) -> None:
+    """The tests under each setting; ends in an error where one fails."""
+    for setting in SETTINGS:
+        print(" ".join(f"{k}={v}" for k, v in setting.items()), flush=True)
+        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--dist", "worksteal", *arguments]
+        subprocess.run(command, env=os.environ | setting, check=True)
+
+
 def main() -> None:
     """One row for each fit."""
+    if "--suite" in sys.argv:
+        suite(sys.argv[sys.argv.index("--suite") + 1 :])
     found = [under(setting) for setting in SETTINGS]
     differ = 0
     for name in found[0]:

@@ -19,6 +19,8 @@ from pyro_evidence.laplace import archive, report
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.guide import LaplaceGuide
+from pyro_evidence.laplace.hyperparameters import uncertainty
+from pyro_evidence.laplace.hyperparameters.uncertainty import HyperparameterCovariance
 from pyro_evidence.laplace.process_prediction import ProcessGuide
 from pyro_evidence.numerics import importance
 from pyro_evidence.program.checks import require_targets
@@ -29,6 +31,8 @@ from pyro_evidence.settings import check_count
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
+
+SUMMARISED = 12  # hyperparameters up to which summary() gives their standard deviations
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -286,7 +290,30 @@ class LaplacePosterior:
     def summary(self, prob: float = 0.9) -> None:
         """Print what ``MCMC.summary()`` prints, then hyperparameters, evidence and how far to trust it."""
         report.table(self.get_samples(1000, seed=0), prob)
-        print("\n".join(report.lines(self.diagnostics(), self.hyperparameters, self.gamma)))  # noqa: T201 - as MCMC does
+        spread = self._spread()
+        said = report.lines(self.diagnostics(), self.hyperparameters, self.gamma, {} if spread is None else spread.sd)
+        edges = () if spread is None else map(uncertainty.letter, spread.edges)
+        print("\n".join([*said, *edges]))  # noqa: T201 - as MCMC does
+
+    def hyperparameter_covariance(self) -> HyperparameterCovariance:
+        """Uncertainty of the maximised hyperparameters: the inverse of minus the Hessian of the log evidence.
+
+        In the coordinates of the search, and of the values themselves; where one is at an end of its range (the scale
+        of groups that do not differ) an interval by the profile stands for it.  Fixed effects as params have the
+        standard errors of a mixed model's.
+
+        :raises NotAMode: where the log evidence has no maximum there.
+        """
+        return uncertainty.hyperparameter_covariance(self.state)
+
+    def _spread(self) -> HyperparameterCovariance | None:
+        """The same where there is one and it is cheap, else None."""
+        if type(self) is not LaplacePosterior or not 0 < len(self.state.theta) <= SUMMARISED:
+            return None
+        try:
+            return self.hyperparameter_covariance()
+        except ArithmeticError:
+            return None
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store, so that the rest of an SVI script reads them there.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -84,13 +85,19 @@ def _varied(draws: Tensor) -> Tensor:
     return torch.where(constant, draws + (1e-5 * draws.abs() + 1e-30) * white, draws)
 
 
-def lines(found: Mapping[str, Any], hyperparameters: Mapping[str, Tensor], gamma: Mapping[str, Tensor]) -> list[str]:
+def lines(
+    found: Mapping[str, Any],
+    hyperparameters: Mapping[str, Tensor],
+    gamma: Mapping[str, Tensor],
+    sd: Mapping[str, Tensor] = MappingProxyType({}),
+) -> list[str]:
     """What ``summary()`` says below its table.
 
     :param found: the posterior's diagnostics.
+    :param sd: standard deviations of hyperparameters, where they are known.
     """
     return [
-        *(_hyperparameter(name, value, gamma.get(name)) for name, value in hyperparameters.items()),
+        *(_hyperparameter(name, value, gamma.get(name), sd.get(name)) for name, value in hyperparameters.items()),
         _evidence(found),
         *_warnings(found),
         f"status: {found['status']}",
@@ -98,8 +105,9 @@ def lines(found: Mapping[str, Any], hyperparameters: Mapping[str, Tensor], gamma
     ]
 
 
-def _hyperparameter(name: str, value: Tensor, gamma: Tensor | None) -> str:
-    return f"{name} = {_short(value)}" + ("" if gamma is None else f"   (gamma {_short(gamma)})")
+def _hyperparameter(name: str, value: Tensor, gamma: Tensor | None, sd: Tensor | None) -> str:
+    spread = "" if sd is None or bool(sd.isnan().all()) else f" +- {_short(sd)}"
+    return f"{name} = {_short(value)}{spread}" + ("" if gamma is None else f"   (gamma {_short(gamma)})")
 
 
 def _evidence(found: Mapping[str, Any]) -> str:

@@ -20,7 +20,8 @@ INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
 FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
 SHARP = 1e-3  # nats that a step promises, above which their curvature is taken anew where it is not to be trusted
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
-PLATEAU = (-12.0, -8.0, -5.0, -2.5, 2.5, 5.0, 8.0, 12.0)  # log units away from it
+PLATEAU = (-8.0, -5.0, -2.5, 2.5, 5.0, 8.0)  # log units away from it
+WORTH = 0.05  # nats: less is no reason to leave it
 NEAR = 1.0  # largest natural step in log units at which they are
 
 
@@ -49,8 +50,16 @@ class TypeII:
 
     @property
     def gradient_norm(self) -> float:
-        """The slope per standard deviation of the hyperparameters, as far as it is known, nats; 0 without any."""
-        return math.sqrt(max(2.0 * self.promised, 0.0))
+        """The slope per standard deviation of the hyperparameters, as far as it is known, nats; 0 without any.
+
+        What is in log units and known no better than to a factor e counts by its slope per log unit: at an end of its
+        range the log evidence is flat, and it would go on for ever.
+        """
+        if not len(self.slope.total):
+            return 0.0
+        wide = log_units(self.laplace.problem) & (self.metric.diagonal() > FLAT)
+        capped = torch.where(wide, self.slope.total * self.metric.diagonal().abs().rsqrt(), self.slope.total)
+        return math.sqrt(max(float(capped @ self.metric @ capped), 0.0))
 
 
 def outer_state(laplace: LaplaceState) -> TypeII:
@@ -79,7 +88,8 @@ def step(state: TypeII) -> TypeII:
         new = _learned(state, new)
     if new.verdict is None and new.promised < SHARP and not new.scanned:
         new = _off_plateaus(new)
-    return replace(new, verdict=Status.CONVERGED) if new.learned and new.promised <= new.laplace.problem.slack else new
+    done = new.learned and 0.5 * new.gradient_norm**2 <= new.laplace.problem.slack
+    return replace(new, verdict=Status.CONVERGED) if done else new
 
 
 def _best_of(state: TypeII, directions: Sequence[Tensor]) -> tuple[Tensor, LaplaceState | None]:
@@ -105,7 +115,7 @@ def _off_plateaus(state: TypeII) -> TypeII:
             found = laplace_state(problem, theta, state.laplace.u)
         except ArithmeticError:
             continue
-        best = found if found.objective > best.objective + SHARP else best
+        best = found if found.objective > best.objective + WORTH else best
     return state if best is state.laplace else _arrived(state, best)
 
 

@@ -127,3 +127,8 @@ def test_from_zero_in_few_steps(table: Callable[[str], dict[str, list[str]]], mo
     assert found.status == "converged" and len(found.log_evidences) - 1 <= MOST_STEPS
     for name, expected in values.items():
         torch.testing.assert_close(found.hyperparameters[name].reshape(-1), torch.tensor(expected), rtol=1e-3, atol=0.0)
+
+
+def test_standard_errors_of_fixed_effects_are_lme4s(table: Callable[[str], dict[str, list[str]]]) -> None:
+    sd = fit(sleepstudy(table("sleepstudy"))).hyperparameter_covariance().sd["b"]
+    torch.testing.assert_close(sd, torch.tensor([6.632, 1.502]), rtol=0.0, atol=5e-4)
