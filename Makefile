@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: benchmarks clean coverage demo format help lint picture test test-oldest tests tutorials types
+.PHONY: benchmarks clean coverage demo format help lint picture portable test test-oldest tests tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py

@@ -291,9 +291,9 @@ class LaplacePosterior:
         """Print what ``MCMC.summary()`` prints, then hyperparameters, evidence and how far to trust it."""
         report.table(self.get_samples(1000, seed=0), prob)
         spread = self._spread()
-        said = report.lines(self.diagnostics(), self.hyperparameters, self.gamma, {} if spread is None else spread.sd)
-        edges = () if spread is None else map(uncertainty.letter, spread.edges)
-        print("\n".join([*said, *edges]))  # noqa: T201 - as MCMC does
+        sd, edges = ({}, ()) if spread is None else (spread.sd, spread.edges)
+        said = [uncertainty.letter(edge) for edge in edges]
+        print("\n".join(report.lines(self.diagnostics(), self.hyperparameters, self.gamma, sd, said)))  # noqa: T201
 
     def hyperparameter_covariance(self) -> HyperparameterCovariance:
         """Uncertainty of the maximised hyperparameters: the inverse of minus the Hessian of the log evidence.

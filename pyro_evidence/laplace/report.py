@@ -1,7 +1,7 @@
 """How far to trust a posterior: numbers from importance ratios, and the lines of text that say so."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -90,14 +90,17 @@ def lines(
     hyperparameters: Mapping[str, Tensor],
     gamma: Mapping[str, Tensor],
     sd: Mapping[str, Tensor] = MappingProxyType({}),
+    said: Sequence[str] = (),
 ) -> list[str]:
     """What ``summary()`` says below its table.
 
     :param found: the posterior's diagnostics.
     :param sd: standard deviations of hyperparameters, where they are known.
+    :param said: what there is to say of them besides.
     """
     return [
         *(_hyperparameter(name, value, gamma.get(name), sd.get(name)) for name, value in hyperparameters.items()),
+        *said,
         _evidence(found),
         *_warnings(found),
         f"status: {found['status']}",

@@ -124,7 +124,8 @@ def test_summary_begins_with_the_table_of_mcmc(capsys) -> None:  # oracle: Pyro
 def test_summary_gives_hyperparameters_evidence_and_status(capsys) -> None:
     text = printed(fitted_logistic(), capsys)
     alpha, gamma = float(fitted_logistic().hyperparameters["alpha"]), float(fitted_logistic().gamma["alpha"])
-    assert f"\nalpha = {alpha:.4g}   (gamma {gamma:.4g})\n" in text
+    sd = float(fitted_logistic().hyperparameter_covariance().sd["alpha"])
+    assert f"\nalpha = {alpha:.4g} +- {sd:.4g}   (gamma {gamma:.4g})\n" in text
     assert f"\nlog evidence = {float(fitted_logistic().log_evidence):.4f} nats " in text
     assert text.endswith("\nstatus: converged\n")
     assert "above 0.7" not in text
