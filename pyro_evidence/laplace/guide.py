@@ -1,8 +1,9 @@
 """A Laplace posterior where Pyro expects a guide."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyro
@@ -17,6 +18,10 @@ from pyro_evidence.curvature.dense import Dense, Diagonal, Precision
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.numerics.coordinates import Coordinate
+from pyro_evidence.program.checks import Arguments, same_arguments
+from pyro_evidence.program.log_joint import Model
+from pyro_evidence.program.simulate import NewLevels
+from pyro_evidence.threads import own_random_numbers, without_validation
 
 Frame = tuple[str, int, int]  # a plate's name, size and dim
 
@@ -26,8 +31,9 @@ class LaplaceGuide:
 
     For ``Predictive(posterior.model, guide=posterior.guide, num_samples=S)``, ``Importance`` or an ELBO.  One
     auxiliary site, ``_laplace_latent``, is the Gaussian in unconstrained space; the sites are transforms of
-    it, Jacobian counted.  The arguments are not looked at, so it can be called with new inputs.  It holds
-    tensors and transforms only, and can be pickled.
+    it, Jacobian counted.  It can be called with new inputs: where they ask for plates of other sizes than the fit's,
+    levels that the fit has not seen are drawn from their prior, and densities are not counted.  It can be pickled;
+    the copy holds tensors and transforms only, and knows the fit's plates alone.
     """
 
     def __init__(self, state: LaplaceState) -> None:
@@ -38,10 +44,17 @@ class LaplaceGuide:
         self.event_dims = {n: nodes[n]["fn"].event_dim for n in self.latents.names}
         self.u, self.active = state.u, state.problem.active
         self.gaussian = _gaussian(state.precision, self.u, self.active)
+        self._grown = Growing(joint.substituted(state.theta), {p.name: p.shape for p in self.latents})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the model, which may be no file's matter."""
+        return vars(self) | {"_grown": Growing(None, {})}
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """One draw of every integrated site."""
         u = self._unconstrained().to(self.dtype)
+        if u.dim() == 1 and self._grown.is_needed(args, kwargs):
+            return self._grown.sites(self.latents.constrained(u), args, kwargs)
         plates = {name: pyro.plate(name, size, dim=dim) for name, size, dim in self._every_plate()}
         return {p.name: self._site(p, u[..., self.latents.slices[p.name]], plates) for p in self.latents}
 
@@ -70,6 +83,54 @@ class LaplaceGuide:
             for name, _, _ in self.frames[part.name]:
                 stack.enter_context(plates[name])
             return pyro.sample(part.name, delta)
+
+
+@dataclass
+class Growing:
+    """The sites of a guide where plates have other sizes than in the fit.
+
+    :ivar model: None where it is not known.
+    :ivar shapes: of each latent site in the fit.
+    """
+
+    model: Model | None
+    shapes: Mapping[str, torch.Size]
+    _last: tuple[Arguments, bool] | None = None  # arguments, and whether they ask for other sizes
+
+    def is_needed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether these arguments ask for plates of other sizes; the model is run once for each set of them."""
+        if self.model is None or not (args or kwargs):
+            return False
+        if self._last is None or not same_arguments(self._last[0], (args, dict(kwargs))):
+            self._last = (args, dict(kwargs)), self._asks(args, kwargs)
+        return self._last[1]
+
+    def _asks(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        assert self.model is not None
+        try:
+            with own_random_numbers(), torch.no_grad(), poutine.block(), without_validation():
+                nodes = poutine.trace(self.model).get_trace(*args, **kwargs).nodes
+        except Exception:  # the guide may be called with what the model does not take
+            return False
+        return any(n in nodes and torch.as_tensor(nodes[n]["value"]).shape != s for n, s in self.shapes.items())
+
+    def sites(
+        self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """Emit every site in the sizes that its plates have now."""
+        assert self.model is not None
+        with poutine.block(), without_validation(), NewLevels(self.shapes):
+            nodes = poutine.trace(poutine.condition(self.model, data=dict(values))).get_trace(*args, **kwargs).nodes
+        plates = {f: pyro.plate(*f[:2], dim=f[2]) for n in values for f in _plates(nodes[n])}
+        return {n: _emitted(n, nodes[n], plates) for n in values}
+
+
+def _emitted(name: str, node: Any, plates: Mapping[Frame, Any]) -> Tensor:
+    delta = dist.Delta(node["value"], event_dim=node["fn"].event_dim)
+    with ExitStack() as stack:
+        for frame in _plates(node):
+            stack.enter_context(plates[frame])
+        return pyro.sample(name, delta)
 
 
 def _plates(node: Any) -> tuple[Frame, ...]:

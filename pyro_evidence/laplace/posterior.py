@@ -27,6 +27,7 @@ from pyro_evidence.program.checks import require_targets
 from pyro_evidence.program.failed_run import new_data, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Home
+from pyro_evidence.program.simulate import NewLevels
 from pyro_evidence.settings import check_count
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
 
@@ -162,9 +163,11 @@ class LaplacePosterior:
         """The user's model with the hyperparameters put in as constants, for NUTS and Predictive anywhere.
 
         A pruned precision is put in as a finite value at which the data move the weight by less than 1e-4 of
-        its prior variance.
+        its prior variance.  Where its arguments ask for plates of other sizes than the fit's, levels that the fit has
+        not seen are drawn from their prior given everything else.
         """
-        return self._joint.substituted(self.state.theta)
+        shapes = {part.name: part.shape for part in self._joint.latents}
+        return NewLevels(shapes)(self._joint.substituted(self.state.theta))
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""

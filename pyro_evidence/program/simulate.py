@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -142,3 +143,49 @@ def _vectorised(function: Callable[[Tensor], Values], u: Tensor) -> Values:
     except (RuntimeError, NotImplementedError, ValueError, Warning):
         rows = [function(v) for v in u]
         return {n: torch.stack([row[n] for row in rows]) for n in rows[0]}
+
+
+class NewLevels(Messenger):
+    """Gives a latent site that was drawn for the fit's plates the sizes that its plates have now.
+
+    Elements beyond the fit's are drawn from the site's own prior, given everything else of the run; where there are
+    fewer, the first are taken.  A model of random effects then predicts for groups that it has never seen.
+
+    :param shapes: of each latent site in the fit.
+
+    >>> import pyro.distributions as dist
+    >>> from pyro import condition, plate, sample
+    >>> def model(num):
+    ...     with plate("groups", num):
+    ...         return sample("effect", dist.Normal(0.0, 1.0))
+    >>> fitted = condition(NewLevels({"effect": torch.Size([2])})(model), data={"effect": torch.tensor([5.0, 6.0])})
+    >>> fitted(4)[:2], fitted(4).shape, fitted(1)
+    (tensor([5., 6.]), torch.Size([4]), tensor([5.]))
+    """
+
+    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
+        super().__init__()
+        self.shapes = dict(shapes)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        fitted, value = self.shapes.get(msg["name"]), msg["value"]
+        if fitted is None or not isinstance(value, Tensor) or not _is_of(value, fitted):
+            return
+        fn = msg["fn"]
+        wanted = torch.Size(fn.shape())
+        plates = len(fitted) - fn.event_dim
+        if wanted != fitted and len(wanted) == len(fitted) and wanted[plates:] == fitted[plates:]:
+            msg["value"] = _grown(value.reshape(fitted), fn.sample())
+
+
+def _is_of(value: Tensor, shape: torch.Size) -> bool:
+    """Whether a value has this shape, dims of size one in front apart."""
+    return value.numel() == shape.numel() and value.shape[value.dim() - len(shape) :] == shape
+
+
+def _grown(value: Tensor, drawn: Tensor) -> Tensor:
+    """``value`` where there is one, ``drawn`` elsewhere, in the shape of the latter."""
+    common = tuple(slice(0, min(a, b)) for a, b in zip(value.shape, drawn.shape, strict=True))
+    new = drawn.clone()
+    new[common] = value[common]
+    return new
