@@ -21,6 +21,7 @@ from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.guide import LaplaceGuide
 from pyro_evidence.laplace.hyperparameters import uncertainty
 from pyro_evidence.laplace.hyperparameters.uncertainty import HyperparameterCovariance
+from pyro_evidence.laplace.new_data.moments import PredictiveDraws, predicted
 from pyro_evidence.laplace.process_prediction import ProcessGuide
 from pyro_evidence.numerics import importance
 from pyro_evidence.program.checks import require_targets
@@ -185,6 +186,22 @@ class LaplacePosterior:
         sd = self.state.precision.variance[0].sqrt()
         away = torch.where(self.state.problem.active, torch.special.ndtri(levels).unsqueeze(-1) * sd, 0.0)
         return self._constrained(self.state.u + away)
+
+    def predict(
+        self, *args: Any, return_std: bool = False, num_samples: int = 1000, seed: int = 0, **kwargs: Any
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Predictive mean of the observed site, averaged over the posterior; class probabilities of a categorical one.
+
+        Means of the likelihood are averaged, not draws of it; a Gaussian process by itself is integrated by quadrature.
+
+        :param args: the model's arguments at new data; targets may be left out.
+        :param return_std: with the predictive standard deviation, noise included.
+        :param num_samples: draws of the latents.
+        :param seed: of the draws.
+        :return: shape ``(N,)`` (for a Bernoulli site the probability of 1), ``(N, C)`` for a categorical one.
+        :raises UnsupportedModel: for several observed sites, or a discrete latent site.
+        """
+        return predicted(self, self._joint, args, kwargs, PredictiveDraws(num_samples, seed), return_std=return_std)
 
     def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Pointwise log density of every observed site at the mode, nats; by default of the training data.

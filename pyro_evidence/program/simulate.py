@@ -14,6 +14,7 @@ from pyro_evidence.program.sites import is_observation, sample_nodes
 from pyro_evidence.threads import own_random_numbers, own_warnings, quiet, without_validation
 
 Values = dict[str, Tensor]
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 ROWS = 512  # evaluated at a time
 
 
@@ -102,7 +103,7 @@ def mean_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
 def responsibility_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
     """``p(z_n = k | x_n, w)`` of the one discrete site at rows ``(R, D)``, ``(R,) + plate_shape + (K,)``."""
     with torch.no_grad():
-        return _vectorised(lambda v: {"": joint.responsibilities(v, theta)}, u)[""]
+        return vectorised(lambda v: {"": joint.responsibilities(v, theta)}, u)[""]
 
 
 def node_at(joint: LogJoint, theta: Tensor, site: str) -> Any:
@@ -110,6 +111,28 @@ def node_at(joint: LogJoint, theta: Tensor, site: str) -> Any:
     model = joint.substituted(theta)
     with own_random_numbers(), quiet(), torch.no_grad(), poutine.block():
         return poutine.trace(model).get_trace(*joint.args, **joint.kwargs).nodes[site]
+
+
+class _NotDrawn(Messenger):
+    """One site is left undrawn: its value is zero, whatever its support."""
+
+    def __init__(self, site: str) -> None:
+        super().__init__()
+        self.site = site
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] == self.site and msg["value"] is None:
+            msg["value"] = torch.zeros(msg["fn"].shape())
+
+
+def distribution_of(model: Model, site: str, values: Values, arguments: Arguments) -> Any:
+    """The distribution of one site given values of others; nothing of that site is drawn.
+
+    :param arguments: the model's, positional and by name.
+    """
+    conditioned = poutine.condition(model, data=values)
+    with quiet(), _NotDrawn(site):
+        return poutine.trace(conditioned).get_trace(*arguments[0], **arguments[1]).nodes[site]["fn"]
 
 
 def _run(joint: LogJoint, model: Model) -> Values:
@@ -126,23 +149,32 @@ def _is_function(node: Any) -> bool:
 def _rows(draw: Callable[[Tensor], Values], u: Tensor, seed: int) -> Values:
     with own_random_numbers(), torch.no_grad(), without_validation():
         torch.manual_seed(seed)
-        return _vectorised(draw, u)
+        return vectorised(draw, u)
 
 
 def _in_parts(function: Callable[[Tensor], Values], u: Tensor) -> Values:
     """All rows, a few hundred at once: a table of them all might not fit into memory."""
-    parts = [_vectorised(function, part) for part in u.split(ROWS)]
+    parts = [vectorised(function, part) for part in u.split(ROWS)]
     return {n: torch.cat([part[n] for part in parts]) for n in parts[0]}
 
 
-def _vectorised(function: Callable[[Tensor], Values], u: Tensor) -> Values:
-    """All rows at once; one by one where the model's own Python, or a sampler, cannot be vectorised."""
+def vectorised(function: Callable[[Any], Values], rows: Any) -> Values:
+    """All rows at once; one by one where the model's own Python, or a sampler, cannot be vectorised.
+
+    :param rows: a tensor, or a dict of tensors, with rows in front.
+    """
     try:
         with own_warnings("error"):  # a sampler that only warns may return rows that are not independent
-            return torch.vmap(function, randomness="different")(u)
+            return torch.vmap(function, randomness="different")(rows)
     except (RuntimeError, NotImplementedError, ValueError, Warning):
-        rows = [function(v) for v in u]
-        return {n: torch.stack([row[n] for row in rows]) for n in rows[0]}
+        found = [function(row) for row in _one_by_one(rows)]
+        return {n: torch.stack([row[n] for row in found]) for n in found[0]}
+
+
+def _one_by_one(rows: Any) -> list[Any]:
+    if isinstance(rows, Tensor):
+        return list(rows)
+    return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
 
 
 class NewLevels(Messenger):

@@ -14,6 +14,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.laplace.guide import LaplaceGuide
+from pyro_evidence.laplace.new_data.moments import PredictiveDraws, predicted
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
@@ -258,6 +259,12 @@ class AxesPosterior:
         :param integral: :func:`moderated_output`, :func:`hermite`, or your own; none of the two changes a decision.
         """
         return integral(*self.predictor(*args, **kwargs))
+
+    def predict(
+        self, *args: Any, return_std: bool = False, num_samples: int = 1000, seed: int = 0, **kwargs: Any
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Predictive mean of the observed site, or class probabilities: see :meth:`LaplacePosterior.predict`."""
+        return predicted(self, self.of.joint, args, kwargs, PredictiveDraws(num_samples, seed), return_std=return_std)
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store; ``alpha`` is none of them."""

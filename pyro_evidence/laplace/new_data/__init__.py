@@ -1,0 +1,1 @@
+"""What a posterior says of data that the fit has not seen."""

@@ -1,0 +1,120 @@
+"""What all estimators share: arrays in, an engine's posterior kept, arrays out."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.iterate import Stop
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, DensityMixin, RegressorMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted
+except ImportError as error:
+    raise ImportError("estimators need scikit-learn; pip install 'pyro-evidence[sklearn]'.") from error
+
+QUIET = Stop(throw=False, progress=False)  # a fit that runs out of steps warns, as elsewhere in scikit-learn
+Array = Any  # an array, a list of rows or a data frame
+
+__all__ = ["QUIET", "Array", "ClassifierMixin", "DensityMixin", "Estimator", "RegressorMixin", "array", "tensor"]
+
+
+def tensor(values: Array) -> Tensor:
+    """A float64 tensor of the values, its memory its own."""
+    return torch.tensor(np.asarray(values, dtype=np.float64))
+
+
+def array(values: Tensor) -> Any:
+    """A NumPy array of the values."""
+    return values.detach().cpu().double().numpy()
+
+
+class Estimator(BaseEstimator):
+    """An engine on a model.
+
+    :ivar posterior_: what the engine returned, with all its members.
+    :ivar log_evidence_: its log evidence, nats.
+    """
+
+    posterior_: Any
+
+    @property
+    def log_evidence_(self) -> float:
+        """Log evidence of the fit, nats, total."""
+        check_is_fitted(self)
+        return float(self.posterior_.log_evidence)
+
+    def _checked(self, X: Array, *y: Array, **settings: Any) -> Any:
+        """Validated arrays of numbers; names and number of columns are kept at the fit and compared afterwards."""
+        return _validate(self, X, *y, dtype=np.float64, **settings)
+
+    def _new(self, X: Array) -> Tensor:
+        """New rows, like those of the fit."""
+        check_is_fitted(self)
+        return tensor(self._checked(X, reset=False))
+
+
+def _validate(estimator: Any, X: Array, *y: Array, **settings: Any) -> Any:
+    """scikit-learn's own validation, a function since 1.6 and a method of the estimator before."""
+    try:
+        from sklearn.utils.validation import validate_data
+    except ImportError:
+        return estimator._validate_data(X, *y, **settings)
+    return validate_data(estimator, X, *y, **settings)
+
+
+class Classifier(ClassifierMixin, Estimator):
+    """Class probabilities of an engine's posterior."""
+
+    def fit(self, X: Array, y: Array) -> "Classifier":
+        """Fit to rows ``X`` ``(N, D)`` and their labels ``y`` ``(N,)``, numbers or words."""
+        X, y = self._checked(X, y)
+        check_classification_targets(y)
+        self.classes_, place = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise BadInput(f"y has one class only, {self.classes_[0]}; a classifier needs at least two classes.")
+        self.posterior_ = self._fitted(tensor(X), torch.as_tensor(place))
+        return self
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        raise NotImplementedError
+
+    def _probabilities(self, X: Tensor) -> Tensor:
+        return self.posterior_.predict(X)
+
+    def predict_proba(self, X: Array) -> Any:
+        """Class probabilities averaged over the posterior, shape ``(N, C)``, in the order of ``classes_``."""
+        new = self._new(X)
+        found = self._probabilities(new)
+        return array(found if found.dim() == 2 else torch.stack([1.0 - found, found], -1))
+
+    def predict_log_proba(self, X: Array) -> Any:
+        """Logarithms of the class probabilities, shape ``(N, C)``."""
+        return np.log(self.predict_proba(X))
+
+    def predict(self, X: Array) -> Any:
+        """The likeliest label of each row, shape ``(N,)``."""
+        best = self.predict_proba(X).argmax(-1)
+        return self.classes_[best]
+
+
+class Regressor(RegressorMixin, Estimator):
+    """Predictive means and standard deviations of an engine's posterior."""
+
+    def fit(self, X: Array, y: Array) -> "Regressor":
+        """Fit to rows ``X`` ``(N, D)`` and their targets ``y`` ``(N,)``."""
+        X, y = self._checked(X, y, y_numeric=True)
+        self.posterior_ = self._fitted(tensor(X), tensor(y))
+        return self
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        raise NotImplementedError
+
+    def predict(self, X: Array, return_std: bool = False) -> Any:
+        """Predictive mean, shape ``(N,)``, and with ``return_std`` the standard deviation, noise included."""
+        new = self._new(X)
+        found = self.posterior_.predict(new, return_std=return_std)
+        return tuple(array(x) for x in found) if return_std else array(found)

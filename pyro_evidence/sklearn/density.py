@@ -1,0 +1,161 @@
+"""Mixtures as scikit-learn estimators."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.infer.class_conditional import class_conditional
+from pyro_evidence.infer.evidence_em import EvidenceEM
+from pyro_evidence.mixture.fit import Start
+from pyro_evidence.models import mppca as planes
+from pyro_evidence.models.mixture import DiagonalNoise, gaussian_mixture
+from pyro_evidence.sklearn.base import QUIET, Array, Classifier, DensityMixin, Estimator, array, tensor
+
+
+class _Density(DensityMixin, Estimator):
+    """A density of rows."""
+
+    def fit(self, X: Array, y: Array = None) -> "_Density":
+        """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""
+        self.posterior_ = self._engine().run(tensor(self._checked(X, ensure_min_samples=2)))
+        return self
+
+    def _engine(self) -> EvidenceEM:
+        raise NotImplementedError
+
+    @property
+    def n_components_(self) -> int:
+        """Components that the evidence has kept."""
+        check_is_fitted(self)
+        return int(self.posterior_.num_components)
+
+    def score_samples(self, X: Array) -> Any:
+        """Log density of each row, nats, shape ``(N,)``."""
+        new = self._new(X)
+        return array(self.posterior_.log_prob(new))
+
+    def score(self, X: Array, y: Array = None) -> float:
+        """Mean log density of the rows, nats per row."""
+        return float(np.mean(self.score_samples(X)))
+
+    def predict_proba(self, X: Array) -> Any:
+        """Probability of each living component for each row, shape ``(N, n_components_)``."""
+        new = self._new(X)
+        resp = self.posterior_.responsibilities(new)
+        return array(resp[:, self.posterior_.active])
+
+    def predict(self, X: Array) -> Any:
+        """The likeliest component of each row, shape ``(N,)``."""
+        return self.predict_proba(X).argmax(-1)
+
+    def sample(self, n_samples: int = 1, random_state: int = 0) -> Any:
+        """Rows drawn from the density, shape ``(n_samples, D)``."""
+        check_is_fitted(self)
+        return array(self.posterior_.sample(n_samples, seed=random_state)).reshape(n_samples, -1)
+
+
+class EvidenceMixture(_Density):
+    """A Gaussian mixture that leaves out the components the data do not need.  See :class:`pyro_evidence.EvidenceEM`.
+
+    :param n_components: the most components.
+    :param noise: the model's noise, such as ``FullNoise()``; None is ``DiagonalNoise()``.
+    :param n_init: starts, run as one batch; None leaves that to the engine.
+    :param random_state: seed of the starts.
+
+    >>> import numpy as np
+    >>> X = np.concatenate([np.random.default_rng(0).normal(m, 0.5, (50, 2)) for m in (-3.0, 3.0)])
+    >>> EvidenceMixture(4).fit(X).n_components_
+    2
+    """
+
+    def __init__(
+        self, n_components: int = 10, *, noise: Any = None, n_init: int | None = None, random_state: int = 0
+    ) -> None:
+        self.n_components, self.noise, self.n_init, self.random_state = n_components, noise, n_init, random_state
+
+    def _engine(self) -> EvidenceEM:
+        model = gaussian_mixture(self.n_components, noise=self.noise or DiagonalNoise())
+        return EvidenceEM(model, start=_start(self.n_init, self.random_state), stop=QUIET)
+
+
+class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
+    """A mixture of probabilistic PCA: planes that the data lie near, and their dimensions.
+
+    :param n_components: the most planes.
+    :param n_latents: the most dimensions of a plane.
+    :param n_init: starts, run as one batch; None leaves that to the engine.
+    :param random_state: seed of the starts.
+    """
+
+    def __init__(
+        self, n_components: int = 5, n_latents: int = 2, *, n_init: int | None = None, random_state: int = 0
+    ) -> None:
+        self.n_components, self.n_latents = n_components, n_latents
+        self.n_init, self.random_state = n_init, random_state
+
+    def fit(self, X: Array, y: Array = None) -> "MPPCA":
+        """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""
+        X = self._checked(X, ensure_min_samples=2)
+        if X.shape[1] <= self.n_latents:
+            raise BadInput(
+                f"n_latents={self.n_latents} and X has {X.shape[1]} feature(s); expected fewer latents than columns."
+            )
+        self.posterior_ = self._engine().run(tensor(X))
+        return self
+
+    def _engine(self) -> EvidenceEM:
+        model = planes.mppca(self.n_components, self.n_latents, alpha=planes.PerColumn())
+        return EvidenceEM(model, start=_start(self.n_init, self.random_state), stop=QUIET)
+
+    def transform(self, X: Array) -> Any:
+        """For each plane its probability and, times that, the coordinates in it, shape ``(N, K (1 + Q))``."""
+        found = self.posterior_.transform(self._new(X))
+        weighted = found.responsibilities.unsqueeze(-1) * found.mean
+        return array(torch.cat([found.responsibilities, weighted.flatten(1)], -1))
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.posterior_.active.shape[0]) * (1 + self.n_latents)
+
+    def reconstruct(self, X: Array) -> Any:
+        """The rows as their coordinates have them, shape ``(N, D)``."""
+        new = self._new(X)
+        return array(self.posterior_.reconstruct(new))
+
+
+def _start(n_init: int | None, random_state: int) -> Start:
+    return Start(seed=random_state) if n_init is None else Start(restarts=n_init, seed=random_state)
+
+
+class ClassConditionalMixture(Classifier):
+    """One mixture for each class; classes by Bayes' rule.
+
+    :param n_components: the most components of each class.
+    :param noise: the model's noise; None is ``DiagonalNoise()``.
+    :param n_init: starts, run as one batch; None leaves that to the engine.
+    :param random_state: seed of the starts.
+    """
+
+    def __init__(
+        self, n_components: int = 10, *, noise: Any = None, n_init: int | None = None, random_state: int = 0
+    ) -> None:
+        self.n_components, self.noise, self.n_init, self.random_state = n_components, noise, n_init, random_state
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        engine = EvidenceMixture(
+            self.n_components, noise=self.noise, n_init=self.n_init, random_state=self.random_state
+        )._engine()
+        return class_conditional(engine, X, t)
+
+    def _probabilities(self, X: Tensor) -> Tensor:
+        return self.posterior_.log_proba(X).exp()
+
+    @property
+    def log_evidence_(self) -> float:
+        """Log evidence of the classes' densities, nats, total."""
+        return float(sum(p.log_evidence for p in self.posterior_.posteriors))

@@ -1,0 +1,138 @@
+"""Gaussian processes, networks, the probabilistic RBF network and any Pyro model as scikit-learn estimators."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from pyro_evidence.curvature.choices import gauss_newton
+from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
+from pyro_evidence.infer.overlap_em import STOP, OverlapEM
+from pyro_evidence.models import mlp
+from pyro_evidence.models import prbf as rbf_network
+from pyro_evidence.models.gp import gp_classifier, gp_regression
+from pyro_evidence.models.kernels import RBF, Kernel
+from pyro_evidence.program.log_joint import Model
+from pyro_evidence.sklearn.base import QUIET, Classifier, Regressor
+
+PRBF_STOP = replace(STOP, throw=False, progress=False)
+
+
+class LaplaceGPClassifier(Classifier):
+    """A Gaussian process for labels, its kernel by the evidence.  See :func:`pyro_evidence.models.gp.gp_classifier`.
+
+    :param kernel: a kernel of :mod:`pyro_evidence.models.kernels`; None is ``RBF()``, both settings learned.
+    """
+
+    def __init__(self, kernel: Kernel | None = None) -> None:
+        self.kernel = kernel
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        model = gp_classifier(self.kernel or RBF(), num_classes=len(self.classes_))
+        return LaplaceEvidence(model, stop=QUIET).run(X, t)
+
+
+class LaplaceGPRegressor(Regressor):
+    """A Gaussian process with Gaussian noise: exact.  See :func:`pyro_evidence.models.gp.gp_regression`.
+
+    :param kernel: as for :class:`LaplaceGPClassifier`.
+    """
+
+    def __init__(self, kernel: Kernel | None = None) -> None:
+        self.kernel = kernel
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        return LaplaceEvidence(gp_regression(self.kernel or RBF()), stop=QUIET).run(X, t)
+
+
+class EvidenceMLPClassifier(Classifier):
+    """A network whose weight precisions are chosen by the evidence.  See :class:`pyro_evidence.models.mlp.MLP`.
+
+    :param hidden: units of the hidden layer.
+    :param random_state: seed of the starts.
+    """
+
+    def __init__(self, hidden: int = 10, *, random_state: int = 0) -> None:
+        self.hidden, self.random_state = hidden, random_state
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        classes = len(self.classes_)
+        return _network(self, X, t, mlp.Binary() if classes == 2 else mlp.Softmax(classes))
+
+
+class EvidenceMLPRegressor(Regressor):
+    """A network for real targets.  See :class:`pyro_evidence.models.mlp.MLP`.
+
+    :param hidden: units of the hidden layer.
+    :param random_state: seed of the starts.
+    """
+
+    def __init__(self, hidden: int = 10, *, random_state: int = 0) -> None:
+        self.hidden, self.random_state = hidden, random_state
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        return _network(self, X, t, mlp.Regression())
+
+
+def _network(estimator: Any, X: Tensor, t: Tensor, output: Any) -> Any:
+    model = mlp.MLP(X.shape[1], estimator.hidden, output=output)
+    return LaplaceEvidence(model, curvature=gauss_newton, stop=QUIET).run(X, t)
+
+
+class PRBFClassifier(Classifier):
+    """The probabilistic RBF network.  See :class:`pyro_evidence.OverlapEM`.
+
+    :param n_kernels: kernels that the classes share.
+    :param alpha: weight of the overlap, nats; 0 is plain EM.
+    """
+
+    def __init__(self, n_kernels: int = 8, *, alpha: float = 0.0) -> None:
+        self.n_kernels, self.alpha = n_kernels, alpha
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        num = max(self.n_kernels, 1)
+        return OverlapEM(rbf_network.prbf(num, len(self.classes_)), alpha=self.alpha, stop=PRBF_STOP).run(X, t)
+
+    def _probabilities(self, X: Tensor) -> Tensor:
+        return self.posterior_.predict_proba(X)
+
+    @property
+    def log_evidence_(self) -> float:
+        """There is none: the network's fit maximises a penalised likelihood."""
+        raise AttributeError("OverlapEM has no evidence; compare by held-out probabilities.")
+
+
+Engine = Callable[[Model], Any]
+
+
+class PyroClassifier(Classifier):
+    """Any Pyro model ``model(X, t)`` of labels from 0, any engine.
+
+    :param model: a Pyro model of inputs ``(N, D)`` and labels ``(N,)``, observed as Bernoulli or Categorical.
+    :param engine: model to an object with ``run``; None is ``LaplaceEvidence`` without a progress bar.
+    """
+
+    def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
+        self.model, self.engine = model, engine
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        return (self.engine or _laplace)(self.model).run(X, t)
+
+
+class PyroRegressor(Regressor):
+    """Any Pyro model ``model(X, t)`` of numbers, any engine.
+
+    :param model: a Pyro model of inputs ``(N, D)`` and targets ``(N,)``.
+    :param engine: as for :class:`PyroClassifier`.
+    """
+
+    def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
+        self.model, self.engine = model, engine
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        return (self.engine or _laplace)(self.model).run(X, t)
+
+
+def _laplace(model: Model) -> LaplaceEvidence:
+    return LaplaceEvidence(model, stop=QUIET)

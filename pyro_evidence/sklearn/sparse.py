@@ -1,0 +1,109 @@
+"""Relevance vector and eigenvector machines as scikit-learn estimators."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.infer.revm import REVM
+from pyro_evidence.infer.rvm import RVM
+from pyro_evidence.infer.vrvm import VRVM
+from pyro_evidence.iterate import Stop
+from pyro_evidence.models.basis import Basis, GaussianRBF, Learned
+from pyro_evidence.models.classifier import classifier
+from pyro_evidence.models.regression import regression
+from pyro_evidence.program.log_joint import Model
+from pyro_evidence.sklearn.base import Classifier, Regressor
+
+RVM_STOP = Stop(num_steps=2000, throw=False, progress=False)
+
+
+def kernel_basis(X: Tensor, basis: Basis | None) -> Basis:
+    """A Gaussian bump on every row, of the width that ``gamma="scale"`` has in support vector machines, and a bias."""
+    if basis is not None:
+        return basis
+    variance = X.var(correction=0)
+    spread = variance if bool(variance > 0) else torch.ones_like(variance)  # constant inputs
+    return GaussianRBF(X.clone(), scale=float((0.5 * X.shape[1] * spread).sqrt()))
+
+
+class _SparseClassifier(Classifier):
+    def __init__(self, basis: Basis | None = None) -> None:
+        self.basis = basis
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        classes = len(self.classes_)
+        return self._engine(classifier(kernel_basis(X, self.basis), num_classes=classes)).run(X, t)
+
+    def _engine(self, model: Model) -> Any:
+        raise NotImplementedError
+
+
+class _SparseRegressor(Regressor):
+    def __init__(self, basis: Basis | None = None) -> None:
+        self.basis = basis
+
+    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+        beta = float(1.0 / t.var(correction=0)) if bool(t.var(correction=0) > 0) else 1.0
+        model = regression(kernel_basis(X, self.basis), beta=Learned(beta))
+        return self._engine(model).run(X, t)
+
+    def _engine(self, model: Model) -> Any:
+        raise NotImplementedError
+
+
+class RVMClassifier(_SparseClassifier):
+    """A relevance vector machine.  See :class:`pyro_evidence.RVM`.
+
+    :param basis: ``X`` to columns, such as ``GaussianRBF(centres, scale)``; None puts a bump on every row.
+
+    >>> from sklearn.datasets import make_moons
+    >>> X, y = make_moons(60, noise=0.1, random_state=0)
+    >>> RVMClassifier().fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+    def _engine(self, model: Model) -> RVM:
+        return RVM(model, stop=RVM_STOP)
+
+
+class RVMRegressor(_SparseRegressor):
+    """A relevance vector machine with Gaussian noise, whose precision is learned.  See :class:`pyro_evidence.RVM`.
+
+    :param basis: as for :class:`RVMClassifier`.
+    """
+
+    def _engine(self, model: Model) -> RVM:
+        return RVM(model, noise="beta", stop=RVM_STOP)
+
+
+class VRVMClassifier(_SparseClassifier):
+    """A variational relevance vector machine.  See :class:`pyro_evidence.VRVM`.
+
+    :param basis: as for :class:`RVMClassifier`.
+    """
+
+    def _engine(self, model: Model) -> VRVM:
+        return VRVM(model, stop=RVM_STOP)
+
+
+class REVMClassifier(_SparseClassifier):
+    """A relevance eigenvector machine.  See :class:`pyro_evidence.REVM`.
+
+    :param basis: as for :class:`RVMClassifier`.
+    """
+
+    def _engine(self, model: Model) -> REVM:
+        return REVM(model)
+
+
+class REVMRegressor(_SparseRegressor):
+    """A relevance eigenvector machine with Gaussian noise, held at the variance of the targets.
+
+    See :class:`pyro_evidence.REVM`.
+
+    :param basis: as for :class:`RVMClassifier`.
+    """
+
+    def _engine(self, model: Model) -> REVM:
+        return REVM(model)

@@ -1,0 +1,98 @@
+"""Predictions of new data against closed forms and quadrature; targets are not needed."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import RVM, LaplaceEvidence, Stop, UnsupportedModel, predict_latent
+from pyro_evidence.models.basis import GaussianRBF, Linear
+from pyro_evidence.models.classifier import classifier
+from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
+from pyro_evidence.models.kernels import RBF
+from pyro_evidence.models.mixture import gaussian_mixture
+from pyro_evidence.models.regression import regression
+from pyro_evidence.program.links import hermite
+
+QUIET = Stop(progress=False)
+
+
+def data() -> tuple[Tensor, Tensor, Tensor]:
+    X = torch.randn(40, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    t = X @ torch.tensor([1.0, -2.0]) + 0.3 * torch.randn(40, generator=torch.Generator().manual_seed(2)).double()
+    return X, t, torch.tensor([[0.5, -1.0], [3.0, 2.0], [-4.0, 0.0]])
+
+
+def test_a_linear_prediction_is_the_closed_one() -> None:
+    """Oracle: the mean is linear in the mode; the variance is noise plus x' A^-1 x.  Draws within four errors."""
+    X, t, new = data()
+    posterior = LaplaceEvidence(regression(Linear(bias=False), alpha=0.5, beta=9.0), stop=QUIET).run(X, t)
+    S = torch.linalg.inv(9.0 * X.mT @ X + 0.5 * torch.eye(2))
+    w, variance = 9.0 * S @ X.mT @ t, (new @ S * new).sum(-1)
+    mean, std = posterior.predict(new, return_std=True, num_samples=4000)
+    assert bool(((mean - new @ w).abs() < 4.0 * (variance / 4000).sqrt()).all())
+    torch.testing.assert_close(std, (variance + 1.0 / 9.0).sqrt(), rtol=0.02, atol=0)
+
+
+def test_probabilities_are_averaged_and_not_plugged_in() -> None:
+    """Oracle: Gauss-Hermite quadrature over the predictor."""
+    X, t, new = data()
+    posterior = LaplaceEvidence(classifier(Linear(), alpha=1.0, alpha_bias=1.0), stop=QUIET).run(X, (t > 0).double())
+    Phi = torch.cat([new, torch.ones(3, 1)], -1)
+    A = posterior.state.precision.adjoint[0]
+    expected = hermite(Phi @ posterior.mode["w"], (Phi @ A * Phi).sum(-1))
+    assert float((posterior.predict(new, num_samples=4000) - expected).abs().max()) < 0.01
+    plugged_in = torch.sigmoid(Phi @ posterior.mode["w"])
+    assert float((expected - plugged_in).abs().max()) > 0.001
+
+
+def test_classes_have_a_column_each() -> None:
+    X, t, new = data()
+    posterior = LaplaceEvidence(classifier(Linear(), num_classes=3), stop=QUIET).run(X, (t > -1).long() + (t > 1))
+    found = posterior.predict(new)
+    assert found.shape == (3, 3)
+    torch.testing.assert_close(found.sum(-1), torch.ones(3))
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_processes_are_predicted_at_new_inputs_by_quadrature(num: int) -> None:
+    X, t, new = data()
+    new = new[:num]
+    process = LaplaceEvidence(gp_regression(RBF(2.0, 1.5), beta=9.0), hyper=(), stop=QUIET).run(X, t)
+    f = predict_latent(process, new)
+    mean, std = process.predict(new, return_std=True)
+    torch.testing.assert_close(mean, f.mean)
+    torch.testing.assert_close(std, (f.variance + 1.0 / 9.0).sqrt())
+    labels = LaplaceEvidence(gp_classifier(RBF(2.0, 1.5)), hyper=(), stop=QUIET).run(X, (t > 0).long())
+    torch.testing.assert_close(labels.predict(new), predict_latent(labels, new).probability())
+    counts = LaplaceEvidence(gp_poisson(RBF(0.5, 1.5)), hyper=(), stop=QUIET).run(X, torch.arange(40.0) % 3)
+    torch.testing.assert_close(counts.predict(new), predict_latent(counts, new).expected(torch.exp), rtol=1e-6, atol=0)
+
+
+def test_relevance_vectors_predict_as_their_predictor_says() -> None:
+    X, t, new = data()
+    model = classifier(GaussianRBF(X, 1.0))
+    posterior = RVM(model, stop=Stop(num_steps=2000, progress=False)).run(X, (t > 0).long())
+    expected = hermite(*posterior.predictor(new))
+    assert float((posterior.predict(new, num_samples=4000) - expected).abs().max()) < 0.02
+
+
+def test_a_model_that_wants_its_targets_gets_none() -> None:
+    def wants(X: Tensor, t: Tensor) -> Tensor:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("rows", len(X)):
+            return pyro.sample("t", dist.Poisson((0.1 * X @ w).exp()), obs=t)
+
+    X, _, new = data()
+    state = torch.random.get_rng_state()
+    posterior = LaplaceEvidence(wants, stop=QUIET).run(X, torch.arange(40.0) % 4)
+    first = posterior.predict(new)
+    assert torch.equal(first, posterior.predict(new)) and first.shape == (3,)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_components_are_not_averaged() -> None:
+    X, *_ = data()
+    with pytest.raises(UnsupportedModel, match=r"no discrete latent one.*responsibilities"):
+        LaplaceEvidence(gaussian_mixture(2), stop=Stop(throw=False, progress=False)).run(X).predict(X)
