@@ -61,7 +61,7 @@ def predictive_moments(
     """
     site = _the_site(joint)
     model = _model_of(posterior, joint)
-    args = _without_targets(model, args, kwargs)
+    args = _without_targets(joint.model, args, kwargs)
     latents, weights = _latents(posterior, joint, args, kwargs, draws)
 
     def moments(values: Values) -> Values:
