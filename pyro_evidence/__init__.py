@@ -34,6 +34,7 @@ from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
 from pyro_evidence.iterate import Status, Stop
 from pyro_evidence.laplace.marginal import LaplaceMarginal
+from pyro_evidence.laplace.nested.posterior import NestedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.process_prediction import predict_latent
 from pyro_evidence.mixture.fit import Start
@@ -51,6 +52,7 @@ __all__ = [
     "LaplaceKernel",
     "LaplaceMarginal",
     "LaplacePosterior",
+    "NestedPosterior",
     "NotAMode",
     "NotConverged",
     "NotPositiveDefinite",

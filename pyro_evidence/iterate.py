@@ -69,6 +69,8 @@ class Stop:
     :ivar progress: show a progress bar when the loop takes more than a second.
     :ivar checkpoint: a file for the last good state, where ``engine.resume(path).run(...)`` goes on; None for none.
     :ivar every: seconds between two writings of it.
+    :ivar integral: where sites are integrated numerically, the nats by which more nodes may still move the log
+        evidence; means and standard deviations are good to 2.5 times as many standard deviations.
 
     >>> from pyro_evidence import Stop
     >>> Stop(num_steps=1000).throw  # an early end is an error, which carries the posterior
@@ -84,10 +86,11 @@ class Stop:
     progress: bool = True
     checkpoint: str | os.PathLike[str] | None = None
     every: float = 60.0
+    integral: float = 0.02  # nats
 
     def __post_init__(self) -> None:
         check_count("num_steps", self.num_steps, at_least=0)
-        for name in ("tolerance", "gradient_tolerance", "every"):
+        for name in ("tolerance", "gradient_tolerance", "every", "integral"):
             check_number(name, getattr(self, name))
         if self.checkpoint is not None:
             check_path("checkpoint", self.checkpoint)

@@ -28,6 +28,7 @@ RUN_MODELS = {
     "models",
     "laplace/guide.py",
     "laplace/marginal.py",
+    "laplace/nested/guide.py",
     "laplace/posterior.py",
     "relevance/axis_priors.py",
     "compare/runs.py",

@@ -13,6 +13,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
 from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.evidence_check.target import Posterior, rounding
+from pyro_evidence.laplace.nested.posterior import NestedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.program.log_joint import LogJoint
@@ -20,6 +21,7 @@ from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.relevance.posteriors import REVMPosterior, RVMPosterior
 
 Estimates = Mapping[str, EvidenceEstimate]
+NESTED_DRAWS = 2_000  # of a posterior whose outer sites were integrated
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,12 @@ def compare_evidence(
     :param throw: False lists what would have been refused among the doubts of the result.
     :param posteriors: two or more, under names of your choice.
     :raises BadInput: for fewer than two posteriors, for names without a posterior, for posteriors fitted to
-        different data, and for estimates in doubt (k-hat too high, chains too short).
+        different data, for a site that one of them maximised and another integrated, and for estimates in doubt (k-hat
+        too high, chains too short).
     """
     _check_names(posteriors, estimates or {}, prior or {})
     found = {n: (estimates or {}).get(n) or _estimate(p) for n, p in posteriors.items()}
-    doubts = different_data(posteriors)
+    doubts = different_data(posteriors) + maximised_here_integrated_there(posteriors)
     unsure = [f"{n}: {text}" for n, e in found.items() for text in e.doubts]
     if throw and (doubts or unsure):
         raise BadInput("\n".join([*doubts, *unsure, "To see the numbers all the same, pass throw=False."]))
@@ -161,6 +164,8 @@ def _estimate(posterior: Posterior) -> EvidenceEstimate:
     if isinstance(posterior, AxesPosterior) and not len(posterior.state.x):
         value = float(posterior.log_evidence)
         return EvidenceEstimate("nothing left to integrate", value, rounding(value), {})
+    if isinstance(posterior, NestedPosterior):  # every draw is an inner mode, and few are needed
+        return importance_sampling(posterior, num_samples=NESTED_DRAWS)
     return importance_sampling(posterior)
 
 
@@ -243,6 +248,19 @@ def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
         "compared; "
         "fit every model to the same observed values (same rows, same units, no transformation of the "
         "target)."
+    ]
+
+
+def maximised_here_integrated_there(posteriors: Mapping[str, Posterior]) -> list[str]:
+    """A letter for each latent site that one posterior has at its best value and another averages over."""
+    joints = {n: _joint_of(p)[0] for n, p in posteriors.items()}
+    maximised = {site: n for n, joint in joints.items() for site in joint.hyper_sites}
+    pairs = [(site, n, m) for site, n in maximised.items() for m, j in joints.items() if site in j.latents.slices]
+    return [
+        f"site '{site}' is maximised in {n} and integrated in {m}: the first evidence is the best that the site can "
+        f"do, the second an average over its prior, so their difference is no odds of the models. Fit both alike: "
+        f"hyper=['{site}'] in both, or in neither."
+        for site, n, m in pairs
     ]
 
 

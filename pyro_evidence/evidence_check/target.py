@@ -9,6 +9,8 @@ from torch import Tensor
 
 from pyro_evidence.curvature.dense import Dense, Precision
 from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace.nested.posterior import NestedPosterior
+from pyro_evidence.laplace.nested.whole import Proposal
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint
@@ -279,8 +281,10 @@ def _batched(structure: Structure) -> Density:
     return linear if linear is not None and linear.gaussian else structure.density
 
 
-def laplace_normal(posterior: Posterior) -> NormalMixture:
+def laplace_normal(posterior: Posterior) -> NormalMixture | Proposal:
     """The posterior itself as a proposal."""
+    if isinstance(posterior, NestedPosterior):
+        return posterior.proposal
     state = laplace_posterior(posterior).state
     active = state.problem.active
     return NormalMixture(state.u.new_zeros(1), state.u[active].unsqueeze(0), (state.precision,), active)

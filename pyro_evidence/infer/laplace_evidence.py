@@ -1,6 +1,7 @@
 """Laplace-evidence type-II maximum likelihood for any Pyro model."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
-from pyro_evidence.laplace.approximation import is_certified, laplace_problem, require_proper
+from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, require_proper
 from pyro_evidence.laplace.approximation_rows import can_batch
+from pyro_evidence.laplace.nested.outer_joint import OuterJoint, outer_problem
+from pyro_evidence.laplace.nested.outer_sites import outer_sites
+from pyro_evidence.laplace.nested.posterior import integrated
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.restarts import Restarts, search, starts, without_repeats
 from pyro_evidence.laplace.type2 import TypeII
@@ -30,16 +34,22 @@ class LaplaceEvidence:
 
     The posterior mode and the curvature there give a Gaussian posterior and a log evidence; the model's params (and
     the latent sites named in ``hyper``) are set where that log evidence is highest, by its exact gradient, the mode
-    re-found at every step.  MacKay (1992); exact for linear-Gaussian models.
+    re-found at every step.  MacKay (1992); exact for linear-Gaussian models.  Latent sites that set the spread of
+    others, ``outer``, are integrated numerically around that, because the joint density of a scale and what it scales
+    has no useful mode.
 
     :param model: any Pyro model whose discrete sites can be summed out.
-    :param integrate: latent sites to integrate out; default all continuous ones.  Others are maximised.
+    :param outer: latent sites to integrate numerically around Laplace.  None: those on positive or bounded support that
+        set the spread of another site's prior or of the likelihood, or multiply other sites on their way to the data;
+        ``()``: none, one Gaussian over everything.
     :param hyper: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
         own constrained space); ``()`` holds all hyperparameters fixed.
     :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.
     :param stop: tolerances, the most steps, whether to raise and to show a progress bar.
     :param restarts: number of random starts for the mode, climbed as one batch.
     :param seed: of the starts.
+    :param deprecated: ``integrate``, sites for Laplace, is still understood; what is neither in ``hyper`` nor in
+        ``outer`` is integrated by Laplace.
 
     >>> import torch
     >>> from pyro_evidence import LaplaceEvidence
@@ -56,22 +66,27 @@ class LaplaceEvidence:
         self,
         model: Model,
         *,
-        integrate: Sequence[str] | None = None,
+        outer: Sequence[str] | None = None,
         hyper: Sequence[str] | None = None,
         curvature: Curvature = exact_hessian,
         stop: Stop = Stop(),
         restarts: int = 1,
         seed: int = 0,
+        **deprecated: Any,
     ) -> None:
         check_model(model)
         check_function("curvature", curvature, "exact_hessian")
         check_stop(stop)
         restarts = check_count("restarts", restarts)
-        self.model, self.integrate, self.hyper = model, integrate, hyper
+        self.integrate = _integrate(deprecated)
+        self.outer = () if self.integrate is not None and outer is None else outer
+        self.model, self.hyper = model, hyper
         self.curvature, self.stop, self.restarts, self.seed = curvature, stop, restarts, seed
         self._data: Arguments | None = None
         self._fits: tuple[Fit[TypeII], ...] = ()
         self._found: Restarts | None = None
+        self._full: Problem | None = None
+        self._integrated: dict[int, LaplacePosterior] = {}
 
     def resume(self, path: str | Path) -> "LaplaceEvidence":
         """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
@@ -129,10 +144,9 @@ class LaplaceEvidence:
         return -self._fits[0].state.objective
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
-        joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
-        refuse_orbits(joint)
-        problem = laplace_problem(joint, self.curvature)
+        problem = self._problem(args, kwargs)
         problem = problem if factors else problem.without_factors
+        joint = problem.joint
         places, theta = starts(joint, self.restarts, self.seed), joint.initial_theta
         network = problem.structure.known is not None and can_batch(problem)
         self._found = (
@@ -145,6 +159,17 @@ class LaplaceEvidence:
         states = [type2.outer_state(state) for state in self._found.states]
         self._fits = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
         self._data = (args, kwargs)
+
+    def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
+        """What Laplace is to approximate: everything, or what is inside of the outer sites."""
+        joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
+        refuse_orbits(joint)
+        full, outer = laplace_problem(joint, self.curvature), outer_sites(joint, self.outer)
+        self._full, self._integrated = (full, {}) if outer else (None, {})
+        if not outer:
+            return full
+        inner = OuterJoint(self.model, args, kwargs, outer=outer, hyper=self.hyper)
+        return outer_problem(inner, self.curvature)
 
     @property
     def posterior(self) -> LaplacePosterior:
@@ -168,6 +193,29 @@ class LaplaceEvidence:
         restarts = torch.tensor(heights, dtype=torch.float64)[reached]
         failures = self._found.failures
         return tuple(
-            LaplacePosterior(f.state.laplace, f.status.value, f.objectives, restarts, failures)
+            self._nested(f, LaplacePosterior(f.state.laplace, f.status.value, f.objectives, restarts, failures))
             for f in without_repeats(self._fits)
         )
+
+    def _nested(self, fit: Fit[TypeII], posterior: LaplacePosterior) -> LaplacePosterior:
+        """The posterior with the outer sites integrated, where there are any; done once for each fit."""
+        if self._full is None:
+            return posterior
+        if id(fit) not in self._integrated:
+            self._integrated[id(fit)] = integrated(self._full, fit, self.stop.integral, posterior)
+        return self._integrated[id(fit)]
+
+
+def _integrate(deprecated: dict[str, Any]) -> Sequence[str] | None:
+    """The old setting ``integrate``, where it was given."""
+    unknown = sorted(set(deprecated) - {"integrate"})
+    if unknown:
+        raise TypeError(f"LaplaceEvidence() got an unexpected keyword argument {unknown[0]!r}")
+    if "integrate" in deprecated:
+        warnings.warn(
+            "integrate= is deprecated: what is neither in hyper= nor in outer= is integrated by Laplace. Name the "
+            "sites to be maximised in hyper=[...], and pass outer=() for one Gaussian over all others.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    return deprecated.get("integrate")

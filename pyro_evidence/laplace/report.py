@@ -102,6 +102,7 @@ def lines(
         *(_hyperparameter(name, value, gamma.get(name), sd.get(name)) for name, value in hyperparameters.items()),
         *said,
         _evidence(found),
+        *_integration(found),
         *_warnings(found),
         f"status: {found['status']}",
         *found["failed_restarts"],
@@ -121,6 +122,17 @@ def _evidence(found: Mapping[str, Any]) -> str:
     k = found["pareto_k"]
     tail = "no weight stands out" if k == -math.inf else f"k-hat {k:.2f}"
     return f"{said}   (importance sampling {check}, {tail})"
+
+
+def _integration(found: Mapping[str, Any]) -> list[str]:
+    """Which sites were integrated numerically, how, and how well."""
+    if not found.get("outer_sites"):
+        return []
+    failures = f"; no inner mode at {found['inner_failures']} nodes" if found["inner_failures"] else ""
+    return [
+        f"integrated numerically around Laplace: {', '.join(found['outer_sites'])}   ({found['integration']}, error "
+        f"{found['integration_error']:.2g} nats{failures})"
+    ]
 
 
 def _warnings(found: Mapping[str, Any]) -> list[str]:

@@ -257,7 +257,8 @@ def gp_regression(
     """Gaussian process regression with Gaussian noise, an ordinary Pyro model ``model(X, t=None)``.
 
     :param kernel: such as ``RBF()``; a setting is fixed (a number), learned (``Learned(start)``), or has a prior (a
-        Pyro distribution), and then ``LaplaceEvidence(model, integrate=["f"])`` maximises it, prior counted.
+        Pyro distribution), and then ``LaplaceEvidence`` integrates it, or
+        maximises it, prior counted, where ``hyper`` names it.
     :param beta: noise precision, in units of ``t`` to the power -2; likewise.
     :param mean: of ``f``, a constant; likewise.
     :param jitter: variance added to the diagonal of the covariance of ``f``; it is part of the model.

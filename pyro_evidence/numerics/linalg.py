@@ -101,7 +101,7 @@ def _control_group_bytes() -> int:
         return sys.maxsize
 
 
-FEWER = "Integrate fewer sites (integrate=[...]), or pass curvature=diagonal, which keeps one number per coordinate."
+FEWER = "Maximise sites (hyper=[...]) rather than integrate them, or pass curvature=diagonal: one number a coordinate."
 
 
 def require_memory(num_bytes: int, what: str, device: torch.device, remedy: str = FEWER) -> None:

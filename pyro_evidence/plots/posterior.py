@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace.nested.posterior import NestedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
 
 Axes = Any  # matplotlib.axes.Axes
@@ -73,6 +74,37 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
         axes.errorbar(median.tolist(), places, xerr=errors, fmt=".", label=name)
     _rows(axes, labels_of(site, next(iter(draws.values()))[0]))
     axes.set_xlabel(f"{site}, median and 90 % interval")
+    axes.legend()
+    return axes
+
+
+def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
+    """The posterior density of every element of one site, as a smooth line, with its mean and central 90 %.
+
+    >>> marginal(plt.gca(), posterior, site="tau")  # doctest: +SKIP
+
+    :param posterior: of a model with sites that were integrated numerically.
+    :param site: a latent site whose elements have densities of their own.
+    :raises BadInput: for any other site.
+    """
+    check_axes(axes)
+    found = posterior.marginal(site)
+    low, high = found.quantiles([0.05, 0.95])
+    values, density = found.values.flatten(1) if found.values.dim() > 1 else found.values.unsqueeze(-1), found.density
+    density = density.reshape(values.shape)
+    ends = found.quantiles([0.001, 0.999]).reshape(2, -1)
+    for number, label in enumerate(labels_of(site, found.mean)):
+        shown = (values[:, number] >= ends[0, number]) & (values[:, number] <= ends[1, number])
+        (line,) = axes.plot(values[shown, number].tolist(), density[shown, number].tolist(), label=label)
+        inside = (
+            shown & (values[:, number] >= low.reshape(-1)[number]) & (values[:, number] <= high.reshape(-1)[number])
+        )
+        axes.fill_between(
+            values[inside, number].tolist(), density[inside, number].tolist(), alpha=0.2, color=line.get_color()
+        )
+        axes.axvline(float(found.mean.reshape(-1)[number]), linestyle=":", color=line.get_color())
+    axes.set_xlabel(f"{site}, posterior density, mean and 90 %")
+    axes.set_ylim(bottom=0.0)
     axes.legend()
     return axes
 

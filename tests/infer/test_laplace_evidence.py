@@ -186,7 +186,9 @@ def test_type_ii_map_counts_the_prior_of_the_site() -> None:
 def test_integrate_leaves_the_other_sites_to_be_maximised() -> None:
     X, t = classes()
     named = LaplaceEvidence(hierarchical, hyper=["tau"]).run(X, t)
-    left_out = LaplaceEvidence(hierarchical, integrate=["w"]).run(X, t)
+    with pytest.warns(DeprecationWarning, match=r"integrate= is deprecated: .* outer=\(\)"):
+        engine = LaplaceEvidence(hierarchical, integrate=["w"])
+    left_out = engine.run(X, t)
     torch.testing.assert_close(named.log_evidence, left_out.log_evidence)
     assert set(left_out.mode) == {"w"}
 

@@ -55,7 +55,7 @@ FITS: dict[str, Callable[[], tuple[Any, LaplaceEvidence, tuple[Tensor, ...]]]] =
     "supports": lambda: (many_supports, LaplaceEvidence(many_supports), supports_data()),
     "modes": lambda: (mixture, LaplaceEvidence(mixture, restarts=4), mixture_data()),
     "site": lambda: (precision_prior, LaplaceEvidence(precision_prior, hyper=["alpha"]), regression_data()),
-    "chosen": lambda: (precision_prior, LaplaceEvidence(precision_prior, integrate=["w"]), regression_data()),
+    "chosen": lambda: (precision_prior, LaplaceEvidence(precision_prior, hyper=["alpha"]), regression_data()),
     "pruned": lambda: (ard, LaplaceEvidence(ard), pruned_data()),
     "diagonal": lambda: (linear, LaplaceEvidence(linear, hyper=(), curvature=diagonal), regression_data()),
     "damped": lambda: (

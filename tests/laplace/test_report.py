@@ -140,7 +140,7 @@ def test_summary_of_a_model_without_hyperparameters(capsys) -> None:
 
 
 def test_summary_doubts_a_posterior_that_is_not_gaussian(capsys) -> None:
-    posterior = LaplaceEvidence(funnel).run(torch.tensor([3.0, -2.0, 0.5, 4.0, -3.0, 1.0]) / 10.0)
+    posterior = LaplaceEvidence(funnel, outer=()).run(torch.tensor([3.0, -2.0, 0.5, 4.0, -3.0, 1.0]) / 10.0)
     assert posterior.diagnostics()["pareto_k"] > 0.7
     text = printed(posterior, capsys)
     assert "k-hat is above 0.7: the posterior is far from Gaussian" in text

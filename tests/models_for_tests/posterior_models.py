@@ -157,7 +157,7 @@ def fitted_logistic() -> LaplacePosterior:
 
 @cache
 def fitted_supports() -> LaplacePosterior:
-    return fit(LaplaceEvidence(many_supports), *supports_data())
+    return fit(LaplaceEvidence(many_supports, outer=()), *supports_data())
 
 
 @cache

@@ -72,7 +72,7 @@ def test_a_system_that_does_not_say_has_what_is_installed(tmp_path: Path, monkey
 def test_too_much_is_refused_with_both_numbers_and_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linalg, "available_bytes", lambda device: 10_000_000)
     require_memory(10_000_000, "it", CPU)
-    with pytest.raises(TooLarge, match=r"it needs 10,000,001 bytes; 10,000,000 are free on cpu.*integrate=.*diagonal"):
+    with pytest.raises(TooLarge, match=r"it needs 10,000,001 bytes; 10,000,000 are free on cpu.*hyper=.*diagonal"):
         require_memory(10_000_001, "it", CPU)
 
 

@@ -163,7 +163,7 @@ def test_the_density_is_the_models(name: str) -> None:
 
 def test_a_latent_hyperparameter_is_maximised_with_its_prior_or_integrated_by_the_general_path() -> None:
     X, t = data()
-    posterior = LaplaceEvidence(with_prior, integrate=["f"], stop=QUIET).run(X, t)
+    posterior = LaplaceEvidence(with_prior, hyper=["scale"], stop=QUIET).run(X, t)
     assert posterior.state.problem.latent is not None
     found = float(posterior.hyperparameters["scale"])
 

@@ -1,0 +1,1 @@
+"""Outer sites integrated numerically around Laplace: scales, correlations, kernel settings."""

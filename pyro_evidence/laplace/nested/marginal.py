@@ -1,0 +1,131 @@
+"""The posterior of single coordinates, as smooth densities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace.nested.integration import Integral
+from pyro_evidence.numerics.coordinates import Coordinate
+from pyro_evidence.numerics.quadrature.axis_map import AxisMap
+from pyro_evidence.numerics.quadrature.chart import Chart
+
+NUM_POINTS = 513
+NUM_OTHERS = 256  # values of the other axes that a density is averaged over
+
+
+@dataclass(frozen=True)
+class Marginal:
+    """One site's posterior, every element by itself.
+
+    :ivar values: places in the site's own space, ``(G,) + shape``, ascending.
+    :ivar density: posterior density there, ``(G,) + shape``.
+    :ivar mass: probability below each place, ``(G,) + shape``.
+    """
+
+    values: Tensor
+    density: Tensor
+    mass: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior mean, the site's shape."""
+        return self._mean_of(self.values)
+
+    @property
+    def sd(self) -> Tensor:
+        """Posterior standard deviation, the site's shape."""
+        return self._mean_of((self.values - self.mean).square()).sqrt()
+
+    def _mean_of(self, what: Tensor) -> Tensor:
+        share = self.mass.diff(dim=0)
+        return (0.5 * (what[1:] + what[:-1]) * share).sum(0) / share.sum(0)
+
+    def quantiles(self, q: float | Sequence[float]) -> Tensor:
+        """Quantiles, ``(len(q),) + shape``; ``shape`` for a single ``q``."""
+        level = torch.as_tensor(q, dtype=self.mass.dtype, device=self.mass.device)
+        if not bool(((level >= 0.0) & (level <= 1.0)).all()):
+            raise BadInput(f"quantiles({q}): expected probabilities between 0 and 1.")
+        flat, mass = (part.reshape(len(part), -1).T.contiguous() for part in (self.values, self.mass))
+        wanted = level.reshape(-1).expand(len(flat), -1).contiguous() * mass[:, -1:]
+        cell = torch.searchsorted(mass, wanted).clamp(1, mass.shape[1] - 1)
+        low, high = mass.gather(1, cell - 1), mass.gather(1, cell)
+        share = torch.where(high > low, (wanted - low) / (high - low), 0.0).clamp(0.0, 1.0)
+        found = (1.0 - share) * flat.gather(1, cell - 1) + share * flat.gather(1, cell)
+        return found.T.reshape((*level.shape, *self.values.shape[1:]))
+
+
+def constrained(part: Coordinate, x: Tensor, density: Tensor) -> Marginal:
+    """The marginal of one site from densities ``(G, E)`` of its unconstrained elements at ``x`` ``(G, E)``.
+
+    :raises BadInput: where an element of the site depends on several unconstrained ones.
+    """
+    if part.shape != part.unconstrained_shape or part.transform.domain.event_dim:
+        raise BadInput(
+            f"site '{part.name}', shape {tuple(part.shape)}, has elements that depend on several unconstrained "
+            f"coordinates each ({type(part.transform).__name__}), so that no single one has a density to show. Take "
+            f"posterior.get_samples()['{part.name}']."
+        )
+    plain = unconstrained(x.reshape(-1, *part.shape), density.reshape(-1, *part.shape))
+    values = part.transform(plain.values)
+    log_slope = part.transform.log_abs_det_jacobian(plain.values, values) + torch.zeros_like(values)
+    return Marginal(values, plain.density * (-log_slope).exp(), plain.mass)
+
+
+def unconstrained(x: Tensor, density: Tensor) -> Marginal:
+    """The marginals of unconstrained coordinates, densities ``(G, ...)`` at ``x`` ``(G, ...)`` normalised."""
+    cells = 0.5 * (density[1:] + density[:-1]) * x.diff(dim=0)
+    mass = torch.cat([torch.zeros_like(x[:1]), cells.cumsum(0)])
+    return Marginal(x, density / mass[-1], mass / mass[-1])
+
+
+def inner_density(integral: Integral, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Densities of inner coordinates ``places`` ``(E,)``: a mixture over the nodes; points and densities ``(G, E)``."""
+    keep = integral.log_weights > -30.0
+    weights = integral.log_weights[keep].softmax(0)
+    loc, sd = integral.nodes.u[keep][:, places], integral.nodes.factors.variance[keep][:, places].sqrt()
+    low, high = (loc - 7.0 * sd).amin(0), (loc + 7.0 * sd).amax(0)
+    mean = (weights[:, None] * loc).sum(0)
+    spread = (weights[:, None] * (sd.square() + (loc - mean).square())).sum(0).sqrt()
+    low, high = torch.maximum(low, mean - 12.0 * spread), torch.minimum(high, mean + 12.0 * spread)
+    x = low + (high - low) * torch.linspace(0.0, 1.0, NUM_POINTS).to(low).unsqueeze(-1)
+    each = torch.distributions.Normal(loc, sd).log_prob(x.unsqueeze(1)).exp()
+    return x, (weights[:, None] * each).sum(1)
+
+
+def outer_density(integral: Integral, index: int) -> tuple[Tensor, Tensor]:
+    """Density of one outer coordinate, the axis that it leans on most integrated by a change of variables, ``(G,)``."""
+    where = integral.chart
+    axis = int(where.basis[index].abs().argmax())
+    order = (*(a for a in range(where.num_dims) if a != axis), axis)
+    density, turned = integral.density.permuted(order), _turned(where, order)
+    white = _quasi_normal(NUM_OTHERS if where.num_dims > 1 else 2, where.num_dims).to(where.centre)
+    wide = turned.forward(density.colour(_quasi_normal(2048, where.num_dims).to(where.centre)))[:, index]
+    margin = 0.3 * (wide.max() - wide.min())
+    x = torch.linspace(float(wide.min() - margin), float(wide.max() + margin), NUM_POINTS).to(wide)
+    z = density.colour(white)[:, :-1]
+    last = density.last_given_others(z)
+    rest = turned.axes.forward(torch.cat([z, z.new_zeros(len(z), 1)], -1)) * turned.basis[index]
+    t = (x - where.centre[index] - rest[:, :-1].sum(-1, keepdim=True)) / turned.basis[index, -1]
+    own = _axis(turned.axes, where.num_dims - 1)
+    along = own.inverse(t.unsqueeze(-1))
+    slope = own.log_slope(along).exp() * turned.basis[index, -1].abs()
+    return x, (last.prob(along.squeeze(-1)) / slope).mean(0)
+
+
+def _turned(where: Chart, order: tuple[int, ...]) -> Chart:
+    """The chart with its axes in another order."""
+    axes = AxisMap(*(part[list(order)] for part in vars(where.axes).values()))
+    return replace(where, basis=where.basis[:, list(order)], axes=axes)
+
+
+def _axis(axes: AxisMap, index: int) -> AxisMap:
+    return AxisMap(*(part[index : index + 1] for part in vars(axes).values()))
+
+
+def _quasi_normal(num: int, num_dims: int) -> Tensor:
+    """Quasi-random standard normal points, ``(num, d)``."""
+    uniform = torch.quasirandom.SobolEngine(num_dims, scramble=True, seed=0).draw(num, dtype=torch.float64)
+    return torch.special.ndtri(uniform.clamp(1e-9, 1.0 - 1e-9))

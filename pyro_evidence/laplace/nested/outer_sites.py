@@ -1,0 +1,130 @@
+"""Which latent sites to integrate numerically around Laplace."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace.nested import dispersion
+from pyro_evidence.laplace.nested.multiplier import multiplies
+from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.threads import own_random_numbers
+
+NUM_POINTS = 2  # random places at which the densities are looked at
+MOST = 30  # coordinates that are integrated numerically
+
+
+def outer_sites(joint: LogJoint, outer: Sequence[str] | None) -> tuple[str, ...]:
+    """The sites to integrate numerically around Laplace: those that are named, or those that are found.
+
+    :param joint: the log joint with all of these sites among its latents.
+    :param outer: names; None for those that :func:`found_outer` finds.
+    :raises BadInput: for names that are no continuous latent sites of ``joint``, for improper priors, for too many
+        coordinates.
+    """
+    chosen = found_outer(joint) if outer is None else _named(joint, outer)
+    if chosen:
+        _check_proper(joint, chosen)
+        _check_size(joint, chosen)
+    return chosen
+
+
+def _named(joint: LogJoint, outer: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(outer, str):
+        raise BadInput(f"outer={outer!r}; expected a list of names of latent sites, such as outer=[{outer!r}].")
+    for name in outer:
+        if name in joint.hyper_sites:
+            raise BadInput(
+                f"site '{name}' is both in outer, to be integrated, and in hyper, to be maximised; name it once."
+            )
+        if name in joint.discrete:
+            raise BadInput(
+                f"outer names '{name}', a discrete site, which is summed out already; leave it out of outer."
+            )
+        if name not in joint.latents.slices:
+            raise BadInput(f"outer names '{name}'; expected latent sites out of {list(joint.latents.names)}.")
+    if len(set(outer)) == len(joint.latents.names):
+        raise BadInput(
+            f"outer={list(outer)} leaves nothing for Laplace inside; leave at least one of the sites out, or pass "
+            "outer=() for one Gaussian over all of them."
+        )
+    return tuple(sorted(set(outer)))
+
+
+def _check_proper(joint: LogJoint, chosen: Sequence[str]) -> None:
+    """Refuse a prior that does not integrate to one."""
+    nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
+    for name in chosen:
+        try:
+            with own_random_numbers():
+                nodes[name]["fn"].sample()
+        except NotImplementedError as error:
+            raise BadInput(
+                f"site '{name}' is to be integrated, but its prior, {type(nodes[name]['fn']).__name__}, is improper: "
+                f"there is no evidence to speak of. Give it a proper prior, such as HalfNormal or HalfCauchy of a "
+                f"generous scale, or maximise it: hyper=['{name}']."
+            ) from error
+
+
+def _check_size(joint: LogJoint, chosen: Sequence[str]) -> None:
+    sizes = {p.name: p.size for p in joint.latents if p.name in chosen}
+    if sum(sizes.values()) > MOST:
+        raise BadInput(
+            f"sites {sizes} set the spread of others and would be integrated numerically, but they have "
+            f"{sum(sizes.values())} coordinates together; at most {MOST} can be. For a scale of each weight use REVM, "
+            f"which learns them; or run NUTS on the model; or maximise the larger ones, hyper={_largest(sizes)}; or "
+            "name the few that matter in outer=[...]; outer=() puts one Gaussian over everything."
+        )
+
+
+def _largest(sizes: dict[str, int]) -> list[str]:
+    return [max(sizes, key=lambda name: sizes[name])]
+
+
+def found_outer(joint: LogJoint) -> tuple[str, ...]:
+    """Latent sites on positive or bounded support that spread others.
+
+    :param joint: the log joint with all of these sites among its latents.
+    """
+    candidates = [p for p in joint.latents if not is_identity(p.transform)]
+    if not candidates or len(joint.latents.parts) == 1:
+        return ()
+    theta, generator = joint.initial_theta, torch.Generator().manual_seed(1)
+    taken: set[str] = set()
+    for _ in range(NUM_POINTS):
+        u = 0.5 * torch.randn(joint.latents.size, generator=generator, dtype=torch.float64).to(joint.device)
+        here = dispersion.run(joint, u, theta)
+        along = torch.stack([_along(joint, p, u, generator) for p in joint.latents])
+        changes = dict(zip(joint.latents.names, here.changes(along), strict=True))
+        taken |= {p.name for p in candidates if dispersion.spreads(p.name, changes, here)}
+    taken |= {p.name for p in candidates if p.name not in taken and multiplies(joint, p, theta, seed=2)}
+    found = _closed(taken, candidates, changes)
+    return found if len(found) < len(joint.latents.parts) else ()
+
+
+def _along(joint: LogJoint, part: Coordinate, u: Tensor, generator: torch.Generator) -> Tensor:
+    """A direction along all elements of one site: together for a candidate, apart for others."""
+    direction = torch.zeros_like(u)
+    block = joint.latents.slices[part.name]
+    size = block.stop - block.start
+    own = torch.ones(size) if not is_identity(part.transform) else torch.randn(size, generator=generator)
+    direction[block] = own.to(u)
+    return direction
+
+
+def _closed(
+    taken: set[str], candidates: Sequence[Coordinate], changes: dict[str, dict[str, Tensor]]
+) -> tuple[str, ...]:
+    """With the positive or bounded sites that the prior of an outer one depends on."""
+    while True:
+        more = {
+            p.name
+            for p in candidates
+            if p.name not in taken
+            and any(c in taken and bool((slope != 0).any()) for c, slope in changes[p.name].items() if c != p.name)
+        }
+        if not more:
+            return tuple(sorted(taken))
+        taken = taken | more

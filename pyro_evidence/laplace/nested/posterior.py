@@ -1,0 +1,166 @@
+"""What a fit with outer sites returns: the face of every posterior, and the marginals of single sites."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.iterate import Fit
+from pyro_evidence.laplace import archive
+from pyro_evidence.laplace.approximation import Problem
+from pyro_evidence.laplace.nested import archive as nested_archive
+from pyro_evidence.laplace.nested import marginal, whole
+from pyro_evidence.laplace.nested.guide import NestedGuide
+from pyro_evidence.laplace.nested.integration import Integral, integrate
+from pyro_evidence.laplace.nested.marginal import Marginal
+from pyro_evidence.laplace.nested.outer_joint import OuterJoint
+from pyro_evidence.laplace.nested.outside import maximised
+from pyro_evidence.laplace.nested.whole import Drawn, Places, Proposal
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.program.log_joint import Model
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NestedPosterior(LaplacePosterior):
+    """Outer sites integrated numerically, the others by Laplace given them: what ``engine.run`` returns then.
+
+    ``log_evidence`` has all latent sites integrated.  ``mode`` is the mode of the outer sites with the mode of the
+    inner ones given it, and ``state`` a single Gaussian there over all of them; draws, quantiles and marginals are
+    those of the mixture over the outer sites.
+
+    :ivar integral: the outer sites' density, and Laplace inside at its nodes.
+
+    >>> posterior = LaplaceEvidence(eight_schools).run(y)  # doctest: +SKIP
+    >>> posterior.marginal("tau").mean  # doctest: +SKIP
+    """
+
+    integral: Integral = field(kw_only=True)
+
+    @property
+    def outer_sites(self) -> tuple[str, ...]:
+        """Names of the latent sites that were integrated numerically."""
+        names = self.integral.around.state.problem.joint.hypers.names
+        return tuple(n for n in names if n in self._joint.latents.slices)
+
+    @property
+    def integration_error(self) -> float:
+        """How much the log evidence moved when the nodes were last made more, or its standard error, nats."""
+        return self.integral.error
+
+    @cached_property
+    def _places(self) -> Places:
+        return whole.places(self._joint, self.integral.around)
+
+    def _drawn(self, white: Tensor) -> Drawn:
+        return whole.drawn(self.integral, self._places, white)
+
+    def _coloured(self, white: Tensor) -> Tensor:
+        """Unconstrained draws ``(S, D)`` from white noise, inner modes solved anew for each."""
+        if not len(white):
+            return white
+        return torch.cat([self._drawn(part).u for part in white.split(self._rows)])
+
+    def _log_weight(self, white: Tensor) -> Tensor:
+        found = self._drawn(white)
+        return self.state.problem.density.log_joint(found.u, self.state.theta) - found.log_density
+
+    @property
+    def guide(self) -> NestedGuide:
+        """The posterior as a Pyro guide; inner modes are solved anew at each draw of the outer sites."""
+        return NestedGuide(self.state, self.integral, self._places)
+
+    def marginal(self, site: str) -> Marginal:
+        """The posterior density, mean, standard deviation and quantiles of a latent site, every element by itself.
+
+        :raises BadInput: for a name that is no latent site, and for a site whose elements have no densities of their
+            own, such as a correlation matrix.
+        """
+        latents = self._joint.latents
+        if site not in latents.slices:
+            raise BadInput(f"marginal({site!r}): expected a latent site, one of {list(latents.names)}.")
+        part = next(p for p in latents if p.name == site)
+        block = torch.arange(latents.size)[latents.slices[site]].to(self._places.outer.device)
+        if site in self.outer_sites:
+            rows = [int((self._places.outer == i).nonzero()) for i in block]
+            pairs = [marginal.outer_density(self.integral, row) for row in rows]
+            return marginal.constrained(part, *(torch.stack(each, -1) for each in zip(*pairs, strict=True)))
+        index = torch.stack([(self._places.inner == i).nonzero().squeeze() for i in block])
+        return marginal.constrained(part, *marginal.inner_density(self.integral, index))
+
+    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
+        return self.quantiles(0.5)
+
+    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Marginal quantiles, of unconstrained coordinates, as ``AutoGuide.quantiles`` takes them.
+
+        :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
+        :raises BadInput: for a ``q`` outside 0 to 1.
+        """
+        levels = torch.as_tensor(q, dtype=self.state.u.dtype)
+        outer = [marginal.outer_density(self.integral, i) for i in range(len(self._places.outer))]
+        x, density = (torch.stack(each, -1) for each in zip(*outer, strict=True))
+        inner = marginal.inner_density(self.integral, torch.arange(len(self._places.inner)))
+        parts = [marginal.unconstrained(*pair).quantiles(levels.tolist()) for pair in ((x, density), inner)]
+        return self._constrained(self._places.whole(*parts))
+
+    def diagnostics(self, num_samples: int = 1_000, seed: int = 0) -> dict[str, Any]:
+        """As for every posterior; and how the outer sites were integrated, and how many inner modes were not found."""
+        return super().diagnostics(num_samples, seed) | {
+            "outer_sites": list(self.outer_sites),
+            "integration": self.integral.method,
+            "integration_error": self.integral.error,
+            "inner_failures": self.integral.nodes.num_failures,
+        }
+
+    @property
+    def proposal(self) -> Proposal:
+        """The posterior over all latents, as importance sampling draws from it."""
+        return Proposal(self.integral, self._places, self.state.u.unsqueeze(0))
+
+    def _record(self) -> dict[str, Any]:
+        return super()._record() | {"nested": nested_archive.record(self.integral)}
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "NestedPosterior":
+        """A saved posterior, over the same model.
+
+        :param map_location: as for ``torch.load``.
+        :raises BadInput: when the file is not one of ours, has no outer sites, or the model is another.
+        """
+        content: Mapping[str, Any] = archive.read(path, map_location)
+        if "nested" not in content:
+            raise BadInput(f"{path} holds a posterior without outer sites; load it with LaplacePosterior.load.")
+        state = archive.restore(content, model)
+        integral = nested_archive.restore(content["nested"], state, model)
+        return cls(
+            state,
+            content["status"],
+            tuple(content["log_evidences"]),
+            content["restarts"],
+            tuple(content["failures"]),
+            integral=integral,
+        )
+
+
+def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: LaplacePosterior) -> NestedPosterior:
+    """The posterior with the outer sites integrated around a fit whose hyperparameters hold them.
+
+    :param full: the problem with all of these sites among its latents.
+    :param fit: at the maximum over outer sites and hyperparameters together.
+    :param tolerance: of the log evidence, nats.
+    :param posterior: what is known of the fit beside its last state.
+    """
+    joint = fit.state.laplace.problem.joint
+    assert isinstance(joint, OuterJoint)
+    found = maximised(fit.state.laplace, torch.nonzero(joint.is_outer).flatten())
+    integral = integrate(found, tolerance)
+    state = whole.whole_state(full, integral)
+    known = (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
+    return NestedPosterior(state, *known, integral=integral)

@@ -1,0 +1,128 @@
+"""The outer and the inner sites in one vector, as NUTS would have them."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.dense import Dense
+from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.nested.inner import Inner, precision_tril
+from pyro_evidence.laplace.nested.integration import Around, Integral
+from pyro_evidence.program.log_joint import LogJoint
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the coordinates of outer and inner sites stand in the vector of all latents."""
+
+    outer: Tensor  # (d,)
+    inner: Tensor  # (D - d,)
+
+    def whole(self, phi: Tensor, u: Tensor) -> Tensor:
+        """Outer ``(..., d)`` and inner ``(..., D - d)`` coordinates in one vector ``(..., D)``."""
+        found = u.new_empty(*u.shape[:-1], len(self.outer) + len(self.inner))
+        found[..., self.outer], found[..., self.inner] = phi.to(u), u
+        return found
+
+
+def places(full: LogJoint, found: Around) -> Places:
+    """The places in ``full``, whose latents are all of these sites."""
+    joint = found.state.problem.joint
+    label = torch.arange(full.latents.size, device=full.device)
+    outer = [label[full.latents.slices[p.name]] for p in joint.hypers if p.name in full.latents.slices]
+    inner = [label[full.latents.slices[name]] for name in joint.latents.names]
+    return Places(torch.cat(outer), torch.cat(inner))
+
+
+def hyperparameters(full: LogJoint, found: Around) -> Tensor:
+    """The unconstrained hyperparameters of ``full``, which are those of the inner problem that are not outer."""
+    parts = found.state.problem.joint.hypers.unconstrained(found.state.theta)
+    flat = [parts[name].reshape(-1) for name in full.hypers.names]
+    return torch.cat(flat) if flat else found.state.theta[:0]
+
+
+def whole_state(full: Problem, integral: Integral) -> LaplaceState:
+    """The outer mode with the inner mode given it, one Gaussian there over all sites, and the integrated evidence."""
+    found, joint = integral.around, full.joint
+    at, theta = places(joint, found), hyperparameters(joint, found)
+    u = at.whole(found.centre, found.state.u)
+    with torch.no_grad():
+        log_joint = full.density.log_joint(u.unsqueeze(0), theta)[0]
+    return LaplaceState(
+        full,
+        theta,
+        u,
+        log_joint,
+        Dense(_precision_tril(found, at).unsqueeze(0)),
+        0.0,
+        integral.log_evidence,
+        joint.log_hyperprior(theta).detach(),
+        found.state.escaped,
+    )
+
+
+def _precision_tril(found: Around, at: Places) -> Tensor:
+    """Cholesky factor of the joint precision: the inner one about a mode that follows the outer coordinates."""
+    tril = precision_tril(found.state.precision)
+    inside = tril @ tril.mT
+    beside = -inside @ found.follows
+    A = inside.new_empty(len(at.outer) + len(at.inner), len(at.outer) + len(at.inner))
+    A[at.inner[:, None], at.inner], A[at.inner[:, None], at.outer] = inside, beside
+    A[at.outer[:, None], at.inner] = beside.mT
+    A[at.outer[:, None], at.outer] = found.precision - found.follows.mT @ beside
+    return torch.linalg.cholesky(A)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The posterior over all latents as a proposal for importance sampling."""
+
+    integral: Integral
+    places: Places
+    loc: Tensor  # (1, D) its mode
+
+    def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws ``(S, D)`` from white rows, and their log density, nats, ``(S,)``."""
+        found = drawn(self.integral, self.places, white)
+        return found.u, found.log_density
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Log density of rows ``(S, D)``, nats, ``(S,)``."""
+        return log_density(self.integral, self.places, u)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Draws of all latents and the log density that they were drawn from, nats; plus infinity where that is unknown."""
+
+    u: Tensor  # (S, D)
+    log_density: Tensor  # (S,)
+
+
+def drawn(integral: Integral, at: Places, white: Tensor) -> Drawn:
+    """Outer sites from their continuous density, inner ones from Laplace's approximation solved anew at each.
+
+    :param white: standard normal numbers, ``(S, D)``.
+    """
+    z = integral.density.colour(white[:, at.outer].double())
+    phi = integral.chart.forward(z)
+    inner = integral.around.inner(phi)
+    noise = white[:, at.inner].double()
+    u = inner.u + inner.factors.colour(noise)
+    return Drawn(at.whole(phi, u), _log_density(integral, z, inner, noise))
+
+
+def log_density(integral: Integral, at: Places, u: Tensor) -> Tensor:
+    """Log density of unconstrained coordinates ``(S, D)`` of all sites, nats, ``(S,)``."""
+    phi = u[:, at.outer].double()
+    inner = integral.around.inner(phi)
+    noise = inner.factors.whiten(u[:, at.inner].double() - inner.u)
+    return _log_density(integral, integral.chart.inverse(phi), inner, noise)
+
+
+def _log_density(integral: Integral, z: Tensor, inner: Inner, noise: Tensor) -> Tensor:
+    log_outer = integral.density.log_prob(z) - integral.chart.log_slope(z)
+    log_inner = 0.5 * inner.factors.log_det - 0.5 * (noise.square() + math.log(math.tau)).sum(-1)
+    return torch.where(inner.log_density == -torch.inf, torch.inf, log_outer + log_inner)

@@ -1,0 +1,190 @@
+"""Continuous densities over ``z``, from the values at the nodes of a rule."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.quadrature.nodes import Rule
+
+EDGE = 8.0  # standard deviations beyond which nothing is drawn
+CELLS = 512
+
+
+class OuterDensity(Protocol):
+    """A normalised density over ``z``, ``(..., d)``."""
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Draws ``(S, d)`` from standard normal numbers ``(S, d)``."""
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log density, nats, ``(S,)``."""
+
+    def permuted(self, order: tuple[int, ...]) -> "OuterDensity":
+        """The same density with its axes in another order."""
+
+    def last_given_others(self, others: Tensor) -> "Grid":
+        """The density of the last coordinate given the others ``(S, d - 1)``, one row each."""
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A normal density, for designs whose nodes are too few to be interpolated."""
+
+    loc: Tensor  # (d,)
+    tril: Tensor  # (d, d) lower Cholesky factor of the covariance
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Draws from white noise."""
+        return self.loc + white @ self.tril.mT
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log density, nats."""
+        white = torch.linalg.solve_triangular(self.tril, (z - self.loc).mT, upper=False).mT
+        log_det = self.tril.diagonal().log().sum()
+        return -0.5 * (white.square() + math.log(math.tau)).sum(-1) - log_det
+
+    def permuted(self, order: tuple[int, ...]) -> "Normal":
+        """The same density with its axes in another order."""
+        covariance = (self.tril @ self.tril.mT)[list(order)][:, list(order)]
+        return Normal(self.loc[list(order)], torch.linalg.cholesky(covariance))
+
+    def last_given_others(self, others: Tensor) -> "Grid":
+        """Normal with the conditional mean."""
+        before = self.tril[:-1, :-1]
+        white = torch.linalg.solve_triangular(before, (others - self.loc[:-1]).mT, upper=False).mT
+        grid = torch.linspace(-EDGE, EDGE, CELLS + 1, dtype=self.loc.dtype, device=self.loc.device)
+        gap = (grid - self.loc[-1] - (white @ self.tril[-1, :-1]).unsqueeze(-1)) / self.tril[-1, -1]
+        return Grid(grid, -0.5 * gap.square())
+
+
+@dataclass(frozen=True)
+class Interpolated:
+    """The standard normal density times the exponential of a polynomial through the nodes, one axis after the other.
+
+    ``z_1`` from its marginal, ``z_2`` given ``z_1``, and so on; each on a fine grid between whose points the density is
+    linear, so that draws and densities are exact for one another.  Beyond the outermost nodes the polynomial goes on as
+    the straight line through the last two.
+    """
+
+    rule: Rule  # of one axis
+    log_ratio: Tensor  # (k,) * d: log density over standard normal at the nodes, nats
+
+    @property
+    def num_dims(self) -> int:
+        """Number of axes."""
+        return self.log_ratio.dim()
+
+    def permuted(self, order: tuple[int, ...]) -> "Interpolated":
+        """The same density with its axes in another order."""
+        return Interpolated(self.rule, self.log_ratio.permute(order))
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Draws from white noise: each coordinate by the inverse of its conditional distribution function."""
+        uniform = torch.special.ndtr(white)
+        rest, found = self.log_ratio.unsqueeze(0), []
+        for axis in range(self.num_dims):
+            density = self._conditional(rest)
+            found.append(density.icdf(uniform[:, axis]))
+            rest = self._given(rest, found[-1])
+        return torch.stack(found, -1)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log density, nats; minus infinity beyond :data:`EDGE`."""
+        rest, total = self.log_ratio.unsqueeze(0), torch.zeros(len(z)).to(z)
+        for axis in range(self.num_dims):
+            total = total + self._conditional(rest).log_prob(z[:, axis])
+            rest = self._given(rest, z[:, axis])
+        return total
+
+    def last_given_others(self, others: Tensor) -> "Grid":
+        """The density of the last coordinate given the others ``(S, d - 1)``, one row each."""
+        rest = self.log_ratio.unsqueeze(0)
+        for axis in range(self.num_dims - 1):
+            rest = self._given(rest, others[:, axis])
+        return self._conditional(rest)
+
+    def _conditional(self, rest: Tensor) -> "Grid":
+        """The next coordinate's density, those behind it integrated out; ``rest`` is ``(S, k, ...)``."""
+        for _ in range(rest.dim() - 2):
+            rest = (rest + self.rule.log_weights).logsumexp(-1)
+        grid = torch.linspace(-EDGE, EDGE, CELLS + 1, dtype=rest.dtype, device=rest.device)
+        log_density = rest @ self._basis(grid).mT - 0.5 * grid.square()
+        return Grid(grid, log_density)
+
+    def _given(self, rest: Tensor, z: Tensor) -> Tensor:
+        """``rest`` ``(S or 1, k, ...)`` at a value of its first axis for each row, ``(S, ...)``."""
+        flat = rest.reshape(len(rest), rest.shape[1], -1).expand(len(z), -1, -1)
+        return torch.einsum("sk,skm->sm", self._basis(z), flat).reshape(len(z), *rest.shape[2:])
+
+    def _basis(self, z: Tensor) -> Tensor:
+        """Weights of the nodes' values at ``z`` ``(S,)``: Lagrange's polynomials, straight lines beyond, ``(S, k)``."""
+        nodes = self.rule.nodes[:, 0]
+        inside = z.clamp(float(nodes[0]), float(nodes[-1])).unsqueeze(-1)
+        same = torch.eye(len(nodes), dtype=torch.bool, device=nodes.device)
+        gaps = torch.where(same, 1.0, nodes.unsqueeze(-1) - nodes)
+        found = torch.where(same, 1.0, (inside.unsqueeze(-1) - nodes) / gaps).prod(-1)
+        beyond = (z.unsqueeze(-1) - inside) / (nodes[-1] - nodes[-2])
+        ends = torch.zeros(2, len(nodes)).to(nodes)
+        ends[0, :2], ends[1, -2:] = nodes.new_tensor([-1.0, 1.0]), nodes.new_tensor([-1.0, 1.0])
+        return found + torch.where(beyond < 0, beyond * ends[0], beyond * ends[1])
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Densities on one axis, linear between the points of a grid; one row each, or one for all."""
+
+    points: Tensor  # (G,)
+    log_density: Tensor  # (R, G) up to a constant
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Draws ``(S, 1)`` from white noise ``(S, 1)``."""
+        return self.icdf(torch.special.ndtr(white[:, 0])).unsqueeze(-1)
+
+    def permuted(self, order: tuple[int, ...]) -> "Grid":
+        """Itself: there is one axis."""
+        return self
+
+    def last_given_others(self, others: Tensor) -> "Grid":
+        """Itself: there are no others."""
+        return self
+
+    @property
+    def height(self) -> Tensor:
+        """The normalised density at the points, ``(R, G)``."""
+        height = (self.log_density - self.log_density.amax(-1, keepdim=True)).exp()
+        return height / self._cells(height).sum(-1, keepdim=True)
+
+    def _cells(self, height: Tensor) -> Tensor:
+        return 0.5 * (height[:, 1:] + height[:, :-1]) * (self.points[1] - self.points[0])
+
+    def icdf(self, uniform: Tensor) -> Tensor:
+        """Quantiles at ``uniform`` ``(S,)``, in rows of their own where there is more than one row."""
+        height = self.height
+        upto = torch.nn.functional.pad(self._cells(height).cumsum(-1), (1, 0))
+        level = uniform.unsqueeze(-1) * upto[:, -1:]
+        cell = (torch.searchsorted(upto.expand(len(uniform), -1).contiguous(), level) - 1).clamp(
+            0, len(self.points) - 2
+        )
+        height, upto = height.expand(len(uniform), -1), upto.expand(len(uniform), -1)
+        low, high, before = height.gather(1, cell), height.gather(1, cell + 1), upto.gather(1, cell)
+        step = self.points[1] - self.points[0]
+        mass = level - before
+        root = (low.square() + 2.0 * (high - low) * mass / step).relu().sqrt()  # below 0 by rounding alone
+        within = torch.where(low + root > 0, 2.0 * mass / (low + root), 0.0)
+        return (self.points[cell] + within.clamp(max=float(step))).squeeze(-1)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log density at ``z`` ``(S,)`` or ``(S, 1)``, nats."""
+        return self.prob(z.reshape(-1, 1)).squeeze(-1).log()
+
+    def prob(self, z: Tensor) -> Tensor:
+        """Density at ``z`` ``(S, M)``; zero outside the grid."""
+        height, step = self.height.expand(len(z), -1), self.points[1] - self.points[0]
+        place = ((z - self.points[0]) / step).clamp(0.0, len(self.points) - 1 - 1e-9)
+        cell = place.floor().long()
+        share = place - cell
+        value = (1.0 - share) * height.gather(1, cell) + share * height.gather(1, cell + 1)
+        return torch.where((z >= self.points[0]) & (z <= self.points[-1]), value, 0.0)

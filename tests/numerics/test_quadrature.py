@@ -1,0 +1,134 @@
+"""Nodes, maps and interpolated densities against moments, inverses and each other."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.quadrature import axis_map, chart, nodes
+from pyro_evidence.numerics.quadrature.interpolated import EDGE, Interpolated, Normal
+
+
+def moment(powers: tuple[int, ...]) -> float:
+    """Oracle: a mixed moment of independent standard normal numbers."""
+    return math.prod(0 if p % 2 else math.prod(range(p - 1, 0, -2)) for p in powers)
+
+
+def weighted(rule: nodes.Rule, powers: tuple[int, ...]) -> float:
+    values = (rule.nodes ** torch.tensor(powers, dtype=torch.float64)).prod(-1)
+    return float((rule.log_weights.exp() * values).sum())
+
+
+@pytest.mark.parametrize("num", [1, 2, 5, 9, 25])
+def test_gauss_hermite_is_exact_to_its_degree(num: int) -> None:
+    rule = nodes.gauss_hermite(num)
+    for degree in range(min(2 * num, 16)):
+        assert weighted(rule, (degree,)) == pytest.approx(moment((degree,)), rel=1e-11, abs=1e-11)
+
+
+def test_a_product_is_exact_on_every_axis_the_last_one_fastest() -> None:
+    rule = nodes.product(nodes.gauss_hermite(4), 3)
+    assert weighted(rule, (2, 4, 6)) == pytest.approx(moment((2, 4, 6)))
+    assert torch.equal(rule.nodes[:4, 0], rule.nodes[:1, 0].expand(4))
+
+
+@pytest.mark.parametrize("num_dims", range(1, 9))
+def test_central_composite_designs_are_exact_to_degree_four(num_dims: int) -> None:
+    rule = nodes.central_composite(num_dims)
+    assert len(rule.nodes) == 1 + 2 * num_dims + {5: 16, 6: 32, 7: 64, 8: 64}.get(num_dims, 2**num_dims)
+    for degree in range(5):
+        for axes in itertools.combinations_with_replacement(range(num_dims), degree):
+            powers = tuple(axes.count(i) for i in range(num_dims))
+            assert weighted(rule, powers) == pytest.approx(moment(powers), abs=1e-11)
+            if degree <= 3:
+                assert weighted(nodes.axes_of(rule), powers) == pytest.approx(moment(powers), abs=1e-11)
+
+
+def bent() -> axis_map.AxisMap:
+    parts = ([0.3, -1.0], [0.7, 2.0], [-0.6, 0.4], [0.8, 1.2])
+    return axis_map.AxisMap(*(torch.tensor(p) for p in parts))
+
+
+def test_the_axis_map_has_its_inverse_and_its_slope() -> None:
+    z = torch.linspace(-4.0, 4.0, 17).unsqueeze(-1).expand(-1, 2)
+    torch.testing.assert_close(bent().inverse(bent().forward(z)), z)
+    slopes = torch.stack([torch.autograd.functional.jacobian(bent().forward, row).logdet() for row in z])
+    torch.testing.assert_close(bent().log_slope(z), slopes)
+
+
+def test_the_fitted_map_makes_a_density_of_its_family_normal() -> None:
+    t = torch.linspace(-4.0, 4.0, 13).expand(2, -1)
+    z = bent().inverse(t.mT).mT
+    each = [axis_map.AxisMap(*(p[i : i + 1] for p in vars(bent()).values())) for i in range(2)]
+    log_slope = torch.stack([one.log_slope(row.unsqueeze(-1)) for one, row in zip(each, z, strict=True)])
+    found = axis_map.fitted(t, -0.5 * z.square() - log_slope)
+    for ours, exact in zip(vars(found).values(), vars(bent()).values(), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=2e-3, atol=2e-3)  # pulled a little to the identity
+
+
+def test_a_normal_density_keeps_the_identity() -> None:
+    t = torch.linspace(-3.0, 3.0, 9).expand(1, -1)
+    found = axis_map.fitted(t, -0.5 * t.square())
+    for ours, exact in zip(vars(found).values(), vars(axis_map.identity(1)).values(), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=0, atol=1e-9)
+
+
+def test_a_chart_goes_there_and_back() -> None:
+    precision = torch.tensor([[2.0, 0.8], [0.8, 1.0]])
+    where = chart.chart(torch.tensor([1.0, -2.0]), precision)
+    probes = where.probes()
+    along = (probes - where.centre).reshape(2, -1, 2)
+    drop = -0.5 * torch.einsum("dji,ik,djk->dj", along, precision, along)
+    where = where.bent(drop.reshape(-1))
+    z = torch.tensor([[0.3, -0.2], [2.0, 1.0]])
+    torch.testing.assert_close(where.inverse(where.forward(z)), z)
+    exact = -0.5 * precision.logdet().expand(2)
+    torch.testing.assert_close(where.log_slope(z), exact)
+
+
+def interpolated() -> Interpolated:
+    """A density over two correlated axes whose log ratio to the normal is a polynomial."""
+    rule = nodes.gauss_hermite(7)
+    z = nodes.product(rule, 2).nodes
+    log_ratio = ratio(z)
+    log_norm = (nodes.product(rule, 2).log_weights + log_ratio).logsumexp(0)
+    return Interpolated(rule, (log_ratio - log_norm).reshape(7, 7))
+
+
+def ratio(z: Tensor) -> Tensor:
+    return 0.1 * z[:, 0] - 0.2 * z.prod(-1) - 0.05 * z[:, 0] ** 2 + 0.1 * z[:, 1] - 0.02 * z[:, 1] ** 2
+
+
+def test_an_interpolated_density_is_the_polynomials() -> None:
+    density, rule = interpolated(), nodes.product(nodes.gauss_hermite(25), 2)
+    near = rule.nodes[(rule.nodes.abs() < 2.5).all(-1)]
+    log_norm = rule.log_mean(ratio(rule.nodes))
+    exact = ratio(near) - log_norm - 0.5 * near.square().sum(-1) - math.log(math.tau)
+    torch.testing.assert_close(density.log_prob(near), exact, rtol=0, atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    "density", [interpolated(), Normal(torch.tensor([0.4, -0.2]), torch.tensor([[0.9, 0], [0.3, 1.2]]))]
+)
+def test_draws_have_the_density_that_is_said(density: Interpolated | Normal) -> None:
+    white = torch.randn(40_000, 2, generator=torch.Generator().manual_seed(0))
+    z = density.colour(white)
+    assert float(z.abs().max()) <= EDGE
+    weights = (density.log_prob(z) + 0.5 * z.square().sum(-1) + math.log(math.tau)).neg().exp()  # to the normal
+    for values, exact in (
+        (weights, 1.0),
+        (weights * z[:, 0], 0.0),
+        (weights * z[:, 1] ** 2, 1.0),
+        (weights * z.prod(-1), 0),
+    ):
+        assert float(values.mean()) == pytest.approx(exact, abs=4.0 * float(values.std()) / 200.0)
+    turned = density.permuted((1, 0))
+    if isinstance(density, Normal):
+        torch.testing.assert_close(turned.log_prob(z.flip(-1)), density.log_prob(z))
+    last = density.last_given_others(z[:5, :1])
+    heights = last.prob(z[:5, 1:]).squeeze(-1)
+    marginal = density.permuted((0, 1)).log_prob(z[:5]) - heights.log()
+    again = density.log_prob(torch.stack([z[:5, 0], z[:5, 1] + 0.3], -1))
+    torch.testing.assert_close(again - last.prob(z[:5, 1:] + 0.3).squeeze(-1).log(), marginal, rtol=0, atol=5e-3)

@@ -1,0 +1,68 @@
+"""One letter for each way in which sites cannot be integrated numerically around Laplace."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence.errors import BadInput
+from tests.models_for_tests.sampled_scales import SCHOOLS, generated, horseshoe, schools_centred
+from tests.refusals.letters import says
+
+QUIET = Stop(progress=False)
+
+
+def letter(model, *data: Tensor, **settings: object) -> str:
+    with pytest.raises(BadInput) as caught:
+        LaplaceEvidence(model, stop=QUIET, **settings).run(*data)
+    return " ".join(str(caught.value).split())
+
+
+def improper(y: Tensor) -> None:
+    mu, tau = (
+        pyro.sample("mu", dist.Normal(0.0, 5.0)),
+        pyro.sample("tau", dist.ImproperUniform(constraints.positive, (), ())),
+    )
+    with pyro.plate("units", 8):
+        pyro.sample("y", dist.Normal(pyro.sample("theta", dist.Normal(mu, tau)), 10.0), obs=y)
+
+
+def discrete(y: Tensor) -> None:
+    tau = pyro.sample("tau", dist.HalfNormal(5.0))
+    z = pyro.sample("z", dist.Bernoulli(0.5))
+    with pyro.plate("units", 8):
+        pyro.sample("y", dist.Normal(pyro.sample("theta", dist.Normal(z, tau)), 10.0), obs=y)
+
+
+def test_an_improper_prior_has_no_evidence() -> None:
+    says(letter(improper, SCHOOLS), "'tau'", "ImproperUniform", "no evidence", "HalfNormal", "hyper=['tau']")
+
+
+def test_a_site_cannot_be_maximised_and_integrated() -> None:
+    says(letter(schools_centred, SCHOOLS, outer=["tau"], hyper=["tau"]), "'tau'", "outer", "hyper", "once")
+
+
+def test_a_discrete_site_is_summed_out_already() -> None:
+    says(letter(discrete, SCHOOLS, outer=["z"]), "'z'", "discrete", "summed out")
+
+
+@pytest.mark.parametrize(("outer", "part"), [(["sigma"], "['mu', 'tau', 'theta']"), ("tau", "outer=['tau']")])
+def test_names_of_no_site(outer: object, part: str) -> None:
+    says(letter(schools_centred, SCHOOLS, outer=outer), "expected", part)
+
+
+def test_something_must_be_left_inside() -> None:
+    says(letter(schools_centred, SCHOOLS, outer=["tau", "mu", "theta"]), "nothing for Laplace inside", "outer=()")
+
+
+def test_a_thousand_local_scales_are_too_many() -> None:
+    X = generated(50, 1000)
+    said = letter(horseshoe, X, X[:, 0])
+    says(said, "'local': 1000", "1002 coordinates", "at most 30", "REVM", "NUTS", "hyper=['local']", "outer=()")
+
+
+def test_an_unknown_setting_is_no_old_one() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'integrates'"):
+        LaplaceEvidence(schools_centred, integrates=["mu"])
