@@ -139,7 +139,11 @@ def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) ->
     for row in failed:
         state = _state(problem, theta[row], start[row], thorough)
         if state is not None:
-            u[row], log_evidence[row], tril[row] = state.u, state.log_evidence, precision_tril(state.precision)
+            u[row], log_evidence[row], tril[row] = (
+                state.u,
+                state.log_evidence,
+                precision_tril(state.precision, len(state.u)),
+            )
     return u, DenseFactors(tril), log_evidence
 
 
@@ -150,14 +154,12 @@ def _one_by_one(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) 
     return u, SeparateFactors(states), torch.tensor(values, dtype=torch.float64, device=theta.device)
 
 
-def precision_tril(precision: Precision) -> Tensor:
+def precision_tril(precision: Precision, size: int) -> Tensor:
     """Lower Cholesky factor ``(D, D)`` of a precision of any kind."""
     if isinstance(precision, Dense):
         return precision.tril[0]
-    adjoint = precision.adjoint[0]
-    if adjoint.dim() == 1:
-        return adjoint.rsqrt().diag()
-    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(adjoint)))
+    rows = precision.colour(torch.eye(size, dtype=torch.float64, device=precision.log_det.device))
+    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(rows.mT @ rows)))
 
 
 def _state(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> LaplaceState | None:

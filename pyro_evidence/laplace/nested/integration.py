@@ -24,6 +24,7 @@ MOST_NODES = 1500
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 HILL = 0.5  # nats that the log density must rise again by to have another mode
+ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, that no data leave
 WORTH = 15.0  # nats below the top that are still worth counting, far away
 TABLES = (129, 257, 513)  # nodes
 DEEP = 30.0  # nats below the top at which a grid ends
@@ -130,7 +131,9 @@ def integrate(found: Around, tolerance: float) -> Integral:
         deviations.
     """
     straight = chart(found.centre, found.precision)
-    profile = found.inner(straight.probes(), thorough=False).log_density
+    if float(straight.basis.norm(dim=0).max()) > ENDLESS:
+        raise ImproperPosterior(_flat(found))
+    profile = found.inner(straight.probes(), thorough=False).log_density.nan_to_num(nan=-torch.inf)
     d = straight.num_dims
     _require_fall(found, straight, profile.reshape(d, -1))
     elsewhere = _elsewhere(found, straight, profile)
@@ -211,11 +214,15 @@ def _require_fall(found: Around, where: Chart, profiles: Tensor) -> None:
         if float(profiles.amax() - before) < WORTH:
             far = where.centre + 4.0 * PROBES[end] * where.basis[:, axis]
             if float(before - found.inner(far.unsqueeze(0), thorough=False).log_density) < 1.0:
-                raise ImproperPosterior(
-                    f"the log density of the outer sites {_names(found)} falls by less than one nat between 6 and 26 "
-                    "standard deviations: it has no integral, so there is no evidence. Give them proper priors, such "
-                    "as HalfNormal or HalfCauchy, or maximise them by hyper=."
-                )
+                raise ImproperPosterior(_flat(found))
+
+
+def _flat(found: Around) -> str:
+    return (
+        f"the log density of the outer sites {_names(found)} hardly falls far from where their search ended: it has no "
+        "integral, so there is no evidence. Give them proper priors, such as HalfNormal or HalfCauchy, or maximise them "
+        "by hyper=."
+    )
 
 
 def tabulated(found: Around, where: Chart, elsewhere: Tensor, tolerance: float) -> Integral:
@@ -323,7 +330,7 @@ def drawn(found: Around, where: Chart, tolerance: float) -> Integral:
     :raises ImproperPosterior: where a few draws carry all the weight.
     """
     z = _student(NUM_DRAWS, where.num_dims).to(where.centre)
-    nodes = found.inner(where.forward(z))
+    nodes = found.inner(where.forward(z), thorough=False)
     log_weights = (nodes.log_density + where.log_slope(z) - _log_student(z)).nan_to_num(nan=-torch.inf)
     log_evidence = importance.log_mean(log_weights)
     if float(importance.effective_sample_size(log_weights)) < max(20.0, 2.0 * where.num_dims):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.dense import Dense
+from pyro_evidence.curvature.dense import Dense, Precision
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.nested.inner import Inner, precision_tril
 from pyro_evidence.laplace.nested.integration import Around, Integral
@@ -55,7 +55,7 @@ def whole_state(full: Problem, integral: Integral) -> LaplaceState:
         theta,
         u,
         log_joint,
-        Dense(_precision_tril(found, at).unsqueeze(0)),
+        joined(found, at),
         0.0,
         integral.log_evidence,
         joint.log_hyperprior(theta).detach(),
@@ -63,9 +63,82 @@ def whole_state(full: Problem, integral: Integral) -> LaplaceState:
     )
 
 
+DENSE = 1000  # coordinates up to which the precision over all sites is a matrix
+
+
+def joined(found: Around, at: Places) -> Precision:
+    """The precision over outer and inner sites together."""
+    if len(at.outer) + len(at.inner) <= DENSE:
+        return Dense(_precision_tril(found, at).unsqueeze(0))
+    return Joined(found, at)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The same by its parts, the inner precision of whatever kind it is."""
+
+    found: Around
+    places: Places
+
+    @property
+    def _outer_tril(self) -> Tensor:
+        return torch.linalg.cholesky(self.found.precision)
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |A|``."""
+        return self.found.state.precision.log_det + self.found.precision.logdet()
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonal of ``A^-1``."""
+        rows = torch.linalg.solve_triangular(self._outer_tril, self.found.follows.mT, upper=False)
+        outer = torch.cholesky_inverse(self._outer_tril).diagonal()
+        inner = self.found.state.precision.variance[0] + rows.square().sum(0)
+        return self.places.whole(outer, inner).unsqueeze(0)
+
+    @property
+    def adjoint(self) -> Tensor:
+        """``A^-1``, dense."""
+        size = len(self.places.outer) + len(self.places.inner)
+        rows = self.colour(torch.eye(size, dtype=torch.float64, device=self.places.outer.device))
+        return (rows.mT @ rows).unsqueeze(0)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A^-1 b`` for rows ``(R, D)``."""
+        outer, inner = b[..., self.places.outer], b[..., self.places.inner]
+        phi = torch.cholesky_solve((outer + inner @ self.found.follows).mT, self._outer_tril).mT
+        solved = torch.cat([self.found.state.precision.solve(row.unsqueeze(0)) for row in inner])
+        return self.places.whole(phi, solved + phi @ self.found.follows.mT)
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Outer noise, and inner noise about where the mode follows it."""
+        outer, inner = white[:, self.places.outer], white[:, self.places.inner]
+        phi = torch.linalg.solve_triangular(self._outer_tril.mT, outer.mT, upper=True).mT
+        return self.places.whole(phi, self.found.state.precision.colour(inner) + phi @ self.found.follows.mT)
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """The white noise that :meth:`colour` made ``rows`` of."""
+        phi, u = rows[:, self.places.outer], rows[:, self.places.inner]
+        inner = self.found.state.precision.whiten(u - phi @ self.found.follows.mT)
+        return self.places.whole(phi @ self._outer_tril, inner)
+
+    def weakest(self, active: Tensor) -> Tensor:
+        """By a few inverse power iterations from a fixed start."""
+        v = (1.0 + 0.1 * torch.arange(len(active)).to(self.found.follows)).cos().unsqueeze(0) * active
+        for _ in range(8):
+            v = self.solve(v)
+            v = v / v.norm(dim=-1, keepdim=True)
+        return v * self.solve(v).norm(dim=-1, keepdim=True).sqrt()
+
+    def row(self, index: int) -> "Joined":
+        """Itself: there is one."""
+        return self
+
+
 def _precision_tril(found: Around, at: Places) -> Tensor:
     """Cholesky factor of the joint precision: the inner one about a mode that follows the outer coordinates."""
-    tril = precision_tril(found.state.precision)
+    tril = precision_tril(found.state.precision, len(at.inner))
     inside = tril @ tril.mT
     beside = -inside @ found.follows
     A = inside.new_empty(len(at.outer) + len(at.inner), len(at.outer) + len(at.inner))
