@@ -220,8 +220,8 @@ def _require_fall(found: Around, where: Chart, profiles: Tensor) -> None:
 def _flat(found: Around) -> str:
     return (
         f"the log density of the outer sites {_names(found)} hardly falls far from where their search ended: it has no "
-        "integral, so there is no evidence. Give them proper priors, such as HalfNormal or HalfCauchy, or maximise them "
-        "by hyper=."
+        "integral, so there is no evidence. Give them proper priors, such as HalfNormal or HalfCauchy, or maximise "
+        "them by hyper=."
     )
 
 
