@@ -52,7 +52,7 @@ def pruned_data() -> tuple[Tensor, Tensor]:
 FITS: dict[str, Callable[[], tuple[Any, LaplaceEvidence, tuple[Tensor, ...]]]] = {
     "learned": lambda: (linear, LaplaceEvidence(linear), regression_data()),
     "held": lambda: (linear, LaplaceEvidence(linear, hyper=()), regression_data()),
-    "supports": lambda: (many_supports, LaplaceEvidence(many_supports), supports_data()),
+    "supports": lambda: (many_supports, LaplaceEvidence(many_supports, outer=()), supports_data()),
     "modes": lambda: (mixture, LaplaceEvidence(mixture, restarts=4), mixture_data()),
     "site": lambda: (precision_prior, LaplaceEvidence(precision_prior, hyper=["alpha"]), regression_data()),
     "chosen": lambda: (precision_prior, LaplaceEvidence(precision_prior, hyper=["alpha"]), regression_data()),

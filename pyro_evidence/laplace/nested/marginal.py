@@ -65,7 +65,7 @@ def constrained(part: Coordinate, x: Tensor, density: Tensor) -> Marginal:
     if part.shape != part.unconstrained_shape or part.transform.domain.event_dim:
         raise BadInput(
             f"site '{part.name}', shape {tuple(part.shape)}, has elements that depend on several unconstrained "
-            f"coordinates each ({type(part.transform).__name__}), so that no single one has a density to show. Take "
+            f"coordinates each ({type(part.transform).__name__}), so that no single one has a density to show. Use "
             f"posterior.get_samples()['{part.name}']."
         )
     plain = unconstrained(x.reshape(-1, *part.shape), density.reshape(-1, *part.shape))
