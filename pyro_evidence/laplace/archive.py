@@ -204,11 +204,14 @@ def _require_sound(archive: zipfile.ZipFile) -> None:
         raise ValueError("a zip file that is damaged or does not begin at the first byte")
 
 
-def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
+def restore(content: Mapping[str, Any], model: Model, *, with_outer: bool = False) -> LaplaceState:
     """The saved state over ``model``; nothing is fitted.
 
+    :param with_outer: whether the file may hold sites that were integrated numerically.
     :raises BadInput: when the model's sites, shapes or density differ from the saved ones.
     """
+    if "nested" in content and not with_outer:
+        raise BadInput("the file holds a posterior with outer sites; load it with NestedPosterior.load(path, model).")
     joint = _joint(content, model)
     structure = recognise(joint, factors=content["precision"] is None)
     problem = Problem(joint, structure, _curvature(content["curvature"]), content["active"])

@@ -372,10 +372,6 @@ class LaplacePosterior:
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
         record: Mapping[str, Any] = archive.read(path, map_location)
-        if "nested" in record:
-            raise BadInput(
-                f"{path} holds a posterior with outer sites; load it with NestedPosterior.load(path, model)."
-            )
         state = archive.restore(record, model)
         return cls(
             state,

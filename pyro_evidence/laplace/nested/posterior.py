@@ -137,7 +137,7 @@ class NestedPosterior(LaplacePosterior):
         content: Mapping[str, Any] = archive.read(path, map_location)
         if "nested" not in content:
             raise BadInput(f"{path} holds a posterior without outer sites; load it with LaplacePosterior.load.")
-        state = archive.restore(content, model)
+        state = archive.restore(content, model, with_outer=True)
         integral = nested_archive.restore(content["nested"], state, model)
         return cls(
             state,
