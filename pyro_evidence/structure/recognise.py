@@ -21,6 +21,7 @@ from pyro_evidence.structure.factors.propose import (
     Coupled,
     Followed,
     follow,
+    require_room,
     sparse_rows,
     structured,
 )
@@ -119,6 +120,7 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
 
 def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled:
     """The density by its factors, those of linear predictors joined where there are any; or why not."""
+    require_room(found.origin.joint, found.origin.kept.num_bytes)
     followed = follow(found.origin.joint, found.typical.u, found.typical.theta, () if sites is None else sites.slots)
     if isinstance(followed, Coupled):
         return followed

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyro
@@ -12,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.curvature.pattern import assembled
 from pyro_evidence.errors import TooLarge
@@ -205,3 +206,44 @@ def test_the_sentence_says_what_was_found() -> None:
     assert "720 factors of up to 2 coordinates; checked by 2 products" in posterior.structure
     posterior = LaplaceEvidence(centred, stop=Stop(progress=False, throw=False)).run(2.0 * torch.randn(250))
     assert posterior.structure == "250 coordinates, dense: a sum ties 250 coordinates together"
+
+
+def test_a_million_groups_in_a_gibibyte_are_refused_before_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    num = 1_000_000
+    y = torch.zeros(num)
+    group = torch.arange(num)
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("groups", num):
+            a = pyro.sample("a", dist.Normal(0.0, positive("s")))
+        with pyro.plate("data", num):
+            pyro.sample("y", dist.Poisson((0.5 + a[group]).exp()), obs=y)
+
+    monkeypatch.setattr("pyro_evidence.numerics.linalg.available_bytes", lambda device: 2**28)
+    with pytest.raises(TooLarge, match=r"1,000,000 coordinates.*needs [0-9,]+ bytes; 268,435,456 are free"):
+        LaplaceEvidence(model, stop=Stop(progress=False)).run(y)
+
+
+@pytest.mark.parametrize("case", [hierarchies.crossed, hierarchies.slopes, hierarchies.chain])
+def test_spread_and_draws_are_those_of_the_dense_inverse(case: Any) -> None:
+    torch.manual_seed(0)
+    state = by_factors(LogJoint(*case("bernoulli", 20, True)))
+    covariance = dense(state).precision.adjoint[0]
+    torch.testing.assert_close(state.precision.variance[0], covariance.diagonal(), rtol=1e-10, atol=0.0)
+    root = state.precision.colour(torch.eye(len(state.u)))  # rows of a square root
+    torch.testing.assert_close(root.mT @ root, covariance, rtol=1e-8, atol=1e-10)
+
+
+def test_a_posterior_of_many_groups_works_as_any_other(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, args = hierarchies.crossed("poisson", 60, True)
+    posterior = LaplaceEvidence(model, stop=Stop(progress=False)).run(*args)
+    assert posterior.get_samples(5, seed=0)["first_effect"].shape == (5, 480)
+    assert posterior.quantiles([0.1, 0.9])["second_effect"].shape == (2, 180)
+    assert posterior.log_prob().shape == (len(args[-1]),)
+    assert set(posterior.guide()) == {"first_effect", "second_effect", "w"}
+    assert torch.isfinite(torch.as_tensor(posterior.diagnostics(num_samples=20)["smallest_eigenvalue"]))
+    posterior.save(tmp_path / "posterior.pt")
+    again = LaplacePosterior.load(tmp_path / "posterior.pt", model)
+    torch.testing.assert_close(again.get_samples(3, seed=1), posterior.get_samples(3, seed=1), rtol=1e-10, atol=1e-10)
+    assert again.structure == posterior.structure

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.derivatives import Forward, generic
-from pyro_evidence.numerics.linalg import Label, available_bytes
+from pyro_evidence.numerics.linalg import Label, available_bytes, require_memory
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Slot
 from pyro_evidence.structure.density import LinearPredictors
@@ -21,6 +21,8 @@ from pyro_evidence.structure.factors.touches import NARROW, WIDE, Follow, Groups
 SMALL = 200  # coordinates up to which a dense precision is as fast
 FLOAT = 8  # bytes
 COPIES = 4  # of the elements, held by a factorisation and a slope
+RUNS = 20  # copies of what one run keeps, at the peak of a fit
+NUMBERS = 30  # per coordinate, at that peak
 MANY_PAIRS = 400  # of colours, each a second derivative of the whole model
 
 
@@ -52,6 +54,22 @@ class Coupled:
             f"none is needed: make the level of a walk the site, pyro.sample('dx', Normal(x[:-1], s), obs=x[1:]), not "
             f"its increments; put an intercept beside effects instead of centring or normalising them inside the model."
         )
+
+
+def require_room(joint: LogJoint, num_bytes: int) -> None:
+    """Refuse before the fit what it would have no room for.
+
+    :param num_bytes: what autograd keeps of one run of the model.
+    :raises TooLarge: with the number.
+    """
+    size = joint.latents.size
+    require_memory(
+        RUNS * num_bytes + NUMBERS * FLOAT * size,
+        f"The fit of {size:,} coordinates, by factors of few coordinates each,",
+        joint.device,
+        "Join rows with equal covariates and levels (a count of several trials), fit fewer groups at a time, or use a "
+        "machine with more memory.",
+    )
 
 
 def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Slot]) -> Followed | Coupled:
