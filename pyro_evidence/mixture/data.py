@@ -144,7 +144,7 @@ class MixtureData:
         """About ``most`` of the data where there are more, scattered over all by the numbers of their rows."""
         if self.num_rows <= most:
             return self
-        return some(self, _chosen(self.num_rows, most).to(self.Y.device)).with_features
+        return some(self, scattered(self.num_rows, most).to(self.Y.device)).with_features
 
     @property
     def with_features(self) -> "MixtureData":
@@ -211,7 +211,7 @@ def some(data: MixtureData, index: Tensor) -> MixtureData:
     return replace(data, **kept)
 
 
-def _chosen(num_rows: int, most: int) -> Tensor:
+def scattered(num_rows: int, most: int) -> Tensor:
     """Numbers of about ``most`` rows, scattered over all by a rule that knows nothing but the number of a row."""
     number = torch.arange(num_rows)
     return ((number * SCATTER) % 2**32 < most * 2**32 // num_rows).nonzero().flatten()

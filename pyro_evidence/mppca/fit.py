@@ -9,7 +9,9 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.iterate import Fit, Status, Stop
+from pyro_evidence.mixture.data import scattered
 from pyro_evidence.mixture.fit import Start
+from pyro_evidence.mixture.number.deletion import Deletion
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
 from pyro_evidence.mppca import missing, rounds
@@ -25,6 +27,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
 SLICE_SIZE = 2**21  # most numbers in their loadings, which Pyro expands to one set for each datum
 LEAST_NOISE = 1e-6  # of the data's variance
+SAMPLE = 2**13  # data on which restarts run where there are more; the chosen one goes on with all
 CANDIDATES = 4096  # data among which centres are drawn
 
 
@@ -215,20 +218,36 @@ def _start(Y: Tensor, model: Analysers, ties: Ties, start: Start) -> Analysers:
     return replace(analysers, mu=mu, **wide)
 
 
-def run(task: MPPCAFit, start: Start, deletion: object, stop: Stop) -> MPPCAPosterior:
+def run(task: MPPCAFit, start: Start, deletion: Deletion | None, stop: Stop) -> MPPCAPosterior:
     """EM, deletion, and the posterior of the best.
 
     :raises NotConverged: when every restart failed.
     """
-    fit = rounds.em(task.batch, start.warm_up, stop)
+    few, together = task.batch, stop
+    if deletion is not None and len(task.batch.Y) > SAMPLE:
+        few = rounds.on(task.batch, _sampled(task.batch.Y))
+        together = replace(stop, num_steps=min(stop.num_steps, deletion.after))
+    fit = rounds.em(few, start.warm_up, together)
     if bool(fit.state.failed.all()):
         raise NotConverged("EvidenceEM: every restart left the finite numbers. Pass update=BoundedInflation().")
-    restarts = torch.where(fit.state.failed, torch.nan, fit.state.log_evidence) - task.jacobian
-    batch = rounds.best(fit.state)
-    fit = Fit(batch, fit.status, fit.objectives)
+    times = len(task.batch.Y) / len(few.Y)
+    restarts = torch.where(fit.state.failed, torch.nan, times * fit.state.log_evidence) - task.jacobian
+    fit = replace(fit, state=rounds.best(fit.state))
     if deletion is not None and fit.status is not Status.INTERRUPTED:
-        fit = rounds.finished(fit, getattr(deletion, "num_steps", 25), stop)
+        fit = fit if times == 1.0 else _on_all(fit, task.batch.Y, deletion.num_steps)
+        fit = rounds.finished(fit, deletion.num_steps, stop)
     return posterior_of(task, fit, restarts)
+
+
+def _sampled(Y: Tensor) -> Tensor:
+    """About :data:`SAMPLE` of the data where there are more, scattered over all by the numbers of their rows."""
+    return Y if len(Y) <= SAMPLE else Y[scattered(len(Y), SAMPLE).to(Y.device)]
+
+
+def _on_all(fit: Fit[MPPCARestarts], Y: Tensor, num_steps: int) -> Fit[MPPCARestarts]:
+    """The best restart without what its sample does not need, on all data."""
+    batch = rounds.on(rounds.greedily_deleted(fit.state, num_steps), Y)
+    return Fit(batch, fit.status, (batch.objective,))
 
 
 def posterior_of(task: MPPCAFit, fit: Fit[MPPCARestarts], restarts: Tensor) -> MPPCAPosterior:

@@ -22,6 +22,8 @@ from pyro_evidence.mppca.updates import (
     pruned,
 )
 
+LOOKING = 5  # rounds of candidates between one look at what is hopeless and the next
+SAFETY = 2.0  # how much faster than in its last round a candidate may rise in those that remain
 DIRECT = 5  # rounds of the warm-up that take loadings straight from covariances; Husmeier (2000), footnote 14
 
 
@@ -149,6 +151,12 @@ def best(batch: MPPCARestarts) -> MPPCARestarts:
     return of_rows(batch, batch.occam.argmax().reshape(1))
 
 
+def on(batch: MPPCARestarts, Y: Tensor) -> MPPCARestarts:
+    """The restarts on other data."""
+    begun = first(Y, batch.it.analysers, batch.it.ties, batch.it.variance, batch.rule)
+    return replace(begun, failed=batch.failed)
+
+
 def of_rows(batch: MPPCARestarts, index: Tensor) -> MPPCARestarts:
     """Some restarts, on their own."""
     begun = first(batch.Y, batch.it.analysers[index], batch.it.ties, batch.it.variance, batch.rule)
@@ -175,11 +183,23 @@ def greedily_deleted(batch: MPPCARestarts, num_steps: int) -> MPPCARestarts:
             return batch
         many = of_rows(batch, torch.zeros(len(keep), dtype=torch.long, device=keep.device))
         begun = first(batch.Y, pruned(many.it.analysers, keep, columns), batch.it.ties, batch.it.variance, batch.rule)
-        tried = rounds(begun, batch.rule, num_steps)
-        heights = tried.occam
-        if not float(heights.max()) > height:
+        tried = _hopeful(begun, height, num_steps)
+        if not float(tried.occam.max()) > height:
             return batch
-        height, batch = float(heights.max()), of_rows(tried, heights.argmax().reshape(1))
+        height, batch = float(tried.occam.max()), of_rows(tried, tried.occam.argmax().reshape(1))
+
+
+def _hopeful(batch: MPPCARestarts, height: float, num_steps: int) -> MPPCARestarts:
+    """Candidates after ``num_steps`` rounds; those that cannot reach ``height`` any more are left out on the way."""
+    for left in range(num_steps - 1, -1, -1):
+        before, batch = batch, advance(batch)
+        if left and left % LOOKING == 0:
+            rise = (batch.occam - before.occam).clamp(min=0.0)  # the Occam factor may fall
+            index = (batch.occam + SAFETY * left * rise >= height).nonzero().flatten()
+            if len(index) == 0:
+                return batch
+            batch = batch if len(index) == len(rise) else of_rows(batch, index)
+    return batch
 
 
 def _candidates(batch: MPPCARestarts) -> tuple[Tensor, Tensor]:

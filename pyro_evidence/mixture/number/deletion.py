@@ -28,6 +28,10 @@ class Deletion(Protocol):
     """What is tried after the rounds."""
 
     @property
+    def num_steps(self) -> int:
+        """Rounds of re-fitting."""
+
+    @property
     def after(self) -> int:
         """Most rounds before it."""
 
