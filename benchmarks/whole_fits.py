@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/whole_fits.py                 # all cases but the largest, Markdown on stdout
     OMP_NUM_THREADS=1 python benchmarks/whole_fits.py --large         # N = 1e6 too, some minutes
 
-Every fit runs in a fresh process.  Seconds are those of the process from the call of ``run`` or ``fit`` to its end, after
-a fit of a hundred rows that loads what is loaded once; memory is the most that the process ever held, less what it held
-before the call, data included.  One thread.
+Every fit runs in a fresh process.  Seconds are those of the process from the call of ``run`` or ``fit`` to its end,
+after a fit of a hundred rows that loads what is loaded once; memory is the most that the process ever held, less what
+it had held before the call, the data included.  One thread.
 """
 
 import argparse
