@@ -22,7 +22,9 @@ from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.fit import MixtureFit, Start, begin, current_posterior
 from pyro_evidence.mixture.kernels import joint_of_rows
 from pyro_evidence.mixture.number.deletion import Deletion, GreedyDeletion
-from pyro_evidence.mixture.posterior import MixturePosterior
+from pyro_evidence.mixture.posterior import MixturePosterior, without_data
+from pyro_evidence.mixture.streamed import fit as streamed_fit
+from pyro_evidence.mixture.streamed.fit import Chunks
 from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.wrappers import Missing, gaps_explained, marginalised, parsed
 from pyro_evidence.mppca import fit as mppca_fit
@@ -205,6 +207,23 @@ class EvidenceEM:
             return run_generic(joint, why, self.start.restarts, self.start.seed, self.stop)
         unseen = None if self._watched is None else self._joint(*self._watched)
         return mixture_fit.run(task, self, task.journal(unseen))
+
+    @one_at_a_time
+    def run_chunks(self, chunks: Chunks) -> MixturePosterior:
+        """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
+
+        Restarts run on a sample of the rows, which is kept; after it a fit takes some ten passes, where components
+        overlap some hundred.  The posterior has no training data to fall back on: its methods ask for theirs.
+
+        :param chunks: tuples of the model's positional arguments, such as ``[(y,) for y in Y.split(10_000)]``, or a
+            ``DataLoader`` that does not shuffle; gone through once a pass.
+        :return: a posterior without data: neither ``save`` nor importance sampling.
+        :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
+        :raises UnsupportedModel: for programs of one's own, for mixtures of probabilistic PCA, and for gaps.
+        """
+        self._nothing_watched("a fit to chunks")
+        task = streamed_fit.begin(self.model, chunks, self.start, self.update, self.curvature, mixture_fit.SAMPLE)
+        return without_data(mixture_fit.run(task, self, task.journal()))
 
     def _nothing_watched(self, what: str) -> None:
         if self._watched is not None:

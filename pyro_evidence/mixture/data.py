@@ -3,7 +3,7 @@
 All that a datum contributes is linear in its *features*: products of its basis functions and responses.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -335,14 +335,52 @@ class ResponseUnits:
 
 def response_units(Y: Tensor, G: Tensor | None, weight: Tensor) -> ResponseUnits:
     """Weighted mean and standard deviation of each response, missing ones left out; unit 1 where it does not vary."""
-    parts = list(zip(Y.split(ROWS), weight.split(ROWS), strict=True))
-    total, sums = (torch.stack(x).sum(0) for x in zip(*(_sums(y, w) for y, w in parts), strict=True))
-    total = total.clamp(min=torch.finfo(Y.dtype).tiny)  # a column without data has mean 0
-    mean = sums / total
-    spread = (torch.stack([_sums((y - mean).square(), w)[1] for y, w in parts]).sum(0) / total).sqrt()
+    columns = G if G is None else G.split(ROWS)
+
+    def parts() -> Iterator[Rows]:
+        pairs = enumerate(zip(Y.split(ROWS), weight.split(ROWS), strict=True))
+        return ((y, columns if columns is None else columns[i], w) for i, (y, w) in pairs)
+
+    return units_of(parts, lambda here: here)
+
+
+Rows = tuple[Tensor, Tensor | None, Tensor]  # Y, G and weight of some of the data
+
+
+def units_of(parts: Callable[[], Iterable[Rows]], total: Callable[[Tensor], Tensor]) -> ResponseUnits:
+    """The same of data that come in parts, more than once.
+
+    :param total: makes a sum over the rows of this process one over those of all.
+    """
+    count, sums = total(_added(torch.stack(_sums(y, w)) for y, _, w in parts()))
+    count = count.clamp(min=torch.finfo(count.dtype).tiny)  # a column without data has mean 0
+    mean = sums / count
+    squares = total(_added(_sums((y - mean).square(), w)[1] for y, _, w in parts()))
+    spread = (squares / count).sqrt()
     varies = spread > 1e-12 * mean.abs()  # a constant column keeps rounding errors about its mean
-    unit = torch.where(varies, spread, 1.0)
-    return _with_origin(mean, unit, G)
+    return _with_origin(mean, torch.where(varies, spread, 1.0), _constants(parts, total))
+
+
+def _added(values: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(values)).sum(0)
+
+
+def _constants(parts: Callable[[], Iterable[Rows]], total: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """The value of each basis function that is constant, nan for others, ``(B,)``; None where the only one is 1."""
+    ends = [_ends(G) for _, G, _ in parts() if G is not None]
+    if not ends:
+        return None
+    low, high, num = torch.stack(ends).unbind(1)
+    here = torch.stack([num, num * low, num * low.square(), num * (high != low)]).sum(1)
+    num, sums, squares, varied = total(here)
+    value = sums / num
+    return torch.where((varied > 0) | (squares / num != value.square()), torch.nan, value)
+
+
+def _ends(G: Tensor) -> Tensor:
+    """Least and largest value of each column, and 1 where there is any, ``(3, B)``."""
+    some = G if len(G) else G.new_zeros(1, G.shape[-1])
+    return torch.stack([some.amin(0), some.amax(0), torch.full_like(some[0], float(len(G) > 0))])
 
 
 def _sums(Y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -351,12 +389,12 @@ def _sums(Y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return share.sum(0), (share * Y.nan_to_num()).sum(0)
 
 
-def _with_origin(mean: Tensor, unit: Tensor, G: Tensor | None) -> ResponseUnits:
-    if G is None:
+def _with_origin(mean: Tensor, unit: Tensor, constants: Tensor | None) -> ResponseUnits:
+    if constants is None:
         return ResponseUnits(mean, unit, mean.unsqueeze(-1))
-    constant = ((G == G[:1]).all(0) & (G[0] != 0)).nonzero().flatten()
-    absorbed = torch.zeros(len(mean), G.shape[-1], dtype=mean.dtype, device=mean.device)
-    if not len(constant):
+    found = (constants.nan_to_num(0.0) != 0).nonzero().flatten()
+    absorbed = torch.zeros(len(mean), len(constants), dtype=mean.dtype, device=mean.device)
+    if not len(found):
         return ResponseUnits(torch.zeros_like(mean), unit, absorbed)
-    absorbed[:, constant[0]] = mean / G[0, constant[0]]
+    absorbed[:, found[0]] = mean / constants[found[0]]
     return ResponseUnits(mean, unit, absorbed)

@@ -177,7 +177,7 @@ def finish(
         raise NotConverged(f"EvidenceEM: every restart failed. Pass update=BoundedInflation(rho=0.05).\n{letters}")
     fit = _deleted(fit, deletion) if deletion else fit
     batch, modes = fit.state, fit.state.modes
-    best = highest(torch.where(batch.failed, -torch.inf, modes.occam))
+    best = mode.first_highest(torch.where(batch.failed, -torch.inf, modes.occam)).reshape(1)
     at_mode, limit = modes.mixture[best], ""
     restarts = torch.where(batch.failed, torch.nan, task.times * modes.log_evidence)
     if (deletion or task.times > 1.0) and fit.status is not Status.INTERRUPTED:
@@ -259,12 +259,6 @@ def posterior_of(
         mixture=found.mixture,
         num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
     )
-
-
-def highest(heights: Tensor) -> Tensor:
-    """The first row that is as high as any, up to rounding: restarts often meet, shape ``(1,)``."""
-    top = heights.max()
-    return (heights >= top - mode.SAME * (1.0 + top.abs())).to(torch.int8).argmax().reshape(1)
 
 
 Found = TypeVar("Found", bound=LaplacePosterior)

@@ -161,6 +161,12 @@ def distinct(height: Tensor, mixture: Mixture, within: float = NEAR) -> Tensor:
     return torch.tensor(found, dtype=torch.long, device=height.device)
 
 
+def first_highest(heights: Tensor) -> Tensor:
+    """The first along the last axis that is as high as any, up to rounding."""
+    top = heights.amax(-1, keepdim=True)
+    return (heights >= top - SAME * (1.0 + top.abs())).to(torch.int8).argmax(-1)
+
+
 def log_evidence(expected: EStep) -> Tensor:
     """Laplace log evidence at a mode, nats, shape ``(R,)``, by residuals: exact where sums of squares cancel."""
     log_joint = mixture_evidence.log_joint(expected.data, expected.mixture)

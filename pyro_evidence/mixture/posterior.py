@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
 from pyro_evidence.threads import own_random_numbers
 
+NO_DATA: tuple[Any, ...] = ("the data came in chunks and were not kept",)  # where the arguments would be
+
 
 @dataclass(frozen=True)
 class FittedMixture:
@@ -52,6 +54,8 @@ class FittedMixture:
     def kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         """The kernels at these arguments; at the training data without any."""
         joint = self.structure.fixed(self.structure.params(self.mixture))
+        if joint.args is NO_DATA and not (args or kwargs):
+            raise BadInput("the data came in chunks and were not kept; pass the model's arguments, as for run(...).")
         if args or kwargs:
             joint = copy.copy(joint)
             joint.args, joint.kwargs = args, dict(kwargs)
@@ -336,3 +340,14 @@ class MixturePosterior(LaplacePosterior):
 
 def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return mixture.noise, mixture.log_mixing, mixture.alpha, mixture.loc
+
+
+def without_data(posterior: MixturePosterior) -> MixturePosterior:
+    """The posterior of a fit whose data were not kept; what needs them asks for them."""
+    assert posterior.structure is not None
+    state, structure = posterior.state, posterior.structure
+    joint, own = copy.copy(structure.joint), copy.copy(state.problem.joint)
+    joint.args = own.args = NO_DATA
+    problem = replace(state.problem, joint=own)
+    kept = replace(structure, joint=joint, Y=structure.Y[:0], weight=structure.weight[:0])
+    return replace(posterior, state=replace(state, problem=problem), structure=kept)

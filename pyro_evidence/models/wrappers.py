@@ -199,6 +199,16 @@ class Spread(TensorValue):
         with _Spread(self.share, self.low, self.high):
             return self.model(*args, **kwargs)
 
+    def settled_over(self, passes: Any, total: Any) -> "Spread":
+        """As :meth:`settled`, of rows that come in chunks.
+
+        :raises BadInput: without a box: the least and the largest of all rows are no sums.
+        """
+        if self.low is None:
+            raise BadInput("with_background without a box takes it from all rows at once; pass low= and high=.")
+        inner: Any = self.model
+        return replace(self, model=inner.settled_over(passes, total))
+
     def settled(self, *args: Any, **kwargs: Any) -> "Spread":
         """The background around a model that has settled, its box as numbers."""
         inner, Y = _about(self.model).settled(*args, **kwargs), self.rows(*args, **kwargs).Y

@@ -186,7 +186,8 @@ def _adopted(
     rows, heights, mixtures = tried
     expected = restarts.expected
     table = torch.where(rows == torch.arange(len(height)).unsqueeze(-1), heights, -torch.inf)  # (R, candidates)
-    best, which = table.max(-1)
+    which = mode.first_highest(table)
+    best = table.gather(-1, which.unsqueeze(-1)).squeeze(-1)
     gained = best > height
     mixtures = mixture_rows.padded(mixtures, expected.mixture)
     mixture = mixtures[which].where(gained, expected.mixture)

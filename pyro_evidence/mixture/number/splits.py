@@ -92,7 +92,9 @@ def find_halves(restarts: MixtureRestarts, ties: Ties) -> Halves:
     double = _small(data, resp.repeat_interleave(DIRECTIONS, 0), pairs, _held(ties, 2))
     after = mixture_rows.padded(double.expected.mixture, pairs)  # halves that died in all of them are cut off
     height = torch.where(after.active.all(-1), double.occam, -torch.inf)
-    height, best = height.reshape(-1, DIRECTIONS).max(-1)
+    table = height.reshape(-1, DIRECTIONS)
+    best = mode.first_highest(table)  # directions often lead to the same halves, in another order
+    height = table.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     found = after[torch.arange(len(best)).to(best) * DIRECTIONS + best]
     gain = torch.where(mixture.active[0] & ~single.failed, height - single.occam, -torch.inf)
     return Halves(found.w, found.noise, found.log_mixing, gain)
@@ -141,6 +143,12 @@ def _pairs(data: MixtureData, resp: Tensor, mixture: Mixture) -> Mixture:
     return replace(both, w=both.w + step, noise=both.noise * factor, log_mixing=even, loc=loc)
 
 
+def _upright(vector: Tensor) -> Tensor:
+    """The vector or its negative: the sign of an eigenvector is that of its rounding errors."""
+    generic = 1.0 + torch.arange(len(vector)).to(vector).sqrt()
+    return torch.where(vector @ generic < 0, -vector, vector)
+
+
 def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture: Mixture) -> Tensor:
     """Steps of the weights of one component: where they vary most, and where least is in the middle; ``(3, m, B)``.
 
@@ -152,7 +160,7 @@ def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture
     values, vectors = torch.linalg.eigh(A)
     root = vectors * values.clamp(min=1e-12 * float(values[-1]) + 1e-300).rsqrt() @ vectors.mT  # flat directions
     z = pull.flatten(1) @ root
-    most = torch.linalg.eigh(z.mT @ z)[1][:, -1]
+    most = _upright(torch.linalg.eigh(z.mT @ z)[1][:, -1])
     squares = z.square()
     flat = root[:, (squares.square().mean(0) / squares.mean(0).square()).nan_to_num(torch.inf).argmin()]
     steps = torch.stack([root @ most, flat, torch.zeros_like(flat)])

@@ -1,0 +1,147 @@
+"""Data of a mixture that come in chunks, pass by pass, from this process and from others: a pass is a sum."""
+
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.mixture.data import SCATTER, MixtureData, Sums
+
+LARGEST = 2**15  # data of the largest sample, which is kept
+
+
+class Join(Protocol):
+    """What the rows of this process have to do with those of others."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+
+    def total(self, here: Sums) -> Sums:
+        """Sum over all processes, in the order of their ranks."""
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """Rows of all processes, one after the other."""
+
+    def agree(self, what: str, here: str) -> None:
+        """Refuse processes that say different things of themselves.
+
+        :raises BadInput: on all of them.
+        """
+
+    def raise_together(self, wrong: Exception | None) -> None:
+        """Raise on every process what is wrong on one of them."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One process has all rows."""
+
+    rank: int = 0
+
+    def total(self, here: Sums) -> Sums:
+        """The sum that is here."""
+        return here
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The rows that are here."""
+        return rows
+
+    def agree(self, what: str, here: str) -> None:
+        """Nobody disagrees."""
+
+    def raise_together(self, wrong: Exception | None) -> None:
+        """Raise what is wrong here."""
+        if wrong is not None:
+            raise wrong
+
+
+ALONE = Alone()
+JOIN: ContextVar[Join] = ContextVar("join", default=ALONE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows come from, in standard units."""
+
+    passes: Callable[[], Iterator[MixtureData]]
+    join: Join
+    num_rows: int  # of all processes
+    first_row: int  # number of the first one here among all
+    num_data: Tensor  # () total weight
+    samples: dict[int, MixtureData] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class StreamedData(MixtureData):
+    """Data that are never together: every pass reads the chunks anew, and adds up what all processes found."""
+
+    source: Source | None = None
+
+    @property
+    def _source(self) -> Source:
+        assert self.source is not None
+        return self.source
+
+    @property
+    def num_rows(self) -> int:
+        """Number of data of all processes, whatever their weight."""
+        return self._source.num_rows
+
+    @property
+    def num_data(self) -> Tensor:
+        """Total weight of the data of all processes, shape ``()``."""
+        return self._source.num_data
+
+    def parts(self, size: int) -> Iterator[MixtureData]:
+        """The data of this process, ``size`` rows at a time."""
+        for chunk in self._source.passes():
+            if chunk.num_rows:
+                yield from chunk.parts(size)
+
+    def total(self, size: int, of_part: Callable[[MixtureData], Sums]) -> Sums:
+        """One pass: the sum of ``of_part`` over the data of all processes."""
+        found: Sums | None = None
+        for part in self.parts(size):
+            found = of_part(part) if found is None else found + of_part(part)
+        return self._source.join.total(of_part(self._nothing) if found is None else found)
+
+    @property
+    def _nothing(self) -> MixtureData:
+        """No data, of the same kind."""
+        names = ("Y", "G", "weight", "observed", "floor")
+        values = {n: getattr(self, n) for n in names} | {"layout": self.layout, "log_share": self.log_share}
+        return MixtureData(features=self.Y.new_zeros(0, self.layout.num_features), **values)
+
+    def sampled(self, most: int) -> MixtureData:
+        """About ``most`` of the data, scattered over all by the numbers of their rows."""
+        most = min(self._source.num_rows, most)
+        kept = self._source.samples
+        if most not in kept:
+            kept[most] = self._gathered(most)
+        return kept[most]
+
+    def _gathered(self, most: int) -> MixtureData:
+        source, number, found = self._source, self._source.first_row, []
+        for chunk in source.passes():
+            index = torch.arange(number, number + chunk.num_rows)
+            number += chunk.num_rows
+            chosen = ((index * SCATTER) % 2**32 < most * 2**32 // source.num_rows).nonzero().flatten()
+            found.append([_rows(x, chosen) for x in (chunk.Y, chunk.G, chunk.weight, chunk.floor)])
+        empty = self._nothing
+        found.append([empty.Y, empty.G, empty.weight, empty.floor])
+        Y, G, weight, floor = (_joined(source.join, column) for column in zip(*found, strict=True))
+        assert Y is not None and G is not None and weight is not None
+        part = replace(empty, Y=Y, G=G, weight=weight, floor=floor, features=None)
+        return part.with_features
+
+
+def _rows(x: Tensor | None, index: Tensor) -> Tensor | None:
+    return None if x is None else x[index.to(x.device)]
+
+
+def _joined(join: Join, parts: tuple[Any, ...]) -> Tensor | None:
+    return None if parts[0] is None else join.gathered(torch.cat(parts))
