@@ -1,6 +1,7 @@
 """Settings and arguments, checked where they are given and not in the middle of a fit; one wording for all."""
 
 import math
+import operator
 import os
 import sys
 from collections.abc import Sequence
@@ -91,6 +92,63 @@ def check_number(name: str, value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
         raise BadInput(f"{name}={value!r}; expected a number.")
+
+
+def check_seed(value: Any) -> None:
+    """Refuse what is no seed of random numbers.
+
+    :raises BadInput: for anything but a whole number that torch takes.
+    """
+    try:
+        fits = not isinstance(value, bool) and -(2**63) <= operator.index(value) < 2**64
+    except TypeError:
+        fits = False
+    if not fits:
+        raise BadInput(f"seed={value!r}; expected a whole number, such as seed=0.")
+
+
+def check_probability(name: str, value: Any) -> None:
+    """Refuse what is no probability between 0 and 1, these two left out.
+
+    :raises BadInput: naming the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1.0:
+        raise BadInput(f"{name}={value!r}; expected a probability between 0 and 1, such as 0.9.")
+
+
+def quantile_levels(q: Any) -> Tensor:
+    """Probabilities, of which there may be several, as a tensor.
+
+    :raises BadInput: for anything else.
+    """
+    try:
+        levels = torch.as_tensor(q, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        levels = torch.tensor(math.nan)
+    if not bool(((levels >= 0.0) & (levels <= 1.0)).all()):
+        raise BadInput(f"quantiles({q!r}): expected probabilities between 0 and 1.")
+    return levels
+
+
+def check_numbers(name: str, value: Any) -> None:
+    """Refuse what is neither a number nor a tensor of them.
+
+    :raises BadInput: naming the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real | Tensor):
+        raise BadInput(f"{name} is a {type(value).__name__}; expected a number, or a tensor of numbers.")
+
+
+def check_tensor(name: str, value: Any, what: str) -> None:
+    """Refuse what is no tensor.
+
+    :param what: is expected, in words.
+    :raises BadInput: naming the argument.
+    """
+    if not isinstance(value, Tensor):
+        raise BadInput(
+            f"{name} is a {type(value).__name__}; expected a tensor of {what}. Write torch.as_tensor(...) for numbers."
+        )
 
 
 def check_path(name: str, value: Any) -> None:

@@ -90,6 +90,8 @@ def committee(posteriors: Sequence[LaplacePosterior], *, log_copies: Sequence[fl
         matter between networks of different size, and where hidden units are zero or copies.  Default: 0 each.
     :raises BadInput: for no posteriors, for numbers that do not fit them, and for different data.
     """
+    if not isinstance(posteriors, Sequence):
+        raise BadInput(f"posteriors is a {type(posteriors).__name__}; expected a list, such as engine.posteriors.")
     if not posteriors or not all(isinstance(p, LaplacePosterior) for p in posteriors):
         raise BadInput(
             f"a committee needs posteriors as engine.run(...) returns them; got {len(posteriors)} things. "

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import from_prior, with_data
+from pyro_evidence.settings import check_count, check_seed
 from pyro_evidence.threads import own_random_numbers
 
 
@@ -117,6 +118,9 @@ def sbc(
     :param seed: of everything; the caller's random state is not touched.
     :raises BadInput: for numbers that do not fit together, or when more than a tenth of the runs failed.
     """
+    num_simulations = check_count("num_simulations", num_simulations)
+    num_draws, num_bins = check_count("num_draws", num_draws), check_count("num_bins", num_bins)
+    check_seed(seed)
     if (num_draws + 1) % num_bins or num_simulations < 5 * num_bins:
         raise BadInput(
             f"num_draws={num_draws}, num_bins={num_bins}, num_simulations={num_simulations}; expected "

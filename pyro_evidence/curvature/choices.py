@@ -67,6 +67,8 @@ def damped(curvature: Curvature, amount: float) -> Damped:
     :param amount: a precision in unconstrained space, at least 0.
     :raises BadInput: for another amount.
     """
-    if not 0.0 <= amount < math.inf:
+    if not callable(curvature):
+        raise BadInput(f"damped({curvature!r}, ...); expected a curvature, such as damped(exact_hessian, {amount!r}).")
+    if not isinstance(amount, int | float) or not 0.0 <= amount < math.inf:
         raise BadInput(f"damped(..., amount={amount!r}); expected a finite precision of at least 0.")
     return Damped(curvature, float(amount))

@@ -20,6 +20,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, state_at
 from pyro_evidence.laplace.approximation import find_modes as climb
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.settings import check_count, check_seed
 
 MOST_PERMUTATIONS = 120  # five components
 
@@ -92,6 +93,8 @@ def find_modes(of: Posterior, *, restarts: int = 16, labels: Axes | None = None,
     posterior = laplace_posterior(of)
     problem = posterior.state.problem
     axes, num_components = component_axes(problem.joint, posterior.state, labels)
+    restarts = check_count("restarts", restarts)
+    check_seed(seed)
     starts = torch.cat([posterior.state.u.unsqueeze(0), problem.joint.initial(restarts, seed)])
     found = _distinct([posterior.state], posterior, starts)
     if axes:

@@ -62,7 +62,8 @@ class ClassConditional:
 
         :raises BadInput: on a label that no density was fitted for.
         """
-        place = torch.searchsorted(self.classes, labels.contiguous()).clamp(max=len(self.classes) - 1)
+        classes, own = (x.long() if x.dtype == torch.bool else x for x in (self.classes, labels.contiguous()))
+        place = torch.searchsorted(classes, own).clamp(max=len(classes) - 1)  # which does not compare truth values
         if not bool((self.classes[place] == labels).all()):
             unknown = sorted(set(labels.tolist()) - set(self.classes.tolist()))
             raise BadInput(

@@ -24,7 +24,7 @@ from pyro_evidence.laplace.restarts import Restarts, search, starts, without_rep
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count, check_function, check_model
+from pyro_evidence.settings import check_count, check_function, check_model, check_seed
 from pyro_evidence.structure.orbits import refuse_orbits
 from pyro_evidence.threads import one_at_a_time
 
@@ -78,6 +78,7 @@ class LaplaceEvidence:
         check_function("curvature", curvature, "exact_hessian")
         check_stop(stop)
         restarts = check_count("restarts", restarts)
+        check_seed(seed)
         self.integrate = _integrate(deprecated)
         self.outer = () if self.integrate is not None and outer is None else outer
         self.model, self.hyper = model, hyper

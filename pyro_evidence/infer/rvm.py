@@ -15,6 +15,7 @@ from pyro_evidence.relevance.noise import noise_of
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.weights import LinearTarget, Weights, weights_of
 from pyro_evidence.settings import check_model
+from pyro_evidence.structure.recognise import obstacle
 from pyro_evidence.threads import one_at_a_time
 from pyro_evidence.trust.smoothness import certify_sites
 
@@ -134,6 +135,11 @@ def linear_weights(
     weights = weights_of(LogJoint(model, args, kwargs, hyper=()), site)
     if not isinstance(weights.target, LinearTarget) or weights.num_others:
         other = sorted(set(weights.joint.latents.names) - set(weights.sites))
+        if not other and (why := obstacle(weights.joint)) is not None:
+            raise UnsupportedModel(
+                f"nothing can be said about the model's predictors, because at other weights than the first it raises "
+                f"{type(why).__name__}: {why}. Make it run at every value of its weights."
+            ) from why
         raise UnsupportedModel(
             f"expected observed sites with linear predictors and no latent sites besides the weights; "
             f"{'there are ' + ', '.join(other) if other else 'a predictor is not linear'}. REVM takes such "

@@ -29,7 +29,7 @@ from pyro_evidence.program.failed_run import new_data, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Home
 from pyro_evidence.program.simulate import NewLevels
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, check_probability, check_seed, quantile_levels
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
@@ -180,9 +180,7 @@ class LaplacePosterior:
         :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
         :raises BadInput: for a ``q`` outside 0 to 1.
         """
-        levels = torch.as_tensor(q, dtype=self.state.u.dtype, device=self.state.u.device)
-        if not bool(((levels >= 0.0) & (levels <= 1.0)).all()):
-            raise BadInput(f"quantiles({q}): expected probabilities between 0 and 1.")
+        levels = quantile_levels(q).to(self.state.u)
         sd = self.state.precision.variance[0].sqrt()
         away = torch.where(self.state.problem.active, torch.special.ndtri(levels).unsqueeze(-1) * sd, 0.0)
         return self._constrained(self.state.u + away)
@@ -231,6 +229,7 @@ class LaplacePosterior:
 
     def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""
+        num_samples = check_count("num_samples", num_samples)
         generator, rows = _generator(seed), self._rows
         sizes = [min(rows, num_samples - done) for done in range(0, num_samples, rows)]
         with torch.no_grad(), without_validation():
@@ -263,6 +262,7 @@ class LaplacePosterior:
         curvature.
         """
         curvature = self.state.problem.curvature
+        num_samples = check_count("num_samples", num_samples)
         return {
             "status": self.status,
             "log_evidence": float(self.log_evidence),
@@ -309,6 +309,7 @@ class LaplacePosterior:
 
     def summary(self, prob: float = 0.9) -> None:
         """Print what ``MCMC.summary()`` prints, then hyperparameters, evidence and how far to trust it."""
+        check_probability("prob", prob)
         report.table(self.get_samples(1000, seed=0), prob)
         spread = self._spread()
         sd, edges = ({}, ()) if spread is None else (spread.sd, spread.edges)
@@ -387,6 +388,7 @@ def _generator(seed: int | None) -> torch.Generator:
     if seed is None:
         with own_random_numbers():
             seed = int(torch.randint(2**62, (), device="cpu"))
+    check_seed(seed)
     return torch.Generator(device="cpu").manual_seed(operator.index(seed))
 
 

@@ -124,8 +124,8 @@ def predict_latent(posterior: HasState, *args: Any, site: str | None = None, **k
     :raises UnsupportedModel: for another kind of model.
     :raises BadInput: for inputs that cannot be joined to the old ones.
     """
-    state = posterior.state
-    if not isinstance(state.precision, LatentPrecision):
+    state: Any = getattr(posterior, "state", None)
+    if not isinstance(getattr(state, "precision", None), LatentPrecision):
         raise UnsupportedModel(
             "predict_latent needs a model whose latents have a dense Gaussian prior and are seen through linear "
             "predictors, fitted with the exact curvature; this one is not. Use Predictive(posterior.model, "

@@ -21,7 +21,7 @@ from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_com
 from pyro_evidence.mixture.rounds import Journal, MixtureRestarts
 from pyro_evidence.mixture.updates import Ties, Update
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import check_count, check_positive, outside
+from pyro_evidence.settings import check_count, check_positive, check_seed, outside
 
 Starting = Callable[[MixtureData, Mixture, Ties], Mixture]
 
@@ -59,6 +59,7 @@ class Start:
     def __post_init__(self) -> None:
         check_count("Start: restarts", self.restarts)
         check_count("Start: warm_up", self.warm_up, 0)
+        check_seed(self.seed)
         for name in ("width", "narrower", "alpha"):
             check_positive(f"Start: {name}", getattr(self, name))
 

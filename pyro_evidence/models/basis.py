@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, check_numbers, check_tensor
 
 Basis = Callable[[Tensor], Tensor]  # X (..., N, D) -> Phi (..., N, M)
 
@@ -88,6 +88,8 @@ class GaussianRBF(TensorValue):
     bias: bool = True
 
     def __post_init__(self) -> None:
+        check_tensor("GaussianRBF: centres", self.centres, "shape (M, D), one row per centre")
+        check_numbers("GaussianRBF: scale", self.scale)
         if self.centres.dim() != 2:
             shape = tuple(self.centres.shape)
             raise BadInput(f"GaussianRBF has centres of shape {shape}; expected (M, D), one row per centre.")

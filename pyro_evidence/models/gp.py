@@ -43,6 +43,10 @@ def declared(name: str, setting: Setting, like: Tensor, constraint: Any = constr
         return value
     if isinstance(setting, int | float | Tensor):
         return value_of(setting, like)
+    if not hasattr(setting, "sample"):
+        raise BadInput(
+            f"{name} is set to {setting!r}; expected a number, Learned(start), or a distribution as its prior."
+        )
     return torch.as_tensor(pyro.sample(name, setting)).to(like)
 
 

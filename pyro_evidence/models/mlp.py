@@ -21,7 +21,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import TensorValue
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, check_function, check_methods
 from pyro_evidence.structure import network_layers
 from pyro_evidence.structure.network_density import NetworkDensity, Wiring
 from pyro_evidence.structure.network_layers import Activation, Layer
@@ -163,8 +163,11 @@ class MLP(PyroModule):
         alpha: Precision | Mapping[str, Precision] = LEARNED,
     ) -> None:
         super().__init__()
-        self.num_hidden = (hidden,) if isinstance(hidden, int) else tuple(hidden)
+        sizes = hidden if isinstance(hidden, list | tuple) else (hidden,)
+        self.num_hidden = tuple(check_count("hidden", size, at_least=0) for size in sizes)
         self.num_inputs, self.activation, self.output = num_inputs, activation, output
+        check_function("activation", activation, "torch.tanh")
+        check_methods("output", output, ("distribution", "data"), "Regression()")
         _check_sizes(num_inputs, self.num_hidden, output.num_outputs)
         widths = (num_inputs, *self.num_hidden, output.num_outputs)
         self.shapes: dict[str, tuple[int, ...]] = {}

@@ -17,6 +17,8 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED as LEARNED
 from pyro_evidence.models.basis import Basis, TensorValue, check_basis, has_bias, linear_predictor
 from pyro_evidence.models.basis import Learned as Learned
+from pyro_evidence.program.numbers import LARGEST
+from pyro_evidence.settings import check_tensor
 
 Precision = float | Tensor | Learned  # a number or a tensor is a fixed value
 
@@ -90,6 +92,14 @@ def check_precision(name: str, setting: Precision, largest_dim: int = 0) -> None
     if value.dim() > largest_dim:
         expected = "one number" if largest_dim == 0 else "one number, or one per weight or group"
         raise BadInput(f"{name} has shape {tuple(value.shape)}; expected {expected}.")
+    if not value.numel():
+        raise BadInput(f"{name} has no value, shape {tuple(value.shape)}; expected a number greater than 0.")
+    extreme = value[value.isfinite() & (value > 0) & ((value > LARGEST) | (value < 1.0 / LARGEST))]
+    if len(extreme):
+        raise BadInput(
+            f"{name} has the value {float(extreme[0]):g}; expected precisions from {1.0 / LARGEST:g} to {LARGEST:g}, "
+            f"whose powers are floats. Choose other units for the data."
+        )
     refused = value[~(value.isfinite() & (value > 0))]
     if len(refused) > 0:
         raise BadInput(
@@ -124,6 +134,7 @@ def _start(setting: Precision) -> Tensor:
 
 
 def _check_groups(groups: Tensor, alpha_shape: Size) -> None:
+    check_tensor("groups", groups, "whole numbers, one per weight, shape (M,)")
     if groups.dim() != 1 or groups.is_floating_point() or groups.dtype == torch.bool:
         raise BadInput(
             f"groups has shape {tuple(groups.shape)} and dtype {groups.dtype}; expected whole numbers, one "

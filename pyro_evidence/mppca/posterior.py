@@ -18,7 +18,7 @@ from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.missing import Latent
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, check_seed
 
 APART = 1e-6  # relative difference of variances below which axes can turn into one another
 
@@ -188,7 +188,7 @@ class MPPCAPosterior(LaplacePosterior):
             )
         if bool(Y.isinf().any()):
             raise BadInput(f"Y, shape {tuple(Y.shape)}, contains inf; expected numbers, or nan where one is missing.")
-        return Y.double()
+        return Y.detach().double()
 
     def _centred(self, Y: Tensor) -> tuple[Tensor, Analysers]:
         """Data and parameters about the mean of the components: squares of data far from zero would lose digits."""
@@ -239,6 +239,7 @@ class MPPCAPosterior(LaplacePosterior):
 
         :raises BadInput: unless ``num_samples`` is a whole number of at least 1.
         """
+        check_seed(seed)
         num_samples = check_count("num_samples", num_samples)
         generator, analysers = torch.Generator().manual_seed(seed), self._fitted
         z = torch.multinomial(analysers.log_mixing[0].exp().cpu(), num_samples, replacement=True, generator=generator)
@@ -262,17 +263,20 @@ class MPPCAPosterior(LaplacePosterior):
 
     def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
         """Independent draws of the loadings over their whole orbits, ``(S, K, m, q)`` by the site's name."""
+        num_samples = check_count("num_samples", num_samples, at_least=0)
         generator, analysers, precision = generator_of(seed), self._fitted, self.state.precision
         d = precision.colour(self._white(num_samples, generator))
         d = orbit.across(d, analysers) if isinstance(precision, Dense) else d
         W = analysers.W + d.reshape(num_samples, *analysers.W.shape[1:])
-        return self._constrained(orbit.turned(W, analysers, generator).reshape(num_samples, -1))
+        return self._constrained(orbit.turned(W, analysers, generator).flatten(1))
 
     def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation, orbits integrated in both, nats, ``(S,)``.
 
         :raises TooLarge: when there are more loadings than a dense curvature is kept for.
         """
+        num_samples = check_count("num_samples", num_samples)
+        check_seed(seed)
         assert self.structure is not None
         Y, precision = self.structure.Y, self.state.precision
         if not isinstance(precision, Dense):
@@ -287,6 +291,7 @@ class MPPCAPosterior(LaplacePosterior):
 
         Without a dense curvature what comes from importance ratios is nan.
         """
+        num_samples = check_count("num_samples", num_samples)
         if isinstance(self.state.precision, Dense) and not self.refusal:
             found = super().diagnostics(num_samples, seed)
         else:

@@ -87,6 +87,9 @@ def _check_latents(latent: Mapping[str, Node]) -> None:
             "the model has no latent site, so there is nothing to integrate and the log evidence is the log "
             "likelihood itself. Give a weight a prior with pyro.sample."
         )
+    if all(s["value"].numel() == 0 for s in latent.values()):
+        shapes = {n: tuple(s["value"].shape) for n, s in latent.items()}
+        raise BadInput(f"the latent sites have no elements: {shapes}; expected at least one. Have the inputs columns?")
     discrete = {n: s for n, s in latent.items() if is_discrete(s)}
     for name, node in discrete.items():
         if not node["fn"].has_enumerate_support:

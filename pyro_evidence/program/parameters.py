@@ -1,7 +1,7 @@
 """What is maximised: params that a model declares, where they live, latent sites beside them; params held constant."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -143,6 +143,11 @@ def check_start(name: str, declared: Declaration) -> None:
         )
 
 
+def _check_kind(role: str, names: object) -> None:
+    if names is not None and not isinstance(names, Sequence | Set):
+        raise BadInput(f"{role}={names!r}; expected a list of names of sites, such as {role}=['w'], or None.")
+
+
 def maximised_sites(
     continuous: Sequence[str],
     params: Sequence[str],
@@ -153,6 +158,8 @@ def maximised_sites(
 
     :raises BadInput: for names that do not exist, or that contradict each other.
     """
+    _check_kind("integrate", integrate)
+    _check_kind("hyper", hyper)
     _check_names("integrate", integrate, continuous)
     _check_names("hyper", hyper, [*continuous, *params])
     both = sorted(set(integrate or ()) & set(hyper or ()))

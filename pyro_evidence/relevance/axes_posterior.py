@@ -36,7 +36,7 @@ from pyro_evidence.relevance.axis_priors import (
 )
 from pyro_evidence.relevance.chunks import StreamedTarget
 from pyro_evidence.relevance.weights import Weights, weights_of
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.threads import own_random_numbers, put_into_store
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
@@ -139,6 +139,7 @@ class AxesPosterior:
         num_samples = check_count("num_samples", num_samples, at_least=0)
         with own_random_numbers():
             if seed is not None:
+                check_seed(seed)
                 torch.manual_seed(seed)
             white = torch.randn(num_samples, len(self.state.x), dtype=torch.float64)
         return self._sites((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
@@ -185,7 +186,7 @@ class AxesPosterior:
 
     def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Marginal quantiles, taken in unconstrained space: ``(len(q),) + shape``."""
-        levels = torch.as_tensor(q, dtype=torch.float64)
+        levels = quantile_levels(q)
         sd = self._colour_rows().square().sum(-1).sqrt()
         return self._sites(self.state.y + torch.special.ndtri(levels).unsqueeze(-1) * sd)
 
@@ -243,7 +244,7 @@ class AxesPosterior:
         """The first observed site's predictor at the mode, and its derivative in ``x``, ``(size, K + V)``."""
         joint, slot = self._with(args, kwargs), self.of.slots[0]
         x = self.state.x.clone().requires_grad_()
-        with own_random_numbers():
+        with own_random_numbers(), new_data(joint.args, joint.kwargs):
             trace = joint.trace(self.of.flat(self.state.embedding @ x), joint.initial_theta)
         eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
         return eta.detach(), jacobian(eta.reshape(-1), x)

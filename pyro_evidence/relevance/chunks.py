@@ -103,6 +103,8 @@ def streamed_weights(model: Model, site: str | Sequence[str] | None, chunks: Chu
     :raises BadInput: for no chunks, for those that can be gone through only once, or whose weights differ.
     :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
     """
+    if not isinstance(chunks, Iterable):
+        raise BadInput(f"chunks is a {type(chunks).__name__}; expected a list of tuples of the model's arguments.")
     if iter(chunks) is chunks:
         raise BadInput(
             f"chunks is a {type(chunks).__name__}, which can be gone through only once; expected a list, a DataLoader, "

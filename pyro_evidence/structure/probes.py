@@ -97,6 +97,8 @@ def run(joint: LogJoint, u: Tensor, theta: Tensor, *, graph: bool = False) -> Pr
             return Probe(joint, u, theta, joint.trace(u, theta), kept)
     except LinAlgError:
         return None
+    except MemoryError:  # no fact about the model
+        raise
     except Exception as error:  # whatever the user's own Python may raise far from where it was tried
         raise Unreadable from error
 

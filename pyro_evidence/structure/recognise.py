@@ -86,6 +86,17 @@ class Structure:
         return all(bool(((a - b).abs() <= tolerance * (1.0 + b.abs().amax())).all()) for a, b in pairs)
 
 
+def obstacle(joint: LogJoint) -> BaseException | None:
+    """What the model raised when it was run away from where it runs; None where it ran."""
+    try:
+        found = probes.near(joint)
+        if found is not None:
+            _recognised(joint, found, False)
+    except probes.Unreadable as error:
+        return error.__cause__
+    return None
+
+
 def recognise(joint: LogJoint, *, factors: bool = False) -> Structure:
     """Everything that can be verified about ``joint``; a few runs of the model.
 
