@@ -167,7 +167,7 @@ def test_extreme_precisions_are_refused(value) -> None:
         ("chunks is a NoneType; expected a list", lambda: REVM(linear).run_chunks(None)),
         ("num_steps='a'; expected", lambda: Stop(num_steps="a")),
         ("hyper=0; expected a list", lambda: LaplaceEvidence(linear, hyper=0).run(*data())),
-        ("integrate=1.5; expected a list", lambda: LaplaceEvidence(linear, integrate=1.5).run(*data())),
+        ("hyper=1.5; expected a list", lambda: LaplaceEvidence(linear, hyper=1.5).run(*data())),
         ("path is a NoneType", lambda: LaplacePosterior.load(None, linear)),
         ("model is a NoneType", lambda: LaplaceEvidence(None)),
         (
