@@ -139,6 +139,16 @@ def check_numbers(name: str, value: Any) -> None:
         raise BadInput(f"{name} is a {type(value).__name__}; expected a number, or a tensor of numbers.")
 
 
+def check_tensors(name: str, found: Any, number: int) -> tuple[Tensor, ...]:
+    """What a function of the user's gave, where it is so many tensors.
+
+    :raises BadInput: where it is not, naming the function.
+    """
+    if not isinstance(found, tuple | list) or len(found) != number or not all(isinstance(x, Tensor) for x in found):
+        raise BadInput(f"{name} gave {found!r}; expected {number} tensors.")
+    return tuple(found)
+
+
 def check_tensor(name: str, value: Any, what: str) -> None:
     """Refuse what is no tensor.
 

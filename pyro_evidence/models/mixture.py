@@ -20,7 +20,7 @@ from torch.distributions import constraints
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import Basis, TensorValue, check_basis
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value
-from pyro_evidence.settings import check_count, check_function
+from pyro_evidence.settings import check_count, check_function, check_tensors
 from pyro_evidence.threads import without_validation
 
 Units = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -86,9 +86,6 @@ class DiagonalNoise(TensorValue):
 
     beta: Precision = LEARNED
 
-    def __post_init__(self) -> None:
-        check_precision("beta", self.beta, largest_dim=2)
-
     def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
         """Declares ``beta``: one noise precision for each component and output."""
         beta = _in_units(self.beta, Size([num_components, len(scale)]), scale)
@@ -101,9 +98,6 @@ class SphericalNoise(TensorValue):
 
     beta: Precision = LEARNED
 
-    def __post_init__(self) -> None:
-        check_precision("beta", self.beta, largest_dim=2)
-
     def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
         """Declares ``beta``: one noise precision for each component."""
         beta = precision_value("beta", self.beta, Size([num_components]), scale)
@@ -115,9 +109,6 @@ class SharedNoise(TensorValue):
     """One noise precision for all components and outputs, ``beta`` ``()``, outputs measured in the model's units."""
 
     beta: Precision = LEARNED
-
-    def __post_init__(self) -> None:
-        check_precision("beta", self.beta, largest_dim=2)
 
     def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
         """Declares ``beta``: noise precisions that all components share."""
@@ -199,7 +190,7 @@ class GaussianMixture(TensorValue):
     def __call__(self, Y: Tensor, weight: Tensor | None = None) -> Tensor:
         """Draw or observe the data, shape ``(N, m)``; ``weight`` ``(N,)`` says how often each datum counts."""
         check_responses(Y)
-        loc, scale = _origin_and_unit(self.units, Y)
+        loc, scale = check_tensors("units", self.units(Y), 2)
         alpha = precision_value("alpha", self.alpha, _start_shape(self.alpha), Y)
         num = self._number(Y)
         prior_scale = (scale * alpha.rsqrt().unsqueeze(-1)).expand(num, -1)
@@ -347,20 +338,10 @@ def enough_components(num_data: int, num_outputs: int) -> int:
     return min(20, max(2, num_data // (5 * (2 * num_outputs + 1))))
 
 
-def _origin_and_unit(units: Units, Y: Tensor) -> tuple[Tensor, Tensor]:
-    """What ``units`` says of each column.
-
-    :raises BadInput: when that is no pair of tensors.
-    """
-    found = units(Y)
-    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(x, Tensor) for x in found):
-        raise BadInput(f"units gave {found!r}; expected two tensors, origin and unit of each of {Y.shape[-1]} columns.")
-    return found
-
-
 def _check(num_components: int, alpha: Precision, noise: Noise) -> None:
     num_components = check_count("num_components", num_components)
     check_function("noise", noise, "DiagonalNoise()")
+    check_precision("beta", getattr(noise, "beta", 1.0), largest_dim=2)
     check_precision("alpha", alpha, largest_dim=1)
     if _start_shape(alpha) not in (Size(), Size([num_components])):
         raise BadInput(

@@ -141,7 +141,10 @@ def test_extreme_precisions_are_refused(value) -> None:
         ("noise=None; expected a function", lambda: gaussian_mixture(2, noise=None)),
         ("noise=None; expected a function", lambda: linear_mixture(2, Polynomial(1), noise=None)),
         ("units=None; expected a function", lambda: gaussian_mixture(2, units=None)),
-        ("units gave None; expected two", lambda: EvidenceEM(gaussian_mixture(2, units=lambda Y: None)).run(heaps())),
+        (
+            "units gave None; expected 2 tensors",
+            lambda: EvidenceEM(gaussian_mixture(2, units=lambda Y: None)).run(heaps()),
+        ),
         ("num_outputs='a'; expected", lambda: linear_mixture(2, Polynomial(1), num_outputs="a")),
         ("hidden is a NoneType; expected", lambda: MLP(3, None)),
         ("hidden='a'; expected", lambda: MLP(3, "a")),
