@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_evidence import LaplaceEvidence
+from pyro_evidence.curvature import damped, exact_hessian
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf import AR1, BYM2, ICAR, GaussianField, Neighbours, RandomWalk
 from tests.oracles import gmrf as oracle
@@ -234,3 +235,33 @@ def test_letters_for_walks() -> None:
         RandomWalk(1.0, 2, order=2)
     with pytest.raises(BadInput, match="size=1"):
         AR1(1.0, 0.5, 1)
+
+
+def lattice(side: int) -> Tensor:
+    node = torch.arange(side * side).view(side, side)
+    across = torch.stack([node[:, :-1].flatten(), node[:, 1:].flatten()], -1)
+    return torch.cat([across, torch.stack([node[:-1].flatten(), node[1:].flatten()], -1)])
+
+
+LARGE: dict[str, Callable[[], GaussianField]] = {
+    "walk": lambda: RandomWalk(S, 225, order=2, level=LEVEL),
+    "autoregression": lambda: AR1(S, 0.9 * torch.ones((), dtype=torch.float64), 225),
+    "graph": lambda: ICAR(lattice(15), S, level=LEVEL),
+    "mixed": lambda: BYM2(lattice(11), S, torch.tensor(0.4, dtype=torch.float64), level=LEVEL),
+}
+
+
+@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+def test_the_sparse_curvature_of_a_field_is_the_exact_one(make: Callable[[], GaussianField]) -> None:
+    field = make()
+    y = torch.poisson(torch.ones(field.event_shape[-1]).double(), generator=torch.Generator().manual_seed(0))
+
+    def model(y: Tensor) -> None:
+        x = pyro.sample("x", make())
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Poisson((x if x.dim() == 1 else x[0]).exp()), obs=y)
+
+    sparse = LaplaceEvidence(model).run(y)
+    dense = LaplaceEvidence(model, curvature=damped(exact_hessian, 0.0)).run(y)  # any choice but the exact one is dense
+    assert "checked by 2 products" in str(sparse.structure)
+    torch.testing.assert_close(sparse.log_evidence, dense.log_evidence, rtol=1e-10, atol=0.0)

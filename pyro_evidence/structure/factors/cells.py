@@ -39,7 +39,8 @@ def _of_site(node: Any, name: str) -> dict[str, Tensor]:
     """The terms of one site; a distribution that knows its own factors gives those."""
     fn, value = node["fn"], node["value"]
     if node["mask"] is None and hasattr(fn, "element_log_prob"):
-        each = fn.element_log_prob(value[..., fn.element_index]) * node["scale"]
+        flat = value.flatten(value.dim() - len(fn.event_shape)) if fn.event_shape else value
+        each = fn.element_log_prob(flat[..., fn.element_index]) * node["scale"]
         return {name: each, f"{name}, normaliser": fn.log_normaliser() * node["scale"]}
     num = 0  # dims that to_event has made one
     while isinstance(fn, torch.distributions.Independent):
