@@ -21,11 +21,12 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 # One method, one folder: a part may import those before it, and nothing after it.
 ORDER = (
     "moved errors threads settings tensor_file checkpoint iterate numerics curvature program structure models trust "
-    "laplace mixture relevance mppca prbf infer evidence_check datasets distributed compare plots sklearn"
+    "prediction laplace mixture relevance mppca prbf infer evidence_check datasets distributed compare plots sklearn"
 ).split()
 RUN_MODELS = {
     "program",
     "models",
+    "prediction",
     "laplace/guide.py",
     "laplace/marginal.py",
     "laplace/nested/guide.py",

@@ -12,6 +12,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_evidence import prediction
 from pyro_evidence.curvature.dense import Dense, Diagonal
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.errors import BadInput
@@ -38,7 +39,7 @@ SUMMARISED = 12  # hyperparameters up to which summary() gives their standard de
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LaplacePosterior:
+class LaplacePosterior(prediction.Predicting):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     :ivar state: the last iterate; every number below is of this one.
@@ -185,21 +186,17 @@ class LaplacePosterior:
         away = torch.where(self.state.problem.active, torch.special.ndtri(levels).unsqueeze(-1) * sd, 0.0)
         return self._constrained(self.state.u + away)
 
-    def predict(
-        self, *args: Any, return_std: bool = False, num_samples: int = 1000, seed: int = 0, **kwargs: Any
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Predictive mean of the observed site, averaged over the posterior; class probabilities of a categorical one.
-
-        Means of the likelihood are averaged, not draws of it; a Gaussian process by itself is integrated by quadrature.
-
-        :param args: the model's arguments at new data; targets may be left out.
-        :param return_std: with the predictive standard deviation, noise included.
-        :param num_samples: draws of the latents.
-        :param seed: of the draws.
-        :return: shape ``(N,)`` (for a Bernoulli site the probability of 1), ``(N, C)`` for a categorical one.
-        :raises UnsupportedModel: for several observed sites, or a discrete latent site.
-        """
-        return predicted(self, self._joint, args, kwargs, PredictiveDraws(num_samples, seed), return_std=return_std)
+    def _observed_rows(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int, draws: bool
+    ) -> dict[str, prediction.Rows]:
+        num_samples = check_count("num_samples", num_samples, 2, "They come in pairs.")
+        new = (args, kwargs) if args or kwargs else (self._joint.args, self._joint.kwargs)
+        guide, generator = self.guide, _generator(seed)
+        latents = guide.values(num_samples, generator, *args, **kwargs) if isinstance(guide, ProcessGuide) else None
+        if latents is None:
+            white = prediction.in_pairs(num_samples, len(self.state.u), generator).to(self.state.u)
+            latents = self._constrained(self._coloured(white * self.state.problem.active))
+        return prediction.observed_rows(self._joint, self.state.theta, latents, new, seed, draws)
 
     def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Pointwise log density of every observed site at the mode, nats; by default of the training data.

@@ -15,6 +15,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.guide import LaplaceGuide
 from pyro_evidence.numerics.linalg import cholesky
+from pyro_evidence.prediction import in_pairs
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.links import gauss_hermite, hermite
 from pyro_evidence.program.simulate import node_at
@@ -245,6 +246,18 @@ class ProcessGuide(LaplaceGuide):
         pieces = flat.split([torch.Size(shape).numel() for shape in shapes], -1)
         named = zip(self.latents.names, pieces, shapes, strict=True)
         return {n: self._emitted(n, v.reshape((*v.shape[:-1], *shape))) for n, v, shape in named}
+
+    def values(
+        self, num_samples: int, generator: torch.Generator, *args: Any, **kwargs: Any
+    ) -> dict[str, Tensor] | None:
+        """Draws of all latents at new inputs, in pairs around the mean; None where the inputs are the fitted ones."""
+        if self._fitted(args, kwargs):
+            return None
+        shapes, mean, tril = self._law((args, kwargs))
+        flat = mean + in_pairs(num_samples, len(mean), generator).to(mean) @ tril.mT
+        pieces = flat.split([torch.Size(shape).numel() for shape in shapes], -1)
+        named = zip(self.latents.names, pieces, shapes, strict=True)
+        return {n: v.reshape(len(flat), *shape).to(self.dtype) for n, v, shape in named}
 
     def _emitted(self, name: str, value: Tensor) -> Tensor:
         value = value.to(self.dtype)

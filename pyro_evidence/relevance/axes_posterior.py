@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence import prediction
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
@@ -20,8 +21,9 @@ from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.program.checks import require_targets
 from pyro_evidence.program.failed_run import new_data
-from pyro_evidence.program.links import moderated_output
+from pyro_evidence.program.links import identity, logit, moderated_output
 from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.predictors import unwrapped
 from pyro_evidence.relevance.axis_priors import (
     AXES,
     AxisPrior,
@@ -44,7 +46,7 @@ Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> pro
 
 
 @dataclass(frozen=True, repr=False)
-class AxesPosterior:
+class AxesPosterior(prediction.Predicting):
     """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
 
     :ivar of: the weights it is of.
@@ -254,12 +256,32 @@ class AxesPosterior:
         tril = self._fit.precision_tril
         return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
 
-    def probability(self, *args: Any, integral: Integral = moderated_output, **kwargs: Any) -> Tensor:
-        """Predictive probability of label 1 of a Bernoulli site in log odds, shape ``(N,)``.
+    def _observed_rows(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int, draws: bool
+    ) -> dict[str, prediction.Rows]:
+        num_samples = check_count("num_samples", num_samples, 2, "They come in pairs.")
+        joint = self._with(args, kwargs)
+        white = prediction.in_pairs(num_samples, len(self.state.x), torch.Generator().manual_seed(seed))
+        latents = self._sites((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
+        return prediction.observed_rows(joint, joint.initial_theta, latents, (joint.args, joint.kwargs), seed, draws)
 
-        :param integral: :func:`moderated_output`, :func:`hermite`, or your own; none of the two changes a decision.
+    def probability(self, *args: Any, integral: Integral = moderated_output, **kwargs: Any) -> Tensor:
+        """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
+
+        :param integral: of the sigmoid under a Gaussian, for a Bernoulli site in log odds: :func:`moderated_output`,
+            :func:`hermite`, or your own; none of the two changes a decision.  Other sites are averaged over draws.
+        :raises UnsupportedModel: for a site that has no classes.
         """
-        return integral(*self.predictor(*args, **kwargs))
+        slot = self.of.slots[0]
+        if slot.link in (identity, logit) and slot.layout.num_coupled == 1 and self._is_bernoulli:
+            return integral(*self.predictor(*args, **kwargs))
+        return super().probability(*args, **kwargs)
+
+    @property
+    def _is_bernoulli(self) -> bool:
+        joint = self.of.joint
+        node = joint.trace(joint.initial_u, joint.initial_theta).nodes[self.of.slots[0].site]
+        return isinstance(unwrapped(node["fn"]).base, torch.distributions.Bernoulli)
 
     def predict(
         self, *args: Any, return_std: bool = False, num_samples: int = 1000, seed: int = 0, **kwargs: Any

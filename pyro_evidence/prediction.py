@@ -1,0 +1,232 @@
+"""What a fitted model says at new inputs: means, class probabilities and new data, averaged over draws of latents."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, OneHotCategorical
+
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.program.failed_run import new_data
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import unwrapped
+from pyro_evidence.program.simulate import unobserved
+from pyro_evidence.threads import own_random_numbers, own_warnings, quiet, without_validation
+
+Values = dict[str, Tensor]
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+KEYS = ("mean", "variance", "draws")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One observed site at new inputs, one row for each draw of the latents.
+
+    :ivar mean: of a new datum given the latents, or the classes' probabilities, ``(S,) + shape``.
+    :ivar variance: of a new datum given the latents, ``(S,) + shape``; zero for classes, whose spread it leaves out.
+    :ivar draws: new data, ``(S,) + shape``.
+    :ivar classes: whether the site has classes, so that ``mean`` is of probabilities.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    draws: Tensor
+    classes: bool
+
+    @property
+    def average(self) -> Tensor:
+        """Mean over the rows."""
+        return self.mean.mean(0)
+
+    @property
+    def spread(self) -> Tensor:
+        """Standard deviation of a new datum, its noise included; for classes that of the probability."""
+        return (self.mean.var(0, correction=0) + self.variance.mean(0)).sqrt()
+
+    def quantiles(self, q: float | Sequence[float]) -> Tensor:
+        """Quantiles of a new datum; for classes of the probability; ``(len(q),) + shape``, or ``shape`` for one."""
+        values = self.mean if self.classes else self.draws.to(self.mean)
+        return values.quantile(torch.as_tensor(q).to(values), 0)
+
+
+class _AtMean(Messenger):
+    """Gives the one observed site its mean in place of a draw, which no other site sees and which batches well."""
+
+    def __init__(self, site: str) -> None:
+        super().__init__()
+        self.site = site
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] == self.site and msg["value"] is None and not has_classes(msg["fn"]):
+            with suppress(NotImplementedError):
+                msg["value"] = msg["fn"].mean
+
+
+def observed_rows(
+    joint: LogJoint, theta: Tensor, latents: Values, new: Arguments, seed: int, draws: bool = True
+) -> dict[str, Rows]:
+    """Every observed site at new inputs, given rows of the latents.
+
+    :param latents: constrained values of the latent sites, each ``(S,) + site shape``.
+    :param new: the model's arguments at the new inputs; a required one that is missing is passed as None.
+    :param seed: of the new data; the caller's random state is not touched.
+    :param draws: whether new data are wanted; without them the means of the one observed site stand there.
+    :raises BadInput: when the model cannot be run on them.
+    """
+    args, kwargs = completed(joint.model, *new)
+    model = unobserved(joint, theta)
+    if not draws and len(joint.observed) == 1:
+        model = _AtMean(joint.observed[0])(model)
+    classes: dict[str, bool] = {}
+
+    def run(row: Values) -> Values:
+        with quiet():
+            trace = poutine.trace(poutine.condition(model, data=row)).get_trace(*args, **kwargs)
+        nodes = {n: trace.nodes[n] for n in joint.observed if n in trace.nodes}
+        classes.update({n: has_classes(node["fn"]) for n, node in nodes.items()})
+        return {f"{n}/{k}": v for n, node in nodes.items() for k, v in zip(KEYS, moments(node), strict=True)}
+
+    with new_data(args, kwargs):
+        rows = _over_rows(run, latents, seed)
+    return {n: Rows(rows[f"{n}/mean"], rows[f"{n}/variance"], rows[f"{n}/draws"], c) for n, c in classes.items()}
+
+
+def completed(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments with None for required ones that are missing, as the targets of a prediction are.
+
+    >>> completed(lambda X, t: None, [1.0], {})
+    ((1.0,), {'t': None})
+    """
+    try:
+        signature = inspect.signature(model)
+        given = signature.bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # no signature, or arguments that do not fit, of which the model itself will tell
+        return tuple(args), dict(kwargs)
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    wanted = [n for n, p in signature.parameters.items() if p.kind in named and p.default is inspect.Parameter.empty]
+    return tuple(args), dict(kwargs) | {n: None for n in wanted if n not in given}
+
+
+def has_classes(fn: Any) -> bool:
+    """Whether a distribution is over classes, two or more."""
+    return isinstance(unwrapped(fn).base, Bernoulli | Categorical | OneHotCategorical)
+
+
+def moments(node: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of an observed site given all else, and a draw of it; for classes their probabilities."""
+    fn, value = node["fn"], node["value"]
+    base = unwrapped(fn).base
+    if isinstance(base, Categorical):
+        probs = base.probs.expand(*value.shape, base.probs.shape[-1])
+        return probs, torch.zeros_like(probs), value
+    mean = fn.mean.expand(value.shape)
+    return mean, torch.zeros_like(mean) if has_classes(fn) else fn.variance.expand(value.shape), value
+
+
+def _over_rows(run: Callable[[Values], Values], latents: Values, seed: int) -> Values:
+    """All rows at once; one by one where the model's own Python, or a sampler, cannot be vectorised."""
+    with own_random_numbers(), torch.no_grad(), without_validation():
+        torch.manual_seed(seed)
+        try:
+            with own_warnings("error"):  # a sampler that only warns may return rows that are not independent
+                return torch.vmap(run, randomness="different")(latents)
+        except (RuntimeError, NotImplementedError, ValueError, Warning):
+            num = len(next(iter(latents.values())))
+            rows = [run({n: v[i] for n, v in latents.items()}) for i in range(num)]
+            return {n: torch.stack([row[n] for row in rows]) for n in rows[0]}
+
+
+def chosen(rows: Mapping[str, Rows], site: str | None) -> Rows:
+    """The rows of one site.
+
+    :raises BadInput: for a name that is none, or where there are several sites and none is named.
+    """
+    if site is None and len(rows) == 1:
+        return next(iter(rows.values()))
+    if site is None or site not in rows:
+        raise BadInput(f"site={site!r}; expected one of the observed sites: {', '.join(rows) or 'there is none'}.")
+    return rows[site]
+
+
+def answer(rows: Rows, return_std: bool, quantiles: float | Sequence[float] | None) -> Any:
+    """What ``predict`` returns.
+
+    :raises BadInput: for both at once, and where a distribution has no mean.
+    """
+    if return_std and quantiles is not None:
+        raise BadInput("predict(..., return_std=True, quantiles=...): expected one of the two. Call it twice.")
+    if quantiles is not None:
+        return rows.quantiles(quantiles)
+    if not bool(torch.isfinite(rows.average).all()):
+        raise BadInput("the mean is not finite, as that of a Cauchy is not; ask for quantiles=[0.05, 0.5, 0.95].")
+    return (rows.average, rows.spread) if return_std else rows.average
+
+
+def probabilities(rows: Rows, site: str | None) -> Tensor:
+    """Averaged class probabilities.
+
+    :raises UnsupportedModel: for a site that has no classes.
+    """
+    if not rows.classes:
+        raise UnsupportedModel(
+            f"probability(...) is for a site of classes (Bernoulli, Categorical, OneHotCategorical); "
+            f"{'the observed site' if site is None else repr(site)} has none. Use predict(...) for its mean."
+        )
+    return rows.average
+
+
+def in_pairs(num_samples: int, size: int, generator: torch.Generator) -> Tensor:
+    """White noise whose second half is the first with its sign turned, ``(S, size)``: linear means are then exact."""
+    half = torch.randn((num_samples + 1) // 2, size, generator=generator, dtype=torch.float64)
+    return torch.cat([half, -half])
+
+
+class Predicting:
+    """A posterior that predicts: what it says of observed sites given draws of its latents, averaged."""
+
+    def _observed_rows(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int, draws: bool
+    ) -> dict[str, Rows]:
+        """Every observed site at new inputs, a row for each draw."""
+        raise NotImplementedError
+
+    def predict(
+        self,
+        *args: Any,
+        return_std: bool = False,
+        quantiles: float | Sequence[float] | None = None,
+        site: str | None = None,
+        num_samples: int = 1000,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """Means of new data, or class probabilities, averaged over the posterior at fixed hyperparameters.
+
+        :param args: the model's arguments at the new inputs; targets may be left out.  Without any,
+            the training inputs.
+        :param return_std: return also the standard deviation of a new datum, its noise included; for classes the
+            standard deviation of the probability over the posterior.
+        :param quantiles: return instead quantiles of a new datum, for classes of the probability, ``(Q,) + shape``.
+        :param site: the observed site, where there are several.
+        :param num_samples: draws of the latents, half of them mirror images of the others.
+        :return: means ``(N,)``, or ``(N, C)`` for classes of a Categorical; with ``return_std`` a pair.
+        :raises BadInput: when the model cannot be run on the arguments, and for a distribution without a mean.
+
+        >>> mean, sd = posterior.predict(X_new, return_std=True)  # doctest: +SKIP
+        """
+        rows = self._observed_rows(args, kwargs, num_samples, seed, quantiles is not None)
+        return answer(chosen(rows, site), return_std, quantiles)
+
+    def probability(self, *args: Any, site: str | None = None, num_samples: int = 1000, **kwargs: Any) -> Tensor:
+        """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
+
+        :raises UnsupportedModel: for a site that is not Bernoulli, Categorical or OneHotCategorical.
+        """
+        rows = self._observed_rows(args, kwargs, num_samples, seed=0, draws=False)
+        return probabilities(chosen(rows, site), site)
