@@ -10,7 +10,7 @@ import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, OneHotCategorical
+from torch.distributions import Bernoulli, Categorical, Normal, OneHotCategorical
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.program.failed_run import new_data
@@ -55,17 +55,26 @@ class Rows:
         return values.quantile(torch.as_tensor(q).to(values), 0)
 
 
-class _AtMean(Messenger):
-    """Gives the one observed site its mean in place of a draw, which no other site sees and which batches well."""
+class _Observed(Messenger):
+    """Gives observed sites their values in a way that can be batched, where there is one.
 
-    def __init__(self, site: str) -> None:
+    :param sites: the observed sites.
+    :param means: whether they get their means, which no other site sees, in place of draws.
+    """
+
+    def __init__(self, sites: Sequence[str], means: bool) -> None:
         super().__init__()
-        self.site = site
+        self.sites, self.means = sites, means
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] == self.site and msg["value"] is None and not has_classes(msg["fn"]):
-            with suppress(NotImplementedError):
+        if msg["name"] not in self.sites or msg["value"] is not None or has_classes(msg["fn"]):
+            return
+        with suppress(NotImplementedError):
+            if self.means:
                 msg["value"] = msg["fn"].mean
+            elif isinstance(unwrapped(msg["fn"]).base, Normal):
+                mean, sd = msg["fn"].mean, msg["fn"].stddev
+                msg["value"] = mean + sd * torch.randn(mean.shape, dtype=mean.dtype, device=mean.device)
 
 
 def observed_rows(
@@ -80,9 +89,7 @@ def observed_rows(
     :raises BadInput: when the model cannot be run on them.
     """
     args, kwargs = completed(joint.model, *new)
-    model = unobserved(joint, theta)
-    if not draws and len(joint.observed) == 1:
-        model = _AtMean(joint.observed[0])(model)
+    model = _Observed(joint.observed, means=not draws and len(joint.observed) == 1)(unobserved(joint, theta))
     classes: dict[str, bool] = {}
 
     def run(row: Values) -> Values:
