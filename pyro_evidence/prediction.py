@@ -171,7 +171,10 @@ def answer(rows: Rows, return_std: bool, quantiles: float | Sequence[float] | No
     if quantiles is not None:
         return rows.quantiles(quantiles)
     if not bool(torch.isfinite(rows.average).all()):
-        raise BadInput("the mean is not finite, as that of a Cauchy is not; ask for quantiles=[0.05, 0.5, 0.95].")
+        raise BadInput(
+            "the mean is not finite, as that of a Cauchy is not; expected a distribution that has one. Ask for "
+            "quantiles=[0.05, 0.5, 0.95]."
+        )
     return (rows.average, rows.spread) if return_std else rows.average
 
 

@@ -157,7 +157,7 @@ def test_letters() -> None:
     with pytest.raises(BadInput, match="the model cannot be run on these arguments"):
         posterior.predict(X_NEW[:, :2])
     cauchy = LaplaceEvidence(heavy).run(X, Y)
-    with pytest.raises(BadInput, match="ask for quantiles"):
+    with pytest.raises(BadInput, match="Ask for quantiles"):
         cauchy.predict(X_NEW)
     assert cauchy.predict(X_NEW, quantiles=[0.05, 0.5, 0.95]).shape == (3, 6)
 

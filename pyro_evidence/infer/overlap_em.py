@@ -16,6 +16,7 @@ from pyro_evidence.prbf.rounds import Lost, Progress, keep_lost_kernels
 from pyro_evidence.prbf.start import RandomPoints, Start
 from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, same_arguments
+from pyro_evidence.program.failed_run import as_tensors
 from pyro_evidence.settings import check_family, check_function, outside
 from pyro_evidence.threads import one_at_a_time
 
@@ -145,4 +146,5 @@ class OverlapEM:
         return posterior_of(self._task, Fit(progress, Status.BY_HAND, ()))
 
     def _begin(self, X: Tensor, labels: Labels | None) -> PRBFFit:
+        (X, labels), _ = as_tensors((X, labels), {})
         return begin(self.model, X, labels, self.alpha, self.start).begun(self.updates, self.lost)

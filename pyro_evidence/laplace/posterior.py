@@ -26,7 +26,7 @@ from pyro_evidence.laplace.new_data.moments import PredictiveDraws, predicted
 from pyro_evidence.laplace.process_prediction import ProcessGuide
 from pyro_evidence.numerics import importance
 from pyro_evidence.program.checks import require_targets
-from pyro_evidence.program.failed_run import new_data, tensors
+from pyro_evidence.program.failed_run import as_tensors, new_data, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Home
 from pyro_evidence.program.simulate import NewLevels
@@ -190,6 +190,7 @@ class LaplacePosterior(prediction.Predicting):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int, draws: bool
     ) -> dict[str, prediction.Rows]:
         num_samples = check_count("num_samples", num_samples, 2, "They come in pairs.")
+        args, kwargs = as_tensors(args, kwargs)
         new = (args, kwargs) if args or kwargs else (self._joint.args, self._joint.kwargs)
         guide, generator = self.guide, _generator(seed)
         latents = guide.values(num_samples, generator, *args, **kwargs) if isinstance(guide, ProcessGuide) else None
@@ -206,7 +207,7 @@ class LaplacePosterior(prediction.Predicting):
         """
         joint = copy.copy(self._joint)
         if args or kwargs:
-            joint.args, joint.kwargs = args, kwargs
+            joint.args, joint.kwargs = as_tensors(args, kwargs)
         with new_data(joint.args, joint.kwargs):
             require_targets(joint.trace(self.state.u, self.state.theta).nodes, joint.observed, joint.unvalidated)
             return {n: v.detach() for n, v in joint.pointwise(self.state.u, self.state.theta).items()}

@@ -26,7 +26,7 @@ from pyro_evidence.mixture.kernels import Kernels, kernels
 from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture, with_components
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
-from pyro_evidence.program.failed_run import new_data
+from pyro_evidence.program.failed_run import as_tensors, new_data
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_seed
 from pyro_evidence.structure.density import AutogradDensity
@@ -59,7 +59,7 @@ class FittedMixture:
             raise BadInput("the data came in chunks and were not kept; pass the model's arguments, as for run(...).")
         if args or kwargs:
             joint = copy.copy(joint)
-            joint.args, joint.kwargs = args, dict(kwargs)
+            joint.args, joint.kwargs = as_tensors(args, kwargs)
         with own_random_numbers():  # a response that is not given is drawn, and not looked at
             with new_data(joint.args, joint.kwargs):
                 trace = joint.trace(self.structure.flat(self.mixture.w[0]), joint.initial_theta)

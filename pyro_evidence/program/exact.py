@@ -11,12 +11,17 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_evidence.numerics.log_sum_exp import log_sum_exp, safe_log
 
 INSIDE = ("base_dist", "observation_dist", "component0", "component1")  # where wrappers keep what they wrap
 INSIDE_MIXTURES = ("_mixture_distribution", "_component_distribution", "_categorical")
+COUNTED = tuple(
+    getattr(torch.distributions, name)
+    for name in ("Bernoulli", "Binomial", "Geometric", "Multinomial", "NegativeBinomial", "Poisson")
+)
 SMALL = 0.03  # below which a series of ten terms is exact to rounding
 
 
@@ -73,6 +78,23 @@ def _as(fn: Any, ours: type) -> Any:
     fn = copy.copy(fn)
     fn.__class__ = ours
     return fn
+
+
+class WholeNumbers(Messenger):
+    """Gives observed labels and counts of integers, or of truth values, the precision of their distribution.
+
+    Torch refuses integers for a ``Bernoulli``, and takes them for counts in its own default precision.
+    """
+
+    def _pyro_sample(self, msg: Any) -> None:
+        value = msg["value"]
+        if not msg["is_observed"] or not isinstance(value, Tensor) or value.is_floating_point():
+            return
+        base = msg["fn"]
+        while hasattr(base, "base_dist"):
+            base = base.base_dist
+        if isinstance(base, COUNTED):
+            msg["value"] = value.to(base.mean.dtype)
 
 
 def off_zero(x: Tensor, amount: float) -> Tensor:

@@ -21,6 +21,32 @@ def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[st
             yield from ((f"{name}[{k!r}]", v) for k, v in value.items() if isinstance(v, Tensor))
 
 
+def as_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with NumPy's arrays and pandas' columns and tables made tensors, one level of containers deep.
+
+    Floats come in the precision of the floating tensors among the arguments, else in torch's default; whole numbers as
+    int64.  What is no array of numbers stays as it is, and so do lists.
+    """
+    floats = (t.dtype for _, t in tensors(args, kwargs) if t.is_floating_point())
+    dtype = next(floats, torch.get_default_dtype())
+    return tuple(_converted(a, dtype) for a in args), {k: _converted(v, dtype) for k, v in kwargs.items()}
+
+
+def _converted(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(_converted(v, dtype) for v in value)
+    if isinstance(value, dict):
+        return {k: _converted(v, dtype) for k, v in value.items()}
+    if isinstance(value, Tensor) or not hasattr(value, "__array__"):
+        return value
+    array = value.__array__()
+    kind = getattr(getattr(array, "dtype", None), "kind", "O")
+    if kind not in "fiub":
+        return value
+    wanted = {"f": dtype, "b": torch.bool}.get(kind, torch.int64)
+    return torch.tensor(array.tolist() if kind == "u" else array, dtype=wanted)
+
+
 def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The arguments as a reader of an error message wants them: shape, dtype, how many are not finite."""
     found = [f"{n}: shape {tuple(t.shape)}, {t.dtype}{bad_entries(t)}" for n, t in tensors(args, kwargs)]

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pyro
@@ -17,7 +18,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import row_batches
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.program import checks, enumeration, failed_run, numbers, parameters
-from pyro_evidence.program.exact import exact
+from pyro_evidence.program.exact import WholeNumbers, exact
 from pyro_evidence.program.parameters import Constants, Declaration, WithParameters, in_place
 from pyro_evidence.program.sites import (
     Node,
@@ -140,19 +141,22 @@ class LogJoint:
         integrate: Sequence[str] | None = None,
         hyper: Sequence[str] | None = None,
     ) -> None:
-        self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs or {})
+        self.model = model
+        self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
         numbers.check_sizes(self.args, self.kwargs)
         trace, declared = self._prototype()
         nodes = sample_nodes(trace)
-        latent = {n: s for n, s in nodes.items() if not s["is_observed"]}
+        with alone(), own_random_numbers():
+            self.left_out = parameters.imputed(partial(self.model, *self.args, **self.kwargs), nodes)
+        latent = {n: s for n, s in nodes.items() if not (s["is_observed"] or n in self.left_out)}
         continuous = {n: s for n, s in latent.items() if not is_discrete(s)}
         self.discrete = tuple(n for n in latent if n not in continuous)
         self.observed = tuple(n for n, s in nodes.items() if is_observation(s))
         self.unvalidated = tuple(n for n in self.observed if checks.unvalidated(nodes[n]["fn"]))
         self.hyper_sites = parameters.maximised_sites(tuple(continuous), tuple(declared), integrate, hyper)
         self._inexact = tuple(n for n, s in nodes.items() if n not in self.discrete and exact(s["fn"]) is not s["fn"])
-        self._known = frozenset({*self.discrete, *self.observed, *trace.param_nodes})
+        self._known = frozenset({*self.discrete, *self.observed, *self.left_out, *trace.param_nodes})
         self._enumerated = self._summing(nodes)
         free = self._hold(declared, everything=hyper is not None and len(hyper) == 0)
         self._choose(free, continuous)
@@ -171,7 +175,7 @@ class LogJoint:
 
     def _validated_run(self, statements: _FirstRun) -> Trace:
         try:
-            with statements:
+            with statements, WholeNumbers():
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
             trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
         except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError) as error:
@@ -288,10 +292,10 @@ class LogJoint:
         return self._trace(latents, self.hypers.constrained(theta.to(self.dtype)))
 
     def _trace(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Trace:
-        sites = latents | {n: hypers[n] for n in self.hyper_sites}
+        sites = self.left_out | latents | {n: hypers[n] for n in self.hyper_sites}
         params = self.held | {n: v for n, v in hypers.items() if n not in self.hyper_sites}
         model = poutine.condition(poutine.substitute(self._enumerated, data=params), data=sites)
-        with quiet(), in_place(params, self.homes):
+        with quiet(), in_place(params, self.homes), WholeNumbers():
             trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)
         checks.check_structure(trace, sites, self._known)
         for name in self._inexact:

@@ -8,12 +8,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from pyro import poutine
 from pyro.distributions.constraints import softplus_lower_cholesky, softplus_positive
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints, transform_to
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.program.sites import Node, is_discrete, sample_nodes
+from pyro_evidence.threads import quiet
 
 
 class Constants(Messenger):
@@ -249,3 +252,37 @@ class WithParameters:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with in_place(self.values, self.where):
             return self.model(*args, **kwargs)
+
+
+IMPUTED, SEEN = "_unobserved", "_observed"  # how Pyro names the two halves of a site with an obs_mask
+
+
+def imputed(run: Callable[[], Any], nodes: Mapping[str, Node]) -> dict[str, Tensor]:
+    """Values of the latent halves of sites with an ``obs_mask`` that nothing else depends on.
+
+    Whatever is not observed has its own distribution there and nothing more, and where it is observed it is masked: in
+    either case it integrates to one, and it may be left out.
+
+    :param run: the model with its arguments.
+    :param nodes: of one run.
+    :return: the values of that run, by site; empty for most models.
+    """
+    latent = {n: s["value"].detach() for n, s in nodes.items() if not s["is_observed"]}
+    halves = [n for n in latent if n.endswith(IMPUTED) and n.removesuffix(IMPUTED) + SEEN in nodes]
+    return {n: latent[n] for n in halves if not is_discrete(nodes[n]) and _is_leaf(run, nodes, latent, n)}
+
+
+def _is_leaf(run: Callable[[], Any], nodes: Mapping[str, Node], latent: Mapping[str, Tensor], name: str) -> bool:
+    """Whether the log densities of all other sites stay the same when one site takes another value."""
+    with quiet():
+        other = nodes[name]["fn"].sample()
+        runs = [
+            sample_nodes(_scored(poutine.trace(poutine.condition(run, data={**latent, name: v})).get_trace()))
+            for v in (latent[name], other)
+        ]
+    return all(torch.equal(s["log_prob_sum"], runs[1][n]["log_prob_sum"]) for n, s in runs[0].items() if n != name)
+
+
+def _scored(trace: Any) -> Any:
+    trace.compute_log_prob()
+    return trace

@@ -20,7 +20,7 @@ from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.program.checks import require_targets
-from pyro_evidence.program.failed_run import new_data
+from pyro_evidence.program.failed_run import as_tensors, new_data
 from pyro_evidence.program.links import identity, logit, moderated_output
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import unwrapped
@@ -209,7 +209,7 @@ class AxesPosterior(prediction.Predicting):
         if not (args or kwargs):
             self._needs_data("a method without arguments")
         else:
-            joint.args, joint.kwargs = args, kwargs
+            joint.args, joint.kwargs = as_tensors(args, kwargs)
         return joint
 
     @property

@@ -1,0 +1,77 @@
+"""Arrays of NumPy, columns and tables of pandas, and labels of integers are data like tensors."""
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, OverlapEM
+from pyro_evidence.models.mixture import gaussian_mixture
+from pyro_evidence.models.prbf import prbf
+from pyro_evidence.program.failed_run import as_tensors
+from tests.gallery import idioms
+
+np = pytest.importorskip("numpy")
+X = idioms.X
+LABELS = idioms.LABELS
+
+
+def family(make: Any) -> Any:
+    def model(X: Tensor, t: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("t", make(X @ w), obs=t)
+
+    return model
+
+
+COUNTS = {
+    "Bernoulli": (lambda eta: dist.Bernoulli(logits=eta), LABELS),
+    "Binomial": (lambda eta: dist.Binomial(9, logits=eta), idioms.COUNTS.clamp(max=9.0)),
+    "Poisson": (lambda eta: dist.Poisson(eta.exp()), idioms.COUNTS),
+    "NegativeBinomial": (lambda eta: dist.NegativeBinomial(3.0, logits=eta - 1.0), idioms.COUNTS),
+    "Geometric": (lambda eta: dist.Geometric(logits=eta), idioms.COUNTS),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_whole_numbers_are_the_same_data_as_floats(name: str, dtype: torch.dtype) -> None:  # law
+    make, t = COUNTS[name]
+    expected = LaplaceEvidence(family(make)).run(X, t)
+    found = LaplaceEvidence(family(make)).run(X, t.long())
+    assert float(found.log_evidence) == float(expected.log_evidence)
+    assert torch.equal(found.log_prob(X, t.to(torch.int32)), expected.log_prob(X, t))
+
+
+@pytest.mark.parametrize("engine", [LaplaceEvidence, RVM, REVM])
+def test_arrays_and_tables_are_tensors(engine: Any) -> None:  # law
+    pandas = pytest.importorskip("pandas")
+    model = family(COUNTS["Bernoulli"][0])
+    expected = float(engine(model).run(X, LABELS).log_evidence)
+    table = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
+    for inputs, labels in ((X.numpy(), LABELS.numpy() > 0.5), (table, pandas.Series(LABELS.numpy().astype(int)))):
+        posterior = engine(model).run(inputs, labels)
+        assert float(posterior.log_evidence) == expected
+        torch.testing.assert_close(posterior.predict(table), posterior.predict(X))
+
+
+def test_mixtures_and_classifiers_take_arrays() -> None:
+    posterior = EvidenceEM(gaussian_mixture(2)).run(X.numpy())
+    assert torch.equal(posterior.log_prob(X.numpy()), posterior.log_prob(X))
+    found = OverlapEM(prbf(2)).run(X.numpy(), LABELS.numpy().astype(int))
+    expected = OverlapEM(prbf(2)).run(X, LABELS)
+    assert torch.equal(found.predict(X), expected.predict(X))
+
+
+def test_precision_is_that_of_the_tensors_or_the_default() -> None:
+    (a, b), _ = as_tensors((np.ones(2), X.float()), {})
+    assert a.dtype == b.dtype == torch.float32
+    (a, b, c), named = as_tensors((np.ones(2, dtype=np.float32), [1.0, 2.0], "x"), {"k": np.arange(3, dtype=np.uint8)})
+    assert a.dtype == torch.float64 and b == [1.0, 2.0] and c == "x"
+    assert named["k"].dtype == torch.int64
+    (words,), _ = as_tensors((np.array(["a"]),), {})
+    assert isinstance(words, np.ndarray)
