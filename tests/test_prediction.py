@@ -152,12 +152,12 @@ def test_letters() -> None:
         posterior.probability(X_NEW)
     with pytest.raises(BadInput, match="expected one of the two"):
         posterior.predict(X_NEW, return_std=True, quantiles=[0.5])
-    with pytest.raises(BadInput, match="num_samples=1; expected a whole number of at least 2"):
-        posterior.predict(X_NEW, num_samples=1)
+    with pytest.raises(BadInput, match="num_samples=0; expected a whole number of at least 1"):
+        posterior.predict(X_NEW, num_samples=0)
     with pytest.raises(BadInput, match="the model cannot be run on these arguments"):
         posterior.predict(X_NEW[:, :2])
     cauchy = LaplaceEvidence(heavy).run(X, Y)
-    with pytest.raises(BadInput, match="Ask for quantiles"):
+    with pytest.raises(ValueError, match="quantiles"):
         cauchy.predict(X_NEW)
     assert cauchy.predict(X_NEW, quantiles=[0.05, 0.5, 0.95]).shape == (3, 6)
 

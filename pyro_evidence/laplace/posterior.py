@@ -22,7 +22,7 @@ from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.guide import LaplaceGuide
 from pyro_evidence.laplace.hyperparameters import uncertainty
 from pyro_evidence.laplace.hyperparameters.uncertainty import HyperparameterCovariance
-from pyro_evidence.laplace.new_data.moments import PredictiveDraws, predicted
+from pyro_evidence.laplace.new_data.predicting import Predicting
 from pyro_evidence.laplace.process_prediction import ProcessGuide
 from pyro_evidence.numerics import importance
 from pyro_evidence.program.checks import require_targets
@@ -39,7 +39,7 @@ SUMMARISED = 12  # hyperparameters up to which summary() gives their standard de
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LaplacePosterior(prediction.Predicting):
+class LaplacePosterior(Predicting):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     :ivar state: the last iterate; every number below is of this one.
@@ -186,17 +186,23 @@ class LaplacePosterior(prediction.Predicting):
         away = torch.where(self.state.problem.active, torch.special.ndtri(levels).unsqueeze(-1) * sd, 0.0)
         return self._constrained(self.state.u + away)
 
-    def _observed_rows(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int, draws: bool
-    ) -> dict[str, prediction.Rows]:
-        num_samples = check_count("num_samples", num_samples, 2, "They come in pairs.")
-        args, kwargs = as_tensors(args, kwargs)
-        new = (args, kwargs) if args or kwargs else (self._joint.args, self._joint.kwargs)
-        guide, generator = self.guide, _generator(seed)
-        latents = guide.values(num_samples, generator, *args, **kwargs) if isinstance(guide, ProcessGuide) else None
-        if latents is None:
-            white = prediction.in_pairs(num_samples, len(self.state.u), generator).to(self.state.u)
-            latents = self._constrained(self._coloured(white * self.state.problem.active))
+    def in_pairs(self, num_samples: int, seed: int) -> dict[str, Tensor]:
+        """Draws, constrained, the second half of them the mirror images of the first around the mode."""
+        white = prediction.in_pairs(check_count("num_samples", num_samples), len(self.state.u), _generator(seed))
+        return self._constrained(self._coloured(white.to(self.state.u) * self.state.problem.active))
+
+    def _with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogJoint:
+        joint = copy.copy(self._joint)
+        if args or kwargs:
+            joint.args, joint.kwargs = as_tensors(args, kwargs)
+        return joint
+
+    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, draws: bool) -> dict[str, prediction.Rows]:
+        new, guide = (joint.args, joint.kwargs), self.guide if bool(self.state.problem.active.any()) else None
+        drawn = (
+            guide.values(num_samples, _generator(seed), *new[0], **new[1]) if isinstance(guide, ProcessGuide) else None
+        )
+        latents = drawn or self.in_pairs(num_samples, seed)
         return prediction.observed_rows(self._joint, self.state.theta, latents, new, seed, draws)
 
     def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -205,9 +211,7 @@ class LaplacePosterior(prediction.Predicting):
         :return: site name -> one number per datum; sites that share a discrete site are joined by ``+``.
         :raises BadInput: when the model cannot be run on the arguments, or they lack an observed site's data.
         """
-        joint = copy.copy(self._joint)
-        if args or kwargs:
-            joint.args, joint.kwargs = as_tensors(args, kwargs)
+        joint = self._with(args, kwargs)
         with new_data(joint.args, joint.kwargs):
             require_targets(joint.trace(self.state.u, self.state.theta).nodes, joint.observed, joint.unvalidated)
             return {n: v.detach() for n, v in joint.pointwise(self.state.u, self.state.theta).items()}

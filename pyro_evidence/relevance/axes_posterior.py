@@ -15,7 +15,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.laplace.guide import LaplaceGuide
-from pyro_evidence.laplace.new_data.moments import PredictiveDraws, predicted
+from pyro_evidence.laplace.new_data.predicting import Predicting
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
@@ -46,7 +46,7 @@ Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> pro
 
 
 @dataclass(frozen=True, repr=False)
-class AxesPosterior(prediction.Predicting):
+class AxesPosterior(Predicting):
     """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
 
     :ivar of: the weights it is of.
@@ -204,7 +204,7 @@ class AxesPosterior(prediction.Predicting):
             require_targets(joint.trace(u, joint.initial_theta).nodes, joint.observed, joint.unvalidated)
             return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
 
-    def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
+    def _with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogJoint:
         joint = copy.copy(self.of.joint)
         if not (args or kwargs):
             self._needs_data("a method without arguments")
@@ -256,14 +256,15 @@ class AxesPosterior(prediction.Predicting):
         tril = self._fit.precision_tril
         return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
 
-    def _observed_rows(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int, draws: bool
-    ) -> dict[str, prediction.Rows]:
-        num_samples = check_count("num_samples", num_samples, 2, "They come in pairs.")
-        joint = self._with(args, kwargs)
-        white = prediction.in_pairs(num_samples, len(self.state.x), torch.Generator().manual_seed(seed))
-        latents = self._sites((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
-        return prediction.observed_rows(joint, joint.initial_theta, latents, (joint.args, joint.kwargs), seed, draws)
+    def in_pairs(self, num_samples: int, seed: int) -> dict[str, Tensor]:
+        """Draws of every latent site, the second half of them the mirror images of the first around the mode."""
+        generator = torch.Generator().manual_seed(seed)
+        white = prediction.in_pairs(check_count("num_samples", num_samples), len(self.state.x), generator)
+        return self._sites((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
+
+    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, draws: bool) -> dict[str, prediction.Rows]:
+        latents, new = self.in_pairs(num_samples, seed), (joint.args, joint.kwargs)
+        return prediction.observed_rows(joint, joint.initial_theta, latents, new, seed, draws)
 
     def probability(self, *args: Any, integral: Integral = moderated_output, **kwargs: Any) -> Tensor:
         """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
@@ -282,12 +283,6 @@ class AxesPosterior(prediction.Predicting):
         joint = self.of.joint
         node = joint.trace(joint.initial_u, joint.initial_theta).nodes[self.of.slots[0].site]
         return isinstance(unwrapped(node["fn"]).base, torch.distributions.Bernoulli)
-
-    def predict(
-        self, *args: Any, return_std: bool = False, num_samples: int = 1000, seed: int = 0, **kwargs: Any
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Predictive mean of the observed site, or class probabilities: see :meth:`LaplacePosterior.predict`."""
-        return predicted(self, self.of.joint, args, kwargs, PredictiveDraws(num_samples, seed), return_std=return_std)
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store; ``alpha`` is none of them."""

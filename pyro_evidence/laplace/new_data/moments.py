@@ -98,8 +98,8 @@ def _latents(
         if len(joint.latents.names) == 1 and len(joint.latents.parts[0].shape) == 1:
             return _nodes(posterior, functions[0], args, kwargs)
         return _from_guide(posterior, args, kwargs, draws), _equal(draws.num_samples)
-    found = posterior.get_samples(draws.num_samples, seed=draws.seed)
-    return {n: found[n] for n in joint.latents.names}, _equal(draws.num_samples)
+    found = posterior.in_pairs(draws.num_samples, draws.seed)
+    return {n: found[n] for n in joint.latents.names}, _equal(len(found[joint.latents.names[0]]))
 
 
 def _is_process(posterior: Any) -> bool:
