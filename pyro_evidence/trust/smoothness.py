@@ -104,7 +104,7 @@ def certify(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, product
 
 
 def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str]) -> None:
-    """The same for some sites alone, at the point where a search starts.
+    """Compare second derivatives of some sites with differences of their slopes, where a search starts.
 
     :raises NotSmooth: with the site and its distribution.
     """
@@ -167,7 +167,7 @@ class Gap:
 
     @property
     def error(self) -> float:
-        """The same, relative to the larger."""
+        """How far the two are apart, relative to the larger."""
         largest = max(abs(self.change), abs(self.promised))
         return self.size / largest if largest > 0.0 else 0.0
 
