@@ -34,7 +34,6 @@ from pyro_evidence.settings import check_count, check_probability, check_seed, q
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
-
 SUMMARISED = 12  # hyperparameters up to which summary() gives their standard deviations
 
 
@@ -199,10 +198,8 @@ class LaplacePosterior(Predicting):
 
     def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, draws: bool) -> dict[str, prediction.Rows]:
         new, guide = (joint.args, joint.kwargs), self.guide if bool(self.state.problem.active.any()) else None
-        drawn = (
-            guide.values(num_samples, _generator(seed), *new[0], **new[1]) if isinstance(guide, ProcessGuide) else None
-        )
-        latents = drawn or self.in_pairs(num_samples, seed)
+        known = isinstance(guide, ProcessGuide) and guide.values(num_samples, _generator(seed), *new[0], **new[1])
+        latents = known or self.in_pairs(num_samples, seed)
         return prediction.observed_rows(self._joint, self.state.theta, latents, new, seed, draws)
 
     def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -293,8 +290,8 @@ class LaplacePosterior(Predicting):
         log_weights = self.log_weights(num_draws, seed)
         if not bool((log_weights > -math.inf).any()):
             raise BadInput(f"the density is zero at all {num_draws} draws; run NUTS on posterior.model.")
-        draws, smoothed = self.get_samples(num_draws, seed), importance.checked(log_weights)
-        return CorrectedPosterior(self._joint, self.state.theta, draws, smoothed)
+        found = self.get_samples(num_draws, seed), importance.checked(log_weights)
+        return CorrectedPosterior(self._joint, self.state.theta, *found)
 
     def _smallest_eigenvalue(self) -> float:
         """By the covariance where it is at hand; otherwise by inverse power iterations, an upper bound."""
