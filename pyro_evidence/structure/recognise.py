@@ -16,6 +16,7 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Sites, Slot
 from pyro_evidence.structure import gaussian_process, groups, probes
 from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity, LinearPart, LinearPredictors
+from pyro_evidence.structure.factors.edges import refuse_edges
 from pyro_evidence.structure.factors.propose import (
     SMALL,
     Coupled,
@@ -112,6 +113,7 @@ def recognise(joint: LogJoint, *, factors: bool = False) -> Structure:
 
 def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
     guess, origin = groups.propose(found), found.origin
+    refuse_edges(origin)
     wide = _wide(guess, origin)
     pairs = zip(wide * 2, probes.far(origin, wide), strict=True)
     far = [(base, probe) for base, probe in pairs if base is not None and probe is not None]

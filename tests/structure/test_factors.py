@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.curvature.pattern import assembled
-from pyro_evidence.errors import TooLarge
+from pyro_evidence.errors import TooLarge, UnsupportedModel
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
@@ -247,3 +247,19 @@ def test_a_posterior_of_many_groups_works_as_any_other(tmp_path: Path) -> None:
     again = LaplacePosterior.load(tmp_path / "posterior.pt", model)
     torch.testing.assert_close(again.get_samples(3, seed=1), posterior.get_samples(3, seed=1), rtol=1e-10, atol=1e-10)
     assert again.structure == posterior.structure
+
+
+def differences(num: int, edges: Tensor, learned: bool) -> None:
+    """A field by its differences."""
+    x = pyro.sample("x", dist.Normal(0.0, 2.0).expand([num]).to_event(1))
+    scale = positive("s") if learned else torch.tensor(1.0)
+    pyro.sample("edge", dist.Normal(x[edges[:, 0]] - x[edges[:, 1]], scale).to_event(1), obs=torch.zeros(len(edges)))
+    pyro.sample("y", dist.Normal(x, 1.0).to_event(1), obs=torch.arange(float(num)))
+
+
+def test_a_learned_scale_of_edges_with_cycles_is_refused() -> None:
+    edges, num = hierarchies.grid_edges(3, 4)
+    with pytest.raises(UnsupportedModel, match=r"'edge'.*17 differences.*6 cycles.*scale\^-11, not by.*ICAR"):
+        laplace_problem(LogJoint(differences, (num, edges, True)))
+    laplace_problem(LogJoint(differences, (num, edges, False)))
+    laplace_problem(LogJoint(differences, (num, edges[:3], True)))

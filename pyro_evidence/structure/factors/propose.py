@@ -23,6 +23,7 @@ FLOAT = 8  # bytes
 COPIES = 4  # of the elements, held by a factorisation and a slope
 RUNS = 20  # copies of what one run keeps, at the peak of a fit
 NUMBERS = 30  # per coordinate, at that peak
+WIDEST_ROW = 256  # coordinates that one datum may see through linear predictors
 MANY_PAIRS = 400  # of colours, each a second derivative of the whole model
 
 
@@ -82,7 +83,7 @@ def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Slot]) -> 
             blocks = {slot.site: slot.blocks(trace) for slot in slots}
         if any(_width(notes.of(x)) > NARROW and x.numel() * _width(notes.of(x)) > WIDE for x in terms.values()):
             return Coupled(f"{notes.widest} ties {notes.most:,} coordinates together", notes.widest.coordinates)
-        narrow = {site: eta for site, eta in blocks.items() if eta.shape[-1] * _width(notes.of(eta)) <= NARROW}
+        narrow = {site: eta for site, eta in blocks.items() if eta.shape[-1] * _width(notes.of(eta)) <= WIDEST_ROW}
         found = {site: table(notes.of(eta), eta.shape).reshape(len(eta), -1) for site, eta in narrow.items()}
     except Lost as lost:
         return Coupled(str(lost), lost.coordinates)
@@ -103,7 +104,7 @@ def sparse_rows(followed: Followed, slot: Slot, slope: Forward, num_coupled: int
     :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
     """
     parts = distinct(followed.slots[slot.site]) if slot.site in followed.slots else []
-    if len(parts) != 1 or parts[0][0] is not None or parts[0][1].shape[-1] > NARROW:
+    if len(parts) != 1 or parts[0][0] is not None or parts[0][1].shape[-1] > WIDEST_ROW:
         return None
     index = parts[0][1]
     colours = coloured(followed.joint.latents.size, [index])
@@ -124,11 +125,9 @@ def structured(followed: Followed, linear: LinearPredictors | None) -> Structure
     if most > NARROW:
         return Coupled(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
     density = Structured(followed.joint, linear, names, found, False)
-    if not found:
-        return density
     if not _affordable(density):
         return Coupled("nearly every coordinate meets every other in some term")
-    return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta))
+    return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta)) if found else density
 
 
 def _is_quadratic(density: Structured, u: Tensor, theta: Tensor) -> bool:
@@ -151,7 +150,9 @@ def _of(name: str, sites: Sequence[str]) -> bool:
 
 
 def _affordable(density: Structured) -> bool:
+    """Whether factors are narrow, few second derivatives give them all, and they fit into memory."""
     size, device = density.pattern.size, density.joint.device
     numbers = sum(index.numel() * index.shape[-1] for index in density.pattern.index)
-    pairs = len(density.second.pairs)
-    return pairs <= min(MANY_PAIRS, size) and COPIES * FLOAT * numbers <= available_bytes(device)
+    narrow = max(index.shape[-1] for index in density.pattern.index) <= max(NARROW, size // 4)
+    few = not density.families or len(density.second.pairs) <= min(MANY_PAIRS, size)
+    return narrow and few and COPIES * FLOAT * numbers <= available_bytes(device)
