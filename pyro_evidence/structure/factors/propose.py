@@ -121,10 +121,10 @@ def structured(followed: Followed, linear: LinearPredictors | None) -> Structure
     names = _by_themselves(followed.joint, linear)
     mine = {n: g for n, g in followed.groups.items() if _of(n, names)}
     found = families(mine, followed.shapes)
-    most = max((f.index.shape[-1] for f in found), default=0)
-    if most > NARROW:
-        return Coupled(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
     density = Structured(followed.joint, linear, names, found, False)
+    most = max(index.shape[-1] for index in density.pattern.index)
+    if max((f.index.shape[-1] for f in found), default=0) > NARROW or most > max(NARROW, density.pattern.size // 4):
+        return Coupled(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
     if not _affordable(density):
         return Coupled("nearly every coordinate meets every other in some term")
     return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta)) if found else density
@@ -150,9 +150,8 @@ def _of(name: str, sites: Sequence[str]) -> bool:
 
 
 def _affordable(density: Structured) -> bool:
-    """Whether factors are narrow, few second derivatives give them all, and they fit into memory."""
+    """Whether few second derivatives give all factors, and they fit into memory."""
     size, device = density.pattern.size, density.joint.device
     numbers = sum(index.numel() * index.shape[-1] for index in density.pattern.index)
-    narrow = max(index.shape[-1] for index in density.pattern.index) <= max(NARROW, size // 4)
     few = not density.families or len(density.second.pairs) <= min(MANY_PAIRS, size)
-    return narrow and few and COPIES * FLOAT * numbers <= available_bytes(device)
+    return few and COPIES * FLOAT * numbers <= available_bytes(device)
