@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: benchmarks clean coverage demo format help lint picture portable test test-oldest tests tutorials types
+.PHONY: benchmarks clean coverage demo docs format help lint picture portable serve test test-oldest tests tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
@@ -50,6 +50,12 @@ benchmarks: $(READY)  ## speed against other engines, one thread; wants PYRO_EVI
 portable: $(READY)  ## before a release: suite and 23 fits as four processors compute them
 	$(BIN)/python benchmarks/portable.py --suite --numprocesses $(WORKERS) $(ARGS)
 
+docs: $(VENV)/.docs  ## the site, in build/site; fails on a warning or a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
+
+serve: $(VENV)/.docs  ## the site, at localhost, rebuilt as its sources change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
 picture: $(READY)  ## draw the imports anew in docs/architecture.md
 	$(BIN)/python -m tests.picture_of_imports
 
@@ -73,6 +79,10 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) setuptools wheel
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(READY)
+	$(PIP) --no-build-isolation --editable '.[docs]'
 	touch $@
 
 # An environment of its own, as in constraints-oldest.txt; make test-oldest OLDEST_PYTHON=/path/to/python3.10.

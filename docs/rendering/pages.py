@@ -1,0 +1,98 @@
+"""Pages of the site that are made from what there is already: the reference, the tutorials, the files at the top."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import nbformat
+from nbconvert import MarkdownExporter
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "pyro_evidence"
+TOP = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+MODULES = ("basis", "kernels", "regression", "classifier", "gp", "mlp", "mixture", "mppca", "prbf", "wrappers")
+
+
+def names_of(init: Path) -> dict[str, str]:
+    """The ``__all__`` of a folder, each name with the path of what it names."""
+    body = ast.parse(init.read_text(encoding="utf-8")).body
+    imported = {
+        a.asname or a.name: f"{n.module}.{a.name}" for n in body if isinstance(n, ast.ImportFrom) for a in n.names
+    }
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return {name: imported[name] for name in ast.literal_eval(node.value)}
+    return {}
+
+
+@cache
+def public() -> dict[str, dict[str, str]]:
+    """For the package and each of its folders the public names with their paths, each path once."""
+    found = {"pyro_evidence": names_of(PACKAGE / "__init__.py")}
+    seen = set(found["pyro_evidence"].values())
+    for init in sorted(set(PACKAGE.rglob("__init__.py")) - {PACKAGE / "__init__.py"}):
+        own = {name: path for name, path in names_of(init).items() if path not in seen and not in_a_module(path)}
+        seen |= set(own.values())
+        if own:
+            found[".".join(init.parent.relative_to(ROOT).parts)] = own
+    return found
+
+
+def in_a_module(path: str) -> bool:
+    """Whether a page of a whole module has it already."""
+    return any(path.startswith(f"pyro_evidence.models.{module}.") for module in MODULES)
+
+
+@cache
+def public_paths() -> dict[str, str]:
+    """Where each public name stands in the reference, by its last part."""
+    return {path.split(".")[-1]: path for names in public().values() for path in names.values()}
+
+
+def reference() -> dict[str, str]:
+    """Address and text of every page of the reference."""
+    pages = {}
+    for place, names in public().items():
+        blocks = "\n\n".join(f"::: {path}" for path in names.values())
+        pages[f"reference/{place.removeprefix('pyro_evidence.')}.md"] = f"# {place}\n\n{blocks}\n"
+    for module in MODULES:
+        pages[f"reference/models.{module}.md"] = (
+            f"# pyro_evidence.models.{module}\n\n::: pyro_evidence.models.{module}\n"
+        )
+    return pages
+
+
+def papers() -> dict[str, str | bytes]:
+    """The papers' tables and their pictures."""
+    folder = ROOT / "benchmarks/papers"
+    texts = {f"papers/{path.name}": path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
+    return {**texts, **{f"papers/{path.name}": path.read_bytes() for path in folder.glob("*.png")}}
+
+
+def tutorials() -> dict[str, str | bytes]:
+    """Every notebook as a page, and its pictures beside it."""
+    found: dict[str, str | bytes] = {}
+    for path in sorted((ROOT / "tutorials").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        text, resources = MarkdownExporter().from_notebook_node(notebook)
+        for name, data in resources["outputs"].items():
+            found[f"tutorials/{path.stem}/{name}"] = data
+            text = text.replace(f"({name})", f"({path.stem}/{name})")
+        found[f"tutorials/{path.stem}.md"] = text.replace("\x1b", "")
+    return found
+
+
+def moved(text: str) -> str:
+    """A page from the top of the repository with its links as the site has them."""
+    text = re.sub(r"\(docs/", "(", text)
+    text = re.sub(r"\((tutorials/[\w]+)\.ipynb\)", r"(\1.md)", text)
+    for old, new in TOP.items():
+        text = text.replace(f"({old})", f"({new})")
+    return re.sub(r"\[([^\]]+)\]\((LICENSE|SECURITY\.md|CODE_OF_CONDUCT\.md)\)", r"\1", text)
+
+
+def made() -> dict[str, str | bytes]:
+    """All pages and pictures that are made, by address."""
+    top = {new: moved((ROOT / old).read_text(encoding="utf-8")) for old, new in TOP.items()}
+    return {**top, **reference(), **tutorials(), **papers()}

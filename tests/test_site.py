@@ -1,0 +1,65 @@
+"""The site has a page for everything that is public, and its menu has every page."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "docs/rendering"))
+    try:
+        return importlib.import_module("pages")
+    finally:
+        sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def drawing() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "docs/rendering"))
+    try:
+        return importlib.import_module("drawing")
+    finally:
+        sys.path.pop(0)
+
+
+def leaves(menu: object) -> list[str]:
+    """The addresses in a menu of mkdocs."""
+    if isinstance(menu, str):
+        return [menu]
+    return [address for entry in (menu.values() if isinstance(menu, dict) else menu) for address in leaves(entry)]  # type: ignore[attr-defined]
+
+
+def test_the_menu_has_every_page_and_no_other(pages: ModuleType) -> None:
+    menu = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    made = {address for address in pages.made() if address.endswith(".md")}
+    assert len(menu) == len(set(menu)) and set(menu) == written | made
+
+
+def test_every_public_name_has_its_place(pages: ModuleType) -> None:
+    text = "\n".join(pages.reference().values())
+    for init in (ROOT / "pyro_evidence").rglob("__init__.py"):
+        for name, path in pages.names_of(init).items():
+            assert f"::: {path}\n" in text + "\n" or pages.in_a_module(path), name
+
+
+def test_links_of_pages_at_the_top_go_where_the_site_has_them(pages: ModuleType) -> None:
+    given = "[a](docs/which_engine.md) [b](tutorials/01_swap_the_engine.ipynb) [c](CONTRIBUTING.md) [d](LICENSE)"
+    assert pages.moved(given) == "[a](which_engine.md) [b](tutorials/01_swap_the_engine.md) [c](contributing.md) d"
+
+
+def test_boxes_stand_below_all_that_point_to_them(drawing: ModuleType) -> None:
+    text = 'flowchart TD\n    a["a/"]\n    b["b/"]\n    c("c.py")\n    a --> b\n    b --> c\n    a --> c\n'
+    nodes, arrows = dict(drawing.NODE.findall(text)), drawing.ARROW.findall(text)
+    assert nodes == {"a": "a/", "b": "b/", "c": "c.py"} and len(arrows) == 3
+    assert drawing.levels(list(nodes), arrows) == [["a"], ["b"], ["c"]]
+    at = drawing.places([["a"], ["b"], ["c"]], arrows)
+    assert at["a"][1] < at["b"][1] < at["c"][1]
+    assert drawing.svg(text).count("<rect") == 3 and drawing.svg(text).count("marker-end") == 3
