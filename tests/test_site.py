@@ -6,7 +6,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -37,10 +36,14 @@ def leaves(menu: object) -> list[str]:
 
 
 def test_the_menu_has_every_page_and_no_other(pages: ModuleType) -> None:
-    menu = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    menu = leaves(pages.menu())
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     made = {address for address in pages.made() if address.endswith(".md")}
     assert len(menu) == len(set(menu)) and set(menu) == written | made
+
+
+def test_a_new_page_comes_last(pages: ModuleType) -> None:
+    assert pages.ordered(["c", "a", "b"], ["b", "x"]) == ["b", "a", "c"]
 
 
 def test_every_public_name_has_its_place(pages: ModuleType) -> None:

@@ -15,10 +15,15 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).parent))
 
 from drawing import svg
-from pages import made
+from pages import made, menu
 
 SPAN = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 MERMAID = re.compile(r"```mermaid\nflowchart TD\n(.*?)```", re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    config["nav"] = menu()
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,14 @@ from nbconvert import MarkdownExporter
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pyro_evidence"
 TOP = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+GUIDE = ("which_engine.md", "when_not_to_trust.md", "coming_from.md", "glossary.md")
+LESSONS = (  # in the order of need
+    "01_swap_the_engine",
+    "09_bayesian_workflow",
+    "11_a_hundred_thousand_groups",
+    "12_persons_and_items",
+    "10_only_the_engine_line",
+)
 MODULES = ("basis", "kernels", "regression", "classifier", "gp", "mlp", "mixture", "mppca", "prbf", "wrappers")
 
 
@@ -81,6 +90,29 @@ def tutorials() -> dict[str, str | bytes]:
             text = text.replace(f"({name})", f"({path.stem}/{name})")
         found[f"tutorials/{path.stem}.md"] = text.replace("\x1b", "")
     return found
+
+
+def menu() -> list[dict[str, object]]:
+    """What the site shows at its side; a new page comes last in its section until it is named here."""
+    docs = ROOT / "docs"
+    guide = ordered((path.name for path in docs.glob("*.md")), GUIDE)
+    lessons = ordered((name for name in tutorials() if name.endswith(".md")), map("tutorials/{}.md".format, LESSONS))
+    decisions = sorted(path.relative_to(docs).as_posix() for path in (docs / "decisions").glob("[0-9]*.md"))
+    house = ["architecture.md", "decisions/README.md", *decisions, "contributing.md", "changelog.md"]
+    return [
+        {"Start": "index.md"},
+        {"Guide": [name for name in guide if name not in house]},
+        {"Tutorials": lessons},
+        {"Reference": ["reference/pyro_evidence.md", *sorted(set(reference()) - {"reference/pyro_evidence.md"})]},
+        {"The papers' tables": sorted(name for name in papers() if name.endswith(".md"))},
+        {"The house": house},
+    ]
+
+
+def ordered(names: Iterable[str], first: Iterable[str]) -> list[str]:
+    """The names, those of ``first`` in front."""
+    there, wanted = set(names), list(first)
+    return [*(n for n in wanted if n in there), *sorted(there - set(wanted))]
 
 
 def moved(text: str) -> str:
