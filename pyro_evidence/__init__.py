@@ -1,5 +1,6 @@
 """Hyperparameters, a posterior and a log evidence for Pyro models: change the engine, keep the model."""
 
+from pyro_evidence import distributed as distributed
 from pyro_evidence import moved
 from pyro_evidence.compare.committee import committee
 from pyro_evidence.compare.comparison import compare

@@ -1,7 +1,7 @@
 """Mixtures that do not overfit: evidence-regularised EM, and the exact evidence of any model with one local label."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from pyro_evidence.mixture.kernels import joint_of_rows
 from pyro_evidence.mixture.number.deletion import Deletion, GreedyDeletion
 from pyro_evidence.mixture.posterior import MixturePosterior, without_data
 from pyro_evidence.mixture.streamed import fit as streamed_fit
+from pyro_evidence.mixture.streamed.data import ALONE, JOIN
 from pyro_evidence.mixture.streamed.fit import Chunks
 from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.wrappers import Missing, gaps_explained, marginalised, parsed
@@ -194,6 +195,8 @@ class EvidenceEM:
             posterior that was reached.  Also when every restart failed, with all reasons.
         :raises BadInput, UnsupportedModel: see errors.
         """
+        if JOIN.get() is not ALONE:
+            return self.run_chunks([(*args, *kwargs.values())])
         joint = self._joint(args, kwargs)
         if (found := mppca_fit.begin(joint, self.start, self.update)) is not None:
             self._nothing_watched("a mixture of probabilistic PCA")
@@ -223,7 +226,9 @@ class EvidenceEM:
         """
         self._nothing_watched("a fit to chunks")
         task = streamed_fit.begin(self.model, chunks, self.start, self.update, self.curvature, mixture_fit.SAMPLE)
-        return without_data(mixture_fit.run(task, self, task.journal()))
+        quiet = copy.copy(self)  # one process shows a progress bar
+        quiet.stop = replace(self.stop, progress=self.stop.progress and JOIN.get().rank == 0)
+        return without_data(mixture_fit.run(task, quiet, task.journal()))
 
     def _nothing_watched(self, what: str) -> None:
         if self._watched is not None:

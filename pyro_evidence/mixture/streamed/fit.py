@@ -1,5 +1,6 @@
 """From a model and chunks of its arguments to a fit that never has all rows."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -132,7 +133,7 @@ def _checked(model: Any, number: int, args: Any) -> int:
 
 def _kind(model: Any, args: Sequence[Tensor]) -> str:
     shapes = ", ".join(f"(., {', '.join(map(str, x.shape[1:]))}) {str(x.dtype).removeprefix('torch.')}" for x in args)
-    return f"{model!r} on {shapes}"
+    return f"{re.sub(' at 0x[0-9a-f]+', '', repr(model))} on {shapes}"  # addresses differ between processes
 
 
 def _first(chunks: Chunks, join: Join) -> tuple[Tensor, ...]:
