@@ -4,7 +4,9 @@ import math
 import operator
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,6 +16,52 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 
 PACKAGE = __name__.split(".", maxsplit=1)[0]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a search begins: how many random starts, climbed as one batch, and their seed.
+
+    :ivar restarts: number of starts.  None: one where a single mode is to be expected (linear predictors, Gaussian
+        processes), several where not (enumerated sites, mixtures, networks, scales that multiply), within a budget.
+    :ivar seed: of the starts.
+
+    >>> from pyro_evidence.settings import Start
+    >>> Start(restarts=8).number(automatic=4), Start().number(automatic=4)
+    (8, 4)
+    """
+
+    restarts: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.restarts is not None:
+            check_count("Start: restarts", self.restarts)
+        check_count("Start: seed", self.seed, 0)
+
+    def number(self, automatic: int) -> int:
+        """Number of starts.
+
+        :param automatic: where none was asked for.
+        """
+        return automatic if self.restarts is None else int(self.restarts)
+
+
+def start_of(start: Start, deprecated: dict[str, Any]) -> Start:
+    """The setting, with ``restarts`` and ``seed`` of the form before this one taken out of ``deprecated``.
+
+    :raises BadInput: for anything but a :class:`Start`.
+    """
+    check_instance("start", start, Start)
+    old = {name: deprecated.pop(name) for name in ("restarts", "seed") if name in deprecated}
+    if not old:
+        return start
+    said = ", ".join(f"{name}={value!r}" for name, value in old.items())
+    message = f"{said} will go with the next release; write start=Start({said})."
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    if "restarts" in old:
+        old["restarts"] = check_count("restarts", old["restarts"])
+    return replace(start, **old)
 
 
 def check_object(name: str, value: Any) -> None:

@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
-from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, OverlapEM, Stop, diagonal
+from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, OverlapEM, Start, Stop, diagonal
+from pyro_evidence.laplace.approximation import laplace_problem
+from pyro_evidence.laplace.restarts import automatic
 from pyro_evidence.mixture import BoundedInflation
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.prbf import KMeans
+from pyro_evidence.program import LogJoint
 from pyro_evidence.relevance import GaussianPrior, score_centre
+from tests.models_for_tests import engine_models
 from tests.models_for_tests.engine_models import linear
 
 ENGINES: dict[str, Callable[..., Any]] = {
@@ -58,8 +62,8 @@ def test_a_class_in_place_of_an_object_is_refused() -> None:
 
 def test_what_can_be_meant_is_kept() -> None:
     stop = Stop(num_steps=3)
-    engine = LaplaceEvidence(linear, curvature=diagonal, stop=stop, restarts=2)
-    assert engine.curvature is diagonal and engine.stop is stop and engine.restarts == 2
+    engine = LaplaceEvidence(linear, curvature=diagonal, stop=stop, start=Start(restarts=2))
+    assert engine.curvature is diagonal and engine.stop is stop and engine.start == Start(restarts=2)
     assert REVM(linear, centre=score_centre).recipe.centre is score_centre
 
 
@@ -76,3 +80,27 @@ def test_what_can_be_meant_is_kept() -> None:
 def test_settings_of_mixtures_that_cannot_be_meant_are_refused(setting, letter) -> None:
     with pytest.raises(BadInput, match=letter):
         EvidenceEM(linear, **setting)
+
+
+def test_the_form_before_start_warns_and_works() -> None:
+    with pytest.warns(DeprecationWarning, match=r"write start=Start\(restarts=3, seed=2\)"):
+        engine = LaplaceEvidence(linear, restarts=3, seed=2)
+    assert (engine.start.restarts, engine.start.seed) == (3, 2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'restart'"):
+        LaplaceEvidence(linear, restart=3)
+    with pytest.raises(BadInput, match="restarts=0; expected a whole number of at least 1"):
+        Start(restarts=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "number"),
+    [
+        (engine_models.linear, engine_models.targets, 1),
+        (engine_models.logistic_ard, engine_models.classes, 1),
+        (engine_models.logistic_noncentred, engine_models.classes, 4),
+        (engine_models.network, engine_models.curve, 4),
+        (engine_models.mixture, lambda: (engine_models.two_clusters(),), 4),
+    ],
+)
+def test_several_starts_where_there_may_be_several_modes(model, data, number: int) -> None:
+    assert automatic(laplace_problem(LogJoint(model, data()))) == number

@@ -207,7 +207,7 @@ class EvidenceEM:
             task = begin(joint, self.start, self.update, self.curvature, self._most)
         except UnsupportedModel as why:
             self._nothing_watched(f"a model that takes the generic way ({why})")
-            return run_generic(joint, why, self.start.restarts, self.start.seed, self.stop)
+            return run_generic(joint, why, self.start.number(mixture_fit.AUTOMATIC), self.start.seed, self.stop)
         unseen = None if self._watched is None else self._joint(*self._watched)
         return mixture_fit.run(task, self, task.journal(unseen))
 

@@ -24,7 +24,7 @@ from pyro_evidence.laplace.restarts import Restarts, search, starts, without_rep
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count, check_function, check_model, check_seed
+from pyro_evidence.settings import Start, check_function, check_model, start_of
 from pyro_evidence.structure.orbits import refuse_orbits
 from pyro_evidence.threads import one_at_a_time
 
@@ -46,10 +46,10 @@ class LaplaceEvidence:
         own constrained space); ``()`` holds all hyperparameters fixed.
     :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.
     :param stop: tolerances, the most steps, whether to raise and to show a progress bar.
-    :param restarts: number of random starts for the mode, climbed as one batch.
-    :param seed: of the starts.
-    :param deprecated: ``integrate``, sites for Laplace, is still understood; what is neither in ``hyper`` nor in
-        ``outer`` is integrated by Laplace.
+    :param start: number of random starts for the mode, climbed as one batch, and their seed; by default one where a
+        single mode is to be expected and four where not.
+    :param deprecated: ``integrate``, sites for Laplace, is still understood (what is neither in ``hyper`` nor in
+        ``outer`` is integrated by Laplace), and so are ``restarts`` and ``seed``.
 
     >>> import torch
     >>> from pyro_evidence import LaplaceEvidence
@@ -70,19 +70,17 @@ class LaplaceEvidence:
         hyper: Sequence[str] | None = None,
         curvature: Curvature = exact_hessian,
         stop: Stop = Stop(),
-        restarts: int = 1,
-        seed: int = 0,
+        start: Start = Start(),
         **deprecated: Any,
     ) -> None:
         check_model(model)
         check_function("curvature", curvature, "exact_hessian")
         check_stop(stop)
-        restarts = check_count("restarts", restarts)
-        check_seed(seed)
+        self.start = start_of(start, deprecated)
         self.integrate = _integrate(deprecated)
         self.outer = () if self.integrate is not None and outer is None else outer
         self.model, self.hyper = model, hyper
-        self.curvature, self.stop, self.restarts, self.seed = curvature, stop, restarts, seed
+        self.curvature, self.stop = curvature, stop
         self._data: Arguments | None = None
         self._fits: tuple[Fit[TypeII], ...] = ()
         self._found: Restarts | None = None
@@ -147,8 +145,8 @@ class LaplaceEvidence:
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
         problem = self._problem(args, kwargs)
         problem = problem if factors else problem.without_factors
-        joint = problem.joint
-        places, theta = starts(joint, self.restarts, self.seed), joint.initial_theta
+        joint, num = problem.joint, self.start.number(laplace_restarts.automatic(problem))
+        places, theta = starts(joint, num, self.start.seed), joint.initial_theta
         network = problem.structure.known is not None and can_batch(problem)
         self._found = (
             laplace_restarts.search_in_batch(problem, places, theta)

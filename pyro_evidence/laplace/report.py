@@ -138,6 +138,9 @@ def _integration(found: Mapping[str, Any]) -> list[str]:
 def _warnings(found: Mapping[str, Any]) -> list[str]:
     said = [*_doubts(found), *(_differences(found) if found["pareto_k"] <= TRUSTED else [])]
     heights = [h for h in found["log_evidence_per_restart"] if not math.isnan(h)]
+    if len(found["log_evidence_per_restart"]) > 1 and heights:
+        agreed = sum(h > max(heights) - 1e-3 for h in heights)
+        said.append(f"{len(found['log_evidence_per_restart'])} starts, {agreed} of which ended in the best mode")
     if heights and max(heights) - min(heights) > 1e-3:
         levels = sorted({round(h, 3) for h in heights}, reverse=True)
         said.append(f"restarts reached different modes: log evidences {levels}")

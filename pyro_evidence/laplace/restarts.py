@@ -20,12 +20,15 @@ from pyro_evidence.laplace.approximation import (
     require_proper,
     state_at,
 )
-from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, slopes_at_fixed_mode
+from pyro_evidence.laplace.approximation_rows import SMALL, LaplaceRows, density, laplace_rows, slopes_at_fixed_mode
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural
 from pyro_evidence.numerics import newton, trust_region
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import submodules
+
+SEVERAL = 4  # starts where there may be several modes
+BUDGET = 2**26  # bytes that autograd may keep for their rows
 
 
 @runtime_checkable
@@ -44,6 +47,19 @@ def starts(joint: LogJoint, num: int, seed: int) -> Tensor:
             own = {n: v for n, v in network.starts(num, seed).items() if n in values and v.shape == values[n].shape}
             values |= {n: v.to(values[n]) for n, v in own.items()}
     return torch.cat([v.reshape(num, -1) for v in values.values()], -1)
+
+
+def automatic(problem: Problem) -> int:
+    """How many starts a search is worth: one where a single mode is to be expected, or rows are dear.
+
+    Linear predictors under Gaussian priors, and Gaussian processes, have one as a rule; sites that are summed out,
+    networks and whatever multiplies latents with one another may have many.
+    """
+    structure, joint = problem.structure, problem.joint
+    parts = structure.linear.linear if structure.linear is not None else ()
+    simple = bool(parts) and all(part.slot.mixture is None for part in parts)
+    dear = joint.latents.size > SMALL or joint.row_bytes is None or SEVERAL * joint.row_bytes > BUDGET
+    return 1 if dear or (simple and not joint.discrete) else SEVERAL
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ def largest_inflation(problem: Problem) -> float:
 
 def _stuck(state: TypeII, promised: float) -> TypeII:
     """Another try in the natural metric; when that is what failed, the end: at rounding, or for want of smoothness."""
-    if promised <= 10.0 * state.laplace.problem.tolerance * (1.0 + abs(state.objective)):
+    if promised <= state.laplace.problem.eps**0.5 * (1.0 + abs(state.objective)):  # and cannot be had: noise
         return replace(state, verdict=Status.CONVERGED)
     if state.learned:
         return replace(state, metric=natural_metric(state.laplace, state.slope), learned=False)

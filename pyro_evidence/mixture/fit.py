@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from pyro_evidence import settings
 from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.laplace.posterior import LaplacePosterior
@@ -25,14 +26,16 @@ from pyro_evidence.settings import check_count, check_positive, check_seed, outs
 
 Starting = Callable[[MixtureData, Mixture, Ties], Mixture]
 
+AUTOMATIC = 5  # starts of a mixture
+
 
 @dataclass(frozen=True)
-class Start:
+class Start(settings.Start):
     """Random weights about their prior mean, equal mixing, one width for all kernels; in standardised units.
 
     Wide kernels find clusters that overlap, narrow ones find small clusters: restarts take turns.
 
-    :ivar restarts: number of starts, run as one batch.
+    :ivar restarts: number of starts, run as one batch; None: five for a mixture, for other engines as they judge.
     :ivar seed: of the weights.
     :ivar width: standard deviation of the noise in every other restart, from the first on.
     :ivar narrower: the same in the other restarts, as a share of ``width``.
@@ -48,8 +51,6 @@ class Start:
     torch.Size([2])
     """
 
-    restarts: int = 5
-    seed: int = 0
     width: float = 1.0
     narrower: float = 0.3
     spread: float = 1.0
@@ -57,7 +58,7 @@ class Start:
     warm_up: int = 10
 
     def __post_init__(self) -> None:
-        check_count("Start: restarts", self.restarts)
+        super().__post_init__()
         check_count("Start: warm_up", self.warm_up, 0)
         check_seed(self.seed)
         for name in ("width", "narrower", "alpha"):
@@ -68,7 +69,7 @@ class Start:
 
         :param model: one row, the model's own hyperparameters; those that are fixed are kept.
         """
-        rows = self.restarts
+        rows = self.number(AUTOMATIC)
         generator = torch.Generator().manual_seed(self.seed)
         noise = torch.randn(rows, *model.loc.shape, generator=generator, dtype=torch.float64).to(model.loc)
         alpha = torch.where(ties.alpha_free, self.alpha * ties.alpha_ratio, model.alpha[0])
@@ -78,7 +79,7 @@ class Start:
         return replace(start, w=model.loc + self.spread * noise, alpha=wide[0], log_mixing=wide[1])
 
     def _noise(self, model: Mixture, ties: Ties) -> torch.Tensor:
-        narrow = torch.arange(self.restarts, device=model.w.device) % 2
+        narrow = torch.arange(self.number(AUTOMATIC), device=model.w.device) % 2
         width = torch.where(narrow > 0, self.width * self.narrower, self.width).to(model.w)[:, None, None]
         diagonal = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
         return diagonal if model.noise.dim() == 3 else diagonal.diag_embed()

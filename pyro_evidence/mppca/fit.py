@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.iterate import Fit, Status, Stop
 from pyro_evidence.mixture.data import scattered
-from pyro_evidence.mixture.fit import Start
+from pyro_evidence.mixture.fit import AUTOMATIC, Start
 from pyro_evidence.mixture.number.deletion import Deletion
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
@@ -197,7 +197,7 @@ def _noise_scale(Y: Tensor, ties: Ties, analysers: Analysers) -> Tensor:
 
 def _start(Y: Tensor, model: Analysers, ties: Ties, start: Start) -> Analysers:
     """All restarts: centres, no loadings, one width; what the model holds fixed is kept."""
-    R, (K, m, q) = start.restarts, model.W.shape[1:]
+    R, (K, m, q) = start.number(AUTOMATIC), model.W.shape[1:]
     generator = torch.Generator().manual_seed(start.seed)
     if isinstance(start, NormalCentres):
         mu = start.centres(Y, (R, K), generator)

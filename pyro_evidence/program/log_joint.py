@@ -265,6 +265,11 @@ class LogJoint:
                 return u
         raise self._not_finite(u[bad][0])
 
+    @property
+    def row_bytes(self) -> int | None:
+        """What autograd keeps for each row of a batch; None where rows are evaluated one by one."""
+        return self._row_bytes
+
     def _usable(self, u: Tensor) -> Tensor:
         """Whether density and gradient are finite, shape ``(num,)``."""
         u = u.clone().requires_grad_()
