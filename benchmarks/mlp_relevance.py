@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from pyro_evidence import LaplaceEvidence, Stop, gauss_newton
+from pyro_evidence import LaplaceEvidence, Start, Stop, gauss_newton
 from pyro_evidence.models.mlp import MLP, ard
 
 torch.set_default_dtype(torch.float64)
@@ -31,7 +31,7 @@ def one(seed: int, num_hidden: int) -> dict[str, Any]:
     t = y / y.std() + 0.2 * torch.randn(200, generator=generator)
     start = time.process_time()
     engine = LaplaceEvidence(
-        MLP(10, num_hidden, alpha=ard(10)), curvature=gauss_newton, restarts=4, stop=STOP, seed=seed
+        MLP(10, num_hidden, alpha=ard(10)), curvature=gauss_newton, start=Start(restarts=4, seed=seed), stop=STOP
     )
     posterior = engine.run(X, t)
     alpha = posterior.hyperparameters["alpha_W1"]

@@ -147,7 +147,7 @@ def shared(load: Callable[[], tuple[Tensor, Tensor]]) -> Any:
 
 def network(restarts: int) -> Any:
     X, y = wave()
-    engine = LaplaceEvidence(MLP(2, 3), curvature=gauss_newton, restarts=restarts, stop=QUIET)
+    engine = LaplaceEvidence(MLP(2, 3), curvature=gauss_newton, start=Start(restarts=restarts), stop=QUIET)
     return engine.run(X[:100], y[:100])
 
 

@@ -24,7 +24,7 @@ from pyro.optim import Adam
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence import LaplaceEvidence, Start, Stop
 from pyro_evidence.datasets import pima, standardised
 from pyro_evidence.laplace.approximation import laplace_problem as problem_of
 from pyro_evidence.laplace.approximation import laplace_state
@@ -133,7 +133,7 @@ def restarts_row() -> Row:
     """What one of many restarts costs."""
     x = mixture_data()
     alone = seconds(lambda: LaplaceEvidence(mixture, stop=QUIET).run(x), 7)
-    together = seconds(lambda: LaplaceEvidence(mixture, restarts=NUM_RESTARTS, stop=QUIET).run(x), 3)
+    together = seconds(lambda: LaplaceEvidence(mixture, start=Start(restarts=NUM_RESTARTS), stop=QUIET).run(x), 3)
     case = f"mixture, N=200, K=3: one of {NUM_RESTARTS} restarts, against one alone"
     return Row(case, together / NUM_RESTARTS, alone, 10)
 

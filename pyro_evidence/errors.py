@@ -43,11 +43,11 @@ class NotAMode(ArithmeticError):
     """The point that was reached is not an interior maximum of the log joint density.
 
     >>> import pyro, pyro.distributions as dist, torch
-    >>> from pyro_evidence import LaplaceEvidence
+    >>> from pyro_evidence import LaplaceEvidence, Start
     >>> def kink():
     ...     w = pyro.sample("w", dist.Normal(0.0, 1.0))
     ...     pyro.factor("kink", -100.0 * (w - 1.0).abs())
-    >>> LaplaceEvidence(kink, restarts=2).run()
+    >>> LaplaceEvidence(kink, start=Start(restarts=2)).run()
     Traceback (most recent call last):
         ...
     pyro_evidence.errors.NotAMode: all restarts failed...

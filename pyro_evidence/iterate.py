@@ -62,7 +62,8 @@ class Stop:
 
     :ivar tolerance: relative change of the log evidence in one step that counts as none.  Zero asks for a counted
         number of steps: ``num_steps`` of them, after which nobody complains.
-    :ivar gradient_tolerance: largest derivative in the log hyperparameters that counts as zero, nats.
+    :ivar gradient_tolerance: largest derivative in the log hyperparameters that counts as zero, nats; for
+        ``LaplaceEvidence`` the slope per standard deviation of all hyperparameters, the same in every unit.
     :ivar num_steps: most steps.
     :ivar throw: raise :class:`~pyro_evidence.errors.NotConverged`, which carries the posterior that was reached, unless
         converged; otherwise only warn.  Every engine obeys alike.

@@ -10,7 +10,7 @@ import math
 import matplotlib.pyplot as plt
 import torch
 
-from pyro_evidence import LaplaceEvidence, Stop, committee, gauss_newton
+from pyro_evidence import LaplaceEvidence, Start, Stop, committee, gauss_newton
 from pyro_evidence.compare import linearised
 from pyro_evidence.models.mlp import MLP, ard
 from pyro_evidence.models.random_network import PriorScales, random_functions
@@ -56,7 +56,7 @@ stop = Stop(tolerance=1e-5, gradient_tolerance=0.02, num_steps=40, throw=False, 
 
 
 def fit(num_hidden):
-    engine = LaplaceEvidence(MLP(1, num_hidden), curvature=gauss_newton, restarts=3, stop=stop)
+    engine = LaplaceEvidence(MLP(1, num_hidden), curvature=gauss_newton, start=Start(restarts=3), stop=stop)
     engine.run(X, t)
     return engine
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop, gauss_newton
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, Stop, gauss_newton
 from pyro_evidence.compare import linearised
 from pyro_evidence.models.mlp import MLP, Binary
 
@@ -60,7 +60,7 @@ def fitted(num: int, num_hidden: int, seed: int) -> list[Model]:
     X, t = teacher(num, seed, 1)
     test = teacher(2000, seed, 2)
     net = MLP(3, num_hidden, output=Binary())
-    engine = LaplaceEvidence(net, curvature=gauss_newton, restarts=2, stop=STOP, seed=seed)
+    engine = LaplaceEvidence(net, curvature=gauss_newton, start=Start(restarts=2, seed=seed), stop=STOP)
     engine.run(X, t)
     size = sum(torch.Size(shape).numel() for shape in net.shapes.values())
     return [

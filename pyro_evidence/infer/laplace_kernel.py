@@ -88,7 +88,7 @@ class LaplaceKernel(MCMCKernel):
     def initial_params(self, params: dict[str, Tensor]) -> None:
         raise BadInput(
             "initial_params cannot be set: LaplaceKernel finds the mode by itself. To search it from several "
-            "starts, pass LaplaceKernel(LaplaceEvidence(model, restarts=8))."
+            "starts, pass LaplaceKernel(LaplaceEvidence(model, start=Start(restarts=8)))."
         )
 
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:

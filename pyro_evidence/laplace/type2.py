@@ -203,9 +203,9 @@ def _learned(old: TypeII, new: TypeII) -> TypeII:
     """With the old metric, and what the step has taught."""
     moved, before, after = new.laplace.theta - old.laplace.theta, old.slope.total, new.slope.total
     start = old.metric if old.learned else _rescaled(old, moved, before - after)
-    gained = (new.objective - old.objective) / old.promised
+    surprise = abs(new.objective - old.objective - old.promised)
     metric = updated(start, new.metric, moved, before, after)
-    return replace(new, metric=metric, learned=True, trusted=0.75 < gained < 1.25)
+    return replace(new, metric=metric, learned=True, trusted=surprise < 0.25 * old.promised)
 
 
 def _rescaled(old: TypeII, s: Tensor, y: Tensor) -> Tensor:

@@ -117,6 +117,7 @@ def test_a_positive_inverse_turns_round_what_bends_the_wrong_way() -> None:
         (constraints.unit_interval, torch.full((2,), 0.5), [True, True]),
         (constraints.interval(-3.0, 5.0), torch.zeros(1), [True]),
         (constraints.simplex, torch.full((3,), 1 / 3), [True, True]),
+        (constraints.simplex, torch.ones(1), []),
         (ordered_vector, torch.arange(3.0), [False, True, True]),
         (constraints.lower_cholesky, torch.eye(2), [True, False, True, True]),  # the upper triangle is not looked at
         (constraints.corr_cholesky, torch.eye(2), [True]),

@@ -102,7 +102,7 @@ def test_correlated_noise_takes_the_generic_way() -> None:
         if bool(on.any()):
             expected = dist.MultivariateNormal(loc[on], fn.covariance_matrix[0][on][:, on]).log_prob(row[on])
         assert_exact(log_prob, expected)
-    stop = Stop(num_steps=1, throw=False)
+    stop = Stop(num_steps=2, throw=False)
     engine = EvidenceEM(
         gaussian_mixture(1, noise=FullNoise()), missing=Missing.MARGINALISE, start=Start(restarts=1), stop=stop
     )

@@ -35,6 +35,8 @@ def log_units(problem: Problem) -> Tensor:
 def _is_curved(transform: Transform, shape: torch.Size) -> Tensor:
     """Which elements a transform does not treat as a straight line, the same everywhere, flat."""
     size = shape.numel()
+    if not size:  # a simplex of one
+        return torch.zeros(0, dtype=torch.bool)
     here = (0.3 + 0.1 * torch.arange(size, dtype=torch.float64)).cos()
     places = torch.stack([here, here - 0.5, 1.0 - here]).unsqueeze(1)
     moves = 0.5 * (torch.ones(1, size) if _is_elementwise(transform) else torch.eye(size)).double()
