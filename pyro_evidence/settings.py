@@ -37,7 +37,7 @@ class Start:
     def __post_init__(self) -> None:
         if self.restarts is not None:
             check_count("Start: restarts", self.restarts)
-        check_count("Start: seed", self.seed, 0)
+        check_seed(self.seed)
 
     def number(self, automatic: int) -> int:
         """Number of starts.
