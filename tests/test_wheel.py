@@ -3,8 +3,10 @@
 No network: the dependencies are links to the distributions that run this test.
 """
 
+import ast
 import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,3 +118,19 @@ def test_closure_follows_dependencies_and_leaves_extras_out() -> None:
     found = runtime_closure(["pyro-ppl>=1.9.1,<2", 'matplotlib; extra == "plots"'])
     assert {"pyro-ppl", "torch", "numpy", "tqdm", "opt-einsum"} <= set(found)
     assert not {"matplotlib", "scikit-learn", "arviz", "pytest"} & set(found)
+
+
+def imported_on_loading(path: Path) -> set[str]:
+    """Foreign modules that a file imports when it is loaded itself, not when it is used."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    plain = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
+    named = {node.module or "" for node in body if isinstance(node, ast.ImportFrom)}
+    return {name.split(".")[0] for name in plain | named} - sys.stdlib_module_names - {"pyro_evidence"}
+
+
+def test_what_is_imported_on_loading_is_declared() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    declared = re.findall(r'"([\w-]+)', re.search(r"^dependencies = \[(.*)\]$", project, re.MULTILINE)[1])
+    files = (path for path in (ROOT / "pyro_evidence").rglob("*.py") if path.parent.name not in ("plots", "sklearn"))
+    found = set().union(*map(imported_on_loading, files))
+    assert found == {"pyro" if name == "pyro-ppl" else name for name in declared}

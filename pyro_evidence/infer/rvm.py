@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pyro_evidence import checkpoint
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
@@ -145,5 +148,13 @@ def linear_weights(
             f"{'there are ' + ', '.join(other) if other else 'a predictor is not linear'}. REVM takes such "
             "models."
         )
-    certify_sites(weights.joint, weights.joint.initial_u, weights.joint.initial_theta, weights.joint.observed)
+    joint = weights.joint
+    certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, _unit(weights))
     return weights
+
+
+def _unit(weights: Weights) -> Tensor:
+    """The change of each weight that moves some predictor by one, in the model's order, shape ``(D,)``."""
+    assert isinstance(weights.target, LinearTarget)
+    size = torch.stack([part.J.abs().amax((0, 1)) for part in weights.target.parts]).amax(0)
+    return weights.flat(torch.where(size > 0.0, size, 1.0).reciprocal())

@@ -103,12 +103,13 @@ def certify(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, product
     return error
 
 
-def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str]) -> None:
+def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str], unit: Tensor) -> None:
     """Compare second derivatives of some sites with differences of their slopes, where a search starts.
 
+    :param unit: the change of each coordinate that matters to the sites, shape ``(D,)``.
     :raises NotSmooth: with the site and its distribution.
     """
-    step = _step(joint) * generic(1, len(u), u)[0] / len(u) ** 0.5
+    step = _step(joint) * unit * generic(1, len(u), u)[0] / len(u) ** 0.5
     gaps = _site_gaps(joint, u, theta, step)
     bad = [n for n in names if not gaps[n].error <= TOLERANCE]
     if bad:
