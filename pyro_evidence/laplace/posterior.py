@@ -28,7 +28,7 @@ from pyro_evidence.numerics import importance
 from pyro_evidence.program.checks import require_targets
 from pyro_evidence.program.failed_run import as_tensors, new_data, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.parameters import Home
+from pyro_evidence.program.parameters import NOTHING, Home
 from pyro_evidence.program.simulate import NewLevels
 from pyro_evidence.settings import check_count, check_probability, check_seed, quantile_levels
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
@@ -67,7 +67,7 @@ class LaplacePosterior(Predicting):
     failures: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        sites, hypers = list(self._joint.latents.names), list(self.hyperparameters)
+        sites, hypers = list(self.mode), list(self.hyperparameters)
         return (
             f"{type(self).__name__}(log_evidence={float(self.log_evidence):.6g}, sites={sites}, "
             f"hyperparameters={hypers}, status={self.status!r})"
@@ -116,7 +116,7 @@ class LaplacePosterior(Predicting):
         return self._constrained(self.state.u)
 
     def _constrained(self, u: Tensor) -> dict[str, Tensor]:
-        return self._joint.latents.constrained(u.to(self._joint.dtype))
+        return {n: v for n, v in self._joint.latents.constrained(u.to(self._joint.dtype)).items() if n != NOTHING}
 
     @property
     def gamma(self) -> dict[str, Tensor]:
@@ -188,7 +188,8 @@ class LaplacePosterior(Predicting):
     def in_pairs(self, num_samples: int, seed: int) -> dict[str, Tensor]:
         """Draws, constrained, the second half of them the mirror images of the first around the mode."""
         white = prediction.in_pairs(check_count("num_samples", num_samples), len(self.state.u), _generator(seed))
-        return self._constrained(self._coloured(white.to(self.state.u) * self.state.problem.active))
+        u = self._coloured(white.to(self.state.u) * self.state.problem.active)
+        return self._joint.latents.constrained(u.to(self._joint.dtype))
 
     def _with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogJoint:
         joint = copy.copy(self._joint)

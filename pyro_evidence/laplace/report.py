@@ -74,7 +74,8 @@ def table(draws: Mapping[str, Tensor], prob: float) -> None:
     Elements that do not vary, pruned weights, are told from rounding by what is far below the digits printed, so that
     they leave the other elements of their site their effective sample size.
     """
-    print_summary({n: _varied(v).reshape(4, -1, *v.shape[1:]) for n, v in draws.items()}, prob)
+    if draws:  # a model of params alone has none
+        print_summary({n: _varied(v).reshape(4, -1, *v.shape[1:]) for n, v in draws.items()}, prob)
 
 
 def _varied(draws: Tensor) -> Tensor:

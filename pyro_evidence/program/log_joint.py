@@ -26,6 +26,7 @@ from pyro_evidence.program.sites import (
     central_value,
     is_discrete,
     is_empty,
+    is_integrated,
     is_observation,
     sample_nodes,
 )
@@ -145,7 +146,7 @@ class LogJoint:
         self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
         numbers.check_sizes(self.args, self.kwargs)
-        trace, declared = self._prototype()
+        trace, declared = self._prototype(maximise=hyper is None or len(hyper) > 0)
         nodes = sample_nodes(trace)
         with alone(), own_random_numbers():
             self.left_out = parameters.imputed(partial(self.model, *self.args, **self.kwargs), nodes)
@@ -162,16 +163,23 @@ class LogJoint:
         self._choose(free, continuous)
         self._check_density(continuous)
 
-    def _prototype(self) -> tuple[Trace, dict[str, Declaration]]:
-        """A validated run, and the params that it declares."""
+    def _prototype(self, maximise: bool) -> tuple[Trace, dict[str, Declaration]]:
+        """A validated run, and the params that it declares; a model of params alone gets a latent beside them."""
         with alone(), own_random_numbers(), own_warnings("ignore"):
             store = pyro.get_param_store()
-            statements = _FirstRun(dict(store.items()), store.get_state()["constraints"])
+            found = dict(store.items()), store.get_state()["constraints"]
+            statements = _FirstRun(*found)
             with empty_store():
                 trace = self._validated_run(statements)
+            free = [d.value for d in statements.found.values() if not d.frozen]
+            if maximise and free and not any(is_integrated(s) for s in sample_nodes(trace).values()):
+                self.model = partial(parameters.with_nothing, self.model, free[0].new_zeros(()))
+                statements = _FirstRun(*found)
+                with empty_store():
+                    trace = self._validated_run(statements)
         checks.check_trace(trace, self.args, self.kwargs)
-        found = parameters.without_ties(statements.found)
-        return trace, {n: parameters.start(n, d, statements.stored.get(n)) for n, d in found.items()}
+        params = parameters.without_ties(statements.found)
+        return trace, {n: parameters.start(n, d, statements.stored.get(n)) for n, d in params.items()}
 
     def _validated_run(self, statements: _FirstRun) -> Trace:
         try:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.distributions.constraints import softplus_lower_cholesky, softplus_positive
@@ -286,3 +288,15 @@ def _is_leaf(run: Callable[[], Any], nodes: Mapping[str, Node], latent: Mapping[
 def _scored(trace: Any) -> Any:
     trace.compute_log_prob()
     return trace
+
+
+NOTHING = "_nothing"  # the latent of a model that has none: standard normal, touched by nothing, integrated to one
+
+
+def with_nothing(model: Callable[..., Any], zero: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A model with a latent site besides its own, so that one of params alone can be maximised like any other.
+
+    :param zero: the site's mean, in the precision of the model.
+    """
+    pyro.sample(NOTHING, dist.Normal(zero, torch.ones_like(zero)))
+    return model(*args, **kwargs)

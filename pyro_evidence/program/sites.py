@@ -35,6 +35,11 @@ def is_discrete(node: Node) -> bool:
     return bool(fn.has_enumerate_support or getattr(fn.support, "is_discrete", False))
 
 
+def is_integrated(node: Node) -> bool:
+    """Whether a site is latent and continuous."""
+    return not node["is_observed"] and not is_discrete(node)
+
+
 def is_empty(node: Node) -> bool:
     """Whether an observed site has no data; the value of a ``pyro.factor`` is always empty, its batch is not."""
     fn, value = node["fn"], torch.as_tensor(node["value"])

@@ -130,7 +130,6 @@ def hidden_markov_at_once(y: Tensor) -> None:
 
 def random_walk(y: Tensor) -> None:
     drift = pyro.sample("drift", dist.LogNormal(-1.0, 0.5))
-    level = pyro.sample("level", dist.GaussianRandomWalk(torch.tensor(1.0), len(y))) if False else None
     steps = pyro.sample("steps", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1))
     level = drift * steps.cumsum(-1)
     pyro.sample("y", dist.Normal(level, 1.0).to_event(1), obs=y)

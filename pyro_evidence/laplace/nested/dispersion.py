@@ -91,7 +91,7 @@ def _child(name: str, fn: Any) -> Child | None:
         points = draws if support.is_discrete else _mirrored(name, fn, draws)
         usable = bool(torch.isfinite(fn.log_prob(points)).all()) and (not support.is_discrete or _is_count(fn))
         return Child(name, points, support.is_discrete) if usable else None
-    except (NotImplementedError, RuntimeError, ValueError):
+    except (NotImplementedError, RuntimeError, ValueError, AssertionError):  # a chain that was not told its length
         return None
 
 
