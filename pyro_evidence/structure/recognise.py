@@ -121,12 +121,14 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
     sites = sites if sites is not None and _holds(sites, found.typical) else None
     settled = None if guess is None or not far else groups.settle(guess, found, far)
     density = _factors(sites, found, far) if factors else None
-    if isinstance(density, Structured):
+    narrow = isinstance(density, Structured) and not density.wide
+    linear = None if narrow or sites is None or not far else _linear(sites, found, far)
+    latent = None if linear is None else gaussian_process.recognise(linear, origin, far)
+    if isinstance(density, Structured) and latent is None:
         slots = None if sites is None else sites.slots if density.linear is None else density.linear.slots
         return Structure(settled, slots, None, AutogradDensity(joint, slots), factors=density)
-    linear = None if sites is None or not far else _linear(sites, found, far)
+    density = density if isinstance(density, Coupled) else None
     slots = None if sites is None else sites.slots if linear is None else linear.slots
-    latent = None if linear is None else gaussian_process.recognise(linear, origin, far)
     structure = Structure(settled, slots, linear, AutogradDensity(joint, slots), latent=latent, coupled=density)
     return structure if linear is not None else _with_known(structure)
 

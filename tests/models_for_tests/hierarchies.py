@@ -231,8 +231,30 @@ def group_classes(likelihood: str, num: int, with_global: bool) -> Case:
     return model, (y,)
 
 
+def process_and_groups(likelihood: str, num: int, with_global: bool) -> Case:
+    """A Gaussian process at a few places, seen by many rows, and group effects."""
+    observe, draw = LIKELIHOODS[likelihood]
+    places = torch.linspace(0.0, 1.0, 70)
+    groups = 100 + 10 * num
+    X, place, g = _rows(5 * groups, (len(places), groups))
+    y = draw(torch.sin(6.0 * places)[place] + 0.5 * torch.randn(groups)[g])
+
+    def model(X: Tensor, place: Tensor, g: Tensor, y: Tensor) -> None:
+        fixed = global_part(X, with_global)
+        distance = (places.unsqueeze(-1) - places) / positive("length", 0.3)
+        K = torch.exp(-0.5 * distance.square()) + 1e-3 * torch.eye(len(places))
+        f = pyro.sample("f", dist.MultivariateNormal(torch.zeros(len(places)), K))
+        with pyro.plate("groups", groups):
+            a = pyro.sample("a", dist.Normal(0.0, positive("s")))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", observe(fixed + f[place] + a[g]), obs=y)
+
+    return model, (X, place, g, y)
+
+
 CASES = (
     crossed, nested, slopes, non_centred, chain, second_order, grid, zero_inflated, group_classes,
+    process_and_groups,
 )  # fmt: skip
 
 

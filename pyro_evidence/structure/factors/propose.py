@@ -24,6 +24,7 @@ COPIES = 4  # of the elements, held by a factorisation and a slope
 RUNS = 20  # copies of what one run keeps, at the peak of a fit
 NUMBERS = 30  # per coordinate, at that peak
 WIDEST_ROW = 256  # coordinates that one datum may see through linear predictors
+WIDE_TERMS = 2048  # coordinates of terms that touch many each, taken together
 MANY_PAIRS = 400  # of colours, each a second derivative of the whole model
 
 
@@ -118,16 +119,25 @@ def sparse_rows(followed: Followed, slot: Slot, slope: Forward, num_coupled: int
 
 def structured(followed: Followed, linear: LinearPredictors | None) -> Structured | Coupled:
     """The density by its factors, where that is cheaper than a dense matrix."""
-    names = _by_themselves(followed.joint, linear)
+    names, size = _by_themselves(followed.joint, linear), followed.joint.latents.size
     mine = {n: g for n, g in followed.groups.items() if _of(n, names)}
     found = families(mine, followed.shapes)
-    density = Structured(followed.joint, linear, names, found, False)
+    narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
+    wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
+    density = Structured(followed.joint, linear, names, narrow, wide, False)
     most = max(index.shape[-1] for index in density.pattern.index)
-    if max((f.index.shape[-1] for f in found), default=0) > NARROW or most > max(NARROW, density.pattern.size // 4):
+    if sum(family.index.numel() for family in wide) > min(WIDE_TERMS, size // 2) or _widest_plate(density) > max(
+        NARROW, size // 4
+    ):
         return Coupled(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
     if not _affordable(density):
         return Coupled("nearly every coordinate meets every other in some term")
     return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta)) if found else density
+
+
+def _widest_plate(density: Structured) -> int:
+    """Coordinates that one of many terms touches."""
+    return max(index.shape[-1] for index in density.pattern.index[: len(density.pattern.index) - len(density.wide)])
 
 
 def _is_quadratic(density: Structured, u: Tensor, theta: Tensor) -> bool:

@@ -12,6 +12,7 @@ from pyro_evidence.curvature.elements import Elements, Pattern, Plan, eliminatio
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity, LinearPredictors
+from pyro_evidence.structure.factors import wide
 from pyro_evidence.structure.factors.cells import cells
 from pyro_evidence.structure.factors.families import Family
 from pyro_evidence.structure.factors.joined import Joined
@@ -33,6 +34,7 @@ class Structured:
     linear: LinearPredictors | None  # with parts of SparseLinear
     names: tuple[str, ...]  # sites whose factors are differentiated as they stand
     families: tuple[Family, ...]  # of these
+    wide: tuple[Family, ...]  # of these, few that touch many coordinates
     quadratic: bool  # whether the second derivatives of the families are the same at all latents
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
 
@@ -45,8 +47,8 @@ class Structured:
     def pattern(self) -> Pattern:
         """Who touches whom."""
         every = torch.arange(self.joint.latents.size, device=self.joint.device).unsqueeze(-1)
-        wide = (family.index for family in self.families if family.index.shape[-1] > 1)
-        return Pattern(self.joint.latents.size, (every, *(part.rows.touched for part in self.parts), *wide))
+        joined = (family.index for family in (*self.families, *self.wide) if family.index.shape[-1] > 1)
+        return Pattern(self.joint.latents.size, (every, *(part.rows.touched for part in self.parts), *joined))
 
     @cached_property
     def plan(self) -> Plan:
@@ -56,7 +58,8 @@ class Structured:
     @property
     def sentence(self) -> str:
         """What was found, and how curvature is handled, for the reader."""
-        sizes = [part.rows.index.shape for part in self.parts] + [family.index.shape for family in self.families]
+        families = (*self.families, *self.wide)
+        sizes = [part.rows.index.shape for part in self.parts] + [family.index.shape for family in families]
         num, most = sum(size[0] for size in sizes), max((size[1] for size in sizes), default=1)
         factors = f"{num:,} factors of {'up to ' if most > 1 else ''}{most} coordinate{'s' if most > 1 else ''}"
         return f"{self.plan.sentence}{self._left}; {factors}; checked by 2 products with the true Hessian"
@@ -128,22 +131,42 @@ class Structured:
             prior = None if self.linear is None else self.linear.parts(theta).prior
             diagonal = diagonal if prior is None else diagonal + prior[1].detach()
             joined = [part.rows.elements(B) for part, B in zip(self.parts, curvatures, strict=True)]
-            wide = []
-            for family, element in zip(self.families, self._factors(u, theta), strict=True):
+            several = []
+            for family, element in zip((*self.families, *self.wide), self._factors(u, theta), strict=True):
                 if family.index.shape[-1] == 1:
                     diagonal = diagonal.index_add(0, family.index.squeeze(-1), element.reshape(-1))
                 else:
-                    wide.append(element)
-        return (diagonal.reshape(-1, 1, 1), *joined, *wide)
+                    several.append(element)
+        return (diagonal.reshape(-1, 1, 1), *joined, *several)
 
     def _factors(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
-        if not self.families:
+        if not (self.families or self.wide):
             return ()
         if self.quadratic and self._kept and torch.equal(self._kept[0][0], theta):
             return self._kept[0][1]
-        found = self.second.elements(self._values(theta), u)
+        found = self.second.elements(self._values(theta), u) if self.families else ()
+        found = (*found, *self._wide_elements(u, theta))
         self._kept[:] = [(theta.detach().clone(), found)]
         return found
+
+    def _wide_elements(self, u: Tensor, theta: Tensor) -> list[Tensor]:
+        if not self.wide:
+            return []
+        with torch.enable_grad():
+            u = u.detach().clone().requires_grad_()
+            found = cells(self.joint, u, theta.detach(), self.names)
+            return [wide.hessians(family.of(found), family.index, u) for family in self.wide]
+
+    def _wide_slopes(self, weights: Sequence[Tensor], u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        by_u, by_theta = torch.zeros_like(u), torch.zeros_like(theta)
+        if not self.wide:
+            return by_u, by_theta
+        with torch.enable_grad():
+            found = cells(self.joint, u, theta, self.names)
+            for family, weight in zip(self.wide, weights, strict=True):
+                parts = wide.slopes(family.of(found), family.index, weight, u, (u, theta))
+                by_u, by_theta = by_u + parts[0], by_theta + parts[1]
+        return by_u, by_theta
 
     def _values(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
         def values(u: Tensor) -> tuple[Tensor, ...]:
@@ -172,10 +195,11 @@ class Structured:
     ) -> tuple[Tensor, Tensor]:
         """Derivatives of ``log |A|`` in ``u`` and ``theta`` through the families."""
         u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
-        if not self.families:
-            return torch.zeros_like(u), torch.zeros_like(theta)
         weights = self._weights(diagonal, rest)
-        by_u, by_theta = self.second.slopes(self._values(theta), u, weights, (u, theta))
+        by_u, by_theta = self._wide_slopes(weights[len(self.families) :], u, theta)
+        if self.families:
+            more = self.second.slopes(self._values(theta), u, weights[: len(self.families)], (u, theta))
+            by_u, by_theta = by_u + more[0], by_theta + more[1]
         return by_u.detach(), by_theta.detach()
 
     def _implicit(
@@ -189,10 +213,10 @@ class Structured:
 
     def _weights(self, diagonal: Tensor, rest: Sequence[Tensor]) -> list[Tensor]:
         """The adjoint of each family's elements."""
-        wide = iter(rest)
+        several = iter(rest)
         return [
-            diagonal[family.index].unsqueeze(-1) if family.index.shape[-1] == 1 else next(wide)
-            for family in self.families
+            diagonal[family.index].unsqueeze(-1) if family.index.shape[-1] == 1 else next(several)
+            for family in (*self.families, *self.wide)
         ]
 
     def certificate(self, u: Tensor, theta: Tensor, elements: Elements) -> Tensor:
