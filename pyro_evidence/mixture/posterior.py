@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace import archive
+from pyro_evidence.laplace import archive, report
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.mixture import evidence as mixture_evidence
@@ -310,11 +310,32 @@ class MixturePosterior(LaplacePosterior):
             "num_clipped": self.num_clipped,
         }
 
+    def _require_data(self, what: str) -> None:
+        """Refuse what looks at the training data as a whole, where they came in chunks."""
+        if self._joint.args is NO_DATA:
+            raise BadInput(f"{what} needs the training data, which came in chunks and were not kept.")
+
+    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
+        """As :meth:`LaplacePosterior.log_weights`.
+
+        :raises BadInput: where the data came in chunks and were not kept.
+        """
+        self._require_data("log_weights")
+        return super().log_weights(num_samples, seed)
+
+    def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
+        if self._joint.args is not NO_DATA:
+            return super()._importance_check(num_samples, seed)
+        names = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
+        return dict.fromkeys(names, float("nan")) | {"exact": False} | report.shifts({}, torch.ones(1))
+
     def save(self, path: str | Path) -> None:
         """Tensors and settings, no code.
 
-        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
+        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them; where the
+            data came in chunks and were not kept.
         """
+        self._require_data("save")
         own = {"paths": self.paths, "num_components": len(self.active), "limit": self.limit}
         archive.write(self._record() | own, path)
 

@@ -1,5 +1,6 @@
 """Rows in chunks: the fit of all rows at once, however they are cut, none of them kept."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -76,8 +77,12 @@ def test_a_data_loader_gives_chunks_and_none_are_kept() -> None:
     found = EvidenceEM(gaussian_mixture(5), stop=QUIET).run_chunks(DataLoader(TensorDataset(Y), batch_size=64))
     assert found.num_components == 3
     assert found.log_prob(Y).shape == (400,) and found.responsibilities(Y[:3]).shape == (3, 5)
-    with pytest.raises(BadInput, match="came in chunks"):
-        found.log_prob()
+    for asks in (found.log_prob, found.log_weights, partial(found.save, "nowhere")):
+        with pytest.raises(BadInput, match="came in chunks"):
+            asks()
+    said = found.diagnostics()
+    assert math.isnan(said["pareto_k"]) and said["log_evidence"] == float(found.log_evidence)
+    found.summary()
 
 
 class Once:
