@@ -29,6 +29,7 @@ from pyro_evidence.infer.class_conditional import class_conditional
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.infer.laplace_kernel import LaplaceKernel
+from pyro_evidence.infer.laplace_nuts import LaplaceNUTS
 from pyro_evidence.infer.overlap_em import OverlapEM
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.infer.rvm import RVM
@@ -52,6 +53,7 @@ __all__ = [
     "LaplaceEvidence",
     "LaplaceKernel",
     "LaplaceMarginal",
+    "LaplaceNUTS",
     "LaplacePosterior",
     "NestedPosterior",
     "NotAMode",

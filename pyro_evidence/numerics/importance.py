@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 FEWEST_IN_TAIL = 5  # weights to which a tail can be fitted
-FLAT = 0.01  # nats; where no weight exceeds the typical one by more, there is no tail to extrapolate
+FLAT = 0.05  # nats; where no weight exceeds the typical one by more, there is no tail to extrapolate
 
 
 def log_mean(log_weights: Tensor) -> Tensor:

@@ -264,7 +264,7 @@ def test_nothing_outer_is_one_gaussian_over_everything() -> None:
 def test_the_summary_says_what_was_integrated(capsys: pytest.CaptureFixture[str]) -> None:
     fitted(schools_centred).summary()
     said = capsys.readouterr().out
-    assert "integrated numerically around Laplace: tau   (9 nodes, error " in said
+    assert "integrated numerically around Laplace: tau   (11 nodes, error " in said
 
 
 def test_a_maximised_scale_is_not_weighed_against_an_integrated_one() -> None:

@@ -253,11 +253,12 @@ def tabulated(found: Around, where: Chart, elsewhere: Tensor, tolerance: float) 
 def _settled(found: Around, where: Chart, tolerance: float) -> Integral | None:
     """Ever more nodes until nothing moves; None where they do not settle."""
     before: Integral | None = None
-    for now in _products(found, where):
+    products = _products(found, where)
+    for now in products:
         if before is not None:
             now = replace(now, error=float((now.log_evidence - before.log_evidence).abs()))
             if _moved(before, now) <= tolerance / MOVES:
-                return now
+                return replace(next(products, now), error=now.error) if where.num_dims == 1 else now  # for its tails
         before = now
     return None
 

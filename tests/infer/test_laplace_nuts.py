@@ -1,0 +1,69 @@
+"""NUTS in whitened coordinates: the same target, whatever the conditioning."""
+
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import MCMC
+from torch import Tensor
+
+from pyro_evidence import LaplaceEvidence, LaplaceNUTS, LaplacePosterior, Stop
+from pyro_evidence.errors import BadInput
+from tests.models_for_tests.sampled_scales import SCHOOLS, schools_centred
+
+SCALES = torch.tensor([10**-1.5, 1.0, 10**1.5], dtype=torch.float64)
+TURN = torch.linalg.qr(torch.tensor([[1.0, 2.0, 0.5], [0.3, 1.0, -1.0], [0.7, 0.1, 1.0]], dtype=torch.float64)).Q
+
+
+def ill_conditioned(y: Tensor) -> None:
+    """A Gaussian posterior whose variances span six orders of magnitude, in no coordinate's direction."""
+    w = pyro.sample("w", dist.MultivariateNormal(torch.zeros(3), scale_tril=torch.linalg.cholesky(prior())))
+    pyro.sample("y", dist.Normal((TURN.mT @ w / SCALES).sum(), 1.0), obs=y)
+
+
+def prior() -> Tensor:
+    return TURN @ SCALES.square().diag() @ TURN.mT
+
+
+def drawn(posterior: LaplacePosterior, num_samples: int, seed: int = 0) -> MCMC:
+    pyro.set_rng_seed(seed)
+    mcmc = MCMC(LaplaceNUTS(posterior), num_samples=num_samples, warmup_steps=50, disable_progbar=True)
+    mcmc.run()
+    return mcmc
+
+
+def test_conditioning_does_not_matter() -> None:
+    posterior = LaplaceEvidence(ill_conditioned, stop=Stop(progress=False)).run(torch.tensor(2.0))
+    mcmc = drawn(posterior, 300)
+    draws = mcmc.get_samples()["w"]
+    precision = torch.linalg.inv(prior()) + torch.outer(TURN @ (1 / SCALES), TURN @ (1 / SCALES))
+    mean = torch.linalg.solve(precision, 2.0 * TURN @ (1 / SCALES))
+    white = (draws - mean) @ torch.linalg.cholesky(precision)
+    assert float(white.mean(0).abs().max()) < 0.25 and float((white.std(0) - 1.0).abs().max()) < 0.2
+    assert float(mcmc.diagnostics()["w"]["n_eff"].min()) > 150
+
+
+def test_a_funnel_is_said_to_be_one() -> None:
+    posterior = LaplaceEvidence(schools_centred, stop=Stop(progress=False)).run(SCHOOLS)
+    kernel = LaplaceNUTS(posterior, max_tree_depth=4)
+    kernel.setup(10)
+    kernel._num_drawn = 20
+    kernel._running._divergences = [1, 2, 3]
+    with pytest.warns(UserWarning, match=r"3 of 20 draws diverged"):
+        kernel.cleanup()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel.cleanup()
+
+
+def test_other_data_and_other_things_are_refused() -> None:
+    posterior = LaplaceEvidence(ill_conditioned, stop=Stop(progress=False)).run(torch.tensor(2.0))
+    with pytest.raises(BadInput, match="other data"):
+        LaplaceNUTS(posterior).setup(5, torch.tensor(3.0))
+    with pytest.raises(BadInput, match="expected a posterior"):
+        LaplaceNUTS(ill_conditioned)
+    with pytest.raises(BadInput, match="begins at the posterior's mode"):
+        LaplaceNUTS(posterior).initial_params = {}
+    assert set(LaplaceNUTS(posterior).initial_params) == {"w"}
