@@ -55,7 +55,7 @@ class Smoothed:
 
 
 def checked(log_weights: Tensor) -> Smoothed:
-    """The smoothed weights of a check, with k-hat ``-inf`` where no weight exceeds the typical one by 1 %.
+    """The smoothed weights of a check, with k-hat ``-inf`` where no weight exceeds the typical one by 5 %.
 
     >>> checked(torch.zeros(100)).pareto_k
     -inf
