@@ -86,7 +86,9 @@ class LaplaceNUTS(MCMCKernel):
 
     @initial_params.setter
     def initial_params(self, params: dict[str, Tensor]) -> None:
-        raise BadInput("initial_params cannot be set: LaplaceNUTS begins at the posterior's mode.")
+        raise BadInput(
+            "initial_params cannot be set: LaplaceNUTS begins at the posterior's mode. To begin elsewhere, use NUTS."
+        )
 
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """One draw, unconstrained, by site."""
