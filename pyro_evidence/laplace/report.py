@@ -107,6 +107,7 @@ def lines(
         *_warnings(found),
         f"status: {found['status']}",
         *found["failed_restarts"],
+        *found.get("notes", ()),
     ]
 
 

@@ -23,6 +23,7 @@ from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.evidence import well_determined
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step
 from pyro_evidence.mixture.kernels import Kernels, kernels
+from pyro_evidence.mixture.number.correlation import CorrelationGain, correlation_gain
 from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture, with_components
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
@@ -303,11 +304,13 @@ class MixturePosterior(LaplacePosterior):
 
     def diagnostics(self, num_samples: int = 10_000, seed: int = 0) -> dict[str, Any]:
         """As :meth:`LaplacePosterior.diagnostics`, with the number of components and of clipped eigenvalues."""
-        found = super().diagnostics(num_samples, seed)
+        found, gain = super().diagnostics(num_samples, seed), self.correlation_gain
         return found | {
             "num_components": self.num_components,
             "num_components_limited_by": self.limit,
             "num_clipped": self.num_clipped,
+            "correlation_gain": 0.0 if gain is None else gain.nats,
+            "notes": [] if gain is None else gain.notes,
         }
 
     def _require_data(self, what: str) -> None:
@@ -328,6 +331,14 @@ class MixturePosterior(LaplacePosterior):
             return super()._importance_check(num_samples, seed)
         names = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
         return dict.fromkeys(names, float("nan")) | {"exact": False} | report.shifts({}, torch.ones(1))
+
+    @property
+    def correlation_gain(self) -> CorrelationGain | None:
+        """What correlated noise would gain; None where it is correlated, or the data were not kept or have gaps."""
+        assert self.structure is not None
+        if self._joint.args is NO_DATA:
+            return None
+        return correlation_gain(self.structure, self._mixture, self.responsibilities())
 
     def save(self, path: str | Path) -> None:
         """Tensors and settings, no code.

@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import biject_to
@@ -119,7 +120,7 @@ def _check_pairs(name: str, node: Node, batch: torch.Size) -> None:
     """Refuse an outer product of data and parameters of the shape ``batch``."""
     value = torch.as_tensor(node["value"]).shape
     data = value[: len(value) - node["fn"].event_dim]
-    shape = torch.broadcast_shapes(batch, data)
+    shape = np.broadcast_shapes(batch, data)  # torch's own has to import a great deal at its first call
     if shape not in (batch, data):
         raise BadInput(
             f"site '{name}': values of shape {tuple(data)} and parameters of shape {tuple(batch)} do not "
