@@ -12,6 +12,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.numbers import check_offset
 from pyro_evidence.relevance import fast_marginal
 from pyro_evidence.relevance import noise as relevance_noise
 from pyro_evidence.relevance.noise import noise_of
@@ -149,6 +150,9 @@ def linear_weights(
             "models."
         )
     joint = weights.joint
+    nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
+    for name in joint.observed:
+        check_offset(name, torch.as_tensor(nodes[name]["value"]))
     certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, _unit(weights))
     return weights
 

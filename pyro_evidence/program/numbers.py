@@ -64,3 +64,18 @@ def _other_kind(name: str, what: str, dtype: torch.dtype, has: str, arguments: s
         f"site '{name}' has {kind} of {dtype}, with {has}; expected float64 or float32. Pass the data's {advice}. "
         f"Arguments: {arguments}."
     )
+
+
+def check_offset(name: str, value: Tensor) -> None:
+    """Refuse data that differ from one another in the last digits only.
+
+    :raises BadInput: naming the site, where sums of squares would be rounding.
+    """
+    if not value.is_floating_point() or value.numel() < 2:
+        return
+    centre, spread = float(value.mean()), float(value.std())
+    if 0.0 < spread < abs(centre) * torch.finfo(value.dtype).eps ** 0.5:
+        raise BadInput(
+            f"site '{name}' has values about {centre:.6g} that differ by {spread:.2g} only: half of the digits of "
+            f"{value.dtype} are the same in all of them, and squares are rounding. Subtract the mean before the fit."
+        )
