@@ -77,6 +77,6 @@ def check_offset(name: str, value: Tensor) -> None:
     if 0.0 < spread < abs(centre) * torch.finfo(value.dtype).eps ** 0.5:
         raise BadInput(
             f"site '{name}' has values about {centre:.6g} that differ by {spread:.2g} only: half of the digits of "
-            f"{value.dtype} are the same in all of them, and squares are rounding. Expected data near zero: subtract the "
-            f"mean before the fit."
+            f"{value.dtype} are the same in all of them, and squares are rounding. Expected data near zero: subtract "
+            f"the mean before the fit."
         )
