@@ -62,7 +62,7 @@ class NotSmooth(NotAMode):
     >>> def kink():
     ...     w = pyro.sample("w", dist.Normal(0.0, 1.0))
     ...     pyro.factor("kink", -100.0 * (w - 1.0).abs())
-    >>> LaplaceEvidence(kink).run()
+    >>> LaplaceEvidence(kink, restarts=1).run()
     Traceback (most recent call last):
         ...
     pyro_evidence.errors.NotSmooth: the log density of site 'kink', a Unit, has a kink...

@@ -168,7 +168,7 @@ def find_modes(
 def _find_modes_without_factors(
     problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch
 ) -> newton.Mode:
-    """The same with dense matrices, or diagonal ones."""
+    """Modes by dense matrices, or by diagonal ones."""
     network = problem.structure.known is not None
     search, approach = (
         partial(_climb, problem, theta=theta, watch=watch, num_steps=50 if not network else 300 if cold else 60),

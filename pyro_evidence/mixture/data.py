@@ -348,7 +348,7 @@ Rows = tuple[Tensor, Tensor | None, Tensor]  # Y, G and weight of some of the da
 
 
 def units_of(parts: Callable[[], Iterable[Rows]], total: Callable[[Tensor], Tensor]) -> ResponseUnits:
-    """The same of data that come in parts, more than once.
+    """Units of data that come in parts, more than once.
 
     :param total: makes a sum over the rows of this process one over those of all.
     """

@@ -274,7 +274,7 @@ class LinearMixture(TensorValue):
             return pyro.sample("y", noise(loc, z), obs=Y)
 
     def settled_over(self, passes: Passes, total: Total) -> "LinearMixture":
-        """The same: it takes nothing from its data."""
+        """This model as it is: it takes nothing from its data."""
         return self
 
     def settled(self, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> "LinearMixture":

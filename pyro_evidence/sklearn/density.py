@@ -90,6 +90,12 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
     :param n_latents: the most dimensions of a plane.
     :param n_init: starts, run as one batch; None leaves that to the engine.
     :param random_state: seed of the starts.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import MPPCA
+    >>> X = np.random.default_rng(0).normal(size=(60, 4)) + np.repeat([0.0, 6.0], 30)[:, None]
+    >>> MPPCA(2, 1).fit(X).score_samples(X).shape
+    (60,)
     """
 
     def __init__(
@@ -139,6 +145,13 @@ class ClassConditionalMixture(Classifier):
     :param noise: the model's noise; None is ``DiagonalNoise()``.
     :param n_init: starts, run as one batch; None leaves that to the engine.
     :param random_state: seed of the starts.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import ClassConditionalMixture
+    >>> X = np.random.default_rng(0).normal(size=(60, 2)) + np.repeat([0.0, 6.0], 30)[:, None]
+    >>> y = np.repeat([0, 1], 30)
+    >>> ClassConditionalMixture(2).fit(X, y).score(X, y)
+    1.0
     """
 
     def __init__(

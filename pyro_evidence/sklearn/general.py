@@ -23,6 +23,13 @@ class LaplaceGPClassifier(Classifier):
     """A Gaussian process for labels, its kernel by the evidence.  See :func:`pyro_evidence.models.gp.gp_classifier`.
 
     :param kernel: a kernel of :mod:`pyro_evidence.models.kernels`; None is ``RBF()``, both settings learned.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import LaplaceGPClassifier
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = (X[:, 0] + np.cos(40.0 * X[:, 0]) > 0.0).astype(int)
+    >>> LaplaceGPClassifier().fit(X, y).predict_proba(X).shape
+    (24, 2)
     """
 
     def __init__(self, kernel: Kernel | None = None) -> None:
@@ -37,6 +44,13 @@ class LaplaceGPRegressor(Regressor):
     """A Gaussian process with Gaussian noise: exact.  See :func:`pyro_evidence.models.gp.gp_regression`.
 
     :param kernel: as for :class:`LaplaceGPClassifier`.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import LaplaceGPRegressor
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = 2.0 * X[:, 0] + 0.3 * np.cos(40.0 * X[:, 0])
+    >>> LaplaceGPRegressor().fit(X, y).predict(X).shape
+    (24,)
     """
 
     def __init__(self, kernel: Kernel | None = None) -> None:
@@ -51,6 +65,13 @@ class EvidenceMLPClassifier(Classifier):
 
     :param hidden: units of the hidden layer.
     :param random_state: seed of the starts.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import EvidenceMLPClassifier
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = (X[:, 0] + np.cos(40.0 * X[:, 0]) > 0.0).astype(int)
+    >>> EvidenceMLPClassifier(2).fit(X, y).predict_proba(X).shape
+    (24, 2)
     """
 
     def __init__(self, hidden: int = 10, *, random_state: int = 0) -> None:
@@ -66,6 +87,13 @@ class EvidenceMLPRegressor(Regressor):
 
     :param hidden: units of the hidden layer.
     :param random_state: seed of the starts.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import EvidenceMLPRegressor
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = 2.0 * X[:, 0] + 0.3 * np.cos(40.0 * X[:, 0])
+    >>> EvidenceMLPRegressor(2).fit(X, y).predict(X).shape
+    (24,)
     """
 
     def __init__(self, hidden: int = 10, *, random_state: int = 0) -> None:
@@ -85,6 +113,13 @@ class PRBFClassifier(Classifier):
 
     :param n_kernels: kernels that the classes share.
     :param alpha: weight of the overlap, nats; 0 is plain EM.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import PRBFClassifier
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = (X[:, 0] + np.cos(40.0 * X[:, 0]) > 0.0).astype(int)
+    >>> PRBFClassifier(2).fit(X, y).predict_proba(X).shape
+    (24, 2)
     """
 
     def __init__(self, n_kernels: int = 8, *, alpha: float = 0.0) -> None:
@@ -111,6 +146,15 @@ class PyroClassifier(Classifier):
 
     :param model: a Pyro model of inputs ``(N, D)`` and labels ``(N,)``, observed as Bernoulli or Categorical.
     :param engine: model to an object with ``run``; None is ``LaplaceEvidence`` without a progress bar.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import PyroClassifier
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.classifier import classifier
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = (X[:, 0] + np.cos(40.0 * X[:, 0]) > 0.0).astype(int)
+    >>> PyroClassifier(classifier(Linear())).fit(X, y).predict_proba(X).shape
+    (24, 2)
     """
 
     def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
@@ -125,6 +169,15 @@ class PyroRegressor(Regressor):
 
     :param model: a Pyro model of inputs ``(N, D)`` and targets ``(N,)``.
     :param engine: as for :class:`PyroClassifier`.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import PyroRegressor
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = 2.0 * X[:, 0] + 0.3 * np.cos(40.0 * X[:, 0])
+    >>> PyroRegressor(regression(Linear())).fit(X, y).predict(X).shape
+    (24,)
     """
 
     def __init__(self, model: Model, *, engine: Engine | None = None) -> None:

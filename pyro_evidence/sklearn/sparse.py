@@ -71,6 +71,13 @@ class RVMRegressor(_SparseRegressor):
     """A relevance vector machine with Gaussian noise, whose precision is learned.  See :class:`pyro_evidence.RVM`.
 
     :param basis: as for :class:`RVMClassifier`.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import RVMRegressor
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = 2.0 * X[:, 0] + 0.3 * np.cos(40.0 * X[:, 0])
+    >>> RVMRegressor().fit(X, y).predict(X).shape
+    (24,)
     """
 
     def _engine(self, model: Model) -> RVM:
@@ -81,6 +88,13 @@ class VRVMClassifier(_SparseClassifier):
     """A variational relevance vector machine.  See :class:`pyro_evidence.VRVM`.
 
     :param basis: as for :class:`RVMClassifier`.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import VRVMClassifier
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = (X[:, 0] + np.cos(40.0 * X[:, 0]) > 0.0).astype(int)
+    >>> VRVMClassifier().fit(X, y).predict_proba(X).shape
+    (24, 2)
     """
 
     def _engine(self, model: Model) -> VRVM:
@@ -91,6 +105,13 @@ class REVMClassifier(_SparseClassifier):
     """A relevance eigenvector machine.  See :class:`pyro_evidence.REVM`.
 
     :param basis: as for :class:`RVMClassifier`.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import REVMClassifier
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = (X[:, 0] + np.cos(40.0 * X[:, 0]) > 0.0).astype(int)
+    >>> REVMClassifier().fit(X, y).predict_proba(X).shape
+    (24, 2)
     """
 
     def _engine(self, model: Model) -> REVM:
@@ -103,6 +124,13 @@ class REVMRegressor(_SparseRegressor):
     See :class:`pyro_evidence.REVM`.
 
     :param basis: as for :class:`RVMClassifier`.
+
+    >>> import numpy as np
+    >>> from pyro_evidence.sklearn import REVMRegressor
+    >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
+    >>> y = 2.0 * X[:, 0] + 0.3 * np.cos(40.0 * X[:, 0])
+    >>> REVMRegressor().fit(X, y).predict(X).shape
+    (24,)
     """
 
     def _engine(self, model: Model) -> REVM:

@@ -132,7 +132,7 @@ class Joined:
         return v * self.solve(v).norm(dim=-1, keepdim=True).sqrt()
 
     def row(self, index: int) -> "Joined":
-        """Itself: there is one."""
+        """This one, for there is no other."""
         return self
 
 

@@ -144,11 +144,11 @@ class Grid:
         return self.icdf(torch.special.ndtr(white[:, 0])).unsqueeze(-1)
 
     def permuted(self, order: tuple[int, ...]) -> "Grid":
-        """Itself: there is one axis."""
+        """This one: there is one axis."""
         return self
 
     def last_given_others(self, others: Tensor) -> "Grid":
-        """Itself: there are no others."""
+        """This one: there are no other axes."""
         return self
 
     @property
