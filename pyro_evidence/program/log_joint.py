@@ -146,6 +146,7 @@ class LogJoint:
         self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
         numbers.check_sizes(self.args, self.kwargs)
+        parameters.check_kind("hyper", hyper)
         trace, declared = self._prototype(maximise=hyper is None or len(hyper) > 0)
         nodes = sample_nodes(trace)
         with alone(), own_random_numbers():

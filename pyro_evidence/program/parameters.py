@@ -148,7 +148,11 @@ def check_start(name: str, declared: Declaration) -> None:
         )
 
 
-def _check_kind(role: str, names: object) -> None:
+def check_kind(role: str, names: object) -> None:
+    """Refuse what are no names of sites.
+
+    :raises BadInput: naming the argument.
+    """
     if names is not None and not isinstance(names, Sequence | Set):
         raise BadInput(f"{role}={names!r}; expected a list of names of sites, such as {role}=['w'], or None.")
 
@@ -163,8 +167,7 @@ def maximised_sites(
 
     :raises BadInput: for names that do not exist, or that contradict each other.
     """
-    _check_kind("integrate", integrate)
-    _check_kind("hyper", hyper)
+    check_kind("integrate", integrate)
     _check_names("integrate", integrate, continuous)
     _check_names("hyper", hyper, [*continuous, *params])
     both = sorted(set(integrate or ()) & set(hyper or ()))
