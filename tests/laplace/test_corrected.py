@@ -42,7 +42,9 @@ def exact() -> torch.distributions.Gamma:
 def crowded() -> LaplacePosterior:
     """Six weights and a noise scale by sixty data: the joint mode of the scale is too low."""
     X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
-    return LaplaceEvidence(regression).run(X, X[:, 0] + torch.randn(60, generator=torch.Generator().manual_seed(1)))
+    return LaplaceEvidence(regression, outer=()).run(
+        X, X[:, 0] + torch.randn(60, generator=torch.Generator().manual_seed(1))
+    )
 
 
 def test_moments_and_quantiles_are_those_of_the_exact_posterior() -> None:  # oracle: conjugacy
