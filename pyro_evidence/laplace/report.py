@@ -82,7 +82,7 @@ def _varied(draws: Tensor) -> Tensor:
     constant = (draws == draws[:1]).all(0)
     if not bool(constant.any()):
         return draws
-    white = torch.randn(draws.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(draws)
+    white = torch.randn(draws.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).abs().to(draws)
     return torch.where(constant, draws + (1e-5 * draws.abs() + 1e-30) * white, draws)
 
 
