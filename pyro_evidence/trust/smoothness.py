@@ -23,8 +23,8 @@ from pyro_evidence.threads import without_validation
 WRONG = "its second derivatives are not those of its slope"
 TOLERANCE = 0.05  # of a product with the Hessian, in posterior standard deviations
 ONE_AND_HUNDREDTH = (1.0, 0.01)
-# Of differences: a bend as narrow as the first step is none at a tenth of it; the rounding of an ill-conditioned slope is
-# little at thirty times the step, where a corner still shows.
+# Of differences: a bend as narrow as the first step is none at a tenth of it; the rounding of an ill-conditioned slope
+# is little at thirty times the step, where a corner still shows.
 STEPS = (1.0, 0.1, 30.0)
 MOST_LOOKED_AT = 64  # coordinates along which a corner is looked for
 
