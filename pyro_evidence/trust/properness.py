@@ -13,6 +13,8 @@ from pyro_evidence.numerics.newton import Density
 FAR = (10.0, 30.0, 100.0)  # standard deviations
 NEAR = 2.0  # standard deviations, where a normal density has fallen by 2 nats
 LEAST_FALL = 0.2  # nats, there
+ON_THE_WAY = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, NEAR)
+LEAST_DIP = 0.01  # nats below the far end, somewhere before it
 FAR_OUT = 1e8  # times the mode, or where a coordinate is as large
 
 
@@ -48,7 +50,7 @@ def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -
     direction = precision.weakest(summit.active)[0]
     if _stays_up(summit, direction):
         raise _letter(latents.label(int(direction.abs().argmax())), f"{FAR[-1]:g} posterior standard deviations away")
-    if _level(summit, NEAR * torch.stack([direction, -direction])):
+    if _level(summit, direction):
         raise _letter(latents.label(int(direction.abs().argmax())), f"{NEAR:g} posterior standard deviations away")
     require_fall_on_rays(summit, latents)
 
@@ -73,9 +75,15 @@ def _stays_up(summit: Summit, direction: Tensor) -> bool:
     return bool((fall < 1.0).reshape(2, len(FAR)).all(-1).any())
 
 
-def _level(summit: Summit, moves: Tensor) -> bool:
-    """Whether some move leaves the log joint where it was; one that leads higher leads to another mode."""
-    return bool((summit.fall(moves).abs() < LEAST_FALL).any())
+def _level(summit: Summit, direction: Tensor) -> bool:
+    """Whether the log joint is where it was at two standard deviations on one side, without a dip on the way.
+
+    Behind a dip there is another mode: a second labelling, for one.
+    """
+    steps = torch.tensor(ON_THE_WAY).to(direction)[:, None] * direction
+    falls = summit.fall(torch.cat([steps, -steps])).reshape(2, len(ON_THE_WAY))
+    dip = falls[:, :-1].amax(-1) - falls[:, -1]
+    return bool(((falls[:, -1].abs() < LEAST_FALL) & (dip < LEAST_DIP)).any())
 
 
 def _level_far_out(summit: Summit, ray: Tensor) -> bool:

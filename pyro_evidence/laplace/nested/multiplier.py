@@ -54,7 +54,9 @@ def _slopes(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
 def _scaling(joint: LogJoint, site: Coordinate, u: Tensor, slope: Tensor) -> Tensor:
     """``sum_i x_i dL/dx_i`` over the elements of a site in its own space, shape ``(R,)``."""
     block = joint.latents.slices[site.name]
-    before = u[:, block].reshape(-1, *site.unconstrained_shape).requires_grad_()
+    if not site.size:
+        return u.new_zeros(len(u))
+    before = u[:, block].reshape(len(u), *site.unconstrained_shape).requires_grad_()
     x = site.transform(before)
     if x.shape != before.shape:
         return u.new_zeros(len(u))
