@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.quadrature import axis_map, chart, nodes
-from pyro_evidence.numerics.quadrature.interpolated import EDGE, Interpolated, Normal
+from pyro_evidence.numerics.quadrature.interpolated import EDGE, Interpolated, Normal, lagrange, spline
 
 
 def moment(powers: tuple[int, ...]) -> float:
@@ -132,3 +132,22 @@ def test_draws_have_the_density_that_is_said(density: Interpolated | Normal) -> 
     marginal = density.permuted((0, 1)).log_prob(z[:5]) - heights.log()
     again = density.log_prob(torch.stack([z[:5, 0], z[:5, 1] + 0.3], -1))
     torch.testing.assert_close(again - last.prob(z[:5, 1:] + 0.3).squeeze(-1).log(), marginal, rtol=0, atol=5e-3)
+
+
+def test_a_spline_and_a_polynomial_go_through_their_nodes() -> None:
+    nodes = torch.tensor([-2.0, -0.7, 0.1, 1.3, 2.5])
+    for basis in (lagrange, spline):
+        torch.testing.assert_close(basis(nodes, nodes.unsqueeze(-1)), torch.eye(5), rtol=0, atol=1e-12)
+    z = torch.linspace(-2.0, 2.5, 31).unsqueeze(-1)
+    cubic, line = nodes**3 - nodes, 2.0 * nodes - 1.0
+    torch.testing.assert_close(lagrange(nodes, z) @ cubic, (z**3 - z)[:, 0])
+    torch.testing.assert_close(spline(nodes, z) @ line, (2.0 * z - 1.0)[:, 0])
+
+
+def test_a_spline_does_not_magnify_rounding() -> None:
+    nodes = torch.linspace(-8.0, 8.0, 25)
+    noise = 1e-8 * (-1.0) ** torch.arange(25.0)
+    z = torch.linspace(-8.0, 8.0, 501).unsqueeze(-1)
+    assert float((spline(nodes, z) @ noise).abs().max()) < 3e-8
+    assert float((lagrange(nodes, z) @ noise).abs().max()) > 1e-5
+    assert float((spline(nodes, z) @ (0.3 * nodes).cos() - (0.3 * z[:, 0]).cos()).abs().max()) < 2e-3

@@ -11,6 +11,7 @@ from pyro_evidence.numerics.quadrature.nodes import Rule
 
 EDGE = 8.0  # standard deviations beyond which nothing is drawn
 CELLS = 512
+MOST_LAGRANGE = 11  # nodes through which one polynomial is laid
 
 
 class OuterDensity(Protocol):
@@ -62,10 +63,10 @@ class Normal:
 
 @dataclass(frozen=True)
 class Interpolated:
-    """The standard normal density times the exponential of a polynomial through the nodes, one axis after the other.
+    """The standard normal density times the exponential of a smooth curve through the nodes, one axis after the other.
 
     ``z_1`` from its marginal, ``z_2`` given ``z_1``, and so on; each on a fine grid between whose points the density is
-    linear, so that draws and densities are exact for one another.  Beyond the outermost nodes the polynomial goes on as
+    linear, so that draws and densities are exact for one another.  Beyond the outermost nodes the curve goes on as
     the straight line through the last two.
     """
 
@@ -120,16 +121,38 @@ class Interpolated:
         return torch.einsum("sk,skm->sm", self._basis(z), flat).reshape(len(z), *rest.shape[2:])
 
     def _basis(self, z: Tensor) -> Tensor:
-        """Weights of the nodes' values at ``z`` ``(S,)``: Lagrange's polynomials, straight lines beyond, ``(S, k)``."""
+        """Weights of the nodes' values at ``z`` ``(S,)``, straight lines beyond the outermost, ``(S, k)``."""
         nodes = self.rule.nodes[:, 0]
         inside = z.clamp(float(nodes[0]), float(nodes[-1])).unsqueeze(-1)
-        same = torch.eye(len(nodes), dtype=torch.bool, device=nodes.device)
-        gaps = torch.where(same, 1.0, nodes.unsqueeze(-1) - nodes)
-        found = torch.where(same, 1.0, (inside.unsqueeze(-1) - nodes) / gaps).prod(-1)
+        found = lagrange(nodes, inside) if len(nodes) <= MOST_LAGRANGE else spline(nodes, inside)
         beyond = (z.unsqueeze(-1) - inside) / (nodes[-1] - nodes[-2])
         ends = torch.zeros(2, len(nodes)).to(nodes)
         ends[0, :2], ends[1, -2:] = nodes.new_tensor([-1.0, 1.0]), nodes.new_tensor([-1.0, 1.0])
         return found + torch.where(beyond < 0, beyond * ends[0], beyond * ends[1])
+
+
+def lagrange(nodes: Tensor, z: Tensor) -> Tensor:
+    """The polynomial through values at ``nodes`` ``(k,)``: weights of the values at ``z`` ``(S, 1)``, ``(S, k)``."""
+    same = torch.eye(len(nodes), dtype=torch.bool, device=nodes.device)
+    gaps = torch.where(same, 1.0, nodes.unsqueeze(-1) - nodes)
+    return torch.where(same, 1.0, (z.unsqueeze(-1) - nodes) / gaps).prod(-1)
+
+
+def spline(nodes: Tensor, z: Tensor) -> Tensor:
+    """The natural cubic spline through values at ``nodes`` ``(k,)``: their weights at ``z`` ``(S, 1)``, ``(S, k)``.
+
+    Where there are many nodes: it does not magnify what rounding leaves in the outermost values.
+    """
+    h = nodes.diff()
+    slopes = torch.diff(torch.eye(len(nodes)).to(nodes), dim=0) / h.unsqueeze(-1)
+    inner = (2.0 * (h[:-1] + h[1:])).diag() + h[1:-1].diag(1) + h[1:-1].diag(-1)
+    bends = torch.nn.functional.pad(torch.linalg.solve(inner, 6.0 * slopes.diff(dim=0)), (0, 0, 1, 1))
+    cell = (torch.searchsorted(nodes, z[:, 0].contiguous()) - 1).clamp(0, len(h) - 1)
+    step = h[cell].unsqueeze(-1)
+    a = (nodes[cell + 1].unsqueeze(-1) - z) / step
+    b, unit = 1.0 - a, torch.eye(len(nodes)).to(nodes)
+    curved = (a**3 - a) * bends[cell] + (b**3 - b) * bends[cell + 1]
+    return a * unit[cell] + b * unit[cell + 1] + curved * step.square() / 6.0
 
 
 @dataclass(frozen=True)
