@@ -14,6 +14,7 @@ from pyro_evidence.models import prbf as rbf_network
 from pyro_evidence.models.gp import gp_classifier, gp_regression
 from pyro_evidence.models.kernels import RBF, Kernel
 from pyro_evidence.program.log_joint import Model
+from pyro_evidence.settings import Start
 from pyro_evidence.sklearn.base import QUIET, Classifier, Regressor
 
 PRBF_STOP = replace(STOP, throw=False, progress=False)
@@ -105,7 +106,8 @@ class EvidenceMLPRegressor(Regressor):
 
 def _network(estimator: Any, X: Tensor, t: Tensor, output: Any) -> Any:
     model = mlp.MLP(X.shape[1], estimator.hidden, output=output)
-    return LaplaceEvidence(model, curvature=gauss_newton, stop=QUIET).run(X, t)
+    start = Start(seed=estimator.random_state)
+    return LaplaceEvidence(model, curvature=gauss_newton, start=start, stop=QUIET).run(X, t)
 
 
 class PRBFClassifier(Classifier):

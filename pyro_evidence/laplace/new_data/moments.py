@@ -52,14 +52,13 @@ class Moments:
 def predictive_moments(
     posterior: Any, joint: LogJoint, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: PredictiveDraws
 ) -> Moments:
-    """Mean and variance of new data of the one observed site, noise included.
+    """Mean and variance of new data of the one observed site of a model without discrete ones, noise included.
 
     A Gaussian process with one function is integrated by quadrature at each input, everything else by draws.
 
     :param args: the model's arguments; targets may be left out.
-    :raises UnsupportedModel: for several observed sites, or a discrete latent site.
     """
-    site = _the_site(joint)
+    site = joint.observed[0]
     model = _model_of(posterior, joint)
     args = _without_targets(joint.model, args, kwargs)
     latents, weights = _latents(posterior, joint, args, kwargs, draws)
@@ -77,16 +76,6 @@ def _model_of(posterior: Any, joint: LogJoint) -> Model:
     """The model that takes values of the user's own latents: with new levels, or below axes that stand for weights."""
     own = set(joint.latents.names) <= set(getattr(posterior, "mode", {})) and hasattr(posterior.state, "theta")
     return posterior.model if own else joint.substituted(joint.initial_theta)
-
-
-def _the_site(joint: LogJoint) -> str:
-    if joint.discrete or len(joint.observed) != 1:
-        raise UnsupportedModel(
-            f"predict needs one observed site and no discrete latent one; this model observes "
-            f"{', '.join(joint.observed)} and has {', '.join(joint.discrete) or 'no discrete site'}. Use "
-            "Predictive(posterior.model, guide=posterior.guide, num_samples=1000), or log_prob and responsibilities."
-        )
-    return joint.observed[0]
 
 
 def _latents(
