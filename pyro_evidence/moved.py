@@ -129,7 +129,7 @@ MODULES = {
     "ops.psis": "numerics.importance",
     "ops.ranks": "compare.sbc",
     "ops.reduce": "numerics.log_sum_exp",
-    "ops.rows": "numerics.row_batches",
+    "ops.rows": "numerics.batched",
     "ops.settings": "models.basis",
     "ops.spectrum": "relevance.axis_evidence",
     "ops.tempering": "evidence_check.particles",
@@ -309,7 +309,7 @@ def attribute(old: str, new: str) -> Callable[[str], Any]:
         if name.startswith("__"):
             raise AttributeError(f"module {PACKAGE}.{old} has no attribute {name}")
         path = NAMES.get(f"{old}.{name}", f"{new}.{name}")
-        if not _exists(path):
+        if path == f"{old}.{name}" or not _exists(path):
             raise AttributeError(f"module {PACKAGE}.{old} has no attribute {name}")
         return found(f"{old}.{name}", path)
 

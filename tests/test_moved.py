@@ -40,3 +40,8 @@ def test_a_name_that_never_was_is_missing() -> None:
     with pytest.raises(ImportError, match="nothing_of_the_kind"):
         from pyro_evidence.ops.basis import nothing_of_the_kind  # type: ignore[import-not-found]  # noqa: F401
     assert not hasattr(pyro_evidence, "nothing_of_the_kind")
+
+
+@pytest.mark.parametrize("folder", ["prbf", "mixture", "laplace"])
+def test_a_name_that_no_folder_has_is_missing(folder: str) -> None:
+    assert not hasattr(importlib.import_module(f"pyro_evidence.{folder}"), "nothing_of_the_kind")

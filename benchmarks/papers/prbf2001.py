@@ -128,7 +128,7 @@ def batch(table: Table, M: int, seed: int, methods: list[tuple[float, Update]]) 
         rows = torch.arange(FOLDS).repeat(len(multiples))
         data = stacked_data([folds[f][0][0] for f in rows], [folds[f][0][1] for f in rows], K, KIND)
         alpha = torch.tensor(multiples).repeat_interleave(FOLDS) * data.num_data / (K * M)
-        point = rounds(first(data, net.rows(rows), alpha), update, STEPS).point
+        point = rounds(first(data, net[rows], alpha), update, STEPS).point
         log_proba = log_density(point.net, KIND, KIND.features(test)[rows]) + point.net.class_prior.log().unsqueeze(1)
         scores = [score(lp[: len(folds[f][1][1])].log_softmax(-1), folds[f][1][1])
                   for lp, f in zip(log_proba, rows, strict=True)]  # fmt: skip

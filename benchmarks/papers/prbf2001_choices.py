@@ -68,7 +68,7 @@ def readings(name: str, M: int) -> Record:
     data, unit = class_data(X, y, K, KIND), len(X) / (K * M)
 
     def fitted(multiples: tuple[float, ...]) -> Point:
-        many = net.rows(torch.zeros(len(multiples), dtype=torch.long))
+        many = net[torch.zeros(len(multiples), dtype=torch.long)]
         return rounds(first(data, many, unit * torch.tensor(multiples)), as_published, 100).point
 
     point = fitted(GRID)

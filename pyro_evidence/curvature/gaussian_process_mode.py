@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.backtracking import first_accepted
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, curvature_blocks, slope_and_curvature
 
@@ -286,13 +287,13 @@ def _moved(
     latent: Latent, point: _Point, step: tuple[Tensor, Tensor], decrement: float, tolerance: float
 ) -> _Point | None:
     """The first halved step that rises (Armijo), or a whole one that rounding hides; None where none does."""
-    slack = 0.45 * tolerance * (1.0 + abs(point.value))  # rounding of the sum over data
-    for halvings in range(40):
-        scale = 0.5**halvings
+
+    def trial(scale: float) -> tuple[float, _Point]:
         new = _point(latent, point.dual + scale * step[0], point.away + scale * step[1])
-        if new.value >= point.value + 1e-4 * scale * decrement - slack:
-            return new
-    return None
+        return new.value, new
+
+    slack = 0.45 * tolerance * (1.0 + abs(point.value))  # rounding of the sum over data
+    return first_accepted(trial, point.value, decrement, slack)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.numerics.backtracking import Backtracking, first_accepted
 
 NEWTON_STEPS = 100
 SMALLEST_STEP = 1e-8  # below, a Newton step is lost in rounding
@@ -99,14 +100,22 @@ def fitted_class_prior(log_density: Tensor, place: Tensor) -> Tensor:
         slope = (eye[place] - proba).sum(0)
         curvature = proba.sum(0).diag() - proba.mT @ proba
         step = torch.linalg.pinv(curvature, hermitian=True) @ slope  # adding the same to all changes nothing
-        scale = 1.0
-        while scale > SMALLEST_STEP and _label_likelihood(log_density + log_prior + scale * step, place) < height:
-            scale *= 0.5
-        log_prior = (log_prior + scale * step).log_softmax(-1) if scale > SMALLEST_STEP else log_prior
+        log_prior = _uphill(log_density, place, log_prior, step, height)
         before, height = height, _label_likelihood(log_density + log_prior, place)
         if height - before <= 1e-12 * (1.0 + abs(before)):
             break
     return log_prior
+
+
+def _uphill(log_density: Tensor, place: Tensor, log_prior: Tensor, step: Tensor, height: float) -> Tensor:
+    """After the first halved step that does not go down, or the same."""
+
+    def trial(scale: float) -> tuple[float, Tensor]:
+        moved = log_prior + scale * step
+        return _label_likelihood(log_density + moved, place), moved
+
+    found = first_accepted(trial, height, search=Backtracking(shortest=SMALLEST_STEP))
+    return log_prior if found is None else found.log_softmax(-1)
 
 
 def _label_likelihood(log_joint: Tensor, place: Tensor) -> float:

@@ -12,6 +12,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope, la
 from pyro_evidence.laplace.hyperparameters.differences import curvature
 from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, natural_metric, round_of_all
 from pyro_evidence.laplace.hyperparameters.pruning import PruningTried, brought_back, prune
+from pyro_evidence.numerics.backtracking import Backtracking, first_accepted, to_peak_or_half
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FARTHEST = 120.0  # a precision e^120 or e^-120 times that at the start is on its way to infinity
@@ -23,6 +24,7 @@ FLAT = 1.0  # squared log units: a hyperparameter known no better than to a fact
 PLATEAU = (-8.0, -5.0, -2.5, 2.5, 5.0, 8.0)  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
 NEAR = 1.0  # largest natural step in log units at which they are
+SEARCH = Backtracking(shorter=to_peak_or_half, shortest=0.5**24)
 
 
 @dataclass(frozen=True)
@@ -288,29 +290,16 @@ def _change(state: TypeII, move: Tensor) -> float:
 def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
     """The first of the ever shorter steps that raises the objective (Armijo), or None."""
     before = state.laplace
-    promised = float(direction @ state.slope.total)
-    slack = before.problem.slack * (1.0 + abs(before.objective))  # rounding of the objective
-    scale = 1.0
-    while scale >= 0.5**24:  # shorter steps move nothing
+
+    def trial(scale: float) -> tuple[float, LaplaceState] | None:
         try:
             new = laplace_state(before.problem, before.theta + scale * direction, before.u)
         except ArithmeticError:
-            scale = 0.5 * scale
-            continue
-        rise = new.objective - before.objective
-        if rise >= 1e-4 * scale * promised - slack:
-            return new
-        scale = _shortened(scale, rise, promised)
-    return None
+            return None
+        return new.objective, new
 
-
-def _shortened(scale: float, rise: float, promised: float) -> float:
-    """Where the parabola through the objective here, its slope and the failed trial is highest, within bounds.
-
-    Nocedal and Wright (2006), eq. 3.58.
-    """
-    best = 0.5 * promised * scale**2 / (promised * scale - rise)
-    return min(max(best, 0.1 * scale), 0.5 * scale) if math.isfinite(best) else 0.5 * scale
+    promised, slack = float(direction @ state.slope.total), before.problem.slack * (1.0 + abs(before.objective))
+    return first_accepted(trial, before.objective, promised, slack, SEARCH)
 
 
 def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Tensor) -> Tensor:

@@ -26,8 +26,9 @@ from pyro_evidence.laplace.type2 import (
     updated,
 )
 from pyro_evidence.numerics import evidence
+from pyro_evidence.numerics.backtracking import Backtracking, Line, along_step
 
-HALVINGS = 12  # of a step, before a row is left to the single loop
+SEARCH = Backtracking(num_trials=12)  # then a row is left to the single loop
 
 
 def natural(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
@@ -38,19 +39,15 @@ def natural(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
 
 def line_search(problem: Problem, old: LaplaceRows, direction: Tensor, slope: Tensor) -> tuple[LaplaceRows, Tensor]:
     """The first of each row's halved steps that raises its log evidence (Armijo), and which rows found one."""
-    rise = 1e-4 * (direction * slope).sum(-1)
-    slack = problem.slack * (1.0 + old.objective.abs())  # rounding of the log evidence
-    left, new, scale = torch.arange(len(rise), device=rise.device), old, 1.0
-    for _ in range(HALVINGS):
-        trial = laplace_rows(problem, old.theta[left] + scale * direction[left], old.active[left], old.u[left])
-        good = trial.objective >= old.objective[left] + scale * rise[left] - slack[left]
-        new = new.with_rows(left[good], trial[good])
-        left, scale = left[~good], 0.5 * scale
-        if not len(left):
-            break
-    rose = torch.ones_like(rise, dtype=torch.bool)
-    rose[left] = False
-    return new, rose
+
+    def trial(rows: Tensor, scale: Tensor) -> LaplaceRows:
+        theta = along_step(old.theta[rows], scale, direction[rows])
+        return laplace_rows(problem, theta, old.active[rows], old.u[rows])
+
+    rise = (direction * slope).sum(-1)
+    line = Line(rise, problem.slack * (1.0 + old.objective.abs()))
+    new, left = SEARCH(old, torch.arange(len(rise), device=rise.device), line, trial)
+    return new, torch.ones_like(rise, dtype=torch.bool).index_fill(0, left, False)
 
 
 def pruned(problem: Problem, points: LaplaceRows) -> LaplaceRows:

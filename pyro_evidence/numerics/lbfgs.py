@@ -5,9 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.backtracking import Backtracking, Line, Place, along_step, to_peak
+
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 Watch = Callable[[Tensor], None]  # told every row's value once per step
 MEMORY = 10  # pairs of steps and changes of the gradient that are kept
+SEARCH = Backtracking(shorter=to_peak, num_trials=20)
 
 
 def no_callback(values: Tensor) -> None:
@@ -19,20 +22,32 @@ def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, 
 
     Nocedal and Wright (2006), algorithm 7.4, with backtracking; a row that cannot rise any more stays.
     """
-    value, slope = f(u)
-    moving = torch.ones_like(value, dtype=torch.bool)
+    here = Place(u, *f(u))
+    moving = torch.ones_like(here.objective, dtype=torch.bool)
     history: list[tuple[Tensor, Tensor]] = []
     for _ in range(num_steps):
-        moving = moving & (slope.abs().amax(-1) > tolerance)
+        moving = moving & (here.gradient.abs().amax(-1) > tolerance)
         if not bool(moving.any()):
             break
-        step = torch.where(moving.unsqueeze(-1), _direction(slope, history), 0.0)
-        new, new_value, new_slope = _line_search(f, (u, value, slope), step)
-        moving = moving & (new != u).any(-1)
-        history = [*history, (new - u, slope - new_slope)][-MEMORY:]
-        u, value, slope = new, new_value, new_slope
-        watch(value)
-    return u
+        step = torch.where(moving.unsqueeze(-1), _direction(here.gradient, history), 0.0)
+        new = _moved(f, here, step)
+        moving = moving & (new.u != here.u).any(-1)
+        history = [*history, (new.u - here.u, here.gradient - new.gradient)][-MEMORY:]
+        here = new
+        watch(here.objective)
+    return here.u
+
+
+def _moved(f: ValueAndGradient, here: Place, step: Tensor) -> Place:
+    """After the first step of each row that rises enough; rows where none does keep their place."""
+
+    def trial(rows: Tensor, scale: Tensor) -> Place:
+        u = along_step(here.u[rows], scale, step[rows])
+        return Place(u, *f(u))
+
+    rise = (here.gradient * step).sum(-1)
+    rows = torch.nonzero((step != 0).any(-1)).squeeze(-1)
+    return SEARCH(here, rows, Line(rise, torch.zeros_like(rise)), trial)[0]
 
 
 def _direction(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -60,35 +75,3 @@ def _scale(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
     s, y = history[-1]
     sy, yy = (s * y).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
     return torch.where(sy > 1e-12 * yy, sy / yy, first)
-
-
-def _line_search(
-    f: ValueAndGradient, here: tuple[Tensor, Tensor, Tensor], step: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Shorten each row's step until it rises enough (Armijo); rows that never do keep their place."""
-    u, value, slope = (x.clone() for x in here)
-    rise = (slope * step).sum(-1)
-    scale = torch.ones_like(value)
-    rows = torch.nonzero((step != 0).any(-1)).squeeze(-1)
-    for _ in range(20):
-        if not len(rows):
-            break
-        trial = here[0][rows] + scale[rows].unsqueeze(-1) * step[rows]
-        trial_value, trial_slope = f(trial)
-        gain = trial_value - here[1][rows]
-        good = torch.isfinite(trial_value) & (gain >= 1e-4 * scale[rows] * rise[rows])
-        u[rows[good]], value[rows[good]], slope[rows[good]] = (
-            trial[good],
-            trial_value[good],
-            trial_slope[good],
-        )
-        scale[rows] = _shorter(scale[rows], rise[rows], gain)
-        rows = rows[~good]
-    return u, value, slope
-
-
-def _shorter(scale: Tensor, rise: Tensor, gain: Tensor) -> Tensor:
-    """Where the parabola through what is known peaks, between a tenth and a half of the step."""
-    curvature = (gain - rise * scale) / scale.square()
-    peak = torch.where(torch.isfinite(curvature) & (curvature < 0), -0.5 * rise / curvature, 0.0)
-    return torch.minimum(torch.maximum(peak, 0.1 * scale), 0.5 * scale)

@@ -7,8 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.backtracking import Backtracking, Line, Place, along_step, clear_rise
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
 
+SEARCH = Backtracking(clear_rise)
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
 
 
@@ -167,21 +169,14 @@ def _escape(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> None:
 
 
 def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor, slack: Tensor) -> Tensor:
-    """Halve each row's step until the log joint does not fall beyond rounding; which rows moved.
+    """Halve each row's step until the log joint does not fall beyond rounding; which rows moved."""
+    here, step = Place(found.u[rows], found.log_joint[rows], found.gradient[rows]), found.step[rows]
 
-    A shortened step must raise it beyond rounding, or else the halving has found noise and the row stays where it is.
-    """
-    rise = 1e-4 * (found.gradient * found.step).sum(-1)
-    here, height = found.u.clone(), found.log_joint.clone()
-    left, scale = rows, 1.0
-    for _ in range(40):
-        trial = here[left] + scale * found.step[left]
-        value, slope = density.gradient(trial, of_rows(theta, left))
-        good = torch.isfinite(value) & (value >= height[left] + scale * rise[left] - slack[left])
-        good &= (scale == 1.0) | (value > height[left] + slack[left])
-        done = left[good]
-        found.u[done], found.log_joint[done], found.gradient[done] = trial[good], value[good], slope[good]
-        left, scale = left[~good], 0.5 * scale
-        if not len(left):
-            break
-    return (found.u[rows] != here[rows]).any(-1)
+    def trial(left: Tensor, scale: Tensor) -> Place:
+        u = along_step(here.u[left], scale, step[left])
+        return Place(u, *density.gradient(u, of_rows(theta, rows[left])))
+
+    line = Line((here.gradient * step).sum(-1), slack[rows])
+    new, _ = SEARCH(here, torch.arange(len(rows), device=rows.device), line, trial)
+    found.u[rows], found.log_joint[rows], found.gradient[rows] = new.u, new.objective, new.gradient
+    return (new.u != here.u).any(-1)

@@ -175,11 +175,11 @@ def _batch(engine: NetworkEngine, trains: list[tuple[Tensor, Tensor]], multiples
     index = torch.arange(len(owner)).repeat(len(multiples))
     data = stacked_data([trains[owner[r]][0] - shift for r in index], [trains[owner[r]][1] for r in index], K, kind)
     alpha = torch.as_tensor(multiples).to(net.loc).repeat_interleave(len(owner)) * data.num_data / (K * M)
-    return first(data, net.rows(index.to(net.loc.device)), alpha)
+    return first(data, net[index.to(net.loc.device)], alpha)
 
 
 def _scored(found: Point, row: int, X: Tensor, y: Tensor, score: Score) -> float:
-    net = found.net.rows(torch.tensor([row], device=X.device))
+    net = found.net[torch.tensor([row], device=X.device)]
     log_joint = log_density(net, found.kind, found.kind.features(X))[0] + net.class_prior.log()
     return float(score(log_joint.log_softmax(-1), y))
 

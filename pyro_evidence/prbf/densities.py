@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_evidence.mixture.expectation import responsibilities
 from pyro_evidence.models.covariances import Covariance, quadratic
+from pyro_evidence.numerics.batched import Batched
 
 BLOCK = 2**18  # numbers in one block of responsibilities: they stay in the cache
 TINY = 1e-290  # a count below it is a sum of subnormal numbers, and a mean over it means nothing
@@ -137,17 +138,13 @@ def column_variance(X: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Network:
+class Network(Batched):
     """One setting of the parameters in each row."""
 
     mixing: Tensor  # (B, K, M)  pi_jk = p(kernel j | class k); rows sum to 1
     loc: Tensor  # (B, M, D)
     covariance: Tensor  # (B, M, ...) in the shape of its kind
     class_prior: Tensor  # (B, K)
-
-    def rows(self, index: Tensor) -> "Network":
-        """Some rows of the batch."""
-        return Network(*(v[index] for v in parts_of(self)))
 
     @cached_property
     def ownership(self) -> Tensor:
@@ -229,23 +226,20 @@ class Point:
             total = total + torch.xlogy(self.data.class_counts, self.net.class_prior).sum(-1)
         return total - self.alpha * self.overlap.sum(-1)
 
-    def rows(self, index: Tensor) -> "Point":
-        """Some rows of the batch."""
+    def __getitem__(self, index: Tensor) -> "Point":
         lag = None if self.lag is None else self.lag[index]
         parts = (self.alpha[index], self.moments[index], self.log_likelihood[index], tuple(r[index] for r in self.resp))
-        return Point(self.data.rows(index), self.net.rows(index), *parts, lag)
+        return Point(self.data.rows(index), self.net[index], *parts, lag)
 
-    def put(self, index: Tensor, other: "Point") -> "Point":
-        """This point with some rows taken from ``other``, one row of it for each of ``index``."""
+    def with_rows(self, rows: Tensor, new: "Point") -> "Point":
+        """This point with ``rows`` replaced by those of ``new``; ``alpha`` and ``lag`` stay."""
 
         def both(a: Tensor, b: Tensor) -> Tensor:
-            return a.index_put((index,), b)
+            return a.index_copy(0, rows, b)
 
-        pairs = zip(parts_of(self.net), parts_of(other.net), strict=True)
-        net = Network(*(both(a, b) for a, b in pairs))
-        resp = tuple(both(a, b) for a, b in zip(self.resp, other.resp, strict=True))
-        parts = (both(self.moments, other.moments), both(self.log_likelihood, other.log_likelihood), resp)
-        return Point(self.data, net, self.alpha, *parts, self.lag)
+        resp = tuple(both(a, b) for a, b in zip(self.resp, new.resp, strict=True))
+        parts = (both(self.moments, new.moments), both(self.log_likelihood, new.log_likelihood), resp)
+        return Point(self.data, self.net.with_rows(rows, new.net), self.alpha, *parts, self.lag)
 
 
 def parts_of(net: Network) -> tuple[Tensor, Tensor, Tensor, Tensor]:

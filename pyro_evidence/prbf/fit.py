@@ -190,7 +190,7 @@ def posterior_of(task: PRBFFit, fit: Fit[Progress]) -> PRBFPosterior:
     """The best restart, in the units of the data."""
     now = fit.state
     best = int(now.point.objective.argmax())
-    point = now.point.rows(torch.tensor([best], device=now.point.alpha.device))
+    point = now.point[torch.tensor([best], device=now.point.alpha.device)]
     net = point.net
     started = task.point.net.mixing[best] > 0
     gone = ((now.since[best] >= 0).to(started.device) & started).nonzero().tolist()

@@ -84,7 +84,7 @@ def advance(now: Progress) -> Progress:
         if bool(broken.all()):
             raise ArithmeticError("the penalised log likelihood left the finite numbers; pass a larger floor.")
         rows = broken.nonzero().squeeze(-1)
-        new = new.put(rows, old.rows(rows))
+        new = new.with_rows(rows, old[rows])
     low = new.net.mixing <= REJECTED
     since = torch.where(low, torch.where(now.since < 0, step, now.since), -1)
     return replace(
@@ -112,7 +112,7 @@ def _updated(point: Point, update: Update) -> Point:
     if bool(none.all()):
         return _tried(plain, point)
     rows = none.nonzero().squeeze(-1)
-    return _tried(update, point).put(rows, _tried(plain, point.rows(rows)))
+    return _tried(update, point).with_rows(rows, _tried(plain, point[rows]))
 
 
 def _tried(update: Update, point: Point) -> Point:

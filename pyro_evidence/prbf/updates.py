@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.models.covariances import quadratic
+from pyro_evidence.numerics.backtracking import Backtracking, Line, any_rise
+from pyro_evidence.numerics.batched import Batched, along
 from pyro_evidence.prbf.densities import Network, Point, between_classes, evaluate, parts_of, tilted
 
 SLOWEST = 0.1  # a mixing falls at most to this share of itself in one step, so it never becomes zero or negative
@@ -91,24 +93,18 @@ def stepped(point: Point, step: Network, size: Tensor) -> Network:
     )
 
 
-def climb(point: Point, num_halvings: int = 20) -> Point:
+def climb(point: Point) -> Point:
     """One step uphill in every row, halved until eq. 22 rises; a row that is at its top stays there."""
     found = slopes(point)
+
+    def trial(rows: Tensor, scale: Tensor) -> Point:
+        whole = len(rows) == len(point.alpha)
+        here, step = (point, found.step) if whole else (point[rows], found.step[rows])
+        return evaluate(here.data, stepped(here, step, scale), here.alpha)
+
     rising = found.gain > 1e-14 * (1.0 + point.objective.abs())
-    waiting, size = rising.nonzero().squeeze(-1), 1.0
-    for _ in range(num_halvings):
-        if not len(waiting):
-            break
-        whole = len(waiting) == len(rising)
-        here, step = (point, found.step) if whole else (point.rows(waiting), found.step.rows(waiting))
-        trial = evaluate(here.data, stepped(here, step, torch.full_like(here.alpha, size)), here.alpha)
-        better = trial.objective > here.objective
-        if whole and bool(better.all()):
-            return trial
-        chosen = better.nonzero().squeeze(-1)
-        point = point.put(waiting[chosen], trial.rows(chosen))
-        waiting, size = waiting[~better], 0.5 * size
-    return point
+    line = Line(found.gain, torch.zeros_like(found.gain))
+    return Backtracking(any_rise, num_trials=20)(point, rising.nonzero().squeeze(-1), line, trial)[0]
 
 
 @dataclass(frozen=True)
@@ -246,29 +242,35 @@ def exact_mixing(point: Point, distance: Tensor, num_rounds: int = 50) -> Tensor
 
     Rounds of the stationary equation, each shortened until eq. 26 does not fall.
     """
-    mixing, height = point.net.mixing, expected(point, point.net.mixing, distance)
+    here = _Mixing(point.net.mixing, expected(point, point.net.mixing, distance))
     for _ in range(num_rounds):
-        before, target = mixing, stationary_mixing(point, mixing, distance)
-        mixing, height = _uphill(point, mixing, height, target, distance)
-        if float((mixing - before).abs().max()) < 1e-13:
+        before, target = here.value, stationary_mixing(point, here.value, distance)
+        here = _uphill(point, here, target, distance)
+        if float((here.value - before).abs().max()) < 1e-13:
             break
-    return mixing
+    return here.value
 
 
-def _uphill(point: Point, mixing: Tensor, height: Tensor, target: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
-    """The way to ``target``, halved in each row until eq. 26 does not fall, and eq. 26 there.
+@dataclass(frozen=True)
+class _Mixing(Batched):
+    """A mixing and eq. 26 there, nats."""
 
-    :param height: eq. 26 at ``mixing``, shape ``(B,)``.
-    """
-    step = torch.ones_like(height)
-    for _ in range(30):
-        trial = mixing + step[:, None, None] * (target - mixing)
-        found = expected(point, trial, distance)
-        worse = ~(found >= height - 1e-13 * height.abs())
-        if not bool(worse.any()):
-            break
-        step = torch.where(worse, 0.5 * step, step)
-    return torch.where(worse[:, None, None], mixing, trial), torch.where(worse, height, found)
+    value: Tensor  # (B, K, M)
+    objective: Tensor  # (B,)
+
+
+def _uphill(point: Point, here: _Mixing, target: Tensor, distance: Tensor) -> _Mixing:
+    """The way to ``target``, halved in each row until eq. 26 does not fall."""
+
+    def trial(rows: Tensor, scale: Tensor) -> _Mixing:
+        whole = len(rows) == len(point.alpha)
+        old, own = (here, point) if whole else (here[rows], point[rows])
+        mixing = old.value + along(scale, target) * (target[rows] - old.value)
+        return _Mixing(mixing, expected(own, mixing, distance[rows]))
+
+    line = Line(torch.zeros_like(here.objective), 1e-13 * here.objective.abs())
+    rows = torch.arange(len(here.objective), device=here.objective.device)
+    return Backtracking(num_trials=30)(here, rows, line, trial)[0]
 
 
 def expected(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:

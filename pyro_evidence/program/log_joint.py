@@ -15,7 +15,7 @@ from torch.distributions import constraints
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.numerics import row_batches
+from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.program import checks, enumeration, failed_run, numbers, parameters
 from pyro_evidence.program.exact import WholeNumbers, exact
@@ -247,7 +247,7 @@ class LogJoint:
                 first, second = (float(self.log_joint(u, self.initial_theta).detach()) for _ in range(2))
                 checks.check_same(first, second)
                 checks.check_dependence(self, u, continuous)
-                self._row_bytes = row_batches.bytes_per_row(self._one, u, self.initial_theta)
+                self._row_bytes = batched.bytes_per_row(self._one, u, self.initial_theta)
         except (RuntimeError, IndexError) as error:
             raise failed_run.run_failed(error, self.args, self.kwargs) from error
 
@@ -344,7 +344,7 @@ class LogJoint:
         """
         if u.dim() == 1:
             return self._point(u, theta)
-        return row_batches.apply(self._one, (u, theta.expand(len(u), -1)), self._row_bytes, self._point)
+        return batched.apply(self._one, (u, theta.expand(len(u), -1)), self._row_bytes, self._point)
 
     def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
         """Log prior density of the maximised latent sites in their constrained space, nats, shape ``()``."""

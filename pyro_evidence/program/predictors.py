@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.numerics import row_batches
+from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood
 from pyro_evidence.numerics.log_sum_exp import log_sum_exp
 from pyro_evidence.program import links
@@ -265,7 +265,7 @@ def log_prior(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
         _, log_det = joint.latents.constrained_with_log_det(row.to(joint.dtype))
         return (log_prob_sum(joint.trace(row, theta), joint.latents.names) + log_det).double()
 
-    return row_batches.apply(one, (u,), 2**20, one)
+    return batched.apply(one, (u,), 2**20, one)
 
 
 def gaussian_prior(joint: LogJoint, trace: Trace) -> tuple[Tensor, Tensor, Tensor]:

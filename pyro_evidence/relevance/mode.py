@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.backtracking import first_accepted
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.relevance.weights import LinearTarget
@@ -63,22 +64,30 @@ def _l1_uphill(u: Tensor, gradient: Tensor, rate: Tensor, orthant: Tensor | None
 
 def _step(density: Density, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor) -> Tensor | None:
     """The first projected step that raises the objective: Newton's, then the gradient's."""
-    u, lowest = point  # below which a trial counts as lower
-    theta = u.new_zeros(0)
+    u, _ = point
     free = (u != 0) | (uphill != 0)
-    A = density.precision(u.unsqueeze(0), theta)[0]
-    signs = torch.where(u == 0, uphill.sign(), u.sign())
+    A = density.precision(u.unsqueeze(0), u.new_zeros(0))[0]
     newton = torch.zeros_like(u)
     newton[free] = torch.linalg.solve(A[free][:, free], uphill[free])
-    for direction in (newton, uphill / A.diagonal().max()):
-        for halvings in range(40):
-            trial = u + 0.5**halvings * direction
-            trial = torch.where((rate > 0) & (trial * signs <= 0), 0.0, trial)
-            after = density.log_joint(trial.unsqueeze(0), theta)[0] - rate @ trial.abs()
-            rise = 1e-4 * float(uphill @ (trial - u))
-            if float(after - lowest) >= max(rise, 0.0) and not torch.equal(trial, u):
-                return trial
-    return None
+    found = _projected(density, point, uphill, rate, newton)
+    return found if found is not None else _projected(density, point, uphill, rate, uphill / A.diagonal().max())
+
+
+def _projected(
+    density: Density, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor, direction: Tensor
+) -> Tensor | None:
+    """The first halved step on the orthant of the current signs that rises as much as its own length promises."""
+    u, lowest = point  # below which a trial counts as lower
+    signs = torch.where(u == 0, uphill.sign(), u.sign())
+
+    def trial(scale: float) -> tuple[float, Tensor] | None:
+        new = u + scale * direction
+        new = torch.where((rate > 0) & (new * signs <= 0), 0.0, new)
+        after = density.log_joint(new.unsqueeze(0), u.new_zeros(0))[0] - rate @ new.abs()
+        asked = max(1e-4 * float(uphill @ (new - u)), 0.0)
+        return None if torch.equal(new, u) else (float(after) - asked, new)
+
+    return first_accepted(trial, float(lowest))
 
 
 DENSE = 150  # weights up to which a fresh factor costs less than conjugate gradients
@@ -143,14 +152,13 @@ def _point(target: LinearTarget, alpha: Tensor, x: Tensor, etas: tuple[Tensor, .
 def _uphill(target: LinearTarget, alpha: Tensor, point: _Point, step: Tensor, decrement: float) -> _Point | None:
     """The first halved step that does not go down; along a line predictors move in proportion."""
     ahead = [(p.J @ step).unsqueeze(0) for p in target.parts]
-    slack = 45.0 * target.eps * (1.0 + abs(point.value))
-    for halvings in range(40):
-        scale = 0.5**halvings
+
+    def trial(scale: float) -> tuple[float, _Point]:
         etas = tuple(e + scale * d for e, d in zip(point.etas, ahead, strict=True))
         new = _point(target, alpha, point.x + scale * step, etas)
-        if new.value >= point.value + 1e-4 * scale * decrement - slack:
-            return new
-    return None
+        return new.value, new
+
+    return first_accepted(trial, point.value, decrement, 45.0 * target.eps * (1.0 + abs(point.value)))
 
 
 def _solved(

@@ -61,7 +61,7 @@ def test_weights_padding_and_pieces_change_nothing(kind: Covariance) -> None:
     by_weight = class_data(X, y, 3, kind, weight)
     stacked = stacked_data([X[part], X[~part]], [y[part], y[~part]], 3, kind)
     single = [class_data(X[rows], y[rows], 3, kind) for rows in (part, ~part)]
-    expected = torch.cat([evaluate(d, net.rows(torch.tensor([b])), alpha[b : b + 1]).objective
+    expected = torch.cat([evaluate(d, net[torch.tensor([b])], alpha[b : b + 1]).objective
                           for b, d in enumerate(single)])  # fmt: skip
     for data in (by_weight, stacked, stacked.sized(4, 1000)):
         torch.testing.assert_close(evaluate(data, net, alpha).objective, expected, rtol=1e-12, atol=1e-10)

@@ -275,7 +275,7 @@ def test_data_that_are_given_twice_make_the_same_way(step: Step) -> None:
 def test_a_batch_of_rows_is_a_loop(step: Step) -> None:
     whole = rounds(step, start(Diagonal(), 15.0), 10)
     for b in range(2):
-        one = rounds(step, start(Diagonal(), 15.0).rows(torch.tensor([b])), 10)
+        one = rounds(step, start(Diagonal(), 15.0)[torch.tensor([b])], 10)
         torch.testing.assert_close(whole.objective[b], one.objective[0], rtol=1e-10, atol=1e-10)
 
 

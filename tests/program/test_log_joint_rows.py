@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.numerics import row_batches
+from pyro_evidence.numerics import batched
 from pyro_evidence.program.log_joint import LogJoint
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
@@ -128,9 +128,9 @@ def test_memory_bounds_the_number_of_rows_at_once(monkeypatch: pytest.MonkeyPatc
     joint = LogJoint(counted, (DATA,))
     u = torch.randn(6, 2)
     expected = joint.log_joint(u, joint.initial_theta)
-    per_row = row_batches.bytes_per_row(joint.log_joint, u[0], joint.initial_theta)
+    per_row = batched.bytes_per_row(joint.log_joint, u[0], joint.initial_theta)
     assert per_row is not None
-    monkeypatch.setattr(row_batches, "BATCH_BYTES", 2 * per_row + 1)
+    monkeypatch.setattr(batched, "BATCH_BYTES", 2 * per_row + 1)
     calls = 0
     assert_exact(joint.log_joint(u, joint.initial_theta), expected)
     assert calls == 3

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Transform
 
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope
+from pyro_evidence.numerics.backtracking import Backtracking, any_rise, first_accepted
 from pyro_evidence.numerics.derivatives import passes, pullback
 from pyro_evidence.numerics.evidence import reestimated_log_precision
 from pyro_evidence.structure.recognise import PrecisionGroups
@@ -160,8 +161,10 @@ def _newton(f: Callable[[Tensor], Tensor], x: Tensor, farthest: float) -> Tensor
     second = passes(first, x, torch.eye(len(x)).to(x), False)
     step = inverted(-second, first.detach()) @ first.detach()
     step = step.clamp(-LONGEST_ROUND, LONGEST_ROUND)
-    for halvings in range(6):
-        new = (x.detach() + 0.5**halvings * step).clamp(-farthest, farthest)
-        if float(f(new).detach()) > float(height.detach()):
-            return new
-    return x.detach()
+
+    def trial(scale: float) -> tuple[float, Tensor]:
+        new = (x.detach() + scale * step).clamp(-farthest, farthest)
+        return float(f(new).detach()), new
+
+    found = first_accepted(trial, float(height.detach()), search=Backtracking(any_rise, num_trials=6))
+    return x.detach() if found is None else found

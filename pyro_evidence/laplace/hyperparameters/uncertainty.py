@@ -10,6 +10,7 @@ from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, slope
 from pyro_evidence.laplace.hyperparameters.differences import exact_curvature
 from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, natural_metric
+from pyro_evidence.numerics.backtracking import Backtracking, first_accepted
 
 FALL = 1.9207  # nats: half the 95 % quantile of chi squared with one degree of freedom
 UNSURE = 0.5  # log units: a standard deviation above which a hyperparameter may sit at an end of its range
@@ -185,15 +186,16 @@ def profiled(state: LaplaceState, index: int, value: float) -> LaplaceState | No
 
 
 def _uphill(state: LaplaceState, free: Tensor, step: Tensor) -> LaplaceState:
-    """The first halved step that goes up, or the same state."""
-    for halvings in range(8):
+    """The first halved step that does not go down, or the same state."""
+
+    def trial(scale: float) -> tuple[float, LaplaceState] | None:
         try:
-            found = laplace_state(state.problem, state.theta.index_add(0, free, 0.5**halvings * step), state.u)
+            found = laplace_state(state.problem, state.theta.index_add(0, free, scale * step), state.u)
         except ArithmeticError:
-            continue
-        if found.objective >= state.objective:
-            return found
-    return state
+            return None
+        return found.objective, found
+
+    return first_accepted(trial, state.objective, search=Backtracking(num_trials=8)) or state
 
 
 def letter(edge: Edge) -> str:

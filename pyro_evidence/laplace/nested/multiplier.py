@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics import row_batches as rows
+from pyro_evidence.numerics import batched as rows
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.threads import without_validation

@@ -9,6 +9,7 @@ from pyro_evidence.curvature.dense import Precision
 from pyro_evidence.curvature.elements import Elements, StructuredPrecision
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
+from pyro_evidence.numerics.backtracking import first_accepted
 from pyro_evidence.numerics.lbfgs import ascend
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.structure.factors.structured import Point, Structured
@@ -180,16 +181,14 @@ class StructuredProblem:
 
     def _moved(self, at: "Place", theta: Tensor, limits: newton.Limits) -> "Place":
         """The first of ever shorter steps that does not lower the log joint beyond rounding; the same where none."""
-        slack = limits.slack * (1.0 + abs(float(at.log_joint)))
-        scale = 1.0
-        for _ in range(40):
+
+        def trial(scale: float) -> tuple[float, Place]:
             new = self._at(at.u + scale * at.step, theta, at.decrement)
-            if bool(torch.isfinite(new.log_joint)) and (
-                float(new.log_joint - at.log_joint) >= 1e-4 * scale * float(at.decrement) - slack
-            ):
-                return new if bool((new.u != at.u).any()) else at
-            scale *= 0.5
-        return at
+            return float(new.log_joint), new
+
+        height = float(at.log_joint)
+        new = first_accepted(trial, height, float(at.decrement), limits.slack * (1.0 + abs(height)))
+        return at if new is None or torch.equal(new.u, at.u) else new
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,166 @@
+"""The one backtracking search: of ever shorter steps uphill, the first that an acceptance rule takes.
+
+Of many rows at once, each with a step length of its own, or of one state (:func:`first_accepted`).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.batched import Batched
+
+
+class Climbed(Protocol):
+    """Rows that know how high they are; :class:`~pyro_evidence.numerics.batched.Batched` values are such."""
+
+    @property
+    def objective(self) -> Tensor:
+        """What is maximised, ``(R,)``."""
+
+    def __getitem__(self, rows: Tensor) -> Any: ...
+
+    def with_rows(self, rows: Tensor, new: Any) -> Any:
+        """With the rows at positions ``rows`` replaced by those of ``new``."""
+
+
+@dataclass(frozen=True)
+class Place(Batched):
+    """Points with their objective and its gradient."""
+
+    u: Tensor  # (R, D)
+    objective: Tensor  # (R,)
+    gradient: Tensor  # (R, D)
+
+
+def along_step(u: Tensor, scale: Tensor, step: Tensor) -> Tensor:
+    """``u + scale step`` in each row, ``(R, D)``."""
+    return u + scale.unsqueeze(-1).to(step) * step
+
+
+Rows = TypeVar("Rows", bound=Climbed)
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Line(Batched):
+    """What is known of each row's step before it is tried."""
+
+    promised: Tensor  # (R,) rise of the objective along the whole step, by its slope here
+    slack: Tensor  # (R,) rounding of the objective
+
+
+Rule = Callable[[Tensor, Tensor, Line], Tensor]  # rise (r,) and scale (r,) of a step: whether it is accepted (r,)
+Shorter = Callable[[Tensor, Tensor, Line], Tensor]  # the same of a step that was not: the next scale (r,)
+
+
+def armijo(rise: Tensor, scale: Tensor, line: Line) -> Tensor:
+    """Whether a step keeps a ten-thousandth of its promise, up to rounding.  Nocedal and Wright (2006), eq. 3.4."""
+    return rise >= 1e-4 * scale * line.promised - line.slack
+
+
+def clear_rise(rise: Tensor, scale: Tensor, line: Line) -> Tensor:
+    """:func:`armijo`; and a shortened step must rise beyond rounding, or else the halving has found noise."""
+    return armijo(rise, scale, line) & ((scale == 1.0) | (rise > line.slack))
+
+
+def any_rise(rise: Tensor, _scale: Tensor, _line: Line) -> Tensor:
+    """Whether a step goes up at all."""
+    return rise > 0
+
+
+def halved(_rise: Tensor, scale: Tensor, _line: Line) -> Tensor:
+    """Half the step."""
+    return 0.5 * scale
+
+
+def to_peak(rise: Tensor, scale: Tensor, line: Line) -> Tensor:
+    """Where the parabola through what is known peaks, between a tenth and a half of the step.
+
+    Nocedal and Wright (2006), eq. 3.58.  A tenth where nothing is known, because the trial was not finite.
+    """
+    curvature = (rise - line.promised * scale) / scale.square()
+    peak = torch.where(torch.isfinite(curvature) & (curvature < 0), -0.5 * line.promised / curvature, 0.0)
+    return torch.minimum(torch.maximum(peak, 0.1 * scale), 0.5 * scale)
+
+
+def to_peak_or_half(rise: Tensor, scale: Tensor, line: Line) -> Tensor:
+    """:func:`to_peak`; half the step where there was nothing to measure."""
+    return torch.where(rise.isnan(), 0.5 * scale, to_peak(rise, scale, line))
+
+
+@dataclass(frozen=True)
+class Backtracking:
+    """Which step is accepted, how one that is not is shortened, and when that ends."""
+
+    rule: Rule = armijo
+    shorter: Shorter = halved
+    num_trials: int = 40
+    shortest: float = 0.0  # scale below which a step moves nothing
+
+    def __call__(
+        self, start: Rows, rows: Tensor, line: Line, trial: Callable[[Tensor, Tensor], Rows]
+    ) -> tuple[Rows, Tensor]:
+        """The first accepted step of each row, and the rows where there was none, which keep their place.
+
+        :param rows: positions of the rows that are to move.
+        :param line: of all rows.
+        :param trial: of positions ``(r,)`` and scales ``(r,)``, what is that far along the steps of these rows.
+        """
+        new, scale = start, torch.ones_like(line.promised)[rows]
+        for _ in range(self.num_trials):
+            if not len(rows):
+                break
+            found, own = trial(rows, scale), line[rows]
+            rise = found.objective - start.objective[rows]
+            good = torch.isfinite(found.objective) & self.rule(rise, scale, own)
+            if bool(good.all()) and len(rows) == len(start.objective):
+                return found, rows[~good]
+            new = new.with_rows(rows[good], found[good])
+            scale = self.shorter(rise, scale, own)
+            left = ~good & (scale >= self.shortest)
+            rows, scale = rows[left], scale[left]
+        return new, rows
+
+
+@dataclass(frozen=True)
+class _One(Generic[State]):
+    objective: Tensor  # (1,)
+    state: State | None
+
+    def __getitem__(self, rows: Tensor) -> "_One[State]":
+        return self
+
+    def with_rows(self, rows: Tensor, new: "_One[State]") -> "_One[State]":
+        return new if len(rows) else self
+
+
+def first_accepted(
+    trial: Callable[[float], tuple[float, State] | None],
+    height: float,
+    promised: float = 0.0,
+    slack: float = 0.0,
+    search: Backtracking = Backtracking(),
+) -> State | None:
+    """What is found by the first step that is accepted, or None.
+
+    :param trial: of the share of the step that is taken; the objective there and what is there, or None where that
+        cannot be computed.
+    :param height: the objective here.
+    :param promised: its rise along the whole step, by its slope here.
+    :param slack: its rounding.
+    """
+
+    def tried(_: Tensor, scale: Tensor) -> _One[State]:
+        value, state = trial(float(scale)) or (math.nan, None)
+        return _One(_number(value), state)
+
+    start: _One[State] = _One(_number(height), None)
+    return search(start, torch.zeros(1, dtype=torch.long), Line(_number(promised), _number(slack)), tried)[0].state
+
+
+def _number(x: float) -> Tensor:
+    return torch.tensor([x], dtype=torch.float64)
