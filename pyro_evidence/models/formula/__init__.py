@@ -1,0 +1,5 @@
+"""Mixed models from a formula: an ordinary Pyro program and its arguments.  Needs the extra ``[formula]``."""
+
+from pyro_evidence.models.formula.families import FAMILIES as FAMILIES
+from pyro_evidence.models.formula.mixed import MixedModel as MixedModel
+from pyro_evidence.models.formula.mixed import mixed as mixed

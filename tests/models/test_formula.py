@@ -1,0 +1,302 @@
+"""Mixed models from a formula: lme4's and glmmTMB's numbers, the same program by hand, other frames, letters."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import MCMC, NUTS
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Stop
+
+pytest.importorskip("formulae")
+import pandas
+
+from pyro_evidence.models.formula import FAMILIES, MixedModel, mixed
+
+ROWS, GROUPS = 240, 12
+
+
+def fit(model: MixedModel, data: tuple[Any, ...], **settings: Any) -> LaplacePosterior:
+    return LaplaceEvidence(model, stop=Stop(progress=False), **settings).run(*data)
+
+
+@pytest.fixture(scope="module")
+def frame() -> Any:
+    """Rows of twelve groups, and a response for each family."""
+    rng = np.random.default_rng(0)
+    g, x, t = rng.integers(0, GROUPS, ROWS), rng.normal(size=ROWS), rng.uniform(1.0, 3.0, ROWS)
+    g[:GROUPS] = np.arange(GROUPS)
+    eta = 0.3 + 0.5 * x + (0.6 * rng.normal(size=GROUPS))[g]
+    scores = rng.gumbel(size=(ROWS, 3)) + np.stack([0.0 * x, eta, -eta], -1)
+    return pandas.DataFrame(
+        {
+            "g": np.char.add("g", g.astype(str)),
+            "h": np.array(list("pqr"))[rng.integers(0, 3, ROWS)],
+            "x": x,
+            "t": t,
+            "y": eta + 0.7 * rng.normal(size=ROWS),
+            "yes": np.where(rng.logistic(size=ROWS) < eta, "yes", "no"),
+            "hits": rng.binomial(9, 1.0 / (1.0 + np.exp(-eta))),
+            "tries": 9,
+            "misses": 0,
+            "k": rng.poisson(np.exp(eta)),
+            "over": rng.poisson(rng.gamma(2.0, np.exp(eta) / 2.0)),
+            "kind": np.array(["a", "b", "c"])[scores.argmax(1)],
+        }
+    ).assign(misses=lambda f: 9 - f.hits)
+
+
+REFERENCE = {  # file, formula, family, log likelihood by lme4 1.1-31 and glmmTMB 1.1.5, values of hyperparameters
+    "sleepstudy": (
+        "sleepstudy",
+        "Reaction ~ Days + (Days | Subject)",
+        "gaussian",
+        -875.9696722,
+        {"b": [251.4051, 10.4673], "sd_Subject": [23.7798, 5.7168], "sigma": [25.5919]},
+    ),
+    "penicillin": (
+        "penicillin",
+        "diameter ~ 1 + (1 | plate) + (1 | sample)",
+        "gaussian",
+        -166.0941743,
+        {"b": [22.97222], "sd_plate": [0.84557], "sd_sample": [1.77065], "sigma": [0.54993]},
+    ),
+    "cbpp": (
+        "cbpp",
+        "prop(incidence, size) ~ C(period) + (1 | herd)",
+        "binomial",
+        -92.02628,
+        {"b": [-1.39853, -0.99233, -1.12867, -1.58031], "sd_herd": [0.64226]},
+    ),
+    "verbagg": (
+        "verbagg",
+        "r2 ~ Anger + Gender + btype + situ + (1 | id) + (1 | item)",
+        "bernoulli",
+        -4075.69986,
+        {"sd_id": [1.33970], "sd_item": [0.49531]},
+    ),
+    "insteval": (
+        "insteval",
+        "y ~ 1 + (1 | s) + (1 | d) + (1 | dept)",
+        "gaussian",
+        -118884.7862,
+        {"b": [3.25193], "sd_s": [0.32642], "sd_d": [0.51730], "sd_dept": [0.07736], "sigma": [1.17774]},
+    ),
+}
+LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("verbagg", "insteval")]
+
+
+@pytest.mark.parametrize("name", ["sleepstudy", "penicillin", "cbpp", *LONG])
+def test_one_line_gives_the_values_of_lme4(data_dir: Path, name: str) -> None:
+    file, formula, family, log_likelihood, values = REFERENCE[name]
+    model, data = mixed(formula, pandas.read_csv(data_dir / f"{file}.csv"), family=family)
+    found = fit(model, data)
+    assert float(found.log_evidence) == pytest.approx(log_likelihood, abs=1e-5 * max(1.0, abs(log_likelihood) / 1e4))
+    for key, expected in values.items():
+        torch.testing.assert_close(found.hyperparameters[key].reshape(-1), torch.tensor(expected), rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.slow
+def test_a_large_crossed_table_of_zeros_and_ones(data_dir: Path) -> None:
+    table = pandas.read_csv(data_dir / "insteval.csv").assign(high=lambda f: (f.y >= 4).astype(int))
+    model, data = mixed("high ~ C(service) + (1 | s) + (1 | d)", table, family="bernoulli")
+    found = fit(model, data)
+    assert float(found.log_evidence) == pytest.approx(-46414.52183, abs=1e-3)
+    torch.testing.assert_close(found.hyperparameters["b"], torch.tensor([-0.16013, -0.13619]), rtol=1e-3, atol=0.0)
+
+
+def test_two_bars_mean_independent_effects_and_flat_priors_restricted_likelihood(data_dir: Path) -> None:
+    table = pandas.read_csv(data_dir / "sleepstudy.csv")
+    model, data = mixed("Reaction ~ Days + (Days || Subject)", table)
+    assert float(fit(model, data).log_evidence) == pytest.approx(-876.0016, abs=1e-4)  # lme4, maximum likelihood
+    model, data = mixed("Reaction ~ Days + (Days | Subject)", table, priors={"b": "flat"})
+    found = fit(model, data)
+    assert float(found.log_evidence) == pytest.approx(-871.8141, abs=1e-4)  # lme4, restricted maximum likelihood
+    expected = torch.tensor([24.741, 5.922])
+    torch.testing.assert_close(found.hyperparameters["sd_Subject"], expected, rtol=1e-3, atol=0.0)
+
+
+def by_hand(X: Tensor, g: Tensor, num: int, Z: Tensor, y: Tensor) -> None:
+    b = pyro.param("b", torch.zeros(2))
+    sd = pyro.param("sd", torch.ones(2), constraint=constraints.positive)
+    L = pyro.param("L", torch.eye(2), constraint=constraints.corr_cholesky)
+    sigma = pyro.param("sigma", torch.ones(()), constraint=constraints.positive)
+    with pyro.plate("groups", num):
+        u = pyro.sample("u", dist.MultivariateNormal(torch.zeros(2), scale_tril=sd[:, None] * L))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(X @ b + (Z * u[g]).sum(-1), sigma), obs=y)
+
+
+def test_it_is_the_program_that_one_writes(frame: Any) -> None:
+    model, data = mixed("y ~ x + (x | g)", frame)
+    levels, place = np.unique(frame.g, return_inverse=True)
+    X = torch.stack([torch.ones(ROWS), torch.tensor(frame.x.to_numpy())], -1)
+    own = (X, torch.as_tensor(place), len(levels), X, torch.tensor(frame.y.to_numpy()))
+    for made, written in zip(data, own, strict=True):
+        torch.testing.assert_close(torch.as_tensor(made), torch.as_tensor(written))
+    expected = LaplaceEvidence(by_hand, stop=Stop(progress=False)).run(*own)
+    assert float(fit(model, data).log_evidence) == pytest.approx(float(expected.log_evidence), abs=1e-6)
+
+
+def test_the_source_runs_by_itself(frame: Any) -> None:
+    model, data = mixed("y ~ x * h + (x || g)", frame)
+    space: dict[str, Any] = {}
+    exec(model.source, space)
+    found = LaplaceEvidence(space["model"], stop=Stop(progress=False)).run(*data)
+    assert float(found.log_evidence) == float(fit(model, data).log_evidence)
+    assert model.coords["coefficient"] == ("Intercept", "x", "h[q]", "h[r]", "x:h[q]", "x:h[r]")
+
+
+RESPONSES = {
+    "gaussian": "y",
+    "bernoulli": "yes",
+    "binomial": "cbind(hits, misses)",
+    "poisson": "k",
+    "negative binomial": "over",
+    "categorical": "kind",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_finds_the_slope_it_was_made_with(frame: Any, family: str) -> None:
+    model, data = mixed(f"{RESPONSES[family]} ~ x + (1 | g)", frame, family=family)
+    found = fit(model, data)
+    slope = found.hyperparameters["b_b" if family == "categorical" else "b"][1]
+    sd = found.hyperparameter_covariance().sd["b_b" if family == "categorical" else "b"][1]
+    assert abs(float(slope) - 0.5) < 3.0 * float(sd) < 0.8
+    assert len(found.predict(*model.arguments(frame.head(3)), *([data[-2][:3]] if family == "binomial" else []))) == 3
+
+
+def test_the_two_ways_to_write_a_binomial_agree(frame: Any) -> None:
+    _, one = mixed("cbind(hits, misses) ~ x + (1 | g)", frame, family="binomial")
+    _, two = mixed("prop(hits, tries) ~ x + (1 | g)", frame, family="binomial")
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(one, two, strict=True))
+
+
+def test_a_negative_binomial_has_the_mean_of_its_predictor() -> None:
+    eta, shape = torch.tensor([0.3, -1.0]), torch.tensor(2.5)
+    made = eval(FAMILIES["negative binomial"].likelihood, {"dist": dist, "eta": eta, "shape": shape})
+    torch.testing.assert_close(made.mean, eta.exp())
+    torch.testing.assert_close(made.variance, eta.exp() + eta.exp().square() / shape)
+
+
+def test_nested_groups_are_a_group_and_its_parts(frame: Any) -> None:
+    nested, data = mixed("y ~ 1 + (1 | h/g)", frame)
+    spelt, same = mixed("y ~ 1 + (1 | h) + (1 | h:g)", frame)
+    assert nested.source.replace("h/g", "") == spelt.source.replace("(1 | h) + (1 | h:g)", "(1 | )")
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(data, same, strict=True))
+    assert data[4] == len(set(zip(frame.h, frame.g, strict=True)))
+
+
+def test_an_offset_has_coefficient_one(frame: Any) -> None:
+    model, data = mixed("k ~ x + offset(np.log(t)) + (1 | g)", frame, family="poisson")
+    np.testing.assert_allclose(data[-2].numpy(), np.log(frame.t))
+    assert model.coords["coefficient"] == ("Intercept", "x")
+
+
+def test_rows_with_gaps_are_left_out_and_counted(frame: Any) -> None:
+    gaps = frame.copy()
+    gaps.loc[[3, 7], "x"], gaps.loc[9, "y"] = np.nan, np.nan
+    gaps["unused"] = np.nan
+    model, data = mixed("y ~ x + (1 | g)", gaps)
+    assert model.dropped == 3 and len(data[-1]) == ROWS - 3
+    with pytest.raises(BadInput, match="the new rows lack values of 'x'"):
+        model.arguments(gaps)
+
+
+def test_groups_that_are_new_come_after_the_others(frame: Any) -> None:
+    model, data = mixed("y ~ x + (1 | g)", frame)
+    new = pandas.DataFrame({"x": [0.0, 0.0, 1.0], "g": ["g1", "unheard of", "g1"]})
+    X, g, num = model.arguments(new)
+    assert num == GROUPS + 1 and g.tolist() == [1, GROUPS, 1] and X.tolist() == [[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
+    found = fit(model, data)
+    mean, sd = found.predict(X, g, num, return_std=True)
+    hypers = found.hyperparameters
+    expected = float((hypers["sd_g"].square() + hypers["sigma"].square()).sqrt())
+    assert float(sd[1]) == pytest.approx(expected, rel=0.1) and float(mean[1]) == pytest.approx(
+        float(hypers["b"][0]), abs=0.1
+    )
+
+
+def test_transformations_keep_the_centre_of_the_fit(frame: Any) -> None:
+    model, data = mixed("y ~ scale(x) + (1 | g)", frame)
+    X, *_ = model.arguments(frame.head(2))
+    torch.testing.assert_close(X, data[0][:2])
+
+
+def test_priors_stand_in_the_program_and_nuts_runs_on_it(frame: Any) -> None:
+    model, data = mixed("y ~ x + (1 | g)", frame, priors={"b": "Normal(0, [10, 1])", "sd": "HalfNormal(1.0)"})
+    assert (
+        'pyro.sample("b", dist.Normal(X.new_tensor(0), X.new_tensor([10, 1])).expand([2]).to_event(1))' in model.source
+    )
+    assert 'pyro.sample("sd_g", dist.HalfNormal(X.new_tensor(1.0)))' in model.source
+    assert 'pyro.param("sigma"' in model.source
+    weak, data = mixed("y ~ x + (x | g)", frame, priors="weak")
+    assert "pyro.param" not in weak.source
+    mcmc = MCMC(NUTS(weak, max_tree_depth=3), num_samples=3, warmup_steps=3, disable_progbar=True)
+    mcmc.run(*data)
+    assert set(mcmc.get_samples()) == {"b", "sd_g", "L_g", "u_g", "sigma"}
+
+
+def test_a_model_can_be_kept(frame: Any, tmp_path: Path) -> None:
+    model, data = mixed("y ~ x + (x | g)", frame)
+    again = pickle.loads(pickle.dumps(model))
+    assert all(
+        torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(again.arguments(frame), data, strict=False)
+    )
+    found = fit(again, data)
+    found.save(tmp_path / "fit")
+    assert float(LaplacePosterior.load(tmp_path / "fit", model).log_evidence) == float(found.log_evidence)
+
+
+LETTERS = [
+    ({"formula": "y - x"}, 'expected "response ~ fixed terms'),
+    ({"formula": "y ~ (x | g"}, "lacks a side or a bracket"),
+    ({"formula": "y ~ x | g"}, "has a bar outside of brackets"),
+    ({"formula": "y ~ x + ( | g)"}, 'expected "response ~ fixed terms'),
+    ({"formula": "y ~ x + (1 | log(t))"}, "expected names of columns joined by"),
+    ({"formula": "y ~ x + (1 | nobody)"}, "frame has no column 'nobody'"),
+    ({"formula": "y ~ nothing + (1 | g)"}, "'nothing' cannot be made into columns"),
+    ({"formula": "y ~ x + (0 | g)"}, "has nothing that varies"),
+    ({"formula": "kind ~ x + (1 | g)"}, "the response holds words"),
+    ({"family": "gamma"}, "expected one of"),
+    ({"family": "binomial"}, r"expected prop\(successes, trials\)"),
+    ({"family": "poisson"}, "expected whole, from 0"),
+    ({"family": "bernoulli", "formula": "kind ~ x"}, "of two values, or named"),
+    ({"family": "bernoulli", "formula": "kind['z'] ~ x"}, "has no class 'z'"),
+    ({"priors": "strong"}, "'weak' or None"),
+    ({"priors": {"tau": "Normal(0, 1)"}}, "has an entry 'tau'; expected one of"),
+    ({"priors": {"b": "Normal(0, x)"}}, "its arguments are not numbers"),
+    ({"priors": {"b": "Gauss(0, 1)"}}, "Pyro has no distribution Gauss"),
+    ({"priors": {"b": "0"}}, 'such as "Normal'),
+    ({"priors": {"sd": "flat"}}, "expected it for b only"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), LETTERS, ids=[str(s) for s, _ in LETTERS])
+def test_letters(frame: Any, settings: dict[str, Any], said: str) -> None:
+    formula = settings.get("formula", "y ~ x + (1 | g)")
+    with pytest.raises(BadInput, match=said):
+        mixed(formula, frame, **{k: v for k, v in settings.items() if k != "formula"})
+
+
+def test_a_class_that_is_named_is_the_one_that_counts(frame: Any) -> None:
+    _, (*_, y) = mixed("kind['b'] ~ x", frame, family="bernoulli")
+    np.testing.assert_array_equal(y.numpy(), frame.kind == "b")
+
+
+def test_what_is_no_frame_is_refused(frame: Any) -> None:
+    with pytest.raises(BadInput, match=r"frame is a dict; expected a pandas\.DataFrame"):
+        mixed("y ~ x", {"y": [1.0], "x": [1.0]})
+    model, _ = mixed("y ~ x + h + (1 | g)", frame)
+    with pytest.raises(BadInput, match="the new rows have no column 'g'"):
+        model.arguments(frame[["x", "h"]])
+    with pytest.raises(BadInput, match="with levels that the fit has seen"):
+        model.arguments(frame.head(1).assign(h="never seen"))
