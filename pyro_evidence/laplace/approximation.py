@@ -15,6 +15,7 @@ from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.density import AutogradDensity, Climbing, LinearDensity, Orders
 from pyro_evidence.structure.factors.mode import StructuredProblem
 from pyro_evidence.structure.factors.propose import Coupled
 from pyro_evidence.structure.factors.structured import Structured
@@ -176,7 +177,7 @@ def _find_modes_without_factors(
     )
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else problem.curvature
     if cold and problem.structure.linear is None:
-        exact(problem.density, u[:1].detach(), theta)  # too large for memory? then say so before the long way
+        _require_room(problem.density, exact, u[:1].detach(), theta)
         u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
     mode = search(u, exact)
     if network and bool((~mode.converged & (mode.decrement < 1e-3)).any()):
@@ -194,6 +195,17 @@ def _find_modes_without_factors(
     )
 
 
+def _require_room(density: Density, curvature: Curvature, u: Tensor, theta: Tensor) -> None:
+    """Say that a curvature is too large for memory before the long way to where it is needed.
+
+    :raises TooLarge: if it is.
+    """
+    if curvature is exact_hessian and isinstance(density, AutogradDensity):
+        density.require_dense(u)
+    else:
+        curvature(density, u, theta)
+
+
 def _joined(before: newton.Mode, after: newton.Mode) -> newton.Mode:
     """The end of a search in two parts."""
     return replace(after, escaped=before.escaped | after.escaped)
@@ -203,6 +215,7 @@ def _climb(
     problem: Problem, u: Tensor, curvature: Curvature, *, theta: Tensor, watch: lbfgs.Watch, num_steps: int
 ) -> newton.Mode:
     density = problem.density
+    density = Climbing(density.joint, density.slots) if isinstance(density, AutogradDensity) else density
     limits = newton.Limits(problem.tolerance, num_steps, watch, slack=45.0 * problem.eps)
     climb = (
         newton.climb if problem.structure.known is None else trust_region.climb
@@ -333,7 +346,6 @@ def slope(state: LaplaceState) -> Slope:
 
 def _evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
     """Derivatives of the log evidence alone, and of the log joint at the fixed mode."""
-    density, curvature = state.problem.density, state.problem.curvature
     if state.problem.latent is not None:
         assert isinstance(state.precision, LatentPrecision)
         return state.problem.latent.slope(state.precision, state.theta)
@@ -341,14 +353,21 @@ def _evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
         return state.problem.factors.slope(state.precision, state.u, state.theta)
     theta = state.theta.clone().requires_grad_()
     u = state.u.unsqueeze(0).requires_grad_()
-    A = curvature(density, u, theta)
-    half_log_det = 0.5 * (state.precision.adjoint.detach() * A).sum()
-    by_u, by_theta = pullback(half_log_det, u), pullback(half_log_det, theta)
-    log_joint = density.log_joint(u, theta).sum()
-    partial = pullback(log_joint, theta)
-    moved = _solve(state, by_u)
-    mixed = pullback(pullback(log_joint, u, create_graph=True), theta, moved)
-    return partial - by_theta - mixed, partial
+    found = _orders(state.problem, u, theta)
+    log_joint = found.log_joint.sum()
+    half_log_det = 0.5 * (state.precision.adjoint.detach() * found.precision).sum()
+    moved = _solve(state, pullback(half_log_det, u)).detach()
+    total = log_joint - half_log_det - (found.gradient * moved).sum()
+    return pullback(total, theta), pullback(log_joint, theta)
+
+
+def _orders(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
+    """The log joint, its gradient and the curvature that was asked for, all to be differentiated."""
+    density, curvature = problem.density, problem.curvature
+    if curvature is exact_hessian and isinstance(density, AutogradDensity | LinearDensity):
+        return density.orders(u, theta)
+    log_joint = density.log_joint(u, theta)
+    return Orders(log_joint, pullback(log_joint.sum(), u, create_graph=True), curvature(density, u, theta))
 
 
 def evidence_and_slope(problem: Problem, theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,8 +58,9 @@ def automatic(problem: Problem) -> int:
     structure, joint = problem.structure, problem.joint
     parts = structure.linear.linear if structure.linear is not None else ()
     simple = bool(parts) and all(part.slot.mixture is None for part in parts)
-    dear = joint.latents.size > SMALL or joint.row_bytes is None or SEVERAL * joint.row_bytes > BUDGET
-    return 1 if dear or (simple and not joint.discrete) else SEVERAL
+    if joint.latents.size > SMALL or (simple and not joint.discrete):
+        return 1
+    return 1 if joint.row_bytes is None or SEVERAL * joint.row_bytes > BUDGET else SEVERAL
 
 
 @dataclass(frozen=True)

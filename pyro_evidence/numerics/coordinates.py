@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,6 +44,12 @@ class Coordinates:
         """The names in flat order."""
         return tuple(p.name for p in self.parts)
 
+    @cached_property
+    def curved(self) -> Tensor:
+        """Which unconstrained elements their transform does not treat as a straight line, bool, shape ``(D,)``."""
+        found = [_is_curved(p.transform, p.unconstrained_shape) for p in self]
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
+
     def label(self, index: int) -> str:
         """What a reader calls flat coordinate ``index``."""
         name = next(n for n, s in self.slices.items() if s.start <= index < s.stop)
@@ -82,3 +89,24 @@ def is_identity(transform: Transform) -> bool:
         transform = transform.base_transform
     parts = getattr(transform, "parts", None)
     return isinstance(transform, torch.distributions.ComposeTransform) and not parts
+
+
+def _is_curved(transform: Transform, shape: torch.Size) -> Tensor:
+    """Which elements a transform does not treat as a straight line, the same everywhere, flat."""
+    size = shape.numel()
+    if not size:  # a simplex of one
+        return torch.zeros(0, dtype=torch.bool)
+    here = (0.3 + 0.1 * torch.arange(size, dtype=torch.float64)).cos()
+    places = torch.stack([here, here - 0.5, 1.0 - here]).unsqueeze(1)
+    moves = 0.5 * (torch.ones(1, size) if _is_elementwise(transform) else torch.eye(size)).double()
+    rows = torch.cat([places, places + moves], 1)
+    value = transform(rows.reshape(-1, *shape)).reshape(3, len(moves) + 1, -1)
+    slope = value[:, 1:] - value[:, :1]
+    bent = ((slope - slope[0]).abs() > 1e-9 * slope.abs().amax()).any(0)
+    return bent[0] if _is_elementwise(transform) else bent.any(-1)
+
+
+def _is_elementwise(transform: Transform) -> bool:
+    while isinstance(transform, torch.distributions.IndependentTransform):
+        transform = transform.base_transform
+    return int(transform.domain.event_dim) == int(transform.codomain.event_dim) == 0

@@ -61,16 +61,32 @@ def gradient(f: Function, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
 
 def hessian(f: Function, u: Tensor, theta: Tensor, *, create_graph: bool = False) -> Tensor:
     """Second derivatives in ``u``, shape ``(R, D, D)``; differentiable in ``u`` and ``theta`` on request."""
-    u = u if u.requires_grad else u.detach().requires_grad_()
+    return sloped(f, u if u.requires_grad else u.detach().requires_grad_(), theta)[2](create_graph)
+
+
+def orders(f: Function, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values ``(R,)``, first and second derivatives in ``u``, which requires a gradient, all in one graph."""
+    value, slope, second = sloped(f, u, theta)
+    return value, slope, second(True)
+
+
+def sloped(f: Function, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Callable[[bool], Tensor]]:
+    """Values ``(R,)``, gradients in ``u``, which requires one, and what gives :func:`hessian` from the same graph."""
     with measured() as kept:
-        slope = pullback(f(u, theta).sum(), u, create_graph=True)
-    if not (slope.requires_grad and slope.numel()):
-        return u.new_zeros(*u.shape, u.shape[-1])
+        value = f(u, theta)
+        slope = pullback(value.sum(), u, create_graph=True)
+    at_once = kept.passes_at_once
 
-    def rows(index: Tensor) -> Tensor:
-        return passes(slope, u, _one_hot(index, u).unsqueeze(1).expand(-1, *u.shape), create_graph)
+    def second(create_graph: bool) -> Tensor:
+        if not (slope.requires_grad and slope.numel()):
+            return u.new_zeros(*u.shape, u.shape[-1])
 
-    return _filled(rows, u, kept.passes_at_once).transpose(0, 1)
+        def rows(index: Tensor) -> Tensor:
+            return passes(slope, u, _one_hot(index, u).unsqueeze(1).expand(-1, *u.shape), create_graph)
+
+        return _filled(rows, u, at_once).transpose(0, 1)
+
+    return value, slope, second
 
 
 def hessian_diagonal(

@@ -29,8 +29,11 @@ class Joint(Protocol):
     def trace(self, u: Tensor, theta: Tensor) -> Trace:
         """The model run at one point."""
 
-    def density(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Tensor:
-        """The log density at constrained values."""
+    def trace_at(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Trace:
+        """The model run at constrained values."""
+
+    def total(self, trace: Trace) -> Tensor:
+        """The log density that a trace shows."""
 
     def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
         """The log prior of the maximised sites."""
@@ -233,11 +236,14 @@ def check_dependence(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) ->
     :param continuous: the continuous latent nodes of a plain run.
     :raises UnsupportedModel: otherwise.
     """
-    nodes = joint.trace(u, joint.initial_theta + 0.01).nodes
+    theta = (joint.initial_theta + 0.01).to(joint.dtype)
+    hypers = {n: v.detach().requires_grad_() for n, v in joint.hypers.constrained(theta).items()}
+    trace = joint.trace_at(joint.latents.constrained(u.to(joint.dtype)), hypers)
+    nodes = trace.nodes
     _check_data([n for n in joint.observed if n not in nodes])
     check_supports(continuous, nodes)
     if len(joint.hypers.names) > len(joint.hyper_sites):
-        _check_influence(joint, u)
+        _check_influence(joint, joint.total(trace), hypers)
     if joint.hyper_sites:
         _check_hyperprior(joint, u, continuous)
 
@@ -250,10 +256,7 @@ def _check_data(gone: Sequence[str]) -> None:
         )
 
 
-def _check_influence(joint: Joint, u: Tensor) -> None:
-    hypers = joint.hypers.constrained(joint.initial_theta.to(joint.dtype))
-    values = {n: v.detach().requires_grad_() for n, v in hypers.items()}
-    density = joint.density(joint.latents.constrained(u.to(joint.dtype)), values)
+def _check_influence(joint: Joint, density: Tensor, values: Mapping[str, Tensor]) -> None:
     params = [n for n in values if n not in joint.hyper_sites]
     idle = params
     if density.requires_grad:

@@ -9,9 +9,7 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.poutine.enum_messenger import EnumMessenger
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import constraints
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
@@ -19,11 +17,10 @@ from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.program import checks, enumeration, failed_run, numbers, parameters
 from pyro_evidence.program.exact import WholeNumbers, exact
-from pyro_evidence.program.parameters import Constants, Declaration, WithParameters, in_place
+from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, WithParameters, in_place
 from pyro_evidence.program.sites import (
     Node,
     bijection,
-    central_value,
     is_discrete,
     is_empty,
     is_integrated,
@@ -60,47 +57,6 @@ class _Shape:
 
     def dim(self) -> int:
         return len(self.shape)
-
-
-class _FirstRun(Messenger):
-    """Starts latents well inside their support, and takes down param statements before they are carried out.
-
-    :param stored: what params without a value of their own begin with, in an empty store.
-    :param limits: their constraints.
-    """
-
-    def __init__(self, stored: Mapping[str, Tensor], limits: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.stored, self.limits = stored, limits
-        self.found: dict[str, Declaration] = {}
-        self.fixed: set[str] = set()  # given a value by a handler of the user's
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["value"] is None and hasattr(msg["fn"], "support") and not is_discrete(msg):
-            msg["value"] = central_value(msg["fn"])
-
-    def _pyro_param(self, msg: Any) -> None:
-        name, given = msg["name"], msg["args"][1:]
-        if name in self.found or name in self.fixed:
-            return
-        if msg["value"] is not None:
-            self.fixed.add(name)
-        elif given:
-            value = torch.as_tensor(given[0]() if callable(given[0]) else given[0])
-            msg["args"] = (name, value)
-            self._note(msg, value, value if isinstance(value, torch.nn.Parameter) else None)
-        elif name in self.stored:
-            pyro.get_param_store().setdefault(name, self.stored[name], self.limits[name])
-
-    def _pyro_post_param(self, msg: Any) -> None:
-        if msg["name"] not in self.found and msg["name"] not in self.fixed:
-            self._note(msg, msg["value"], None)
-
-    def _note(self, msg: Any, value: Tensor, source: torch.nn.Parameter | None) -> None:
-        limits = pyro.get_param_store().get_state()["constraints"]
-        constraint = limits.get(msg["name"], msg["kwargs"].get("constraint", constraints.real))
-        frozen = source is not None and not source.requires_grad
-        self.found[msg["name"]] = Declaration(value.detach().clone(), constraint, source, frozen)
 
 
 class LogJoint:
@@ -169,20 +125,20 @@ class LogJoint:
         with alone(), own_random_numbers(), own_warnings("ignore"):
             store = pyro.get_param_store()
             found = dict(store.items()), store.get_state()["constraints"]
-            statements = _FirstRun(*found)
+            statements = FirstRun(*found)
             with empty_store():
                 trace = self._validated_run(statements)
             free = [d.value for d in statements.found.values() if not d.frozen]
             if maximise and free and not any(is_integrated(s) for s in sample_nodes(trace).values()):
                 self.model = partial(parameters.with_nothing, self.model, free[0].new_zeros(()))
-                statements = _FirstRun(*found)
+                statements = FirstRun(*found)
                 with empty_store():
                     trace = self._validated_run(statements)
         checks.check_trace(trace, self.args, self.kwargs)
         params = parameters.without_ties(statements.found)
         return trace, {n: parameters.start(n, d, statements.stored.get(n)) for n, d in params.items()}
 
-    def _validated_run(self, statements: _FirstRun) -> Trace:
+    def _validated_run(self, statements: FirstRun) -> Trace:
         try:
             with statements, WholeNumbers():
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
@@ -240,14 +196,14 @@ class LogJoint:
         :raises BadInput: not finite at any of 100 random starts.
         :raises UnsupportedModel: otherwise.
         """
-        self._row_bytes: int | None = None
+        self._row_bytes: tuple[int | None, int] | None = None
         try:
             with own_random_numbers():
-                u = self.initial(1, seed=0)[0]
-                first, second = (float(self.log_joint(u, self.initial_theta).detach()) for _ in range(2))
-                checks.check_same(first, second)
-                checks.check_dependence(self, u, continuous)
-                self._row_bytes = batched.bytes_per_row(self._one, u, self.initial_theta)
+                places, first = self._drawn(1, seed=0)
+                self._first = places
+                second = float(self.log_joint(places[0], self.initial_theta).detach())
+                checks.check_same(float(first), second)
+                checks.check_dependence(self, places[0], continuous)
         except (RuntimeError, IndexError) as error:
             raise failed_run.run_failed(error, self.args, self.kwargs) from error
 
@@ -255,7 +211,7 @@ class LogJoint:
         """This model on all the data of which the present ones are every ``times``-th row."""
         found = copy.copy(self)
         found.args, found.kwargs, found.seen = tuple(args), dict(kwargs), times
-        found._row_bytes = None if self._row_bytes is None else self._row_bytes * times
+        found._row_bytes = None if self._row_bytes is None else (self._row_bytes[0], self._row_bytes[1] * times)
         return found
 
     def initial(self, num: int, seed: int) -> Tensor:
@@ -263,28 +219,37 @@ class LogJoint:
 
         :raises BadInput: when density or gradient are not finite at any of 100 draws for one of them.
         """
+        return self._first.clone() if (num, seed) == (1, 0) else self._drawn(num, seed)[0]
+
+    def _drawn(self, num: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Starting points and their log joint ``(num,)``."""
         generator = torch.Generator().manual_seed(seed)
         u = torch.zeros(num, self.latents.size, dtype=torch.float64, device=self.device)
         bad = torch.ones(num, dtype=torch.bool, device=self.device)
         for _ in range(100):
             draw = torch.rand(num, self.latents.size, generator=generator, dtype=torch.float64)
             u = torch.where(bad.unsqueeze(-1), 4.0 * draw.to(self.device) - 2.0, u)
-            bad = bad & ~self._usable(u)
+            value, usable = self._usable(u)
+            bad = bad & ~usable
             if not bool(bad.any()):
-                return u
+                return u, value
         raise self._not_finite(u[bad][0])
 
     @property
     def row_bytes(self) -> int | None:
         """What autograd keeps for each row of a batch; None where rows are evaluated one by one."""
-        return self._row_bytes
+        if self._row_bytes is None:
+            with own_random_numbers(), torch.enable_grad():
+                self._row_bytes = batched.bytes_per_row(self._one, self._first[0], self.initial_theta), 1
+        found, times = self._row_bytes
+        return None if found is None else found * times
 
-    def _usable(self, u: Tensor) -> Tensor:
-        """Whether density and gradient are finite, shape ``(num,)``."""
+    def _usable(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The density, and whether it and its gradient are finite, both ``(num,)``."""
         u = u.clone().requires_grad_()
         value = self.log_joint(u, self.initial_theta)
         slope = torch.autograd.grad(value.sum(), u)[0]
-        return torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1)
+        return value.detach(), torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1)
 
     def _not_finite(self, u: Tensor) -> BadInput:
         arguments = failed_run.describe(self.args, self.kwargs)
@@ -303,9 +268,10 @@ class LogJoint:
     def trace(self, u: Tensor, theta: Tensor) -> Trace:
         """The model run at one point, shapes ``(D,)`` and ``(T,)``; discrete sites enumerated."""
         latents = self.latents.constrained(u.to(self.dtype))
-        return self._trace(latents, self.hypers.constrained(theta.to(self.dtype)))
+        return self.trace_at(latents, self.hypers.constrained(theta.to(self.dtype)))
 
-    def _trace(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Trace:
+    def trace_at(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Trace:
+        """The model run at constrained values; discrete sites enumerated."""
         sites = self.left_out | latents | {n: hypers[n] for n in self.hyper_sites}
         params = self.held | {n: v for n, v in hypers.items() if n not in self.hyper_sites}
         model = poutine.condition(poutine.substitute(self._enumerated, data=params), data=sites)
@@ -318,7 +284,10 @@ class LogJoint:
 
     def density(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Tensor:
         """Log density of all sites but the maximised ones at constrained values, nats, shape ``()``."""
-        trace = self._trace(latents, hypers)
+        return self.total(self.trace_at(latents, hypers))
+
+    def total(self, trace: Trace) -> Tensor:
+        """The same as a trace shows it."""
         with without_validation():
             if self.discrete:
                 return enumeration.total(trace, self._counted)
@@ -344,7 +313,8 @@ class LogJoint:
         """
         if u.dim() == 1:
             return self._point(u, theta)
-        return batched.apply(self._one, (u, theta.expand(len(u), -1)), self._row_bytes, self._point)
+        many = self.row_bytes if len(u) > 1 else None
+        return batched.apply(self._one, (u, theta.expand(len(u), -1)), many, self._point)
 
     def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
         """Log prior density of the maximised latent sites in their constrained space, nats, shape ``()``."""

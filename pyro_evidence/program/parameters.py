@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints, transform_to
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.program.sites import Node, is_discrete, sample_nodes
+from pyro_evidence.program.sites import Node, central_value, is_discrete, sample_nodes
 from pyro_evidence.threads import quiet
 
 
@@ -303,3 +303,44 @@ def with_nothing(model: Callable[..., Any], zero: Tensor, *args: Any, **kwargs: 
     """
     pyro.sample(NOTHING, dist.Normal(zero, torch.ones_like(zero)))
     return model(*args, **kwargs)
+
+
+class FirstRun(Messenger):
+    """Starts latents well inside their support, and takes down param statements before they are carried out.
+
+    :param stored: what params without a value of their own begin with, in an empty store.
+    :param limits: their constraints.
+    """
+
+    def __init__(self, stored: Mapping[str, Tensor], limits: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.stored, self.limits = stored, limits
+        self.found: dict[str, Declaration] = {}
+        self.fixed: set[str] = set()  # given a value by a handler of the user's
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["value"] is None and hasattr(msg["fn"], "support") and not is_discrete(msg):
+            msg["value"] = central_value(msg["fn"])
+
+    def _pyro_param(self, msg: Any) -> None:
+        name, given = msg["name"], msg["args"][1:]
+        if name in self.found or name in self.fixed:
+            return
+        if msg["value"] is not None:
+            self.fixed.add(name)
+        elif given:
+            value = torch.as_tensor(given[0]() if callable(given[0]) else given[0])
+            msg["args"] = (name, value)
+            self._note(msg, value, value if isinstance(value, torch.nn.Parameter) else None)
+        elif name in self.stored:
+            pyro.get_param_store().setdefault(name, self.stored[name], self.limits[name])
+
+    def _pyro_post_param(self, msg: Any) -> None:
+        if msg["name"] not in self.found and msg["name"] not in self.fixed:
+            self._note(msg, msg["value"], None)
+
+    def _note(self, msg: Any, value: Tensor, source: torch.nn.Parameter | None) -> None:
+        limits = pyro.get_param_store().get_state()["constraints"]
+        constraint = limits.get(msg["name"], msg["kwargs"].get("constraint", constraints.real))
+        frozen = source is not None and not source.requires_grad
+        self.found[msg["name"]] = Declaration(value.detach().clone(), constraint, source, frozen)

@@ -3,6 +3,7 @@
 Both satisfy :class:`pyro_evidence.curvature.choices.Density`, and must agree: the second is only a faster way.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,12 +12,29 @@ from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.numerics.linear_predictor import CHUNK, Layout, curvature_blocks, gram, gram_diagonal
+from pyro_evidence.numerics.linear_predictor import (
+    CHUNK,
+    Layout,
+    curvature_blocks,
+    curvature_graph,
+    gram,
+    gram_diagonal,
+    slope_and_curvature,
+)
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Slot
 
 FLOAT = 8  # bytes
+
+
+@dataclass(frozen=True)
+class Orders:
+    """A log joint with its first and second derivatives in ``u``, rows in front, in one graph."""
+
+    log_joint: Tensor  # (R,) nats
+    gradient: Tensor  # (R, D)
+    precision: Tensor  # (R, D, D) minus the Hessian
 
 
 @dataclass(frozen=True)
@@ -44,9 +62,25 @@ class AutogradDensity:
 
         :raises TooLarge: when it and its Cholesky factor would not fit into memory.
         """
-        _require_dense(u, "the dense Hessian of the log joint density and its Cholesky factor")
+        self.require_dense(u)
         A = derivatives.hessian(self.log_joint, u, theta, create_graph=_wants_graph(u, theta))
         return -A if A.requires_grad else A.neg_()
+
+    def require_dense(self, u: Tensor) -> None:
+        """Refuse a dense Hessian at rows ``(R, D)`` that would not fit into memory.
+
+        :raises TooLarge: with the number of bytes.
+        """
+        _require_dense(u, "the dense Hessian of the log joint density and its Cholesky factor")
+
+    def orders(self, u: Tensor, theta: Tensor) -> Orders:
+        """The log joint and two derivatives in ``u``, which requires a gradient, in one graph.
+
+        :raises TooLarge: as :meth:`precision`.
+        """
+        self.require_dense(u)
+        value, slope, A = derivatives.orders(self.log_joint, u, theta)
+        return Orders(value, slope, -A)
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
         graph = _wants_graph(u, theta)
@@ -82,6 +116,29 @@ class AutogradDensity:
 
     def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
         return predictors.log_prior(self.joint, u, theta)
+
+
+@dataclass(frozen=True)
+class Climbing(AutogradDensity):
+    """The same, for a search that asks for the precision where it has just asked for the gradient: one run for both."""
+
+    _last: list[tuple[Tensor, Tensor, Callable[[bool], Tensor]]] = field(default_factory=list, repr=False)
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``, whose graph is kept."""
+        self._last.clear()  # let go before the next is made
+        u = u.detach().requires_grad_()
+        value, slope, second = derivatives.sloped(self.log_joint, u, theta)
+        self._last.append((u, theta, second))
+        return value.detach(), slope.detach().contiguous()
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian in ``u``, shape ``(R, D, D)``, from the graph of the gradient where that was taken."""
+        here = self._last and self._last[0][1] is theta and torch.equal(self._last[0][0], u)
+        if not here or _wants_graph(u, theta):
+            return super().precision(u, theta)
+        self.require_dense(u)
+        return self._last.pop()[2](False).neg_()
 
 
 class LinearPart(Protocol):
@@ -135,8 +192,10 @@ class Parts:
     stamp: tuple[int, bool]  # of theta's contents, and whether a graph was made
 
     def are_of(self, theta: Tensor) -> bool:
-        """Whether ``theta`` is the very tensor, unchanged, and has a graph if one is wanted."""
-        return self.theta is theta and self.stamp == _stamp(theta)
+        """Whether ``theta`` is the very tensor, with a graph if one is wanted, or as good where none is."""
+        if self.stamp != (self.theta._version, _stamp(theta)[1]):
+            return False
+        return self.theta is theta or (not self.stamp[1] and torch.equal(self.theta, theta))
 
 
 def _stamp(theta: Tensor) -> tuple[int, bool]:
@@ -164,11 +223,14 @@ class LinearPredictors:
         return tuple(part.slot for part in self.linear)
 
     def parts(self, theta: Tensor) -> Parts:
-        """The model's parts at ``theta``, ``(T,)`` or rows of one, run once per tensor."""
-        if not (self._cache and self._cache[0].are_of(theta)):
-            trace = self.joint.trace(self.joint.initial_u, theta[0] if theta.dim() == 2 else theta)
-            self._cache[:] = [self.parts_at(theta, trace)]
-        return self._cache[0]
+        """The model's parts at ``theta``, ``(T,)`` or rows of one, run once with a graph and once without."""
+        for parts in self._cache:
+            if parts.are_of(theta):
+                return parts
+        trace = self.joint.trace(self.joint.initial_u, theta[0] if theta.dim() == 2 else theta)
+        parts = self.parts_at(theta, trace)
+        self._cache[:] = [parts, *(other for other in self._cache if other.stamp[1] != parts.stamp[1])]
+        return parts
 
     def parts_at(self, theta: Tensor, trace: Any) -> Parts:
         """The parts as a trace at ``u = 0`` and ``theta`` shows them."""
@@ -201,12 +263,78 @@ class LinearPredictors:
 
 
 @dataclass(frozen=True)
+class _Visited:
+    """Where a gradient was taken last, whose graph gives the curvature of the likelihoods without another run."""
+
+    u: Tensor
+    parts: Parts
+    blocks: list[Callable[[], Tensor]]  # of each linear predictor
+
+    def is_of(self, u: Tensor, parts: Parts) -> bool:
+        """Whether it was here."""
+        return self.parts is parts and self.u.shape == u.shape and torch.equal(self.u, u)
+
+
+@dataclass(frozen=True)
 class LinearDensity(LinearPredictors):
     """A linear predictor's density with its second derivatives, by dense linear algebra."""
 
     linear: tuple[Linear, ...]
+    _last: list[_Visited] = field(default_factory=list, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is only kept for speed."""
+        return vars(self) | {"_last": [], "_cache": []}
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``, by the slopes of the likelihoods in their predictors."""
+        self._last.clear()  # let go before the next is made
+        u, parts = u.detach(), self.parts(theta)
+        value, slope = self._prior_gradient(u, theta)
+        value, blocks = value + torch.as_tensor(parts.rest).detach(), []
+        for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
+            found, by_eta, block = slope_and_curvature(part.slot.log_likelihood(parts.trace), part.layout, eta)
+            value, slope = value + found.double(), slope + by_eta.double().flatten(1) @ part.J.flatten(0, 1)
+            blocks.append(block)
+        self._last.append(_Visited(u, parts, blocks))
+        return value, slope
+
+    def _prior_gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log prior density of rows and its gradient, detached."""
+        prior = self.parts(theta).prior
+        if prior is None:
+            return derivatives.gradient(self._log_prior, u, theta)
+        loc, precision = (x.detach() for x in prior)
+        away = u - loc
+        slope = -precision * away
+        return 0.5 * ((precision / torch.pi / 2).log() + slope * away).sum(-1), slope
+
+    def orders(self, u: Tensor, theta: Tensor) -> Orders:
+        """The log joint and two derivatives in ``u``, which requires a gradient, in one graph.
+
+        :raises TooLarge: as :meth:`precision`.
+        """
+        self._require_dense(u)
+        parts = self.parts(theta)
+        value, slope, A = self._prior_orders(u, theta)
+        value = value + parts.rest
+        for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
+            found, by_eta, B = curvature_graph(part.slot.log_likelihood(parts.trace), part.layout, eta)
+            value, slope = value + found.double(), slope + by_eta.double().flatten(1) @ part.J.flatten(0, 1)
+            A = _added(gram(part.J, B.double()), A)
+        return Orders(value, slope, A)
+
+    def _prior_orders(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The log prior density of rows, its gradient, and minus its Hessian or the diagonal of that."""
+        prior = self.parts(theta).prior
+        if prior is None:
+            value, slope, A = derivatives.orders(self._log_prior, u, theta)
+            return value, slope, -A
+        return self._log_prior(u, theta), -prior[1] * (u - prior[0]), prior[1]
 
     def _curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
+        if self._last and not _wants_graph(u, theta) and self._last[0].is_of(u, self.parts(theta)):
+            return [block().double() for block in self._last.pop().blocks]
         graph = _wants_graph(u, theta)
         trace = self.parts(theta).trace
         etas = [e if e.requires_grad else e.requires_grad_() for e in self._etas(u, theta)]
@@ -220,11 +348,15 @@ class LinearDensity(LinearPredictors):
 
         :raises TooLarge: when it and its Cholesky factor would not fit into memory.
         """
-        _require_dense(u, "the dense posterior precision and its Cholesky factor", CHUNK)
+        self._require_dense(u)
         total = self._prior_precision(u, theta)
         for part, B in zip(self.linear, self._curvatures(u, theta), strict=True):
             total = _added(gram(part.J, B), total)
         return total
+
+    def _require_dense(self, u: Tensor) -> None:
+        weighted = max((len(u) * part.J.numel() for part in self.linear), default=0)
+        _require_dense(u, "the dense posterior precision and its Cholesky factor", min(CHUNK, weighted))
 
     def _prior_precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Rows of a diagonal ``(D,)``, or dense ``(R, D, D)``."""

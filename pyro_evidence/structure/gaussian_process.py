@@ -165,7 +165,7 @@ class GaussianLatent(LinearDensity):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is only kept for speed."""
-        return vars(self) | {"_read": [], "_graph": [], "_cache": []}
+        return super().__getstate__() | {"_read": [], "_graph": []}
 
     def parts(self, theta: Tensor) -> Parts:
         """The model's parts at ``theta``.

@@ -48,11 +48,17 @@ def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -
     :raises ImproperPosterior: when the log joint stays up on one side.
     """
     direction = precision.weakest(summit.active)[0]
-    if _stays_up(summit, direction):
+    steps = torch.tensor((*FAR, *ON_THE_WAY)).to(direction)[:, None] * direction
+    rays = _rays(summit, latents)
+    most = 2 * len(steps)
+    moves = torch.cat([steps, -steps, *(r for _, r in rays)])
+    falls = torch.cat([summit.fall(part) for part in moves.split(most)])
+    along = falls[:most].reshape(2, len(steps))
+    if _stays_up(along[:, : len(FAR)]):
         raise _letter(latents.label(int(direction.abs().argmax())), f"{FAR[-1]:g} posterior standard deviations away")
-    if _level(summit, direction):
+    if _level(along[:, len(FAR) :]):
         raise _letter(latents.label(int(direction.abs().argmax())), f"{NEAR:g} posterior standard deviations away")
-    require_fall_on_rays(summit, latents)
+    _require_fall(rays, falls[most:], latents)
 
 
 def require_fall_on_rays(summit: Summit, latents: Coordinates) -> None:
@@ -60,36 +66,48 @@ def require_fall_on_rays(summit: Summit, latents: Coordinates) -> None:
 
     :raises ImproperPosterior: when the log joint stays where it is.
     """
+    rays = _rays(summit, latents)
+    falls = [summit.fall(ends) for _, ends in rays]
+    _require_fall(rays, torch.cat(falls) if falls else summit.u[:0], latents)
+
+
+def _rays(summit: Summit, latents: Coordinates) -> list[tuple[int, Tensor]]:
+    """The largest coordinate of each ray, and the moves ``(2, D)`` to twice the mode and to its far end."""
+    rays = []
     for block in [slice(0, len(summit.u)), *latents.slices.values()]:
         ray = torch.zeros_like(summit.u)
         ray[block] = summit.u[block] * summit.active[block]
         largest = int(ray.abs().argmax())
-        if bool(ray[largest] != 0.0) and _level_far_out(summit, ray):
+        if bool(ray[largest] != 0.0):
+            end = FAR_OUT * max(1.0, float(1.0 / ray[largest].abs()))
+            rays.append((largest, torch.stack([ray, end * ray])))
+    return rays
+
+
+def _require_fall(rays: list[tuple[int, Tensor]], falls: Tensor, latents: Coordinates) -> None:
+    """Refuse a log joint that is where it was both at twice the mode and at the far end of a ray through it."""
+    for (largest, _), fall in zip(rays, falls.reshape(-1, 2), strict=True):
+        if bool((fall.abs() < LEAST_FALL).all()):
             raise _letter(latents.label(largest), "at twice the mode and far beyond")
 
 
-def _stays_up(summit: Summit, direction: Tensor) -> bool:
-    """Whether the log joint is within 1 nat of the mode at 10, 30 and 100 standard deviations on one side."""
-    steps = torch.tensor(FAR).to(direction)[:, None] * direction
-    fall = summit.fall(torch.cat([steps, -steps]))
-    return bool((fall < 1.0).reshape(2, len(FAR)).all(-1).any())
+def _stays_up(falls: Tensor) -> bool:
+    """Whether the log joint is within 1 nat of the mode at 10, 30 and 100 standard deviations on one side.
+
+    :param falls: on either side, shape ``(2, 3)``.
+    """
+    return bool((falls < 1.0).all(-1).any())
 
 
-def _level(summit: Summit, direction: Tensor) -> bool:
+def _level(falls: Tensor) -> bool:
     """Whether the log joint is where it was at two standard deviations on one side, without a dip on the way.
 
     Behind a dip there is another mode: a second labelling, for one.
+
+    :param falls: on either side, on the way there.
     """
-    steps = torch.tensor(ON_THE_WAY).to(direction)[:, None] * direction
-    falls = summit.fall(torch.cat([steps, -steps])).reshape(2, len(ON_THE_WAY))
     dip = falls[:, :-1].amax(-1) - falls[:, -1]
     return bool(((falls[:, -1].abs() < LEAST_FALL) & (dip < LEAST_DIP)).any())
-
-
-def _level_far_out(summit: Summit, ray: Tensor) -> bool:
-    """Whether the log joint is where it was both at twice the mode and at the far end of a ray through it."""
-    end = FAR_OUT * max(1.0, float(1.0 / ray.abs().max()))
-    return bool((summit.fall(torch.stack([ray, end * ray])).abs() < LEAST_FALL).all())
 
 
 def _letter(where: str, distance: str) -> ImproperPosterior:

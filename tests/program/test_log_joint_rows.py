@@ -112,6 +112,7 @@ def test_rows_are_vectorised_where_that_is_possible(name: str) -> None:
         MODELS[name](t)
 
     joint = LogJoint(counted, (DATA,))
+    assert (joint.row_bytes is not None) == (name in AT_ONCE)
     calls = 0
     joint.log_joint(torch.randn(6, joint.latents.size), joint.initial_theta)
     assert calls == (1 if name in AT_ONCE else 6)

@@ -16,7 +16,7 @@ from pyro_evidence.curvature import choices
 from pyro_evidence.errors import TooLarge, UnsupportedModel
 from pyro_evidence.numerics import linalg
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.density import AutogradDensity, LinearDensity
+from pyro_evidence.structure.density import AutogradDensity, Climbing, LinearDensity
 from pyro_evidence.structure.recognise import Structure, recognise
 from tests.models_for_tests.recognised_models import X, binary, count, label, positive, real
 from tests.oracles import linear_predictor as oracle
@@ -189,6 +189,8 @@ def test_a_model_is_run_once_per_theta() -> None:
         found.linear.precision(torch.randn(1, 3), theta)
     assert len(runs) == 1
     found.linear.log_joint(torch.randn(1, 3), theta.clone())
+    assert len(runs) == 1
+    found.linear.log_joint(torch.randn(1, 3), theta + 1.0)
     assert len(runs) == 2
 
 
@@ -272,7 +274,7 @@ def test_a_linear_density_asks_too(monkeypatch: pytest.MonkeyPatch) -> None:
     joint, (_, linear) = both(logistic, X, binary)
     monkeypatch.setattr(linalg, "available_bytes", lambda device: 2**20)
     with pytest.raises(TooLarge, match="posterior precision and its Cholesky factor needs"):
-        linear.precision(torch.zeros(1, 3), joint.initial_theta)
+        linear.precision(torch.zeros(2**18, 3), joint.initial_theta)
     linear.precision_diagonal(torch.zeros(1, 3), joint.initial_theta)
 
 
@@ -303,3 +305,44 @@ def test_gauss_newton_of_a_pyro_module() -> None:
         v = u[row].clone().requires_grad_()
         J = torch.autograd.functional.jacobian(lambda x: joint.trace(x, NONE).nodes["t"]["fn"].loc, v)
         assert_same(actual[row], torch.eye(26) + 4.0 * J.mT @ J)
+
+
+# --- a search asks for gradient and precision at one place: one run for both, and the numbers of two ---
+
+
+def curved(X, t):
+    w = pyro.sample("w", dist.Normal(torch.zeros(3), positive("alpha", 2.0).rsqrt()).to_event(1))
+    with pyro.plate("data", len(t)):
+        pyro.sample("t", dist.Normal((X @ w).sin() * w[0].exp(), 0.7), obs=t)
+
+
+@pytest.mark.parametrize("name", ["linear", "climbing"])
+def test_the_precision_behind_a_gradient_needs_no_other_run(name: str) -> None:
+    joint, found = seen(logistic if name == "linear" else curved, X, binary)
+    density = found.linear if name == "linear" else Climbing(joint, None)
+    assert density is not None
+    u, theta = torch.randn(1, 3), joint.initial_theta.clone()
+    density.gradient(u, theta)
+    runs = []
+    model = joint._enumerated
+    joint._enumerated = lambda *a: runs.append(1) or model(*a)
+    after = density.precision(u, theta)
+    assert not runs
+    assert_same(after, found.density.precision(u, theta))
+    density.gradient(u + 1.0, theta)
+    assert_same(density.precision(u, theta), after)  # elsewhere it is taken anew
+
+
+@pytest.mark.parametrize("model", [logistic, curved])
+def test_all_orders_in_one_graph_are_those_taken_one_by_one(model) -> None:
+    joint, found = seen(model, X, binary)
+    u, theta = torch.randn(1, 3, requires_grad=True), joint.initial_theta.clone().requires_grad_()
+    orders, density = found.fastest.orders(u, theta), found.density
+    value = density.log_joint(u, theta)
+    slope = torch.autograd.grad(value.sum(), u, create_graph=True)[0]
+    for one, other in zip(vars(orders).values(), (value, slope, density.precision(u, theta)), strict=True):
+        assert_same(one, other)
+        weight = torch.randn(one.shape)
+        pairs = [torch.autograd.grad((x * weight).sum(), (u, theta), retain_graph=True) for x in (one, other)]
+        for mine, expected in zip(*pairs, strict=True):
+            assert_same(mine, expected)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributions import Transform
 
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope
 from pyro_evidence.numerics.backtracking import Backtracking, any_rise, first_accepted
@@ -28,30 +27,8 @@ def log_units(problem: Problem) -> Tensor:
     that are recognised as log precisions.
     """
     hypers, groups = problem.joint.hypers, problem.structure.groups
-    found = [_is_curved(p.transform, p.unconstrained_shape) for p in hypers]
-    curved = (torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)).to(problem.joint.device)
+    curved = hypers.curved.to(problem.joint.device)
     return curved if groups is None else curved | (groups.power != 0)
-
-
-def _is_curved(transform: Transform, shape: torch.Size) -> Tensor:
-    """Which elements a transform does not treat as a straight line, the same everywhere, flat."""
-    size = shape.numel()
-    if not size:  # a simplex of one
-        return torch.zeros(0, dtype=torch.bool)
-    here = (0.3 + 0.1 * torch.arange(size, dtype=torch.float64)).cos()
-    places = torch.stack([here, here - 0.5, 1.0 - here]).unsqueeze(1)
-    moves = 0.5 * (torch.ones(1, size) if _is_elementwise(transform) else torch.eye(size)).double()
-    rows = torch.cat([places, places + moves], 1)
-    value = transform(rows.reshape(-1, *shape)).reshape(3, len(moves) + 1, -1)
-    slope = value[:, 1:] - value[:, :1]
-    bent = ((slope - slope[0]).abs() > 1e-9 * slope.abs().amax()).any(0)
-    return bent[0] if _is_elementwise(transform) else bent.any(-1)
-
-
-def _is_elementwise(transform: Transform) -> bool:
-    while isinstance(transform, torch.distributions.IndependentTransform):
-        transform = transform.base_transform
-    return int(transform.domain.event_dim) == int(transform.codomain.event_dim) == 0
 
 
 def natural_metric(laplace: LaplaceState, found: Slope) -> Tensor:
