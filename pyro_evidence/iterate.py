@@ -29,8 +29,8 @@ class Status(Enum):
     UNBOUNDED = "a hyperparameter runs to infinity, so the log evidence has no maximum: give it a prior, or fix it"
     SINGULAR = (
         "the exact Hessian is becoming singular, where Laplace's log evidence goes to infinity: the mode is about to "
-        "merge with another one or to split. For networks pass curvature=gauss_newton; else try other restarts, or "
-        "give the hyperparameters a prior"
+        "merge with another one or to split. Pass curvature=gauss_newton, the default for networks; else try other "
+        "restarts, or give the hyperparameters a prior"
     )
     BY_HAND = "stepped by hand, not run to convergence"
     FAILED = "a step failed: this is the last good state"

@@ -10,7 +10,7 @@ import math
 import matplotlib.pyplot as plt
 import torch
 
-from pyro_evidence import LaplaceEvidence, Start, Stop, committee, gauss_newton
+from pyro_evidence import LaplaceEvidence, Start, Stop, committee
 from pyro_evidence.compare import linearised
 from pyro_evidence.models.mlp import MLP, ard
 from pyro_evidence.models.random_network import PriorScales, random_functions
@@ -34,8 +34,8 @@ for panel, sigma_in in zip(panels, (1.0, 4.0, 16.0), strict=True):
 # %% [markdown]
 # ## How many hidden units?
 # Forty points from a curve with three bends.  For each size we fit from several random starts, all of them one batch.
-# We ask for the Gauss-Newton curvature: a network's exact Hessian can become singular where two modes meet, and there
-# Laplace's evidence means nothing.
+# By default networks get the Gauss-Newton curvature: their exact Hessian can become singular where two modes meet, and
+# there Laplace's evidence means nothing.
 #
 # Predictions come from `linearised`: the outputs' mean and variance with the network replaced by its tangent at the
 # mode.  That is the network the Gauss-Newton curvature belongs to.  Weights drawn from the Gaussian posterior and put
@@ -56,7 +56,7 @@ stop = Stop(tolerance=1e-5, gradient_tolerance=0.02, num_steps=40, throw=False, 
 
 
 def fit(num_hidden):
-    engine = LaplaceEvidence(MLP(1, num_hidden), curvature=gauss_newton, start=Start(restarts=3), stop=stop)
+    engine = LaplaceEvidence(MLP(1, num_hidden), start=Start(restarts=3), stop=stop)
     engine.run(X, t)
     return engine
 
@@ -116,7 +116,7 @@ ax.set(title=f"{len(modes)} mode(s), shares {[round(float(w), 2) for w in vote.w
 generator = torch.Generator().manual_seed(2)
 Z = torch.randn(100, 5, generator=generator)
 s = torch.tanh(1.5 * Z[:, 0]) - 0.8 * torch.tanh(2.0 * Z[:, 1]) + 0.1 * torch.randn(100, generator=generator)
-relevant = LaplaceEvidence(MLP(5, 3, alpha=ard(5)), curvature=gauss_newton, stop=stop).run(Z, s)
+relevant = LaplaceEvidence(MLP(5, 3, alpha=ard(5)), stop=stop).run(Z, s)
 figure, ax = plt.subplots()
 plots_posterior.well_determined(ax, relevant)
 alpha = relevant.hyperparameters["alpha_W1"]

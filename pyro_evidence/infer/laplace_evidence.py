@@ -3,13 +3,14 @@
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pyro_evidence import checkpoint
-from pyro_evidence.curvature.choices import Curvature, exact_hessian
+from pyro_evidence.curvature.choices import Curvature
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
@@ -44,7 +45,9 @@ class LaplaceEvidence:
         ``()``: none, one Gaussian over everything.
     :param hyper: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
         own constrained space); ``()`` holds all hyperparameters fixed.
-    :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.
+    :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.  None:
+        the exact Hessian, but Gauss-Newton where the latents are weights of hidden units that can be exchanged: where
+        two of them meet, a network's exact Hessian is singular and its log evidence infinite.
     :param stop: tolerances, the most steps, whether to raise and to show a progress bar.
     :param start: number of random starts for the mode, climbed as one batch, and their seed; by default one where a
         single mode is to be expected and four where not.
@@ -68,13 +71,14 @@ class LaplaceEvidence:
         *,
         outer: Sequence[str] | None = None,
         hyper: Sequence[str] | None = None,
-        curvature: Curvature = exact_hessian,
+        curvature: Curvature | None = None,
         stop: Stop = Stop(),
         start: Start = Start(),
         **deprecated: Any,
     ) -> None:
         check_model(model)
-        check_function("curvature", curvature, "exact_hessian")
+        if curvature is not None:
+            check_function("curvature", curvature, "exact_hessian")
         check_stop(stop)
         self.start = start_of(start, deprecated)
         self.integrate = _integrate(deprecated)
@@ -164,11 +168,12 @@ class LaplaceEvidence:
         joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
         refuse_orbits(joint)
         full, outer = laplace_problem(joint, self.curvature), outer_sites(joint, self.outer)
-        self._full, self._integrated = (full, {}) if outer else (None, {})
+        self._full, self._integrated = None, {}
         if not outer:
             return full
-        inner = OuterJoint(self.model, args, kwargs, outer=outer, hyper=self.hyper)
-        return outer_problem(inner, self.curvature)
+        inner = outer_problem(OuterJoint(self.model, args, kwargs, outer=outer, hyper=self.hyper), self.curvature)
+        self._full = replace(full, curvature=inner.curvature)
+        return inner
 
     @property
     def posterior(self) -> LaplacePosterior:

@@ -20,6 +20,7 @@ from pyro_evidence.structure.factors.mode import StructuredProblem
 from pyro_evidence.structure.factors.propose import Coupled
 from pyro_evidence.structure.factors.structured import Structured
 from pyro_evidence.structure.gaussian_process import GaussianLatent
+from pyro_evidence.structure.hidden_units import has_hidden_units
 from pyro_evidence.structure.pruned import Pruned
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.trust import properness, smoothness
@@ -105,10 +106,15 @@ class Problem:
         return replace(self, active=self.active & ~member)
 
 
-def laplace_problem(joint: LogJoint, curvature: Curvature = exact_hessian) -> Problem:
-    """The problem before anything is pruned."""
+def laplace_problem(joint: LogJoint, curvature: Curvature | None = None) -> Problem:
+    """The problem before anything is pruned.
+
+    :param curvature: None for Gauss-Newton where the latents are the weights of a network, else the exact Hessian.
+    """
     active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
-    return Problem(joint, recognise(joint, factors=curvature is exact_hessian), curvature, active)
+    structure = recognise(joint, factors=curvature in (None, exact_hessian))
+    chosen = curvature or (gauss_newton if has_hidden_units(structure) else exact_hessian)
+    return Problem(joint, structure, chosen, active)
 
 
 @dataclass(frozen=True)

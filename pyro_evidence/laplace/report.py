@@ -15,6 +15,10 @@ TRUSTED = 0.7  # k-hat up to which importance weights are believed
 NOTABLE_GAP = 0.1  # nats
 NOTABLE_SHIFT = 0.2  # standard deviations
 NOTABLE_RATIO = 1.2  # of two standard deviations
+OTHERWISE = {
+    "gauss_newton": ", the default of networks: their predictors' own curvature is left out of this evidence, so weigh "
+    "it against other Gauss-Newton evidences"
+}
 
 
 def importance_check(
@@ -147,7 +151,7 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
         levels = sorted({round(h, 3) for h in heights}, reverse=True)
         said.append(f"restarts reached different modes: log evidences {levels}")
     if found["curvature"] != "exact_hessian":
-        said.append(f"curvature: {found['curvature']}, not the exact Hessian")
+        said.append(f"curvature: {found['curvature']}, not the exact Hessian{OTHERWISE.get(found['curvature'], '')}")
     return said
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_evidence.curvature.choices import gauss_newton
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.infer.overlap_em import STOP, OverlapEM
 from pyro_evidence.models import mlp
@@ -107,7 +106,7 @@ class EvidenceMLPRegressor(Regressor):
 def _network(estimator: Any, X: Tensor, t: Tensor, output: Any) -> Any:
     model = mlp.MLP(X.shape[1], estimator.hidden, output=output)
     start = Start(seed=estimator.random_state)
-    return LaplaceEvidence(model, curvature=gauss_newton, start=start, stop=QUIET).run(X, t)
+    return LaplaceEvidence(model, start=start, stop=QUIET).run(X, t)
 
 
 class PRBFClassifier(Classifier):

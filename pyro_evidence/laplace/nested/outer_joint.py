@@ -59,7 +59,7 @@ class OuterJoint(LogJoint):
         return total
 
 
-def outer_problem(joint: OuterJoint, curvature: Curvature) -> Problem:
+def outer_problem(joint: OuterJoint, curvature: Curvature | None) -> Problem:
     """The inner problem; outer coordinates are no precision to be re-estimated or pruned, for they are integrated."""
     found = laplace_problem(joint, curvature)
     groups = _without(found.structure.groups, joint.is_outer)
