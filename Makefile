@@ -1,4 +1,5 @@
-# Everything runs in .venv. It is filled once from constraints.txt; later runs need no network.
+# Everything runs in .venv. It is filled once: what constraints.txt pins, by version and hash of every file, then torch in the
+# build that this machine's index offers (docs/decisions/0007-hashes-but-for-torch.md). Later runs need no network.
 # Another interpreter: make test PYTHON=python3.12.  More test processes: make test WORKERS=8.
 PYTHON ?= python3
 OLDEST_PYTHON ?= python3.10
@@ -9,7 +10,12 @@ VENV := .venv
 OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PIP := $(BIN)/python -m pip install --constraint constraints.txt
+TORCH := torch==2.13.0
+UV ?= uv
+PIP := $(BIN)/python -m pip install
+LOCKED := $(PIP) --no-deps --only-binary :all: --require-hashes --requirement
+LOCK := --quiet --universal --generate-hashes --python-version 3.10 --no-annotate --only-binary :all: --no-header \
+	--excludes constraints-excluded.txt --no-emit-package torch pyproject.toml --extra dev
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 INLINE := TQDM_DISABLE=1 MPLBACKEND=module://matplotlib_inline.backend_inline PYTHONWARNINGS='ignore:IProgress not found'
 
@@ -18,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: benchmarks clean coverage demo docs format help lint picture portable serve test test-oldest tests tutorials types
+.PHONY: benchmarks clean coverage demo docs format help lint lock picture portable serve test test-oldest tests tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
@@ -59,6 +65,13 @@ serve: $(VENV)/.docs  ## the site, at localhost, rebuilt as its sources change
 picture: $(READY)  ## draw the imports anew in docs/architecture.md
 	$(BIN)/python -m tests.picture_of_imports
 
+lock:  ## pin newer versions and their hashes; wants uv, and the index for all Pythons and systems
+	$(UV) pip compile $(LOCK) --upgrade --output-file constraints.txt
+	cp constraints.txt build-lock.txt
+	$(UV) pip compile $(LOCK) --extra docs --output-file build-lock.txt
+	awk '/^[^ ]/ {head = $$0} FNR == NR {seen[$$0] = 1; next} !seen[head]' constraints.txt build-lock.txt > constraints-docs.txt
+	rm build-lock.txt
+
 format: $(READY)  ## let ruff rewrite what it can
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
@@ -74,15 +87,16 @@ $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
-# torch goes first and alone, so that nothing after it chooses another version.
+# Torch comes alone, and what it needs is there already; the package fetches nothing. The last line finds what does not fit.
 $(READY): pyproject.toml constraints.txt | $(BIN)/pip
-	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) setuptools wheel
-	$(PIP) --no-build-isolation --editable '.[dev]'
+	$(LOCKED) constraints.txt
+	$(PIP) $(TORCH)
+	$(PIP) --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	touch $@
 
-$(VENV)/.docs: $(READY)
-	$(PIP) --no-build-isolation --editable '.[docs]'
+$(VENV)/.docs: constraints-docs.txt $(READY)
+	$(LOCKED) constraints-docs.txt
 	touch $@
 
 # An environment of its own, as in constraints-oldest.txt; make test-oldest OLDEST_PYTHON=/path/to/python3.10.
