@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, OneHotCategorical
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import unwrapped
@@ -191,7 +192,20 @@ def probabilities(rows: Rows, site: str | None) -> Tensor:
     return rows.average
 
 
+def white_noise(
+    num_samples: int, size: int, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Standard normal numbers, ``(S, size)``; the same on every device.
+
+    :param generator: None for the one that everybody uses.
+    :raises TooLarge: when they, and the draws that are made of them, do not fit into memory.
+    """
+    what = f"{num_samples:,} draws of {size:,} coordinates"
+    require_memory(3 * dtype.itemsize * num_samples * size, what, torch.device("cpu"), "Ask for fewer at a time.")
+    return torch.randn(num_samples, size, generator=generator, dtype=dtype, device="cpu")
+
+
 def in_pairs(num_samples: int, size: int, generator: torch.Generator) -> Tensor:
     """White noise whose second half is the first with its sign turned, ``(S, size)``: linear means are then exact."""
-    half = torch.randn((num_samples + 1) // 2, size, generator=generator, dtype=torch.float64)
+    half = white_noise((num_samples + 1) // 2, size, generator)
     return torch.cat([half, -half])

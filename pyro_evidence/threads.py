@@ -19,6 +19,8 @@ import torch
 from pyro.params.param_store import ParamStoreDict
 from torch import Tensor
 
+from pyro_evidence.memory import within_memory
+
 
 class _Locks:
     """One lock for what is global, and one for each engine that has been run."""
@@ -51,12 +53,12 @@ def alone() -> Iterator[None]:
 
 
 def one_at_a_time(run: Run) -> Run:
-    """A method of an engine that changes it: of several threads that call it, each waits for the one before."""
+    """A method of an engine that changes it: each of several threads waits for the one before; memory has a letter."""
 
     @wraps(run)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _LOCKS.of(self):
-            return run(self, *args, **kwargs)
+            return within_memory(run)(self, *args, **kwargs)
 
     return wrapped  # type: ignore[return-value]
 

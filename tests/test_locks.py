@@ -1,4 +1,4 @@
-"""What make installs: everything that is declared, in one version for each Python and system, by the hashes of its files."""
+"""What make installs: all that is declared, in one version for each Python and system, by the hashes of its files."""
 
 import re
 from pathlib import Path

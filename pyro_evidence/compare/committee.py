@@ -12,11 +12,12 @@ from torch import Tensor
 from pyro_evidence.compare.evidence import different_data
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.memory import WithinMemory, within_memory
 from pyro_evidence.threads import own_random_numbers
 
 
 @dataclass(frozen=True)
-class Committee:
+class Committee(WithinMemory):
     """Posteriors of the same data, each with its share.  Built by :func:`committee`.
 
     :ivar members: the posteriors.
@@ -79,6 +80,7 @@ class Committee:
         return {n: torch.cat([part[n].detach() for part in parts])[order] for n in names}
 
 
+@within_memory
 def committee(posteriors: Sequence[LaplacePosterior], *, log_copies: Sequence[float] | None = None) -> Committee:
     """A committee with shares in proportion to the evidence.  MacKay (1992); Thodberg (1996).
 

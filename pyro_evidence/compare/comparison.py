@@ -18,6 +18,7 @@ from pyro_evidence.compare.runs import EngineRun, run_engine
 from pyro_evidence.compare.tables import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.modes import num_states
+from pyro_evidence.memory import within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
 
 NUM_DIRECTIONS = 50
@@ -122,6 +123,7 @@ class Comparison:
         return Table(self.rows, COLUMNS).to_pandas()
 
 
+@within_memory
 def compare(
     model: Model,
     *args: Any,

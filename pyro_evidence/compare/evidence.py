@@ -15,6 +15,7 @@ from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.evidence_check.target import Posterior, rounding
 from pyro_evidence.laplace.nested.posterior import NestedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.memory import within_memory
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
@@ -104,6 +105,7 @@ class EvidenceComparison:
         )
 
 
+@within_memory
 def compare_evidence(
     *,
     estimates: Estimates | None = None,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.evidence_em import EvidenceEM
+from pyro_evidence.memory import within_memory
 from pyro_evidence.mixture import rounds as mixture_rounds
 from pyro_evidence.mixture import rows as mixture_rows
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
@@ -68,6 +69,7 @@ class LearningCurve:
         return MixtureDensity(*parts) if self.background is None else MixtureWithBackground(*parts, self.background)
 
 
+@within_memory
 def learning_curve(
     engine: EvidenceEM, train: tuple[Any, ...], test: tuple[Any, ...], *, num_steps: int
 ) -> LearningCurve:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.memory import within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import from_prior, with_data
 from pyro_evidence.settings import check_count, check_seed
@@ -94,6 +95,7 @@ class Calibration:
         return "\n".join([head, *lines, f"together: p = {self.p_value:.3g}", *self.failures[:3]])
 
 
+@within_memory
 def sbc(
     model: Model,
     engine: Callable[[Model], Engine],

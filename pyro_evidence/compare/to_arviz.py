@@ -14,6 +14,7 @@ from pyro_evidence.compare import chains as sampled
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.memory import within_memory
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows
 
@@ -56,6 +57,7 @@ class Chains:
         return {n: _array(v.reshape(*self.shape, *v.shape[1:])) for n, v in rows.items()}
 
 
+@within_memory
 def to_inference_data(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Any:
     """An ``arviz.InferenceData`` (ArviZ 0.x): ``az.summary``, ``az.loo`` and the plots work on it.
 
@@ -68,6 +70,7 @@ def to_inference_data(fit: Fit, *args: Any, num_samples: int = 1000, seed: int =
     return arviz.from_dict(**groups)
 
 
+@within_memory
 def to_datatree(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Any:
     """An ``xarray.DataTree`` as ArviZ 1.x uses it; needs ``arviz-base`` (or ``arviz`` 1.x).
 

@@ -18,6 +18,7 @@ from pyro_evidence.evidence_check.target import (
     target_of,
     undefined,
 )
+from pyro_evidence.memory import within_memory
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float, *, num_s
     return Bridge(value, above, below, step, step < num_steps)
 
 
+@within_memory
 def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstimate:
     """Log evidence by the optimal bridge between posterior draws and a normal, Meng and Wong (1996), eq. 4.1.
 

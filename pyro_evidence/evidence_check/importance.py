@@ -16,12 +16,14 @@ from pyro_evidence.evidence_check.target import (
     target_of,
     undefined,
 )
+from pyro_evidence.memory import within_memory
 from pyro_evidence.numerics import importance
 from pyro_evidence.settings import check_count
 
 FEWEST = 100  # draws below which a tail cannot be fitted
 
 
+@within_memory
 def importance_sampling(of: Posterior | Modes, *, num_samples: int = 10_000, seed: int = 0) -> EvidenceEstimate:
     """Log evidence by importance sampling from the Laplace posterior, weights Pareto-smoothed.
 

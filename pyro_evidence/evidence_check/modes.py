@@ -19,6 +19,7 @@ from pyro_evidence.evidence_check.target import (
 from pyro_evidence.laplace.approximation import LaplaceState, state_at
 from pyro_evidence.laplace.approximation import find_modes as climb
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.memory import within_memory
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count, check_seed
 
@@ -77,6 +78,7 @@ class Modes:
         return NormalMixture(raised.log_softmax(0), loc, tuple(s.precision for s in self.states), active)
 
 
+@within_memory
 def find_modes(of: Posterior, *, restarts: int = 16, labels: Axes | None = None, seed: int = 0) -> Modes:
     """Modes at the posterior's hyperparameters, told apart by where they are, not by how high.
 

@@ -5,12 +5,14 @@ import math
 from pyro_evidence.evidence_check import particles
 from pyro_evidence.evidence_check.particles import NUM_GROUPS, Particles, after_moves, reweighed, start
 from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding
+from pyro_evidence.memory import within_memory
 from pyro_evidence.numerics import importance
 from pyro_evidence.threads import without_validation
 
 MOST_TEMPERATURES = 500
 
 
+@within_memory
 def tempered_smc(of: Source, *, num_particles: int = 1024, num_moves: int = 3, seed: int = 0) -> EvidenceEstimate:
     """Log evidence by particles that walk from the prior to the posterior by powers of the likelihood.
 

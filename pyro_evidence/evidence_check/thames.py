@@ -20,6 +20,7 @@ from pyro_evidence.evidence_check.target import (
     rounding,
     target_of,
 )
+from pyro_evidence.memory import within_memory
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import Coordinate
 
@@ -46,6 +47,7 @@ def uniform_points(white: Tensor, uniform: Tensor, mean: Tensor, tril: Tensor, r
 SIMPLEX = type(biject_to(constraints.simplex))
 
 
+@within_memory
 def thames(
     of: Posterior,
     draws: Draws,

@@ -9,6 +9,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.particles import NUM_GROUPS, Particles, hmc_step, reweighed, start
 from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding
+from pyro_evidence.memory import within_memory
 from pyro_evidence.threads import without_validation
 
 
@@ -65,6 +66,7 @@ def jackknife(whole: Tensor, without: Tensor) -> tuple[Tensor, Tensor]:
 FEWEST = 256  # particles, 16 in each group, below which their resampling biases the integral
 
 
+@within_memory
 def thermodynamic_integration(
     of: Source, *, num_temperatures: int = 40, num_particles: int = 512, num_moves: int = 3, seed: int = 0
 ) -> EvidenceEstimate:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.memory import WithinMemory, within_memory
 from pyro_evidence.numerics.backtracking import Backtracking, first_accepted
 
 NEWTON_STEPS = 100
@@ -30,7 +31,7 @@ class DensityEngine(Protocol):
 
 
 @dataclass(frozen=True)
-class ClassConditional:
+class ClassConditional(WithinMemory):
     """``p(class | x)`` proportional to ``p(class) p(x | class)``; Husmeier (2000), eqs. 4.1 and 4.2.
 
     :ivar classes: the labels, ascending, shape ``(C,)``.
@@ -122,6 +123,7 @@ def _label_likelihood(log_joint: Tensor, place: Tensor) -> float:
     return float(log_joint.log_softmax(-1).gather(-1, place.unsqueeze(-1)).sum())
 
 
+@within_memory
 def class_conditional(
     engine: DensityEngine, X: Tensor, labels: Tensor, log_prior: Tensor | ClassPrior = empirical_class_prior
 ) -> ClassConditional:

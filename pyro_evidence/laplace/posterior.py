@@ -146,7 +146,7 @@ class LaplacePosterior(Predicting):
     def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Standard normal in the coordinates that are not pruned, ``(S, D)``; the same on every device."""
         u = self.state.u
-        white = torch.randn(num_samples, len(u), generator=generator, dtype=u.dtype, device="cpu")
+        white = prediction.white_noise(num_samples, len(u), generator, u.dtype)
         return white.to(u.device) * self.state.problem.active
 
     def _coloured(self, white: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.memory import WithinMemory
 from pyro_evidence.mixture.expectation import MixtureData
 from pyro_evidence.program.distributions import Background
 
@@ -15,7 +16,7 @@ ROWS = 2**18  # numbers that the data that are looked at together may make
 
 
 @dataclass(frozen=True)
-class MixtureDensity:
+class MixtureDensity(WithinMemory):
     """``p(y_n) = sum_k mixing_k N(y_n | loc_nk, tril_nk tril_nk')``; the data axis has size 1 where all are alike."""
 
     log_mixing: Tensor  # (N or 1, K)

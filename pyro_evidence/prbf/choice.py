@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.memory import WithinMemory, within_memory
 from pyro_evidence.models.prbf import Labels, Shared
 from pyro_evidence.prbf.densities import Network, Point, column_variance, log_density, parts_of, stacked_data
 from pyro_evidence.prbf.fit import AlphaPerKernel, first, labelled_data, require_survivors
@@ -87,6 +88,7 @@ def _best(multiples: Sequence[float], scores: Tensor) -> AlphaPerKernel:
     return AlphaPerKernel(multiples[int(scores.mean(-1).argmin())])
 
 
+@within_memory
 def choose_alpha(
     engine: NetworkEngine,
     X: Tensor,
@@ -185,7 +187,7 @@ def _scored(found: Point, row: int, X: Tensor, y: Tensor, score: Score) -> float
 
 
 @dataclass(frozen=True)
-class NetworkAverage:
+class NetworkAverage(WithinMemory):
     """Networks whose class probabilities are averaged; the source's first idea for later work.
 
     :ivar posteriors: the networks.
@@ -217,6 +219,7 @@ class NetworkAverage:
         return self.log_proba(X).argmax(-1)
 
 
+@within_memory
 def average_networks(
     engine: NetworkEngine, X: Tensor, labels: Labels, *, multiples: Sequence[float] = MULTIPLES[1:]
 ) -> NetworkAverage:
@@ -256,6 +259,7 @@ class KernelPath:
         return self.posteriors[int(self.bic.argmax())]
 
 
+@within_memory
 def add_kernels(
     engine: NetworkEngine, X: Tensor, labels: Labels, *, most: int, num_candidates: int = 200, seed: int = 0
 ) -> KernelPath:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
+from pyro_evidence.memory import WithinMemory
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
 from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
 
@@ -54,7 +55,7 @@ def _settings(text: str) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class PRBFPosterior:
+class PRBFPosterior(WithinMemory):
     """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.
 
     :ivar model: the Pyro model it was fitted for.

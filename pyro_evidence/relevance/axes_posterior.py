@@ -143,7 +143,7 @@ class AxesPosterior(Predicting):
             if seed is not None:
                 check_seed(seed)
                 torch.manual_seed(seed)
-            white = torch.randn(num_samples, len(self.state.x), dtype=torch.float64)
+            white = prediction.white_noise(num_samples, len(self.state.x))
         return self._sites((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
 
     def _colour(self, white: Tensor) -> Tensor:

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from pyro_evidence import prediction
 from pyro_evidence.laplace.new_data.moments import PredictiveDraws, predicted
+from pyro_evidence.memory import WithinMemory
 from pyro_evidence.prediction import Rows
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.log_joint import LogJoint
 
 
-class Predicting:
+class Predicting(WithinMemory):
     """A posterior that predicts: what the observed sites are given its latents, averaged."""
 
     def _with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogJoint:
