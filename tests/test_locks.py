@@ -16,14 +16,8 @@ except ImportError:  # Python 3.10
 TOP = Path(__file__).parent.parent
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-DEV = [
-    *PROJECT["dependencies"],
-    *EXTRAS["dev"],
-    *EXTRAS["plots"],
-    *EXTRAS["arviz"],
-    *EXTRAS["sklearn"],
-    *EXTRAS["tutorials"],
-]
+OF_DEV = next(Requirement(r).extras for r in EXTRAS["dev"] if r.startswith("pyro-evidence"))
+DEV = [*PROJECT["dependencies"], *(r for extra in ("dev", *OF_DEV) for r in EXTRAS[extra])]
 PYTHONS = ("3.10.13", "3.11.7", "3.12.1", "3.13.0")
 
 
