@@ -154,7 +154,7 @@ MODULES = {
     "simulate": "program.simulate",
     "sites": "program.sites",
     "streamed": "relevance.chunks",
-    "tables": "compare.tables",
+    "compare.tables": "tables",
     "weights": "relevance.weights",
 }
 

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 
 # One method, one folder: a part may import those before it, and nothing after it.
 ORDER = (
-    "moved errors memory threads settings tensor_file checkpoint iterate numerics curvature program structure "
+    "moved errors memory tables threads settings tensor_file checkpoint iterate numerics curvature program structure "
     "models trust prediction laplace mixture relevance mppca prbf infer evidence_check datasets distributed compare "
     "plots sklearn"
 ).split()
@@ -240,7 +240,7 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (upward_imports, "program/log_joint.py", "def f():\n    import pyro_evidence.infer.revm"),
     (upward_imports, "models/gp.py", "from pyro_evidence.laplace.posterior import LaplacePosterior"),
     (upward_imports, "laplace/type2.py", "from pyro_evidence.mppca.fit import Planes"),
-    (upward_imports, "infer/revm.py", "from pyro_evidence.compare.tables import table"),
+    (upward_imports, "infer/revm.py", "from pyro_evidence.compare.labels import table"),
     (upward_imports, "infer/revm.py", "import pyro_evidence"),
     (upward_imports, "infer/revm.py", "from pyro_evidence import LaplaceEvidence"),
     (upward_imports, "errors.py", "from pyro_evidence.numerics import linalg"),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace import report
+from pyro_evidence.laplace.hyperparameters.uncertainty import HyperparameterCovariance
+from pyro_evidence.laplace.summary.shown import Shown
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -21,7 +22,7 @@ Frame = tuple[str, int, int]  # a plate's name, size and dim
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CorrectedPosterior:
+class CorrectedPosterior(Shown):
     """Draws of a posterior with Pareto-smoothed importance weights; made by ``posterior.corrected(...)``.
 
     Means, quantiles and draws are those of the exact posterior at the fitted hyperparameters, as far as k-hat is
@@ -35,6 +36,8 @@ class CorrectedPosterior:
     >>> corrected.summary()  # doctest: +SKIP
     """
 
+    _gaussian: ClassVar[bool] = False
+
     joint: LogJoint
     theta: Tensor
     draws: dict[str, Tensor]
@@ -46,6 +49,10 @@ class CorrectedPosterior:
             f"num_draws={self.num_draws}, effective_sample_size={self.effective_sample_size:.0f}, "
             f"pareto_k={self.pareto_k:.2f})"
         )
+
+    @property
+    def _joint(self) -> LogJoint:
+        return self.joint
 
     @property
     def num_draws(self) -> int:
@@ -135,12 +142,7 @@ class CorrectedPosterior:
             "log_evidence_se": self.log_evidence_error,
         }
 
-    def summary(self, prob: float = 0.9) -> None:
-        """Print what ``MCMC.summary()`` prints, of the resampled draws, and how far to trust it."""
-        report.table(self.get_samples(1000, seed=0), prob)
-        print("\n".join(self._lines()))  # noqa: T201 - as MCMC does
-
-    def _lines(self) -> list[str]:
+    def _below(self, spread: HyperparameterCovariance | None) -> list[str]:
         said = [
             f"{self.num_draws} draws, weighted: worth {self.effective_sample_size:.0f} (k-hat {self.pareto_k:.2f})",
             f"log evidence = {float(self.log_evidence):.4f} +- {self.log_evidence_error:.4f} nats",

@@ -24,13 +24,14 @@ from pyro_evidence.laplace.hyperparameters import uncertainty
 from pyro_evidence.laplace.hyperparameters.uncertainty import HyperparameterCovariance
 from pyro_evidence.laplace.new_data.predicting import Predicting
 from pyro_evidence.laplace.process_prediction import ProcessGuide
+from pyro_evidence.laplace.summary.whole import ShownWhole
 from pyro_evidence.numerics import importance
 from pyro_evidence.program.checks import require_targets
 from pyro_evidence.program.failed_run import as_tensors, new_data, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import NOTHING, Home
 from pyro_evidence.program.simulate import NewLevels
-from pyro_evidence.settings import check_count, check_probability, check_seed, quantile_levels
+from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
@@ -38,7 +39,7 @@ SUMMARISED = 12  # hyperparameters up to which summary() gives their standard de
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LaplacePosterior(Predicting):
+class LaplacePosterior(ShownWhole, Predicting):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     :ivar state: the last iterate; every number below is of this one.
@@ -306,15 +307,6 @@ class LaplacePosterior(Predicting):
         else:
             variances = precision.weakest(active)[0].square().sum()
         return float(1.0 / variances.max())
-
-    def summary(self, prob: float = 0.9) -> None:
-        """Print what ``MCMC.summary()`` prints, then hyperparameters, evidence and how far to trust it."""
-        check_probability("prob", prob)
-        report.table(self.get_samples(1000, seed=0), prob)
-        spread = self._spread()
-        sd, edges = ({}, ()) if spread is None else (spread.sd, spread.edges)
-        said = [uncertainty.letter(edge) for edge in edges]
-        print("\n".join(report.lines(self.diagnostics(), self.hyperparameters, self.gamma, sd, said)))  # noqa: T201
 
     def hyperparameter_covariance(self) -> HyperparameterCovariance:
         """Uncertainty of the maximised hyperparameters: the inverse of minus the Hessian of the log evidence.

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from pyro.infer.mcmc.util import print_summary
 from torch import Tensor
 
 from pyro_evidence.numerics import importance
@@ -72,39 +70,13 @@ def _moved(x: Tensor, weights: Tensor) -> tuple[float, float]:
     return float(shift.abs().max()), float(torch.maximum(ratio, 1.0 / ratio).max())
 
 
-def table(draws: Mapping[str, Tensor], prob: float) -> None:
-    """Print the table of ``MCMC.summary()`` for independent draws, each ``(1000,) + site shape``.
-
-    Elements that do not vary, pruned weights, are told from rounding by what is far below the digits printed, so that
-    they leave the other elements of their site their effective sample size.
-    """
-    if draws:  # a model of params alone has none
-        print_summary({n: _varied(v).reshape(4, -1, *v.shape[1:]) for n, v in draws.items()}, prob)
-
-
-def _varied(draws: Tensor) -> Tensor:
-    constant = (draws == draws[:1]).all(0)
-    if not bool(constant.any()):
-        return draws
-    white = torch.randn(draws.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).abs().to(draws)
-    return torch.where(constant, draws + (1e-5 * draws.abs() + 1e-30) * white, draws)
-
-
-def lines(
-    found: Mapping[str, Any],
-    hyperparameters: Mapping[str, Tensor],
-    gamma: Mapping[str, Tensor],
-    sd: Mapping[str, Tensor] = MappingProxyType({}),
-    said: Sequence[str] = (),
-) -> list[str]:
+def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
     """What ``summary()`` says below its table.
 
     :param found: the posterior's diagnostics.
-    :param sd: standard deviations of hyperparameters, where they are known.
-    :param said: what there is to say of them besides.
+    :param said: what there is to say of hyperparameters.
     """
     return [
-        *(_hyperparameter(name, value, gamma.get(name), sd.get(name)) for name, value in hyperparameters.items()),
         *said,
         _evidence(found),
         *_integration(found),
@@ -113,11 +85,6 @@ def lines(
         *found["failed_restarts"],
         *found.get("notes", ()),
     ]
-
-
-def _hyperparameter(name: str, value: Tensor, gamma: Tensor | None, sd: Tensor | None) -> str:
-    spread = "" if sd is None or bool(sd.isnan().all()) else f" +- {_short(sd)}"
-    return f"{name} = {_short(value)}{spread}" + ("" if gamma is None else f"   (gamma {_short(gamma)})")
 
 
 def _evidence(found: Mapping[str, Any]) -> str:
@@ -182,9 +149,3 @@ def _differences(found: Mapping[str, Any]) -> list[str]:
             f"the standard deviation of {found['largest_sd_ratio_site']} by up to {100.0 * (ratio - 1.0):.0f} %"
         )
     return [f"by importance weights {', '.join(said)}: take draws from posterior.corrected(...)"] if said else []
-
-
-def _short(value: Tensor) -> str:
-    flat = [f"{v:.4g}" for v in value.reshape(-1)[:12].tolist()]
-    inside = ", ".join(flat + (["..."] if value.numel() > 12 else []))
-    return f"[{inside}]" if value.dim() else inside

@@ -32,6 +32,12 @@ def as_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[An
     return tuple(_converted(a, dtype) for a in args), {k: _converted(v, dtype) for k, v in kwargs.items()}
 
 
+def columns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Names of the columns of those arguments that are tables, before they became tensors."""
+    tables = {n: v for n, v in _named(args, kwargs).items() if hasattr(v, "columns") and not isinstance(v, Tensor)}
+    return {n: tuple(str(c) for c in v.columns) for n, v in tables.items()}
+
+
 def _converted(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(_converted(v, dtype) for v in value)

@@ -99,6 +99,7 @@ class LogJoint:
         hyper: Sequence[str] | None = None,
     ) -> None:
         self.model = model
+        self.columns = failed_run.columns(args, kwargs or {})  # names, of arguments that are tables
         self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
         numbers.check_sizes(self.args, self.kwargs)

@@ -113,14 +113,14 @@ def test_the_summary_speaks_of_a_gap_whatever_k_hat() -> None:
     numbers = {"log_evidence": -10.0, "log_evidence_importance": -10.5, "log_evidence_importance_se": 0.1}
     rest = {"pareto_k": -0.5, "log_evidence_per_restart": [], "curvature": "exact_hessian"}
     rest |= {"status": "converged", "failed_restarts": []}
-    said = "\n".join(report.lines(numbers | rest, {}, {}))
+    said = "\n".join(report.lines(numbers | rest))
     assert "Laplace's log evidence is 0.50 nats too high by importance sampling (0.1 is its standard error)" in said
     for gap in (0.29, 0.05):  # within three standard errors; below a tenth of a nat
         near = numbers | {
             "log_evidence_importance": -10.0 - gap,
             "log_evidence_importance_se": gap / (2.9, 5.0)[gap < 0.1],
         }
-        assert "importance sampling (" not in "\n".join(report.lines(near | rest, {}, {})).partition("\n")[2]
+        assert "importance sampling (" not in "\n".join(report.lines(near | rest)).partition("\n")[2]
 
 
 def test_shifts_by_hand() -> None:

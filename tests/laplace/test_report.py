@@ -9,17 +9,14 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.mcmc.util import print_summary
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop, damped, diagonal, exact_hessian
-from pyro_evidence.laplace import report
 from tests.models_for_tests.posterior_models import (
     class_data,
     fitted_linear,
     fitted_logistic,
     fitted_mixture,
-    fitted_supports,
     funnel,
     linear,
     linear_posterior,
@@ -114,33 +111,16 @@ def printed(posterior: LaplacePosterior, capsys, prob: float = 0.9) -> str:
     return capsys.readouterr().out
 
 
-def test_summary_begins_with_the_table_of_mcmc(capsys) -> None:  # oracle: Pyro
-    varied = {n: report._varied(v) for n, v in fitted_supports().get_samples(1000, seed=0).items()}  # constants aside
-    print_summary({n: v.reshape(4, 250, *v.shape[1:]) for n, v in varied.items()}, prob=0.5)
-    table = capsys.readouterr().out
-    assert "25.0%" in table
-    found = printed(fitted_supports(), capsys, 0.5)
-    expected = [line for line in table.splitlines() if "corr[" not in line]  # whose constant elements leave Pyro nan
-    assert [line for line in found.splitlines() if "corr[" not in line][: len(expected)] == expected
-    assert "corr[0,0]      1.00      0.00" in found and "nan" not in found
-
-
 def test_summary_gives_hyperparameters_evidence_and_status(capsys) -> None:
     text = printed(fitted_logistic(), capsys)
     alpha, gamma = float(fitted_logistic().hyperparameters["alpha"]), float(fitted_logistic().gamma["alpha"])
     sd = float(fitted_logistic().hyperparameter_covariance().sd["alpha"])
-    assert f"\nalpha = {alpha:.4g} +- {sd:.4g}   (gamma {gamma:.4g})\n" in text
+    assert re.search(rf"\n *alpha +{alpha:.4g} +{sd:.4g} .* {gamma:.4g}\n", text)
     assert f"\nlog evidence = {float(fitted_logistic().log_evidence):.4f} nats " in text
     assert text.endswith("\nstatus: converged\n")
     assert "above 0.7" not in text
     assert "different modes" not in text
     assert "not the exact Hessian" not in text
-
-
-def test_summary_of_a_model_without_hyperparameters(capsys) -> None:
-    lines = printed(fitted_mixture(), capsys).splitlines()
-    blank = len(lines) - 1 - lines[::-1].index("")
-    assert lines[blank + 1].startswith("log evidence = ")
 
 
 def test_summary_doubts_a_posterior_that_is_not_gaussian(capsys) -> None:
@@ -196,4 +176,7 @@ def test_summary_says_why_the_fit_stopped(capsys) -> None:
 def test_a_long_hyperparameter_is_cut_short(capsys) -> None:
     X = torch.randn(40, 20)
     posterior = LaplaceEvidence(wide, hyper=()).run(X, X.sum(-1))
-    assert re.search(r"\nalpha = \[(2, ){12}\.\.\.\]\n", printed(posterior, capsys))
+    text = printed(posterior, capsys)
+    assert "alpha[11] " in text and "alpha[12] " not in text and "\nalpha: 8 more, in table()\n" in text
+    assert "w[11] " in text and "\nw: 8 more, in table()\n" in text
+    assert "alpha[19]" in posterior.table().rows

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ class NestedPosterior(LaplacePosterior):
     >>> posterior = LaplaceEvidence(eight_schools).run(y)  # doctest: +SKIP
     >>> posterior.marginal("tau").mean  # doctest: +SKIP
     """
+
+    _gaussian: ClassVar[bool] = False
+    _tabulated: ClassVar[int] = 1_000  # each with an inner mode of its own
 
     integral: Integral = field(kw_only=True)
 

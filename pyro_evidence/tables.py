@@ -18,17 +18,23 @@ class Table:
     :ivar columns: column -> what it says, in the order to show.
     :ivar notes: a line each.
     :ivar corner: heading of the labels.
+    :ivar digits: significant ones that are shown; ``rows`` has them all.
+
+    >>> print(Table({"w[0]": {"value": 1.23456, "sd": 0.5}}, {"value": "the mean", "sd": "its standard deviation"}))
+          value   sd
+    w[0]   1.23  0.5
     """
 
     rows: Mapping[str, Numbers]
     columns: Mapping[str, str]
     notes: Sequence[str] = ()
     corner: str = ""
+    digits: int = 3
     cells: list[list[str]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         used = [c for c in self.columns if any(not math.isnan(row.get(c, math.nan)) for row in self.rows.values())]
-        body = [[label, *(_short(row.get(c, math.nan)) for c in used)] for label, row in self.rows.items()]
+        body = [[label, *(_short(row.get(c, math.nan), self.digits) for c in used)] for label, row in self.rows.items()]
         object.__setattr__(self, "cells", [[self.corner, *used], *body])
 
     def __str__(self) -> str:
@@ -59,8 +65,9 @@ class Table:
             pandas = import_module("pandas")
         except ImportError as error:
             raise ImportError("to_pandas() needs pandas: pip install pandas.") from error
-        return pandas.DataFrame.from_dict({n: dict(row) for n, row in self.rows.items()}, orient="index")
+        found = pandas.DataFrame.from_dict({n: dict(row) for n, row in self.rows.items()}, orient="index")
+        return found[[c for c in self.columns if c in found] + [c for c in found if c not in self.columns]]
 
 
-def _short(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.3g}"
+def _short(value: float, digits: int) -> str:
+    return "" if math.isnan(value) else f"{value:.{digits}g}"

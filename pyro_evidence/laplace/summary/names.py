@@ -1,0 +1,89 @@
+"""What the elements of a site are called: the user's words, the columns of a table, or plain numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Size
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.program.log_joint import LogJoint
+
+Coords = Mapping[str, Sequence[Any]]
+Dims = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names along dimensions, in ArviZ's form.
+
+    :ivar coords: dimension -> what its elements are called.
+    :ivar dims: site or param -> its dimensions, in the order of its shape.
+    """
+
+    coords: Coords
+    dims: Dims
+
+    def label(self, name: str, index: Sequence[int]) -> str:
+        """One element, as in ``b[days]``, ``u[308, days]``, ``w[3]``."""
+        return f"{name}[{', '.join(self.words(name, index))}]" if len(index) else name
+
+    def words(self, name: str, index: Sequence[int]) -> list[str]:
+        """What the places of an element are called, one word for each dimension."""
+        dims = list(self.dims.get(name, ()))
+        named = [self.coords[d] for d in dims] if len(dims) == len(index) else [()] * len(index)
+        return [str(words[i]) if i < len(words) else str(i) for words, i in zip(named, index, strict=True)]
+
+
+def names_of(joint: LogJoint, coords: Coords | None = None, dims: Dims | None = None) -> Names:
+    """What is known: the caller's names first, then the model's own ``coords`` and ``dims``, then columns of a table.
+
+    A site is given a table's columns where its last dimension has as many and no other table has.
+
+    :raises BadInput: for a dimension without names, and for names that do not fit.
+    """
+    coords, dims = dict(coords or {}), dict(dims or {})
+    shapes = {p.name: p.shape for part in (joint.hypers, joint.latents) for p in part}
+    _check(coords, dims, shapes)
+    own = _model_of(joint)
+    found_coords = {**_columns(joint), **getattr(own, "coords", {})}
+    found_dims = {**_by_columns(joint, shapes), **getattr(own, "dims", {})}
+    return Names({**found_coords, **coords}, {**found_dims, **dims})
+
+
+def _check(coords: Coords, dims: Dims, shapes: Mapping[str, Size]) -> None:
+    for name, along in dims.items():
+        if name not in shapes:
+            raise BadInput(f"dims names {name!r}; expected a site or a param, one of {list(shapes)}.")
+        lacking = [d for d in along if d not in coords]
+        if lacking or len(along) != len(shapes[name]):
+            raise BadInput(
+                f"dims[{name!r}]={list(along)} for shape {tuple(shapes[name])}; expected a name for each dimension, "
+                f"with an entry of coords (there are {list(coords)})."
+            )
+        wrong = [d for d, size in zip(along, shapes[name], strict=True) if len(coords[d]) != size]
+        if wrong:
+            raise BadInput(
+                f"coords[{wrong[0]!r}] has {len(coords[wrong[0]])} entries; {name!r} has shape {tuple(shapes[name])}. "
+                f"Expected one for each element along that dimension."
+            )
+
+
+def _model_of(joint: LogJoint) -> Any:
+    """The model as the user wrote it."""
+    model: Any = joint.model
+    while isinstance(model, partial) and model.args:
+        model = model.args[0]
+    return model
+
+
+def _columns(joint: LogJoint) -> dict[str, tuple[str, ...]]:
+    return dict(getattr(joint, "columns", {}))
+
+
+def _by_columns(joint: LogJoint, shapes: Mapping[str, Size]) -> dict[str, list[str]]:
+    tables = _columns(joint)
+    sizes = [len(c) for c in tables.values()]
+    unique = {len(c): n for n, c in tables.items() if sizes.count(len(c)) == 1}
+    return {n: [unique[s[0]]] for n, s in shapes.items() if len(s) == 1 and s[0] in unique}
