@@ -288,7 +288,7 @@ class LogJoint:
         return self.total(self.trace_at(latents, hypers))
 
     def total(self, trace: Trace) -> Tensor:
-        """The same as a trace shows it."""
+        """The log density as a trace shows it."""
         with without_validation():
             if self.discrete:
                 return enumeration.total(trace, self._counted)

@@ -99,6 +99,6 @@ def of_draws(draws: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def of_normal(mean: Tensor, sd: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """The same of normal distributions, without draws."""
+    """Moments and quantiles of normal distributions, without draws."""
     low, high = (mean + torch.special.ndtri(mean.new_tensor(level)) * sd for level in layout.levels)
     return dict(zip(("value", "sd", "median", *layout.ends), (mean, sd, mean, low, high), strict=True))
