@@ -17,6 +17,8 @@ from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
 from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, require_proper
 from pyro_evidence.laplace.approximation_rows import can_batch
+from pyro_evidence.laplace.blocks.quadrature import check_nodes, require_blocks
+from pyro_evidence.laplace.blocks.refine import refined, with_nodes
 from pyro_evidence.laplace.nested.outer_joint import OuterJoint, outer_problem
 from pyro_evidence.laplace.nested.outer_sites import outer_sites
 from pyro_evidence.laplace.nested.posterior import integrated
@@ -45,6 +47,10 @@ class LaplaceEvidence:
         ``()``: none, one Gaussian over everything.
     :param hyper: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
         own constrained space); ``()`` holds all hyperparameters fixed.
+    :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups
+        share; up to three axes, 200 quasi-random points where there are more).  1: Laplace.  Above: the blocks are
+        integrated first, and the other latent sites by Laplace around them.  ``"auto"``: as many as bring
+        ``posterior.log_evidence_error`` below ``stop.integral`` nats.
     :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.  None:
         the exact Hessian, but Gauss-Newton where the latents are weights of hidden units that can be exchanged: where
         two of them meet, a network's exact Hessian is singular and its log evidence infinite.
@@ -71,6 +77,7 @@ class LaplaceEvidence:
         *,
         outer: Sequence[str] | None = None,
         hyper: Sequence[str] | None = None,
+        nodes: int | str = 1,
         curvature: Curvature | None = None,
         stop: Stop = Stop(),
         start: Start = Start(),
@@ -83,10 +90,11 @@ class LaplaceEvidence:
         self.start = start_of(start, deprecated)
         self.integrate = _integrate(deprecated)
         self.outer = () if self.integrate is not None and outer is None else outer
-        self.model, self.hyper = model, hyper
+        self.model, self.hyper, self.nodes = model, hyper, check_nodes(nodes, curvature)
         self.curvature, self.stop = curvature, stop
         self._data: Arguments | None = None
         self._fits: tuple[Fit[TypeII], ...] = ()
+        self._begun: tuple[Fit[TypeII], ...] = ()
         self._found: Restarts | None = None
         self._full: Problem | None = None
         self._integrated: dict[int, LaplacePosterior] = {}
@@ -114,6 +122,8 @@ class LaplaceEvidence:
             best = self._maximise()
         if len(best.objectives) > 1:
             require_proper(best.state.laplace)
+        if self.nodes != 1:
+            best = self._refine()
         posterior = self.posterior
         reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
         detail = f". Hyperparameters reached, at most five elements of each: {reached}"
@@ -131,6 +141,11 @@ class LaplaceEvidence:
                 break
         return without_repeats(self._fits)[0]
 
+    def _refine(self) -> Fit[TypeII]:
+        """Every fit gone on with blocks integrated."""
+        self._fits = tuple(refined(fit, self._begun[i], self.nodes, self.stop) for i, fit in enumerate(self._fits))
+        return without_repeats(self._fits)[0]
+
     @one_at_a_time
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One outer iteration on the best mode, as ``SVI.step``; the first call starts, other data start anew.
@@ -140,6 +155,8 @@ class LaplaceEvidence:
         if self._data is None or not same_arguments(self._data, (args, kwargs)):
             self._start(args, kwargs)
             self._fits = self._fits[:1]
+            if self.nodes != 1:
+                self._fits = (with_nodes(self._fits[0], self.nodes),)
         else:
             fit = self._fits[0]
             state = type2.step(fit.state) if fit.state.gradient_norm else fit.state
@@ -160,7 +177,7 @@ class LaplaceEvidence:
         if factors and not is_certified(self._found.states[0]):
             return self._start(args, kwargs, factors=False)
         states = [type2.outer_state(state) for state in self._found.states]
-        self._fits = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
+        self._fits = self._begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
         self._data = (args, kwargs)
 
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
@@ -170,10 +187,17 @@ class LaplaceEvidence:
         full, outer = laplace_problem(joint, self.curvature), outer_sites(joint, self.outer)
         self._full, self._integrated = None, {}
         if not outer:
+            self._require_blocks(joint)
             return full
-        inner = outer_problem(OuterJoint(self.model, args, kwargs, outer=outer, hyper=self.hyper), self.curvature)
+        inside = OuterJoint(self.model, args, kwargs, outer=outer, hyper=self.hyper)
+        self._require_blocks(inside)
+        inner = outer_problem(inside, self.curvature)
         self._full = replace(full, curvature=inner.curvature)
         return inner
+
+    def _require_blocks(self, joint: LogJoint) -> None:
+        if self.nodes != 1:
+            require_blocks(joint, self.nodes)
 
     @property
     def posterior(self) -> LaplacePosterior:

@@ -1,7 +1,7 @@
 """Laplace's approximation of one log joint at one setting of its hyperparameters, and its evidence's exact gradient."""
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -9,10 +9,11 @@ from torch import Tensor
 from pyro_evidence.curvature.choices import Curvature, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.curvature.dense import Precision, factorise, precision_of
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
-from pyro_evidence.errors import NotAMode, NotPositiveDefinite, NotSmooth, TooLarge
+from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
+from pyro_evidence.laplace.blocks import marginal as blocks
+from pyro_evidence.laplace.blocks.quadrature import marginal_of
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
 from pyro_evidence.numerics.derivatives import pullback
-from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity, Climbing, LinearDensity, Orders
@@ -37,6 +38,14 @@ class Problem:
     structure: Structure
     curvature: Curvature
     active: Tensor  # (D,) bool
+    nodes: int = 1  # of quadrature on each axis of an independent block; 1 is Laplace
+
+    @cached_property
+    def marginal(self) -> blocks.Marginal | None:
+        """What independent blocks share, the blocks integrated; None where there are none, or Laplace is asked for."""
+        limits = blocks.Limits(self.tolerance, self.slack)
+        given = (self.joint, self.structure, self.active, self.nodes, limits)
+        return None if self.nodes == 1 else marginal_of(*given)
 
     @property
     def density(self) -> Density:
@@ -80,6 +89,8 @@ class Problem:
     @property
     def sentence(self) -> str:
         """What the precision is made of, and how it is handled, for the reader."""
+        if self.marginal is not None:
+            return self.marginal.partition.sentence
         if self.factors is not None:
             return self.factors.density.sentence
         size, coupled = f"{self.joint.latents.size:,} coordinates", self.structure.coupled
@@ -130,6 +141,7 @@ class LaplaceState:
     log_evidence: Tensor  # () log p(D | theta)
     log_hyperprior: Tensor  # () log prior density of the maximised latent sites
     escaped: bool = False  # whether the search left a saddle on the way
+    place: blocks.Place | None = None  # the mode of what blocks share, where these are integrated
 
     @property
     def objective(self) -> float:
@@ -242,8 +254,19 @@ def laplace_state(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool 
     :raises NotAMode: when the search ends elsewhere than at a maximum.
     :raises NotPositiveDefinite: when the curvature that was asked for is not positive definite there.
     """
+    if problem.marginal is not None:
+        start = laplace_state(replace(problem, nodes=1), theta, start, cold=True).u if cold else start
+        return _with_blocks(problem, problem.marginal, theta, start.detach())
     mode = find_modes(problem, start.detach().unsqueeze(0), theta, cold=cold)
     return state_at(problem, theta, mode, 0)
+
+
+def _with_blocks(problem: Problem, marginal: blocks.Marginal, theta: Tensor, start: Tensor) -> LaplaceState:
+    """The state with blocks integrated, and Laplace's approximation around that of what they share."""
+    place = marginal.find(theta, start)
+    found = (marginal.precision(theta, place), place.decrement, marginal.log_evidence(place))
+    prior, log_joint = problem.joint.log_hyperprior(theta).detach(), place.modes.at.value.sum()
+    return LaplaceState(problem, theta.detach(), marginal.whole(place), log_joint, *found, prior, place=place)
 
 
 def state_at(
@@ -258,7 +281,7 @@ def state_at(
         _refuse_kinks(problem, theta, mode, row)
     precision = _factorised(problem, theta, mode, row)
     if not bool(mode.converged[row]):
-        raise _not_a_mode(mode, row, label)
+        raise newton.not_a_mode(mode, row, label)
     num_active = int(problem.active.sum())
     log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], num_active)
     log_hyperprior = problem.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
@@ -289,16 +312,6 @@ def _refuse_kinks(problem: Problem, theta: Tensor, mode: newton.Mode, row: int) 
     letter = smoothness.kink_letter(problem.joint, problem.density, mode.u[row], theta, mode.gradient[row])
     if letter is not None:
         raise NotSmooth(letter)
-
-
-def _not_a_mode(mode: newton.Mode, row: int, label: Label) -> NotAMode:
-    worst = int(mode.gradient[row].abs().argmax())
-    steepest, promised = float(mode.gradient[row, worst]), 0.5 * float(mode.decrement[row])
-    return NotAMode(
-        f"the search for the posterior mode stopped where the gradient is still {steepest:.2e} at {label(worst)} "
-        f"(a Newton step promises {promised:.2e} nats); expected a maximum. Standardise the data, give the site a "
-        f"tighter prior, or try restarts=8."
-    )
 
 
 def is_certified(state: LaplaceState) -> bool:
@@ -346,12 +359,14 @@ def slope(state: LaplaceState) -> Slope:
     """
     theta = state.theta.clone().requires_grad_()
     prior = pullback(state.problem.joint.log_hyperprior(theta), theta)
-    total, joint = _evidence_slope(state)
+    total, joint = evidence_slope(state)
     return Slope((total + prior).double(), joint.double())
 
 
-def _evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
+def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
     """Derivatives of the log evidence alone, and of the log joint at the fixed mode."""
+    if state.place is not None and state.problem.marginal is not None:
+        return blocks.slope(state.problem.marginal, state.place, state.theta)
     if state.problem.latent is not None:
         assert isinstance(state.precision, LatentPrecision)
         return state.problem.latent.slope(state.precision, state.theta)
@@ -374,16 +389,6 @@ def _orders(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
         return density.orders(u, theta)
     log_joint = density.log_joint(u, theta)
     return Orders(log_joint, pullback(log_joint.sum(), u, create_graph=True), curvature(density, u, theta))
-
-
-def evidence_and_slope(problem: Problem, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Log evidence ``()`` and its exact derivatives ``(T,)``, hyperpriors left out, the mode searched from the origin.
-
-    :raises NotAMode, NotPositiveDefinite: as :func:`laplace_state`.
-    """
-    mode = find_modes(problem, problem.joint.initial_u.unsqueeze(0), theta, cold=True)
-    state = state_at(problem, theta, mode, 0, log_hyperprior=theta.new_zeros(()))
-    return state.log_evidence, _evidence_slope(state)[0].double()
 
 
 def _solve(state: LaplaceState, b: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from pyro_evidence.curvature.choices import Curvature, Damped, block_diagonal, d
 from pyro_evidence.curvature.dense import Dense, Diagonal, Precision
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.blocks.marginal import Place
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -64,6 +65,7 @@ def record(state: LaplaceState) -> dict[str, Any]:
         "shapes": shapes(joint),
         "curvature": _settings(state.problem.curvature),
         "active": state.problem.active,
+        "nodes": state.problem.nodes,
         "theta": state.theta,
         "u": state.u,
         "precision": _stored(precision),
@@ -214,11 +216,13 @@ def restore(content: Mapping[str, Any], model: Model, *, with_outer: bool = Fals
         raise BadInput("the file holds a posterior with outer sites; load it with NestedPosterior.load(path, model).")
     joint = _joint(content, model)
     structure = recognise(joint, factors=content["precision"] is None)
-    problem = Problem(joint, structure, _curvature(content["curvature"]), content["active"])
+    nodes = int(content.get("nodes", 1))  # older files do not say
+    problem = Problem(joint, structure, _curvature(content["curvature"]), content["active"], nodes)
     numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
     escaped = bool(content.get("escaped", False))  # older files do not say
+    precision, place = _precision(content, problem)
     state = LaplaceState(
-        problem, content["theta"], content["u"], content["log_joint"], _precision(content, problem), *numbers, escaped
+        problem, content["theta"], content["u"], content["log_joint"], precision, *numbers, escaped, place
     )
     _require_same_density(state, content)
     if content.get("older") and "analysers" not in content:
@@ -240,13 +244,15 @@ def _require_same_evidence(state: LaplaceState) -> None:
         )
 
 
-def _precision(content: Mapping[str, Any], problem: Problem) -> Precision:
+def _precision(content: Mapping[str, Any], problem: Problem) -> tuple[Precision, Place | None]:
+    """The precision, and the mode of what blocks share where these are integrated."""
     stored = content["precision"]
-    if problem.factors is not None:
-        return problem.factors.precision(content["u"], content["theta"])
+    if problem.factors is not None and problem.nodes == 1:
+        return problem.factors.precision(content["u"], content["theta"]), None
     if stored is None or problem.latent is not None:
-        return laplace_state(problem, content["theta"], content["u"]).precision
-    return Dense(stored) if stored.dim() == 3 else Diagonal(stored)
+        found = laplace_state(problem, content["theta"], content["u"])
+        return found.precision, found.place
+    return Dense(stored) if stored.dim() == 3 else Diagonal(stored), None
 
 
 def _joint(content: Mapping[str, Any], model: Model) -> LogJoint:

@@ -12,15 +12,27 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
-    evidence_and_slope,
+    evidence_slope,
+    find_modes,
     laplace_problem,
     laplace_state,
+    state_at,
 )
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_model
 from pyro_evidence.threads import alone
 
 FACTOR = "log_evidence"  # the site that stands for the integrated latents and the data
+
+
+def evidence_and_slope(problem: Problem, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Log evidence ``()`` and its exact derivatives ``(T,)``, hyperpriors left out, the mode searched from the origin.
+
+    :raises NotAMode, NotPositiveDefinite: as :func:`laplace_state`.
+    """
+    mode = find_modes(problem, problem.joint.initial_u.unsqueeze(0), theta, cold=True)
+    state = state_at(problem, theta, mode, 0, log_hyperprior=theta.new_zeros(()))
+    return state.log_evidence, evidence_slope(state)[0].double()
 
 
 class LaplaceMarginal:

@@ -18,6 +18,7 @@ from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive, report
 from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.blocks.face import Blockwise
 from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.guide import LaplaceGuide
 from pyro_evidence.laplace.hyperparameters import uncertainty
@@ -39,7 +40,7 @@ SUMMARISED = 12  # hyperparameters up to which summary() gives their standard de
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LaplacePosterior(ShownWhole, Predicting):
+class LaplacePosterior(Blockwise, ShownWhole, Predicting):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     :ivar state: the last iterate; every number below is of this one.
@@ -366,13 +367,8 @@ class LaplacePosterior(ShownWhole, Predicting):
         """
         record: Mapping[str, Any] = archive.read(path, map_location)
         state = archive.restore(record, model)
-        return cls(
-            state,
-            record["status"],
-            tuple(record["log_evidences"]),
-            record["restarts"],
-            tuple(record["failures"]),
-        )
+        path_there, failures = tuple(record["log_evidences"]), tuple(record["failures"])
+        return cls(state, record["status"], path_there, record["restarts"], failures)
 
 
 def _generator(seed: int | None) -> torch.Generator:

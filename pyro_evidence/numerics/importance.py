@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 FEWEST_IN_TAIL = 5  # weights to which a tail can be fitted
+COLUMNS = 500  # of weights whose tails are fitted at a time
 FLAT = 0.05  # nats; where no weight exceeds the typical one by more, there is no tail to extrapolate
 
 
@@ -129,3 +130,39 @@ def pareto_quantile(p: Tensor, shape: float) -> Tensor:
     if shape == 0.0:
         return -torch.log1p(-p)
     return torch.expm1(-shape * torch.log1p(-p)) / shape
+
+
+def pareto_shapes(log_weights: Tensor) -> Tensor:
+    """k-hat of each column of log weights ``(S, G)``, as :func:`checked` finds it one by one, shape ``(G,)``."""
+    return torch.cat([_shapes(part) for part in log_weights.split(COLUMNS, 1)])
+
+
+def _shapes(log_weights: Tensor) -> Tensor:
+    num = len(log_weights)
+    x = (log_weights - log_weights.amax(0)).double().sort(0).values
+    tail = min(tail_size(num), num - 1)
+    flat = x[-1] - x[(num - 1) // 2] < FLAT
+    excess = x[-tail:].exp() - x[-tail - 1].exp()
+    odd = ~flat & ~(excess[0] > 0)  # ties, and zeros: by the careful way
+    shapes = _generalised_pareto_shapes(
+        torch.where(flat | odd, torch.arange(1.0, tail + 1.0).to(x).unsqueeze(-1), excess)
+    )
+    for column in torch.nonzero(odd).flatten().tolist():
+        shapes[column] = checked(log_weights[:, column]).pareto_k
+    return torch.where(flat, -math.inf, shapes)
+
+
+def _generalised_pareto_shapes(excess: Tensor) -> Tensor:
+    """The shapes of :func:`generalised_pareto` of each column ``(M, G)``."""
+    num = len(excess)
+    num_trials = 30 + int(math.sqrt(num))
+    position = torch.arange(1, num_trials + 1).to(excess).unsqueeze(-1)
+    quartile = 3.0 * excess[int(num / 4 + 0.5) - 1]
+    b = (1.0 - (num_trials / (position - 0.5)).sqrt()) / quartile + 1.0 / excess[-1]
+    shape = torch.log1p(-b.unsqueeze(1) * excess).mean(1)
+    profile = num * ((-b / shape).log() - shape - 1.0)
+    weights = profile.softmax(0)
+    weights = torch.where(weights >= 10.0 * torch.finfo(weights.dtype).eps, weights, 0.0)
+    mean = (b * weights).sum(0) / weights.sum(0)
+    found = torch.log1p(-mean * excess).mean(0)
+    return (num * found + 5.0) / (num + 10.0)

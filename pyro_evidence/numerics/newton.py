@@ -7,8 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics.backtracking import Backtracking, Line, Place, along_step, clear_rise
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
+from pyro_evidence.numerics.linalg import Label
 
 SEARCH = Backtracking(clear_rise)
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
@@ -180,3 +182,14 @@ def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor, slack
     new, _ = SEARCH(here, torch.arange(len(rows), device=rows.device), line, trial)
     found.u[rows], found.log_joint[rows], found.gradient[rows] = new.u, new.objective, new.gradient
     return (new.u != here.u).any(-1)
+
+
+def not_a_mode(mode: Mode, row: int, label: Label) -> NotAMode:
+    """The letter about a search that ended elsewhere than at a maximum."""
+    worst = int(mode.gradient[row].abs().argmax())
+    steepest, promised = float(mode.gradient[row, worst]), 0.5 * float(mode.decrement[row])
+    return NotAMode(
+        f"the search for the posterior mode stopped where the gradient is still {steepest:.2e} at {label(worst)} "
+        f"(a Newton step promises {promised:.2e} nats); expected a maximum. Standardise the data, give the site a "
+        f"tighter prior, or try restarts=8."
+    )

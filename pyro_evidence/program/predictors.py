@@ -84,21 +84,26 @@ class Slot:
 
     def log_likelihood(self, trace: Trace) -> LogLikelihood:
         """Log likelihood of the site as a function of ``eta`` ``(R,) + shape``; all else is the trace's."""
+        each = self.log_likelihoods(trace)
+        return lambda eta: each(eta).sum(-1)
+
+    def log_likelihoods(self, trace: Trace) -> LogLikelihood:
+        """The same for each datum, ``(R, N)``."""
         node = trace.nodes[self.site]
         parts = unwrapped(node["fn"])
         fixed = {k: getattr(parts.base, k) for k in parts.names if k != self.parameter}
         component = -1 - parts.inner - len(parts.base.event_shape)
         value = node["value"] if parts.mixing is None else node["value"].unsqueeze(component)
 
-        def log_likelihood(eta: Tensor) -> Tensor:
+        def log_likelihoods(eta: Tensor) -> Tensor:
             with without_validation():
                 given = {k: _in_dtype(v, eta) for k, v in fixed.items()} | {self.parameter: self.link.forward(eta)}
                 cells = exact(type(parts.base)(**given, validate_args=False)).log_prob(_in_dtype(value, eta))
             cells = cells.expand(broadcast(cells.shape, parts.base.batch_shape))
             cells = self._reduced(trace, _summed(cells, parts.inner), parts)
-            return cells.reshape(len(eta), -1).sum(-1)
+            return cells.reshape(len(eta), -1)
 
-        return log_likelihood
+        return log_likelihoods
 
     def others(self, trace: Trace) -> list[Any]:
         """Everything but ``eta`` that the log likelihood is made of."""

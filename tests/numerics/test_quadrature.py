@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -151,3 +152,12 @@ def test_a_spline_does_not_magnify_rounding() -> None:
     assert float((spline(nodes, z) @ noise).abs().max()) < 3e-8
     assert float((lagrange(nodes, z) @ noise).abs().max()) > 1e-5
     assert float((spline(nodes, z) @ (0.3 * nodes).cos() - (0.3 * z[:, 0]).cos()).abs().max()) < 2e-3
+
+
+@pytest.mark.parametrize("num", [1, 7, 45, 95])
+def test_small_weights_are_right_to_all_digits(num: int) -> None:  # oracle: numpy
+    points, weights = np.polynomial.hermite_e.hermegauss(num)
+    rule = nodes.gauss_hermite(num)
+    assert rule.nodes[:, 0].tolist() == pytest.approx(points.tolist(), abs=1e-12)
+    log_weights = np.log(weights) - 0.5 * np.log(2.0 * np.pi)
+    assert rule.log_weights.tolist() == pytest.approx(log_weights.tolist(), abs=1e-11)

@@ -1,6 +1,7 @@
 """The integral over outer sites as tensors and settings, and back."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ def _parts(integral: Integral) -> dict[str, Any]:
         "log_weights": integral.log_weights,
         "log_evidence": integral.log_evidence,
         "error": integral.error,
+        "nodes_in_blocks": found.state.problem.nodes,
         "method": integral.method,
     }
 
@@ -71,7 +73,7 @@ def restore(content: Mapping[str, Any], whole: LaplaceState, model: Model) -> In
     :param whole: of all sites, restored and checked.
     """
     joint, full = _joint(content, whole, model), whole.problem
-    problem = outer_problem(joint, full.curvature)
+    problem = replace(outer_problem(joint, full.curvature), nodes=int(content.get("nodes_in_blocks", 1)))
     state = laplace_state(problem, content["theta"], content["u"])
     found = Around(state, torch.nonzero(joint.is_outer).flatten(), content["precision"], content["follows"])
     where = Chart(content["centre"], content["basis"], AxisMap(**content["axes"]))

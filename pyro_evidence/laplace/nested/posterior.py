@@ -12,7 +12,8 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit
 from pyro_evidence.laplace import archive
-from pyro_evidence.laplace.approximation import Problem
+from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.blocks.error import EvidenceError
 from pyro_evidence.laplace.nested import archive as nested_archive
 from pyro_evidence.laplace.nested import marginal, whole
 from pyro_evidence.laplace.nested.guide import NestedGuide
@@ -55,6 +56,16 @@ class NestedPosterior(LaplacePosterior):
     def integration_error(self) -> float:
         """How much the log evidence moved when the nodes were last made more, or its standard error, nats."""
         return self.integral.error
+
+    @property
+    def _inside(self) -> LaplaceState:
+        return self.integral.around.state
+
+    @cached_property
+    def log_evidence_error(self) -> EvidenceError:
+        """That of the inner part at the mode of the outer sites, and that of the integral over these; nats."""
+        inner = super().log_evidence_error
+        return inner.beside(self.integral.error)
 
     @cached_property
     def _places(self) -> Places:

@@ -36,6 +36,10 @@ class ShownWhole(Shown):
         """How far to trust the numbers."""
         raise NotImplementedError
 
+    def _said_of_blocks(self) -> list[str]:
+        """What there is to say of the error of the log evidence."""
+        raise NotImplementedError
+
     def _alive(self) -> dict[str, Tensor]:
         return {n: ~mask for n, mask in self.pruned.items()}
 
@@ -44,4 +48,4 @@ class ShownWhole(Shown):
 
     def _below(self, spread: HyperparameterCovariance | None) -> list[str]:
         edges = () if spread is None else spread.edges
-        return report.lines(self.diagnostics(), [letter(edge) for edge in edges])
+        return report.lines(self.diagnostics(), [*(letter(edge) for edge in edges), *self._said_of_blocks()])

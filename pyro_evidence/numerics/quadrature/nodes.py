@@ -31,18 +31,28 @@ class Rule:
 def gauss_hermite(num: int) -> Rule:
     """Gauss's rule of ``num`` nodes on one axis, exact for polynomials of degree ``2 num - 1``.
 
-    The nodes are the eigenvalues of the Jacobi matrix of the Hermite polynomials; Golub and Welsch (1969).
+    The nodes are the eigenvalues of the Jacobi matrix of the Hermite polynomials (Golub and Welsch, 1969); a weight is
+    the reciprocal of the sum of squares of the first ``num`` orthonormal polynomials there, right to all digits however
+    small it is.
 
     >>> rule = gauss_hermite(5)
     >>> float((rule.log_weights.exp() * rule.nodes[:, 0] ** 4).sum().round(decimals=12))
     3.0
     """
     beside = torch.arange(1.0, num, dtype=torch.float64).sqrt()
-    nodes, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    nodes = torch.linalg.eigvalsh(torch.diag(beside, 1) + torch.diag(beside, -1))
     nodes = 0.5 * (nodes - nodes.flip(0))  # exactly symmetric
-    weights = vectors[0].square()
-    weights = 0.5 * (weights + weights.flip(0))
-    return Rule(nodes.unsqueeze(-1), weights.log())
+    return Rule(nodes.unsqueeze(-1), -0.5 * nodes.square() - _squares(nodes, num).log())
+
+
+def _squares(x: Tensor, num: int) -> Tensor:
+    """Sum of squares of the first ``num`` orthonormal Hermite polynomials, times ``exp(-x^2 / 2)``."""
+    before, here = torch.zeros_like(x), (-0.25 * x.square()).exp()
+    total = here.square()
+    for n in range(1, num):
+        before, here = here, (x * here - (n - 1) ** 0.5 * before) / n**0.5
+        total = total + here.square()
+    return total
 
 
 def product(rule: Rule, num_dims: int) -> Rule:

@@ -1,0 +1,1 @@
+"""Independent blocks, such as groups, integrated by quadrature given what they share."""

@@ -1,0 +1,126 @@
+"""How far a log evidence is off because Laplace, or few nodes, stand for integrals: in nats, and where."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.choices import exact_hessian
+from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.blocks.marginal import Limits, Marginal, Place
+from pyro_evidence.laplace.blocks.quadrature import block_density
+from pyro_evidence.laplace.blocks.second_order import second_order
+from pyro_evidence.numerics import evidence
+from pyro_evidence.structure.factors.propose import Coupled
+
+COMPARED = 7  # nodes that Laplace is compared with
+COMPARED_OF_MANY = 5  # the same where there are many blocks
+MANY = 20_000
+
+
+class EvidenceError(float):
+    """An estimate of the error of a log evidence, nats, not negative; a float that knows where it comes from.
+
+    :ivar signed: what the better number is higher by, nats.
+    :ivar block: the block that contributes most, by its first coordinate; empty where there are no blocks.
+    :ivar of_block: what that block contributes, nats.
+    :ivar shared: what integrating the coordinates that blocks share around them, instead of beside them, changes, nats.
+    :ivar method: how it was estimated, for the reader.
+
+    >>> error = EvidenceError.of(-0.25, "a[3]", -0.2, 0.0, "5 against 7 nodes")
+    >>> error < 0.3, error.block, error.signed
+    (True, 'a[3]', -0.25)
+    """
+
+    signed: float
+    block: str
+    of_block: float
+    shared: float
+    method: str
+
+    @classmethod
+    def of(cls, signed: float, block: str, of_block: float, shared: float, method: str) -> "EvidenceError":
+        """With all that is known of it."""
+        found = cls(abs(signed))
+        found.signed, found.block, found.of_block, found.shared, found.method = signed, block, of_block, shared, method
+        return found
+
+    def beside(self, other: float) -> "EvidenceError":
+        """This error with that of an integral around it added, nats."""
+        found = type(self)(self + other)
+        vars(found).update(vars(self))
+        return found
+
+
+def evidence_error(state: LaplaceState) -> EvidenceError:
+    """The error of a state's log evidence at its hyperparameters.
+
+    With ``n`` nodes, against ``n + 2``.  By Laplace, against quadrature in its independent blocks; where it has none
+    (crossed effects, chains, graphs), the next term of Laplace's series.
+    """
+    marginal = state.problem.marginal
+    if marginal is not None and state.place is not None:
+        return _of_nodes(state, marginal, state.place)
+    problem = state.problem
+    if problem.curvature is not exact_hessian:
+        return second_order(state, EvidenceError.of)
+    density = block_density(problem.joint, problem.structure, problem.active)
+    if isinstance(density, Coupled):
+        return second_order(state, EvidenceError.of)
+    num = COMPARED if density.partition.num_blocks <= MANY else COMPARED_OF_MANY
+    limits = Limits(problem.tolerance, problem.slack)
+    return _of_laplace(state, Marginal(density, num, limits, problem.joint.latents.label))
+
+
+def _of_nodes(state: LaplaceState, marginal: Marginal, place: Place) -> EvidenceError:
+    more = replace(marginal, num=marginal.num + 2)
+    better = more.find(state.theta, state.u)
+    gain = (better.each - place.each)[:-1]
+    signed = float(more.log_evidence(better) - state.log_evidence)
+    method = f"{marginal.num} against {more.num} nodes"
+    return EvidenceError.of(signed, *_worst(marginal, gain), 0.0, method)
+
+
+def _worst(marginal: Marginal, gain: Tensor) -> tuple[str, float]:
+    """The block that contributes most, by name, and its contribution."""
+    worst = int(gain.abs().argmax())
+    first = int(torch.nonzero(marginal.partition.block == worst)[0])
+    return marginal.label(int(marginal.partition.own[first])), float(gain[worst])
+
+
+def _of_laplace(state: LaplaceState, marginal: Marginal) -> EvidenceError:
+    """One step from the mode of everything: integrals of blocks there, and the quadratic that shared ones see."""
+    p = marginal.partition
+    here = marginal.at(marginal.density.at(state.theta), state.u[p.own], state.u[p.shared])
+    gain = here.each[:-1] - by_laplace(here)
+    rest = marginal.log_evidence(here)
+    if len(p.shared):
+        rest = rest + 0.5 * here.slope @ torch.linalg.solve(here.curvature, here.slope)
+    signed = float(rest - state.log_evidence)
+    blocks = float(gain.sum())
+    method = f"1 against {marginal.num} nodes, at the mode"
+    return EvidenceError.of(signed, *_worst(marginal, gain), signed - blocks, method)
+
+
+def by_laplace(here: Place) -> Tensor:
+    """Laplace's approximation of the log integral of each block, nats, ``(G,)``."""
+    parts = [
+        evidence.log_evidence(torch.zeros(()), 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1), L.shape[-1])
+        for L in here.modes.tril
+    ]
+    return here.modes.at.value[:-1] + torch.cat(parts)
+
+
+def letters(error: EvidenceError, nodes: int, most: float = 1.0) -> list[str]:
+    """What there is to say of an error, where it is above so many nats."""
+    if not (error > most or abs(error.shared) > most):
+        return []
+    where = f", most of it from the block of {error.block} ({error.of_block:.2g})" if error.block else ""
+    said = f"the log evidence is off by about {error.signed:+.3g} nats ({error.method}{where})"
+    if error.block and nodes == 1:
+        beside = (
+            f"; {error.shared:+.3g} of these because the coordinates that blocks share are not integrated around them"
+        )
+        return [f"{said}{beside if math.isfinite(error.shared) else ''}: pass nodes=7"]
+    return [said + (f": pass nodes={nodes + 4}" if error.block else "")]

@@ -1,0 +1,160 @@
+"""What a posterior says of its independent blocks: the error of its evidence, and a check for each of them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.blocks.error import COMPARED, EvidenceError, by_laplace, evidence_error, letters
+from pyro_evidence.laplace.blocks.local import placed, spread
+from pyro_evidence.laplace.blocks.marginal import Limits, Marginal, Place
+from pyro_evidence.laplace.blocks.quadrature import marginal_of, no_blocks
+from pyro_evidence.laplace.blocks.terms import Terms
+from pyro_evidence.numerics.importance import pareto_shapes
+from pyro_evidence.settings import check_count, check_seed
+from pyro_evidence.threads import without_validation
+
+NUMBERS = 2**23  # of a tensor of log densities that is held at a time
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The independent blocks that hold a site's elements, given what blocks share at its mode; in their order.
+
+    :ivar names: the first coordinate of each block.
+    :ivar k_hat: Pareto shape of each block's importance weights, the exact density over Laplace's, ``(G,)``: above 0.7
+        that block's draws are not to be trusted.
+    :ivar log_integral: of each block by quadrature, nats, ``(G,)``, and ``laplace_error`` what Laplace's approximation
+        of it lacks.
+    :ivar mean: of the site's unconstrained coordinates by quadrature, and ``sd``, in its unconstrained shape.
+
+    >>> worst = posterior.blocks("a").k_hat.argmax()  # doctest: +SKIP
+    """
+
+    names: tuple[str, ...]
+    k_hat: Tensor
+    log_integral: Tensor
+    laplace_error: Tensor
+    mean: Tensor
+    sd: Tensor
+
+
+class Blockwise:
+    """A posterior whose independent blocks can be looked at."""
+
+    state: LaplaceState
+
+    @property
+    def _inside(self) -> LaplaceState:
+        """The state whose blocks are meant."""
+        return self.state
+
+    @cached_property
+    def log_evidence_error(self) -> EvidenceError:
+        """How far the log evidence is off because few nodes stand for integrals, nats; not negative.
+
+        With ``n`` nodes in each block, against ``n + 2``; with one, which is Laplace, against quadrature; where no
+        blocks are independent (crossed effects, chains, graphs), the second-order term of Laplace's series, which is
+        never added.  A float that also knows ``signed``, ``block`` (which contributes most), ``of_block``, ``shared``
+        (what integrating the coordinates that blocks share around the blocks instead of beside them changes) and
+        ``method``.
+        """
+        with without_validation():
+            return evidence_error(self._inside)
+
+    def blocks(self, site: str, num_samples: int = 1000, seed: int = 0) -> Blocks:
+        """The independent blocks that hold the elements of a latent site, each with a check of its own.
+
+        :param num_samples: draws of each block, for its importance weights.
+        :raises BadInput: for a name that is no latent site, or one that blocks share.
+        :raises UnsupportedModel: where no blocks are independent.
+        """
+        num_samples = check_count(
+            "num_samples", num_samples, 100, "The weights' tail is fitted to the largest of them."
+        )
+        check_seed(seed)
+        marginal, joint = _marginal(self._inside), self._inside.problem.joint
+        if site not in joint.latents.slices:
+            raise BadInput(f"blocks({site!r}): expected a latent site in blocks, one of {list(joint.latents.names)}.")
+        p, part = marginal.partition, next(x for x in joint.latents if x.name == site)
+        position = p.place[joint.latents.slices[site]]
+        if not bool((position < len(p.own)).all()):
+            raise BadInput(
+                f"blocks({site!r}): the blocks share site '{site}'; expected one of which each block has elements of "
+                f"its own: {_sites(marginal)}."
+            )
+        with without_validation(), torch.no_grad():
+            found = _looked_at(marginal, self._inside, num_samples, seed)
+        chosen = p.block[position].unique()
+        first = [int(p.own[(p.block == g).nonzero()[0, 0]]) for g in chosen.tolist()]
+        numbers = (found.k_hat, found.log_integral, found.laplace_error)
+        moments = (x[position].reshape(part.unconstrained_shape) for x in (found.mean, found.sd))
+        return Blocks(tuple(marginal.label(i) for i in first), *(x[chosen] for x in numbers), *moments)
+
+    def _said_of_blocks(self) -> list[str]:
+        """What ``summary()`` says of the log evidence's error, where it is above one nat.
+
+        Where no blocks are independent, of models that are known by their factors alone: importance sampling tells of
+        others.
+        """
+        problem = self._inside.problem
+        try:
+            error = self.log_evidence_error
+        except (ArithmeticError, RuntimeError):
+            return []
+        return letters(error, problem.nodes) if error.block or problem.structure.factors is not None else []
+
+
+def _marginal(state: LaplaceState) -> Marginal:
+    problem = state.problem
+    limits = Limits(problem.tolerance, problem.slack)
+    found = problem.marginal or marginal_of(problem.joint, problem.structure, problem.active, COMPARED, limits)
+    if found is None:
+        raise no_blocks(problem.joint, "blocks(...)")
+    return found
+
+
+def _sites(marginal: Marginal) -> list[str]:
+    p, slices = marginal.partition, marginal.density.joint.latents.slices
+    return [n for n, s in slices.items() if bool((p.place[s] < len(p.own)).all())]
+
+
+def _looked_at(marginal: Marginal, state: LaplaceState, num_samples: int, seed: int) -> Blocks:
+    """Every block: checks ``(G,)``, moments of all of their coordinates ``(n,)``."""
+    p = marginal.partition
+    terms = marginal.density.at(state.theta)
+    with torch.enable_grad():
+        here = state.place or marginal.at(terms, state.u[p.own], state.u[p.shared])
+    centre = here.modes.own
+    nodes = placed(p, centre, here.modes.tril, marginal.num)
+    log_terms = _valued(terms, nodes.rows, here) + nodes.log_weights
+    weights = log_terms.softmax(0)[:, p.block]
+    mean = (weights * nodes.rows).sum(0)
+    sd = (weights * (nodes.rows - mean).square()).sum(0).sqrt()
+    log_weights = _log_weights(terms, here, num_samples, seed)
+    error = log_terms.logsumexp(0) - by_laplace(here)
+    return Blocks((), pareto_shapes(log_weights), log_terms.logsumexp(0), error, mean, sd)
+
+
+def _log_weights(terms: Terms, here: Place, num_samples: int, seed: int) -> Tensor:
+    """Log ratios of each block's density to Laplace's at draws of the latter, up to a constant, ``(S, G)``."""
+    p = terms.density.partition
+    generator = torch.Generator().manual_seed(seed)
+    white = torch.randn(num_samples, p.width, generator=generator, dtype=torch.float64).to(here.shared)
+    rows = []
+    means = here.modes.own.split([front.numel() for front in p.fronts])
+    for front, L, mean in zip(p.fronts, here.modes.tril, means, strict=True):
+        away = torch.einsum("gij,sj->sgi", spread(L), white[:, : front.shape[-1]])
+        rows.append((mean.reshape(front.shape) + away).flatten(1))
+    square = [white[:, : f.shape[-1]].square().sum(-1, keepdim=True).expand(-1, len(f)) for f in p.fronts]
+    return _valued(terms, torch.cat(rows, 1), here) + 0.5 * torch.cat(square, 1)
+
+
+def _valued(terms: Terms, rows: Tensor, here: Place) -> Tensor:
+    """The log joint density of each block at many rows, ``(Q, G)``, a few rows at a time."""
+    data = sum(len(owner) for owner in terms.density.partition.owner.values())
+    size = max(1, NUMBERS // max(1, data))
+    return torch.cat([terms(part, here.shared)[:, :-1] for part in rows.split(size)])

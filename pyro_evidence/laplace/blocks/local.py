@@ -1,0 +1,192 @@
+"""The mode and curvature inside each block given what the blocks share, for all blocks at once."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import NotPositiveDefinite
+from pyro_evidence.laplace.blocks.partition import Partition
+from pyro_evidence.laplace.blocks.terms import Terms
+from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics.quadrature.block_rules import block_rule, joined
+
+NUM_STEPS = 60
+HALVINGS = 40
+
+
+@dataclass(frozen=True)
+class Local:
+    """Value, slope and curvature of each block at one point.
+
+    :ivar value: log joint density of each block, and last what belongs to none, ``(G + 1,)``.
+    :ivar slope: in the coordinates of all blocks, ``(n,)``.
+    :ivar curvature: minus the second derivatives, ``(G, d, d)`` for each width.
+    """
+
+    value: Tensor
+    slope: Tensor
+    curvature: tuple[Tensor, ...]
+
+
+def local(terms: Terms, own: Tensor, shared: Tensor, *, create_graph: bool = False) -> Local:
+    """At blocks ``(n,)`` and shared coordinates ``(P,)``; with a graph in these and the hyperparameters on request."""
+    p = terms.density.partition
+    with torch.enable_grad():
+        own = own if create_graph and own.requires_grad else own.detach().requires_grad_()
+        value = terms(own.unsqueeze(0), shared)[0]
+        slope = pullback(value.sum(), own, create_graph=True)
+        rows = [_row(slope, own, mask, create_graph) for mask in _masks(p, own)]
+    curvature, start = [], 0
+    for front in p.fronts:
+        part = slice(start, start + front.numel())
+        curvature.append(-torch.stack([row[part].reshape(front.shape) for row in rows[: front.shape[-1]]], -2))
+        start = part.stop
+    if create_graph:
+        return Local(value, slope, tuple(curvature))
+    return Local(value.detach(), slope.detach(), tuple(c.detach() for c in curvature))
+
+
+def _masks(p: Partition, like: Tensor) -> list[Tensor]:
+    """For each place in a block, which coordinates have it."""
+    place = torch.cat([torch.arange(f.shape[-1], device=f.device).repeat(len(f)) for f in p.fronts])
+    return [(place == k).to(like) for k in range(p.width)]
+
+
+def _row(slope: Tensor, own: Tensor, mask: Tensor, create_graph: bool) -> Tensor:
+    if not slope.requires_grad:
+        return torch.zeros_like(own)
+    return pullback((slope * mask).sum(), own, create_graph=create_graph)
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The mode of every block, and what is known there."""
+
+    own: Tensor  # (n,)
+    at: Local
+    tril: tuple[Tensor, ...]  # (G, d, d) lower Cholesky factor of the curvature, for each width
+
+    def step(self, p: Partition) -> Tensor:
+        """Newton's step of all blocks, ``(n,)``."""
+        return solved(p, self.tril, self.at.slope)
+
+
+def solved(p: Partition, tril: tuple[Tensor, ...], b: Tensor) -> Tensor:
+    """``D^-1 b`` of all blocks, ``(n,)``."""
+    parts = zip(p.fronts, tril, b.split([front.numel() for front in p.fronts]), strict=True)
+    return torch.cat([torch.cholesky_solve(x.reshape(*f.shape, 1), L).flatten() for f, L, x in parts])
+
+
+def block_modes(terms: Terms, own: Tensor, shared: Tensor, tolerance: float) -> Modes:
+    """Newton in every block by itself, from ``own`` ``(n,)``, steps halved block by block where they do not climb.
+
+    :param tolerance: squared length of a step in posterior standard deviations that counts as none.
+    :raises NotPositiveDefinite: where the curvature of a block is not positive definite at the end.
+    """
+    p = terms.density.partition
+    at = local(terms, own, shared)
+    for _ in range(NUM_STEPS):
+        step = solved(p, tuple(_positive(D) for D in at.curvature), at.slope)
+        decrement = _by_block(p, step * at.slope)
+        if not bool((decrement > tolerance).any()):
+            break
+        own, new, moved = _climbed(terms, own, shared, step, at, decrement)
+        at = new
+        if not moved:
+            break
+    return Modes(own, at, tuple(_factor(D, front, terms) for D, front in zip(at.curvature, p.fronts, strict=True)))
+
+
+def _by_block(p: Partition, each: Tensor) -> Tensor:
+    return each.new_zeros(p.num_blocks).index_add(0, p.block, each)
+
+
+def _climbed(
+    terms: Terms, own: Tensor, shared: Tensor, step: Tensor, at: Local, decrement: Tensor
+) -> tuple[Tensor, Local, bool]:
+    """The first of ever shorter steps of each block that does not lower it, and whether any has moved."""
+    p = terms.density.partition
+    eps = float(torch.finfo(terms.density.joint.dtype).eps)
+    before = at.value[:-1]
+    slack = 10.0 * eps * (1.0 + before.abs())
+    scale = torch.ones_like(before)
+    for _ in range(HALVINGS):
+        trial = own + scale[p.block] * step
+        new = local(terms, trial, shared)
+        rise = new.value[:-1] - before
+        bad = ~(rise >= 1e-4 * scale * decrement - slack)
+        if not bool(bad.any()):
+            return trial, new, not torch.equal(trial, own)
+        scale = torch.where(bad, 0.25 * scale, scale)
+    trial = own + torch.where(bad, 0.0, scale)[p.block] * step
+    return trial, local(terms, trial, shared), not torch.equal(trial, own)
+
+
+def _positive(D: Tensor) -> Tensor:
+    """Cholesky factors of the curvature ``(G, d, d)``, eigenvalues in absolute value where it is not positive."""
+    tril, info = torch.linalg.cholesky_ex(D)
+    bad = (info != 0) | ~torch.isfinite(tril).flatten(1).all(-1)
+    if not bool(bad.any()):
+        return tril
+    finite = torch.where(torch.isfinite(D[bad]), D[bad], 0.0)
+    values, vectors = torch.linalg.eigh(finite)
+    values = values.abs().clamp(min=1e-8)  # a flat direction: a long step, halved where it does not climb
+    return tril.index_put(
+        (torch.nonzero(bad).flatten(),), torch.linalg.cholesky((vectors * values.unsqueeze(-2)) @ vectors.mT)
+    )
+
+
+def _factor(D: Tensor, front: Tensor, terms: Terms) -> Tensor:
+    tril, info = torch.linalg.cholesky_ex(D)
+    bad = (info != 0) | ~torch.isfinite(tril).flatten(1).all(-1)
+    if bool(bad.any()):
+        worst = int(torch.nonzero(bad)[0, 0])
+        name = terms.density.joint.latents.label(int(front[worst, 0]))
+        raise NotPositiveDefinite(
+            f"the log joint density is not curved downwards in the block of {name}, given all that blocks share; "
+            "expected a mode. Its prior may be flat there, or it may have several modes: give it a proper prior, or "
+            "take nodes=1 and outer=."
+        )
+    return tril
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Quadrature nodes in every block, ``own = centre + spread z``.
+
+    :ivar rows: ``(Q, n)``.
+    :ivar log_weights: of each node and block, the density of the nodes taken out, ``(Q, G)``; minus infinity where a
+        block has fewer nodes than others.
+    """
+
+    rows: Tensor
+    log_weights: Tensor
+
+
+def spread(tril: Tensor) -> Tensor:
+    """``S`` with ``S S' = D^-1``, upper triangular, from the Cholesky factor of ``D``, ``(G, d, d)``."""
+    if tril.shape[-1] == 1:
+        return tril.reciprocal()
+    identity = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device).expand_as(tril)
+    return torch.linalg.solve_triangular(tril, identity, upper=False).mT
+
+
+def placed(p: Partition, centre: Tensor, tril: tuple[Tensor, ...], num: int) -> Nodes:
+    """The nodes of all blocks about ``centre`` ``(n,)``, in units of the curvature's Cholesky factors.
+
+    Liu and Pierce (1994), eq. 3; Naylor and Smith (1982).
+
+    :param num: nodes on each axis.
+    """
+    nodes, weights = joined([block_rule(num, front.shape[-1]) for front in p.fronts])
+    rows, log_weights = [], []
+    parts = zip(p.fronts, tril, centre.split([front.numel() for front in p.fronts]), nodes, weights, strict=True)
+    for front, L, mean, z, log_weight in parts:
+        z, log_weight = z.to(centre), log_weight.to(centre)
+        away = torch.einsum("gij,qj->qgi", spread(L), z)
+        rows.append((mean.reshape(front.shape) + away).flatten(1))
+        constant = log_weight + 0.5 * z.square().sum(-1) + 0.5 * front.shape[-1] * math.log(math.tau)
+        log_weights.append(constant.unsqueeze(-1) - L.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+    return Nodes(torch.cat(rows, 1), torch.cat(log_weights, 1))

@@ -1,0 +1,254 @@
+r"""Blocks integrated by adaptive Gauss-Hermite quadrature, the coordinates that they share by Laplace around that.
+
+.. math:: \log p(D) \approx \sum_g \log \int p(D_g, b_g \mid \hat w)\, db_g + \log p(\hat w)
+    + \tfrac P2 \log 2\pi - \tfrac12 \log|H|
+
+where the integrals are sums over nodes at the mode of each block, in units of its curvature (Naylor and Smith, 1982;
+Liu and Pierce, 1994), and ``H`` is minus the second derivative of their sum in the shared ``w``, the nodes held where
+they are (Louis, 1982).  With more nodes than one both are those of the integrals themselves, up to their error.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.curvature.blocks import BlockPrecision, Factor, block_plan
+from pyro_evidence.curvature.ordering import Fronts, Order
+from pyro_evidence.curvature.pattern import Pattern
+from pyro_evidence.errors import NotAMode
+from pyro_evidence.laplace.blocks.local import Modes, Nodes, block_modes, local, placed, solved
+from pyro_evidence.laplace.blocks.partition import Partition
+from pyro_evidence.laplace.blocks.terms import BlockDensity, Terms
+from pyro_evidence.numerics import evidence
+from pyro_evidence.numerics.derivatives import Forward, pullback
+from pyro_evidence.numerics.linalg import Label, cholesky
+
+NUM_STEPS = 60
+FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
+SETTLED = 1e-6  # part of the tolerance: the step that is taken is not Newton's to the last digit
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What counts as a mode.
+
+    :ivar tolerance: squared length of a step, in posterior standard deviations.
+    :ivar slack: relative rounding of the log evidence.
+    """
+
+    tolerance: float
+    slack: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """One point of the search over shared coordinates.
+
+    :ivar each: the log integral of each block, and last what belongs to none, nats, ``(G + 1,)``.
+    """
+
+    shared: Tensor  # (P,)
+    modes: Modes
+    each: Tensor
+    slope: Tensor  # (P,)
+    curvature: Tensor  # (P, P)
+
+    @cached_property
+    def step(self) -> Tensor:
+        """Newton's step of shared coordinates, ``(P,)``."""
+        return torch.cholesky_solve(self.slope.unsqueeze(-1), _shifted(self.curvature)).squeeze(-1)
+
+    @property
+    def decrement(self) -> float:
+        """Twice what that step promises, nats."""
+        return float(self.slope @ self.step) if len(self.shared) else 0.0
+
+    @property
+    def value(self) -> float:
+        """Log density of shared coordinates and data, blocks integrated, nats."""
+        return float(self.each.sum())
+
+
+@dataclass(frozen=True)
+class Marginal:
+    """The log density of what blocks share, the blocks integrated.
+
+    :ivar num: nodes on each axis of a block.
+    """
+
+    density: BlockDensity
+    num: int
+    limits: Limits
+    label: Label
+
+    @property
+    def partition(self) -> Partition:
+        """Blocks and shared coordinates."""
+        return self.density.partition
+
+    def at(self, terms: Terms, own: Tensor, shared: Tensor) -> Place:
+        """Blocks' modes from ``own`` ``(n,)``, integrals around them, and derivatives in ``shared`` ``(P,)``."""
+        modes = block_modes(terms, own, shared, self.limits.tolerance)
+        own = modes.own + modes.step(self.partition)
+        nodes = placed(self.partition, own, modes.tril, self.num)
+        with torch.enable_grad():
+            w = shared.detach().requires_grad_()
+            each = integrals(terms, nodes, w)
+            slope = pullback(each.sum(), w, create_graph=True) if len(w) else w
+            curvature = _rows(slope, w)
+        return Place(shared.detach(), modes, each.detach(), slope.detach(), curvature)
+
+    def find(self, theta: Tensor, u: Tensor) -> Place:
+        """The mode over shared coordinates, searched from ``u`` ``(D,)``.
+
+        :raises NotAMode: where the search does not arrive.
+        :raises NotPositiveDefinite: where the curvature there is not positive definite.
+        """
+        terms, p = self.density.at(theta.detach()), self.partition
+        here = self.at(terms, u[p.own], u[p.shared])
+        for _ in range(NUM_STEPS if len(p.shared) else 0):
+            if here.decrement <= SETTLED * self.limits.tolerance:
+                break
+            new = self._moved(terms, here)
+            if new is None:
+                break
+            here = new
+        if here.decrement > max(self.limits.tolerance, self.limits.slack * (1.0 + abs(here.value))):
+            raise NotAMode(self._letter(here))
+        return here
+
+    def _moved(self, terms: Terms, here: Place) -> Place | None:
+        """The first of ever shorter steps that rises, or that halves what the next one promises.
+
+        Close to the mode the second counts: slope and value agree up to the error of the nodes only.
+        """
+        slack, scale = self.limits.slack * (1.0 + abs(here.value)), 1.0
+        for _ in range(30):
+            with suppress(ArithmeticError):
+                new = self.at(terms, here.modes.own, here.shared + scale * here.step)
+                if new.decrement <= 0.5 * here.decrement or new.value - here.value > slack:
+                    return new
+            scale *= 0.5
+        return None
+
+    def _letter(self, here: Place) -> str:
+        worst = int(here.slope.abs().argmax())
+        return (
+            f"the search for the mode of what blocks share stopped where the slope is still "
+            f"{float(here.slope[worst]):.2e} at {self.label(int(self.partition.shared[worst]))} (a step promises "
+            f"{0.5 * here.decrement:.2e} nats); expected a maximum. Standardise the data, give the site a tighter "
+            f"prior, or take nodes=1."
+        )
+
+    def log_evidence(self, here: Place) -> Tensor:
+        """Log evidence at the mode, nats, ``()``."""
+        tril = cholesky(here.curvature, "curvature of what blocks share", self._named)
+        log_det = 2.0 * tril.diagonal().log().sum()
+        return evidence.log_evidence(here.each.sum(), log_det, len(here.shared))
+
+    def _named(self, row: int) -> str:
+        return self.label(int(self.partition.shared[row]))
+
+    def whole(self, here: Place) -> Tensor:
+        """All coordinates at a place, ``(D,)``."""
+        own = here.modes.own + here.modes.step(self.partition)
+        return torch.cat([own, here.shared, self.density.kept])[self.partition.place]
+
+    def precision(self, theta: Tensor, here: Place) -> BlockPrecision:
+        """Shared coordinates by the curvature of the integrals; each block, given these, by its own.
+
+        :raises NotPositiveDefinite: naming a shared coordinate.
+        """
+        p, tril = self.partition, cholesky(here.curvature, "curvature of what blocks share", self._named)
+        cross = self._cross(theta, here).split([front.numel() for front in p.fronts])
+        factors = []
+        for front, L, beside in zip(p.fronts, here.modes.tril, cross, strict=True):
+            B = beside.reshape(*front.shape, -1)
+            factors.append(Factor(L, torch.linalg.solve_triangular(L, B, upper=False)))
+        if len(p.held):
+            one = torch.ones(len(p.held), 1, 1).to(here.shared)
+            factors.append(Factor(one, one[..., :0]))
+        return BlockPrecision(block_plan(Pattern(p.size, ()), _order(p)), tuple(factors), tril)
+
+    def _cross(self, theta: Tensor, here: Place) -> Tensor:
+        """Minus the second derivatives between blocks and shared coordinates, ``(n, P)``."""
+        with torch.enable_grad():
+            own, w = (x.detach().clone().requires_grad_() for x in (here.modes.own, here.shared))
+            if not len(w):
+                return own.detach().new_zeros(len(own), 0)
+            value = self.density.at(theta.detach())(own.unsqueeze(0), w).sum()
+            slope = pullback(value, own, create_graph=True)
+            return -Forward(slope, w).along(torch.eye(len(w)).to(w)).mT.detach()
+
+
+def _order(p: Partition) -> Order:
+    fronts = [Fronts(front, p.shared.expand(len(front), -1)) for front in p.fronts]
+    if len(p.held):
+        fronts.append(Fronts(p.held.unsqueeze(-1), p.held.new_zeros(len(p.held), 0)))
+    return Order((tuple(fronts),), p.shared)
+
+
+def _rows(slope: Tensor, w: Tensor) -> Tensor:
+    """Minus the derivative of a slope, row by row, ``(P, P)``."""
+    if not slope.requires_grad or not len(w):
+        return w.detach().new_zeros(len(w), len(w))
+    found = -torch.stack([pullback(each, w) for each in slope])
+    return 0.5 * (found + found.mT)
+
+
+def _shifted(A: Tensor) -> Tensor:
+    """A Cholesky factor for one step of the search, with as much on the diagonal as that takes."""
+    tril, info = torch.linalg.cholesky_ex(A)
+    shift = FIRST_SHIFT * float(A.diagonal().abs().max())
+    while bool(info):
+        tril, info = torch.linalg.cholesky_ex(A + shift * torch.eye(len(A)).to(A))
+        shift *= 10.0
+    return tril
+
+
+def integrals(terms: Terms, nodes: Nodes, shared: Tensor) -> Tensor:
+    """The log integral of each block, and last what belongs to none, nats, ``(G + 1,)``."""
+    found = terms(nodes.rows, shared)
+    return torch.cat([(found[:, :-1] + nodes.log_weights).logsumexp(0), found[0, -1:]])
+
+
+def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Exact derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``.
+
+    Nodes move with the hyperparameters and with the shared coordinates ``w``: their centres by the implicit function
+    theorem, :math:`m + D^{-1} \partial_b \log p`, their widths by the derivative of ``D``.  With ``g(w, theta)`` the
+    slope that vanishes at the mode, the nodes' dependence on ``w`` included in its derivative ``J``,
+
+    .. math:: \frac{dE}{d\theta} = \partial_\theta E - \partial_w E\, J^{-1}\, \partial_\theta g
+    """
+    p = marginal.partition
+    with torch.enable_grad():
+        theta = theta.detach().clone().requires_grad_()
+        w, at_nodes = (place.shared.clone().requires_grad_() for _ in range(2))
+        terms = marginal.density.at(theta)
+        centre, tril, joint = _following(terms, place.modes, at_nodes)
+        value = integrals(terms, placed(p, centre, tril, marginal.num), w).sum()
+        partial = pullback(joint, theta)
+        if not len(w):
+            return pullback(value, theta), partial
+        g = pullback(value, w, create_graph=True)
+        rows = torch.stack([pullback(each, w, create_graph=True) for each in g])
+        W = torch.cholesky_inverse(torch.linalg.cholesky(place.curvature))
+        total = value + 0.5 * (W * rows).sum()  # rows are minus the curvature
+        by_theta, by_w = pullback(total, theta), pullback(total, w) + pullback(total, at_nodes)
+        J = torch.stack([pullback(each, w) + pullback(each, at_nodes) for each in g])
+        back = torch.linalg.solve(J.mT, by_w)
+        return by_theta - pullback(g, theta, back), partial
+
+
+def _following(terms: Terms, modes: Modes, shared: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+    """Centres and Cholesky factors as functions of shared coordinates and hyperparameters, and the log joint."""
+    p = terms.density.partition
+    start = modes.own.detach().clone().requires_grad_()
+    value = terms(start.unsqueeze(0), shared).sum()
+    centre = start.detach() + solved(p, modes.tril, pullback(value, start, create_graph=True))
+    found = local(terms, centre, shared, create_graph=True)
+    return centre, tuple(torch.linalg.cholesky(D) for D in found.curvature), value
