@@ -34,6 +34,7 @@ from pyro_evidence.mixture.fit import begin
 from pyro_evidence.models.basis import RandomVectorFunctionalLink
 from pyro_evidence.models.mixture import GaussianMixture, LinearMixture, gaussian_mixture, linear_mixture
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.restarts import advance
 
 NUM_STEPS = 1000
 ONE = Start(restarts=1)
@@ -95,7 +96,7 @@ def rounds(case: Case, num: int) -> Callable[[], object]:
         task = begin(LogJoint(case.model, case.train), engine.start, engine.update, engine.curvature)
         batch = mixture_rounds.warmed(task.batch, engine.update, min(num, ONE.warm_up))
         for _ in range(num - ONE.warm_up):
-            batch = mixture_rounds.advance(batch)
+            batch = advance(batch)
         return batch.objective
 
     return run

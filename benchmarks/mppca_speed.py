@@ -27,6 +27,7 @@ from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.updates import Rule, Ties, no_gamma
+from pyro_evidence.restarts import advance
 
 K = Q = 10
 
@@ -103,7 +104,7 @@ def stepping(begun: mppca_rounds.MPPCARestarts, *, evidence: bool) -> Callable[[
     state = [begun]
 
     def step() -> None:
-        state[0] = mppca_rounds.advance(state[0])
+        state[0] = advance(state[0])
         if evidence:
             assert math.isfinite(state[0].objective)
 

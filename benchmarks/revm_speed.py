@@ -65,8 +65,8 @@ def half(name: str, sigma: float) -> tuple[Tensor, Tensor]:
 def revm_seconds(problem: tuple[Tensor, Tensor], prior: AxisPrior) -> float:
     """The fit, without reading the model."""
     weights = weights_of(LogJoint(model, problem, hyper=()), "w")
-    recipe, zero = REVMSettings(prior, base_centre, laplace_at_base), torch.zeros(weights.num_weights)
-    return least(lambda: eigen_state(weights.target, weights.num_weights, zero, 1e-2, recipe), 5)
+    settings, zero = REVMSettings(prior, base_centre, laplace_at_base), torch.zeros(weights.num_weights)
+    return least(lambda: eigen_state(weights.target, weights.num_weights, zero, 1e-2, settings), 5)
 
 
 def rvm_seconds(problem: tuple[Tensor, Tensor]) -> float:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence
+from pyro_evidence import EvidenceEM, LaplaceEvidence, Stop
+from pyro_evidence.models.mixture import gaussian_mixture
 from tests.picture_of_imports import MARK, PAGE, arrows, below, imports, picture, written
 from tests.test_architecture import PACKAGE
 
@@ -53,7 +55,7 @@ def logistic(X: Tensor, t: Tensor | None = None) -> Tensor:
     return found
 
 
-def files_entered() -> list[str]:
+def files_entered(run: Callable[[], object]) -> list[str]:
     """Files of the package in the order in which a fit first calls something in them."""
     found: dict[str, None] = {}
 
@@ -62,21 +64,35 @@ def files_entered() -> list[str]:
         if event == "call" and path.is_relative_to(PACKAGE):
             found.setdefault(path.relative_to(PACKAGE).as_posix())
 
-    X = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-    before, engine = sys.getprofile(), LaplaceEvidence(logistic)
+    before = sys.getprofile()
     sys.setprofile(note)
     try:
-        _ = engine.run(X, (X[:, 0] > 0.3).double()).log_evidence
+        run()
     finally:
         sys.setprofile(before)
     return list(found)
 
 
+def walk(heading: str) -> list[str]:
+    """The files that a section of the page numbers."""
+    section = PAGE.read_text(encoding="utf-8").split(f"## {heading}")[1].split("## ")[0]
+    return re.findall(r"^\d+\. `([\w/]+\.py)`", section, flags=re.MULTILINE)
+
+
 def test_the_walk_is_the_way_of_a_run() -> None:
-    walk = re.findall(r"^\d+\. `([\w/]+\.py)`", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    entered = files_entered()
-    assert len(walk) > 10 and set(walk) <= set(entered)
-    assert walk == sorted(walk, key=entered.index)
+    X, engine = torch.randn(60, 2, generator=torch.Generator().manual_seed(0)), LaplaceEvidence(logistic)
+    entered = files_entered(lambda: engine.run(X, (X[:, 0] > 0.3).double()).log_evidence)
+    files = walk("One walk")
+    assert len(files) > 10 and set(files) <= set(entered)
+    assert files == sorted(files, key=entered.index)
+
+
+def test_a_mixture_is_fitted_in_five_files() -> None:
+    engine = EvidenceEM(gaussian_mixture(2), stop=Stop(tolerance=0.0, num_steps=3))
+    entered = files_entered(lambda: engine.run(torch.randn(30, 2, generator=torch.Generator().manual_seed(0))))
+    files = walk("Another")
+    assert len(files) == 5 and set(files) <= set(entered)
+    assert files[:4] == sorted(files[:4], key=entered.index)  # the loop's file holds the settings of stopping too
 
 
 def test_every_decision_is_listed_and_every_file_on_the_page_exists() -> None:

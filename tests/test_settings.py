@@ -64,7 +64,7 @@ def test_what_can_be_meant_is_kept() -> None:
     stop = Stop(num_steps=3)
     engine = LaplaceEvidence(linear, curvature=diagonal, stop=stop, start=Start(restarts=2))
     assert engine.curvature is diagonal and engine.stop is stop and engine.start == Start(restarts=2)
-    assert REVM(linear, centre=score_centre).recipe.centre is score_centre
+    assert REVM(linear, centre=score_centre).settings.centre is score_centre
 
 
 @pytest.mark.parametrize(

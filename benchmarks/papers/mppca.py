@@ -33,6 +33,7 @@ from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.updates import Rule, Ties, literal_gamma, no_gamma
+from pyro_evidence.restarts import advance, moved_to
 
 Record = dict[str, float]
 Simulations = list[list[float]]  # of each: E1, E2, error % of plain training, of the evidence scheme, of best rounds
@@ -70,9 +71,9 @@ def evolution(train: Tensor, test: Tensor, start: Analysers, rule: Rule) -> Tens
     path = []
     for step in range(NUM_ROUNDS):
         if step < NUM_DIRECT:
-            batch = mppca_rounds._moved_to(batch, mppca_start.direct(train, batch.it.analysers))
+            batch = moved_to(batch, mppca_start.direct(train, batch.it.analysers))
         else:
-            batch = mppca_rounds.advance(batch)
+            batch = advance(batch)
         path.append(kernels.log_joint(test, batch.it.analysers).logsumexp(-1))
     return torch.stack(path)
 

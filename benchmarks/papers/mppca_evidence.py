@@ -34,6 +34,7 @@ from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import updates as mppca_updates
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.updates import Iterate, Rule, Ties
+from pyro_evidence.restarts import advance
 
 CACHE = Path(".benchmarks/mppca_evidence.jsonl")
 OUT = Path(__file__).with_suffix(".md")
@@ -227,7 +228,7 @@ def largest_fall(seed: int, num_rounds: int = 50) -> float:
     path = []
     for _ in range(num_rounds):
         path.append(float(batch.it.stats.log_likelihood[0]))
-        batch = mppca_rounds.advance(batch)
+        batch = advance(batch)
     rises = [b - a for a, b in pairwise(path)]
     return max(0.0, -min(rises)) / abs(path[-1])
 

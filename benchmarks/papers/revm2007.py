@@ -115,8 +115,8 @@ def revm_at(weights: Weights, ridge: float) -> list[tuple[str, Found]]:
         before = shared + time.process_time() - start
         for name, prior in zip(names, (GaussianPrior(), L1Prior()), strict=False):
             start = time.process_time()
-            recipe = REVMSettings(prior, centre, laplace_at_base)
-            state = on_axes(target, recipe, ridge, (quadratic, axes))
+            settings = REVMSettings(prior, centre, laplace_at_base)
+            state = on_axes(target, settings, ridge, (quadratic, axes))
             found.append((name, (state.y, state.num_active, before + time.process_time() - start)))
     return found
 
@@ -127,9 +127,9 @@ def pruned(weights: Weights) -> Found:
 
 
 def vgrevm(weights: Weights) -> dict[str, Found]:
-    recipe = REVMSettings(GaussianPrior(), score_centre, JaakkolaJordan(300))
+    settings = REVMSettings(GaussianPrior(), score_centre, JaakkolaJordan(300))
     start, zero = time.process_time(), torch.zeros(weights.num_weights)
-    state = eigen_state(weights.target, weights.num_weights, zero, 1e-2, recipe)
+    state = eigen_state(weights.target, weights.num_weights, zero, 1e-2, settings)
     return {"VGREVM|0.01": (state.y, state.num_active, time.process_time() - start)}
 
 

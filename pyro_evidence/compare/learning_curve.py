@@ -1,7 +1,7 @@
 """What an engine for mixtures does round by round: train and test densities, components, evidence."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,14 +10,16 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.memory import within_memory
-from pyro_evidence.mixture import rounds as mixture_rounds
 from pyro_evidence.mixture import rows as mixture_rows
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, natural_parameters, responsibilities
 from pyro_evidence.mixture.fit import MixtureFit, begin
-from pyro_evidence.mixture.rounds import MixtureRestarts
+from pyro_evidence.mixture.rounds import Journal, MixtureRestarts, warm_up
 from pyro_evidence.program.distributions import Background
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.restarts import repeated, warmed
+
+Look = tuple[Tensor, Tensor, Tensor, Mixture]  # log densities of seen and unseen data, log evidence, parameters
 
 
 @dataclass(frozen=True)
@@ -86,22 +88,18 @@ def learning_curve(
         raise BadInput(f"train and test: got {wrong[0]}; expected a tuple of the model's arguments, such as (Y,).")
     task = begin(LogJoint(engine.model, train), engine.start, engine.update, engine.curvature)
     unseen = task.unseen(LogJoint(engine.model, test))
-    rows = [_looked_at(task, unseen, batch) for batch in _rounds(engine, task, num_steps)]
-    seen, new, evidence, mixtures = zip(*rows, strict=True)
+    journal: Journal[Look] = Journal(partial(_looked_at, task, unseen))
+    journal.note(task.batch)
+    num_warm = min(engine.start.warm_up, num_steps)
+    warm = warmed(task.batch, [warm_up(engine.update, num_warm, journal)])
+    repeated(replace(warm, update=engine.update), num_steps - num_warm, journal)
+    seen, new, evidence, mixtures = zip(*journal.entries, strict=True)
     return LearningCurve(
         torch.stack(seen), torch.stack(new), torch.stack(evidence), mixtures, task.structure.background
     )
 
 
-def _rounds(engine: EvidenceEM, task: MixtureFit, num_steps: int) -> Iterator[MixtureRestarts]:
-    batch, warm = task.batch, mixture_rounds.warming(engine.update)
-    yield batch
-    for step in range(num_steps):
-        batch = mixture_rounds.rounds(batch, warm if step < engine.start.warm_up else engine.update, 1)
-        yield batch
-
-
-def _looked_at(task: MixtureFit, unseen: MixtureData, batch: MixtureRestarts) -> tuple[Tensor, Tensor, Tensor, Mixture]:
+def _looked_at(task: MixtureFit, unseen: MixtureData, batch: MixtureRestarts) -> Look:
     mixture = batch.expected.mixture
     seen, new = (_log_density(task, data, mixture) for data in (batch.expected.data, unseen))
     whole = mixture_rows.padded(mixture, task.units.standard(task.structure.start))

@@ -30,7 +30,7 @@ from pyro_evidence.threads import one_at_a_time
 Ridge = Callable[[Weights, REVMSettings], float]
 
 
-def isotropic_evidence(weights: Weights, recipe: REVMSettings) -> float:
+def isotropic_evidence(weights: Weights, settings: REVMSettings) -> float:
     """The ridge of highest Laplace evidence when all weights share it, by golden section from 1e-4 to 1e4."""
     start = torch.zeros(len(weights.order), dtype=torch.float64)
     low, high, ratio = -4.0, 4.0, 0.6180339887498949
@@ -104,7 +104,7 @@ class REVM:
         check_function("approximation", approximation, "laplace_at_base")
         check_ridge(ridge)
         self.model, self.site, self.ridge = model, site, ridge
-        self.recipe = REVMSettings(prior, centre, approximation)
+        self.settings = REVMSettings(prior, centre, approximation)
         self._posterior: REVMPosterior | None = None
 
     @one_at_a_time
@@ -141,10 +141,10 @@ class REVM:
         return self._fitted(weights, start)
 
     def _ridge(self, weights: Weights) -> float:
-        return self.ridge(weights, self.recipe) if callable(self.ridge) else float(self.ridge)
+        return self.ridge(weights, self.settings) if callable(self.ridge) else float(self.ridge)
 
     def _fitted(self, weights: Weights, start: torch.Tensor) -> REVMPosterior:
-        state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.recipe)
+        state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.settings)
         warn_if_meaningless(state)
         self._posterior = REVMPosterior(weights, state)
         return self._posterior

@@ -1,8 +1,6 @@
 """What a fit returns: numbers, draws, a guide, and how far to trust them."""
 
-import copy
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +21,15 @@ from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.guide import LaplaceGuide
 from pyro_evidence.laplace.hyperparameters import uncertainty
 from pyro_evidence.laplace.hyperparameters.uncertainty import HyperparameterCovariance
-from pyro_evidence.laplace.new_data.predicting import Predicting
+from pyro_evidence.laplace.new_data.gaussian_posterior import GaussianPosterior, generator_of
 from pyro_evidence.laplace.process_prediction import ProcessGuide
 from pyro_evidence.laplace.summary.whole import ShownWhole
 from pyro_evidence.numerics import importance
-from pyro_evidence.program.checks import require_targets
-from pyro_evidence.program.failed_run import as_tensors, new_data, tensors
+from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.parameters import NOTHING, Home
+from pyro_evidence.program.parameters import Home
 from pyro_evidence.program.simulate import NewLevels
-from pyro_evidence.settings import check_count, check_seed, quantile_levels
+from pyro_evidence.settings import check_count
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
@@ -40,7 +37,7 @@ SUMMARISED = 12  # hyperparameters up to which summary() gives their standard de
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LaplacePosterior(Blockwise, ShownWhole, Predicting):
+class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     :ivar state: the last iterate; every number below is of this one.
@@ -113,14 +110,6 @@ class LaplacePosterior(Blockwise, ShownWhole, Predicting):
         return self.state.problem.sentence
 
     @property
-    def mode(self) -> dict[str, Tensor]:
-        """Constrained site values at the mode of the density in unconstrained space."""
-        return self._constrained(self.state.u)
-
-    def _constrained(self, u: Tensor) -> dict[str, Tensor]:
-        return {n: v for n, v in self._joint.latents.constrained(u.to(self._joint.dtype)).items() if n != NOTHING}
-
-    @property
     def gamma(self) -> dict[str, Tensor]:
         """Number of well-determined parameters of each precision that a hyperparameter holds; 0 where pruned.
 
@@ -136,20 +125,27 @@ class LaplacePosterior(Blockwise, ShownWhole, Predicting):
         """Which elements of each site were switched off, bool masks of the sites' unconstrained shapes."""
         return self._joint.latents.unconstrained(~self.state.problem.active)
 
-    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
-        """Independent draws, shaped and constrained as by ``MCMC.get_samples()``: ``(S,) + site shape``.
-
-        :param seed: None takes one from the state of the caller's generator.  That generator stays where it
-            is, so that the draws are the same until it moves, and unrelated to those that it gives next.
-        """
-        num_samples = check_count("num_samples", num_samples, at_least=0)
-        return self._constrained(self._coloured(self._white(num_samples, _generator(seed))))
-
     def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Standard normal in the coordinates that are not pruned, ``(S, D)``; the same on every device."""
         u = self.state.u
         white = prediction.white_noise(num_samples, len(u), generator, u.dtype)
         return white.to(u.device) * self.state.problem.active
+
+    @property
+    def _mode_at(self) -> tuple[Tensor, Tensor]:
+        return self.state.u, self.state.theta
+
+    @property
+    def _num_directions(self) -> int:
+        return len(self.state.u)
+
+    def _draws(self, white: Tensor) -> Tensor:
+        return self._coloured(white.to(self.state.u) * self.state.problem.active)
+
+    def _away(self, z: Tensor) -> Tensor:
+        sd = self.state.precision.variance[0].sqrt()
+        away = torch.where(self.state.problem.active, z.to(self.state.u).unsqueeze(-1) * sd, 0.0)
+        return self.state.u + away
 
     def _coloured(self, white: Tensor) -> Tensor:
         """Unconstrained draws ``(S, D)`` from white noise."""
@@ -172,67 +168,16 @@ class LaplacePosterior(Blockwise, ShownWhole, Predicting):
         shapes = {part.name: part.shape for part in self._joint.latents}
         return NewLevels(shapes)(self._joint.substituted(self.state.theta))
 
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
-        return self.mode
-
-    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles, taken in unconstrained space as ``AutoGuide.quantiles`` takes them.
-
-        :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
-        :raises BadInput: for a ``q`` outside 0 to 1.
-        """
-        levels = quantile_levels(q).to(self.state.u)
-        sd = self.state.precision.variance[0].sqrt()
-        away = torch.where(self.state.problem.active, torch.special.ndtri(levels).unsqueeze(-1) * sd, 0.0)
-        return self._constrained(self.state.u + away)
-
-    def in_pairs(self, num_samples: int, seed: int) -> dict[str, Tensor]:
-        """Draws, constrained, the second half of them the mirror images of the first around the mode."""
-        white = prediction.in_pairs(check_count("num_samples", num_samples), len(self.state.u), _generator(seed))
-        u = self._coloured(white.to(self.state.u) * self.state.problem.active)
-        return self._joint.latents.constrained(u.to(self._joint.dtype))
-
-    def _with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogJoint:
-        joint = copy.copy(self._joint)
-        if args or kwargs:
-            joint.args, joint.kwargs = as_tensors(args, kwargs)
-        return joint
-
     def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, draws: bool) -> dict[str, prediction.Rows]:
         new, guide = (joint.args, joint.kwargs), self.guide if bool(self.state.problem.active.any()) else None
-        known = isinstance(guide, ProcessGuide) and guide.values(num_samples, _generator(seed), *new[0], **new[1])
+        known = isinstance(guide, ProcessGuide) and guide.values(num_samples, generator_of(seed), *new[0], **new[1])
         latents = known or self.in_pairs(num_samples, seed)
         return prediction.observed_rows(self._joint, self.state.theta, latents, new, seed, draws)
-
-    def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Pointwise log density of every observed site at the mode, nats; by default of the training data.
-
-        :return: site name -> one number per datum; sites that share a discrete site are joined by ``+``.
-        :raises BadInput: when the model cannot be run on the arguments, or they lack an observed site's data.
-        """
-        joint = self._with(args, kwargs)
-        with new_data(joint.args, joint.kwargs):
-            require_targets(joint.trace(self.state.u, self.state.theta).nodes, joint.observed, joint.unvalidated)
-            return {n: v.detach() for n, v in joint.pointwise(self.state.u, self.state.theta).items()}
-
-    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Pointwise log predictive density at the mode, nats, shape ``(N,)``, summed over observed sites.
-
-        :raises BadInput: as :meth:`log_likelihood`, and when observed sites have different shapes.
-        """
-        parts = self.log_likelihood(*args, **kwargs)
-        shapes = {n: tuple(v.shape) for n, v in parts.items()}
-        if len(set(shapes.values())) != 1:
-            raise BadInput(
-                f"observed sites have different shapes, {shapes}; use log_likelihood(...), an entry per site."
-            )
-        return torch.stack(list(parts.values())).sum(0)
 
     def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""
         num_samples = check_count("num_samples", num_samples)
-        generator, rows = _generator(seed), self._rows
+        generator, rows = generator_of(seed), self._rows
         sizes = [min(rows, num_samples - done) for done in range(0, num_samples, rows)]
         with torch.no_grad(), without_validation():
             log_weights = torch.cat([self._log_weight(self._white(size, generator)) for size in sizes])
@@ -342,14 +287,6 @@ class LaplacePosterior(Blockwise, ShownWhole, Predicting):
         with own_random_numbers(), without_validation(), poutine.block(), torch.no_grad():
             poutine.condition(joint.model, data=self.mode | sites)(*joint.args, **joint.kwargs)
 
-    def save(self, path: str | Path) -> None:
-        """Write tensors and settings, no code, in the layout of safetensors; the file is whole or is not there.
-
-        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
-        :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
-        """
-        archive.write(self._record(), path)
-
     def _record(self) -> dict[str, Any]:
         return archive.record(self.state) | {
             "status": self.status,
@@ -369,15 +306,6 @@ class LaplacePosterior(Blockwise, ShownWhole, Predicting):
         state = archive.restore(record, model)
         path_there, failures = tuple(record["log_evidences"]), tuple(record["failures"])
         return cls(state, record["status"], path_there, record["restarts"], failures)
-
-
-def _generator(seed: int | None) -> torch.Generator:
-    """Our own random numbers; the caller's generator stays where it is."""
-    if seed is None:
-        with own_random_numbers():
-            seed = int(torch.randint(2**62, (), device="cpu"))
-    check_seed(seed)
-    return torch.Generator(device="cpu").manual_seed(operator.index(seed))
 
 
 def _overwritten(homes: Sequence[Home], value: Tensor) -> bool:

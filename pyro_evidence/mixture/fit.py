@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import settings
-from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.mixture import evidence, mode, rounds, rows
@@ -19,11 +19,13 @@ from pyro_evidence.mixture.expectation import Mixture, MixtureData
 from pyro_evidence.mixture.number.deletion import Deletion
 from pyro_evidence.mixture.posterior import AtMode, MixturePosterior
 from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognised
-from pyro_evidence.mixture.rounds import Journal, MixtureRestarts
+from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
 from pyro_evidence.mixture.updates import Ties, Update
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.restarts import advance, require_any
 from pyro_evidence.settings import check_count, check_positive, check_seed, outside
 
+ErrorJournal = Journal[tuple[Tensor, ...]]
 Starting = Callable[[MixtureData, Mixture, Ties], Mixture]
 
 AUTOMATIC = 5  # starts of a mixture
@@ -131,17 +133,16 @@ class MixtureFit:
         data = self.units.data(found.Y, found.G, found.weight, products=products)
         return found.spread(data, self.structure.background, self.units.unit)
 
-    def journal(self, unseen: LogJoint | None = None) -> Journal:
+    def journal(self, unseen: LogJoint | None = None) -> ErrorJournal:
         """A journal of the errors of every round."""
-        found = Journal(self.units, () if unseen is None else (self.unseen(unseen),))
-        return found
+        return Journal(Errors(self.units, () if unseen is None else (self.unseen(unseen),)))
 
     def warmed(self, update: Update, num_steps: int) -> "MixtureFit":
         """After the warm-up, ready for ``update``."""
         return replace(self, batch=rounds.warmed(self.batch, update, num_steps))
 
     def advanced(self) -> "MixtureFit":
-        return replace(self, batch=rounds.advance(self.batch))
+        return replace(self, batch=advance(self.batch))
 
 
 def _outputs(shape: tuple[int, int]) -> str:
@@ -168,15 +169,13 @@ def begin(
 
 
 def finish(
-    task: MixtureFit, fit: Fit[MixtureRestarts], deletion: Deletion | None, stop: Stop, journal: Journal
+    task: MixtureFit, fit: Fit[MixtureRestarts], deletion: Deletion | None, stop: Stop, journal: ErrorJournal
 ) -> MixturePosterior:
     """From all restarts to one: deletion, choice, and, if anything was deleted, rounds of the chosen one alone.
 
     :raises NotConverged: when every restart has failed, with all reasons.
     """
-    if fit.state.verdict is Status.FAILED:
-        letters = "\n".join(fit.state.reasons)
-        raise NotConverged(f"EvidenceEM: every restart failed. Pass update=BoundedInflation(rho=0.05).\n{letters}")
+    require_any(fit.state, "BoundedInflation(rho=0.05)")
     fit = _deleted(fit, deletion) if deletion else fit
     batch, modes = fit.state, fit.state.modes
     best = mode.first_highest(torch.where(batch.failed, -torch.inf, modes.occam)).reshape(1)
@@ -188,11 +187,11 @@ def finish(
     elif fit.status is Status.STEP_LIMIT and float(batch.change[best]) <= stop.gradient_tolerance:
         fit = Fit(batch, Status.CONVERGED, fit.objectives)  # the others are not
     found = posterior_of(task, fit, at_mode, (restarts, batch.reasons))
-    return replace(found, paths=journal.path(int(best)), limit=limit)
+    return replace(found, paths=path_of(journal.entries, int(best)), limit=limit)
 
 
 def _alone(
-    task: MixtureFit, fit: Fit[MixtureRestarts], best: Tensor, how: tuple[Deletion | None, Stop, Journal]
+    task: MixtureFit, fit: Fit[MixtureRestarts], best: Tensor, how: tuple[Deletion | None, Stop, ErrorJournal]
 ) -> tuple[Fit[MixtureRestarts], str]:
     """The chosen restart alone, on all data: components split as long as that gains, then rounds to convergence."""
     deletion, stop, journal = how
@@ -225,9 +224,9 @@ def current_posterior(task: MixtureFit, stop: Stop) -> MixturePosterior:
     return finish(task, Fit(task.batch, Status.BY_HAND, (task.batch.objective,)), None, stop, _first_entry(task))
 
 
-def _first_entry(task: MixtureFit) -> Journal:
+def _first_entry(task: MixtureFit) -> ErrorJournal:
     journal = task.journal()
-    journal.look(task.batch)
+    journal.note(task.batch)
     return journal
 
 
@@ -275,14 +274,14 @@ class Settings(Protocol):
     stop: Stop
 
 
-def run(task: MixtureFit, settings: Settings, journal: Journal) -> MixturePosterior:
+def run(task: MixtureFit, settings: Settings, journal: ErrorJournal) -> MixturePosterior:
     """Warm-up, rounds of all restarts, deletion, rounds of the chosen one.
 
     :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
     """
     stop, deletion = settings.stop, settings.deletion
     together = stop if deletion is None else replace(stop, num_steps=min(stop.num_steps, deletion.after))
-    journal.look(task.batch)
+    journal.note(task.batch)
     fit = rounds.em(task.batch, settings.update, settings.start.warm_up, together, journal)
     return warn_unless_converged(finish(task, fit, deletion, stop, journal), stop)
 

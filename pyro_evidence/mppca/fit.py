@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput, NotConverged
+from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status, Stop
 from pyro_evidence.mixture.data import scattered
 from pyro_evidence.mixture.fit import AUTOMATIC, Start
@@ -23,6 +23,7 @@ from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca,
 from pyro_evidence.mppca.rounds import MPPCARestarts
 from pyro_evidence.mppca.updates import Ties
 from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.restarts import advance, require_any
 
 SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
 SLICE_SIZE = 2**21  # most numbers in their loadings, which Pyro expands to one set for each datum
@@ -132,7 +133,7 @@ class MPPCAFit:
         return replace(self, batch=rounds.warmed(self.batch, num_steps))
 
     def advanced(self) -> "MPPCAFit":
-        return replace(self, batch=rounds.advance(self.batch))
+        return replace(self, batch=advance(self.batch))
 
 
 def current_posterior(task: MPPCAFit) -> MPPCAPosterior:
@@ -228,8 +229,7 @@ def run(task: MPPCAFit, start: Start, deletion: Deletion | None, stop: Stop) -> 
         few = rounds.on(task.batch, _sampled(task.batch.Y))
         together = replace(stop, num_steps=min(stop.num_steps, deletion.after))
     fit = rounds.em(few, start.warm_up, together)
-    if bool(fit.state.failed.all()):
-        raise NotConverged("EvidenceEM: every restart left the finite numbers. Pass update=BoundedInflation().")
+    require_any(fit.state, "BoundedInflation()")
     times = len(task.batch.Y) / len(few.Y)
     restarts = torch.where(fit.state.failed, torch.nan, times * fit.state.log_evidence) - task.jacobian
     fit = replace(fit, state=rounds.best(fit.state))

@@ -11,8 +11,8 @@ from torch import Tensor
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.laplace import archive
+from pyro_evidence.laplace.new_data.gaussian_posterior import generator_of
 from pyro_evidence.laplace.posterior import LaplacePosterior
-from pyro_evidence.laplace.posterior import _generator as generator_of
 from pyro_evidence.mppca import expectation, missing, orbit
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.missing import Latent

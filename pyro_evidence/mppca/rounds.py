@@ -1,13 +1,16 @@
 """The loop of EM for mixtures of probabilistic PCA over a batch of restarts: rounds, warm-up, deletion, choice."""
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_evidence import restarts
 from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.iterate import Fit, Stop, iterate
 from pyro_evidence.mixture import updates as mixture_updates
 from pyro_evidence.mppca import evidence, expectation, missing, start
 from pyro_evidence.mppca.expectation import Analysers
@@ -21,10 +24,23 @@ from pyro_evidence.mppca.updates import (
     orbit_gamma,
     pruned,
 )
+from pyro_evidence.restarts import Phase, Restarts, advance, moved_to, repeated
 
 LOOKING = 5  # rounds of candidates between one look at what is hopeless and the next
 SAFETY = 2.0  # how much faster than in its last round a candidate may rise in those that remain
 DIRECT = 5  # rounds of the warm-up that take loadings straight from covariances; Husmeier (2000), footnote 14
+
+
+RULES: dict[object, Rule] = {
+    mixture_updates.as_published: Rule(literal_gamma),
+    mixture_updates.corrected: Rule(orbit_gamma),
+}
+RULES_WITH_SETTINGS: dict[type, Callable[[Any], Rule]] = {
+    mixture_updates.BoundedInflation: lambda update: Rule(orbit_gamma, rho=update.rho, prepare=best_within_span),
+    mixture_updates.Unregularised: lambda update: Rule(no_gamma, alpha=0.0, rho=update.rho),
+    mixture_updates.WeightDecay: lambda update: Rule(no_gamma, alpha=update.alpha, rho=update.rho),
+    Rule: lambda rule: rule,
+}
 
 
 def rule_of(update: object) -> Rule:
@@ -32,18 +48,11 @@ def rule_of(update: object) -> Rule:
 
     :raises BadInput: for an update that has no such meaning.
     """
-    if isinstance(update, Rule):
-        return update
-    if update is mixture_updates.as_published:
-        return Rule(literal_gamma)
-    if update is mixture_updates.corrected:
-        return Rule(orbit_gamma)
-    if isinstance(update, mixture_updates.BoundedInflation):
-        return Rule(orbit_gamma, rho=update.rho, prepare=best_within_span)
-    if isinstance(update, mixture_updates.Unregularised):
-        return Rule(no_gamma, alpha=0.0, rho=update.rho)
-    if isinstance(update, mixture_updates.WeightDecay):
-        return Rule(no_gamma, alpha=update.alpha, rho=update.rho)
+    if isinstance(update, Hashable) and (rule := RULES.get(update)) is not None:
+        return rule
+    for kind, rule_with in RULES_WITH_SETTINGS.items():
+        if isinstance(update, kind):
+            return rule_with(update)
     raise BadInput(
         f"update={update!r} has no form for a mixture of probabilistic PCA; expected BoundedInflation(), as_published, "
         f"corrected, Unregularised(), WeightDecay(alpha), or a pyro_evidence.mppca.updates.Rule."
@@ -51,14 +60,20 @@ def rule_of(update: object) -> Rule:
 
 
 @dataclass(frozen=True)
-class MPPCARestarts:
-    """One iterate of all restarts.  Built by :func:`first` and :func:`advance`."""
+class MPPCARestarts(Restarts):
+    """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.restarts.advance`."""
 
     Y: Tensor  # (N, m) in standard units, nan where missing
     it: Iterate
     rule: Rule
-    failed: Tensor  # (R,) bool: rows that stay at their last good state
-    moved: float  # largest change of a log hyperparameter in the last round
+
+    @property
+    def parameters(self) -> Analysers:
+        return self.it.analysers
+
+    @property
+    def log_likelihood(self) -> Tensor:
+        return self.it.stats.log_likelihood
 
     @cached_property
     def log_evidence(self) -> Tensor:
@@ -67,83 +82,75 @@ class MPPCARestarts:
         return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
 
     @property
-    def objective(self) -> float:
-        """Log evidence of the restart that has most."""
-        best = float(self.log_evidence.max())
-        return best if best > -torch.inf else float(self.it.stats.log_likelihood.max())
-
-    @property
-    def gradient_norm(self) -> float:
-        """How far the last round moved, in units of log precision: zero at a fixed point."""
-        return self.moved
-
-    @property
-    def verdict(self) -> Status | None:
-        """No further step when every restart has failed."""
-        return Status.FAILED if bool(self.failed.all()) else None
-
-    @property
     def occam(self) -> Tensor:
         """Log evidence with an Occam factor for all that is maximised, nats, ``(R,)``; -inf where there is none."""
         found = evidence.log_evidence_occam(self.it, self.rule.gamma(self.it))
         return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
 
+    def proposed(self) -> Analysers:
+        return self.rule(self.it)
+
+    def reached(self, parameters: Analysers) -> "MPPCARestarts":
+        stats = missing.e_step(self.Y, parameters)
+        return replace(self, it=Iterate(parameters, self.it.ties, stats, self.it.variance))
+
+    def change_to(self, parameters: Analysers) -> Tensor:
+        sound = expectation.is_sound(parameters)
+        return torch.where(sound, _distance(self.parameters, parameters), torch.nan)
+
+    def complaint(self, parameters: Analysers, row: int) -> str:
+        return "its numbers left the finite ones, or its precisions the positive ones"
+
 
 def first(Y: Tensor, analysers: Analysers, ties: Ties, variance: Tensor, rule: Rule) -> MPPCARestarts:
     """The batch at its start."""
     failed = torch.zeros(len(analysers.W), dtype=torch.bool, device=Y.device)
-    return MPPCARestarts(Y, Iterate(analysers, ties, missing.e_step(Y, analysers), variance), rule, failed, torch.inf)
+    it = Iterate(analysers, ties, missing.e_step(Y, analysers), variance)
+    return MPPCARestarts(Y, it, rule, failed=failed, change=variance.new_full(failed.shape, torch.inf))
 
 
-def _moved_to(batch: MPPCARestarts, new: Analysers) -> MPPCARestarts:
-    """The batch at other parameters; rows that become non-finite keep their last good state."""
-    old = batch.it.analysers
-    failed = batch.failed | ~expectation.is_sound(new)
-    new = old.where(failed, new) if bool(failed.any()) else new
-    it = Iterate(new, batch.it.ties, missing.e_step(batch.Y, new), batch.it.variance)
-    lost = ~it.stats.log_likelihood.isfinite() & ~failed
-    if bool(lost.any()):
-        return _moved_to(replace(batch, failed=failed | lost), old.where(lost, new))
-    return replace(batch, it=it, failed=failed, moved=_distance(old, new))
-
-
-def _distance(old: Analysers, new: Analysers) -> float:
-    on = (new.columns & new.active.unsqueeze(-1)).to(new.alpha)
-    parts = [(new.alpha / old.alpha).log() * on, new.log_mixing.exp() - old.log_mixing.exp()]
-    parts.append((new.beta / old.beta).log() * new.active.unsqueeze(-1))
-    return max(float(p.abs().max()) if p.numel() else 0.0 for p in parts)
-
-
-def advance(batch: MPPCARestarts) -> MPPCARestarts:
-    """The restarts after one more round."""
-    return _moved_to(batch, batch.rule(batch.it))
+def _distance(old: Analysers, new: Analysers) -> Tensor:
+    """Largest change of a log precision or of a share, ``(R,)``."""
+    on = new.columns & new.active.unsqueeze(-1)
+    parts = [torch.where(on, (new.alpha / old.alpha).log(), 0.0), new.log_mixing.exp() - old.log_mixing.exp()]
+    parts.append(torch.where(new.active.unsqueeze(-1), (new.beta / old.beta).log(), 0.0))
+    return torch.cat([p.abs().flatten(1) for p in parts], -1).amax(-1)
 
 
 def rounds(batch: MPPCARestarts, rule: Rule, num_steps: int) -> MPPCARestarts:
     """A fixed number of rounds of ``rule``."""
-    batch = replace(batch, rule=rule)
-    for _ in range(num_steps):
-        batch = advance(batch)
-    return batch
+    return repeated(replace(batch, rule=rule), num_steps)
+
+
+def warm_up(batch: MPPCARestarts, num_rounds: int) -> list[Phase[MPPCARestarts]]:
+    """Rounds without a prior on the loadings: direct ones, then EM."""
+    free = batch.it.ties.beta_free and not missing.has_gaps(batch.Y)  # whose covariances are not known
+    num_direct = min(DIRECT, num_rounds) if free else 0
+    plain = Rule(no_gamma, alpha=0.0, rho=batch.rule.rho)
+    return [
+        Phase(lambda now: now, directly, num_direct),
+        Phase(lambda now: replace(now, rule=plain), advance, num_rounds - num_direct),
+    ]
+
+
+def directly(batch: MPPCARestarts) -> MPPCARestarts:
+    """A round that takes loadings straight from covariances."""
+    held, ties = batch.it.analysers, batch.it.ties
+    new = start.direct(batch.Y, held, 2.0 * batch.rule.rho * batch.it.variance.mean())
+    new = new if ties.mean_free else replace(new, mu=held.mu)
+    return moved_to(batch, new if ties.mixing_free else replace(new, log_mixing=held.log_mixing))
 
 
 def warmed(batch: MPPCARestarts, num_steps: int) -> MPPCARestarts:
-    """The batch after rounds without a prior on the loadings: direct ones, then EM; ready for its rule."""
+    """The batch after the warm-up, ready for its rule."""
+    after = restarts.warmed(batch, warm_up(batch, num_steps))
+    return restarts.ready(replace(after, rule=batch.rule))
+
+
+def em(batch: MPPCARestarts, num_warm: int, stop: Stop) -> Fit[MPPCARestarts]:
+    """The warm-up, with the rule's gamma prior if it has one, then the rule until ``stop``."""
     rule = batch.rule
-    direct = batch.it.ties.beta_free and not missing.has_gaps(batch.Y)  # whose covariances are not known
-    num_direct = min(DIRECT, num_steps) if direct else 0
-    for _ in range(num_direct):
-        new = start.direct(batch.Y, batch.it.analysers, 2.0 * rule.rho * batch.it.variance.mean())
-        held = batch.it.analysers
-        new = new if batch.it.ties.mean_free else replace(new, mu=held.mu)
-        batch = _moved_to(batch, new if batch.it.ties.mixing_free else replace(new, log_mixing=held.log_mixing))
-    plain = Rule(no_gamma, alpha=0.0, rho=rule.rho)
-    return replace(rounds(batch, plain, num_steps - num_direct), rule=rule, moved=torch.inf)
-
-
-def em(batch: MPPCARestarts, warm_up: int, stop: Stop) -> Fit[MPPCARestarts]:
-    """Unregularised warm-up, with the rule's gamma prior if it has one, then the rule until ``stop``."""
-    return iterate(advance, warmed(batch, warm_up), stop, "EvidenceEM")
+    return restarts.em(batch, warm_up(batch, num_warm), lambda now: replace(now, rule=rule), stop, advance)
 
 
 def best(batch: MPPCARestarts) -> MPPCARestarts:
@@ -160,12 +167,12 @@ def on(batch: MPPCARestarts, Y: Tensor) -> MPPCARestarts:
 def of_rows(batch: MPPCARestarts, index: Tensor) -> MPPCARestarts:
     """Some restarts, on their own."""
     begun = first(batch.Y, batch.it.analysers[index], batch.it.ties, batch.it.variance, batch.rule)
-    return replace(begun, failed=batch.failed[index], moved=batch.moved)
+    return replace(begun, failed=batch.failed[index], change=batch.change[index])
 
 
 def finished(fit: Fit[MPPCARestarts], num_steps: int, stop: Stop) -> Fit[MPPCARestarts]:
     """The best restart after deletion, and run until ``stop`` on its own."""
-    batch = replace(greedily_deleted(fit.state, num_steps), moved=torch.inf)
+    batch = restarts.ready(greedily_deleted(fit.state, num_steps))
     last = iterate(advance, batch, stop, "EvidenceEM, best restart")
     return Fit(last.state, last.status, (*fit.objectives, *last.objectives))
 

@@ -1,7 +1,6 @@
 """What a fit on a few axes of weight space returns."""
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +14,11 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.laplace.guide import LaplaceGuide
-from pyro_evidence.laplace.new_data.predicting import Predicting
+from pyro_evidence.laplace.new_data.gaussian_posterior import GaussianPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
-from pyro_evidence.program.checks import require_targets
-from pyro_evidence.program.failed_run import as_tensors, new_data
+from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.links import identity, logit, moderated_output
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import unwrapped
@@ -38,7 +36,6 @@ from pyro_evidence.relevance.axis_priors import (
 )
 from pyro_evidence.relevance.chunks import StreamedTarget
 from pyro_evidence.relevance.weights import Weights, weights_of
-from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.threads import own_random_numbers, put_into_store
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
@@ -46,7 +43,7 @@ Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> pro
 
 
 @dataclass(frozen=True, repr=False)
-class AxesPosterior(Predicting):
+class AxesPosterior(GaussianPosterior):
     """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
 
     :ivar of: the weights it is of.
@@ -116,13 +113,12 @@ class AxesPosterior(Predicting):
         return {**self.of.joint.held, "alpha": self.alpha}
 
     @property
-    def mode(self) -> dict[str, Tensor]:
-        """Constrained values of every latent site at the mode."""
-        return self._sites(self.state.y)
+    def _joint(self) -> LogJoint:
+        return self.of.joint
 
-    def _sites(self, y: Tensor) -> dict[str, Tensor]:
-        joint = self.of.joint
-        return {n: v.detach() for n, v in joint.latents.constrained(self.of.flat(y).to(joint.dtype)).items()}
+    @property
+    def _mode_at(self) -> tuple[Tensor, Tensor]:
+        return self.of.flat(self.state.y), self.of.joint.initial_theta
 
     @property
     def gamma(self) -> dict[str, Tensor]:
@@ -132,19 +128,16 @@ class AxesPosterior(Predicting):
         variance = torch.cholesky_inverse(self._fit.precision_tril).diagonal()[: self.num_active]
         return {"alpha": well_determined(self.alpha[self.active], variance)}
 
-    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
-        """Independent draws of every latent site of the user's model: ``(S,) + site shape``.
+    @property
+    def _num_directions(self) -> int:
+        return len(self.state.x)
 
-        :param seed: None continues from the caller's generator; either way that generator is left where it
-            was.
-        """
-        num_samples = check_count("num_samples", num_samples, at_least=0)
-        with own_random_numbers():
-            if seed is not None:
-                check_seed(seed)
-                torch.manual_seed(seed)
-            white = prediction.white_noise(num_samples, len(self.state.x))
-        return self._sites((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
+    def _draws(self, white: Tensor) -> Tensor:
+        return self.of.flat((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
+
+    def _away(self, z: Tensor) -> Tensor:
+        sd = self._colour_rows().square().sum(-1).sqrt()
+        return self.of.flat(self.state.y + z.unsqueeze(-1) * sd)
 
     def _colour(self, white: Tensor) -> Tensor:
         tril = self._fit.precision_tril
@@ -182,35 +175,9 @@ class AxesPosterior(Predicting):
         shapes = {n: tuple(v.shape) for n, v in self.weights.items()}
         return OnAxes(user, self.state.directions.to(joint.dtype), prior, shapes)
 
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
-        return self.mode
-
-    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles, taken in unconstrained space: ``(len(q),) + shape``."""
-        levels = quantile_levels(q)
-        sd = self._colour_rows().square().sum(-1).sqrt()
-        return self._sites(self.state.y + torch.special.ndtri(levels).unsqueeze(-1) * sd)
-
     def _colour_rows(self) -> Tensor:
         """``F``, ``(D, K + V)``, with ``F F'`` the posterior covariance of the weights and the others."""
         return self.state.embedding @ self._colour(torch.eye(len(self.state.x)).to(self.state.x)).mT
-
-    def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Pointwise log density of every observed site at the mode, nats; of the training data by default."""
-        joint = self._with(args, kwargs)
-        u = self.of.flat(self.state.y)
-        with new_data(joint.args, joint.kwargs):
-            require_targets(joint.trace(u, joint.initial_theta).nodes, joint.observed, joint.unvalidated)
-            return {n: v.detach() for n, v in joint.pointwise(u, joint.initial_theta).items()}
-
-    def _with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogJoint:
-        joint = copy.copy(self.of.joint)
-        if not (args or kwargs):
-            self._needs_data("a method without arguments")
-        else:
-            joint.args, joint.kwargs = as_tensors(args, kwargs)
-        return joint
 
     @property
     def _streamed(self) -> bool:
@@ -224,23 +191,13 @@ class AxesPosterior(Predicting):
                 "for some rows to predictor, probability or log_prob, or run NUTS on posterior.model with data."
             )
 
-    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Pointwise log predictive density at the mode, nats, ``(N,)``, summed over sites of one shape."""
-        parts = self.log_likelihood(*args, **kwargs)
-        shapes = {n: tuple(v.shape) for n, v in parts.items()}
-        if len(set(shapes.values())) != 1:
-            raise BadInput(
-                f"observed sites have different shapes, {shapes}; use log_likelihood(...), one entry per site."
-            )
-        return torch.stack(list(parts.values())).sum(0)
-
     def predictor(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Posterior mean and variance of the first observed site's predictor, each of its shape.
 
         :param args: the model's arguments; the targets may be left out.  Random state is left alone.
         """
         eta, J = self._tangents(args, kwargs)
-        return eta, (self._white(J.mT)).square().sum(0).reshape(eta.shape)
+        return eta, (self._whitened(J.mT)).square().sum(0).reshape(eta.shape)
 
     def _tangents(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The first observed site's predictor at the mode, and its derivative in ``x``, ``(size, K + V)``."""
@@ -251,16 +208,10 @@ class AxesPosterior(Predicting):
         eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
         return eta.detach(), jacobian(eta.reshape(-1), x)
 
-    def _white(self, columns: Tensor) -> Tensor:
+    def _whitened(self, columns: Tensor) -> Tensor:
         """``L^-1`` times columns ``(K + V, S)``, the posterior precision being ``L L'``."""
         tril = self._fit.precision_tril
         return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
-
-    def in_pairs(self, num_samples: int, seed: int) -> dict[str, Tensor]:
-        """Draws of every latent site, the second half of them the mirror images of the first around the mode."""
-        generator = torch.Generator().manual_seed(seed)
-        white = prediction.in_pairs(check_count("num_samples", num_samples), len(self.state.x), generator)
-        return self._sites((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
 
     def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, draws: bool) -> dict[str, prediction.Rows]:
         latents, new = self.in_pairs(num_samples, seed), (joint.args, joint.kwargs)
@@ -322,11 +273,7 @@ class AxesPosterior(Predicting):
         lines.append(f"the log evidence is {self.evidence_note}")
         print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
 
-    def save(self, path: str | Path) -> None:
-        """Write tensors and settings, no code.
-
-        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
-        """
+    def _record(self) -> dict[str, Any]:
         joint, prior = self.of.joint, self.state.prior
         self._needs_data("a file")
         archive.storable(joint.args, "positional arguments")
@@ -344,7 +291,7 @@ class AxesPosterior(Predicting):
         }
         record |= {"args": list(joint.args), "kwargs": dict(joint.kwargs), "state": self.state.record()}
         record["held"] = {n: v.detach().clone() for n, v in joint.held.items()}
-        archive.write(record | {"log_evidence": self.log_evidence}, path)
+        return record | {"log_evidence": self.log_evidence}
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> "AxesPosterior":

@@ -47,7 +47,7 @@ class REVMSettings:
 class REVMState(SparseState):
     """Built only by :func:`eigen_state`, so its parts always agree."""
 
-    recipe: REVMSettings
+    settings: REVMSettings
     ridge: float
     quadratic: Quadratic
     axes: Axes
@@ -60,7 +60,7 @@ class REVMState(SparseState):
     @property
     def prior(self) -> AxisPrior:
         """The prior, the same for each axis."""
-        return self.recipe.prior
+        return self.settings.prior
 
     @property
     def directions(self) -> Tensor:
@@ -94,7 +94,7 @@ class REVMState(SparseState):
 
         Not for comparing models: the axes come from the data, and it errs high where the quadratic does.
         """
-        return self.base_log_likelihood + (self.recipe.prior.log_gain(self.axes.wald) - 0.5 * self.axes.wald).sum()
+        return self.base_log_likelihood + (self.settings.prior.log_gain(self.axes.wald) - 0.5 * self.axes.wald).sum()
 
 
 def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) -> Tensor:
@@ -143,16 +143,16 @@ def separable(target: Target, y: Tensor, num_weights: int) -> bool:
     return bool(values[1] >= values[0])
 
 
-def axes_of(quadratic: Quadratic, num_weights: int, recipe: REVMSettings) -> Axes:
+def axes_of(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> Axes:
     """Eigenvectors of the curvature; by singular values where its Gram matrix would lose digits that matter."""
     w = quadratic.y[:num_weights]
     if quadratic.summed_score is not None:
-        return axis_evidence.from_gram(quadratic.gram, w, recipe.centre(quadratic.score))
-    slopes = tuple(recipe.centre(s) for s in quadratic.slopes)
+        return axis_evidence.from_gram(quadratic.gram, w, settings.centre(quadratic.score))
+    slopes = tuple(settings.centre(s) for s in quadratic.slopes)
     followed = any(bool((s != 0).any()) for s in slopes)
     centred = replace(quadratic, slopes=slopes)
     if len(quadratic.y) > num_weights:
-        return axis_evidence.from_gram(*_effective(centred, w, recipe))
+        return axis_evidence.from_gram(*_effective(centred, w, settings))
     roots = [_root(B) for B in quadratic.curvatures]
     if all(roots) and num_weights > TRUNCATE and not followed:
         return axis_evidence.truncated(lambda v: _product(quadratic, v), w)
@@ -178,7 +178,7 @@ def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor
     return axis_evidence.from_rows(rows, w, residual)
 
 
-def _effective(quadratic: Quadratic, w: Tensor, recipe: REVMSettings) -> tuple[Tensor, Tensor, Tensor]:
+def _effective(quadratic: Quadratic, w: Tensor, settings: REVMSettings) -> tuple[Tensor, Tensor, Tensor]:
     return quadratic.gram[: len(w), : len(w)], w, quadratic.score[: len(w)]
 
 
@@ -203,55 +203,57 @@ def _root(B: Tensor) -> tuple[Tensor, Tensor] | None:
     return (vectors * root.unsqueeze(-2)) @ vectors.mT, (vectors * inverse.unsqueeze(-2)) @ vectors.mT
 
 
-def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, recipe: REVMSettings) -> REVMState:
+def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, settings: REVMSettings) -> REVMState:
     """Algorithms 1 and 2 of Kropotov and Vetrov (2007), with a ridge mode where they ask for a maximum.
 
     :param start: where the search for the ridge mode starts, shape ``(D,)``.
     """
     if isinstance(target, LinearTarget) and _is_wide(target, ridge, num_weights):
-        return _in_row_space(target, start, ridge, recipe)
+        return _in_row_space(target, start, ridge, settings)
     base = base_point(target, ridge, start, num_weights)
-    quadratic = recipe.approximation(target, ridge, base)
-    return on_axes(target, recipe, ridge, (quadratic, axes_of(quadratic, num_weights, recipe)))
+    quadratic = settings.approximation(target, ridge, base)
+    return on_axes(target, settings, ridge, (quadratic, axes_of(quadratic, num_weights, settings)))
 
 
 def _is_wide(target: LinearTarget, ridge: float, num_weights: int) -> bool:
     return target.rest is None and ridge > 0.0 and 2 * sum(p.c.numel() for p in target.parts) <= num_weights
 
 
-def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, recipe: REVMSettings) -> REVMState:
+def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, settings: REVMSettings) -> REVMState:
     """:func:`eigen_state` with far more weights than data: mode and axes lie in the span of the design's rows."""
     Q, _ = torch.linalg.qr(torch.cat([p.J.flatten(0, 1) for p in target.parts]).mT)  # (M, N C)
-    found = eigen_state(target.along(Q), Q.shape[1], Q.mT @ start, ridge, recipe)
+    found = eigen_state(target.along(Q), Q.shape[1], Q.mT @ start, ridge, settings)
     quadratic = replace(found.quadratic, y=Q @ found.quadratic.y, parts=target.parts)
     return replace(found, quadratic=quadratic, axes=found.axes._replace(directions=Q @ found.axes.directions))
 
 
-def on_axes(target: Target, recipe: REVMSettings, ridge: float, found: tuple[Quadratic, Axes]) -> REVMState:
+def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Quadratic, Axes]) -> REVMState:
     """Hyperparameters and mode along given axes: algorithm 1 or 2 from step 4 on."""
     quadratic, axes = found
     num_weights = len(axes.directions)
-    alpha = recipe.prior.alpha(axes.h, axes.u)
+    alpha = settings.prior.alpha(axes.h, axes.u)
     kept = torch.isfinite(alpha)
-    u = recipe_mode(target, recipe, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:]))
+    u = mode_on_axes(
+        target, settings, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:])
+    )
     nonzero = u[: int(kept.sum())] != 0
     active = kept.clone()
     active[kept] = nonzero
     x = torch.cat([u[: len(nonzero)][nonzero], u[len(nonzero) :]])
     null = torch.cat([torch.zeros_like(quadratic.y[:num_weights]), quadratic.y[num_weights:]])
     values = target.value(torch.stack([quadratic.y, null]))
-    return REVMState(recipe, ridge, quadratic, axes, alpha, active, x, values[0], values[1])
+    return REVMState(settings, ridge, quadratic, axes, alpha, active, x, values[0], values[1])
 
 
-def recipe_mode(
-    target: Target, recipe: REVMSettings, prior: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor]
+def mode_on_axes(
+    target: Target, settings: REVMSettings, prior: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor]
 ) -> Tensor:
     """The mode over the kept axes and the other coordinates."""
     directions, alpha = prior
     if not sum(len(s) for s in start):
         return alpha
     T = torch.block_diag(directions, torch.eye(len(start[1])).to(alpha))
-    return recipe.prior.mode(target.along(T), alpha, torch.cat(start))
+    return settings.prior.mode(target.along(T), alpha, torch.cat(start))
 
 
 SATURATED = 25.0  # log odds beyond which a likelihood no longer feels its weights

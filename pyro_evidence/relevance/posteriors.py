@@ -156,7 +156,7 @@ class REVMPosterior(AxesPosterior):
     @staticmethod
     def restored(record: Mapping[str, Any], prior: AxisPrior) -> REVMState:
         """The state of a file's record; the local quadratic itself is not kept."""
-        recipe = REVMSettings(prior, base_centre, laplace_at_base)
+        settings = REVMSettings(prior, base_centre, laplace_at_base)
         quadratic = bare(record["base"])
         parts = (record["alpha"], record["active"], record["x"], *record["log_likelihoods"])
-        return REVMState(recipe, record["ridge"], quadratic, Axes(*record["axes"]), *parts)
+        return REVMState(settings, record["ridge"], quadratic, Axes(*record["axes"]), *parts)

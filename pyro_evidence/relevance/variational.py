@@ -121,7 +121,7 @@ class VariationalState:
 
     @property
     def verdict(self) -> Status | None:
-        """Always None."""
+        """None: a further step can always be made."""
         return None
 
 

@@ -11,6 +11,7 @@ from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.updates import Ties
+from pyro_evidence.restarts import advance
 from tests.mppca.test_fit import planes
 
 RULE = mppca_rounds.rule_of(BoundedInflation())
@@ -93,6 +94,6 @@ def test_restarts_as_a_batch_end_where_single_ones_do() -> None:
         torch.testing.assert_close(one.log_evidence[0], many.log_evidence[row], rtol=1e-9, atol=1e-9)
         alone, stats = one.it.analysers, kernels.e_step(Y, one.it.analysers)
         torch.testing.assert_close(stats.log_likelihood, many.it.stats.log_likelihood[row : row + 1])
-        stepped, batched = mppca_rounds.advance(one), mppca_rounds.advance(many)
+        stepped, batched = advance(one), advance(many)
         torch.testing.assert_close(stepped.it.analysers.W[0], batched.it.analysers.W[row], rtol=1e-8, atol=1e-8)
         assert alone.W.shape[0] == 1

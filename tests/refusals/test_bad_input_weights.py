@@ -117,7 +117,7 @@ def test_a_ridge_may_be_a_tensor_and_what_a_function_finds_is_checked() -> None:
     one, other = (REVM(models.logistic, ridge=r).run(Phi, t) for r in (0.1, torch.tensor(0.1)))
     torch.testing.assert_close(one.weights, other.weights)
     with pytest.raises(BadInput, match="ridge=inf; expected a precision of at least 0 and finite"):
-        REVM(models.logistic, ridge=lambda weights, recipe: math.inf).run(Phi, t)
+        REVM(models.logistic, ridge=lambda weights, settings: math.inf).run(Phi, t)
 
 
 def test_what_is_no_prior_and_no_site_is_refused() -> None:

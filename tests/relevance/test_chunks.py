@@ -39,7 +39,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"centre": score_centre, "ridge": 3.0},
     {"approximation": empirical_fisher},
     {"ridge": 0.0},
-    {"ridge": lambda weights, recipe: 0.3},
+    {"ridge": lambda weights, settings: 0.3},
 ]
 
 

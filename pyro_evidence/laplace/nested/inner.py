@@ -41,7 +41,7 @@ class DenseFactors:
 
     @property
     def log_det(self) -> Tensor:
-        """Of the precisions."""
+        """Log determinant of each precision, ``(R,)``."""
         return 2.0 * self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def colour(self, white: Tensor) -> Tensor:

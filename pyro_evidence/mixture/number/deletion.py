@@ -15,8 +15,9 @@ from pyro_evidence.mixture import mode
 from pyro_evidence.mixture import rows as mixture_rows
 from pyro_evidence.mixture.data import Mixture, MixtureData, rows_of
 from pyro_evidence.mixture.number import splits
-from pyro_evidence.mixture.rounds import MixtureRestarts, advance, alone, first, rounds
+from pyro_evidence.mixture.rounds import MixtureRestarts, alone, first, rounds
 from pyro_evidence.mixture.updates import Ties, estep, pruned
+from pyro_evidence.restarts import advance
 from pyro_evidence.settings import check_count
 
 FEW = 2048  # data on which candidates are screened

@@ -51,7 +51,7 @@ class Alone:
         return rows
 
     def agree(self, what: str, here: str) -> None:
-        """Nobody disagrees."""
+        """True: there is one process, which agrees with itself."""
 
     def raise_together(self, wrong: Exception | None) -> None:
         """Raise what is wrong here."""

@@ -132,7 +132,6 @@ class ICAR(GaussianField):
     def __init__(
         self, edges: Tensor | Neighbours, scale: Any, level: Any = None, validate_args: bool | None = None
     ) -> None:
-        """See the class."""
         graph = _graph(edges)
         self.scale, self.level = parameters(scale, level)
         rank, parts = graph.size - len(graph.members), len(graph.members)
@@ -167,7 +166,6 @@ class BYM2(GaussianField):
     def __init__(
         self, edges: Tensor | Neighbours, scale: Any, mixing: Any, level: Any = None, validate_args: bool | None = None
     ) -> None:
-        """See the class."""
         graph = _graph(edges)
         self.scale, self.mixing, self.level = parameters(scale, mixing, level)
         rank, size = graph.size - len(graph.members), graph.size

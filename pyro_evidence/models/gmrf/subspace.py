@@ -18,7 +18,6 @@ class OrthogonalTo(constraints.Constraint):
     is_discrete = False
 
     def __init__(self, directions: Tensor, shape: torch.Size) -> None:
-        """See the class."""
         self.directions, self.shape = directions, shape
 
     @property
@@ -45,7 +44,6 @@ class Isometry(Transform):
     bijective = True
 
     def __init__(self, codomain: OrthogonalTo) -> None:
-        """See the class."""
         super().__init__()
         self.codomain, self._shape = codomain, codomain.shape
         packed, self._tau = torch.geqrf(codomain.directions)

@@ -36,7 +36,6 @@ class RandomWalk(GaussianField):
     def __init__(
         self, scale: Any, size: int, order: int = 1, level: Any = None, validate_args: bool | None = None
     ) -> None:
-        """See the class."""
         if order not in (1, 2) or size <= order:
             raise BadInput(f"RandomWalk(size={size}, order={order}); expected order 1 or 2, and more values than that.")
         self.scale, self.level = parameters(scale, level)
@@ -82,7 +81,6 @@ class AR1(GaussianField):
     }
 
     def __init__(self, scale: Any, coefficient: Any, size: int, validate_args: bool | None = None) -> None:
-        """See the class."""
         if size < 2:
             raise BadInput(f"AR1(size={size}); expected at least 2 values.")
         self.scale, self.coefficient = broadcast_all(scale, coefficient)

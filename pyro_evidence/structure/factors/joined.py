@@ -30,7 +30,7 @@ class Joined:
 
     @property
     def parts(self) -> tuple[SparseLinear, ...]:
-        """The linear predictors."""
+        """Linear predictors of all factors together."""
         return tuple(part for part in self.linear.linear if isinstance(part, SparseLinear))
 
     def at(self, u: Tensor, theta: Tensor) -> Evaluated:

@@ -204,12 +204,12 @@ class Place:
 
     @property
     def log_joint(self) -> Tensor:
-        """``()``."""
+        """Log joint density here, nats, ``()``."""
         return self.point.log_joint
 
     @property
     def gradient(self) -> Tensor:
-        """``(D,)``."""
+        """Its gradient in the coordinates, ``(D,)``."""
         return self.point.gradient
 
     def measured(self, step: Tensor, definite: bool, limits: newton.Limits) -> "Place":

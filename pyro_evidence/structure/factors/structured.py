@@ -45,7 +45,7 @@ class Structured:
 
     @cached_property
     def pattern(self) -> Pattern:
-        """Who touches whom."""
+        """Which coordinates each factor touches."""
         every = torch.arange(self.joint.latents.size, device=self.joint.device).unsqueeze(-1)
         joined = (family.index for family in (*self.families, *self.wide) if family.index.shape[-1] > 1)
         return Pattern(self.joint.latents.size, (every, *(part.rows.touched for part in self.parts), *joined))
