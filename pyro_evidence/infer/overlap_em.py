@@ -58,7 +58,7 @@ class OverlapEM:
     >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
     >>> labels = torch.arange(60) // 30
     >>> posterior = OverlapEM(prbf(2)).run(Y, labels)
-    >>> float((posterior.predict(Y) == labels).double().mean())
+    >>> float((posterior.labels(Y) == labels).double().mean())
     1.0
     """
 

@@ -210,11 +210,15 @@ class NetworkAverage(WithinMemory):
         each = torch.stack([p.log_proba(X) for p in self.posteriors])
         return each.logsumexp(0) - math.log(len(each))
 
-    def predict_proba(self, X: Tensor) -> Tensor:
+    def predict(self, X: Tensor) -> Tensor:
         """Mean over networks of ``P(C_k | x_n)``, shape ``(N, K)``."""
         return self.log_proba(X).exp()
 
-    def predict(self, X: Tensor) -> Tensor:
+    def predict_proba(self, X: Tensor) -> Tensor:
+        """The same."""
+        return self.predict(X)
+
+    def labels(self, X: Tensor) -> Tensor:
         """The likeliest class of each datum, shape ``(N,)``, int64."""
         return self.log_proba(X).argmax(-1)
 

@@ -210,4 +210,5 @@ def posterior_of(task: PRBFFit, fit: Fit[Progress]) -> PRBFPosterior:
         floored=point.kind.rests(net.covariance, point.data.unit)[0],
         restarts=now.point.objective,
         warm_up=task.warm_up,
+        training=(task.training.X, task.training.labels),
     )

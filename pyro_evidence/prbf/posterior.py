@@ -1,7 +1,7 @@
 """What a fit of the probabilistic RBF network returns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.memory import WithinMemory
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
+from pyro_evidence.prbf.correlation import CovarianceGain, covariance_gain
 from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
 
 FORMAT = "pyro_evidence PRBF posterior 1"
@@ -79,7 +80,7 @@ class PRBFPosterior(WithinMemory):
     >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
     >>> labels = torch.arange(60) // 30
     >>> posterior = OverlapEM(prbf(2)).run(Y, labels)
-    >>> posterior.predict(torch.tensor([[0.0, 0.0], [6.0, 6.0]])).tolist()
+    >>> posterior.predict(torch.tensor([[0.0, 0.0], [6.0, 6.0]])).argmax(-1).tolist()
     [0, 1]
     """
 
@@ -97,6 +98,7 @@ class PRBFPosterior(WithinMemory):
     restarts: Tensor
     warm_up: int = 0
     held: tuple[RejectedClass, ...] = ()
+    training: tuple[Tensor, Tensor] | None = field(default=None, compare=False)  # X, labels; not saved
 
     def __repr__(self) -> str:
         classes, kernels = self.mixing.shape
@@ -159,11 +161,15 @@ class PRBFPosterior(WithinMemory):
         """``log P(C_k | x_n)``, eq. 1, shape ``(N, K)``."""
         return (self.log_density(X) + self.class_prior.log()).log_softmax(-1)
 
-    def predict_proba(self, X: Tensor) -> Tensor:
+    def predict(self, X: Tensor) -> Tensor:
         """``P(C_k | x_n)``, eq. 1, shape ``(N, K)``; rows add up to 1."""
         return self.log_proba(X).exp()
 
-    def predict(self, X: Tensor) -> Tensor:
+    def predict_proba(self, X: Tensor) -> Tensor:
+        """The same."""
+        return self.predict(X)
+
+    def labels(self, X: Tensor) -> Tensor:
         """The likeliest class of each datum, shape ``(N,)``, int64."""
         return self.log_proba(X).argmax(-1)
 
@@ -196,7 +202,7 @@ class PRBFPosterior(WithinMemory):
 
     def save(self, path: str | Path) -> None:
         """Write tensors and numbers to a file; no code, and not the training data."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("model", "network")}
+        own = {name: getattr(self, name) for name in _kept()}
         content = own | {name: [tuple(item) for item in own[name]] for name in EVENTS}
         archive.write(content | {"format": FORMAT, "model": repr(self.model), "network": parts_of(self.network)}, path)
 
@@ -211,12 +217,24 @@ class PRBFPosterior(WithinMemory):
         saved, found = (_settings(text) for text in (content["model"], repr(model)))
         if saved != found:
             raise BadInput(f"{path} holds the network of {saved}; the model is {found}. Load it with its own model.")
-        own = {f.name: content[f.name] for f in fields(cls) if f.name not in ("model", "network")}
+        own = {name: content[name] for name in _kept()}
         own |= {name: tuple(kind(*item) for item in own[name]) for name, kind in EVENTS.items()}
         return cls(model=model, network=Network(*content["network"]), **own)
 
+    @property
+    def covariance_gain(self) -> CovarianceGain | None:
+        """What full covariances would gain, by rows held out; None where they are full, or for a loaded network."""
+        if self.training is None or self.model.kernels.covariance.event_dim == 2 or self.loc.shape[-1] == 1:
+            return None
+        X, labels = self.training
+        return covariance_gain(X, self.responsibilities(X, labels), self.model.kernels.covariance)
+
     def diagnostics(self) -> dict[str, Any]:
-        """Status, eq. 22 per round, kernels in use, rejections, losses, classes held, kernels on the floor."""
+        """Status, eq. 22 per round, kernels in use, rejections, losses, classes held, kernels on the floor.
+
+        ``covariance_gain`` is what full covariances would gain by rows held out, nats, and ``notes`` says it in words.
+        """
+        gain = self.covariance_gain
         return {
             "status": self.status,
             "objectives": self.objectives,
@@ -227,12 +245,21 @@ class PRBFPosterior(WithinMemory):
             "held": self.held,
             "floored": self.floored.nonzero().flatten().tolist(),
             "restarts": self.restarts.tolist(),
+            "covariance_gain": 0.0 if gain is None else gain.nats,
+            "notes": [] if gain is None else gain.notes,
         }
 
     def summary(self) -> None:
-        """Print one line per kernel: its share of the data, its overlap, and its classes."""
+        """Print one line per kernel, with its share of the data, overlap and classes; and what others would gain."""
         print(f"{self.status}; alpha = {self.alpha:.4g}; eq. 22: {self.objectives[-1]:.4f} nats")  # noqa: T201
         print(f"{'kernel':>6} {'data':>9} {'delta':>9}  P(class | kernel)")  # noqa: T201
         for j in range(self.mixing.shape[-1]):
             shares = " ".join(f"{p:.3f}" for p in self.purity[j].tolist())
             print(f"{j:6d} {float(self.counts[:, j].sum()):9.1f} {float(self.overlap[j]):9.4f}  {shares}")  # noqa: T201
+        for note in self.diagnostics()["notes"]:
+            print(note)  # noqa: T201
+
+
+def _kept() -> list[str]:
+    """What a file holds beside the model's settings and the network."""
+    return [f.name for f in fields(PRBFPosterior) if f.name not in ("model", "network", "training")]

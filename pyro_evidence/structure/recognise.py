@@ -39,6 +39,7 @@ Pair = tuple[Probe, Probe]  # a run at u = 0 and one elsewhere, at the same hype
 
 EASY_JACOBIAN = 2**16  # numbers for which any way will do
 SMALL_JACOBIAN = 2**24  # numbers that are never too many
+MANY_COUPLED = 64  # elements of one datum that a discrete site or an event ties together
 DENSER_THAN_DATA = 4  # times as many numbers as the data have: beyond that a Jacobian is mostly zeros
 
 
@@ -174,7 +175,9 @@ def _tolerance(joint: LogJoint) -> float:
 
 def _holds(sites: Sites, probe: Probe) -> bool:
     """Whether prior, slots and the rest add up to the log joint, and the slots' layouts say what couples."""
-    tolerance = _tolerance(probe.joint)
+    tolerance, most = _tolerance(probe.joint), max(MANY_COUPLED, probe.joint.latents.size)
+    if any(slot.layout.num_coupled > most for slot in sites.slots):
+        return False  # each takes a pass, and the density itself has fewer second derivatives
     try:
         return _adds_up(sites, probe) and all(
             is_separable(slot.log_likelihood(probe.trace), slot.layout, slot.blocks(probe.trace)[None], tolerance)

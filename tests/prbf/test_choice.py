@@ -60,9 +60,9 @@ def test_the_average_is_of_probabilities() -> None:
     X, y = three_classes()
     found = average_networks(engine(), X, y, multiples=(0.0, 5.0, 20.0))
     each = torch.stack([p.predict_proba(X) for p in found.posteriors])
-    torch.testing.assert_close(found.predict_proba(X), each.mean(0))
+    torch.testing.assert_close(found.predict(X), each.mean(0))
     assert [p.alpha for p in found.posteriors] == [pytest.approx(c * len(X) / 12) for c in (0.0, 5.0, 20.0)]
-    assert torch.equal(found.predict(X), each.mean(0).argmax(-1))
+    assert torch.equal(found.labels(X), each.mean(0).argmax(-1))
 
 
 @pytest.mark.parametrize("kernels", KINDS, ids=lambda kernels: type(kernels).__name__)
