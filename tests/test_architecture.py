@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 ORDER = (
     "moved errors memory tables threads settings tensor_file checkpoint iterate restarts numerics curvature program "
     "structure models trust prediction laplace mixture relevance mppca prbf infer evidence_check datasets distributed "
-    "compare plots sklearn"
+    "compare plots sklearn __main__"
 ).split()
 RUN_MODELS = {
     "program",

@@ -18,6 +18,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from pyro_evidence import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ["pyproject.toml", "README.md", "LICENSE"]
 OPTIONAL = ["matplotlib", "sklearn", "arviz"]
@@ -109,9 +111,18 @@ def test_wheel_runs_the_readme_on_its_declared_dependencies(tmp_path: Path, read
     where = run(python, "-I", "-c", "import pyro_evidence; print(pyro_evidence.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(tmp_path)
 
+    assert "as it should be" in run(python, "-I", "-m", "pyro_evidence", cwd=tmp_path)
     script = tmp_path / "readme.py"
     script.write_text("\n".join(readme_blocks), encoding="utf-8")
     run(python, "-I", script, cwd=tmp_path)
+
+
+def test_the_version_stands_in_one_place_and_the_citation_agrees() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'dynamic = ["version"]' in project and 'attr = "pyro_evidence.__version__"' in project
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in citation
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_closure_follows_dependencies_and_leaves_extras_out() -> None:
