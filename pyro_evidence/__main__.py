@@ -16,7 +16,8 @@ from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.iterate import Stop
 
 ASKED = (
-    "pyro-evidence pyro-ppl torch numpy opt_einsum tqdm scipy pandas formulae scikit-learn arviz arviz-base matplotlib xarray"
+    "pyro-evidence pyro-ppl torch numpy opt_einsum tqdm "
+    "scipy pandas formulae scikit-learn arviz arviz-base matplotlib xarray"
 ).split()
 CLOSE = 1e-8  # nats
 ALPHA, BETA = 0.5, 4.0  # precisions of weights and noise

@@ -14,6 +14,7 @@ from pyro_evidence.compare import chains as sampled
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.laplace.summary.names import Coords, Dims, names_of
 from pyro_evidence.memory import within_memory
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows
@@ -58,29 +59,55 @@ class Chains:
 
 
 @within_memory
-def to_inference_data(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Any:
+def to_inference_data(
+    fit: Fit,
+    *args: Any,
+    num_samples: int = 1000,
+    seed: int = 0,
+    coords: Coords | None = None,
+    dims: Dims | None = None,
+    **kwargs: Any,
+) -> Any:
     """An ``arviz.InferenceData`` (ArviZ 0.x): ``az.summary``, ``az.loo`` and the plots work on it.
 
-    See :func:`arviz_groups` for the parameters and the groups.
+    See :func:`arviz_groups` for the groups and the other parameters.  The log evidence and the hyperparameters of a
+    posterior are attributes of its group ``posterior``.
 
+    :param coords: dimension -> names of its elements; ``dims`` site -> its dimensions.  Those that the model has, and
+        the columns of a data frame, are known without them.
     :raises ImportError: when ArviZ is missing, or is 1.x; then use :func:`to_datatree`.
     """
     arviz = _arviz_0()
-    groups = arviz_groups(fit, *args, num_samples=num_samples, seed=seed, **kwargs)
-    return arviz.from_dict(**groups)
+    chains = _chains(fit, args, kwargs, num_samples, seed)
+    found = arviz.from_dict(**_groups(chains, num_samples, seed), **_named(chains, coords, dims))
+    found.posterior.attrs.update(_attributes(fit))
+    return found
 
 
 @within_memory
-def to_datatree(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Any:
+def to_datatree(
+    fit: Fit,
+    *args: Any,
+    num_samples: int = 1000,
+    seed: int = 0,
+    coords: Coords | None = None,
+    dims: Dims | None = None,
+    **kwargs: Any,
+) -> Any:
     """An ``xarray.DataTree`` as ArviZ 1.x uses it; needs ``arviz-base`` (or ``arviz`` 1.x).
 
-    See :func:`arviz_groups` for the parameters and the groups.
+    See :func:`arviz_groups` for the groups and the other parameters.  The log evidence and the hyperparameters of a
+    posterior are attributes of its group ``posterior``.
 
+    :param coords: dimension -> names of its elements; ``dims`` site -> its dimensions.  Those that the model has, and
+        the columns of a data frame, are known without them.
     :raises ImportError: when ``arviz-base`` is missing.
     """
     arviz = _arviz_1()
-    groups = arviz_groups(fit, *args, num_samples=num_samples, seed=seed, **kwargs)
-    return arviz.from_dict(groups)
+    chains = _chains(fit, args, kwargs, num_samples, seed)
+    found = arviz.from_dict(_groups(chains, num_samples, seed), **_named(chains, coords, dims))
+    found["posterior"].attrs.update(_attributes(fit))
+    return found
 
 
 def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Groups:
@@ -102,12 +129,35 @@ def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, *
     :param kwargs: the model's keyword arguments.
     :raises BadInput: when MCMC has not run, or its draws and its model disagree.
     """
+    return _groups(_chains(fit, args, kwargs, num_samples, seed), num_samples, seed)
+
+
+def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samples: int, seed: int) -> Chains:
     if num_samples < NUM_CHAINS or num_samples % NUM_CHAINS:
         raise BadInput(f"num_samples={num_samples}; expected a positive multiple of {NUM_CHAINS}, the chains shown.")
     if isinstance(fit, MCMC | sampled.Chains):
-        chains = _of_mcmc(fit, args, kwargs)
-    else:
-        chains = _of_posterior(fit, num_samples, seed)
+        return _of_mcmc(fit, args, kwargs)
+    return _of_posterior(fit, num_samples, seed)
+
+
+def _named(chains: Chains, coords: Coords | None, dims: Dims | None) -> dict[str, Any]:
+    """Names of dimensions, those of the sites that are shown."""
+    names = names_of(chains.joint, coords, dims)
+    latents, once = chains.joint.latents.names, {n: d for n, d in names.dims.items() if len(set(d)) == len(d)}
+    shown = {n: list(along) for n, along in once.items() if n in latents}
+    used = {d for along in shown.values() for d in along}
+    return {"dims": shown, "coords": {d: list(names.coords[d]) for d in used}}
+
+
+def _attributes(fit: Fit) -> dict[str, Any]:
+    """The log evidence in nats and the hyperparameters, as numbers and lists."""
+    if isinstance(fit, MCMC | sampled.Chains):
+        return {}
+    hypers = {f"hyperparameter {n}": _array(v).tolist() for n, v in fit.hyperparameters.items()}
+    return {"log_evidence": float(fit.log_evidence), **hypers}
+
+
+def _groups(chains: Chains, num_samples: int, seed: int) -> Groups:
     sites = chains.joint.latents.names
     prior = _or_nothing(lambda: from_prior(chains.joint, chains.theta, num_samples, seed))
     groups = {

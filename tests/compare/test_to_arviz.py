@@ -184,7 +184,7 @@ def vector_of_another_name(X: Tensor, y: Tensor) -> None:
 
 def test_datatree_is_asked_for_by_nested_groups(fitted: LaplacePosterior, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = ModuleType("arviz_base")
-    fake.from_dict = lambda groups: groups  # type: ignore[attr-defined]
+    fake.from_dict = lambda groups, **_: {n: SimpleNamespace(attrs={}) for n in groups}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "arviz_base", fake)
     assert set(to_datatree(fitted, num_samples=8)) == set(arviz_groups(fitted, num_samples=8))
 
@@ -201,3 +201,28 @@ def test_datatree_and_loo_of_arviz_itself() -> None:
     np.testing.assert_array_equal(tree["log_likelihood"]["y"], groups["log_likelihood"]["y"])
     old = arviz.loo(to_inference_data(posterior, num_samples=400))
     assert float(stats.loo(tree).elpd) == pytest.approx(float(old.elpd_loo), abs=0.01)  # another effective size
+
+
+def test_names_of_dimensions_and_what_was_maximised_go_along(fitted: LaplacePosterior) -> None:
+    names = {"coords": {"input": ["a", "b", "c"]}, "dims": {"w": ["input"]}}
+    found = to_inference_data(fitted, num_samples=16, **names).posterior
+    assert found["w"].dims == ("chain", "draw", "input") and found["input"].values.tolist() == ["a", "b", "c"]
+    assert found.attrs["log_evidence"] == float(fitted.log_evidence)
+    learned = LaplaceEvidence(learned_noise).run(*straight_data())
+    attributes = to_inference_data(learned, num_samples=16).posterior.attrs
+    assert attributes["hyperparameter beta"] == float(learned.hyperparameters["beta"])
+
+
+def learned_noise(X: Tensor, y: Tensor | None = None) -> Tensor:
+    beta = pyro.param("beta", torch.ones(()), constraint=dist.constraints.positive)
+    w = pyro.sample("w", dist.Normal(X.new_zeros(X.shape[-1]), 1.0).to_event(1))
+    with pyro.plate("data", len(X)):
+        return pyro.sample("y", dist.Normal(X @ w, beta.rsqrt()), obs=y)
+
+
+def test_columns_of_a_frame_are_coordinates() -> None:
+    pandas = pytest.importorskip("pandas")
+    X, y = straight_data()
+    frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
+    found = to_inference_data(LaplaceEvidence(straight, hyper=()).run(frame, y), num_samples=16).posterior
+    assert found["w"].sel(column="b").shape == (4, 4)

@@ -79,7 +79,9 @@ def _model_of(joint: LogJoint) -> Any:
 
 
 def _columns(joint: LogJoint) -> dict[str, tuple[str, ...]]:
-    return dict(getattr(joint, "columns", {}))
+    """Dimensions by what they are called: ``column``, or one for each of several tables."""
+    tables = dict(getattr(joint, "columns", {}))
+    return {"column" if len(tables) == 1 else f"column of {n}": c for n, c in tables.items()}
 
 
 def _by_columns(joint: LogJoint, shapes: Mapping[str, Size]) -> dict[str, list[str]]:
