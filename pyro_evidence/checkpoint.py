@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import tensor_file
+from pyro_evidence.chunks.digest import digest_of_chunks
+from pyro_evidence.chunks.join import JOIN
 from pyro_evidence.errors import BadInput, NotWritten
 from pyro_evidence.settings import outside
 
@@ -241,6 +243,7 @@ class Recorder:
         self.path, self.every, self.header = path, every, header
         self.earlier, self.done = list(earlier), [loop for loop in earlier if loop["done"]]
         self.count, self.over, self.written = 0, False, time.monotonic()
+        self.quiet = False  # another process writes the file
 
     def begun(self, name: str, begin: Progress, start: float) -> Loop:
         """The next loop of the run.
@@ -272,7 +275,7 @@ class Recorder:
     @property
     def is_time(self) -> bool:
         """Whether the last writing is long ago."""
-        return not self.over and time.monotonic() - self.written >= self.every
+        return not (self.over or self.quiet) and time.monotonic() - self.written >= self.every
 
     def finish(self, loop: Loop, state: Any, objectives: Sequence[float], status: Any) -> None:
         """Keep the end of a loop; where it cannot be put down, nothing more is written."""
@@ -331,27 +334,33 @@ def recording(recorder: Recorder | None) -> Iterator[None]:
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 
-def recorded(run: Run) -> Run:
+def recorded(run: Run, known_by: Callable[..., str] = digest) -> Run:
     """An engine's ``run`` that keeps a checkpoint where its ``stop`` says so, and goes on from one after ``resume``."""
 
     @wraps(run)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with recording(_recorder(self, args, kwargs)):
+        with recording(_recorder(self, lambda: known_by(args, kwargs))):
             return run(self, *args, **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
 
-def _recorder(engine: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recorder | None:
+def recorded_chunks(run: Run) -> Run:
+    """The same of ``run_chunks``; of several processes the first writes the file, and all of them read it."""
+    return recorded(run, digest_of_chunks)
+
+
+def _recorder(engine: Any, data: Callable[[], str]) -> Recorder | None:
     earlier: Mapping[str, Any] | None = getattr(engine, "_earlier", None)
     path: str | Path | None = engine.stop.checkpoint or (earlier["path"] if earlier else None)
     if path is None or _CURRENT.get() is not None:
         return None
-    header = {"format": FORMAT, "engine": type(engine).__name__, "data": digest(args, kwargs)}
+    header = {"format": FORMAT, "engine": type(engine).__name__, "data": data()}
     if earlier is not None:
         _require_same(earlier, header)
     recorder = Recorder(path, engine.stop.every, header, () if earlier is None else earlier["loops"])
-    if not Path(path).exists():  # an older one stays until there is something better
+    recorder.quiet = JOIN.get().rank > 0
+    if not (recorder.quiet or Path(path).exists()):  # an older one stays until there is something better
         recorder.save()
     return recorder
 

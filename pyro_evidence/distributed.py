@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyro_evidence.chunks.join import JOIN, Sums
 from pyro_evidence.errors import BadInput
-from pyro_evidence.mixture.data import Sums
-from pyro_evidence.mixture.streamed.data import JOIN
 
 TIMEOUT = timedelta(minutes=30)  # that a rank waits for the others
 
@@ -51,14 +50,11 @@ class Ranks:
         """Sum over all processes, in the order of their ranks: a tensor, or a value made of tensors."""
         if isinstance(here, Tensor):
             return self._added(here)  # type: ignore[return-value]
-        if not is_dataclass(here):
-            raise TypeError(f"a {type(here).__name__} cannot be added up over ranks")
-        value: Any = here
-        parts = [getattr(value, f.name) for f in fields(value)]
-        flat = self._added(torch.cat([x.reshape(-1) for x in parts]))
-        pieces = flat.split([x.numel() for x in parts])
+        parts = list(_tensors(here))
+        pieces = self._added(torch.cat([x.reshape(-1) for x in parts])).split([x.numel() for x in parts])
         shaped = (piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True))
-        return replace(value, **dict(zip((f.name for f in fields(value)), shaped, strict=True)))
+        found: Sums = _filled(here, shaped)
+        return found
 
     def _added(self, here: Tensor) -> Tensor:
         parts = [torch.empty_like(here, memory_format=torch.contiguous_format) for _ in range(self.num_ranks)]
@@ -84,7 +80,7 @@ class Ranks:
 
         :raises BadInput: on all of them.
         """
-        said = self._said(here)
+        said = self.said(here)
         different = [i for i, text in enumerate(said) if text != said[0]]
         if different:
             raise BadInput(
@@ -97,12 +93,12 @@ class Ranks:
 
         :raises BadInput: that names the rank; on the rank itself with its own error as the cause.
         """
-        said = self._said("" if wrong is None else f"{type(wrong).__name__}: {wrong}")
+        said = self.said("" if wrong is None else f"{type(wrong).__name__}: {wrong}")
         bad = [f"rank {i}: {text}" for i, text in enumerate(said) if text]
         if bad:
             raise BadInput("; ".join(bad)) from wrong
 
-    def _said(self, here: str) -> list[str]:
+    def said(self, here: str) -> list[str]:
         """What every rank says, as bytes: nothing is unpickled."""
         text = torch.tensor(list(here.encode()), dtype=torch.uint8)
         parts = self.gathered(torch.cat([torch.tensor([len(text)]), text.long()]))
@@ -112,6 +108,24 @@ class Ranks:
             found.append(bytes(parts[place + 1 : place + 1 + size].tolist()).decode())
             place += 1 + size
         return found
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors that a value is made of, in the order of its fields."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if not is_dataclass(value):
+        raise TypeError(f"a {type(value).__name__} cannot be added up over ranks")
+    for f in fields(value):
+        yield from _tensors(getattr(value, f.name))
+
+
+def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The value with other tensors."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    return replace(value, **{f.name: _filled(getattr(value, f.name), tensors) for f in fields(value)})
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import checkpoint
+from pyro_evidence.chunks.join import ALONE, JOIN
+from pyro_evidence.chunks.reading import Chunks
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import type2
@@ -24,8 +26,6 @@ from pyro_evidence.mixture.kernels import joint_of_rows
 from pyro_evidence.mixture.number.deletion import Deletion, GreedyDeletion
 from pyro_evidence.mixture.posterior import MixturePosterior, without_data
 from pyro_evidence.mixture.streamed import fit as streamed_fit
-from pyro_evidence.mixture.streamed.data import ALONE, JOIN
-from pyro_evidence.mixture.streamed.fit import Chunks
 from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.wrappers import Missing, gaps_explained, marginalised, parsed
 from pyro_evidence.mppca import fit as mppca_fit

@@ -4,14 +4,17 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pyro_evidence import checkpoint
-from pyro_evidence.curvature.choices import Curvature
-from pyro_evidence.errors import BadInput
+from pyro_evidence.chunks.join import ALONE, JOIN
+from pyro_evidence.chunks.reading import Chunks
+from pyro_evidence.curvature.choices import Curvature, exact_hessian
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
@@ -29,6 +32,7 @@ from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import Start, check_function, check_model, start_of
 from pyro_evidence.structure.orbits import refuse_orbits
+from pyro_evidence.structure.streamed import linear_rows, streamed_structure
 from pyro_evidence.threads import one_at_a_time
 
 
@@ -115,11 +119,48 @@ class LaplaceEvidence:
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see errors.
         """
+        if JOIN.get() is not ALONE:
+            return self.run_chunks([(*args, *kwargs.values())])
         self._start(args, kwargs)
         best = self._maximise()
         if not is_certified(best.state.laplace):
             self._start(args, kwargs, factors=False)
             best = self._maximise()
+        return self._checked(best)
+
+    @one_at_a_time
+    @checkpoint.recorded_chunks
+    def run_chunks(self, chunks: Chunks) -> LaplacePosterior:
+        """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
+
+        For models whose observed sites see the latents through linear predictors, such as generalised linear ones,
+        whatever their priors and hyperparameters: value, slope, curvature and the evidence's exact gradient are sums
+        over a pass.  A fit takes four to six passes for each step of the hyperparameters.  The prior must not depend
+        on the rows; params begin where the first chunk has them.  The posterior keeps none of the data: what needs
+        them asks for them, and importance sampling goes through the chunks once more.
+
+        :param chunks: tuples of the model's positional arguments, such as ``Slices(X, t, size=100_000)`` of
+            :mod:`pyro_evidence.chunks`, a list, or a ``DataLoader`` that does not shuffle; gone through once a pass.
+        :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
+        :raises UnsupportedModel: for predictors that are not linear, and for sites to be integrated around Laplace.
+        """
+        if self.nodes != 1:
+            raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
+        joining, make = JOIN.get(), partial(LogJoint, self.model, integrate=self.integrate, hyper=self.hyper)
+        rows = linear_rows(self.model, chunks, joining, make, self._look)
+        active = torch.ones(rows.joint.latents.size, dtype=torch.bool, device=rows.joint.device)
+        self._full, self._integrated = None, {}
+        problem = Problem(rows.joint, streamed_structure(rows), self.curvature or exact_hessian, active)
+        self._search(problem, joining.rank == 0)
+        self._data = None
+        return self._checked(self._maximise(joining.rank == 0))
+
+    def _look(self, joint: LogJoint) -> None:
+        refuse_orbits(joint)
+        require_nothing_outside(outer_sites(joint, self.outer))
+
+    def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
+        """The posterior, where it is one, and the search has converged."""
         if len(best.objectives) > 1:
             require_proper(best.state.laplace)
         if self.nodes != 1:
@@ -130,12 +171,16 @@ class LaplaceEvidence:
         require_convergence("LaplaceEvidence", best.status, posterior, self.stop, detail)
         return posterior
 
-    def _maximise(self) -> Fit[TypeII]:
-        """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one."""
+    def _maximise(self, shown: bool = True) -> Fit[TypeII]:
+        """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one.
+
+        :param shown: whether this process shows the progress bar that was asked for.
+        """
+        stop = replace(self.stop, progress=self.stop.progress and shown)
         if len(self._fits) > 1 and can_batch(self._fits[0].state.laplace.problem):
-            self._fits = type2_rows.climb(self._fits, self.stop)
+            self._fits = type2_rows.climb(self._fits, stop)
         for i, fit in enumerate(self._fits):
-            fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
+            fit = iterate(type2.step, fit.state, stop, "LaplaceEvidence", before=fit.objectives)
             self._fits = (*self._fits[:i], fit, *self._fits[i + 1 :])
             if fit.status is Status.INTERRUPTED:
                 break
@@ -165,20 +210,24 @@ class LaplaceEvidence:
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
         problem = self._problem(args, kwargs)
-        problem = problem if factors else problem.without_factors
+        self._search(problem if factors else problem.without_factors)
+        assert self._found is not None  # or the search has raised
+        if factors and not is_certified(self._found.states[0]):
+            return self._start(args, kwargs, factors=False)
+        self._data = (args, kwargs)
+
+    def _search(self, problem: Problem, shown: bool = True) -> None:
+        """The modes, at the hyperparameters that the model begins with."""
         joint, num = problem.joint, self.start.number(laplace_restarts.automatic(problem))
         places, theta = starts(joint, num, self.start.seed), joint.initial_theta
         network = problem.structure.known is not None and can_batch(problem)
         self._found = (
             laplace_restarts.search_in_batch(problem, places, theta)
             if network
-            else search(problem, places, theta, self.stop.progress)
+            else search(problem, places, theta, self.stop.progress and shown)
         )
-        if factors and not is_certified(self._found.states[0]):
-            return self._start(args, kwargs, factors=False)
         states = [type2.outer_state(state) for state in self._found.states]
         self._fits = self._begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
-        self._data = (args, kwargs)
 
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
         """What Laplace is to approximate: everything, or what is inside of the outer sites."""
@@ -232,6 +281,20 @@ class LaplaceEvidence:
         if id(fit) not in self._integrated:
             self._integrated[id(fit)] = integrated(self._full, fit, self.stop.integral, posterior)
         return self._integrated[id(fit)]
+
+
+def require_nothing_outside(sites: Sequence[str]) -> None:
+    """Refuse sites to be integrated around Laplace, where rows come in chunks.
+
+    :raises UnsupportedModel: naming them and what to do.
+    """
+    if sites:
+        said = ", ".join(sites)
+        raise UnsupportedModel(
+            f"site(s) {said} set the spread of others and are integrated numerically around Laplace, for which all "
+            f"rows must be at hand: pass them to run(...). Or pass hyper={list(sites)} to maximise them, or outer=() "
+            f"for one Gaussian over everything."
+        )
 
 
 def _integrate(deprecated: dict[str, Any]) -> Sequence[str] | None:

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.chunks.join import ALONE, JOIN
+from pyro_evidence.chunks.reading import Chunks
 from pyro_evidence.errors import BadInput
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianPrior
-from pyro_evidence.relevance.chunks import Chunks, streamed_weights
+from pyro_evidence.relevance.chunks import streamed_weights
 from pyro_evidence.relevance.eigen_state import (
     Centre,
     REVMSettings,
@@ -115,6 +117,8 @@ class REVM:
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see
             errors.
         """
+        if JOIN.get() is not ALONE:
+            return self.run_chunks([(*args, *kwargs.values())])
         weights = weights_of(LogJoint(self.model, args, kwargs, hyper=()), self.site)
         return self._fitted(weights, starting_point(weights))
 
@@ -133,7 +137,8 @@ class REVM:
         :raises UnsupportedModel: for predictors that are not linear, other latent sites, and approximations other
             than ``laplace_at_base`` and ``empirical_fisher``.
         """
-        weights, first = streamed_weights(self.model, self.site, chunks)
+        found = streamed_weights(self.model, self.site, chunks, JOIN.get())
+        weights, first = found.weights, found.first
         try:
             start = base_point(first.target, self._ridge(first), starting_point(first), first.num_weights)
         except ArithmeticError:  # the first chunk alone may have no mode

@@ -1,6 +1,7 @@
 """The relevance vector machine for any Pyro model with a linear predictor."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import checkpoint
+from pyro_evidence.chunks.join import ALONE, JOIN
+from pyro_evidence.chunks.reading import Chunks
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.program.checks import Arguments, same_arguments
@@ -15,7 +18,8 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.numbers import check_offset
 from pyro_evidence.relevance import fast_marginal
 from pyro_evidence.relevance import noise as relevance_noise
-from pyro_evidence.relevance.noise import noise_of
+from pyro_evidence.relevance.chunks import StreamedTarget, streamed_weights, summarised
+from pyro_evidence.relevance.noise import noise_of, noise_of_chunks
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.weights import LinearTarget, Weights, weights_of
 from pyro_evidence.settings import check_model
@@ -85,7 +89,34 @@ class RVM:
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
         """
-        self._fit = iterate(self._step, self._start(args, kwargs), self.stop, "RVM")
+        if JOIN.get() is not ALONE:
+            return self.run_chunks([(*args, *kwargs.values())])
+        return self._climbed(self._start(args, kwargs))
+
+    @one_at_a_time
+    @checkpoint.recorded_chunks
+    def run_chunks(self, chunks: Chunks) -> RVMPosterior:
+        """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
+
+        A Gaussian likelihood is known by its sums after three passes, also where ``noise`` is found; of another one
+        every step takes a few.  The posterior has no training data to fall back on, so its methods ask for theirs.
+
+        :param chunks: tuples of the model's positional arguments, as for :meth:`REVM.run_chunks`.
+        :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
+        """
+        found = streamed_weights(self.model, self.site, chunks, JOIN.get())
+        check_likelihood(found.first)
+        self._of = found.weights
+        if self.noise is not None:
+            return self._climbed(relevance_noise.start(noise_of_chunks(found, self.noise)))
+        like = self._of.order.new_zeros(self._of.num_weights, dtype=torch.float64)
+        assert isinstance(self._of.target, StreamedTarget)
+        target = summarised(self._of.target, like)
+        return self._climbed(fast_marginal.empty_like(target, like))
+
+    def _climbed(self, start: Any) -> RVMPosterior:
+        stop = replace(self.stop, progress=self.stop.progress and JOIN.get().rank == 0)
+        self._fit = iterate(self._step, start, stop, "RVM")
         posterior = self.posterior
         require_convergence("RVM", self._fit.status, posterior, self.stop)
         return posterior
@@ -149,12 +180,20 @@ def linear_weights(
             f"{'there are ' + ', '.join(other) if other else 'a predictor is not linear'}. REVM takes such "
             "models."
         )
+    check_likelihood(weights)
+    return weights
+
+
+def check_likelihood(weights: Weights) -> None:
+    """Refuse targets whose digits are an offset, and a corner at weights of zero, where the search starts.
+
+    :raises BadInput, NotSmooth: naming the site.
+    """
     joint = weights.joint
     nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
     for name in joint.observed:
         check_offset(name, torch.as_tensor(nodes[name]["value"]))
     certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, _unit(weights))
-    return weights
 
 
 def _unit(weights: Weights) -> Tensor:

@@ -19,6 +19,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_s
 from pyro_evidence.laplace.blocks.marginal import Place
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density
+from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_path, outside
 from pyro_evidence.structure.recognise import recognise
@@ -55,6 +56,7 @@ def record(state: LaplaceState) -> dict[str, Any]:
     :raises BadInput: when the model's arguments hold anything else.
     """
     joint, precision = state.problem.joint, state.precision
+    require_kept(joint, "save(...)")
     return {
         "format": FORMAT,
         "args": [storable(a, f"argument {i}") for i, a in enumerate(joint.args)],

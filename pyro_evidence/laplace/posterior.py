@@ -25,7 +25,7 @@ from pyro_evidence.laplace.new_data.gaussian_posterior import GaussianPosterior,
 from pyro_evidence.laplace.process_prediction import ProcessGuide
 from pyro_evidence.laplace.summary.whole import ShownWhole
 from pyro_evidence.numerics import importance
-from pyro_evidence.program.failed_run import tensors
+from pyro_evidence.program.failed_run import require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Home
 from pyro_evidence.program.simulate import NewLevels
@@ -173,6 +173,10 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         known = isinstance(guide, ProcessGuide) and guide.values(num_samples, generator_of(seed), *new[0], **new[1])
         latents = known or self.in_pairs(num_samples, seed)
         return prediction.observed_rows(self._joint, self.state.theta, latents, new, seed, draws)
+
+    def _needs_data(self, what: str) -> None:
+        """Refuse what looks at the data of the fit, where they were not kept."""
+        require_kept(self._joint, what)
 
     def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""

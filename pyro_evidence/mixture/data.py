@@ -6,26 +6,17 @@ All that a datum contributes is linear in its *features*: products of its basis 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.chunks.join import Sums
 from pyro_evidence.numerics.batched import Batched
 
 SCATTER = 2654435761  # odd, 2^32 times the golden ratio: multiples of it modulo 2^32 are spread evenly
 ROWS = 2**16  # of the data that are copied together
 KEPT = 2**22  # numbers in the features of all data that are made once and kept, not anew in every pass
-
-
-class Addable(Protocol):
-    """What a pass over the data adds up: a tensor, or a value made of tensors."""
-
-    def __add__(self, other: Any, /) -> Any:
-        """Sums of both passes together."""
-
-
-Sums = TypeVar("Sums", bound=Addable)
 
 
 @dataclass(frozen=True)

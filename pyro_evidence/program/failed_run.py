@@ -53,6 +53,18 @@ def _converted(value: Any, dtype: torch.dtype) -> Any:
     return torch.tensor(array.tolist() if kind == "u" else array, dtype=wanted)
 
 
+def require_kept(joint: Any, what: str) -> None:
+    """Refuse what needs the data of the fit, where they were not kept.
+
+    :raises BadInput: saying what needs them.
+    """
+    if not joint.kept:
+        raise BadInput(
+            f"{what} needs the data of the fit, which came in chunks and were not kept; pass the model's arguments for "
+            f"some rows to predict, log_prob or log_likelihood."
+        )
+
+
 def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The arguments as a reader of an error message wants them: shape, dtype, how many are not finite."""
     found = [f"{n}: shape {tuple(t.shape)}, {t.dtype}{bad_entries(t)}" for n, t in tensors(args, kwargs)]

@@ -102,6 +102,7 @@ class LogJoint:
         self.columns = failed_run.columns(args, kwargs or {})  # names, of arguments that are tables
         self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
+        self.kept = True  # whether the arguments are all data; not where these came in chunks
         numbers.check_sizes(self.args, self.kwargs)
         parameters.check_kind("hyper", hyper)
         trace, declared = self._prototype(maximise=hyper is None or len(hyper) > 0)

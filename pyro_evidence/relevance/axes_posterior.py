@@ -34,7 +34,7 @@ from pyro_evidence.relevance.axis_priors import (
     WithWeights,
     gaussian_fit,
 )
-from pyro_evidence.relevance.chunks import StreamedTarget
+from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedTarget
 from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.threads import own_random_numbers, put_into_store
 
@@ -181,7 +181,7 @@ class AxesPosterior(GaussianPosterior):
 
     @property
     def _streamed(self) -> bool:
-        return isinstance(self.of.target, StreamedTarget)
+        return isinstance(self.of.target, StreamedTarget | QuadraticTarget)
 
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at the training data as a whole, where they came in chunks."""

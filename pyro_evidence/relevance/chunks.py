@@ -1,27 +1,29 @@
 """The weights of data that come in chunks of rows: sums over a pass, never a whole design matrix."""
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.chunks import join as joining
+from pyro_evidence.chunks.join import ALONE, Join
+from pyro_evidence.chunks.reading import Chunks
+from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.numerics.derivatives import generic
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.predictors import Slot
 from pyro_evidence.relevance.weights import LinearTarget, Weights, linear_parts, weights_of
 from pyro_evidence.structure.observed_parts import EPS, Part
-from pyro_evidence.structure.probes import Unreadable
-from pyro_evidence.structure.recognise import read_again
+from pyro_evidence.structure.streamed import LinearRows, linear_rows
 
 Passes = Callable[[], Iterator[Part]]  # one pass over the data: the predictors of a chunk at a time
 Local = Callable[
     [Part, Tensor], tuple[Tensor, Tensor]
 ]  # part, eta (1, N, C) -> (1, N, C) slopes, (1, N, C, C) curvatures
-Chunks = Iterable[Sequence[Any]]  # the model's positional arguments for some of the rows, as often as asked
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Sums:
     gradient: Tensor  # (D,)
     precision: Tensor  # (D, D)
     null: Tensor  # () log likelihood at 0, wherever the rest is
+
+    @staticmethod
+    def none(y: Tensor) -> "Sums":
+        """Those of no rows, at ``y`` ``(D,)``."""
+        return Sums(y.new_zeros(()), torch.zeros_like(y), y.new_zeros(len(y), len(y)), y.new_zeros(()))
 
     def __add__(self, other: "Sums") -> "Sums":
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
@@ -44,6 +51,7 @@ class StreamedTarget:
 
     passes: Passes
     eps: float = EPS  # of the dtype in which the model is run
+    join: Join = ALONE
     _last: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the sums at the last point
     _turned: list[tuple[Tensor, "StreamedTarget"]] = field(default_factory=list, compare=False, repr=False)
 
@@ -51,7 +59,9 @@ class StreamedTarget:
         known = [self._known(row) for row in y]
         if all(v is not None for v in known):
             return torch.stack([v for v in known if v is not None])
-        return torch.stack([p.log_likelihood(p.eta(y)) for p in self.passes()]).sum(0)
+        return joining.total(
+            self.join, self.passes(), lambda p: p.log_likelihood(p.eta(y)), lambda: y.new_zeros(len(y))
+        )
 
     def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Value ``(R,)`` and gradient ``(R, D)``."""
@@ -64,7 +74,7 @@ class StreamedTarget:
 
     def along(self, T: Tensor) -> "StreamedTarget":
         if not (self._turned and torch.equal(self._turned[0][0], T)):
-            self._turned[:] = [(T, StreamedTarget(lambda: (p.along(T) for p in self.passes()), self.eps))]
+            self._turned[:] = [(T, StreamedTarget(lambda: (p.along(T) for p in self.passes()), self.eps, self.join))]
         return self._turned[0][1]
 
     def sums(self, y: Tensor, local: Local = Part.derivatives) -> Sums:
@@ -77,15 +87,7 @@ class StreamedTarget:
         return found
 
     def _summed(self, y: Tensor, local: Local) -> Sums:
-        total: Sums | None = None
-        for part in self.passes():
-            eta = part.eta(y.unsqueeze(0))
-            slope, B = local(part, eta)
-            values = part.log_likelihood(torch.cat([eta, part.c.unsqueeze(0)]))
-            new = Sums(values[0], slope.flatten() @ part.J.flatten(0, 1), gram(part.J, B)[0], values[1])
-            total = new if total is None else total + new
-        assert total is not None  # no chunks are refused when they are first seen
-        return total
+        return joining.total(self.join, self.passes(), partial(sums_of, y, local), lambda: Sums.none(y))
 
     def _known(self, y: Tensor) -> Tensor | None:
         """The value where it was met in a pass."""
@@ -95,78 +97,126 @@ class StreamedTarget:
         return found.value if torch.equal(self._last["y"], y) else None if bool(y.any()) else found.null
 
 
-def streamed_weights(model: Model, site: str | Sequence[str] | None, chunks: Chunks) -> tuple[Weights, Weights]:
-    """The weights with a streamed target, and those of the first chunk alone.
+def sums_of(y: Tensor, local: Local, part: Part) -> Sums:
+    """What one chunk adds."""
+    eta = part.eta(y.unsqueeze(0))
+    slope, B = local(part, eta)
+    values = part.log_likelihood(torch.cat([eta, part.c.unsqueeze(0)]))
+    return Sums(values[0], slope.flatten() @ part.J.flatten(0, 1), gram(part.J, B)[0], values[1])
+
+
+@dataclass(frozen=True)
+class QuadraticTarget:
+    """A log likelihood that is quadratic in the weights: the sums of one pass say everything, for any noise.
+
+    :ivar origin: the sums at weights of zero, under the noise at the start.
+    :ivar squares: sum of squared residuals there, in units of that noise; ``num_data`` of them.
+    :ivar log_scale: of the noise precision, over that at the start.
+    """
+
+    origin: Sums
+    squares: Tensor | float = 0.0
+    num_data: Tensor | float = 0.0
+    log_scale: float = 0.0
+    eps: float = EPS
+
+    @property
+    def _scale(self) -> float:
+        return math.exp(self.log_scale)
+
+    def value(self, y: Tensor) -> Tensor:
+        """Nats, shape ``(R,)``, of rows ``(R, D)``."""
+        rise = y @ self.origin.gradient - 0.5 * ((y @ self.origin.precision) * y).sum(-1)
+        norm = 0.5 * (self.num_data * self.log_scale - math.expm1(self.log_scale) * self.squares)
+        return self.origin.value + norm + self._scale * rise
+
+    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Value ``(R,)`` and gradient ``(R, D)``."""
+        return self.value(y), self._scale * (self.origin.gradient - y @ self.origin.precision)
+
+    def precision(self, y: Tensor) -> Tensor:
+        """Minus the Hessian, shape ``(R, D, D)``."""
+        return self._scale * self.origin.precision.expand(len(y), -1, -1)
+
+    def along(self, T: Tensor) -> "QuadraticTarget":
+        A = T.mT @ self.origin.precision @ T
+        return replace(self, origin=replace(self.origin, gradient=self.origin.gradient @ T, precision=A))
+
+    def sums(self, y: Tensor) -> Sums:
+        """Value, gradient and curvature at ``y`` ``(D,)``."""
+        (value,), (gradient,) = self.gradient(y.unsqueeze(0))
+        null = self.value(torch.zeros_like(y).unsqueeze(0))[0]
+        return Sums(value, gradient, self._scale * self.origin.precision, null)
+
+    def squares_at(self, y: Tensor) -> Tensor:
+        """Sum of squared residuals at ``y`` ``(D,)`` in units of the noise, shape ``()``."""
+        return self._scale * (self.squares - 2.0 * y @ self.origin.gradient + y @ self.origin.precision @ y)
+
+    def scaled(self, log_scale: float) -> "QuadraticTarget":
+        """The same data under noise whose precision is ``exp(log_scale)`` times that of the start."""
+        return replace(self, log_scale=log_scale)
+
+
+def summarised(target: StreamedTarget, like: Tensor) -> StreamedTarget | QuadraticTarget:
+    """The target by its sums at zero, where it is quadratic, as two more points tell; otherwise itself.
+
+    :param like: a point, shape ``(D,)``.
+    """
+    zero, eps = torch.zeros_like(like), target.eps**0.75
+    found = QuadraticTarget(target.sums(zero), eps=target.eps)
+    step = found.origin.precision.diagonal().clamp(min=1e-300).rsqrt()  # a column of zeros may move by anything
+    for move in step * generic(2, len(like), like) * like.new_tensor([[1.0], [3.0]]):
+        foretold, there = found.sums(move), target.sums(move)
+        scale = 1.0 + foretold.value.abs(), found.origin.precision.abs().amax()
+        if not bool((there.value - foretold.value).abs() <= eps * scale[0]):
+            return target
+        if not bool(((there.precision - foretold.precision).abs() <= eps * scale[1]).all()):
+            return target
+    return found
+
+
+@dataclass(frozen=True)
+class StreamedWeights:
+    """The weights of data in chunks.
+
+    :ivar weights: with a target that is a sum over all rows.
+    :ivar first: those of the first few rows alone.
+    """
+
+    weights: Weights
+    first: Weights
+    rows: LinearRows
+
+    def of_chunks(self) -> Iterator[Weights]:
+        """One pass: the weights of each chunk alone."""
+        for density in self.rows.passes():
+            target = LinearTarget(linear_parts(density, self.first.order), None, self.first.target.eps)
+            yield replace(self.first, joint=density.joint, target=target, slots=density.slots)
+
+
+def streamed_weights(
+    model: Model, site: str | Sequence[str] | None, chunks: Chunks, join: Join = ALONE
+) -> StreamedWeights:
+    """The weights with a streamed target; one pass, in which every chunk is checked.
 
     Every chunk of every pass is read and dropped again.
 
     :raises BadInput: for no chunks, for those that can be gone through only once, or whose weights differ.
     :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
     """
-    if not isinstance(chunks, Iterable):
-        raise BadInput(f"chunks is a {type(chunks).__name__}; expected a list of tuples of the model's arguments.")
-    if iter(chunks) is chunks:
-        raise BadInput(
-            f"chunks is a {type(chunks).__name__}, which can be gone through only once; expected a list, a DataLoader, "
-            "or another object that starts anew each time it is iterated."
-        )
-    first = next((_chunk(_joint(model, args, 0), site) for args in chunks), None)
-    if first is None:
-        raise BadInput("there are no chunks; expected at least one tuple of the model's arguments.")
-    reader = _Reader(model, first, [])
-
-    def passes() -> Iterator[Part]:
-        for number, args in enumerate(chunks):
-            yield from reader.read(number, args)
-
-    return replace(first, target=StreamedTarget(passes, first.target.eps)), first
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads the linear predictors off each chunk: in the first pass with all checks, later without."""
-
-    model: Model
-    first: Weights
-    slots: list[tuple[Slot, ...]]  # of the chunks that were checked
-
-    def read(self, number: int, args: Sequence[Any]) -> tuple[Part, ...]:
-        """The predictors of chunk ``number``."""
-        if number < len(self.slots):
-            joint = copy.copy(self.first.joint)
-            joint.args = tuple(args)
-            try:
-                return linear_parts(read_again(joint, self.slots[number]), self.first.order)
-            except (Unreadable, RuntimeError):  # not what it was in the pass before
-                pass
-        weights = self._checked(number, args)
-        self.slots[number:] = [weights.slots]
-        assert isinstance(weights.target, LinearTarget)
-        return weights.target.parts
-
-    def _checked(self, number: int, args: Sequence[Any]) -> Weights:
-        """The chunk with the params of the first."""
-        joint = _joint(self.model, args, number)
-        joint.held = self.first.joint.held
-        weights = _chunk(joint, self.first.sites)
-        if weights.num_weights != self.first.num_weights:
-            raise BadInput(
-                f"chunk {number} has {weights.num_weights} weights and the first {self.first.num_weights}; chunks must "
-                "differ in their rows only."
-            )
-        return weights
-
-
-def _joint(model: Model, args: Sequence[Any], number: int) -> LogJoint:
-    if not isinstance(args, tuple | list):
-        raise BadInput(f"chunk {number} is a {type(args).__name__}; expected a tuple of the model's arguments.")
-    return LogJoint(model, args, hyper=())
-
-
-def _chunk(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
-    weights = weights_of(joint, site)
-    if not isinstance(weights.target, LinearTarget) or weights.num_others:
+    rows = linear_rows(model, chunks, join, partial(_joint, model))
+    first = weights_of(rows.joint, site)
+    if not isinstance(first.target, LinearTarget) or first.num_others:
         raise UnsupportedModel(
             "chunks of rows need linear predictors and no latent sites besides the weights. Pass all data to run(...)."
         )
-    return weights
+
+    def passes() -> Iterator[Part]:
+        for density in rows.passes():
+            yield from linear_parts(density, first.order)
+
+    return StreamedWeights(replace(first, target=StreamedTarget(passes, first.target.eps, join)), first, rows)
+
+
+def _joint(model: Model, args: Sequence[Any]) -> LogJoint:
+    return LogJoint(model, args, hyper=())

@@ -8,10 +8,9 @@ mode, column ``m`` has
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +20,10 @@ from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.relevance.axis_priors import climbed
+from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedTarget, Sums
 from pyro_evidence.relevance.weights import LinearTarget
+
+AnyTarget = LinearTarget | StreamedTarget | QuadraticTarget
 
 SETTLED = 1e-6  # nats that the best single change must promise, or the fit has converged
 
@@ -38,7 +40,7 @@ class Factors(NamedTuple):
 class FastState:
     """One iterate; its parts are computed from ``alpha`` and a warm start alone."""
 
-    target: LinearTarget
+    target: AnyTarget
     alpha: Tensor  # (M,)
     start: Tensor  # (M,) where the mode is searched from
     settled: bool = False  # no change that is promised raises the log evidence
@@ -54,24 +56,36 @@ class FastState:
         return self.active.nonzero().flatten()
 
     @cached_property
-    def sub(self) -> LinearTarget:
+    def sub(self) -> AnyTarget:
         """The target of the active weights."""
-        return columns(self.target, self.index)
+        return columns(self.target, self.index, self.start)
 
     @cached_property
     def mode(self) -> "Mode":
         """Newton from the warm start; the careful one where that does not go straight up."""
         alpha, x = self.alpha[self.index], self.start[self.index]
         for _ in range(12):
-            found = mode_at(self.sub, alpha, x)
+            found = self._at(alpha, x)
             if not len(x):
                 return found
-            slope = gradient(self.sub, found.slopes) - alpha * x
+            slope = found.local.gradient - alpha * x
             move = torch.cholesky_solve(slope.unsqueeze(-1), found.tril).squeeze(-1)
             if float(slope @ move) <= 1e-15:
                 return found
             x = x + move
-        return mode_at(self.sub, alpha, climbed(self.sub, alpha, torch.zeros_like(x)))
+        return self._at(alpha, climbed(self.sub, alpha, torch.zeros_like(x)))
+
+    def _at(self, alpha: Tensor, x: Tensor) -> "Mode":
+        """The relevant weights at ``x`` with the local quadratic and the posterior precision there."""
+        local = self._local(x)
+        A = local.precision + alpha.diag()
+        return Mode(x, local, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
+
+    def _local(self, x: Tensor) -> "Local":
+        if isinstance(self.target, LinearTarget):
+            assert isinstance(self.sub, LinearTarget)
+            return ByRows.at(self.target, self.sub, x)
+        return BySums(self.target, self.index, torch.zeros_like(self.start).index_copy(0, self.index, x))
 
     @property
     def x(self) -> Tensor:
@@ -87,19 +101,13 @@ class FastState:
     def objective(self) -> float:
         """Laplace log evidence, nats."""
         alpha = self.alpha[self.index]
-        likelihood = sum(p.log_likelihood(e)[0] for p, e in zip(self.sub.parts, self.mode.etas, strict=True))
-        log_joint = likelihood + 0.5 * ((alpha / math.tau).log().sum() - alpha @ self.x.square())
+        log_joint = self.mode.local.value + 0.5 * ((alpha / math.tau).log().sum() - alpha @ self.x.square())
         return float(log_evidence(log_joint, 2.0 * self.tril.diagonal().log().sum(), len(alpha)))
 
     @cached_property
     def factors(self) -> Factors:
         """``S``, ``Q`` of every column.  Tipping and Faul (2003), eq. 24 and 25."""
-        found = self.mode
-        S, Q = torch.zeros_like(self.alpha), gradient(self.target, found.slopes)
-        cross = self.alpha.new_zeros(len(self.x), len(self.alpha))  # Phi_active' B Phi
-        for part, own, B in zip(self.target.parts, self.sub.parts, found.curvatures, strict=True):
-            S = S + part.precision_diagonal(B)
-            cross = cross + (B @ own.J).flatten(0, 1).mT @ part.J.flatten(0, 1)
+        S, Q, cross = self.mode.local.columns
         white = torch.linalg.solve_triangular(self.tril, cross, upper=False)
         return Factors(S - white.square().sum(0), Q, white)
 
@@ -143,41 +151,137 @@ class FastState:
         return w
 
 
-def gradient(target: LinearTarget, slopes: Sequence[Tensor]) -> Tensor:
-    """Of the log likelihood in the weights, from the slopes in ``eta``, shape ``(K,)``."""
-    found = [s.flatten() @ p.J.flatten(0, 1) for p, s in zip(target.parts, slopes, strict=True)]
-    return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+class Local(Protocol):
+    """The log likelihood around some values of the relevant weights."""
+
+    @property
+    def value(self) -> Tensor:
+        """Nats, shape ``()``."""
+
+    @property
+    def gradient(self) -> Tensor:
+        """In the relevant weights, shape ``(K,)``."""
+
+    @property
+    def precision(self) -> Tensor:
+        """Minus the Hessian in them, shape ``(K, K)``."""
+
+    @property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every weight curvature and slope ``(M,)``, and ``Phi_active' B Phi`` ``(K, M)``."""
+
+    @property
+    def squares(self) -> Tensor:
+        """Sum of squared residuals in units of Gaussian noise, shape ``()``."""
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """By the predictors of all rows."""
+
+    target: LinearTarget
+    sub: LinearTarget
+    etas: tuple[Tensor, ...]  # (1, N, C) each
+    slopes: tuple[Tensor, ...]  # (N, C) each
+    curvatures: tuple[Tensor, ...]  # (N, C, C) each
+
+    @staticmethod
+    def at(target: LinearTarget, sub: LinearTarget, x: Tensor) -> "ByRows":
+        """Around ``x`` ``(K,)``."""
+        etas = tuple(p.eta(x.unsqueeze(0)) for p in sub.parts)
+        found = [p.derivatives(e) for p, e in zip(sub.parts, etas, strict=True)]
+        return ByRows(target, sub, etas, tuple(s[0] for s, _ in found), tuple(B[0] for _, B in found))
+
+    @property
+    def value(self) -> Tensor:
+        return torch.stack([p.log_likelihood(e)[0] for p, e in zip(self.sub.parts, self.etas, strict=True)]).sum()
+
+    @property
+    def gradient(self) -> Tensor:
+        return self._slope(self.sub)
+
+    def _slope(self, target: LinearTarget) -> Tensor:
+        found = [s.flatten() @ p.J.flatten(0, 1) for p, s in zip(target.parts, self.slopes, strict=True)]
+        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+    @property
+    def precision(self) -> Tensor:
+        found = [gram(p.J, B.unsqueeze(0))[0] for p, B in zip(self.sub.parts, self.curvatures, strict=True)]
+        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+    @property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        Q = self._slope(self.target)
+        S, cross = torch.zeros_like(Q), Q.new_zeros(self.sub.parts[0].J.shape[-1], len(Q))
+        for part, own, B in zip(self.target.parts, self.sub.parts, self.curvatures, strict=True):
+            S = S + part.precision_diagonal(B)
+            cross = cross + (B @ own.J).flatten(0, 1).mT @ part.J.flatten(0, 1)
+        return S, Q, cross
+
+    @property
+    def squares(self) -> Tensor:
+        slope, B = self.slopes[0].flatten(), self.curvatures[0].flatten()
+        return (slope.square() / torch.where(B > 0, B, 1.0)).sum()  # a masked datum has no slope either
+
+
+@dataclass(frozen=True)
+class BySums:
+    """By the sums of one pass over rows that were not kept."""
+
+    target: StreamedTarget | QuadraticTarget
+    index: Tensor  # (K,) of the relevant weights
+    y: Tensor  # (M,) all weights
+
+    @cached_property
+    def _found(self) -> Sums:
+        return self.target.sums(self.y)
+
+    @property
+    def value(self) -> Tensor:
+        return self._found.value
+
+    @property
+    def gradient(self) -> Tensor:
+        return self._found.gradient[self.index]
+
+    @property
+    def precision(self) -> Tensor:
+        return self._found.precision[self.index][:, self.index]
+
+    @property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        A = self._found.precision
+        return A.diagonal(), self._found.gradient, A[self.index]
+
+    @property
+    def squares(self) -> Tensor:
+        assert isinstance(self.target, QuadraticTarget)  # only Gaussian noise has residuals
+        return self.target.squares_at(self.y)
 
 
 class Mode(NamedTuple):
-    """The local quadratic at ``x``."""
+    """The relevant weights where the posterior is highest."""
 
     x: Tensor  # (K,)
-    etas: tuple[Tensor, ...]  # (1, N, C) each
-    curvatures: tuple[Tensor, ...]  # (N, C, C) each
-    slopes: tuple[Tensor, ...]  # (N, C) each
+    local: Local
     tril: Tensor  # (K, K) of the posterior precision
 
 
-def mode_at(sub: LinearTarget, alpha: Tensor, x: Tensor) -> Mode:
-    """The relevant weights at ``x``, a mode, with the derivatives of the log likelihood there."""
-    etas = tuple(p.eta(x.unsqueeze(0)) for p in sub.parts)
-    found = [p.derivatives(e) for p, e in zip(sub.parts, etas, strict=True)]
-    slopes, curvatures = tuple(s[0] for s, _ in found), tuple(B[0] for _, B in found)
-    A = sum((gram(p.J, B.unsqueeze(0))[0] for p, B in zip(sub.parts, curvatures, strict=True)), alpha.diag())
-    tril = cholesky(A, "the posterior precision of the relevant weights") if len(x) else A
-    return Mode(x, etas, curvatures, slopes, tril)
-
-
-def columns(target: LinearTarget, index: Tensor) -> LinearTarget:
+def columns(target: AnyTarget, index: Tensor, like: Tensor) -> AnyTarget:
     """The target as a function of some weights, the others 0."""
+    if not isinstance(target, LinearTarget):
+        return target.along(torch.eye(len(like), dtype=like.dtype, device=like.device)[:, index])
     parts = [replace(p, J=p.J.index_select(-1, index)) for p in target.parts]
     return replace(target, parts=tuple(parts), rest=None)
 
 
 def empty(target: LinearTarget) -> FastState:
     """The model without weights."""
-    like = target.parts[0].J[0, 0]
+    return empty_like(target, target.parts[0].J[0, 0])
+
+
+def empty_like(target: AnyTarget, like: Tensor) -> FastState:
+    """The model without weights, of which there are as many as ``like`` has elements."""
     return FastState(target, torch.full_like(like, torch.inf), torch.zeros_like(like))
 
 

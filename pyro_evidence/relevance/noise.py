@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.chunks import join as joining
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.iterate import Status
 from pyro_evidence.program.parameters import transform_of
 from pyro_evidence.relevance import fast_marginal
+from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedWeights, Sums, sums_of
 from pyro_evidence.relevance.fast_marginal import SETTLED, FastState
 from pyro_evidence.relevance.weights import LinearTarget, Weights
 from pyro_evidence.structure.observed_parts import Part, part_of
@@ -30,6 +32,13 @@ class Noise:
     weights: Weights
     name: str
     num_data: float
+    added_up: QuadraticTarget | None = None  # the sums over all rows, where these came in chunks
+
+    def target(self, log_scale: float) -> LinearTarget | QuadraticTarget:
+        """The log likelihood of all data under that noise."""
+        found = self.rescaled(log_scale).target if self.added_up is None else self.added_up.scaled(log_scale)
+        assert isinstance(found, LinearTarget | QuadraticTarget)
+        return found
 
     def rescaled(self, log_scale: float) -> Weights:
         """The weights when the noise precision is ``exp(log_scale)`` times that of the start.
@@ -118,6 +127,37 @@ def noise_of(weights: Weights, name: str) -> Noise:
     return replace(found, num_data=2.0 * (rise + 0.5 * math.expm1(ratio) * residual) / ratio)
 
 
+@dataclass(frozen=True)
+class _Quadratic:
+    """What each chunk adds to a quadratic log likelihood."""
+
+    sums: Sums
+    squares: Tensor  # ()
+    num_data: Tensor  # ()
+
+    def __add__(self, other: "_Quadratic") -> "_Quadratic":
+        return _Quadratic(self.sums + other.sums, self.squares + other.squares, self.num_data + other.num_data)
+
+
+def noise_of_chunks(found: StreamedWeights, name: str) -> Noise:
+    """The noise that a param sets, in one pass over all rows.
+
+    :raises BadInput, UnsupportedModel: as :func:`noise_of`, for any chunk.
+    """
+    noise = noise_of(found.first, name)
+    zero = torch.zeros_like(_only_part(found.first).J[0, 0])
+
+    def of_chunk(weights: Weights) -> _Quadratic:
+        here, part = noise_of(weights, name), _only_part(weights)
+        sums = sums_of(zero, lambda p, eta: p.derivatives(eta), part)
+        return _Quadratic(sums, squares(part, zero), zero.new_tensor(here.num_data))
+
+    none = _Quadratic(Sums.none(zero), zero.new_zeros(()), zero.new_zeros(()))
+    pieces = joining.total(found.rows.join, found.of_chunks(), of_chunk, lambda: none)
+    added_up = QuadraticTarget(pieces.sums, pieces.squares, pieces.num_data, eps=found.first.target.eps)
+    return replace(noise, num_data=float(pieces.num_data), added_up=added_up)
+
+
 def _only_part(weights: Weights) -> Part:
     assert isinstance(weights.target, LinearTarget)
     return weights.target.parts[0]
@@ -167,9 +207,7 @@ class NoisyState:
     @classmethod
     def of_essence(cls, noise: Noise, log_scale: float, *fast: Any) -> "NoisyState":
         """The same state again."""
-        target = noise.rescaled(log_scale).target
-        assert isinstance(target, LinearTarget)
-        return cls(noise, log_scale, FastState(target, *fast))
+        return cls(noise, log_scale, FastState(noise.target(log_scale), *fast))
 
     @property
     def alpha(self) -> Tensor:
@@ -184,7 +222,7 @@ class NoisyState:
     @property
     def weights(self) -> Weights:
         """The weights under this noise."""
-        return self.noise.rescaled(self.log_scale)
+        return replace(self.noise.rescaled(self.log_scale), target=self.noise.target(self.log_scale))
 
     @property
     def objective(self) -> float:
@@ -197,9 +235,7 @@ class NoisyState:
         fast = self.fast
         variance = torch.cholesky_inverse(fast.tril).diagonal() if len(fast.x) else fast.x
         gamma = float((1.0 - fast.alpha[fast.index] * variance).sum())
-        slope, B = fast.mode.slopes[0].flatten(), fast.mode.curvatures[0].flatten()
-        squares = (slope.square() / torch.where(B > 0, B, 1.0)).sum()  # a masked datum has no slope either
-        return self.noise.num_data - gamma, float(squares)
+        return self.noise.num_data - gamma, float(fast.mode.local.squares)
 
     @cached_property
     def promise(self) -> float:
@@ -219,8 +255,7 @@ class NoisyState:
 
     def with_noise(self, log_scale: float) -> "NoisyState":
         """A state of these weights' precisions under other noise."""
-        target = self.noise.rescaled(log_scale).target
-        assert isinstance(target, LinearTarget)
+        target = self.noise.target(log_scale)
         start = torch.zeros_like(self.fast.start).index_copy(0, self.fast.index, self.fast.x)
         return replace(self, log_scale=log_scale, fast=FastState(target, self.fast.alpha, start))
 
@@ -237,7 +272,8 @@ class NoisyState:
 def start(noise: Noise) -> NoisyState:
     """The model without weights."""
     assert isinstance(noise.weights.target, LinearTarget)
-    return NoisyState(noise, 0.0, fast_marginal.empty(noise.weights.target))
+    like = noise.weights.target.parts[0].J[0, 0]
+    return NoisyState(noise, 0.0, fast_marginal.empty_like(noise.target(0.0), like))
 
 
 def step(state: NoisyState) -> NoisyState:

@@ -27,6 +27,9 @@ class PrecisionGroups:
     loc: Tensor  # (D,) prior mean of the members, nan where hyperparameters or other latents move it
     offset: Tensor  # (D,) log precision of each member minus power * theta
     follows: Tensor  # (D,) bool, whether other latents move the prior mean
+    num_noise: Tensor | None = (
+        None  # (T,) elements of noise in each group, where the rows at hand are not all there are
+    )
 
     @property
     def is_weight(self) -> Tensor:
@@ -49,10 +52,13 @@ class PrecisionGroups:
 
         :param active: ``(..., D)`` bool.
         """
-        num = len(self.power)
+        return self.sums(active.double()) + (self.noise_here if self.num_noise is None else self.num_noise)
+
+    @property
+    def noise_here(self) -> Tensor:
+        """Number of elements of noise that each hyperparameter scales, in the rows at hand, ``(T,)``."""
         owners = torch.cat(list(self.noise.values())) if self.noise else self.member[:0]
-        noise = torch.bincount(owners[owners >= 0], minlength=num).double()
-        return self.sums(active.double()) + noise
+        return torch.bincount(owners[owners >= 0], minlength=len(self.power)).double()
 
     def sums(self, each: Tensor) -> Tensor:
         """Sums of numbers per latent coordinate, ``(..., D)``, over those of each hyperparameter, ``(..., T)``."""

@@ -81,7 +81,7 @@ class Structure:
 
     def agrees(self, u: Tensor, theta: Tensor) -> bool:
         """Whether both densities have one value and one gradient at ``(R, D)``, as they must."""
-        if self.fastest is self.density or not len(u):
+        if self.fastest is self.density or not len(u) or not self.density.joint.kept:
             return True
         pairs = zip(self.fastest.gradient(u, theta), self.density.gradient(u, theta), strict=True)
         tolerance = _tolerance(self.density.joint)

@@ -1,66 +1,17 @@
 """Data of a mixture that come in chunks, pass by pass, from this process and from others: a pass is a sum."""
 
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.mixture.data import SCATTER, MixtureData, Sums
+from pyro_evidence.chunks import join as joining
+from pyro_evidence.chunks.join import Join, Sums
+from pyro_evidence.mixture.data import SCATTER, MixtureData
 
 LARGEST = 2**15  # data of the largest sample, which is kept
-
-
-class Join(Protocol):
-    """What the rows of this process have to do with those of others."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this process."""
-
-    def total(self, here: Sums) -> Sums:
-        """Sum over all processes, in the order of their ranks."""
-
-    def gathered(self, rows: Tensor) -> Tensor:
-        """Rows of all processes, one after the other."""
-
-    def agree(self, what: str, here: str) -> None:
-        """Refuse processes that say different things of themselves.
-
-        :raises BadInput: on all of them.
-        """
-
-    def raise_together(self, wrong: Exception | None) -> None:
-        """Raise on every process what is wrong on one of them."""
-
-
-@dataclass(frozen=True)
-class Alone:
-    """One process has all rows."""
-
-    rank: int = 0
-
-    def total(self, here: Sums) -> Sums:
-        """The sum that is here."""
-        return here
-
-    def gathered(self, rows: Tensor) -> Tensor:
-        """The rows that are here."""
-        return rows
-
-    def agree(self, what: str, here: str) -> None:
-        """True: there is one process, which agrees with itself."""
-
-    def raise_together(self, wrong: Exception | None) -> None:
-        """Raise what is wrong here."""
-        if wrong is not None:
-            raise wrong
-
-
-ALONE = Alone()
-JOIN: ContextVar[Join] = ContextVar("join", default=ALONE)
 
 
 @dataclass(frozen=True)
@@ -104,10 +55,7 @@ class StreamedData(MixtureData):
 
     def total(self, size: int, of_part: Callable[[MixtureData], Sums]) -> Sums:
         """One pass: the sum of ``of_part`` over the data of all processes."""
-        found: Sums | None = None
-        for part in self.parts(size):
-            found = of_part(part) if found is None else found + of_part(part)
-        return self._source.join.total(of_part(self._nothing) if found is None else found)
+        return joining.total(self._source.join, self.parts(size), of_part, lambda: of_part(self._nothing))
 
     @property
     def _nothing(self) -> MixtureData:

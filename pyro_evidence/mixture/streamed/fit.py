@@ -1,13 +1,15 @@
 """From a model and chunks of its arguments to a fit that never has all rows."""
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.chunks.join import JOIN, Join
+from pyro_evidence.chunks.reading import Chunks, arguments, looked_through, with_rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.mixture import evidence, fit, rounds, rows
 from pyro_evidence.mixture.data import ResponseUnits, units_of
@@ -15,13 +17,12 @@ from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import MixtureData
 from pyro_evidence.mixture.fit import MixtureFit, Starting
 from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture
-from pyro_evidence.mixture.streamed.data import JOIN, Join, Source, StreamedData
+from pyro_evidence.mixture.streamed.data import Source, StreamedData
 from pyro_evidence.mixture.updates import Update
 from pyro_evidence.models.mixture import Responses
 from pyro_evidence.program.log_joint import LogJoint
 
 FEW = 64  # rows on which the model is recognised
-Chunks = Iterable[Sequence[Any]]  # the model's positional arguments for some of the rows, as often as asked
 
 
 def begin(
@@ -58,21 +59,16 @@ class Reader:
 
         :raises BadInput, UnsupportedModel: as :func:`begin`.
         """
-        wrong, num, kind = _looked_through(model, chunks)
-        join.raise_together(wrong)
-        join.agree("models, columns or dtypes", kind)
-        counts = tuple(int(x) for x in join.gathered(torch.tensor([float(num)], dtype=torch.float64)))
-        if not sum(counts):
-            raise BadInput("the chunks hold no rows; expected at least one.")
+        _check(model)
+        counts = looked_through(model, chunks, join, partial(_check_rows, model))
         return Reader(model, chunks, join, counts, _first(chunks, join))
 
     def passes(self) -> Iterator[Any]:
         """What the arguments of each chunk say in rows; where all are empty, that there are none."""
         if not self.counts[self.join.rank]:
             yield _cut(_double(self.model.rows(*self.first)), 0)
-        for args in self.chunks:
-            if len(args[0]):
-                yield _double(self.model.rows(*args))
+        for _, args in with_rows(self.chunks):
+            yield _double(self.model.rows(*args))
 
     def data(self, structure: MixtureStructure, units: ResponseUnits, *, products: bool) -> StreamedData:
         """The data in standard units."""
@@ -92,54 +88,33 @@ class Reader:
         return StreamedData(**{n: getattr(empty, n) for n in names}, source=source)
 
 
-def _looked_through(model: Any, chunks: Chunks) -> tuple[Exception | None, int, str]:
-    """What is wrong with the chunks, if anything is, how many rows they have, and what kind of model and data it is."""
-    num, kind = 0, ""
-    try:
-        if not hasattr(model, "settled_over"):
-            raise UnsupportedModel(
-                "run_chunks needs a model that says what its rows are: gaussian_mixture or linear_mixture, alone or in "
-                "with_background. Pass all data of other models to run(...)."
-            )
-        if iter(chunks) is chunks:
-            raise BadInput(
-                f"chunks is a {type(chunks).__name__}, which can be gone through only once; expected a list, a "
-                "DataLoader, or another object that starts anew each time it is iterated."
-            )
-        for number, args in enumerate(chunks):
-            num, kind = num + _checked(model, number, args), kind or _kind(model, args)
-            if _kind(model, args) != kind:
-                raise BadInput(f"chunk {number} is {_kind(model, args)}, the first {kind}: expected the same.")
-    except Exception as error:  # every process hears of it before one raises
-        return error, num, kind
-    return None, num, kind
+def _check(model: Any) -> None:
+    """Refuse what does not say what its rows are.
+
+    :raises UnsupportedModel: naming what does.
+    """
+    if not hasattr(model, "settled_over"):
+        raise UnsupportedModel(
+            "run_chunks needs a model that says what its rows are: gaussian_mixture or linear_mixture, alone or in "
+            "with_background. Pass all data of other models to run(...)."
+        )
 
 
-def _checked(model: Any, number: int, args: Any) -> int:
-    """Number of rows of one chunk."""
-    if not isinstance(args, tuple | list) or not args or not all(isinstance(x, Tensor) for x in args):
-        raise BadInput(f"chunk {number} is a {type(args).__name__}; expected a tuple of the model's tensors, as (Y,).")
-    if not len(args[0]):
-        return 0
-    found = model.rows(*args)
-    if bool(found.Y.isnan().any()):
-        row, column = found.Y.isnan().nonzero()[0].tolist()
+def _check_rows(model: Any, number: int, args: tuple[Any, ...]) -> None:
+    """Refuse gaps."""
+    Y = model.rows(*args).Y
+    if bool(Y.isnan().any()):
+        row, column = Y.isnan().nonzero()[0].tolist()
         raise BadInput(
             f"chunk {number} holds nan, first in row {row}, column {column} of it; expected numbers. Rows with gaps "
             f"are for EvidenceEM(..., missing='marginalise').run(Y), all at once."
         )
-    return len(found.Y)
-
-
-def _kind(model: Any, args: Sequence[Tensor]) -> str:
-    shapes = ", ".join(f"(., {', '.join(map(str, x.shape[1:]))}) {str(x.dtype).removeprefix('torch.')}" for x in args)
-    return f"{re.sub(' at 0x[0-9a-f]+', '', repr(model))} on {shapes}"  # addresses differ between processes
 
 
 def _first(chunks: Chunks, join: Join) -> tuple[Tensor, ...]:
     """The arguments of the first few rows of all."""
-    columns: list[list[Tensor]] = [[x[:0]] for x in next(iter(chunks))]
-    for args in chunks:
+    columns: list[list[Tensor]] = [[x[:0]] for x in arguments(0, next(iter(chunks)))]
+    for _, args in with_rows(chunks):
         for column, x in zip(columns, args, strict=True):
             column.append(x[:FEW])
         if sum(len(x) for x in columns[0]) >= FEW:

@@ -1,0 +1,87 @@
+"""What the rows of this process have to do with those of others: a pass is a sum, and sums of all processes add up."""
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+
+class Addable(Protocol):
+    """What a pass over the data adds up: a tensor, or a value made of tensors."""
+
+    def __add__(self, other: Any, /) -> Any:
+        """Sums of both passes together."""
+
+
+Sums = TypeVar("Sums", bound=Addable)
+Piece = TypeVar("Piece")
+
+
+class Join(Protocol):
+    """What the rows of this process have to do with those of others."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+
+    def total(self, here: Sums) -> Sums:
+        """Sum over all processes, in the order of their ranks."""
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """Rows of all processes, one after the other."""
+
+    def agree(self, what: str, here: str) -> None:
+        """Refuse processes that say different things of themselves.
+
+        :raises BadInput: on all of them.
+        """
+
+    def said(self, here: str) -> list[str]:
+        """What every process says."""
+
+    def raise_together(self, wrong: Exception | None) -> None:
+        """Raise on every process what is wrong on one of them."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One process has all rows."""
+
+    rank: int = 0
+
+    def total(self, here: Sums) -> Sums:
+        """The sum that is here."""
+        return here
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The rows that are here."""
+        return rows
+
+    def agree(self, what: str, here: str) -> None:
+        """Nobody disagrees."""
+
+    def said(self, here: str) -> list[str]:
+        """What this process says."""
+        return [here]
+
+    def raise_together(self, wrong: Exception | None) -> None:
+        """Raise what is wrong here."""
+        if wrong is not None:
+            raise wrong
+
+
+ALONE = Alone()
+JOIN: ContextVar[Join] = ContextVar("join", default=ALONE)
+
+
+def total(join: Join, pieces: Iterable[Piece], of: Callable[[Piece], Sums], nothing: Callable[[], Sums]) -> Sums:
+    """One pass: the sum of ``of`` over the pieces of this process and of all others.
+
+    :param nothing: the sum over no rows, for a process that has none.
+    """
+    found: Sums | None = None
+    for piece in pieces:
+        found = of(piece) if found is None else found + of(piece)
+    return join.total(nothing() if found is None else found)

@@ -1,0 +1,317 @@
+"""Linear predictors of rows that are never together: a pass over the chunks adds up value, slope and curvature.
+
+Derivatives in weights and hyperparameters, of any order, are passes too: what a chunk gives is differentiated there and
+then, and its graph is gone before the next chunk is read.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.chunks import join as joining
+from pyro_evidence.chunks.join import Join, Sums
+from pyro_evidence.chunks.reading import Chunks, agree_on_kind, first_rows, looked_through, with_rows
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.derivatives import generic
+from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import Slot
+from pyro_evidence.structure.density import LinearDensity, Orders
+from pyro_evidence.structure.groups import PrecisionGroups
+from pyro_evidence.structure.probes import Unreadable
+from pyro_evidence.structure.recognise import Structure, read_again, recognise
+
+MANY = 4  # points at once, beyond which curvatures are not made beside values
+
+Making = Callable[[Sequence[Any]], LogJoint]  # the model on other rows
+
+
+@dataclass(frozen=True)
+class LinearRows:
+    """The linear predictors of rows in chunks: in the first pass with all checks, later without."""
+
+    make: Making
+    first: LinearDensity  # of the first few rows
+    chunks: Chunks
+    join: Join
+    slots: dict[int, tuple[Slot, ...]] = field(default_factory=dict)  # of the chunks that were checked
+    groups: dict[int, PrecisionGroups | None] = field(default_factory=dict)
+
+    @property
+    def joint(self) -> LogJoint:
+        """The model on the first few rows, with the hyperparameters from which all begin."""
+        return self.first.joint
+
+    def total(self, of: Callable[[LinearDensity], Sums], nothing: Callable[[], Sums]) -> Sums:
+        """One pass: the sum over the rows of all processes."""
+        return joining.total(self.join, self.passes(), of, nothing)
+
+    def passes(self) -> Iterator[LinearDensity]:
+        """The predictors of the rows of this process, a chunk at a time."""
+        for number, args in with_rows(self.chunks):
+            with torch.enable_grad():  # predictors are read by derivatives, whoever asks
+                density = self._read(number, args)
+            yield density
+
+    def _read(self, number: int, args: Sequence[Any]) -> LinearDensity:
+        if number not in self.slots:
+            return self.checked(number, args)
+        joint = copy.copy(self.joint)
+        joint.args = tuple(args)
+        try:
+            return replace(read_again(joint, self.slots[number]), free=self.first.free)
+        except (Unreadable, RuntimeError):  # not what it was in the pass before
+            return self.checked(number, args)
+
+    def checked(self, number: int, args: Sequence[Any]) -> LinearDensity:
+        """A chunk that is read for the first time.
+
+        :raises BadInput: when it differs from the first in more than its rows.
+        :raises UnsupportedModel: for predictors that are not linear.
+        """
+        joint = self.make(args)
+        joint.held, joint.initial_theta = self.joint.held, self.joint.initial_theta
+        self._require_same_latents(number, joint)
+        found = recognise(joint)
+        if found.linear is None:
+            raise not_linear(joint, number)
+        self._require_same_prior(number, found.linear)
+        self.slots[number], self.groups[number] = found.linear.slots, found.groups
+        return found.linear
+
+    def all_groups(self, few: PrecisionGroups | None) -> PrecisionGroups | None:
+        """The precisions that are hyperparameters, with the noise of all rows; None where chunks differ in them.
+
+        :param few: those that the first few rows show.
+        """
+        here = [g for g in self.groups.values() if few is None or g is None or not torch.equal(g.power, few.power)]
+        size = torch.zeros_like(self.joint.initial_theta)
+        noise = [g.noise_here for g in self.groups.values() if g is not None]
+        differ = size.new_tensor([float(len(here))])
+        total = self.join.total(torch.cat([differ, torch.stack([size, *noise]).sum(0)]))
+        return None if few is None or total[0] else replace(few, num_noise=total[1:])
+
+    def _require_same_latents(self, number: int, joint: LogJoint) -> None:
+        here, first = ({p.name: tuple(p.shape) for p in x.latents} for x in (joint, self.joint))
+        if here != first or joint.hypers.names != self.joint.hypers.names:
+            raise BadInput(
+                f"chunk {number} has {joint.latents.size} weights and the first {self.joint.latents.size}; chunks must "
+                f"differ in their rows only. Latent sites of every row are none that chunks can share."
+            )
+
+    def _require_same_prior(self, number: int, density: LinearDensity) -> None:
+        u = torch.stack([self.joint.initial_u, generic(1, self.joint.latents.size, self.joint.initial_u)[0]])
+        theta = self.joint.initial_theta
+        here, first = ((d.log_joint(u, theta) - log_likelihood(d, u, theta)).detach() for d in (density, self.first))
+        close = float(torch.finfo(self.joint.dtype).eps ** 0.64)
+        if not torch.allclose(here, first, rtol=close, atol=close):
+            raise BadInput(
+                f"the prior of {', '.join(self.joint.latents.names)} in chunk {number} is another than in the first: "
+                f"it depends on the rows. Expected one prior: compute what it needs over all rows, and bind that to it."
+            )
+
+
+def not_linear(joint: LogJoint, number: int = 0) -> UnsupportedModel:
+    """The letter for a model whose chunks cannot be added up."""
+    return UnsupportedModel(
+        f"chunk {number}: chunks of rows need linear predictors, which observed site(s) {', '.join(joint.observed)} do "
+        f"not all have. Pass all data to run(...)."
+    )
+
+
+def linear_rows(
+    model: Any, chunks: Chunks, join: Join, make: Making, look: Callable[[LogJoint], Any] = lambda _: None
+) -> LinearRows:
+    """The predictors of all rows; one pass, in which every chunk is checked.
+
+    :param look: at the model on the first few rows, before anything else.
+    :raises BadInput, UnsupportedModel: on all processes what is wrong with one chunk.
+    """
+    agree_on_kind(model, chunks, join)
+    joint = make(first_rows(chunks, join))
+    joint.kept = False
+    look(joint)
+    first = recognise(joint).linear
+    if first is None:
+        raise not_linear(joint)
+    rows = LinearRows(make, first, chunks, join)
+    looked_through(model, chunks, join, rows.checked)
+    return rows
+
+
+def log_likelihood(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
+    """The log joint without the prior, nats, shape ``(R,)``: what rows add up."""
+    parts = density.parts(theta)
+    total = u.new_zeros(len(u)) + parts.rest
+    for part, offset in zip(density.linear, parts.offsets, strict=True):
+        eta = part.layout.natural(part.eta(u, offset).to(density.joint.dtype))
+        total = total + part.slot.log_likelihood(parts.trace)(eta).double()
+    return total
+
+
+def slope(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
+    """The derivative of :func:`log_likelihood` in ``u``, which requires a gradient, in its graph, ``(R, D)``."""
+    return derivatives.pullback(log_likelihood(density, u, theta).sum(), u, create_graph=True)
+
+
+def precision(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
+    """Minus the Hessian of :func:`log_likelihood`, shape ``(R, D, D)``."""
+    parts, graph = density.parts(theta), u.requires_grad or theta.requires_grad
+    total = u.new_zeros(*u.shape, u.shape[-1])
+    for part, offset in zip(density.linear, parts.offsets, strict=True):
+        eta = part.eta(u, offset).to(density.joint.dtype)
+        eta = eta if eta.requires_grad else eta.detach().requires_grad_()
+        B = curvature_blocks(part.slot.log_likelihood(parts.trace), part.layout, eta, create_graph=graph)
+        total = total + gram(part.J, B.double())
+    return total
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What one pass adds up at some points; ``a + b`` are those of both chunks."""
+
+    value: Tensor  # (R,) log likelihood, nats
+    gradient: Tensor  # (R, D)
+    precision: Tensor  # (R, D, D)
+
+    def __add__(self, other: "Totals") -> "Totals":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Totals(*(a + b for a, b in pairs))
+
+
+@dataclass(frozen=True)
+class StreamedDensity(LinearDensity):
+    """The density of all rows; its fields are those of the first few, which know the prior."""
+
+    rows: LinearRows | None = None
+    _found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the totals at the last points
+
+    @property
+    def _rows(self) -> LinearRows:
+        assert self.rows is not None
+        return self.rows
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``; differentiable, by a pass for each derivative."""
+        prior = self._log_prior(u, theta)
+        if _wants_graph(u, theta):
+            return prior + _added_up(self._rows, log_likelihood, self._totals(u, theta).value, u, theta)
+        if len(u) > MANY:
+            return prior + self._rows.total(lambda d: log_likelihood(d, u, theta), lambda: torch.zeros_like(prior))
+        return prior + self._totals(u, theta).value
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``."""
+        if len(u) > MANY:
+            return derivatives.gradient(self.log_joint, u, theta)
+        value, slope = self._prior_gradient(u, theta)
+        found = self._totals(u, theta)
+        return value + found.value, slope + found.gradient
+
+    def orders(self, u: Tensor, theta: Tensor) -> Orders:
+        """The log joint and two derivatives in ``u``, which requires a gradient; theirs are passes again."""
+        self._require_dense(u)
+        _, rise, A = self._prior_orders(u, theta)
+        gradient = _added_up(self._rows, slope, self._totals(u, theta).gradient, u, theta)
+        return Orders(self.log_joint(u, theta), rise + gradient, self._with_prior(A, u, theta))
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian in ``u``, shape ``(R, D, D)``."""
+        self._require_dense(u)
+        return self._with_prior(self._prior_precision(u, theta), u, theta)
+
+    def _with_prior(self, prior: Tensor, u: Tensor, theta: Tensor) -> Tensor:
+        prior = prior if prior.dim() == 3 else prior.diag_embed()
+        if _wants_graph(u, theta):
+            return prior + _added_up(self._rows, precision, self._totals(u, theta).precision, u, theta)
+        if len(u) > MANY:
+            nothing = lambda: u.new_zeros(*u.shape, u.shape[-1])  # noqa: E731
+            return prior + self._rows.total(lambda d: precision(d, u, theta).detach(), nothing)
+        return prior + self._totals(u, theta).precision
+
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
+
+    def _totals(self, u: Tensor, theta: Tensor) -> Totals:
+        """Value, gradient and curvature of the likelihood, in one pass; those of the last points are kept."""
+        u, theta = u.detach(), theta.detach()
+        place = (u, theta)
+        if not ("at" in self._found and all(map(torch.equal, self._found["at"], place))):
+            D = u.shape[-1]
+            nothing = lambda: Totals(u.new_zeros(len(u)), u.new_zeros(len(u), D), u.new_zeros(len(u), D, D))  # noqa: E731
+            found = self._rows.total(lambda d: _totals_of(d, u, theta), nothing)
+            self._found.update(at=(u.clone(), theta.clone()), found=found)
+        totals: Totals = self._found["found"]
+        return totals
+
+
+def _totals_of(density: LinearDensity, u: Tensor, theta: Tensor) -> Totals:
+    value, rise = derivatives.gradient(lambda v, t: log_likelihood(density, v, t), u, theta)
+    return Totals(value, rise, precision(density, u, theta).detach())
+
+
+def _wants_graph(u: Tensor, theta: Tensor) -> bool:
+    return torch.is_grad_enabled() and (u.requires_grad or theta.requires_grad)
+
+
+OfChunk = Callable[..., Tensor]  # of a chunk's density and of tensors
+
+
+def _added_up(rows: LinearRows, of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
+    """The sum of ``of`` over all chunks, whose value is known, differentiable in ``x`` as often as one likes."""
+    found: Tensor = _Sum.apply(rows, of, known, *x)
+    return found
+
+
+class _Sum(torch.autograd.Function):
+    """A sum over a pass; its derivative is a sum over a pass of derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: LinearRows, of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
+        ctx.rows, ctx.of, ctx.last = rows, of, None
+        ctx.save_for_backward(*x)
+        return known.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        x, pulled = ctx.saved_tensors, partial(_pulled, ctx.of)
+        sizes, (cotangent,) = [v.numel() for v in x], cotangents
+        sign = 0.0 if ctx.last is None else _sign(ctx.last[0], cotangent)
+        if sign == 0.0:  # else these derivatives have been asked for, one argument after the other
+            held = tuple(v.detach() for v in (*x, cotangent))
+            nothing = lambda: x[0].new_zeros(sum(sizes))  # noqa: E731
+            ctx.last = held[-1].clone(), ctx.rows.total(lambda d: pulled(d, *held).detach(), nothing)
+        flat = _added_up(ctx.rows, pulled, (sign or 1.0) * ctx.last[1], *x, cotangent)
+        return None, None, None, *(g.reshape(v.shape) for g, v in zip(flat.split(sizes), x, strict=True))
+
+
+def _sign(known: Tensor, cotangent: Tensor) -> float:
+    """1 where they are the same, -1 where they are opposite, else 0."""
+    return 1.0 if torch.equal(known, cotangent) else -1.0 if torch.equal(known, -cotangent) else 0.0
+
+
+@torch.enable_grad()
+def _pulled(of: OfChunk, density: LinearDensity, *x: Tensor) -> Tensor:
+    """Derivatives of a chunk's ``of`` in all of its arguments, times the last of ``x``, flat."""
+    *at, cotangent = x
+    again = any(v.requires_grad for v in x)
+    at = [v if v.requires_grad else v.detach().requires_grad_() for v in at]
+    value = of(density, *at)
+    if not value.requires_grad:
+        return torch.cat([torch.zeros_like(v).reshape(-1) for v in at])
+    found = torch.autograd.grad(value, at, cotangent, create_graph=again, allow_unused=True)
+    return torch.cat([(torch.zeros_like(v) if g is None else g).reshape(-1) for g, v in zip(found, at, strict=True)])
+
+
+def streamed_structure(rows: LinearRows) -> Structure:
+    """What is known of the density of all rows, by the first few."""
+    first, found = rows.first, recognise(rows.joint)
+    streamed = StreamedDensity(first.joint, first.linear, first.free, first.gaussian, rows=rows)
+    groups = rows.all_groups(found.groups)
+    return replace(found, groups=groups, linear=streamed, latent=None, factors=None, known=None)
