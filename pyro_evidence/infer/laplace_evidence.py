@@ -22,6 +22,7 @@ from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_p
 from pyro_evidence.laplace.approximation_rows import can_batch
 from pyro_evidence.laplace.blocks.quadrature import check_nodes, require_blocks
 from pyro_evidence.laplace.blocks.refine import refined, with_nodes
+from pyro_evidence.laplace.hyperparameters.units import in_units_of_the_data
 from pyro_evidence.laplace.nested.outer_joint import OuterJoint, outer_problem
 from pyro_evidence.laplace.nested.outer_sites import outer_sites
 from pyro_evidence.laplace.nested.posterior import integrated
@@ -219,7 +220,8 @@ class LaplaceEvidence:
     def _search(self, problem: Problem, shown: bool = True) -> None:
         """The modes, at the hyperparameters that the model begins with."""
         joint, num = problem.joint, self.start.number(laplace_restarts.automatic(problem))
-        places, theta = starts(joint, num, self.start.seed), joint.initial_theta
+        problem, places = in_units_of_the_data(problem, starts(joint, num, self.start.seed))
+        theta = problem.joint.initial_theta
         network = problem.structure.known is not None and can_batch(problem)
         self._found = (
             laplace_restarts.search_in_batch(problem, places, theta)

@@ -21,11 +21,12 @@ from pyro_evidence.relevance.eigen_state import (
     base_centre,
     base_point,
     eigen_state,
+    refuse_if_outweighed,
     warn_if_meaningless,
 )
 from pyro_evidence.relevance.posteriors import REVMPosterior
 from pyro_evidence.relevance.quadratic import Approximation, laplace_at_base
-from pyro_evidence.relevance.weights import LinearTarget, Penalised, Weights, weights_of
+from pyro_evidence.relevance.weights import LinearTarget, Penalised, Weights, refuse_offsets, weights_of
 from pyro_evidence.settings import check_function, check_methods, check_model, check_ridge
 from pyro_evidence.threads import one_at_a_time
 
@@ -120,6 +121,7 @@ class REVM:
         if JOIN.get() is not ALONE:
             return self.run_chunks([(*args, *kwargs.values())])
         weights = weights_of(LogJoint(self.model, args, kwargs, hyper=()), self.site)
+        refuse_offsets(weights)
         return self._fitted(weights, starting_point(weights))
 
     @one_at_a_time
@@ -150,6 +152,7 @@ class REVM:
 
     def _fitted(self, weights: Weights, start: torch.Tensor) -> REVMPosterior:
         state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.settings)
+        refuse_if_outweighed(state)
         warn_if_meaningless(state)
         self._posterior = REVMPosterior(weights, state)
         return self._posterior

@@ -15,13 +15,12 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.numbers import check_offset
 from pyro_evidence.relevance import fast_marginal
 from pyro_evidence.relevance import noise as relevance_noise
 from pyro_evidence.relevance.chunks import StreamedTarget, streamed_weights, summarised
 from pyro_evidence.relevance.noise import noise_of, noise_of_chunks
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
-from pyro_evidence.relevance.weights import LinearTarget, Weights, weights_of
+from pyro_evidence.relevance.weights import LinearTarget, Weights, refuse_offsets, weights_of
 from pyro_evidence.settings import check_model
 from pyro_evidence.structure.recognise import obstacle
 from pyro_evidence.threads import one_at_a_time
@@ -72,6 +71,10 @@ class RVM:
         self._of: Weights | None = None
         self._fit: Fit[Any] | None = None
         self._data: Arguments = ((), {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings; a copy, in another process say, has nothing fitted.  The posterior has a pickle of its own."""
+        return {**vars(self), "_of": None, "_fit": None, "_data": ((), {})}
 
     def resume(self, path: str | Path) -> "RVM":
         """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
@@ -190,9 +193,7 @@ def check_likelihood(weights: Weights) -> None:
     :raises BadInput, NotSmooth: naming the site.
     """
     joint = weights.joint
-    nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
-    for name in joint.observed:
-        check_offset(name, torch.as_tensor(nodes[name]["value"]))
+    refuse_offsets(weights)
     certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, _unit(weights))
 
 

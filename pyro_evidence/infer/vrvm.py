@@ -56,6 +56,10 @@ class VRVM:
         self._noise: Noise | None = None
         self._fit: Fit[VariationalState] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings; a copy, in another process say, has nothing fitted.  The posterior has a pickle of its own."""
+        return {**vars(self), "_of": None, "_noise": None, "_fit": None}
+
     def resume(self, path: str | Path) -> "VRVM":
         """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
 

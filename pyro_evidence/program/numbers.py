@@ -11,6 +11,7 @@ from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.sites import Node
 
 LARGEST = 1e70  # its fourth power, which squared curvatures reach, is a float; so is that of its reciprocal
+OFFSET = 1e4  # data this far from zero beside their spread are best told without it
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -66,10 +67,11 @@ def _other_kind(name: str, what: str, dtype: torch.dtype, has: str, arguments: s
     )
 
 
-def check_offset(name: str, value: Tensor) -> None:
-    """Refuse data that differ from one another in the last digits only.
+def check_offset(name: str, value: Tensor, J: Tensor) -> None:
+    """Refuse data that differ from one another in the last digits only, or by little where no weight is a constant.
 
-    :raises BadInput: naming the site, where sums of squares would be rounding.
+    :param J: design of the site's predictor, ``(N, C, M)``.
+    :raises BadInput: naming the site, where sums of squares would be rounding, or the offset is all that is fitted.
     """
     if not value.is_floating_point() or value.numel() < 2:
         return
@@ -80,3 +82,17 @@ def check_offset(name: str, value: Tensor) -> None:
             f"{value.dtype} are the same in all of them, and squares are rounding. Expected data near zero: subtract "
             f"the mean before the fit."
         )
+    if 0.0 < spread < abs(centre) / OFFSET and not _has_constant(J):
+        raise BadInput(
+            f"site '{name}' has values about {centre:.6g} that differ by {spread:.2g} only, and no combination of the "
+            f"model's weights is a constant: the fit would be of the offset. Expected data near zero, or a bias among "
+            f"the weights: subtract the mean before the fit, or add a column of ones."
+        )
+
+
+def _has_constant(J: Tensor) -> bool:
+    """Whether a predictor can be the same for all data."""
+    ones = J.new_ones(len(J) * J.shape[1], 1)
+    columns = J.flatten(0, 1)
+    found = columns @ torch.linalg.lstsq(columns, ones, driver="gelsy" if J.device.type == "cpu" else "gels").solution
+    return bool((found - ones).abs().max() < 1e-3)

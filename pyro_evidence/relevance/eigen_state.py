@@ -256,6 +256,24 @@ def mode_on_axes(
     return settings.prior.mode(target.along(T), alpha, torch.cat(start))
 
 
+def refuse_if_outweighed(state: REVMState) -> None:
+    """Refuse a fit in which the ridge, which stands for no prior at all, leaves the data nothing along any axis.
+
+    :raises BadInput: with the factor by which the columns are too small.
+    """
+    largest = float(state.axes.h.max()) if len(state.axes.h) else 0.0
+    explained = float(state.base_log_likelihood - state.null_log_likelihood)  # more than a nat has a warning
+    if state.num_active or explained > 1.0 or not 0.0 < largest < OUTWEIGHED * state.ridge:
+        return
+    factor = (state.ridge / largest) ** 0.5
+    raise BadInput(
+        f"on no axis do the data say a thousandth of ridge={state.ridge:g}: the largest curvature of the likelihood is "
+        f"{largest:.2g}, and every axis would be pruned for that. Expected columns of a usual size, or a weaker ridge. "
+        f"Multiply the design matrix by {100.0 * factor:.0e}, or pass ridge={1e-4 * largest:.0e}."
+    )
+
+
+OUTWEIGHED = 1e-3  # curvature of the likelihood over the ridge, below which the data had no chance
 SATURATED = 25.0  # log odds beyond which a likelihood no longer feels its weights
 
 

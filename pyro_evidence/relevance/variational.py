@@ -17,6 +17,7 @@ from pyro_evidence.relevance.quadratic import bound_curvature, logistic_parts
 from pyro_evidence.relevance.weights import LinearTarget
 from pyro_evidence.structure.observed_parts import Part
 
+UNFELT = 1e-4  # curvature of the data beside a unit precision, below which weights would never leave their prior
 SHAPE = RATE = 1e-6  # of the Gamma prior on every precision: Bishop and Tipping (2000), section 5
 
 
@@ -126,7 +127,7 @@ class VariationalState:
 
 
 def start(target: LinearTarget, num_data: float = 0.0) -> VariationalState:
-    """The iterate from unit precisions.
+    """The iterate from unit precisions, or where the prior weighs as a datum does, if units are far from that.
 
     :param num_data: data of Gaussian noise that is free; 0 holds it.
     """
@@ -135,8 +136,10 @@ def start(target: LinearTarget, num_data: float = 0.0) -> VariationalState:
     require_memory(16 * (N + 2 * M) * M, "q(w)'s precision and its factor", device, "Take fewer basis functions.")
     if num_data and isinstance(local, Quadratic):
         local = replace(local, num_data=num_data)
-    ones = torch.ones_like(part.J[0, 0])
-    return _state((part, local), (SHAPE + 0.5) * ones, torch.ones_like(part.c[:, 0]), -math.inf)
+    second = torch.ones_like(part.c[:, 0])
+    felt = local.tightest(part.c[:, 0], second)[0] @ part.J[:, 0].square()
+    alpha = torch.where((felt > 0) & (felt < UNFELT), felt / N, 1.0)
+    return _state((part, local), (SHAPE + 0.5) / alpha, second, -math.inf)
 
 
 def step(state: VariationalState) -> VariationalState:

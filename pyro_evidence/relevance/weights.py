@@ -13,6 +13,7 @@ from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.numbers import check_offset
 from pyro_evidence.program.predictors import Slot
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.observed_parts import EPS, Function, Part, in_blocks, part_of
@@ -242,6 +243,18 @@ def _one_dtype(joint: LogJoint, names: Sequence[str]) -> None:
     if len(set(dtypes.values())) > 1:
         said = ", ".join(f"{n} {str(d).removeprefix('torch.')}" for n, d in dtypes.items())
         raise BadInput(f"the weights' sites have different dtypes ({said}); expected one. Cast the priors' parameters.")
+
+
+def refuse_offsets(weights: Weights) -> None:
+    """Refuse targets that are an offset and little else, where predictors are linear.
+
+    :raises BadInput: naming the site.
+    """
+    if not isinstance(weights.target, LinearTarget):
+        return
+    nodes = weights.joint.trace(weights.joint.initial_u, weights.joint.initial_theta).nodes
+    for slot, part in zip(weights.slots, weights.target.parts, strict=True):
+        check_offset(slot.site, torch.as_tensor(nodes[slot.site]["value"]), part.J)
 
 
 def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order: Tensor) -> Target:

@@ -212,6 +212,9 @@ class LinearPredictors:
     gaussian: bool  # every integrated site has a Gaussian prior that depends on hyperparameters alone
     _cache: list[Parts] = field(default_factory=list, repr=False, compare=False)
 
+    def __getstate__(self) -> dict[str, Any]:  # what was run last may carry a graph
+        return {**vars(self), "_cache": []}
+
     @property
     def blocks(self) -> tuple[slice, ...]:
         """The flat coordinates of each latent site."""
@@ -380,10 +383,8 @@ class LinearDensity(LinearPredictors):
 
 def _added(A: Tensor, prior: Tensor) -> Tensor:
     """``A`` plus a dense or a diagonal matrix, in the memory of ``A`` where no graph is in the way."""
-    if prior.dim() == 3:
-        return A + prior
-    if A.requires_grad or prior.requires_grad:
-        return A + prior.diag_embed()
+    if prior.dim() == 3 or A.requires_grad or prior.requires_grad:
+        return A + (prior if prior.dim() == 3 else prior.diag_embed())
     A.diagonal(dim1=-2, dim2=-1).add_(prior)
     return A
 

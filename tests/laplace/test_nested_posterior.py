@@ -1,5 +1,6 @@
 """Scales integrated around Laplace, against quadrature, closed forms and themselves by another route."""
 
+import copy
 import math
 import pickle
 from functools import cache
@@ -329,3 +330,10 @@ def test_the_precision_by_parts_is_the_dense_one() -> None:
     torch.testing.assert_close(parts.whiten(rows).square().sum(-1), dense.whiten(rows).square().sum(-1))
     active = torch.ones(10, dtype=torch.bool)
     torch.testing.assert_close(parts.weakest(active), dense.weakest(active))
+
+
+def test_a_posterior_can_be_copied_and_sent() -> None:
+    posterior = fitted(schools_centred)
+    for again in (copy.deepcopy(posterior), pickle.loads(pickle.dumps(posterior))):
+        assert torch.equal(again.log_evidence, posterior.log_evidence)
+        assert torch.equal(again.get_samples(3, seed=1)["tau"], posterior.get_samples(3, seed=1)["tau"])

@@ -69,3 +69,13 @@ def test_data_in_chunks_that_were_not_kept_are_missed() -> None:
     posterior = REVM(models.logistic).run_chunks(list(zip(Phi.split(20), (t > 0).double().split(20), strict=True)))
     with pytest.raises(BadInput, match=r"data in chunks cannot be pickled, .* or fit with run\(\.\.\.\)"):
         pickle.dumps(posterior)
+
+
+@pytest.mark.parametrize("engine", [RVM(models.gaussian), VRVM(models.gaussian), REVM(models.logistic)])
+def test_an_engine_goes_into_another_process_before_and_after_a_fit(engine) -> None:
+    Phi, t = data()
+    t = (t > 0).double() if isinstance(engine, REVM) else t
+    expected = pickle.loads(pickle.dumps(engine)).run(Phi, t).log_evidence
+    assert torch.equal(engine.run(Phi, t).log_evidence, expected)
+    again = pickle.loads(pickle.dumps(engine))
+    assert torch.equal(again.run(Phi, t).log_evidence, expected)
