@@ -16,6 +16,7 @@ from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.summary.names import Coords, Dims, names_of
 from pyro_evidence.memory import within_memory
+from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows
 
@@ -128,6 +129,7 @@ def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, *
     :param seed: of all draws; the caller's random state is not touched.
     :param kwargs: the model's keyword arguments.
     :raises BadInput: when MCMC has not run, or its draws and its model disagree.
+    :raises TooLarge: when the draws would not fit into memory.
     """
     return _groups(_chains(fit, args, kwargs, num_samples, seed), num_samples, seed)
 
@@ -158,6 +160,8 @@ def _attributes(fit: Fit) -> dict[str, Any]:
 
 
 def _groups(chains: Chains, num_samples: int, seed: int) -> Groups:
+    observed = _observed(chains)
+    _require_room(chains.joint, sum(v.size for v in observed.values()), num_samples)
     sites = chains.joint.latents.names
     prior = _or_nothing(lambda: from_prior(chains.joint, chains.theta, num_samples, seed))
     groups = {
@@ -165,11 +169,21 @@ def _groups(chains: Chains, num_samples: int, seed: int) -> Groups:
         "posterior_predictive": chains.grouped(_predictive(chains, seed)),
         "log_likelihood": chains.grouped(_or_nothing(lambda: pointwise_rows(chains.joint, chains.u, chains.theta))),
         "sample_stats": {n: _array(v) for n, v in chains.stats.items()} | chains.grouped({"lp": _log_joint(chains)}),
-        "observed_data": _observed(chains),
+        "observed_data": observed,
         "prior": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in sites},
         "prior_predictive": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in chains.joint.observed},
     }
     return {name: group for name, group in groups.items() if group}
+
+
+def _require_room(joint: LogJoint, data: int, num_samples: int) -> None:
+    """Ask for the memory of all groups before any is made: draws of the latents twice, of the data three times.
+
+    :raises TooLarge: with the number of bytes.
+    """
+    numbers = num_samples * (2 * joint.latents.size + 3 * data)
+    remedy = f"Take fewer draws (num_samples={NUM_CHAINS * 25})."
+    require_memory(8 * numbers, f"{num_samples} draws of the latents and of the data", joint.device, remedy)
 
 
 def _of_posterior(fit: LaplacePosterior | CorrectedPosterior, num_samples: int, seed: int) -> Chains:

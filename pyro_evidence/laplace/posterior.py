@@ -28,7 +28,7 @@ from pyro_evidence.numerics import importance
 from pyro_evidence.program.failed_run import require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Home
-from pyro_evidence.program.simulate import NewLevels
+from pyro_evidence.program.simulate import NewLevels, affordable_draws
 from pyro_evidence.settings import check_count
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
 
@@ -199,8 +199,10 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         largest = max((t.numel() for _, t in tensors(self._joint.args, self._joint.kwargs)), default=1)
         return max(1, min(512, 2**22 // max(largest, len(self.state.u), 1)))
 
-    def diagnostics(self, num_samples: int = 4_000, seed: int = 0) -> dict[str, Any]:
+    def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
         """How far to trust the numbers.
+
+        By default 4,000 draws, fewer where latents and data are more than 25,000 numbers, but 200 at least.
 
         ``pareto_k`` is the shape of the importance ratios' tail (Vehtari et al. 2024): below 0.5 the
         importance-sampled log evidence and its standard error (nats) are reliable, above 0.7 neither it nor
@@ -213,7 +215,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         curvature.
         """
         curvature = self.state.problem.curvature
-        num_samples = check_count("num_samples", num_samples)
+        num_samples = check_count("num_samples", affordable_draws(self._joint) if num_samples is None else num_samples)
         return {
             "status": self.status,
             "log_evidence": float(self.log_evidence),

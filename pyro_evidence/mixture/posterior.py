@@ -302,9 +302,9 @@ class MixturePosterior(LaplacePosterior):
         generator = torch.Generator().manual_seed(seed)
         return self.density(*args, **kwargs).sample(num_samples, generator)
 
-    def diagnostics(self, num_samples: int = 10_000, seed: int = 0) -> dict[str, Any]:
+    def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
         """As :meth:`LaplacePosterior.diagnostics`, with the number of components and of clipped eigenvalues."""
-        found, gain = super().diagnostics(num_samples, seed), self.correlation_gain
+        found, gain = super().diagnostics(10_000 if num_samples is None else num_samples, seed), self.correlation_gain
         return found | {
             "num_components": self.num_components,
             "num_components_limited_by": self.limit,

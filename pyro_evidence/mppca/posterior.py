@@ -286,12 +286,12 @@ class MPPCAPosterior(LaplacePosterior):
             )
         return orbit.log_weights(*self._centred(Y), precision, num_samples, seed)
 
-    def diagnostics(self, num_samples: int = 4_000, seed: int = 0) -> dict[str, Any]:
+    def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
         """As :meth:`LaplacePosterior.diagnostics`, with components and columns that are left.
 
         Without a dense curvature what comes from importance ratios is nan.
         """
-        num_samples = check_count("num_samples", num_samples)
+        num_samples = check_count("num_samples", 4_000 if num_samples is None else num_samples)
         if isinstance(self.state.precision, Dense) and not self.refusal:
             found = super().diagnostics(num_samples, seed)
         else:

@@ -67,9 +67,20 @@ def require_kept(joint: Any, what: str) -> None:
 
 def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The arguments as a reader of an error message wants them: shape, dtype, how many are not finite."""
-    found = [f"{n}: shape {tuple(t.shape)}, {t.dtype}{bad_entries(t)}" for n, t in tensors(args, kwargs)]
+    given = list(tensors(args, kwargs))
+    found = [f"{n}: shape {tuple(t.shape)}, {t.dtype}{bad_entries(t)}{_there(t, given)}" for n, t in given]
     found += [f"{n}: {type(a).__name__}, no tensor" for n, a in _arrays(args, kwargs)]
     return "; ".join(found) or "no tensors among the arguments"
+
+
+def _there(value: Tensor, given: Sequence[tuple[str, Tensor]]) -> str:
+    """What integers that number the same rows, such as those of groups, are where the first bad entry is, in words."""
+    bad = ~torch.isfinite(value) if value.is_floating_point() and value.dim() else None
+    if bad is None or not bool(bad.any()):
+        return ""
+    row = int(bad.nonzero()[0, 0])
+    levels = [(n, t) for n, t in given if t.dim() == 1 and len(t) == len(value) and t.dtype in INTEGERS]
+    return "".join(f", where {n} is {int(t[row])}" for n, t in levels)
 
 
 def _arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -84,7 +95,7 @@ def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_array(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return len(value) > 0 and isinstance(value[0], int | float | list | tuple)
+        return len(value) > 0 and isinstance(value[0], int | float | str | list | tuple)
     return hasattr(value, "__array__") and not isinstance(value, Tensor)
 
 
@@ -106,6 +117,8 @@ def bad_entries(value: Tensor) -> str:
 
 
 LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+LEVELS = " Levels that index a latent site are whole numbers from 0: write .long() after them."
 MORE_JITTER = (
     " A covariance that is not positive definite holds nan, or rows that are nearly alike (inputs that occur twice): "
     "give it more jitter, as in K + 1e-6 * torch.eye(len(K))."
@@ -137,7 +150,7 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
         f"{'Expected at least one datum. ' if empty else ''}{_other_types(args, kwargs)}"
         f"Shapes must broadcast, all floating tensors must have one dtype (build priors with X.new_ones(...), or set "
         f"torch's default dtype), and data must lie in the support of their distribution."
-        f"{MORE_JITTER if singular else ''}"
+        f"{MORE_JITTER if singular else ''}{LEVELS if 'used as indices' in str(error) else ''}"
     )
 
 
@@ -147,12 +160,23 @@ def _short(error: Exception) -> str:
     return said[:600] + "".join(f" found values:{v[:60]}{' ...' * (len(v) > 60)}" for v in values)
 
 
+def _is_words(value: Any) -> bool:
+    """Whether data are labels, not numbers."""
+    if isinstance(value, list | tuple):
+        return isinstance(value[0], str)
+    array = value.__array__()
+    return array.dtype.kind in "US" or (array.dtype.kind == "O" and array.size > 0 and isinstance(array.flat[0], str))
+
+
 def _other_types(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """What to do about data that are no tensors, or tensors of integers."""
     arrays = ", ".join(n for n, _ in _arrays(args, kwargs))
     found = list(tensors(args, kwargs))
     whole = ", ".join(n for n, t in found if not t.is_floating_point() and not t.is_complex())
     imaginary = ", ".join(n for n, t in found if t.is_complex())
+    words = ", ".join(n for n, a in _arrays(args, kwargs) if _is_words(a))
+    if words:
+        return f"Levels are whole numbers from 0: codes, levels = pandas.factorize({words}), and pass the codes. "
     advice = f"Expected tensors: write torch.as_tensor(...) around {arrays}. " if arrays else ""
     advice += f"Expected real numbers: pass the .real or the .abs() of {imaginary}. " if imaginary else ""
     return advice + (f"Integers and floats may not mix: try .double() after {whole}. " if whole else "")

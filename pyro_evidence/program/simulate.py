@@ -8,6 +8,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import log_prior
 from pyro_evidence.program.sites import is_observation, sample_nodes
@@ -16,6 +17,9 @@ from pyro_evidence.threads import own_random_numbers, own_warnings, quiet, witho
 Values = dict[str, Tensor]
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 ROWS = 512  # evaluated at a time
+MOST_DRAWS, FEWEST_DRAWS = 4_000, 200  # of a check
+AFFORDABLE = 10**8  # latents and data, of all draws of a check
+NUMBERS = 2**24  # of latents or data, in all rows that are evaluated at a time
 
 
 def unobserved(joint: LogJoint, theta: Tensor) -> Model:
@@ -33,14 +37,14 @@ def with_data(joint: LogJoint, theta: Tensor, data: Mapping[str, Tensor]) -> Mod
 def latents_from_prior(joint: LogJoint, theta: Tensor, num_samples: int, seed: int) -> Values:
     """Draws of the integrated sites from the prior, each ``(S,) + site shape``."""
     model = joint.substituted(theta)
-    drawn = _rows(lambda _: _run(joint, model), torch.zeros(num_samples, 1), seed)
+    drawn = _rows(joint, lambda _: _run(joint, model), torch.zeros(num_samples, 1), seed)
     return {n: drawn[n] for n in joint.latents.names}
 
 
 def from_prior(joint: LogJoint, theta: Tensor, num_samples: int, seed: int) -> Values:
     """Draws of all latent and observed sites from the prior, each ``(S,) + site shape``."""
     model = unobserved(joint, theta)
-    return _rows(lambda _: _run(joint, model), torch.zeros(num_samples, 1), seed)
+    return _rows(joint, lambda _: _run(joint, model), torch.zeros(num_samples, 1), seed)
 
 
 def from_predictive(joint: LogJoint, theta: Tensor, u: Tensor, seed: int) -> Values:
@@ -51,7 +55,7 @@ def from_predictive(joint: LogJoint, theta: Tensor, u: Tensor, seed: int) -> Val
         latents = joint.latents.constrained(v.to(joint.dtype))
         return _run(joint, poutine.condition(model, data=latents))
 
-    drawn = _rows(draw, u, seed)
+    drawn = _rows(joint, draw, u, seed)
     return {n: drawn[n] for n in joint.observed if n in drawn}
 
 
@@ -63,7 +67,7 @@ def log_prior_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
 def pointwise_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
     """Log likelihood of every datum at rows ``(R, D)``, nats, each ``(R,) + data shape``."""
     with torch.no_grad():
-        return _in_parts(lambda v: joint.pointwise(v, theta), u)
+        return _in_parts(joint, lambda v: joint.pointwise(v, theta), u)
 
 
 def recorded_rows(joint: LogJoint, u: Tensor) -> Values:
@@ -78,7 +82,7 @@ def recorded_rows(joint: LogJoint, u: Tensor) -> Values:
         return {n: nodes[n]["value"] for n in names}
 
     with torch.no_grad():
-        return _in_parts(record, u)
+        return _in_parts(joint, record, u)
 
 
 def mean_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
@@ -95,7 +99,7 @@ def mean_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
 
     try:
         with torch.no_grad():
-            return {n: v for n, v in _in_parts(means, u).items() if bool(torch.isfinite(v).all())}
+            return {n: v for n, v in _in_parts(joint, means, u).items() if bool(torch.isfinite(v).all())}
     except (NotImplementedError, AttributeError, RuntimeError, ValueError):
         return {}
 
@@ -146,16 +150,31 @@ def _is_function(node: Any) -> bool:
     return bool(node["is_observed"]) and not is_observation(node)
 
 
-def _rows(draw: Callable[[Tensor], Values], u: Tensor, seed: int) -> Values:
+def _rows(joint: LogJoint, draw: Callable[[Tensor], Values], u: Tensor, seed: int) -> Values:
     with own_random_numbers(), torch.no_grad(), without_validation():
         torch.manual_seed(seed)
-        return vectorised(draw, u)
+        return _joined([vectorised(draw, part) for part in u.split(rows_at_once(joint))])
 
 
-def _in_parts(function: Callable[[Tensor], Values], u: Tensor) -> Values:
+def _in_parts(joint: LogJoint, function: Callable[[Tensor], Values], u: Tensor) -> Values:
     """All rows, a few hundred at once: a table of them all might not fit into memory."""
-    parts = [vectorised(function, part) for part in u.split(ROWS)]
-    return {n: torch.cat([part[n] for part in parts]) for n in parts[0]}
+    return _joined([vectorised(function, part) for part in u.split(min(ROWS, rows_at_once(joint)))])
+
+
+def affordable_draws(joint: LogJoint) -> int:
+    """How many draws the density is evaluated at by a check that nobody gave a number."""
+    numbers = sum(t.numel() for _, t in tensors(joint.args, joint.kwargs)) + joint.latents.size
+    return max(FEWEST_DRAWS, min(MOST_DRAWS, AFFORDABLE // max(1, numbers)))
+
+
+def rows_at_once(joint: LogJoint) -> int:
+    """How many rows :data:`NUMBERS` allow."""
+    largest = max((t.numel() for _, t in tensors(joint.args, joint.kwargs)), default=1)
+    return max(1, NUMBERS // max(largest, joint.latents.size))
+
+
+def _joined(parts: list[Values]) -> Values:
+    return parts[0] if len(parts) == 1 else {n: torch.cat([part[n] for part in parts]) for n in parts[0]}
 
 
 def vectorised(function: Callable[[Any], Values], rows: Any) -> Values:

@@ -13,7 +13,7 @@ import torch
 from pyro.infer import MCMC, NUTS
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior
+from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, TooLarge
 from pyro_evidence.compare.to_arviz import arviz_groups, to_datatree, to_inference_data
 from tests.models_for_tests.exact_models import straight, straight_data, two_normals, two_normals_data
 
@@ -226,3 +226,13 @@ def test_columns_of_a_frame_are_coordinates() -> None:
     frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
     found = to_inference_data(LaplaceEvidence(straight, hyper=()).run(frame, y), num_samples=16).posterior
     assert found["w"].sel(column="b").shape == (4, 4)
+
+
+def test_groups_that_would_not_fit_are_refused_with_the_number(
+    fitted: LaplacePosterior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyro_evidence.numerics.linalg.available_bytes", lambda device: 2**25)
+    needed = 8 * 100_000 * (2 * 3 + 3 * 20)  # three latents, twenty data
+    with pytest.raises(TooLarge, match=rf"needs {needed:,} bytes; 33,554,432 are free.*num_samples=100"):
+        arviz_groups(fitted, num_samples=100_000)
+    arviz_groups(fitted, num_samples=100)

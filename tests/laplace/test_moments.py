@@ -13,7 +13,9 @@ from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
 from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.regression import regression
+from pyro_evidence.program import simulate
 from pyro_evidence.program.links import hermite
+from pyro_evidence.program.log_joint import LogJoint
 
 QUIET = Stop(progress=False)
 
@@ -96,3 +98,21 @@ def test_components_are_drawn() -> None:
     X, *_ = data()
     posterior = LaplaceEvidence(gaussian_mixture(2), stop=Stop(throw=False, progress=False)).run(X)
     assert posterior.predict(X).shape == X.shape
+
+
+def test_draws_in_parts_predict_what_all_at_once_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, t, new = data()
+    posterior = LaplaceEvidence(classifier(Linear(), alpha=1.0, alpha_bias=1.0), stop=QUIET).run(X, (t > 0).double())
+    at_once = posterior.predict(new, return_std=True, num_samples=50)
+    monkeypatch.setattr(simulate, "NUMBERS", 7 * new.numel())  # of 50 draws the last part has one
+    for one, other in zip(posterior.predict(new, return_std=True, num_samples=50), at_once, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_a_check_that_nobody_gave_a_number_takes_fewer_draws_of_large_models() -> None:
+    X, t, _ = data()
+    small, wide = (
+        LogJoint(regression(Linear()), (x, y)) for x, y in ((X, t), (torch.zeros(1000, 99), torch.zeros(1000)))
+    )
+    assert simulate.affordable_draws(small) == 4000
+    assert simulate.affordable_draws(wide) == 10**8 // (1000 * 100 + 100)

@@ -124,9 +124,9 @@ class NestedPosterior(LaplacePosterior):
         parts = [marginal.unconstrained(*pair).quantiles(levels.tolist()) for pair in ((x, density), inner)]
         return self._constrained(self._places.whole(*parts))
 
-    def diagnostics(self, num_samples: int = 1_000, seed: int = 0) -> dict[str, Any]:
+    def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
         """As for every posterior; and how the outer sites were integrated, and how many inner modes were not found."""
-        return super().diagnostics(num_samples, seed) | {
+        return super().diagnostics(1_000 if num_samples is None else num_samples, seed) | {
             "outer_sites": list(self.outer_sites),
             "integration": self.integral.method,
             "integration_error": self.integral.error,

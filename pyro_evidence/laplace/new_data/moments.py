@@ -13,7 +13,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.process_prediction import HasState, functions_of, predict_latent
 from pyro_evidence.program.links import gauss_hermite
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.simulate import distribution_of, vectorised
+from pyro_evidence.program.simulate import distribution_of, rows_at_once, vectorised
 from pyro_evidence.settings import check_count
 from pyro_evidence.threads import own_random_numbers, quiet
 
@@ -67,9 +67,24 @@ def predictive_moments(
         mean, variance = _own(distribution_of(model, site, values, (args, kwargs)))
         return {"mean": mean.double(), "variance": variance.double()}
 
+    size = rows_at_once(joint)
+    parts = zip(*(latents[n].split(size) for n in latents), strict=True)
     with own_random_numbers(), torch.no_grad():
-        found = vectorised(moments, latents)
-    return Moments(found["mean"], found["variance"]).averaged(weights.to(found["mean"]))
+        found = [
+            _averaged(vectorised(moments, dict(zip(latents, part, strict=True))), share)
+            for part, share in zip(parts, weights.split(size), strict=True)
+        ]
+    total = torch.stack([share.sum() for share in weights.split(size)])
+    return found[0] if len(found) == 1 else _stacked(found).averaged(total.to(found[0].mean))
+
+
+def _averaged(rows: Values, weights: Tensor) -> Moments:
+    """Over a part of the rows, whose weights need not add up to one."""
+    return Moments(rows["mean"], rows["variance"]).averaged((weights / weights.sum()).to(rows["mean"]))
+
+
+def _stacked(parts: list[Moments]) -> Moments:
+    return Moments(torch.stack([m.mean for m in parts]), torch.stack([m.variance for m in parts]))
 
 
 def _model_of(posterior: Any, joint: LogJoint) -> Model:

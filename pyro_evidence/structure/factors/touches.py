@@ -344,4 +344,5 @@ RULES: dict[Any, Callable[[Follow, Any, Any], Groups]] = {
     aten.linalg_cholesky_ex: _matrix, aten.linalg_inv_ex: _matrix, aten.linalg_qr: _matrix, aten._linalg_eigh: _matrix,
     aten.cholesky_solve: _matrix, aten.cholesky_inverse: _matrix, aten._linalg_solve_ex: _matrix,
     aten._linalg_det: _determinant, aten._linalg_slogdet: _determinant, aten.index_put: _put,
+    aten.index_put_: _put,
 }  # fmt: skip
