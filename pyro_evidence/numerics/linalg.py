@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from pyro_evidence.errors import NotPositiveDefinite, TooLarge
 SMALL = 2**22  # bytes that nobody need ask for
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 MEMORY_TABLE = Path("/proc/meminfo")
+OWN_MEMORY = Path("/proc/self/statm")
 
 Label = Callable[[int], str]  # flat coordinate -> what a reader calls it
 
@@ -71,7 +73,7 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + unused)
-    return min(_system_bytes(), _control_group_bytes())
+    return min(_system_bytes(), _control_group_bytes(), _limit_bytes())
 
 
 def _system_bytes() -> int:
@@ -98,6 +100,19 @@ def _control_group_bytes() -> int:
         lines = (CONTROL_GROUP / "memory.stat").read_text().splitlines()
         return limit - used + int(dict(line.split() for line in lines)["file"])  # caches can be dropped
     except (OSError, KeyError, ValueError):
+        return sys.maxsize
+
+
+def _limit_bytes() -> int:
+    """What is left under the process's own limit (``ulimit -v``); unlimited where there is none."""
+    try:
+        resource = import_module("resource")  # not on every system
+        limit = int(resource.getrlimit(resource.RLIMIT_AS)[0])
+        if limit == resource.RLIM_INFINITY:
+            return sys.maxsize
+        pages = int(OWN_MEMORY.read_text().split()[0])
+        return max(0, limit - pages * int(resource.getpagesize()))
+    except (ImportError, OSError, ValueError, IndexError):
         return sys.maxsize
 
 

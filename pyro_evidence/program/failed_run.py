@@ -144,14 +144,24 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
     if isinstance(error, BadInput):
         return BadInput(str(error).split("Trace Shapes:")[0].strip())  # which Pyro appends to whatever a model raises
     empty = any(t.numel() == 0 for _, t in tensors(args, kwargs))
+    advice = _levels(error, args, kwargs) or _other_types(args, kwargs)
     singular = "PositiveDefinite" in str(error) or isinstance(error, LINALG_ERROR)
     return BadInput(
         f"the model cannot be run on these arguments ({describe(args, kwargs)}): {_short(error)}. "
-        f"{'Expected at least one datum. ' if empty else ''}{_other_types(args, kwargs)}"
+        f"{'Expected at least one datum. ' if empty else ''}{advice}"
         f"Shapes must broadcast, all floating tensors must have one dtype (build priors with X.new_ones(...), or set "
         f"torch's default dtype), and data must lie in the support of their distribution."
         f"{MORE_JITTER if singular else ''}{LEVELS if 'used as indices' in str(error) else ''}"
     )
+
+
+def _levels(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What there is to say of numbers that index too far."""
+    if "out of bounds" not in str(error):
+        return ""
+    whole = [(n, t) for n, t in tensors(args, kwargs) if t.dtype in INTEGERS and t.numel()]
+    seen = ", ".join(f"those of {n} go from {int(t.min())} to {int(t.max())}" for n, t in whole)
+    return f"A site of n levels has the levels 0 to n - 1{'; ' * bool(seen)}{seen}. "
 
 
 def _short(error: Exception) -> str:
