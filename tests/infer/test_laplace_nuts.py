@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplaceNUTS, LaplacePosterior, Stop
 from pyro_evidence.errors import BadInput
+from pyro_evidence.infer import laplace_nuts
 from tests.models_for_tests.sampled_scales import SCHOOLS, schools_centred
 
 SCALES = torch.tensor([10**-1.5, 1.0, 10**1.5], dtype=torch.float64)
@@ -56,6 +57,31 @@ def test_a_funnel_is_said_to_be_one() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kernel.cleanup()
+
+
+def test_outer_sites_are_sampled_in_the_coordinates_of_their_integral() -> None:
+    """Eight schools, centred: no funnel is left."""
+    posterior = LaplaceEvidence(schools_centred, stop=Stop(progress=False)).run(SCHOOLS)
+    mcmc = drawn(posterior, 80)
+    log_tau = mcmc.get_samples()["tau"].log()
+    mean, sd = (float(part) for part in posterior.integral.moments)
+    assert (
+        float(log_tau.mean()) == pytest.approx(mean, abs=0.5 * sd) and not mcmc.diagnostics()["divergences"]["chain 0"]
+    )
+    assert float(mcmc.diagnostics()["tau"]["n_eff"]) > 20
+
+
+def test_where_draws_diverge_a_metric_is_adapted_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laplace_nuts, "AGAIN", 30)
+    kernel = LaplaceNUTS(LaplaceEvidence(ill_conditioned, stop=Stop(progress=False)).run(torch.tensor(2.0)))
+    kernel.setup(5)
+    first = kernel._running
+    for _ in range(5):
+        kernel.sample({})
+    first._divergences.extend([1, 2, 3])
+    with pytest.warns(UserWarning, match=r"3 of 20 draws diverged.*A metric is adapted"):
+        kernel.sample({})
+    assert kernel._running is not first and kernel._num_drawn == 1
 
 
 def test_other_data_and_other_things_are_refused() -> None:

@@ -10,9 +10,12 @@ from pyro_evidence.curvature.choices import exact_hessian, gauss_newton
 from pyro_evidence.curvature.dense import Dense, Precision
 from pyro_evidence.laplace import approximation_rows
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.shape.conditional import Profiles
 
 NUMBERS = 2**23  # of all Hessians in one batch
 MAX_DIMS = 200  # coordinates up to which Hessians of several rows are worth a batch
+MOST_BYTES = 2**34  # that reverse passes for the shapes of inner marginals may write
+MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
 
 
 class Factors(Protocol):
@@ -169,3 +172,21 @@ def _state(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> La
         except ArithmeticError:
             continue
     return None
+
+
+def is_affordable(problem: Problem, num_hessians: int) -> bool:
+    """Whether so many Hessians are worth the shapes of the inner densities."""
+    size, row_bytes = problem.joint.latents.size, problem.joint.row_bytes
+    if size > MAX_DIMS or problem.curvature not in (exact_hessian, gauss_newton) or not bool(problem.active.all()):
+        return False
+    return num_hessians <= MOST_ROWS if row_bytes is None else num_hessians * size * row_bytes <= MOST_BYTES
+
+
+def profiles(problem: Problem, inner: Inner) -> Profiles | None:
+    """The inner modes as the shapes of inner densities want them; None where one was not found."""
+    if inner.num_failures:
+        return None
+    num, size = inner.u.shape
+    rows = torch.cat([inner.theta, problem.active.expand(num, -1).to(inner.theta)], -1)
+    colour = [inner.factors.colour(white.expand(num, -1)) for white in torch.eye(size).to(inner.u)]
+    return Profiles(approximation_rows.density(problem), rows, inner.u, torch.stack(colour, -1))

@@ -4,13 +4,19 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, slope
-from pyro_evidence.laplace.nested.inner import Inner, solve_inner
+from pyro_evidence.laplace.nested.inner import Inner, is_affordable, profiles, solve_inner
+from pyro_evidence.laplace.shape import marginals, transport
+from pyro_evidence.laplace.shape.conditional import Profiles
+from pyro_evidence.laplace.shape.marginals import Margins
+from pyro_evidence.laplace.shape.outer_points import outer_points
+from pyro_evidence.laplace.shape.transport import Bend
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature import nodes as quadrature
 from pyro_evidence.numerics.quadrature.chart import PROBES, Chart, chart
@@ -90,6 +96,30 @@ class Integral:
     def phi(self) -> Tensor:
         """Outer coordinates of the nodes, ``(K, d)``."""
         return self.nodes.theta[:, self.around.outer]
+
+    @cached_property
+    def bend(self) -> Bend | None:
+        """The shape of the inner densities; None where they are normal, or too many to look at."""
+        problem, size = self.around.state.problem, self.around.state.problem.joint.latents.size
+        batch = transport.NUM_POINTS if problem.joint.row_bytes is not None else transport.FEW_POINTS
+        looked = self._profiles(2 * size) if size <= transport.LARGEST else None
+        with torch.enable_grad():  # whoever asks for draws may have switched it off
+            return None if looked is None else transport.bend(*looked, batch)
+
+    @cached_property
+    def margins(self) -> Margins | None:
+        """The shapes of inner coordinates, each by itself; None where they are normal, or too many to look at."""
+        looked = self._profiles(2 * self.around.state.problem.joint.latents.size * len(marginals.POINTS))
+        with torch.enable_grad():
+            return None if looked is None else marginals.margins(*looked)
+
+    def _profiles(self, num_hessians: int) -> tuple[Profiles, Tensor] | None:
+        """Inner modes at as many outer points as so many Hessians for each allow, and those points."""
+        problem = self.around.state.problem
+        choices = outer_points(self.chart.num_dims, self.chart.centre)
+        z = next((z for z in choices if is_affordable(problem, num_hessians * len(z))), None)
+        found = None if z is None else profiles(problem, self.around.inner(self.chart.forward(z)))
+        return None if found is None or z is None else (found, z)
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.distributions.transforms import IndependentTransform, Transform
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.nested.integration import Integral
-from pyro_evidence.numerics.coordinates import Coordinate
+from pyro_evidence.numerics.coordinates import Coordinate, is_identity
 from pyro_evidence.numerics.quadrature.axis_map import AxisMap
 from pyro_evidence.numerics.quadrature.chart import Chart
 
@@ -62,7 +63,7 @@ def constrained(part: Coordinate, x: Tensor, density: Tensor) -> Marginal:
 
     :raises BadInput: where an element of the site depends on several unconstrained ones.
     """
-    if part.shape != part.unconstrained_shape or part.transform.domain.event_dim:
+    if part.shape != part.unconstrained_shape or not _is_elementwise(part.transform):
         raise BadInput(
             f"site '{part.name}', shape {tuple(part.shape)}, has elements that depend on several unconstrained "
             f"coordinates each ({type(part.transform).__name__}), so that no single one has a density to show. Use "
@@ -70,8 +71,15 @@ def constrained(part: Coordinate, x: Tensor, density: Tensor) -> Marginal:
         )
     plain = unconstrained(x.reshape(-1, *part.shape), density.reshape(-1, *part.shape))
     values = part.transform(plain.values)
-    log_slope = part.transform.log_abs_det_jacobian(plain.values, values) + torch.zeros_like(values)
+    transform = part.transform
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
+    log_slope = transform.log_abs_det_jacobian(plain.values, values) + torch.zeros_like(values)
     return Marginal(values, plain.density * (-log_slope).exp(), plain.mass)
+
+
+def _is_elementwise(transform: Transform) -> bool:
+    return is_identity(transform) or isinstance(transform, IndependentTransform) or not transform.domain.event_dim
 
 
 def unconstrained(x: Tensor, density: Tensor) -> Marginal:
@@ -86,13 +94,25 @@ def inner_density(integral: Integral, places: Tensor) -> tuple[Tensor, Tensor]:
     keep = integral.log_weights > -30.0
     weights = integral.log_weights[keep].softmax(0)
     loc, sd = integral.nodes.u[keep][:, places], integral.nodes.factors.variance[keep][:, places].sqrt()
-    low, high = (loc - 7.0 * sd).amin(0), (loc + 7.0 * sd).amax(0)
-    mean = (weights[:, None] * loc).sum(0)
-    spread = (weights[:, None] * (sd.square() + (loc - mean).square())).sum(0).sqrt()
-    low, high = torch.maximum(low, mean - 12.0 * spread), torch.minimum(high, mean + 12.0 * spread)
+    axes = _shapes(integral, keep, places)
+    middle, ends = loc + sd * axes.forward(torch.zeros_like(loc)), torch.full_like(loc, 7.0)
+    low, high = ((loc + sd * axes.forward(end)) for end in (-ends, ends))
+    near = (weights[:, None] * middle).sum(0)
+    wide = (weights[:, None] * ((high - low).square() / 196.0 + (middle - near).square())).sum(0).sqrt()
+    low, high = torch.maximum(low.amin(0), near - 12.0 * wide), torch.minimum(high.amax(0), near + 12.0 * wide)
     x = low + (high - low) * torch.linspace(0.0, 1.0, NUM_POINTS).to(low).unsqueeze(-1)
-    each = torch.distributions.Normal(loc, sd).log_prob(x.unsqueeze(1)).exp()
-    return x, (weights[:, None] * each).sum(1)
+    z = axes.inverse((x.unsqueeze(1) - loc) / sd)  # (G, K, E)
+    each = torch.distributions.Normal(0.0, 1.0).log_prob(z) - axes.log_slopes(z) - sd.log()
+    return x, (weights[:, None] * each.exp()).sum(1)
+
+
+def _shapes(integral: Integral, nodes: Tensor, places: Tensor) -> AxisMap:
+    """The maps of some inner coordinates at some nodes, ``(K, E)``."""
+    if integral.margins is None:
+        zero = torch.zeros(int(nodes.sum()), len(places)).to(integral.phi)
+        return AxisMap(zero, zero + 1.0, zero, zero + 1.0)
+    axes = integral.margins.axes(integral.chart.inverse(integral.phi[nodes]))
+    return AxisMap(*(part[:, places] for part in vars(axes).values()))
 
 
 def outer_density(integral: Integral, index: int) -> tuple[Tensor, Tensor]:

@@ -181,18 +181,21 @@ def drawn(integral: Integral, at: Places, white: Tensor) -> Drawn:
     """
     z = integral.density.colour(white[:, at.outer].double())
     phi = integral.chart.forward(z)
-    inner = integral.around.inner(phi)
-    noise = white[:, at.inner].double()
-    u = inner.u + inner.factors.colour(noise)
-    return Drawn(at.whole(phi, u), _log_density(integral, z, inner, noise))
+    inner, noise = integral.around.inner(phi), white[:, at.inner].double()
+    bent, log_growth = (noise, 0.0) if integral.bend is None else integral.bend.forward(z, noise)
+    u = inner.u + inner.factors.colour(bent)
+    return Drawn(at.whole(phi, u), _log_density(integral, z, inner, noise) - log_growth)
 
 
 def log_density(integral: Integral, at: Places, u: Tensor) -> Tensor:
     """Log density of unconstrained coordinates ``(S, D)`` of all sites, nats, ``(S,)``."""
     phi = u[:, at.outer].double()
-    inner = integral.around.inner(phi)
+    inner, z = integral.around.inner(phi), integral.chart.inverse(phi)
     noise = inner.factors.whiten(u[:, at.inner].double() - inner.u)
-    return _log_density(integral, integral.chart.inverse(phi), inner, noise)
+    if integral.bend is None:
+        return _log_density(integral, z, inner, noise)
+    noise = integral.bend.inverse(z, noise)
+    return _log_density(integral, z, inner, noise) - integral.bend.forward(z, noise)[1]
 
 
 def _log_density(integral: Integral, z: Tensor, inner: Inner, noise: Tensor) -> Tensor:

@@ -32,8 +32,12 @@ class AxisMap:
 
     def log_slope(self, z: Tensor) -> Tensor:
         """``log |dt / dz|`` summed over the axes, shape ``(...)``."""
+        return self.log_slopes(z).sum(-1)
+
+    def log_slopes(self, z: Tensor) -> Tensor:
+        """``log |dt / dz|`` on each axis, ``(..., d)``."""
         bent = ((z.asinh() + self.skew) / self.tail).cosh()
-        return (self.scale.log() + bent.log() - self.tail.log() - 0.5 * (1.0 + z.square()).log()).sum(-1)
+        return self.scale.log() + bent.log() - self.tail.log() - 0.5 * (1.0 + z.square()).log()
 
 
 def identity(num_dims: int) -> AxisMap:
@@ -106,5 +110,5 @@ def _jacobian(params: Tensor, *data: Tensor) -> Tensor:
     params = params.clone().requires_grad_()
     with torch.enable_grad():
         residual = _residual(params, *data)
-    rows = [torch.autograd.grad(residual[:, j].sum(), params, retain_graph=True)[0] for j in range(residual.shape[1])]
-    return torch.stack(rows, 1)
+        sums = residual.sum(0)
+    return torch.stack([torch.autograd.grad(each, params, retain_graph=True)[0] for each in sums.unbind()], 1)

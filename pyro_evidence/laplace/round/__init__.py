@@ -1,0 +1,1 @@
+"""Coordinates in which a posterior is nearly round, for samplers."""
