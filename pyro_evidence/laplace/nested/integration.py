@@ -19,6 +19,7 @@ from pyro_evidence.laplace.shape.outer_points import outer_points
 from pyro_evidence.laplace.shape.transport import Bend
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature import nodes as quadrature
+from pyro_evidence.numerics.quadrature import student
 from pyro_evidence.numerics.quadrature.chart import PROBES, Chart, chart
 from pyro_evidence.numerics.quadrature.interpolated import Grid, Interpolated, Normal, OuterDensity
 from pyro_evidence.numerics.quadrature.nodes import Rule
@@ -36,7 +37,6 @@ TABLES = (129, 257, 513)  # nodes
 DEEP = 30.0  # nats below the top at which a grid ends
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
 NUM_DRAWS = 600  # of importance sampling
-DEGREES = 5.0  # of freedom of what they are drawn from
 STEP = 1e-3  # of differences of slopes, in units of the coordinates
 
 
@@ -360,9 +360,9 @@ def drawn(found: Around, where: Chart, tolerance: float) -> Integral:
 
     :raises ImproperPosterior: where a few draws carry all the weight.
     """
-    z = _student(NUM_DRAWS, where.num_dims).to(where.centre)
+    z = student.draws(NUM_DRAWS, where.num_dims).to(where.centre)
     nodes = found.inner(where.forward(z), thorough=False)
-    log_weights = (nodes.log_density + where.log_slope(z) - _log_student(z)).nan_to_num(nan=-torch.inf)
+    log_weights = (nodes.log_density + where.log_slope(z) - student.log_density(z)).nan_to_num(nan=-torch.inf)
     log_evidence = importance.log_mean(log_weights)
     if float(importance.effective_sample_size(log_weights)) < max(20.0, 2.0 * where.num_dims):
         raise ImproperPosterior(_scattered(found, log_weights))
@@ -371,20 +371,6 @@ def drawn(found: Around, where: Chart, tolerance: float) -> Integral:
     density = _normal(z, weights)
     method = f"importance sampling with {NUM_DRAWS} draws in {where.num_dims} dimensions"
     return Integral(found, where, density, log_evidence, error, nodes, weights, method)
-
-
-def _student(num: int, num_dims: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    normal = torch.randn(num, num_dims, generator=generator, dtype=torch.float64)
-    chi = torch.randn(num, int(DEGREES), generator=generator, dtype=torch.float64).square().sum(-1, keepdim=True)
-    return normal * (DEGREES / chi).sqrt()
-
-
-def _log_student(z: Tensor) -> Tensor:
-    """Log density of the standard multivariate Student-t, nats."""
-    d = z.shape[-1]
-    norm = math.lgamma(0.5 * (DEGREES + d)) - math.lgamma(0.5 * DEGREES) - 0.5 * d * math.log(DEGREES * math.pi)
-    return norm - 0.5 * (DEGREES + d) * torch.log1p(z.square().sum(-1) / DEGREES)
 
 
 def _names(found: Around) -> list[str]:
