@@ -115,9 +115,8 @@ class Splines:
         ends, steps = torch.zeros(2, len(self.nodes)).to(z), self.nodes.diff()
         ends[0, :2], ends[1, -2:] = z.new_tensor([-1.0, 1.0]) / steps[0], z.new_tensor([-1.0, 1.0]) / steps[-1]
         beyond = (z - inside).unsqueeze(-1)
-        return (
-            spline(self.nodes, inside.unsqueeze(-1)) + beyond.clamp(max=0.0) * ends[0] + beyond.clamp(min=0.0) * ends[1]
-        )
+        found = spline(self.nodes, inside.unsqueeze(-1))
+        return found + beyond.relu() * ends[1] - (-beyond).relu() * ends[0]
 
 
 @dataclass(frozen=True)
