@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from pyro_evidence import checkpoint
 from pyro_evidence.errors import NotConverged
-from pyro_evidence.settings import check_count, check_instance, check_number, check_path, outside
+from pyro_evidence.settings import check_count, check_flag, check_instance, check_number, check_path, outside
 
 
 class Status(Enum):
@@ -93,6 +93,8 @@ class Stop:
         check_count("num_steps", self.num_steps, at_least=0)
         for name in ("tolerance", "gradient_tolerance", "every", "integral"):
             check_number(name, getattr(self, name))
+        for name in ("throw", "progress"):
+            check_flag(name, getattr(self, name))
         if self.checkpoint is not None:
             check_path("checkpoint", self.checkpoint)
 

@@ -18,6 +18,7 @@ from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import unwrapped
 from pyro_evidence.program.simulate import unobserved
+from pyro_evidence.settings import quantile_levels
 from pyro_evidence.threads import own_random_numbers, own_warnings, quiet, without_validation
 
 Values = dict[str, Tensor]
@@ -50,10 +51,10 @@ class Rows:
         """Standard deviation of a new datum, its noise included; for classes that of the probability."""
         return (self.mean.var(0, correction=0) + self.variance.mean(0)).sqrt()
 
-    def quantiles(self, q: float | Sequence[float]) -> Tensor:
+    def quantiles(self, q: Tensor) -> Tensor:
         """Quantiles of a new datum; for classes of the probability; ``(len(q),) + shape``, or ``shape`` for one."""
         values = self.mean if self.classes else self.draws.to(self.mean)
-        return values.quantile(torch.as_tensor(q).to(values), 0)
+        return values.quantile(q.to(values), 0)
 
 
 class _Observed(Messenger):
@@ -157,7 +158,7 @@ def chosen(rows: Mapping[str, Rows], site: str | None) -> Rows:
     """
     if site is None and len(rows) == 1:
         return next(iter(rows.values()))
-    if site is None or site not in rows:
+    if not isinstance(site, str) or site not in rows:
         raise BadInput(f"site={site!r}; expected one of the observed sites: {', '.join(rows) or 'there is none'}.")
     return rows[site]
 
@@ -170,7 +171,7 @@ def answer(rows: Rows, return_std: bool, quantiles: float | Sequence[float] | No
     if return_std and quantiles is not None:
         raise BadInput("predict(..., return_std=True, quantiles=...): expected one of the two. Call it twice.")
     if quantiles is not None:
-        return rows.quantiles(quantiles)
+        return rows.quantiles(quantile_levels(quantiles))
     if not bool(torch.isfinite(rows.average).all()):
         raise BadInput(
             "the mean is not finite, as that of a Cauchy is not; expected a distribution that has one. Ask for "

@@ -1,7 +1,6 @@
 """Settings and arguments, checked where they are given and not in the middle of a fit; one wording for all."""
 
 import math
-import operator
 import os
 import sys
 import warnings
@@ -15,6 +14,8 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 
+MOST = 2**53  # of anything that is counted
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 PACKAGE = __name__.split(".", maxsplit=1)[0]
 
 
@@ -125,8 +126,8 @@ def check_ridge(value: Any) -> None:
 
     :raises BadInput: with the value.
     """
-    number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
-    if not callable(value) and not (number and 0.0 <= float(value) < math.inf):
+    check_object("ridge", value)
+    if not callable(value) and not 0.0 <= _real(value) < math.inf:
         raise BadInput(
             f"ridge={value!r}; expected a precision of at least 0 and finite, such as 1e-2, or a function such as "
             "isotropic_evidence."
@@ -147,12 +148,47 @@ def check_seed(value: Any) -> None:
 
     :raises BadInput: for anything but a whole number that torch takes.
     """
-    try:
-        fits = not isinstance(value, bool) and -(2**63) <= operator.index(value) < 2**64
-    except TypeError:
-        fits = False
-    if not fits:
+    number = _whole(value)
+    if number is None or not -(2**63) <= number < 2**64:
         raise BadInput(f"seed={value!r}; expected a whole number, such as seed=0.")
+
+
+def seeded(seed: Any) -> torch.Generator:
+    """Random numbers of one's own, on the processor.
+
+    :raises BadInput: for what is no seed.
+    """
+    check_seed(seed)
+    return torch.Generator(device="cpu").manual_seed(int(seed))
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False: a word such as "no" would count as True.
+
+    :raises BadInput: naming the setting.
+    """
+    if _whole(value) not in (0, 1) and not (isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")):
+        given = f"={value!r}" if isinstance(value, str | Real | None) else f" is a {type(value).__name__}"
+        raise BadInput(f"{name}{given}; expected True or False.")
+
+
+def check_result(name: str, found: Any, kind: type, what: str = "") -> Any:
+    """What a function of the user's gave, where it is of the kind that is used.
+
+    :param what: is expected, in words; by default the name of the kind.
+    :raises BadInput: where it is not, naming the function.
+    """
+    if not isinstance(found, kind):
+        raise BadInput(f"{name} gave {found!r}; expected {what or 'a ' + kind.__name__}.")
+    return found
+
+
+def _real(value: Any) -> float:
+    """The number, nan for what is no real one."""
+    if isinstance(value, Tensor):
+        plain = value.numel() == 1 and not value.is_complex() and not value.is_meta and value.dtype != torch.bool
+        return float(value) if plain else math.nan
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
 
 
 def check_probability(name: str, value: Any) -> None:
@@ -172,6 +208,8 @@ def quantile_levels(q: Any) -> Tensor:
     try:
         levels = torch.as_tensor(q, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
+        levels = torch.tensor(math.nan)
+    if levels.is_meta or levels.dim() > 1:
         levels = torch.tensor(math.nan)
     if not bool(((levels >= 0.0) & (levels <= 1.0)).all()):
         raise BadInput(f"quantiles({q!r}): expected probabilities between 0 and 1.")
@@ -249,16 +287,19 @@ def check_count(name: str, value: Any, at_least: int = 1, advice: str = "") -> i
     3
     """
     number = _whole(value)
-    if number is None or number < at_least:
+    if number is None or not at_least <= number <= MOST:
         shown = isinstance(value, Real | str) or (isinstance(value, Tensor) and value.numel() == 1)
+        beyond = f" and at most {MOST:,}" if number is not None and number > MOST else ""
         given = f"={value!r}" if shown else f" is a {type(value).__name__}"
-        raise BadInput(f"{name}{given}; expected a whole number of at least {at_least}.{' ' * bool(advice)}{advice}")
+        raise BadInput(
+            f"{name}{given}; expected a whole number of at least {at_least}{beyond}.{' ' * bool(advice)}{advice}"
+        )
     return number
 
 
 def _whole(value: Any) -> int | None:
     """The number, None for what is no whole one."""
-    if isinstance(value, Tensor) and value.dim() == 0 and not value.is_floating_point() and value.dtype != torch.bool:
+    if isinstance(value, Tensor) and value.dim() == 0 and value.dtype in WHOLE and not value.is_meta:
         return int(value)
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
 

@@ -73,7 +73,7 @@ def test_what_can_be_meant_is_kept() -> None:
         ({"update": BoundedInflation}, "update=BoundedInflation is a class"),
         ({"update": "literal"}, "update='literal'; expected a function"),
         ({"start": 5}, "start=5; expected a Start"),
-        ({"deletion": True}, "deletion=True; expected a function"),
+        ({"deletion": True}, "deletion=True has no __call__ and no split; expected an object such as GreedyDeletion"),
         ({"curvature": "full"}, "curvature='full'; expected a function"),
     ],
 )

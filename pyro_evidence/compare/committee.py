@@ -13,6 +13,7 @@ from pyro_evidence.compare.evidence import different_data
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.memory import WithinMemory, within_memory
+from pyro_evidence.settings import seeded
 from pyro_evidence.threads import own_random_numbers
 
 
@@ -65,7 +66,7 @@ class Committee(WithinMemory):
 
         :param args: the model's arguments without the targets, as ``model(X)``.
         """
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         chosen = torch.multinomial(self.weights.cpu(), num_samples, replacement=True, generator=generator)
         counts = torch.bincount(chosen, minlength=len(self.members)).tolist()
         with own_random_numbers():

@@ -19,6 +19,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.memory import within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.settings import seeded
 from pyro_evidence.tables import Table
 
 NUM_DIRECTIONS = 50
@@ -345,7 +346,7 @@ def _standard_error(x: Tensor) -> float:
 def _distances(a: EngineRun, b: EngineRun, sites: list[str], seed: int) -> dict[str, float]:
     keep = [_moves(b.draws[s]) for s in sites]
     x, y = (torch.cat([_rows(r.draws[s])[:, k] for s, k in zip(sites, keep, strict=True)], -1) for r in (a, b))
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     directions = torch.randn(NUM_DIRECTIONS, x.shape[1], generator=generator, dtype=torch.float64).to(x)
     directions = directions / directions.norm(dim=-1, keepdim=True)
     half = len(y) // 2

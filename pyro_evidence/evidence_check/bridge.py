@@ -19,6 +19,7 @@ from pyro_evidence.evidence_check.target import (
     undefined,
 )
 from pyro_evidence.memory import within_memory
+from pyro_evidence.settings import seeded
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstim
             "those of NUTS(posterior.model)."
         )
     share = effective_draws(log_ratio.reshape(second.shape[:2])) / len(log_ratio)
-    white = torch.randn(len(log_ratio), target.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    white = torch.randn(len(log_ratio), target.size, generator=seeded(seed), dtype=torch.float64)
     new = proposal.colour(white.to(log_ratio))
     log_joint = target.log_joint_or_nan(new)
     above = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(new)

@@ -18,7 +18,7 @@ from pyro_evidence.evidence_check.target import (
 )
 from pyro_evidence.memory import within_memory
 from pyro_evidence.numerics import importance
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, seeded
 
 FEWEST = 100  # draws below which a tail cannot be fitted
 
@@ -58,7 +58,7 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int = 10_000, see
 
 
 def _white(num_samples: int, size: int, seed: int) -> Tensor:
-    return torch.randn(num_samples, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(num_samples, size, generator=seeded(seed), dtype=torch.float64)
 
 
 def _estimate(log_weights: Tensor, method: str) -> EvidenceEstimate:

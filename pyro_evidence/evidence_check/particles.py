@@ -11,7 +11,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.target import ROWS, Source, Target, target_of, undefined
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.program.simulate import latents_from_prior, log_prior_rows
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, seeded
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]  # (R, D) -> (R,), (R, D)
 
@@ -138,7 +138,7 @@ def start(of: Source, num_particles: int, seed: int) -> Particles:
             f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can produce. "
             f"Bring both to the same units.{''.join(' And ' + text for text in doubts)}"
         )
-    seeds = torch.Generator().manual_seed(seed)
+    seeds = seeded(seed)
     return Particles(target, seeds, x, prior, joint, 0.0, x.new_zeros(NUM_GROUPS), 0.5, doubts=doubts)
 
 

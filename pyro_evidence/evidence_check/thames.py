@@ -23,6 +23,7 @@ from pyro_evidence.evidence_check.target import (
 from pyro_evidence.memory import within_memory
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import Coordinate
+from pyro_evidence.settings import seeded
 
 
 def log_volume(tril: Tensor, radius: float) -> Tensor:
@@ -156,7 +157,7 @@ class _Region:
 
     def log_volume(self, num: int, seed: int) -> tuple[float, float]:
         """Log volume and its standard error, nats."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         white = torch.randn(num, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
         uniform = torch.rand(num, generator=generator, dtype=torch.float64).to(self.mean)
         u, inside = self.space.unflat(uniform_points(white, uniform, self.mean, self.tril, self.radius))

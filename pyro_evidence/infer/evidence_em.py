@@ -33,7 +33,7 @@ from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_family, check_function, check_instance, check_model
+from pyro_evidence.settings import check_family, check_function, check_instance, check_methods, check_model
 from pyro_evidence.threads import one_at_a_time, without_validation
 
 
@@ -155,7 +155,8 @@ class EvidenceEM:
         check_function("curvature", curvature, "mixture_evidence.full")
         check_instance("start", start, Start)
         check_stop(stop)
-        check_function("deletion", deletion or GreedyDeletion(), "GreedyDeletion()")
+        if deletion is not None:
+            check_methods("deletion", deletion, ("__call__", "split"), "GreedyDeletion()")
         self.missing = parsed(missing)
         self.model = marginalised(model) if self.missing is Missing.MARGINALISE else model
         self.update, self.curvature = update, curvature

@@ -27,7 +27,7 @@ from pyro_evidence.relevance.eigen_state import (
 from pyro_evidence.relevance.posteriors import REVMPosterior
 from pyro_evidence.relevance.quadratic import Approximation, laplace_at_base
 from pyro_evidence.relevance.weights import LinearTarget, Penalised, Weights, refuse_offsets, weights_of
-from pyro_evidence.settings import check_function, check_methods, check_model, check_ridge
+from pyro_evidence.settings import check_function, check_methods, check_model, check_result, check_ridge
 from pyro_evidence.threads import one_at_a_time
 
 Ridge = Callable[[Weights, REVMSettings], float]
@@ -148,7 +148,9 @@ class REVM:
         return self._fitted(weights, start)
 
     def _ridge(self, weights: Weights) -> float:
-        return self.ridge(weights, self.settings) if callable(self.ridge) else float(self.ridge)
+        if not callable(self.ridge):
+            return float(self.ridge)
+        return float(check_result("ridge", self.ridge(weights, self.settings), float, "a prior precision, a float"))
 
     def _fitted(self, weights: Weights, start: torch.Tensor) -> REVMPosterior:
         state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.settings)

@@ -16,7 +16,7 @@ from pyro_evidence.laplace.summary.shown import Shown
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, seeded
 
 Frame = tuple[str, int, int]  # a plate's name, size and dim
 
@@ -106,7 +106,7 @@ class CorrectedPosterior(Shown):
         Each is taken as often as its weight says, to within one (systematic resampling).
         """
         num_samples = check_count("num_samples", num_samples, at_least=0)
-        index = resampled(self.weights, num_samples, torch.Generator().manual_seed(seed))
+        index = resampled(self.weights, num_samples, seeded(seed))
         return {n: v[index] for n, v in self.draws.items()}
 
     def mean(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from pyro_evidence.laplace.approximation import (
     state_at,
 )
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_model
+from pyro_evidence.settings import check_model, seeded
 from pyro_evidence.threads import alone
 
 FACTOR = "log_evidence"  # the site that stands for the integrated latents and the data
@@ -156,7 +156,7 @@ def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 def _draw(state: LaplaceState, seed: int) -> dict[str, Tensor]:
     joint = state.problem.joint
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     white = torch.randn(1, len(state.u), generator=generator, dtype=torch.float64).to(state.u.device)
     u = state.u + state.precision.colour(white)[0]
     return joint.latents.constrained(u.to(joint.dtype))

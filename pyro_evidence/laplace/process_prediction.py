@@ -19,6 +19,7 @@ from pyro_evidence.prediction import in_pairs
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.links import gauss_hermite, hermite
 from pyro_evidence.program.simulate import node_at
+from pyro_evidence.settings import seeded
 from pyro_evidence.structure.gaussian_process import Block, function_blocks
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -64,7 +65,7 @@ class LatentPrediction:
 
         :raises NotPositiveDefinite: when new inputs coincide and the model has no jitter.
         """
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         white = torch.randn(num_samples, self.mean.numel(), generator=generator, dtype=torch.float64)
         tril = cholesky(self.covariance, "the latent function's posterior covariance at these inputs")
         return self.mean + (white.to(tril) @ tril.mT).reshape(num_samples, *self.mean.shape)

@@ -23,7 +23,7 @@ from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_
 from pyro_evidence.mixture.updates import Ties, Update
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.restarts import advance, require_any
-from pyro_evidence.settings import check_count, check_positive, check_seed, outside
+from pyro_evidence.settings import check_count, check_positive, check_seed, outside, seeded
 
 ErrorJournal = Journal[tuple[Tensor, ...]]
 Starting = Callable[[MixtureData, Mixture, Ties], Mixture]
@@ -72,7 +72,7 @@ class Start(settings.Start):
         :param model: one row, the model's own hyperparameters; those that are fixed are kept.
         """
         rows = self.number(AUTOMATIC)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = seeded(self.seed)
         noise = torch.randn(rows, *model.loc.shape, generator=generator, dtype=torch.float64).to(model.loc)
         alpha = torch.where(ties.alpha_free, self.alpha * ties.alpha_ratio, model.alpha[0])
         flat = torch.zeros_like(model.log_mixing) if ties.mixing_free else model.log_mixing

@@ -29,7 +29,7 @@ from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.failed_run import as_tensors, new_data
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count, check_seed
+from pyro_evidence.settings import check_count, check_seed, seeded
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
 from pyro_evidence.threads import own_random_numbers
@@ -299,7 +299,7 @@ class MixturePosterior(LaplacePosterior):
         """Draws of the response at the mode, shape ``(S, N, m)``, or ``(S, 1, m)`` for an unconditional density."""
         num_samples = check_count("num_samples", num_samples)
         check_seed(seed)
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         return self.density(*args, **kwargs).sample(num_samples, generator)
 
     def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows
 from pyro_evidence.mixture.mode import Modes
 from pyro_evidence.mixture.updates import EStep, Ties, Unregularised, Update, estep
 from pyro_evidence.restarts import Phase, Restarts, advance, repeated
+from pyro_evidence.settings import check_result
 
 SETTLED = 1e-3  # change of every log precision and share in one round, below which rounds that only compare end
 
@@ -54,7 +55,7 @@ class MixtureRestarts(Restarts):
         return mode.modes(self.expected)
 
     def proposed(self) -> Mixture:
-        return self.update(self.expected)
+        return check_result("update", self.update(self.expected), Mixture, "a Mixture, such as as_published gives")
 
     def reached(self, parameters: Mixture) -> "MixtureRestarts":
         """With an E-step there, without the components that are pruned in every restart."""

@@ -19,7 +19,7 @@ from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import Basis, TensorValue, check_basis
-from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value
+from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value, start_of
 from pyro_evidence.settings import check_count, check_function, check_tensors
 from pyro_evidence.threads import without_validation
 
@@ -302,8 +302,7 @@ class LinearMixture(TensorValue):
 
 def _start_shape(alpha: Precision) -> Size:
     """Shape of the values: one for all components, or one each."""
-    start = getattr(alpha, "start", alpha)
-    return torch.as_tensor(start).shape
+    return start_of(alpha).shape
 
 
 def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:

@@ -21,7 +21,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import TensorValue
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import check_count, check_function, check_methods
+from pyro_evidence.settings import check_count, check_function, check_methods, seeded
 from pyro_evidence.structure import network_layers
 from pyro_evidence.structure.network_density import NetworkDensity, Wiring
 from pyro_evidence.structure.network_layers import Activation, Layer
@@ -278,7 +278,7 @@ class MLP(PyroModule):
 
         Glorot and Bengio (2010), eq. 12; biases as the weights of their layer.
         """
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         found = {}
         for site, shape in self.shapes.items():
             fans = self.shapes[f"W{site[1:]}"]

@@ -21,7 +21,7 @@ from torch.distributions import constraints
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import TensorValue
 from pyro_evidence.models.mixture import check_responses
-from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
+from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value, start_of
 from pyro_evidence.settings import check_count
 
 
@@ -155,7 +155,7 @@ def _alpha_shape(alpha: Precision, num_components: int, num_latents: int) -> Siz
     """Shape of the param: one per component unless the setting has a shape of its own."""
     if isinstance(alpha, PerColumn):
         return Size([num_components, num_latents])
-    own = torch.as_tensor(getattr(alpha, "start", alpha)).shape
+    own = start_of(alpha).shape
     return own if own else Size([num_components])
 
 
@@ -186,7 +186,7 @@ def mppca(
     check_precision("alpha", alpha, largest_dim=2)
     allowed = (Size([1]), Size([num_components]), Size([num_components, num_latents]))
     shape = _alpha_shape(alpha, num_components, num_latents)
-    start = torch.as_tensor(getattr(alpha, "start", alpha)).shape
+    start = start_of(alpha).shape
     if shape not in allowed or (isinstance(alpha, PerColumn) and start not in (Size(), shape)):
         raise BadInput(
             f"alpha has shape {tuple(start)}; expected (), ({num_components},), one per component, or "

@@ -17,7 +17,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED
 from pyro_evidence.models.kernels import Kernel, Read, Setting, per_input, root, value_of
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, seeded
 from pyro_evidence.structure import network_layers
 from pyro_evidence.structure.network_layers import Activation
 
@@ -180,7 +180,7 @@ def random_functions(
     num_samples = check_count("num_samples", num_samples)
     if X.dim() != 2 or not X.is_floating_point():
         raise BadInput(f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, D).")
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     at_once = max(1, CHUNK // (num_units * len(X) + 1))
     sizes = [min(at_once, num_samples - done) for done in range(0, num_samples, at_once)]
     return torch.cat([_drawn(X, (size, num_units), scales, activation, generator) for size in sizes])

@@ -48,7 +48,7 @@ class WeightPrior(TensorValue):
 
     def _shape(self) -> Size:
         if self.groups is None:
-            return _start(self.alpha).shape
+            return start_of(self.alpha).shape
         return Size([int(self.groups.max()) + 1])
 
     def _grouped(self, alpha: Tensor, num_weights: int) -> Tensor:
@@ -72,7 +72,7 @@ def weight_prior(basis: Basis, alpha: Precision, alpha_bias: Precision | None, g
     check_basis(basis)
     check_precision("alpha", alpha, largest_dim=1)
     if groups is not None:
-        _check_groups(groups, _start(alpha).shape)
+        _check_groups(groups, start_of(alpha).shape)
     if alpha_bias is not None:
         check_precision("alpha_bias", alpha_bias)
     if not has_bias(basis):
@@ -88,7 +88,7 @@ def check_precision(name: str, setting: Precision, largest_dim: int = 0) -> None
     :raises BadInput: unless all values are finite and greater than 0, in a tensor of at most ``largest_dim``
         dimensions.
     """
-    value = _start(setting)
+    value = start_of(setting)
     if value.dim() > largest_dim:
         expected = "one number" if largest_dim == 0 else "one number, or one per weight or group"
         raise BadInput(f"{name} has shape {tuple(value.shape)}; expected {expected}.")
@@ -113,7 +113,7 @@ def precision_value(name: str, setting: Precision, shape: Size, like: Tensor) ->
 
     :raises BadInput: when the param store holds another model's ``name``, of another shape or dtype.
     """
-    start = torch.as_tensor(_start(setting), dtype=like.dtype, device=like.device).expand(shape)
+    start = torch.as_tensor(start_of(setting), dtype=like.dtype, device=like.device).expand(shape)
     if not isinstance(setting, Learned):
         return start
     value: Tensor = pyro.param(name, start.clone(), constraint=constraints.positive)
@@ -126,11 +126,21 @@ def precision_value(name: str, setting: Precision, shape: Size, like: Tensor) ->
     return value
 
 
-def _start(setting: Precision) -> Tensor:
+def start_of(setting: Precision) -> Tensor:
+    """The value of a setting, or where it starts.
+
+    :raises BadInput: for what is no real number, or several.
+    """
     value = setting.start if isinstance(setting, Learned) else setting
     if isinstance(value, str | type) or value is None:
         raise BadInput(f"a precision is set to {value!r}; expected a number greater than 0, or Learned().")
-    return torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64)
+    try:
+        found = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        found = torch.zeros((), dtype=torch.bool)
+    if found.dtype == torch.bool or found.is_complex() or found.is_meta:
+        raise BadInput(f"a precision is set to {value!r}; expected a real number greater than 0, or Learned().")
+    return found
 
 
 def _check_groups(groups: Tensor, alpha_shape: Size) -> None:

@@ -14,6 +14,7 @@ from pyro_evidence.curvature.dense import Dense, Precision
 from pyro_evidence.mppca import evidence, missing
 from pyro_evidence.mppca.curvature import turns
 from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.settings import seeded
 
 GRID = 2001  # angles at which the density of a turn is tabulated
 ROWS = 32  # draws whose densities are found together
@@ -98,7 +99,7 @@ def log_weights(Y: Tensor, analysers: Analysers, precision: Dense, num_samples: 
     """
     K, m, q = analysers.W.shape[1:]
     V, tril = _basis(analysers), precision.tril[0]
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     white = torch.randn(num_samples, K * m * q, generator=generator, dtype=torch.float64).to(analysers.W)
     d = torch.linalg.solve_triangular(tril.mT, white.mT, upper=True).mT
     d = d - (d @ V) @ V.mT

@@ -18,7 +18,7 @@ from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.missing import Latent
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count, check_seed
+from pyro_evidence.settings import check_count, check_seed, seeded
 
 APART = 1e-6  # relative difference of variances below which axes can turn into one another
 
@@ -241,7 +241,7 @@ class MPPCAPosterior(LaplacePosterior):
         """
         check_seed(seed)
         num_samples = check_count("num_samples", num_samples)
-        generator, analysers = torch.Generator().manual_seed(seed), self._fitted
+        generator, analysers = seeded(seed), self._fitted
         z = torch.multinomial(analysers.log_mixing[0].exp().cpu(), num_samples, replacement=True, generator=generator)
         x, noise = (
             torch.randn(num_samples, size, generator=generator, dtype=torch.float64).to(analysers.W)

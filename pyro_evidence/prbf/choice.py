@@ -16,7 +16,7 @@ from pyro_evidence.prbf.fit import AlphaPerKernel, first, labelled_data, require
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.rounds import rounds
 from pyro_evidence.prbf.start import StartFrom, Training
-from pyro_evidence.settings import check_count, check_function
+from pyro_evidence.settings import check_count, check_function, seeded
 
 
 @runtime_checkable
@@ -159,7 +159,7 @@ def _folds(y: Tensor, num_folds: int, seed: int) -> Tensor:
             f"{int(counts.min())}; expected from 2 folds to one for each datum, and at least 2 data of each "
             f"class, or a fold would be empty or train without that class. Take more data of it."
         )
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
+    order = torch.randperm(len(y), generator=seeded(seed)).to(y.device)
     order = order[y[order].argsort(stable=True)]
     return torch.empty_like(y).index_copy_(0, order, torch.arange(len(y), device=y.device) % num_folds)
 
@@ -284,7 +284,7 @@ def add_kernels(
     if not isinstance(engine.model.sharing, Shared):
         raise BadInput(f"add_kernels with {engine.model.sharing}; expected kernels that all classes share: Shared().")
     Z, y = labelled_data(engine.model, X, labels)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     start, found = StartFrom(Z.mean(0, keepdim=True)), []
     for M in range(1, most + 1):
         found.append(engine.with_model(replace(engine.model, num_kernels=M), start).run(X, labels))

@@ -16,6 +16,7 @@ from pyro_evidence.prbf.posterior import LostKernel, PRBFPosterior, RejectedClas
 from pyro_evidence.prbf.rounds import Lost, Progress, effective, vanishing
 from pyro_evidence.prbf.start import Start, Training
 from pyro_evidence.prbf.updates import Update, plain
+from pyro_evidence.settings import check_object, check_result
 
 HEAVY = 50.0  # times the data: beyond every multiple of use, the source's 20 N / (K M) for any K and M among them
 
@@ -51,10 +52,11 @@ def alpha_of(alpha: Alpha, num_data: float, model: PRBF) -> float:
 
     :raises BadInput: unless it is finite and not negative.
     """
+    check_object("alpha", alpha)
     value = alpha(num_data, model.num_classes, model.num_kernels) if callable(alpha) else alpha
     try:
         number = math.nan if isinstance(value, str | bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not (math.isfinite(number) and number >= 0.0):
         raise BadInput(
@@ -142,7 +144,7 @@ def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: St
     kind, shift = model.kernels.covariance, X.mean(0)
     allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
     training = Training(X, y, kind, allowed)
-    net = start(training)
+    net = check_result("start", start(training), Network, "a Network, such as RandomPoints() gives")
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
     data = class_data(X - shift, y, model.num_classes, kind)
     point = first(data, net, alpha_of(alpha, len(X), model))

@@ -10,6 +10,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.iterate import Status
 from pyro_evidence.prbf.densities import Network, Point, moved
 from pyro_evidence.prbf.updates import Update, numerators, plain
+from pyro_evidence.settings import check_result
 
 LOST = 1e-6  # share of the data below which a kernel counts as lost
 REJECTED = 1e-8  # mixing below which a class counts as gone from a kernel
@@ -121,7 +122,7 @@ def _tried(update: Update, point: Point) -> Point:
     :raises ArithmeticError: when a covariance matrix has become singular, which a floor above 0 prevents.
     """
     try:
-        return update(point)
+        return check_result("updates", update(point), Point, "the next Point, such as Ascent() gives")
     except LinAlgError as error:
         raise ArithmeticError(f"a covariance became singular; pass a larger floor, as Full(1e-6). {error}") from error
 

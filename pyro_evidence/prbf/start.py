@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.covariances import Covariance
 from pyro_evidence.prbf.densities import Network, column_variance
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, seeded
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RandomPoints:
         """
         usable = training.usable
         M = usable.shape[-1]
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = seeded(self.seed)
         centres = [training.X[_distinct(usable, generator)] for _ in range(self.restarts)]
         return _network(
             training,
@@ -152,7 +152,7 @@ class KMeans:
         begun = RandomPoints(self.restarts, self.seed)(training)
         features = training.kind.features(training.X)
         forbidden = torch.where(training.usable, 0.0, torch.inf).to(training.X)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = seeded(self.seed)
         loc = torch.stack([training.X[_spread(training, generator)] for _ in range(self.restarts)])
         for _ in range(self.num_steps):
             moments = _assigned(features, loc, forbidden)

@@ -27,6 +27,7 @@ from pyro_evidence.program.sites import (
     is_observation,
     sample_nodes,
 )
+from pyro_evidence.settings import seeded
 from pyro_evidence.threads import alone, empty_store, own_random_numbers, own_warnings, quiet, without_validation
 
 Model = Callable[..., Any]
@@ -225,7 +226,7 @@ class LogJoint:
 
     def _drawn(self, num: int, seed: int) -> tuple[Tensor, Tensor]:
         """Starting points and their log joint ``(num,)``."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         u = torch.zeros(num, self.latents.size, dtype=torch.float64, device=self.device)
         bad = torch.ones(num, dtype=torch.bool, device=self.device)
         for _ in range(100):

@@ -16,7 +16,7 @@ from pyro_evidence.relevance.axis_evidence import Axes
 from pyro_evidence.relevance.axis_priors import AxisPrior, SparseState, climbed
 from pyro_evidence.relevance.quadratic import Approximation, Quadratic, bare
 from pyro_evidence.relevance.weights import AutogradTarget, LinearTarget, Penalised, Target
-from pyro_evidence.settings import outside
+from pyro_evidence.settings import check_result, outside
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
 DIGITS = 1e-7  # error of a Wald statistic that changes nothing
@@ -143,12 +143,16 @@ def separable(target: Target, y: Tensor, num_weights: int) -> bool:
     return bool(values[1] >= values[0])
 
 
+def _centred(settings: REVMSettings, score: Tensor) -> Tensor:
+    return check_result("centre", settings.centre(score), Tensor, "a tensor, such as the score itself")
+
+
 def axes_of(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> Axes:
     """Eigenvectors of the curvature; by singular values where its Gram matrix would lose digits that matter."""
     w = quadratic.y[:num_weights]
     if quadratic.summed_score is not None:
-        return axis_evidence.from_gram(quadratic.gram, w, settings.centre(quadratic.score))
-    slopes = tuple(settings.centre(s) for s in quadratic.slopes)
+        return axis_evidence.from_gram(quadratic.gram, w, _centred(settings, quadratic.score))
+    slopes = tuple(_centred(settings, s) for s in quadratic.slopes)
     followed = any(bool((s != 0).any()) for s in slopes)
     centred = replace(quadratic, slopes=slopes)
     if len(quadratic.y) > num_weights:
@@ -211,7 +215,7 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
     if isinstance(target, LinearTarget) and _is_wide(target, ridge, num_weights):
         return _in_row_space(target, start, ridge, settings)
     base = base_point(target, ridge, start, num_weights)
-    quadratic = settings.approximation(target, ridge, base)
+    quadratic = check_result("approximation", settings.approximation(target, ridge, base), Quadratic)
     return on_axes(target, settings, ridge, (quadratic, axes_of(quadratic, num_weights, settings)))
 
 

@@ -106,9 +106,9 @@ def noise_of(weights: Weights, name: str) -> Noise:
     :raises UnsupportedModel: unless it sets the precision, and only that, of one Gaussian observed site.
     """
     held = weights.joint.held
-    if name not in held:
+    if not isinstance(name, str) or name not in held:
         raise BadInput(
-            f"noise='{name}': no such param; expected one of the model's: {', '.join(sorted(held)) or 'none'}."
+            f"noise={name!r}: no such param; expected one of the model's: {', '.join(sorted(held)) or 'none'}."
         )
     if held[name].numel() != 1:
         raise BadInput(

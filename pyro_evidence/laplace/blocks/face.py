@@ -14,7 +14,7 @@ from pyro_evidence.laplace.blocks.marginal import Limits, Marginal, Place
 from pyro_evidence.laplace.blocks.quadrature import marginal_of, no_blocks
 from pyro_evidence.laplace.blocks.terms import Terms
 from pyro_evidence.numerics.importance import pareto_shapes
-from pyro_evidence.settings import check_count, check_seed
+from pyro_evidence.settings import check_count, check_seed, seeded
 from pyro_evidence.threads import without_validation
 
 NUMBERS = 2**23  # of a tensor of log densities that is held at a time
@@ -142,7 +142,7 @@ def _looked_at(marginal: Marginal, state: LaplaceState, num_samples: int, seed: 
 def _log_weights(terms: Terms, here: Place, num_samples: int, seed: int) -> Tensor:
     """Log ratios of each block's density to Laplace's at draws of the latter, up to a constant, ``(S, G)``."""
     p = terms.density.partition
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     white = torch.randn(num_samples, p.width, generator=generator, dtype=torch.float64).to(here.shared)
     rows = []
     means = here.modes.own.split([front.numel() for front in p.fronts])

@@ -9,6 +9,7 @@ from torch import Tensor
 from pyro_evidence.numerics import batched as rows
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.settings import seeded
 from pyro_evidence.threads import without_validation
 
 EXACT = 1e-12  # share of squares that rounding leaves in float64
@@ -32,7 +33,7 @@ def multiplies(joint: LogJoint, site: Coordinate, theta: Tensor, seed: int) -> b
 
 
 def _points(joint: LogJoint, num: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     u = torch.randn(num, joint.latents.size, generator=generator, dtype=torch.float64)
     return u.to(joint.device)
 

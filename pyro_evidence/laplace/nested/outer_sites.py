@@ -10,6 +10,7 @@ from pyro_evidence.laplace.nested import dispersion
 from pyro_evidence.laplace.nested.multiplier import multiplies
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.parameters import check_kind
 from pyro_evidence.threads import own_random_numbers
 
 NUM_POINTS = 2  # random places at which the densities are looked at
@@ -32,6 +33,7 @@ def outer_sites(joint: LogJoint, outer: Sequence[str] | None) -> tuple[str, ...]
 
 
 def _named(joint: LogJoint, outer: Sequence[str]) -> tuple[str, ...]:
+    check_kind("outer", outer)
     if isinstance(outer, str):
         raise BadInput(f"outer={outer!r}; expected a list of names of latent sites, such as outer=[{outer!r}].")
     for name in outer:
