@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -115,6 +116,37 @@ def test_wheel_runs_the_readme_on_its_declared_dependencies(tmp_path: Path, read
     script = tmp_path / "readme.py"
     script.write_text("\n".join(readme_blocks), encoding="utf-8")
     run(python, "-I", script, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_source_archive_installs_and_checks_itself(tmp_path: Path) -> None:
+    """From the archive to a wheel to an environment of its own, as a packager does it."""
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "pyro_evidence", tree / "pyro_evidence", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in SHIPPED:
+        shutil.copy(ROOT / name, tree)
+    build = "from setuptools.build_meta import build_sdist; build_sdist('../dist')"
+    (tmp_path / "dist").mkdir()
+    run(sys.executable, "-c", build, cwd=tree)
+    (archive,) = (tmp_path / "dist").glob(f"pyro_evidence-{__version__}.tar.gz")
+    offline = ["--no-deps", "--no-build-isolation", "--no-index"]
+    run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", tmp_path, archive, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    python = fresh_environment(tmp_path, runtime_closure(requirements(wheel)).values())
+    run(python, "-I", "-m", "pip", "install", "--no-index", wheel, cwd=tmp_path)
+    assert "as it should be" in run(python, "-I", "-m", "pyro_evidence", cwd=tmp_path)
+
+
+def test_the_conda_recipe_needs_what_the_project_needs() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    declared = re.findall(r'"([^"]+)"', re.search(r"^dependencies = \[(.*)\]$", project, re.MULTILINE)[1])
+    recipe = (ROOT / "conda/meta.yaml").read_text(encoding="utf-8")
+    run_section = recipe.split("  run:\n")[1].split("\n\n")[0]
+    wanted = {
+        re.sub(r"\s*- ", "", line).replace(" ", "").replace("pytorch", "torch") for line in run_section.splitlines()
+    }
+    assert wanted - {"python>={{python_min}}"} == set(declared)
+    assert f'version = "{__version__}"' in recipe
 
 
 def test_the_version_stands_in_one_place_and_the_citation_agrees() -> None:

@@ -33,7 +33,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    markdown = markdown.replace("](../benchmarks/papers/", "](papers/")
+    markdown = markdown.replace("](../benchmarks/papers/", "](papers/").replace(
+        "](../benchmarks/results/", "](results/"
+    )
+    markdown = markdown.replace("](../README.md)", "](index.md)")
+    markdown = re.sub(r"\]\(\.\./(tutorials/\w+)\.ipynb\)", r"](\1.md)", markdown)
     return MERMAID.sub(lambda m: svg(m[1]), markdown)
 
 

@@ -12,13 +12,23 @@ from nbconvert import MarkdownExporter
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pyro_evidence"
 TOP = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-GUIDE = ("which_engine.md", "when_not_to_trust.md", "coming_from.md", "glossary.md")
+GUIDE = ("guide.md", "which_engine.md", "when_not_to_trust.md", "coming_from.md", "glossary.md")
 LESSONS = (  # in the order of need
     "01_swap_the_engine",
     "09_bayesian_workflow",
     "11_a_hundred_thousand_groups",
     "12_persons_and_items",
     "10_only_the_engine_line",
+    "15_which_kernel",
+    "02_mixtures",
+    "03_conditional_densities",
+    "04_handwritten_digits",
+    "07_networks",
+    "08_gaussian_processes",
+    "13_scales_four_ways",
+    "14_ten_million_rows",
+    "05_relevance_eigenvectors",
+    "06_class_overlap",
 )
 MODULES = ("basis", "kernels", "regression", "classifier", "gp", "mlp", "mixture", "mppca", "prbf", "wrappers")
 
@@ -73,9 +83,10 @@ def reference() -> dict[str, str]:
 
 
 def papers() -> dict[str, str | bytes]:
-    """The papers' tables and their pictures."""
-    folder = ROOT / "benchmarks/papers"
-    texts = {f"papers/{path.name}": path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
+    """The papers' tables and their pictures, and what was measured beside other packages."""
+    folder, results = ROOT / "benchmarks/papers", ROOT / "benchmarks/results"
+    pages = [*folder.glob("*.md"), *results.glob("*.md")]
+    texts = {f"{path.parent.name}/{path.name}": path.read_text(encoding="utf-8") for path in pages}
     return {**texts, **{f"papers/{path.name}": path.read_bytes() for path in folder.glob("*.png")}}
 
 
@@ -104,7 +115,7 @@ def menu() -> list[dict[str, object]]:
         {"Guide": [name for name in guide if name not in house]},
         {"Tutorials": lessons},
         {"Reference": ["reference/pyro_evidence.md", *sorted(set(reference()) - {"reference/pyro_evidence.md"})]},
-        {"The papers' tables": sorted(name for name in papers() if name.endswith(".md"))},
+        {"Measured": sorted(name for name in papers() if name.endswith(".md"))},
         {"The house": house},
     ]
 

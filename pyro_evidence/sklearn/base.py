@@ -11,7 +11,7 @@ from pyro_evidence.iterate import Stop
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, DensityMixin, RegressorMixin
-    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import check_is_fitted
 except ImportError as error:
     raise ImportError("estimators need scikit-learn; pip install 'pyro-evidence[sklearn]'.") from error
@@ -19,7 +19,17 @@ except ImportError as error:
 QUIET = Stop(throw=False, progress=False)  # a fit that runs out of steps warns, as elsewhere in scikit-learn
 Array = Any  # an array, a list of rows or a data frame
 
-__all__ = ["QUIET", "Array", "ClassifierMixin", "DensityMixin", "Estimator", "RegressorMixin", "array", "tensor"]
+__all__ = [
+    "QUIET",
+    "Array",
+    "ClassifierMixin",
+    "DensityMixin",
+    "Estimator",
+    "RegressorMixin",
+    "array",
+    "tensor",
+    "type_of_target",
+]
 
 
 def tensor(values: Array) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
@@ -13,7 +14,7 @@ from pyro_evidence.models.basis import Basis, GaussianRBF, Learned
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.regression import regression
 from pyro_evidence.program.log_joint import Model
-from pyro_evidence.sklearn.base import Classifier, Regressor
+from pyro_evidence.sklearn.base import Array, Classifier, Regressor, type_of_target
 
 RVM_STOP = Stop(num_steps=2000, throw=False, progress=False)
 
@@ -85,7 +86,9 @@ class RVMRegressor(_SparseRegressor):
 
 
 class VRVMClassifier(_SparseClassifier):
-    """A variational relevance vector machine.  See :class:`pyro_evidence.VRVM`.
+    """A variational relevance vector machine, for two classes.  See :class:`pyro_evidence.VRVM`.
+
+    For more classes wrap it: ``sklearn.multiclass.OneVsRestClassifier(VRVMClassifier())``.
 
     :param basis: as for :class:`RVMClassifier`.
 
@@ -96,6 +99,28 @@ class VRVMClassifier(_SparseClassifier):
     >>> VRVMClassifier().fit(X, y).predict_proba(X).shape
     (24, 2)
     """
+
+    def fit(self, X: Array, y: Array) -> "VRVMClassifier":
+        """Fit to rows ``X`` ``(N, D)`` and their labels ``y`` ``(N,)``, two different ones.
+
+        :raises BadInput: for more than two.
+        """
+        if type_of_target(y) == "multiclass":
+            raise BadInput(
+                "Only binary classification is supported. The type of the target is multiclass; expected two labels. "
+                "Use OneVsRestClassifier(VRVMClassifier()), or RVMClassifier."
+            )
+        super().fit(X, y)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def _more_tags(self) -> dict[str, bool]:
+        """What scikit-learn before 1.6 asks in place of ``__sklearn_tags__``."""
+        return {"binary_only": True}
 
     def _engine(self, model: Model) -> VRVM:
         return VRVM(model, stop=RVM_STOP)

@@ -1,5 +1,6 @@
 """Mixed models from a formula: an ordinary Pyro program and its arguments.  Needs the extra ``[formula]``."""
 
-from pyro_evidence.models.formula.families import FAMILIES as FAMILIES
-from pyro_evidence.models.formula.mixed import MixedModel as MixedModel
-from pyro_evidence.models.formula.mixed import mixed as mixed
+from pyro_evidence.models.formula.families import FAMILIES
+from pyro_evidence.models.formula.mixed import MixedModel, mixed
+
+__all__ = ["FAMILIES", "MixedModel", "mixed"]
