@@ -235,13 +235,29 @@ def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tens
         if not len(w):
             return pullback(value, theta), partial
         g = pullback(value, w, create_graph=True)
-        rows = torch.stack([pullback(each, w, create_graph=True) for each in g])
+        rows, moving = _both(g, w, at_nodes)
         W = torch.cholesky_inverse(torch.linalg.cholesky(place.curvature))
         total = value + 0.5 * (W * rows).sum()  # rows are minus the curvature
-        by_theta, by_w = pullback(total, theta), pullback(total, w) + pullback(total, at_nodes)
-        J = torch.stack([pullback(each, w) + pullback(each, at_nodes) for each in g])
-        back = torch.linalg.solve(J.mT, by_w)
+        found = torch.autograd.grad(total, (theta, w, at_nodes), retain_graph=True, allow_unused=True)
+        by_theta, by_w, by_nodes = (
+            torch.zeros_like(x) if d is None else d for d, x in zip(found, (theta, w, w), strict=True)
+        )
+        back = torch.linalg.solve((rows + moving).detach().mT, by_w + by_nodes)
         return by_theta - pullback(g, theta, back), partial
+
+
+def _both(g: Tensor, w: Tensor, at_nodes: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives of each element of ``g`` where shared coordinates are evaluated, and where they place nodes."""
+    pairs = [_each(each, (w, at_nodes), True) for each in g]
+    return torch.stack([own for own, _ in pairs]), torch.stack([moved for _, moved in pairs])
+
+
+def _each(value: Tensor, x: tuple[Tensor, ...], create_graph: bool) -> list[Tensor]:
+    """Derivatives of a number in several tensors by one pass; zeros where it does not depend on one."""
+    if not value.requires_grad:
+        return [torch.zeros_like(each) for each in x]
+    found = torch.autograd.grad(value, x, create_graph=create_graph, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(each) if d is None else d for each, d in zip(x, found, strict=True)]
 
 
 def _following(terms: Terms, modes: Modes, shared: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:

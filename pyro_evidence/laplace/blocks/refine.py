@@ -18,7 +18,7 @@ def with_nodes(fit: Fit[TypeII], nodes: int | str) -> Fit[TypeII]:
     state = _at(fit.state.laplace, _numbers(nodes)[0])
     new = type2.outer_state(state)
     learned = fit.state.learned and new.metric.shape == fit.state.metric.shape
-    new = replace(new, metric=fit.state.metric, learned=True) if learned else new
+    new = replace(new, metric=fit.state.metric, learned=True, trusted=True) if learned else new
     return Fit(replace(new, scanned=True), Status.BY_HAND, (new.objective,))
 
 

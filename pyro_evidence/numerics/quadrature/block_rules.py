@@ -1,5 +1,7 @@
 """Nodes for the inside of a block: a product of axes in up to three dimensions, quasi-random points in more."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ PRODUCT_DIMS = 3
 POINTS = 200  # in more dimensions, at seven nodes or fewer; twice as many for every two nodes more
 
 
+@lru_cache(maxsize=64)
 def block_rule(num: int, num_dims: int) -> Rule:
     """Nodes and log weights against the standard normal density in ``num_dims`` dimensions.
 
