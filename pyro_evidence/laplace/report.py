@@ -125,6 +125,8 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
 def _doubts(found: Mapping[str, Any]) -> list[str]:
     """What importance sampling says against the log evidence, whatever k-hat."""
     said = []
+    if found.get("num_blocks"):
+        return _doubtful_blocks(found)
     if not found["pareto_k"] <= TRUSTED:  # nan included
         said.append(
             "k-hat is above 0.7: the posterior is far from Gaussian; trust neither number, run NUTS on posterior.model."
@@ -136,6 +138,16 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
             f"({error:.2g} is its standard error): compare models by importance_sampling(posterior)."
         )
     return said
+
+
+def _doubtful_blocks(found: Mapping[str, Any]) -> list[str]:
+    """Blocks that were integrated by quadrature, and whose draws are far from their density."""
+    if not found["blocks_above"]:
+        return []
+    return [
+        f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: their integrals stand, "
+        "their draws, which are Laplace's, do not; posterior.blocks(site) has means and deviations by quadrature."
+    ]
 
 
 def _differences(found: Mapping[str, Any]) -> list[str]:

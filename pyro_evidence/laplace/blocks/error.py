@@ -11,7 +11,9 @@ from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.blocks.marginal import Limits, Marginal, Place
 from pyro_evidence.laplace.blocks.quadrature import block_density
 from pyro_evidence.laplace.blocks.second_order import second_order
+from pyro_evidence.laplace.summary.names import Names, names_of
 from pyro_evidence.numerics import evidence
+from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.factors.propose import Coupled
 
 COMPARED = 7  # nodes that Laplace is compared with
@@ -86,7 +88,15 @@ def _worst(marginal: Marginal, gain: Tensor) -> tuple[str, float]:
     """The block that contributes most, by name, and its contribution."""
     worst = int(gain.abs().argmax())
     first = int(torch.nonzero(marginal.partition.block == worst)[0])
-    return marginal.label(int(marginal.partition.own[first])), float(gain[worst])
+    return element_name(marginal.density.joint, int(marginal.partition.own[first])), float(gain[worst])
+
+
+def element_name(joint: LogJoint, index: int) -> str:
+    """What tables call a flat coordinate, such as ``b[3]``; by its unconstrained place where shapes differ."""
+    part = next(p for p in joint.latents if index < joint.latents.slices[p.name].stop)
+    place = torch.unravel_index(torch.tensor(index - joint.latents.slices[part.name].start), part.unconstrained_shape)
+    names = names_of(joint) if part.shape == part.unconstrained_shape else Names({}, {})
+    return names.label(part.name, [int(i) for i in place])
 
 
 def _of_laplace(state: LaplaceState, marginal: Marginal) -> EvidenceError:
@@ -116,11 +126,11 @@ def letters(error: EvidenceError, nodes: int, most: float = 1.0) -> list[str]:
     """What there is to say of an error, where it is above so many nats."""
     if not (error > most or abs(error.shared) > most):
         return []
-    where = f", most of it from the block of {error.block} ({error.of_block:.2g})" if error.block else ""
+    where = f"; most from {error.block}: {error.of_block:.2g}" if error.block else ""
     said = f"the log evidence is off by about {error.signed:+.3g} nats ({error.method}{where})"
-    if error.block and nodes == 1:
-        beside = (
-            f"; {error.shared:+.3g} of these because the coordinates that blocks share are not integrated around them"
-        )
-        return [f"{said}{beside if math.isfinite(error.shared) else ''}: pass nodes=7"]
-    return [said + (f": pass nodes={nodes + 4}" if error.block else "")]
+    if not error.block:
+        return [said]
+    if nodes > 1:
+        return [f"{said}: pass nodes={nodes + 4}"]
+    beside = f", {error.shared:+.3g} of them because what blocks share is not integrated around them"
+    return [f"{said}{beside if math.isfinite(error.shared) else ''}: pass nodes=7"]

@@ -1,14 +1,23 @@
 """What a posterior says of its independent blocks: the error of its evidence, and a check for each of them."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.laplace.blocks.error import COMPARED, EvidenceError, by_laplace, evidence_error, letters
+from pyro_evidence.laplace.blocks.error import (
+    COMPARED,
+    EvidenceError,
+    by_laplace,
+    element_name,
+    evidence_error,
+    letters,
+)
 from pyro_evidence.laplace.blocks.local import placed, spread
 from pyro_evidence.laplace.blocks.marginal import Limits, Marginal, Place
 from pyro_evidence.laplace.blocks.quadrature import marginal_of, no_blocks
@@ -17,6 +26,7 @@ from pyro_evidence.numerics.importance import pareto_shapes
 from pyro_evidence.settings import check_count, check_seed, seeded
 from pyro_evidence.threads import without_validation
 
+MOST = 2**27  # of log densities of a check
 NUMBERS = 2**23  # of a tensor of log densities that is held at a time
 
 
@@ -92,7 +102,7 @@ class Blockwise:
         first = [int(p.own[(p.block == g).nonzero()[0, 0]]) for g in chosen.tolist()]
         numbers = (found.k_hat, found.log_integral, found.laplace_error)
         moments = (x[position].reshape(part.unconstrained_shape) for x in (found.mean, found.sd))
-        return Blocks(tuple(marginal.label(i) for i in first), *(x[chosen] for x in numbers), *moments)
+        return Blocks(tuple(element_name(joint, i) for i in first), *(x[chosen] for x in numbers), *moments)
 
     def _said_of_blocks(self) -> list[str]:
         """What ``summary()`` says of the log evidence's error, where it is above one nat.
@@ -106,6 +116,28 @@ class Blockwise:
         except (ArithmeticError, RuntimeError):
             return []
         return letters(error, problem.nodes) if error.block or problem.structure.factors is not None else []
+
+    def _checked_by_blocks(self, num_samples: int, seed: int) -> dict[str, Any]:
+        """What importance weights of each block by itself say, given what blocks share at its mode."""
+        state, marginal = self._inside, _marginal(self._inside)
+        data = sum(len(owner) for owner in marginal.partition.owner.values())
+        num = max(100, min(num_samples, MOST // max(1, data)))
+        place = state.place
+        assert place is not None
+        with without_validation(), torch.no_grad():
+            log_weights = log_weights_of(marginal.density.at(state.theta), place, num, seed)
+        shapes, weights = pareto_shapes(log_weights), (log_weights - log_weights.amax(0)).exp()
+        gain = log_weights.logsumexp(0) - math.log(num) - place.each[:-1]
+        error = weights.std(0) / weights.mean(0) / num**0.5
+        return {
+            "pareto_k": float(shapes.max()),
+            "exact": bool((log_weights.amax(0) - log_weights.amin(0) < 1e-8).all()) and not len(place.shared),
+            "log_evidence_importance": float(state.log_evidence + gain.sum()),
+            "log_evidence_importance_se": float(error.square().sum().sqrt()),
+            "effective_sample_size": float((weights.sum(0).square() / weights.square().sum(0)).min()),
+            "num_blocks": len(shapes),
+            "blocks_above": int((shapes > 0.7).sum()),
+        }
 
 
 def _marginal(state: LaplaceState) -> Marginal:
@@ -134,23 +166,24 @@ def _looked_at(marginal: Marginal, state: LaplaceState, num_samples: int, seed: 
     weights = log_terms.softmax(0)[:, p.block]
     mean = (weights * nodes.rows).sum(0)
     sd = (weights * (nodes.rows - mean).square()).sum(0).sqrt()
-    log_weights = _log_weights(terms, here, num_samples, seed)
+    log_weights = log_weights_of(terms, here, num_samples, seed)
     error = log_terms.logsumexp(0) - by_laplace(here)
     return Blocks((), pareto_shapes(log_weights), log_terms.logsumexp(0), error, mean, sd)
 
 
-def _log_weights(terms: Terms, here: Place, num_samples: int, seed: int) -> Tensor:
-    """Log ratios of each block's density to Laplace's at draws of the latter, up to a constant, ``(S, G)``."""
+def log_weights_of(terms: Terms, here: Place, num_samples: int, seed: int) -> Tensor:
+    """Log ratios of each block's density to Laplace's at draws of the latter, nats, ``(S, G)``."""
     p = terms.density.partition
-    generator = seeded(seed)
-    white = torch.randn(num_samples, p.width, generator=generator, dtype=torch.float64).to(here.shared)
-    rows = []
+    generator, rows, log_norm = seeded(seed), [], []
     means = here.modes.own.split([front.numel() for front in p.fronts])
     for front, L, mean in zip(p.fronts, here.modes.tril, means, strict=True):
-        away = torch.einsum("gij,sj->sgi", spread(L), white[:, : front.shape[-1]])
+        white = torch.randn(num_samples, *front.shape, generator=generator, dtype=torch.float64).to(here.shared)
+        away = (spread(L) @ white.unsqueeze(-1)).squeeze(-1)
         rows.append((mean.reshape(front.shape) + away).flatten(1))
-    square = [white[:, : f.shape[-1]].square().sum(-1, keepdim=True).expand(-1, len(f)) for f in p.fronts]
-    return _valued(terms, torch.cat(rows, 1), here) + 0.5 * torch.cat(square, 1)
+        square = white.square().sum(-1)
+        log_det = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_norm.append(log_det - 0.5 * square - 0.5 * front.shape[-1] * math.log(math.tau))
+    return _valued(terms, torch.cat(rows, 1), here) - torch.cat(log_norm, 1)
 
 
 def _valued(terms: Terms, rows: Tensor, here: Place) -> Tensor:
