@@ -72,8 +72,8 @@ def networks(seed: int, make: Callable[[torch.Generator, int], Basis]) -> Networ
     return Networks(mixture_data(Y[:, :200], G[:, :200]), mixture_data(Y[:, 200:], G[:, 200:]), start, ties)
 
 
-def log_density(data: MixtureData, at: Mixture) -> Tensor:
-    return responsibilities(data.features, natural_parameters(at, data.layout))[1]
+def log_density(data: MixtureData, features: Tensor, at: Mixture) -> Tensor:
+    return responsibilities(features, natural_parameters(at, data.layout))[1]
 
 
 def committee(log_densities: Tensor) -> float:
@@ -93,12 +93,13 @@ def evolution(update: Update, warm_up: int, nets: Networks, num_steps: int = 100
     """Test error (nats per datum) of the networks after every round; committees; the network of highest evidence."""
     at, mean_curve, best_curve, seconds, committees = nets.start, [], [], 0.0, {}
     warm = Unregularised(rho=getattr(update, "rho", 0.0))
+    features = nets.test.columns(natural_parameters(at, nets.test.layout).shape[-1])
     for step in range(1, num_steps + 1):
         begin = time.process_time()
         new = (warm if step <= warm_up else update)(estep(nets.train, at, nets.ties, mixture_evidence.block))
         at = new.where(mixture_rows.is_sound(new), at)
         seconds += time.process_time() - begin
-        each = log_density(nets.test, at)
+        each = log_density(nets.test, features, at)
         error = -each.mean(-1)
         mean_curve.append(float(error.mean()))
         best_curve.append(float(error.min()))

@@ -13,6 +13,7 @@ from results import Results
 
 from pyro_evidence import Start, datasets
 from pyro_evidence.mixture import Unregularised, corrected
+from pyro_evidence.mixture.expectation import natural_parameters
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
@@ -70,6 +71,18 @@ def test_evolution_is_plain_em_during_the_warm_up() -> None:
     assert warm["mean"][:2] == plain["mean"][:2]
     assert warm["mean"][2] != plain["mean"][2]
     assert all(best < average for best, average in zip(warm["best"], warm["mean"], strict=True))
+
+
+def test_density_of_many_networks_is_that_of_each_by_hand() -> None:
+    """So many that the products of their basis functions are not kept."""
+    nets = husmeier2000_series.networks(0, husmeier2000_series.hidden_units)
+    assert nets.test.features is None
+    G, at = nets.test.G[3], nets.start
+    normal = torch.distributions.Normal(G @ at.w[3, :, 0].mT, 1.0)
+    by_hand = (normal.log_prob(nets.test.Y[3]) - math.log(10.0)).logsumexp(-1)
+    columns = nets.test.columns(natural_parameters(at, nets.test.layout).shape[-1])
+    assert_exact(husmeier2000_series.log_density(nets.test, columns, at)[3], by_hand)
+    assert husmeier2000_series.evolution(Unregularised(), 0, nets, 1)["singular"] == 0
 
 
 def test_bayes_limit_is_below_what_a_network_reaches() -> None:
