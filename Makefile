@@ -50,8 +50,8 @@ test-oldest: $(OLDEST)/.ready  ## the tests on the oldest versions that pyprojec
 tutorials: $(READY)  ## execute tutorials/*.py into the notebooks beside them
 	$(INLINE) $(BIN)/python -m jupytext --to ipynb --execute --set-kernel python3 $(sort $(wildcard tutorials/[0-9]*.py))
 
-benchmarks: $(READY)  ## speed against other engines, one thread; wants PYRO_EVIDENCE_DATA
-	$(ONE_THREAD) $(BIN)/python benchmarks/speed.py $(ARGS)
+benchmarks: $(READY)  ## speed beside peers and the last release, one thread; ARGS='--write --plot' keeps it
+	$(ONE_THREAD) $(BIN)/python benchmarks/releases.py $(ARGS)
 
 portable: $(READY)  ## before a release: suite and 23 fits as four processors compute them
 	$(BIN)/python benchmarks/portable.py --suite --numprocesses $(WORKERS) $(ARGS)
