@@ -14,6 +14,8 @@ from pyro_evidence import checkpoint
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.settings import check_count, check_flag, check_instance, check_number, check_path, outside
 
+NOTHING = 1e-12  # nats: a slope at rounding, at which a loop that begins there has ended
+
 
 class Status(Enum):
     """Why the loop stopped; the value is what the user reads.
@@ -27,6 +29,10 @@ class Status(Enum):
     STEP_LIMIT = "ran out of steps: raise num_steps or loosen tolerance"
     STUCK = "no step uphill raises the log evidence, whose gradient is not zero: suspect a density that is not smooth"
     UNBOUNDED = "a hyperparameter runs to infinity, so the log evidence has no maximum: give it a prior, or fix it"
+    PLATEAU = (
+        "the log evidence no longer feels a real-valued hyperparameter, so this is a plateau far from the data and no "
+        "maximum: start the params nearer to it, scales at the size of the data's, or give them priors (hyper=[...])"
+    )
     SINGULAR = (
         "the exact Hessian is becoming singular, where Laplace's log evidence goes to infinity: the mode is about to "
         "merge with another one or to split. Pass curvature=gauss_newton, the default for networks; else try other "
@@ -141,7 +147,7 @@ def iterate(
     :param name: of the engine, and ``quantity`` of what it maximises, for the progress bar.
     :param before: objectives on the way to ``state``, its own last.
     """
-    settled = Status.CONVERGED if state.gradient_norm == 0.0 else None
+    settled = Status.CONVERGED if state.gradient_norm <= min(NOTHING, stop.gradient_tolerance) else None
     begin = checkpoint.Progress(step, state, tuple(before or [state.objective]), settled)
     loop = checkpoint.begun(name, begin, state.objective)
     state, objectives, status = loop.begin.state, [*loop.begin.objectives], loop.begin.status

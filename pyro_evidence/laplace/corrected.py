@@ -98,7 +98,8 @@ class CorrectedPosterior(Shown):
     @property
     def guide(self) -> "WeightedGuide":
         """A guide that gives the draws by weight: ``Predictive(corrected.model, guide=corrected.guide, ...)``."""
-        return WeightedGuide(self.joint, self.theta, self.draws, self.weights)
+        own = {n: self.draws[n] for n in self.joint.latents.names if n in self.draws}
+        return WeightedGuide(self.joint, self.theta, own, self.weights)
 
     def get_samples(self, num_samples: int = 1000, seed: int = 0) -> dict[str, Tensor]:
         """Draws, shaped and constrained as by ``MCMC.get_samples()``: the weighted ones resampled, in random order.

@@ -11,6 +11,7 @@ from pyro_evidence.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope, laplace_state, slope
 from pyro_evidence.laplace.hyperparameters.differences import curvature
 from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, natural_metric, round_of_all
+from pyro_evidence.laplace.hyperparameters.plateaus import unfelt
 from pyro_evidence.laplace.hyperparameters.pruning import PruningTried, brought_back, prune
 from pyro_evidence.numerics.backtracking import Backtracking, first_accepted, to_peak_or_half
 
@@ -18,6 +19,7 @@ LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FARTHEST = 120.0  # a precision e^120 or e^-120 times that at the start is on its way to infinity
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
 INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
+SCALES_FIRST = 5  # rounds of the scales alone, where a fit begins again
 FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
 SHARP = 1e-3  # nats that a step promises, above which their curvature is taken anew where it is not to be trusted
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
@@ -39,6 +41,7 @@ class TypeII:
     verdict: Status | None = None
     needed: Mapping[int, PruningTried] = field(default_factory=dict)  # by group
     scanned: bool = False  # whether plateaus have been looked across
+    begun_again: bool = False  # whether the fit has left a plateau by beginning again
 
     @property
     def objective(self) -> float:
@@ -59,6 +62,8 @@ class TypeII:
         """
         if not len(self.slope.total):
             return 0.0
+        if self.verdict is Status.PLATEAU:
+            return math.inf
         wide = log_units(self.laplace.problem) & (self.metric.diagonal() > FLAT)
         capped = torch.where(wide, self.slope.total * self.metric.diagonal().abs().rsqrt(), self.slope.total)
         return math.sqrt(max(float(capped @ self.metric @ capped), 0.0))
@@ -108,17 +113,39 @@ def _best_of(state: TypeII, directions: Sequence[Tensor]) -> tuple[Tensor, Lapla
 
 
 def _off_plateaus(state: TypeII) -> TypeII:
-    """Once per fit: where the objective no longer feels a scale, somewhere higher along that scale, if there is."""
+    """Where the objective no longer feels a hyperparameter, somewhere higher along it, if there is.
+
+    Looked for once, and again after each time that something was found.
+    """
     state, best = replace(state, scanned=True), state.laplace
     if state.laplace.problem.structure.known is not None:
         return state
+    lost = unfelt(state.laplace)
+    if bool(lost.any()):
+        return _begun_again(state, lost)
     for problem, theta in _across(state):
         try:
             found = laplace_state(problem, theta, state.laplace.u)
         except ArithmeticError:
             continue
         best = found if found.objective > best.objective + WORTH else best
-    return state if best is state.laplace else _arrived(state, best)
+    return state if best is state.laplace else _arrived(replace(state, scanned=False), best)
+
+
+def _begun_again(state: TypeII, lost: Tensor) -> TypeII:
+    """From the start, scales first, the real numbers held; once per fit: the second time it is the end."""
+    problem = state.laplace.problem
+    whole = replace(problem, active=torch.ones_like(problem.active))
+    if state.begun_again:
+        return replace(state, verdict=Status.PLATEAU)
+    new = outer_state(laplace_state(whole, problem.joint.initial_theta, problem.joint.initial_u, cold=True))
+    logs = log_units(problem)
+    for _ in range(SCALES_FIRST):
+        found = _line_search(new, torch.where(logs, _rounds(new, logs, torch.zeros_like(new.laplace.theta)), 0.0))
+        if found is None:
+            break
+        new = outer_state(found)
+    return replace(new, begun_again=True)
 
 
 def _across(state: TypeII) -> Iterator[tuple[Problem, Tensor]]:
@@ -137,7 +164,7 @@ def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> 
     """
     pruned, needed = prune(found, state.needed, move)
     new = outer_state(replace(pruned, escaped=pruned.escaped or state.laplace.escaped))
-    new = replace(new, needed=needed, scanned=state.scanned)
+    new = replace(new, needed=needed, scanned=state.scanned, begun_again=state.begun_again)
     away = (new.laplace.theta - new.laplace.problem.joint.initial_theta)[log_units(new.laplace.problem)]
     if bool((away.abs() > FARTHEST).any()):
         return replace(new, verdict=Status.UNBOUNDED)
