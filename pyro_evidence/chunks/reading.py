@@ -106,9 +106,12 @@ def looked_through(
     return counts
 
 
-def agree_on_kind(model: Any, chunks: Chunks, join: Join) -> None:
+def agree_on_kind(
+    model: Any, chunks: Chunks, join: Join, make: Callable[[tuple[Any, ...]], Any] = lambda _: None
+) -> None:
     """Refuse processes with different models, columns or dtypes, as their first chunks show them.
 
+    :param make: raises for what is wrong with the first rows of a process, before they are shared.
     :raises BadInput: on all of them; also for what can be gone through only once.
     """
     if join is ALONE:
@@ -119,6 +122,9 @@ def agree_on_kind(model: Any, chunks: Chunks, join: Join) -> None:
         require_repeatable(chunks)
         for chunk in chunks:
             first = kind(model, arguments(0, chunk))
+            break
+        for _, args in with_rows(chunks):
+            make(few(args))
             break
     except Exception as error:  # every process hears of it before one raises
         wrong = error
@@ -139,11 +145,16 @@ def first_rows(chunks: Chunks, join: Join) -> tuple[Any, ...]:
             raise BadInput("the chunks hold no rows; expected at least one tuple of the model's arguments with some.")
         return found
     some = next((args for _, args in with_rows(chunks)), None)
-    args = some or next(arguments(number, chunk) for number, chunk in enumerate(chunks))
+    args = few(some or next(arguments(number, chunk) for number, chunk in enumerate(chunks)))
     size = num_rows(args)
-    return tuple(_few(x, join) if isinstance(x, Tensor) and x.dim() and len(x) == size else x for x in args)
+    return tuple(join.gathered(x)[:FEW] if _has_rows(x, size) else x for x in args)
 
 
-def _few(x: Tensor, join: Join) -> Tensor:
-    """The first few rows of all processes."""
-    return join.gathered(x[:FEW].contiguous())[:FEW]
+def few(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The first few rows of some."""
+    size = num_rows(args)
+    return tuple(x[:FEW].contiguous() if _has_rows(x, size) else x for x in args)
+
+
+def _has_rows(x: Any, size: int) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 0 and len(x) == size

@@ -187,8 +187,8 @@ def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probabilit
 def _num_hyperparameters(posterior: Posterior) -> int:
     if isinstance(posterior, AxesPosterior):
         return len(posterior.alpha)
-    if isinstance(posterior, MixturePosterior) and posterior.structure is not None:
-        return posterior.structure.joint.hypers.size
+    if isinstance(posterior, MixturePosterior) and posterior.recognised is not None:
+        return posterior.recognised.joint.hypers.size
     return posterior.state.problem.joint.hypers.size
 
 

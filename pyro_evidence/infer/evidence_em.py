@@ -30,6 +30,7 @@ from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.wrappers import Missing, gaps_explained, marginalised, parsed
 from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.posterior import MPPCAPosterior
+from pyro_evidence.mppca.streamed import fit as streamed_mppca
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -213,7 +214,8 @@ class EvidenceEM:
         return mixture_fit.run(task, self, task.journal(unseen))
 
     @one_at_a_time
-    def run_chunks(self, chunks: Chunks) -> MixturePosterior:
+    @checkpoint.recorded_chunks
+    def run_chunks(self, chunks: Chunks) -> MixturePosterior | MPPCAPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
 
         Restarts run on a sample of the rows, which is kept; after it a fit takes some ten passes, where components
@@ -223,9 +225,14 @@ class EvidenceEM:
             ``DataLoader`` that does not shuffle; gone through once a pass.
         :return: a posterior without data: neither ``save`` nor importance sampling.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
-        :raises UnsupportedModel: for programs of one's own, for mixtures of probabilistic PCA, and for gaps.
+        :raises UnsupportedModel: for programs of one's own, and for gaps but in mixtures of probabilistic PCA.
         """
         self._nothing_watched("a fit to chunks")
+        if mppca_fit.own_model(self.model) is not None:
+            planes = streamed_mppca.begin(self.model, chunks, JOIN.get(), self.start, self.update)
+            shown = replace(self.stop, progress=self.stop.progress and JOIN.get().rank == 0)
+            found = mppca_fit.run(planes, self.start, self.deletion, shown)
+            return mixture_fit.warn_unless_converged(found, self.stop)
         task = streamed_fit.begin(self.model, chunks, self.start, self.update, self.curvature, mixture_fit.SAMPLE)
         quiet = copy.copy(self)  # one process shows a progress bar
         quiet.stop = replace(self.stop, progress=self.stop.progress and JOIN.get().rank == 0)

@@ -256,7 +256,7 @@ def posterior_of(
         tuple(v - float(task.jacobian) for v in fit.objectives),
         restarts[0] - task.jacobian,
         restarts[1],
-        structure=structure,
+        recognised=structure,
         mixture=found.mixture,
         num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
     )

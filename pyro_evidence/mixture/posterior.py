@@ -175,7 +175,7 @@ class MixturePosterior(LaplacePosterior):
     Each round's log evidence is in ``log_evidences``, its errors in ``train_nll`` and ``test_nll``; for all restarts,
     datum by datum, see :func:`~pyro_evidence.compare.learning_curve.learning_curve`.
 
-    :ivar structure: the model, recognised.
+    :ivar recognised: the model's structure.
     :ivar mixture: weights and hyperparameters, one row, in the model's units.
     :ivar num_clipped: negative eigenvalues of the curvature that the last round took as zero.
     :ivar paths: ``train_nll``, and ``test_nll`` if there is one.
@@ -190,7 +190,7 @@ class MixturePosterior(LaplacePosterior):
     (2, (60, 4), (60,))
     """
 
-    structure: MixtureStructure | None = None
+    recognised: MixtureStructure | None = None
     mixture: Mixture | None = None
     num_clipped: int = 0
     paths: tuple[Tensor, ...] = ()
@@ -238,8 +238,8 @@ class MixturePosterior(LaplacePosterior):
 
         From the full Hessian at the mode.
         """
-        assert self.structure is not None
-        joint, scaling = self.structure.joint, self.structure.alpha
+        assert self.recognised is not None
+        joint, scaling = self.recognised.joint, self.recognised.alpha
         each = self._gamma_of_weights()
         total = torch.zeros(joint.hypers.size, dtype=torch.float64)
         free = scaling.index >= 0
@@ -250,17 +250,17 @@ class MixturePosterior(LaplacePosterior):
         return {n: total[s].reshape(shapes[n]) for n, s in named.items() if set(range(s.start, s.stop)) & used}
 
     def _gamma_of_weights(self) -> Tensor:
-        assert self.structure is not None
+        assert self.recognised is not None
         tril = self.state.precision.tril[0]  # type: ignore[attr-defined]
-        place = self.structure.index.flatten()
+        place = self.recognised.index.flatten()
         A = (tril @ tril.mT)[place][:, place] - self._mixture.alpha.flatten().diag()
         return well_determined(A[None, None], self._mixture.alpha).gamma[0]
 
     @property
     def fitted(self) -> FittedMixture:
         """The density at the mode."""
-        assert self.structure is not None
-        return FittedMixture(self.structure, self._mixture)
+        assert self.recognised is not None
+        return FittedMixture(self.recognised, self._mixture)
 
     def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
         """The fitted density at the mode; for a conditional model one for each row of the inputs given.
@@ -335,10 +335,10 @@ class MixturePosterior(LaplacePosterior):
     @property
     def correlation_gain(self) -> CorrelationGain | None:
         """What correlated noise would gain; None where it is correlated, or the data were not kept or have gaps."""
-        assert self.structure is not None
+        assert self.recognised is not None
         if self._joint.args is NO_DATA:
             return None
-        return correlation_gain(self.structure, self._mixture, self.responsibilities())
+        return correlation_gain(self.recognised, self._mixture, self.responsibilities())
 
     def save(self, path: str | Path) -> None:
         """Tensors and settings, no code.
@@ -370,7 +370,7 @@ class MixturePosterior(LaplacePosterior):
         )
         paths = tuple(record.get("paths", ()))  # older files do not say
         limit = record.get("limit", "")
-        return cls(state, *numbers, structure=structure, mixture=mixture, paths=paths, limit=limit)
+        return cls(state, *numbers, recognised=structure, mixture=mixture, paths=paths, limit=limit)
 
 
 def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -379,10 +379,10 @@ def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def without_data(posterior: MixturePosterior) -> MixturePosterior:
     """The posterior of a fit whose data were not kept; what needs them asks for them."""
-    assert posterior.structure is not None
-    state, structure = posterior.state, posterior.structure
+    assert posterior.recognised is not None
+    state, structure = posterior.state, posterior.recognised
     joint, own = copy.copy(structure.joint), copy.copy(state.problem.joint)
-    joint.args = own.args = NO_DATA
+    joint.args, joint.kept = own.args, own.kept = NO_DATA, False
     problem = replace(state.problem, joint=own)
     kept = replace(structure, joint=joint, Y=structure.Y[:0], weight=structure.weight[:0])
-    return replace(posterior, state=replace(state, problem=problem), structure=kept)
+    return replace(posterior, state=replace(state, problem=problem), recognised=kept)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.mppca import evidence, expectation, missing
 from pyro_evidence.mppca.expectation import Analysers, Statistics
+from pyro_evidence.mppca.streamed.data import Rows, added_up, has_gaps
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.linalg import cholesky, signed
 
@@ -26,7 +27,7 @@ def log_joint(analysers: Analysers, stats: Statistics) -> Tensor:
     return stats.log_likelihood + expectation.log_prior(analysers)
 
 
-def find_mode(Y: Tensor, analysers: Analysers, num_steps: int = 100) -> Analysers:
+def find_mode(Y: Rows, analysers: Analysers, num_steps: int = 100) -> Analysers:
     """One row at a mode: quasi-Newton from where it stands, then Newton with the exact curvature across the orbit."""
     shape = analysers.W.shape
     information = analysers.beta * analysers.log_mixing.exp().unsqueeze(-1) * len(Y)
@@ -42,7 +43,7 @@ def find_mode(Y: Tensor, analysers: Analysers, num_steps: int = 100) -> Analyser
     return _newton(Y, analysers) if analysers.W.numel() <= min(NEWTON_SIZE, full_size(Y)) else analysers
 
 
-def _newton(Y: Tensor, analysers: Analysers, num_steps: int = 10) -> Analysers:
+def _newton(Y: Rows, analysers: Analysers, num_steps: int = 10) -> Analysers:
     for _ in range(num_steps):
         stats = missing.e_step(Y, analysers)
         ascent, before = slope(analysers, stats), float(log_joint(analysers, stats))
@@ -86,36 +87,56 @@ def slope(analysers: Analysers, stats: expectation.Statistics) -> Tensor:
     ).unsqueeze(-2)
 
 
-def precision(Y: Tensor, analysers: Analysers) -> Tensor:
+def precision(Y: Rows, analysers: Analysers) -> Tensor:
     """Minus the Hessian of ``log p(D, W)`` in W, flat in the order of ``W``, shape ``(K m q, K m q)``.
 
     Rows and columns of pruned components and columns hold the prior's precision alone.
     """
-    if missing.has_gaps(Y):
-        return _masked(_of_gaps(Y, analysers), analysers)
+    if has_gaps(Y):
+        return _masked(added_up(Y, lambda rows: _of_gaps(rows, analysers)), analysers)
+    P, size = _inverse(analysers), analysers.W[0].numel()
+    found = added_up(Y, lambda rows: _spread(rows, analysers, P))
+    held = found.held
+    for k in range(len(P)):
+        held[k, :, k] += _held(analysers.W[0, k], P[k], found.scatter[k], found.counts[k])
+    return _masked(held.reshape(size, size) + found.labels, analysers)
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """What a pass adds to the curvature; ``a + b`` is that of both parts."""
+
+    held: Tensor  # (K, m q, K, m q)  at held responsibilities
+    labels: Tensor  # (K m q, K m q)  the spread of the slopes
+    scatter: Tensor  # (K, m, m)
+    counts: Tensor  # (K,)
+
+    def __add__(self, other: "_Spread") -> "_Spread":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Spread(*(a + b for a, b in pairs))
+
+
+def _spread(Y: Tensor, analysers: Analysers, P: Tensor) -> _Spread:
     K, m, q = analysers.W.shape[1:]
     held = torch.zeros(K, m * q, K, m * q, dtype=analysers.W.dtype, device=analysers.W.device)
     labels = torch.zeros(K * m * q, K * m * q, dtype=analysers.W.dtype, device=analysers.W.device)
-    P, scatter, counts = _inverse(analysers), analysers.W.new_zeros(K, m, m), analysers.W.new_zeros(K)
+    scatter, counts = analysers.W.new_zeros(K, m, m), analysers.W.new_zeros(K)
     for block in Y.split(ROWS):
         resp, e, g = _slopes(block, analysers, P)
         weighted = resp.unsqueeze(-1) * g
-        flat = weighted.reshape(len(block), -1)
+        flat = weighted.flatten(1)
         root = resp.sqrt().unsqueeze(-1) * g
         for k in range(K):  # the held part needs one product per component only
             held[k, :, k] -= root[:, k].mT @ root[:, k]
         labels += flat.mT @ flat
         scatter = scatter + torch.einsum("nk,nki,nkj->kij", resp, e, e)
         counts = counts + resp.sum(0)
-    for k in range(K):
-        held[k, :, k] += _held(analysers.W[0, k], P[k], scatter[k], counts[k])
-    found = held.reshape(K * m * q, K * m * q) + labels
-    return _masked(found, analysers)
+    return _Spread(held, labels, scatter, counts)
 
 
-def full_size(Y: Tensor) -> int:
+def full_size(Y: Rows) -> int:
     """Number of loadings up to which :func:`precision` is worth its cost."""
-    return FULL_SIZE_GAPS if missing.has_gaps(Y) else FULL_SIZE
+    return FULL_SIZE_GAPS if has_gaps(Y) else FULL_SIZE
 
 
 def _of_gaps(Y: Tensor, analysers: Analysers) -> Tensor:

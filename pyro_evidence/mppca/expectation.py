@@ -97,7 +97,7 @@ class _Natural:
 
     def log_joint(self, Y: Tensor, F: Tensor) -> tuple[Tensor, Tensor]:
         """``log p(y_n, k)``, ``(n, R K)``, and whitened coordinates, ``(n, q, R K)``; ``F`` are features of ``Y``."""
-        z = torch.addmm(self.shift, Y, self.whitener, beta=-1.0).reshape(len(Y), self.shape[-1], -1)
+        z = torch.addmm(self.shift, Y, self.whitener, beta=-1.0).unflatten(1, (self.shape[-1], -1))
         log_joint = torch.addmm(self.constant, F, self.features)
         return log_joint.add_(z.square().sum(1), alpha=0.5), z
 
@@ -130,10 +130,10 @@ def e_step(Y: Tensor, analysers: Analysers) -> Statistics:
     cross, log_likelihood = Y.new_zeros(m, q * R * K), Y.new_zeros(R)
     for block, F in _featured(Y, num_rows(analysers)):
         log_joint, z = natural.log_joint(block, F)
-        resp, log_norm = _responsibilities(log_joint.reshape(-1, R, K))
+        resp, log_norm = _responsibilities(log_joint.unflatten(1, (R, K)))
         counts += resp.sum(0)
         moments.addmm_(resp.mT, F)
-        cross.addmm_(block.mT, z.mul_(resp.unsqueeze(1)).reshape(len(block), -1))
+        cross.addmm_(block.mT, z.mul_(resp.unsqueeze(1)).flatten(1))
         log_likelihood += log_norm.sum((0, 2))
     found = moments.reshape(R, K, 2 * m)
     laid_out = cross.reshape(m, q, R, K).permute(2, 3, 0, 1)
@@ -145,7 +145,7 @@ def _responsibilities(log_joint: Tensor) -> tuple[Tensor, Tensor]:
     log_norm = log_joint.logsumexp(-1, keepdim=True)
     log_resp = log_joint.sub_(log_norm)
     resp = log_resp.exp().masked_fill_(log_resp < LEAST_LOG_RESP, 0.0)
-    return resp.reshape(len(log_joint), -1), log_norm
+    return resp.flatten(1), log_norm
 
 
 def log_joint(Y: Tensor, analysers: Analysers) -> Tensor:

@@ -9,19 +9,19 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status, Stop
-from pyro_evidence.mixture.data import scattered
 from pyro_evidence.mixture.fit import AUTOMATIC, Start
 from pyro_evidence.mixture.number.deletion import Deletion
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
-from pyro_evidence.mppca import missing, rounds
+from pyro_evidence.mppca import rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.laplace import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
 from pyro_evidence.mppca.rounds import MPPCARestarts
-from pyro_evidence.mppca.updates import Ties
+from pyro_evidence.mppca.streamed.data import Rows, column_variances, filled, has_gaps, sampled
+from pyro_evidence.mppca.updates import Rule, Ties
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.restarts import advance, require_any
 
@@ -56,29 +56,33 @@ def log_joint(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lo
 
     :raises BadInput: when its data cannot be used.
     """
-    ours, gappy = _ours(model), isinstance(model, Marginalised)
+    ours, gappy = own_model(model), isinstance(model, Marginalised)
     if ours is None:
         return LogJoint(model, args, kwargs)
-    Y = _data(args, kwargs, gappy=gappy)
-    joint = LogJoint(marginalised(ours.marginalised) if gappy else ours.marginalised, (_slice(ours, Y),))
+    Y = checked_data(args, kwargs, gappy=gappy)
+    joint = LogJoint(marginalised(ours.marginalised) if gappy else ours.marginalised, (some_rows(ours, Y),))
     joint.args = (Y,)
     return joint
 
 
-def _ours(model: Model) -> MPPCA | None:
+def own_model(model: Model) -> MPPCA | None:
     """A model of ours, also where gaps are allowed."""
     model = model.model if isinstance(model, Marginalised) else model
     return model if isinstance(model, MPPCA) else None
 
 
-def _slice(model: MPPCA, Y: Tensor) -> Tensor:
+def some_rows(model: MPPCA, Y: Tensor) -> Tensor:
     """A few data, evenly spaced, their gaps filled with the means: to look at the model, not to fit it."""
     num = max(16, min(SLICE, SLICE_SIZE // (model.num_components * Y.shape[1] * model.num_latents)))
     few = Y[:: max(1, len(Y) // num)]
-    return few.where(~few.isnan(), Y.nanmean(0)) if missing.has_gaps(Y) else few
+    return few.where(~few.isnan(), Y.nanmean(0)) if has_gaps(Y) else few
 
 
-def _data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) -> Tensor:
+def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) -> Tensor:
+    """The data alone, fit to be used.
+
+    :raises BadInput: where they are not.
+    """
     Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
     if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not len(Y):
         got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else _kinds(args, kwargs)
@@ -86,9 +90,9 @@ def _data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) -> Tens
             f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, float32 or float64; got {got}. Write "
             f"run(torch.as_tensor(Y).double())."
         )
-    if missing.has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory
+    if has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory
         _require_numbers(Y, gappy=gappy)
-    whole, largest = Y.nan_to_num(0.0) if missing.has_gaps(Y) else Y, torch.finfo(Y.dtype).max ** 0.25
+    whole, largest = Y.nan_to_num(0.0) if has_gaps(Y) else Y, torch.finfo(Y.dtype).max ** 0.25
     found = float(torch.stack(whole.aminmax()).abs().max())
     if found > largest:
         raise BadInput(
@@ -122,11 +126,12 @@ class MPPCAFit:
     structure: MPPCAStructure
     units: ScalarUnits
     batch: MPPCARestarts
+    Y: Rows  # all data in the units inside
 
     @property
     def jacobian(self) -> float:
         """What the log evidence loses by going to the model's units, nats."""
-        return self.units.log_jacobian(self.structure.Y)
+        return self.units.log_jacobian(self.Y)
 
     def warmed(self, update: object, num_steps: int) -> "MPPCAFit":
         """After the warm-up, which is the same for every update."""
@@ -148,69 +153,79 @@ def begin(joint: LogJoint, start: Start, update: object) -> MPPCAFit | None:
 
     :raises UnsupportedModel: when it is one that the engine cannot read.
     """
-    thin = joint if _ours(joint.model) is None else _sliced(joint)
+    thin = joint if own_model(joint.model) is None else _sliced(joint)
     if not is_mppca(thin):
         return None
     rule = rounds.rule_of(update)
     structure = recognise_mppca(thin)
     if thin is not joint:
         structure = replace(structure, joint=joint, Y=joint.args[0].double())
-    _require_size(structure)
     units = ScalarUnits.of(structure.Y)
-    Y = (structure.Y - units.origin).div_(units.unit)
-    whole = Y.nan_to_num(0.0) if missing.has_gaps(Y) else Y
+    return begun(structure, units, (structure.Y - units.origin).div_(units.unit), start, rule)
+
+
+def begun(structure: MPPCAStructure, units: ScalarUnits, Y: Rows, start: Start, rule: Rule) -> MPPCAFit:
+    """All restarts before the first round.
+
+    :param Y: data in the standard units that ``units`` describes.
+    :raises BadInput: for too few rows or columns.
+    """
+    _require_size(Y, structure.start)
+    whole = filled(Y)
     variance = _noise_scale(whole, structure.ties, structure.start)
     analysers = _start(whole, units.standard(structure.start), structure.ties, start)
-    return MPPCAFit(structure, units, rounds.first(Y, analysers, structure.ties, variance, rule))
+    return MPPCAFit(structure, units, rounds.first(Y, analysers, structure.ties, variance, rule), Y)
 
 
 def _sliced(joint: LogJoint) -> LogJoint:
     """The model on some of its rows, by which it is known."""
-    thin, ours = copy.copy(joint), _ours(joint.model)
+    thin, ours = copy.copy(joint), own_model(joint.model)
     assert ours is not None
-    thin.args = (_slice(ours, joint.args[0]),)
+    thin.args = (some_rows(ours, joint.args[0]),)
     return thin
 
 
-def _require_size(structure: MPPCAStructure) -> None:
-    (N, m), q = structure.Y.shape, structure.start.W.shape[-1]
+def _require_size(Y: Rows, analysers: Analysers) -> None:
+    (N, m), q = Y.shape, analysers.W.shape[-1]
     if q >= m:
         raise BadInput(f"the loadings have {q} columns and the data {m}; expected fewer columns than the data have.")
     if N < 2:
         raise BadInput(f"Y has {N} row; expected at least two, or nothing varies.")
 
 
-def _noise_scale(Y: Tensor, ties: Ties, analysers: Analysers) -> Tensor:
+def _noise_scale(Y: Rows, ties: Ties, analysers: Analysers) -> Tensor:
     """Variances to which the gamma prior of the noise refers: what one component with all latents leaves over.
 
     Shared out by the outputs' variances if each has its own noise.
     """
     m = Y.shape[1]
-    on = torch.ones(1, 1, analysers.W.shape[-1], dtype=torch.bool, device=Y.device)
-    flat = Y.new_zeros(1, 1, m)
-    one = Analysers(analysers.W[:, :1], flat, flat + 1.0, Y.new_zeros(1, 1), on + 0.0, on)
+    like = analysers.W
+    on = torch.ones(1, 1, like.shape[-1], dtype=torch.bool, device=Y.device)
+    flat = like.new_zeros(1, 1, m)
+    one = Analysers(like[:, :1], flat, flat + 1.0, like.new_zeros(1, 1), on + 0.0, on)
     rest = mppca_start.direct(Y, one).beta[0, 0, 0].reciprocal()
-    rest = torch.maximum(rest, Y.new_tensor(LEAST_NOISE))  # data of low rank leave nothing over
+    rest = torch.maximum(rest, rest.new_tensor(LEAST_NOISE))  # data of low rank leave nothing over
     if not bool((ties.beta_group != ties.beta_group[:, :1]).any()):
         return rest.expand(m)
-    return rest * torch.maximum(Y.var(0, correction=0), Y.new_tensor(1e-3))  # a constant output has no scale
+    return rest * column_variances(Y).clamp(min=1e-3)  # a constant output has no scale
 
 
-def _start(Y: Tensor, model: Analysers, ties: Ties, start: Start) -> Analysers:
+def _start(Y: Rows, model: Analysers, ties: Ties, start: Start) -> Analysers:
     """All restarts: centres, no loadings, one width; what the model holds fixed is kept."""
     R, (K, m, q) = start.number(AUTOMATIC), model.W.shape[1:]
     generator = torch.Generator().manual_seed(start.seed)
     if isinstance(start, NormalCentres):
-        mu = start.centres(Y, (R, K), generator)
+        mu = start.centres(model.mu[:, 0], (R, K), generator)
     else:
-        place = torch.randperm(len(Y), generator=generator)[:CANDIDATES].to(Y.device)
-        uniform = torch.rand(R, K, generator=generator, dtype=torch.float64).to(Y)
-        mu = mppca_start.spread_centres(Y[place], uniform)
+        few = sampled(Y, CANDIDATES)
+        place = torch.randperm(len(few), generator=generator).to(few.device)
+        uniform = torch.rand(R, K, generator=generator, dtype=torch.float64).to(few)
+        mu = mppca_start.spread_centres(few[place], uniform)
     mu = mu if ties.mean_free else model.mu.expand(R, K, m)
     beta = torch.full_like(model.beta, start.width**-2) if ties.beta_free else model.beta
     alpha = torch.full_like(model.alpha, start.alpha) if ties.alpha_free else model.alpha
     flat = torch.zeros_like(model.log_mixing).log_softmax(-1) if ties.mixing_free else model.log_mixing
-    W = 0.1 * torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(Y)  # zero would stay so in EM
+    W = 0.1 * torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(model.W)  # zero would stay so in EM
     analysers = replace(model, W=W, beta=beta, alpha=alpha, log_mixing=flat)
     wide = {
         n: getattr(analysers, n).expand(R, *getattr(analysers, n).shape[1:])
@@ -226,7 +241,7 @@ def run(task: MPPCAFit, start: Start, deletion: Deletion | None, stop: Stop) -> 
     """
     few, together = task.batch, stop
     if deletion is not None and len(task.batch.Y) > SAMPLE:
-        few = rounds.on(task.batch, _sampled(task.batch.Y))
+        few = rounds.on(task.batch, sampled(task.batch.Y, SAMPLE))
         together = replace(stop, num_steps=min(stop.num_steps, deletion.after))
     fit = rounds.em(few, start.warm_up, together)
     require_any(fit.state, "BoundedInflation()")
@@ -239,12 +254,7 @@ def run(task: MPPCAFit, start: Start, deletion: Deletion | None, stop: Stop) -> 
     return posterior_of(task, fit, restarts)
 
 
-def _sampled(Y: Tensor) -> Tensor:
-    """About :data:`SAMPLE` of the data where there are more, scattered over all by the numbers of their rows."""
-    return Y if len(Y) <= SAMPLE else Y[scattered(len(Y), SAMPLE).to(Y.device)]
-
-
-def _on_all(fit: Fit[MPPCARestarts], Y: Tensor, num_steps: int) -> Fit[MPPCARestarts]:
+def _on_all(fit: Fit[MPPCARestarts], Y: Rows, num_steps: int) -> Fit[MPPCARestarts]:
     """The best restart without what its sample does not need, on all data."""
     batch = rounds.on(rounds.greedily_deleted(fit.state, num_steps), Y)
     return Fit(batch, fit.status, (batch.objective,))

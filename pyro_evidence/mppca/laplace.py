@@ -13,6 +13,7 @@ from pyro_evidence.mppca import curvature, missing
 from pyro_evidence.mppca import evidence as mppca_evidence
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits
+from pyro_evidence.mppca.streamed.data import Rows
 from pyro_evidence.mppca.updates import Iterate
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
@@ -28,7 +29,7 @@ class OrbitLaplace:
     literal: float  # log evidence by Husmeier (2000), eq. A.35, nats
 
 
-def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Tensor, it: Iterate) -> OrbitLaplace:
+def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Rows, it: Iterate) -> OrbitLaplace:
     """The approximation at the mode next to an iterate of one row, in the model's units.
 
     :param Y: data in the standard units of ``it``, which ``units`` describes.
@@ -81,7 +82,7 @@ def _scaled(precision: Precision, unit: Tensor) -> Precision:
     return Diagonal(precision.adjoint.reciprocal() / unit.square())
 
 
-def _laplace(Y: Tensor, it: Iterate) -> tuple[Precision, Tensor, str]:
+def _laplace(Y: Rows, it: Iterate) -> tuple[Precision, Tensor, str]:
     """Curvature, log evidence, and why there is none."""
     refusal = vanishing(it)
     if it.analysers.W.numel() <= curvature.full_size(Y):

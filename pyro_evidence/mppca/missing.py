@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.expectation import Analysers, Statistics
+from pyro_evidence.mppca.streamed.data import Rows, added_up, has_gaps
 
 BLOCK = 2**20  # numbers in one block of latent precisions
 
@@ -29,11 +30,6 @@ class Latent:
     covariance: Tensor  # (R, N, K, q, q)
 
 
-def has_gaps(Y: Tensor) -> bool:
-    """Whether some of the data, which are finite otherwise, are nan; needs no memory."""
-    return bool(Y.sum().isnan())
-
-
 def latent(Y: Tensor, analysers: Analysers) -> Latent:
     """Latent coordinates, entries of ``Y`` ``(N, m)`` that are nan missing."""
     parts = [_latent(block, analysers) for block in _blocks(Y, analysers)]
@@ -45,8 +41,12 @@ def log_joint(Y: Tensor, analysers: Analysers) -> Tensor:
     return latent(Y, analysers).log_joint if has_gaps(Y) else expectation.log_joint(Y, analysers)
 
 
-def e_step(Y: Tensor, analysers: Analysers) -> Statistics:
-    """The sums that the M-step needs; expected ones where data, shape ``(N, m)``, have gaps."""
+def e_step(Y: Rows, analysers: Analysers) -> Statistics:
+    """The sums that the M-step needs, in one pass; expected ones where data, shape ``(N, m)``, have gaps."""
+    return added_up(Y, lambda rows: _e_step(rows, analysers))
+
+
+def _e_step(Y: Tensor, analysers: Analysers) -> Statistics:
     if not has_gaps(Y):
         return expectation.e_step(Y, analysers)
     return reduce(add, (_sums(block, analysers) for block in _blocks(Y, analysers)))

@@ -17,6 +17,8 @@ from pyro_evidence.mppca import expectation, missing, orbit
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.missing import Latent
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
+from pyro_evidence.mppca.streamed.data import has_gaps
+from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_seed, seeded
 
@@ -93,7 +95,7 @@ class MPPCAPosterior(LaplacePosterior):
     Pruned components keep their place, with mixing 0; pruned columns are zero, with an infinite precision.  Entries of
     data that are nan are missing and are integrated out.
 
-    :ivar structure: the model, recognised.
+    :ivar recognised: the model's structure.
     :ivar analysers: all parameters, one row, in the model's units.
     :ivar refusal: why there is no log evidence; empty where there is one.
     :ivar log_evidence_literal: by Husmeier (2000), eq. A.35, as printed, nats; 7 to 10 nats too low per component of
@@ -110,7 +112,7 @@ class MPPCAPosterior(LaplacePosterior):
     (60, 4)
     """
 
-    structure: MPPCAStructure | None = None
+    recognised: MPPCAStructure | None = None
     analysers: Analysers | None = None
     refusal: str = ""
     log_evidence_literal: float = float("nan")
@@ -139,11 +141,11 @@ class MPPCAPosterior(LaplacePosterior):
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
         """Constrained values by the model's own names; the precision of a pruned column is ``inf``."""
-        assert self.structure is not None
-        found, name = super().hyperparameters, self.structure.alpha.name
+        assert self.recognised is not None
+        found, name = super().hyperparameters, self.recognised.alpha.name
         gone = ~self._fitted.columns[0] & self.active.unsqueeze(-1)
         if name is not None and bool(gone.any()):
-            values, group = found[name].clone().reshape(-1), self.structure.alpha.group()
+            values, group = found[name].clone().reshape(-1), self.recognised.alpha.group()
             out = torch.ones_like(values, dtype=torch.bool).index_fill(0, group[~gone].unique(), False)
             found[name] = torch.where(out, torch.inf, values).reshape(found[name].shape)
         return found
@@ -169,8 +171,8 @@ class MPPCAPosterior(LaplacePosterior):
 
         From the curvature across the orbit: turning the latent space is not determined, and not counted.
         """
-        assert self.structure is not None
-        alpha = self.structure.alpha
+        assert self.recognised is not None
+        alpha = self.recognised.alpha
         if alpha.name is None:
             return {}
         analysers = self._fitted
@@ -180,7 +182,9 @@ class MPPCAPosterior(LaplacePosterior):
 
     def _checked(self, Y: Tensor | None) -> Tensor:
         """Data, the training data by default, checked."""
-        own = self.structure.Y if self.structure is not None else torch.zeros(0, 0)
+        own = self.recognised.Y if self.recognised is not None else torch.zeros(0, 0)
+        if Y is None:
+            require_kept(self._joint, "a method without data")
         Y = own if Y is None else Y
         if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.shape[1] != own.shape[1] or not Y.is_floating_point():
             raise BadInput(
@@ -222,7 +226,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     def _latent(self, Y: Tensor) -> Latent:
         Y, analysers = self._centred(Y)
-        if missing.has_gaps(Y):
+        if has_gaps(Y):
             return missing.latent(Y, analysers)
         mean, covariance = expectation.latent_posterior(Y, analysers)
         wide = covariance.unsqueeze(1).expand(-1, len(Y), -1, -1, -1)
@@ -277,8 +281,9 @@ class MPPCAPosterior(LaplacePosterior):
         """
         num_samples = check_count("num_samples", num_samples)
         check_seed(seed)
-        assert self.structure is not None
-        Y, precision = self.structure.Y, self.state.precision
+        assert self.recognised is not None
+        require_kept(self._joint, "importance sampling")
+        Y, precision = self.recognised.Y, self.state.precision
         if not isinstance(precision, Dense):
             raise TooLarge(
                 f"{self._fitted.W.numel()} loadings are too many for the dense curvature that importance ratios need. "
@@ -292,7 +297,7 @@ class MPPCAPosterior(LaplacePosterior):
         Without a dense curvature what comes from importance ratios is nan.
         """
         num_samples = check_count("num_samples", 4_000 if num_samples is None else num_samples)
-        if isinstance(self.state.precision, Dense) and not self.refusal:
+        if isinstance(self.state.precision, Dense) and not self.refusal and self._joint.kept:
             found = super().diagnostics(num_samples, seed)
         else:
             found = self._without_ratios()

@@ -12,7 +12,7 @@ from torch.distributions import LowRankMultivariateNormal, constraints
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.missing import has_gaps
+from pyro_evidence.mppca.streamed.data import Rows, StreamedRows, added_up, has_gaps
 from pyro_evidence.mppca.updates import Ties
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity
 from pyro_evidence.program import predictors
@@ -369,7 +369,16 @@ class ScalarUnits:
             alpha=analysers.alpha * square,
         )
 
-    def log_jacobian(self, Y: Tensor) -> float:
+    @staticmethod
+    def of_rows(Y: StreamedRows) -> "ScalarUnits":
+        """The same of rows that are never together, in two passes."""
+        num = added_up(Y, lambda y: (~y.isnan()).sum(0).double()).clamp(min=1.0)  # a column without data has mean 0
+        origin = added_up(Y, lambda y: y.nan_to_num(0.0).sum(0)) / num
+        squares = added_up(Y, lambda y: (y - origin).nan_to_num(0.0).square().sum(0))
+        unit, size = (squares / num).mean().sqrt(), origin.abs().max()
+        return ScalarUnits(origin, torch.where(unit > 1e-12 * torch.maximum(size, unit), unit, 1.0))
+
+    def log_jacobian(self, Y: Rows) -> float:
         """What the log density of all data loses by going from standard to the caller's units, nats."""
-        num = int((~Y.isnan()).sum()) if has_gaps(Y) else Y.numel()
+        num = int(added_up(Y, lambda y: (~y.isnan()).sum())) if has_gaps(Y) else Y.shape.numel()
         return num * math.log(float(self.unit))

@@ -14,6 +14,7 @@ from pyro_evidence.iterate import Fit, Stop, iterate
 from pyro_evidence.mixture import updates as mixture_updates
 from pyro_evidence.mppca import evidence, expectation, missing, start
 from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.streamed.data import Rows, has_gaps
 from pyro_evidence.mppca.updates import (
     Iterate,
     Rule,
@@ -63,7 +64,7 @@ def rule_of(update: object) -> Rule:
 class MPPCARestarts(Restarts):
     """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.restarts.advance`."""
 
-    Y: Tensor  # (N, m) in standard units, nan where missing
+    Y: Rows  # (N, m) in standard units, nan where missing
     it: Iterate
     rule: Rule
 
@@ -102,7 +103,7 @@ class MPPCARestarts(Restarts):
         return "its numbers left the finite ones, or its precisions the positive ones"
 
 
-def first(Y: Tensor, analysers: Analysers, ties: Ties, variance: Tensor, rule: Rule) -> MPPCARestarts:
+def first(Y: Rows, analysers: Analysers, ties: Ties, variance: Tensor, rule: Rule) -> MPPCARestarts:
     """The batch at its start."""
     failed = torch.zeros(len(analysers.W), dtype=torch.bool, device=Y.device)
     it = Iterate(analysers, ties, missing.e_step(Y, analysers), variance)
@@ -124,7 +125,7 @@ def rounds(batch: MPPCARestarts, rule: Rule, num_steps: int) -> MPPCARestarts:
 
 def warm_up(batch: MPPCARestarts, num_rounds: int) -> list[Phase[MPPCARestarts]]:
     """Rounds without a prior on the loadings: direct ones, then EM."""
-    free = batch.it.ties.beta_free and not missing.has_gaps(batch.Y)  # whose covariances are not known
+    free = batch.it.ties.beta_free and not has_gaps(batch.Y)  # whose covariances are not known
     num_direct = min(DIRECT, num_rounds) if free else 0
     plain = Rule(no_gamma, alpha=0.0, rho=batch.rule.rho)
     return [
@@ -158,7 +159,7 @@ def best(batch: MPPCARestarts) -> MPPCARestarts:
     return of_rows(batch, batch.occam.argmax().reshape(1))
 
 
-def on(batch: MPPCARestarts, Y: Tensor) -> MPPCARestarts:
+def on(batch: MPPCARestarts, Y: Rows) -> MPPCARestarts:
     """The restarts on other data."""
     begun = first(Y, batch.it.analysers, batch.it.ties, batch.it.variance, batch.rule)
     return replace(begun, failed=batch.failed)

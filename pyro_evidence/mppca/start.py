@@ -1,12 +1,13 @@
 """Where EM for mixtures of probabilistic PCA begins: centres among the data, and loadings straight from covariances."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.streamed.data import Rows, added_up
 from pyro_evidence.mppca.updates import LARGEST_NOISE
 from pyro_evidence.numerics.linalg import signed
 
@@ -36,7 +37,7 @@ def spread_centres(Y: Tensor, uniform: Tensor) -> Tensor:
     return torch.stack(found, 1)
 
 
-def direct(Y: Tensor, analysers: Analysers, added: Tensor | float = 0.0) -> Analysers:
+def direct(Y: Rows, analysers: Analysers, added: Tensor | float = 0.0) -> Analysers:
     """The maximum likelihood solution at the current responsibilities; Tipping and Bishop (1999), eqs. 8 and 9.
 
     Covariances are formed up to 512 outputs; above, their leading eigenvectors come from subspace iteration, to
@@ -59,17 +60,35 @@ def direct(Y: Tensor, analysers: Analysers, added: Tensor | float = 0.0) -> Anal
 Leading = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # counts, mean, trace, eigenvalues (R, K, q), eigenvectors
 
 
-def _by_covariance(Y: Tensor, analysers: Analysers) -> Leading:
-    R, K, m, q = analysers.W.shape
-    counts, sums, products = (
-        analysers.W.new_zeros(R * K),
-        analysers.W.new_zeros(R * K, m),
-        analysers.W.new_zeros(R * K, m, m),
-    )
+@dataclass(frozen=True)
+class _Products:
+    """What a pass adds up at some responsibilities; ``a + b`` are those of both parts."""
+
+    counts: Tensor  # (R K,)
+    sums: Tensor  # (R K, m)
+    products: Tensor  # (R K, m, m) of data; or (m, R K q) of data and their products with a basis
+    squares: Tensor  # (R K,)
+
+    def __add__(self, other: "_Products") -> "_Products":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Products(*(a + b for a, b in pairs))
+
+
+def _products(Y: Tensor, analysers: Analysers) -> _Products:
+    R, K, m, _ = analysers.W.shape
+    counts, products = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m, m)
+    sums = analysers.W.new_zeros(R * K, m)
     for block in Y.split(max(16, 8 * expectation.BLOCK // (R * K * m))):
         resp = expectation.responsibilities(block, analysers).permute(0, 2, 1).reshape(R * K, -1)
         counts, sums = counts + resp.sum(-1), sums + resp @ block
         products += (resp.unsqueeze(1) * block.mT) @ block
+    return _Products(counts, sums, products, torch.zeros_like(counts))
+
+
+def _by_covariance(Y: Rows, analysers: Analysers) -> Leading:
+    R, K, m, q = analysers.W.shape
+    found = added_up(Y, lambda rows: _products(rows, analysers))
+    counts, sums, products = found.counts, found.sums, found.products
     counts = counts.reshape(R, K)
     mean = _mean(counts, sums.reshape(R, K, m), analysers)
     S = products.reshape(R, K, m, m) / counts.clamp(min=1e-300)[..., None, None]  # no data: zero
@@ -85,9 +104,9 @@ def _mean(counts: Tensor, sums: Tensor, analysers: Analysers) -> Tensor:
     return torch.where(seen, sums / torch.where(seen, counts.unsqueeze(-1), 1.0), analysers.mu)
 
 
-def _by_subspace(Y: Tensor, analysers: Analysers) -> Leading:
+def _by_subspace(Y: Rows, analysers: Analysers) -> Leading:
     R, K, m, q = analysers.W.shape
-    grid = torch.arange(1.0, R * K * m * q + 1.0, dtype=Y.dtype, device=Y.device)
+    grid = torch.arange(1.0, R * K * m * q + 1.0).to(analysers.W)
     basis = torch.linalg.qr((1.7 * grid).sin().reshape(R, K, m, q)).Q
     for _ in range(PASSES):
         counts, mean, trace, image = _times_covariance(Y, analysers, basis)
@@ -97,8 +116,7 @@ def _by_subspace(Y: Tensor, analysers: Analysers) -> Leading:
     return counts, mean, trace, values.flip(-1), signed(basis @ turn).flip(-1)
 
 
-def _times_covariance(Y: Tensor, analysers: Analysers, basis: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Counts, means, traces of the covariances, and the covariances times ``basis``, block by block."""
+def _image(Y: Tensor, analysers: Analysers, basis: Tensor) -> _Products:
     R, K, m, q = analysers.W.shape
     counts, sums, squares = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m), analysers.W.new_zeros(R * K)
     cross = analysers.W.new_zeros(m, R * K * q)
@@ -108,7 +126,15 @@ def _times_covariance(Y: Tensor, analysers: Analysers, basis: Tensor) -> tuple[T
         counts, sums = counts + resp.sum(0), sums + resp.mT @ block
         squares = squares + resp.mT @ block.square().sum(-1)
         seen = (block @ laid_out).reshape(len(block), R * K, q) * resp.unsqueeze(-1)
-        cross += block.mT @ seen.reshape(len(block), -1)
+        cross += block.mT @ seen.flatten(1)
+    return _Products(counts, sums, cross, squares)
+
+
+def _times_covariance(Y: Rows, analysers: Analysers, basis: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Counts, means, traces of the covariances, and the covariances times ``basis``, in one pass."""
+    R, K, m, q = analysers.W.shape
+    found = added_up(Y, lambda rows: _image(rows, analysers, basis))
+    counts, sums, cross, squares = found.counts, found.sums, found.products, found.squares
     shaped = counts.reshape(R, K)
     mean, weight = _mean(shaped, sums.reshape(R, K, m), analysers), shaped.clamp(min=1e-300)  # no data: zero
     on = (shaped > 0).to(mean)

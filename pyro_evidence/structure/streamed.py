@@ -133,7 +133,7 @@ def linear_rows(
     :param look: at the model on the first few rows, before anything else.
     :raises BadInput, UnsupportedModel: on all processes what is wrong with one chunk.
     """
-    agree_on_kind(model, chunks, join)
+    agree_on_kind(model, chunks, join, make)
     joint = make(first_rows(chunks, join))
     joint.kept = False
     look(joint)

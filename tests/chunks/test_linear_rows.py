@@ -112,7 +112,7 @@ def test_nothing_is_kept_and_what_needs_data_says_so() -> None:
     X, t = data()
     found = LaplaceEvidence(classifier(Linear()), stop=QUIET).run_chunks(Slices(X, (t > 0).double(), size=100))
     assert found.log_prob(X, (t > 0).double()).shape == (200,)
-    for asks in (found.log_prob, found.predict, partial(found.save, "nowhere")):
+    for asks in (found.log_prob, found.predict, partial(found.save, "nowhere"), lambda: found.log_evidence_error):
         with pytest.raises(BadInput, match="came in chunks"):
             asks()
     whole = LaplaceEvidence(classifier(Linear()), stop=QUIET).run(X, (t > 0).double())

@@ -184,7 +184,7 @@ def test_mixture_posterior_has_its_hyperparameters_and_labels_counted() -> None:
     row = found.rows[0]
     assert posterior.num_components == 2
     assert row.log_labels == pytest.approx(math.log(2.0))
-    assert row.num_hyperparameters == posterior.structure.joint.hypers.size > 0
+    assert row.num_hyperparameters == posterior.recognised.joint.hypers.size > 0
     assert abs(row.log_evidence - float(posterior.log_evidence)) < 0.1
     assert row.standard_error < 0.05
 

@@ -80,6 +80,7 @@ def test_a_data_loader_gives_chunks_and_none_are_kept() -> None:
     for asks in (found.log_prob, found.log_weights, partial(found.save, "nowhere")):
         with pytest.raises(BadInput, match="came in chunks"):
             asks()
+    assert "coordinates" in found.structure  # a sentence, as of every posterior
     said = found.diagnostics()
     assert math.isnan(said["pareto_k"]) and said["log_evidence"] == float(found.log_evidence)
     found.summary()

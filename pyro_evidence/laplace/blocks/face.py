@@ -23,6 +23,7 @@ from pyro_evidence.laplace.blocks.marginal import Limits, Marginal, Place
 from pyro_evidence.laplace.blocks.quadrature import marginal_of, no_blocks
 from pyro_evidence.laplace.blocks.terms import Terms
 from pyro_evidence.numerics.importance import pareto_shapes
+from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.settings import check_count, check_seed, seeded
 from pyro_evidence.threads import without_validation
 
@@ -72,6 +73,7 @@ class Blockwise:
         (what integrating the coordinates that blocks share around the blocks instead of beside them changes) and
         ``method``.
         """
+        require_kept(self._inside.problem.joint, "log_evidence_error")
         with without_validation():
             return evidence_error(self._inside)
 
@@ -86,6 +88,7 @@ class Blockwise:
             "num_samples", num_samples, 100, "The weights' tail is fitted to the largest of them."
         )
         check_seed(seed)
+        require_kept(self._inside.problem.joint, "blocks(...)")
         marginal, joint = _marginal(self._inside), self._inside.problem.joint
         if site not in joint.latents.slices:
             raise BadInput(f"blocks({site!r}): expected a latent site in blocks, one of {list(joint.latents.names)}.")
@@ -111,6 +114,8 @@ class Blockwise:
         others.
         """
         problem = self._inside.problem
+        if not problem.joint.kept:
+            return []
         try:
             error = self.log_evidence_error
         except (ArithmeticError, RuntimeError):
