@@ -38,6 +38,7 @@ __all__ = ["PrecisionGroups", "Structure", "recognise"]
 Pair = tuple[Probe, Probe]  # a run at u = 0 and one elsewhere, at the same hyperparameters
 
 EASY_JACOBIAN = 2**16  # numbers for which any way will do
+MANY_SITES = 16  # that observe something: where the prior is no diagonal Gaussian, one run of the model is faster
 SMALL_JACOBIAN = 2**24  # numbers that are never too many
 MANY_COUPLED = 64  # elements of one datum that a discrete site or an event ties together
 DENSER_THAN_DATA = 4  # times as many numbers as the data have: beyond that a Jacobian is mostly zeros
@@ -212,6 +213,8 @@ def _predictors(sites: Sites, found: Near, far: list[Pair], followed: Followed |
     :param followed: where given, the predictors are sparse.
     """
     origin, typical = found.origin, found.typical
+    if len(sites.slots) > MANY_SITES and not _gaussian(origin, [typical, *(p for pair in far for p in pair)]):
+        return None
     base = probes.run(origin.joint, origin.joint.initial_u, typical.theta) if len(typical.theta) else origin
     parts = [None if base is None else _linear_part(slot, origin, base, typical, followed) for slot in sites.slots]
     if not parts or None in parts:

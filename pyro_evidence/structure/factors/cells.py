@@ -9,6 +9,7 @@ from torch import Tensor
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.program.enumeration import term_cells
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.factors.summands import Summands
 from pyro_evidence.threads import without_validation
 
 
@@ -22,17 +23,24 @@ def cells(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str] | None
     :param names: the sites that count, default all; with all the discrete ones, or none of them.
     """
     names = (*joint.latents.names, *joint.discrete, *joint.observed) if names is None else tuple(names)
-    trace = joint.trace(u, theta)
+    with Summands() as summands:
+        trace = joint.trace(u, theta)
     with without_validation():
-        found = term_cells(trace, names) if joint.discrete else _plain(trace, names)
+        found = term_cells(trace, names) if joint.discrete else _plain(trace, names, summands)
     return {n: x.double() for n, x in (found | _jacobians(joint, u, names)).items()}
 
 
-def _plain(trace: Any, names: Sequence[str]) -> dict[str, Tensor]:
+def _plain(trace: Any, names: Sequence[str], summands: Summands) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name in names:
-        found |= _of_site(trace.nodes[name], name)
+        found |= _summed(trace.nodes[name], name, summands) or _of_site(trace.nodes[name], name)
     return found
+
+
+def _summed(node: Any, name: str, summands: Summands) -> dict[str, Tensor]:
+    """The terms that a model has added up itself before it made them a ``pyro.factor``."""
+    parts = summands.of(getattr(node["fn"], "log_factor", None)) if node["mask"] is None else None
+    return {f"{name}, {i}": part * node["scale"] for i, part in enumerate(parts or ())}
 
 
 def _of_site(node: Any, name: str) -> dict[str, Tensor]:

@@ -141,10 +141,21 @@ class Follow(TorchDispatchMode):
 
     def _write(self, func: Any, args: Any, result: Any, found: Sequence[Groups]) -> None:
         if func._schema.is_mutable and isinstance(args[0], Tensor) and args[0]._is_view():
-            raise Lost("a tensor filled in place, part by part", found[0][0].reshape(-1)[:2])
+            self._write_behind(args[0], found[0])
         for value, groups in zip(_listed(result), found, strict=True):
             if isinstance(value, Tensor) and value.is_floating_point():
                 self.notes[value] = groups
+
+    def _write_behind(self, view: Tensor, groups: Groups) -> None:
+        """Note in the tensor behind a view what has been written to the view."""
+        base = view._base
+        if base is None or not base.is_contiguous():
+            raise Lost("a tensor filled in place, part by part", groups[0].reshape(-1)[:2])
+        self.notes[view] = groups
+        most = max(sum(g.shape[-1] for g in self.of(x)) for x in (view, base))
+        pairs = zip(self._columns(base, most), self._columns(view, most), strict=True)
+        place = view.shape, view.stride(), view.storage_offset() - base.storage_offset()
+        self.notes[base] = (torch.stack([_overwritten(old, new, place) for old, new in pairs], -1),)
 
     def _moves(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> list[Groups]:
         """Operations that move elements of their first argument, a tensor or a list of them."""
@@ -177,6 +188,13 @@ class Follow(TorchDispatchMode):
         found = [c for g in self.of(value) for c in _full(g, value.shape).unbind(-1)]
         none = torch.full((), -1, device=value.device).expand(value.shape)
         return found + [none] * (most - len(found))
+
+
+def _overwritten(old: Tensor, new: Tensor, place: tuple[Any, ...]) -> Tensor:
+    """A copy of one column with another in some of its places."""
+    column = old.clone(memory_format=torch.contiguous_format)
+    column.as_strided(*place).copy_(new)
+    return column
 
 
 def _tensors(value: Any) -> list[Tensor]:
