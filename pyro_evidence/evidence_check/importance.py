@@ -18,13 +18,15 @@ from pyro_evidence.evidence_check.target import (
 )
 from pyro_evidence.memory import within_memory
 from pyro_evidence.numerics import importance
+from pyro_evidence.program.simulate import affordable_draws
 from pyro_evidence.settings import check_count, seeded
 
+MOST = 10_000  # draws that nobody asked for
 FEWEST = 100  # draws below which a tail cannot be fitted
 
 
 @within_memory
-def importance_sampling(of: Posterior | Modes, *, num_samples: int = 10_000, seed: int = 0) -> EvidenceEstimate:
+def importance_sampling(of: Posterior | Modes, *, num_samples: int | None = None, seed: int = 0) -> EvidenceEstimate:
     """Log evidence by importance sampling from the Laplace posterior, weights Pareto-smoothed.
 
     The estimate is consistent whatever the posterior's shape, and its k-hat says whether ``num_samples`` are
@@ -33,15 +35,17 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int = 10_000, see
     section 2.
 
     :param of: a posterior, or the modes of one.
-    :param num_samples: number of draws, at least 100.
+    :param num_samples: number of draws, at least 100; by default 10,000, fewer where latents and data are more than
+        10,000 numbers.
     :param seed: of the draws; the caller's random state is not touched.
     :return: diagnostics ``pareto_k`` and ``effective_sample_size``; in doubt when k-hat is above
         ``min(1 - 1/log10(S), 0.7)``.
     :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
     """
-    num_samples = check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
     proposal = of.proposal if isinstance(of, Modes) else laplace_normal(of)
     target = of.target if isinstance(of, Modes) else target_of(of)
+    num_samples = affordable_draws(target.joint, MOST) if num_samples is None else num_samples
+    num_samples = check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
     x, log_proposal = proposal.drawn(_white(num_samples, target.size, seed).to(target.centre))
     log_joint = target.log_joint_or_nan(x)
     log_weights = torch.where(log_joint.isnan(), -math.inf, log_joint) - log_proposal

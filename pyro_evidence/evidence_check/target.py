@@ -14,6 +14,7 @@ from pyro_evidence.laplace.nested.whole import Proposal
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.simulate import rows_at_once
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.threads import without_validation
@@ -151,6 +152,11 @@ class Target:
         u[:, self.active] = x
         return u
 
+    @property
+    def _at_once(self) -> int:
+        """Rows that are evaluated together."""
+        return min(ROWS, rows_at_once(self.joint))
+
     def log_joint(self, x: Tensor) -> Tensor:
         """Log joint density, nats, Jacobian included, shape ``(S,)``; -inf outside the support, and where it is nan."""
         value = self.log_joint_or_nan(x)
@@ -159,12 +165,14 @@ class Target:
     def log_joint_or_nan(self, x: Tensor) -> Tensor:
         """Log joint density with nan where the model computes nan, for :func:`undefined` to count."""
         with torch.no_grad(), without_validation():
-            return torch.cat([self.density.log_joint(self.embedded(part), self.theta) for part in x.split(ROWS)])
+            return torch.cat(
+                [self.density.log_joint(self.embedded(part), self.theta) for part in x.split(self._at_once)]
+            )
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint ``(S,)`` and its gradient ``(S, d)``; gradient 0 where the density is."""
         with without_validation():
-            parts = [self.density.gradient(self.embedded(part), self.theta) for part in x.split(ROWS)]
+            parts = [self.density.gradient(self.embedded(part), self.theta) for part in x.split(self._at_once)]
         value, slope = (torch.cat(p) for p in zip(*parts, strict=True))
         bad = value.isnan() | value.isinf()
         return torch.where(bad, -torch.inf, value), torch.where(bad.unsqueeze(-1), 0.0, slope)[:, self.active]

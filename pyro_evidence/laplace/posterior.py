@@ -202,7 +202,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
     def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
         """How far to trust the numbers.
 
-        By default 4,000 draws, fewer where latents and data are more than 25,000 numbers, but 200 at least.
+        By default 4,000 draws, fewer where latents and data are more than 25,000 numbers, but 100 at least.
 
         ``pareto_k`` is the shape of the importance ratios' tail (Vehtari et al. 2024): below 0.5 the
         importance-sampled log evidence and its standard error (nats) are reliable, above 0.7 neither it nor

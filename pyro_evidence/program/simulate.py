@@ -17,7 +17,7 @@ from pyro_evidence.threads import own_random_numbers, own_warnings, quiet, witho
 Values = dict[str, Tensor]
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 ROWS = 512  # evaluated at a time
-MOST_DRAWS, FEWEST_DRAWS = 4_000, 200  # of a check
+MOST_DRAWS, FEWEST_DRAWS = 4_000, 100  # of a check
 AFFORDABLE = 10**8  # latents and data, of all draws of a check
 NUMBERS = 2**24  # of latents or data, in all rows that are evaluated at a time
 
@@ -161,10 +161,10 @@ def _in_parts(joint: LogJoint, function: Callable[[Tensor], Values], u: Tensor) 
     return _joined([vectorised(function, part) for part in u.split(min(ROWS, rows_at_once(joint)))])
 
 
-def affordable_draws(joint: LogJoint) -> int:
+def affordable_draws(joint: LogJoint, most: int = MOST_DRAWS) -> int:
     """How many draws the density is evaluated at by a check that nobody gave a number."""
     numbers = sum(t.numel() for _, t in tensors(joint.args, joint.kwargs)) + joint.latents.size
-    return max(FEWEST_DRAWS, min(MOST_DRAWS, AFFORDABLE // max(1, numbers)))
+    return max(FEWEST_DRAWS, min(most, AFFORDABLE // max(1, numbers)))
 
 
 def rows_at_once(joint: LogJoint) -> int:

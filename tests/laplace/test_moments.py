@@ -115,4 +115,5 @@ def test_a_check_that_nobody_gave_a_number_takes_fewer_draws_of_large_models() -
         LogJoint(regression(Linear()), (x, y)) for x, y in ((X, t), (torch.zeros(1000, 99), torch.zeros(1000)))
     )
     assert simulate.affordable_draws(small) == 4000
+    assert simulate.affordable_draws(small, 10_000) == 10_000
     assert simulate.affordable_draws(wide) == 10**8 // (1000 * 100 + 100)

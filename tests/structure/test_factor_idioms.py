@@ -14,8 +14,7 @@ from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, laplace_state, slope
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
-from pyro_evidence.structure.factors.cells import cells
-from pyro_evidence.structure.factors.summands import Summands
+from pyro_evidence.structure.factors.cells import Summands, cells
 from tests.models_for_tests.hierarchies import positive
 
 NUM = 24  # groups
