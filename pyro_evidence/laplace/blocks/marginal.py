@@ -19,7 +19,8 @@ from pyro_evidence.curvature.blocks import BlockPrecision, Factor, block_plan
 from pyro_evidence.curvature.ordering import Fronts, Order
 from pyro_evidence.curvature.pattern import Pattern
 from pyro_evidence.errors import NotAMode
-from pyro_evidence.laplace.blocks.local import Modes, Nodes, block_modes, local, placed, solved
+from pyro_evidence.laplace.blocks.derivatives import integrals, with_derivatives
+from pyro_evidence.laplace.blocks.local import Modes, block_modes, local, placed, solved
 from pyro_evidence.laplace.blocks.partition import Partition
 from pyro_evidence.laplace.blocks.terms import BlockDensity, Terms
 from pyro_evidence.numerics import evidence
@@ -94,12 +95,9 @@ class Marginal:
         modes = block_modes(terms, own, shared, self.limits.tolerance)
         own = modes.own + modes.step(self.partition)
         nodes = placed(self.partition, own, modes.tril, self.num)
-        with torch.enable_grad():
-            w = shared.detach().requires_grad_()
-            each = integrals(terms, nodes, w)
-            slope = pullback(each.sum(), w, create_graph=True) if len(w) else w
-            curvature = _rows(slope, w)
-        return Place(shared.detach(), modes, each.detach(), slope.detach(), curvature)
+        found = with_derivatives(terms, nodes, shared.detach())
+        numbers = (x.detach() for x in (found.each, found.slope, found.curvature))
+        return Place(shared.detach(), modes, *numbers)
 
     def find(self, theta: Tensor, u: Tensor) -> Place:
         """The mode over shared coordinates, searched from ``u`` ``(D,)``.
@@ -191,14 +189,6 @@ def _order(p: Partition) -> Order:
     return Order((tuple(fronts),), p.shared)
 
 
-def _rows(slope: Tensor, w: Tensor) -> Tensor:
-    """Minus the derivative of a slope, row by row, ``(P, P)``."""
-    if not slope.requires_grad or not len(w):
-        return w.detach().new_zeros(len(w), len(w))
-    found = -torch.stack([pullback(each, w) for each in slope])
-    return 0.5 * (found + found.mT)
-
-
 def _shifted(A: Tensor) -> Tensor:
     """A Cholesky factor for one step of the search, with as much on the diagonal as that takes."""
     tril, info = torch.linalg.cholesky_ex(A)
@@ -207,12 +197,6 @@ def _shifted(A: Tensor) -> Tensor:
         tril, info = torch.linalg.cholesky_ex(A + shift * torch.eye(len(A)).to(A))
         shift *= 10.0
     return tril
-
-
-def integrals(terms: Terms, nodes: Nodes, shared: Tensor) -> Tensor:
-    """The log integral of each block, and last what belongs to none, nats, ``(G + 1,)``."""
-    found = terms(nodes.rows, shared)
-    return torch.cat([(found[:, :-1] + nodes.log_weights).logsumexp(0), found[0, -1:]])
 
 
 def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,33 +214,21 @@ def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tens
         w, at_nodes = (place.shared.clone().requires_grad_() for _ in range(2))
         terms = marginal.density.at(theta)
         centre, tril, joint = _following(terms, place.modes, at_nodes)
-        value = integrals(terms, placed(p, centre, tril, marginal.num), w).sum()
-        partial = pullback(joint, theta)
+        nodes, partial = placed(p, centre, tril, marginal.num), pullback(joint, theta)
         if not len(w):
-            return pullback(value, theta), partial
-        g = pullback(value, w, create_graph=True)
-        rows, moving = _both(g, w, at_nodes)
+            return pullback(integrals(terms, nodes, w).sum(), theta), partial
+        found = with_derivatives(terms, nodes, w, create_graph=True)
         W = torch.cholesky_inverse(torch.linalg.cholesky(place.curvature))
-        total = value + 0.5 * (W * rows).sum()  # rows are minus the curvature
-        found = torch.autograd.grad(total, (theta, w, at_nodes), retain_graph=True, allow_unused=True)
-        by_theta, by_w, by_nodes = (
-            torch.zeros_like(x) if d is None else d for d, x in zip(found, (theta, w, w), strict=True)
-        )
-        back = torch.linalg.solve((rows + moving).detach().mT, by_w + by_nodes)
-        return by_theta - pullback(g, theta, back), partial
+        total = found.each.sum() - 0.5 * (W * found.curvature).sum()
+        by_theta, by_w, by_nodes = _each(total, (theta, w, at_nodes))
+        moving = torch.stack([pullback(one, at_nodes) for one in found.slope])
+        back = torch.linalg.solve((moving - found.curvature.detach()).mT, by_w + by_nodes)
+        return by_theta - pullback(found.slope, theta, back), partial
 
 
-def _both(g: Tensor, w: Tensor, at_nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivatives of each element of ``g`` where shared coordinates are evaluated, and where they place nodes."""
-    pairs = [_each(each, (w, at_nodes), True) for each in g]
-    return torch.stack([own for own, _ in pairs]), torch.stack([moved for _, moved in pairs])
-
-
-def _each(value: Tensor, x: tuple[Tensor, ...], create_graph: bool) -> list[Tensor]:
+def _each(value: Tensor, x: tuple[Tensor, ...]) -> list[Tensor]:
     """Derivatives of a number in several tensors by one pass; zeros where it does not depend on one."""
-    if not value.requires_grad:
-        return [torch.zeros_like(each) for each in x]
-    found = torch.autograd.grad(value, x, create_graph=create_graph, retain_graph=True, allow_unused=True)
+    found = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True)
     return [torch.zeros_like(each) if d is None else d for each, d in zip(x, found, strict=True)]
 
 

@@ -80,7 +80,7 @@ class Terms:
         """
         if self.read is None:
             return self._summed(self._cells(rows, shared, None))
-        total = self._prior(rows, shared, self.read)
+        total = self.prior(rows, shared, self.read)
         for view, owner, offset in zip(self.density.views, self.density.data_owner, self.read.offsets, strict=True):
             eta = view.eta(rows, shared, self.density.kept, offset).to(self.density.joint.dtype)
             each = view.part.slot.log_likelihoods(self.read.trace)(view.part.layout.natural(eta))
@@ -88,7 +88,8 @@ class Terms:
         rest = torch.as_tensor(self.read.rest).to(total)
         return torch.cat([total[:, :-1], total[:, -1:] + rest], 1)
 
-    def _prior(self, rows: Tensor, shared: Tensor, read: Parts) -> Tensor:
+    def prior(self, rows: Tensor, shared: Tensor, read: Parts) -> Tensor:
+        """The log prior density of each block, and last that of what belongs to none, nats, ``(Q, G + 1)``."""
         density = self.density
         if read.prior is None:
             return self._summed(self._cells(rows, shared, density.joint.latents.names))
@@ -150,6 +151,23 @@ class View:
     own: tuple[tuple[Tensor, Tensor], ...]
     rest: tuple[tuple[Tensor, Tensor], ...]
     dense: tuple[Tensor, Tensor] | None = None  # J of blocks and of the others, (N C, n) and (N C, P + H)
+
+    @property
+    def num_data(self) -> int:
+        """``N``."""
+        return len(self.partition.owner[self.part.slot.site])
+
+    @cached_property
+    def design(self) -> Tensor:
+        """``J`` of the shared coordinates for predictors of one element, ``(N, P)``."""
+        P = len(self.partition.shared)
+        if self.dense is not None:
+            return self.dense[1][:, :P]
+        total = torch.zeros(self.num_data, P + 1, dtype=torch.float64, device=self.partition.shared.device)
+        for index, value in self.rest:
+            column = index.expand(self.num_data).clamp(max=P).unsqueeze(-1)  # held coordinates: past the end
+            total.scatter_add_(1, column, value.expand(self.num_data, 1).double())
+        return total[:, :P].contiguous()
 
     def eta(self, rows: Tensor, shared: Tensor, kept: Tensor, offset: Tensor) -> Tensor:
         """Predictors of rows ``(Q, n)`` with ``c = offset``, blocks ``(Q, N, C)``."""

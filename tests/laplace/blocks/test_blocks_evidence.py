@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from pyro_evidence.laplace.approximation import laplace_state, slope
+from pyro_evidence.laplace.blocks import derivatives
 from tests.models_for_tests.engine_models import positive
 from tests.models_for_tests.grouped_models import (
     Model,
@@ -182,3 +183,42 @@ def test_a_pruned_state_has_blocks_of_what_is_left() -> None:
     theta, u = problem.joint.initial_theta, problem.joint.initial_u
     found, by_laplace = (laplace_state(p, theta, u, cold=True) for p in (pruned, plain))
     assert abs(float(found.log_evidence - by_laplace.log_evidence)) < 0.1
+
+
+def with_more_data(X: Tensor, group: Tensor, num: int, y: Tensor) -> None:
+    """Two observed sites: counts in the groups, and numbers that see what they share alone."""
+    w = pyro.sample("w", dist.Normal(0.5, 3.0).expand([2]).to_event(1))
+    s = positive("s", 0.8)
+    with pyro.plate("groups", num):
+        b = pyro.sample("b", dist.Normal(0.0, s))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Poisson((0.3 * X @ w + b[group]).exp()), obs=y)
+    with pyro.plate("others", len(X)):
+        pyro.sample("z", dist.Bernoulli(logits=X[:, 1] * w[0]), obs=(X[:, 0] > 0).double())
+
+
+@pytest.mark.parametrize("model", [intercepts, with_more_data])
+def test_louis_formula_is_what_derivatives_give(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_of(model, *SMALL, nodes=5)
+    marginal = state.problem.marginal
+    assert marginal is not None
+    p, terms = marginal.partition, marginal.density.at(state.theta)
+    assert derivatives.is_linear(terms, 5)
+    own, shared = state.u[p.own], state.u[p.shared] + torch.tensor([0.4, -0.3])
+    found = marginal.at(terms, own, shared)
+    monkeypatch.setattr(derivatives, "is_linear", lambda *_: False)
+    expected = marginal.at(terms, own, shared)
+    for name in ("each", "slope", "curvature"):
+        assert torch.allclose(getattr(found, name), getattr(expected, name), rtol=1e-10, atol=1e-10)
+
+
+def test_the_model_run_row_by_row_gives_the_same_terms() -> None:
+    problem = problem_of(with_more_data, *SMALL, nodes=5)
+    marginal = problem.marginal
+    assert marginal is not None and marginal.density.linear is not None
+    p, theta = marginal.partition, problem.joint.initial_theta
+    rows, shared = torch.randn(3, len(p.own)), torch.randn(len(p.shared))
+    by_rows = replace(marginal.density, linear=None).at(theta)(rows, shared)
+    assert torch.allclose(marginal.density.at(theta)(rows, shared), by_rows, rtol=1e-12)
+    whole = torch.cat([rows, shared.expand(3, -1)], 1)[:, p.place]
+    assert torch.allclose(by_rows.sum(-1), problem.joint.log_joint(whole, theta), rtol=1e-12)
