@@ -35,11 +35,14 @@ MODULES = ("basis", "kernels", "regression", "classifier", "gp", "mlp", "mixture
 
 def names_of(init: Path) -> dict[str, str]:
     """The ``__all__`` of a folder, each name with the path of what it names."""
-    body = ast.parse(init.read_text(encoding="utf-8")).body
-    imported = {
-        a.asname or a.name: f"{n.module}.{a.name}" for n in body if isinstance(n, ast.ImportFrom) for a in n.names
+    tree = ast.parse(init.read_text(encoding="utf-8"))
+    imported = {  # those that are made on demand stand under TYPE_CHECKING
+        a.asname or a.name: f"{n.module}.{a.name}"
+        for n in ast.walk(tree)
+        if isinstance(n, ast.ImportFrom)
+        for a in n.names
     }
-    for node in body:
+    for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return {name: imported[name] for name in ast.literal_eval(node.value)}
     return {}

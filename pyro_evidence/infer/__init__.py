@@ -1,18 +1,23 @@
 """The doors: one engine a file, its settings, what it repeats and when it stops; nothing else."""
 
-from pyro_evidence.infer.class_conditional import (
-    ClassConditional,
-    class_conditional,
-    empirical_class_prior,
-    fitted_class_prior,
-)
-from pyro_evidence.infer.evidence_em import EvidenceEM
-from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
-from pyro_evidence.infer.laplace_kernel import LaplaceKernel
-from pyro_evidence.infer.overlap_em import OverlapEM
-from pyro_evidence.infer.revm import REVM, isotropic_evidence
-from pyro_evidence.infer.rvm import RVM
-from pyro_evidence.infer.vrvm import VRVM
+from typing import TYPE_CHECKING
+
+from pyro_evidence.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from pyro_evidence.infer.class_conditional import (
+        ClassConditional,
+        class_conditional,
+        empirical_class_prior,
+        fitted_class_prior,
+    )
+    from pyro_evidence.infer.evidence_em import EvidenceEM
+    from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
+    from pyro_evidence.infer.laplace_kernel import LaplaceKernel
+    from pyro_evidence.infer.overlap_em import OverlapEM
+    from pyro_evidence.infer.revm import REVM, isotropic_evidence
+    from pyro_evidence.infer.rvm import RVM
+    from pyro_evidence.infer.vrvm import VRVM
 
 __all__ = [
     "REVM",
@@ -28,3 +33,21 @@ __all__ = [
     "fitted_class_prior",
     "isotropic_evidence",
 ]
+
+on_demand(
+    __name__,
+    {
+        "ClassConditional": "class_conditional",
+        "EvidenceEM": "evidence_em",
+        "LaplaceEvidence": "laplace_evidence",
+        "LaplaceKernel": "laplace_kernel",
+        "OverlapEM": "overlap_em",
+        "REVM": "revm",
+        "RVM": "rvm",
+        "VRVM": "vrvm",
+        "class_conditional": "class_conditional",
+        "empirical_class_prior": "class_conditional",
+        "fitted_class_prior": "class_conditional",
+        "isotropic_evidence": "revm",
+    },
+)

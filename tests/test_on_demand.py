@@ -1,0 +1,69 @@
+"""Importing the package costs little, and every public name is there when it is asked for."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+import pytest
+
+import pyro_evidence
+import pyro_evidence.infer
+
+PACKAGES = [pyro_evidence, pyro_evidence.infer]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)
+def test_what_is_made_on_demand_is_what_type_checkers_see(package) -> None:
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    (block,) = (n for n in tree.body if isinstance(n, ast.If))
+    seen = {
+        a.name: f"{package.__name__}.{a.name}" if n.module == package.__name__ else n.module
+        for n in block.body
+        if isinstance(n, ast.ImportFrom)
+        for a in n.names
+    }
+    assert package.on_demand == seen
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)
+def test_every_name_is_what_its_module_has(package) -> None:
+    for name, path in package.on_demand.items():
+        module = importlib.import_module(path)
+        assert getattr(package, name) is getattr(module, name, module)
+
+
+def fresh(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_one_engine_does_not_import_the_others() -> None:
+    others = ("mixture", "mppca", "prbf", "relevance", "compare", "evidence_check")
+    code = "import sys; from pyro_evidence import LaplaceEvidence; print(list(sys.modules))"
+    found = set(ast.literal_eval(fresh(code)))
+    assert "pyro_evidence.infer.laplace_evidence" in found
+    assert not found & {f"pyro_evidence.{other}" for other in others}
+
+
+def test_a_function_is_not_hidden_by_the_module_of_its_name() -> None:
+    code = (
+        "import pyro_evidence.compare.sbc, pyro_evidence.infer.class_conditional as module; "
+        "from pyro_evidence import compare, sbc; from pyro_evidence.infer import class_conditional; "
+        "print(type(compare).__name__, type(sbc).__name__, type(class_conditional).__name__)"
+    )
+    assert fresh(code) == " ".join([FunctionType.__name__] * 3)
+
+
+def test_folders_are_there_without_an_import_of_their_own() -> None:
+    code = "import pyro_evidence; print(pyro_evidence.models.basis.Linear, pyro_evidence.prbf.choose_alpha)"
+    assert "models.basis.Linear" in fresh(code)
+
+
+def test_what_is_not_there_is_missing() -> None:
+    for package in PACKAGES:
+        assert isinstance(package, ModuleType) and not hasattr(package, "nothing_of_the_kind")
+        assert not hasattr(package, "_private")
