@@ -25,14 +25,13 @@ from torch import Tensor
 from tests.models_for_tests.long_runs import LONG_RUNS, LongRun
 
 STORED = Path(__file__).resolve().parents[1] / "tests" / "oracles" / "long_nuts.json"
-CHAINS, WARMUP, DRAWS = 3, 500, 1500
 
 
-def chain(model: Any, data: Tensor, seed: int) -> tuple[dict[str, Tensor], int]:
+def chain(model: Any, data: Tensor, length: tuple[int, int], seed: int) -> tuple[dict[str, Tensor], int]:
     """One chain's draws, deterministic sites included, and how many of them diverged."""
     pyro.set_rng_seed(seed)
     kernel = NUTS(model, jit_compile=True, ignore_jit_warnings=True, target_accept_prob=0.9)
-    mcmc = MCMC(kernel, num_samples=DRAWS, warmup_steps=WARMUP, disable_progbar=True)
+    mcmc = MCMC(kernel, num_samples=length[1], warmup_steps=length[0], disable_progbar=True)
     mcmc.run(data)
     draws = mcmc.get_samples()
     recorded = [
@@ -62,9 +61,10 @@ def moments(draws: Tensor) -> dict[str, Any]:
 def long_run(case: LongRun) -> dict[str, Any]:
     """The chains of one model."""
     model, data, start = case.sampled or case.model, case.data(), time.process_time()
-    found = [chain(model, data, seed) for seed in range(CHAINS)]
+    num, *length = case.chains
+    found = [chain(model, data, (length[0], length[1]), seed) for seed in range(num)]
     sites = {n: moments(torch.stack([draws[n] for draws, _ in found])) for n in found[0][0]}
-    made = f"{CHAINS} chains of {DRAWS} draws after {WARMUP}, target acceptance 0.9"
+    made = f"{num} chains of {length[1]} draws after {length[0]}, target acceptance 0.9"
     diverging = sum(number for _, number in found)
     return {"sites": sites, "chains": made, "divergences": diverging, "seconds": time.process_time() - start}
 

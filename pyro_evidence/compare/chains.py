@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 from pyro.infer import MCMC, NUTS
+from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
+from pyro_evidence.infer.laplace_nuts import LaplaceNUTS
+from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.settings import check_count
 
@@ -71,9 +74,25 @@ def run_chains(model: Model, data: Data, settings: Settings) -> Chains:
     return Chains(draws, torch.stack([diverging for _, diverging in parts]), model, note)
 
 
+def run_whitened(posterior: LaplacePosterior, settings: Settings) -> Chains:
+    """Chains of NUTS in a posterior's own coordinates, one after the other in this process, and on its data.
+
+    :raises BadInput: for fewer than one chain, draw or warmup step.
+    """
+    for name in ("num_samples", "warmup_steps", "num_chains"):
+        check_count(name, getattr(settings, name))
+    parts = [_of_kernel(LaplaceNUTS(posterior), settings, settings.seed + c) for c in range(settings.num_chains)]
+    draws = {n: torch.stack([part[n] for part, _ in parts]) for n in parts[0][0]}
+    return Chains(draws, torch.stack([diverging for _, diverging in parts]), posterior.model)
+
+
 def _one_chain(model: Model, data: Data, settings: Settings, seed: int) -> tuple[Draws, Tensor]:
     """Draws ``(T,) + site shape`` and which transitions diverged, ``(T,)``."""
-    mcmc = MCMC(NUTS(model), settings.num_samples, settings.warmup_steps, disable_progbar=True)
+    return _of_kernel(NUTS(model), settings, seed, data)
+
+
+def _of_kernel(kernel: MCMCKernel, settings: Settings, seed: int, data: Data = ((), {})) -> tuple[Draws, Tensor]:
+    mcmc = MCMC(kernel, settings.num_samples, settings.warmup_steps, disable_progbar=True)
     torch.manual_seed(seed)
     mcmc.run(*data[0], **data[1])
     return dict(mcmc.get_samples()), divergences(mcmc)[0]

@@ -15,8 +15,9 @@ from pyro.infer.autoguide import AutoContinuous, AutoNormal
 from pyro.infer.mcmc.util import diagnostics as chain_diagnostics
 from torch import Tensor
 
-from pyro_evidence.compare.chains import Chains, Data, Draws, Settings, divergences, run_chains
+from pyro_evidence.compare.chains import Chains, Data, Draws, Settings, divergences, run_chains, run_whitened
 from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import recorded_rows
 from pyro_evidence.program.sites import is_discrete, sample_nodes
@@ -83,7 +84,9 @@ class NUTSRun:
 
     :ivar of: name of the engine whose fitted hyperparameters are held; None runs on the user's model.
     :ivar hyperpriors: param name -> prior; these params are lifted to latent sites and integrated as well.
-    :ivar num_samples: per chain, after as many as ``warmup_steps``.
+    :ivar metric: ``"laplace"`` runs :class:`LaplaceNUTS` on the fit that ``of`` names, in coordinates whitened by it;
+        None: Pyro's NUTS.
+    :ivar num_samples: per chain, after as many as ``warmup_steps`` (fifty are enough with ``metric="laplace"``).
     :ivar num_chains: more than one run in processes of their own, for which the model must be importable.
     :ivar seed: of the first chain; the others count up.
 
@@ -106,11 +109,23 @@ class NUTSRun:
     warmup_steps: int = 500
     num_chains: int = 1
     seed: int = 0
+    metric: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric not in (None, "laplace") or (self.metric and self.of is None):
+            raise BadInput(
+                f"metric={self.metric!r} with of={self.of!r}; expected None, or 'laplace' together with the name of an "
+                "engine that is LaplaceEvidence: NUTSRun(of='laplace', metric='laplace')."
+            )
+
+    @property
+    def settings(self) -> Settings:
+        """How long each chain is."""
+        return Settings(self.num_samples, self.warmup_steps, self.num_chains, self.seed)
 
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chains:
         """Sample the model, given these data, to the end of all chains."""
-        settings = Settings(self.num_samples, self.warmup_steps, self.num_chains, self.seed)
-        return run_chains(self.prepared(model), (args, kwargs), settings)
+        return run_chains(self.prepared(model), (args, kwargs), self.settings)
 
     def prepared(self, model: Model) -> Model:
         """The model with its params lifted."""
@@ -245,11 +260,22 @@ def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[st
             "integrates them; expected one of the two. Give two engines for both questions."
         )
     base = _with_params(model, data, engine.hyperpriors or {}) if engine.of is None else _fitted(engine.of, done)
-    chains = engine.run_on(base, *data)
+    chains = run_whitened(_laplace(engine.of, done), engine.settings) if engine.metric else engine.run_on(base, *data)
     lacking = set() if engine.of is None else set(done[engine.of].draws) - set(chains.draws)
     draws = chains.draws | (_recorded(chains, data, lacking) if lacking else {})
     notes = (chains.note,) if chains.note else ()
     return EngineRun(name, draws, chains.model, 0.0, chains, "", int(chains.diverging.sum()), notes=notes)
+
+
+def _laplace(of: str | None, done: Mapping[str, EngineRun]) -> LaplacePosterior:
+    """The posterior whose precision is to be the metric."""
+    fit = done[of].fit if of is not None and of in done else None
+    if not isinstance(fit, LaplacePosterior):
+        raise BadInput(
+            f"metric='laplace' takes the precision of {of!r}, which is a {type(fit).__name__}; expected the name of a "
+            "LaplaceEvidence among the engines. Leave metric out for Pyro's own NUTS."
+        )
+    return fit
 
 
 def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:

@@ -22,6 +22,7 @@ from pyro_evidence.laplace.guide import LaplaceGuide
 from pyro_evidence.laplace.hyperparameters import uncertainty
 from pyro_evidence.laplace.hyperparameters.uncertainty import HyperparameterCovariance
 from pyro_evidence.laplace.new_data.gaussian_posterior import GaussianPosterior, generator_of
+from pyro_evidence.laplace.new_data.leave_out import LeftOut, OuterPlaces, left_out
 from pyro_evidence.laplace.process_prediction import ProcessGuide
 from pyro_evidence.laplace.summary.whole import ShownWhole
 from pyro_evidence.numerics import importance
@@ -250,6 +251,28 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
             raise BadInput(f"the density is zero at all {num_draws} draws; run NUTS on posterior.model.")
         found = self.get_samples(num_draws, seed), importance.checked(log_weights)
         return CorrectedPosterior(self._joint, self.state.theta, *found)
+
+    def loo(self, by: str | Tensor | None = None) -> LeftOut:
+        """What this fit predicts of each group of its data as if it had not seen it; leave-one-group-out.
+
+        Importance sampling from Laplace's approximation without the group, at the outer sites' draws where there are
+        any; hyperparameters that were maximised are held.
+
+        :param by: labels of the data ``(N,)``, or the name of an argument of the model that holds them, or of a plate
+            around the data; None: every datum by itself.
+        :raises BadInput: for labels that do not fit the data.
+        :raises TooLarge: beyond 200 coordinates inside, or for too many groups of too many data.
+
+        >>> posterior.loo(by="group").elpd  # doctest: +SKIP
+        """
+        self._needs_data("loo()")
+        return left_out(self._outer_places, by)
+
+    @property
+    def _outer_places(self) -> OuterPlaces:
+        """One place: the hyperparameters of the fit."""
+        zero = self.state.u.new_zeros(1)
+        return OuterPlaces(self.state.problem, self.state.theta.unsqueeze(0), self.state.u.unsqueeze(0), zero)
 
     def _smallest_eigenvalue(self) -> float:
         """By the covariance where it is at hand; otherwise by inverse power iterations, an upper bound."""

@@ -100,6 +100,19 @@ def regions(y: Tensor) -> None:
         pyro.sample("y", dist.Normal(a[REGION] + b[REGION] * YEAR, sigma), obs=y)
 
 
+def regions_in_noise(y: Tensor) -> None:
+    """The same in coordinates that chains move in well."""
+    level, rate = pyro.sample("level", dist.Normal(0.0, 5.0)), pyro.sample("rate", dist.Normal(0.0, 5.0))
+    spreads = [pyro.sample(name, dist.HalfNormal(2.0)) for name in ("of_levels", "of_rates")]
+    sigma = pyro.sample("sigma", dist.HalfNormal(2.0))
+    with pyro.plate("regions", 6):
+        noise = [pyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("for_a", "for_b")]
+        a = pyro.deterministic("a", level + spreads[0] * noise[0])
+        b = pyro.deterministic("b", rate + spreads[1] * noise[1])
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(a[REGION] + b[REGION] * YEAR, sigma), obs=y)
+
+
 def grown() -> Tensor:
     a, b = 2.0 + 1.2 * generated(6, seed=5), 1.0 + 0.6 * generated(6, seed=6)
     return a[REGION] + b[REGION] * YEAR + 0.8 * generated(60, seed=7)
@@ -172,19 +185,23 @@ class LongRun:
 
     :ivar sampled: the same density in a form that chains run on well.
     :ivar outer: sites that are integrated numerically.
+    :ivar chains: how many, their warm-up, their draws.
+    :ivar named: what the fit is told of them, where it does not find all.
     """
 
     model: Callable[[Tensor], None]
     data: Callable[[], Tensor]
     outer: tuple[str, ...]
     sampled: Callable[[Tensor], None] | None = None
+    chains: tuple[int, int, int] = (2, 400, 1000)
+    named: tuple[str, ...] | None = None
 
 
 LONG_RUNS = {
     "baseball": LongRun(baseball, lambda: HITS, ("scale",), baseball_in_noise),
-    "captures": LongRun(captures, lives, ("sigma",), captures_summed),
-    "regions": LongRun(regions, grown, ("of_levels", "of_rates", "sigma")),
+    "captures": LongRun(captures, lives, ("sigma",), captures_summed, (3, 500, 1500)),
+    "regions": LongRun(regions, grown, ("of_levels", "of_rates", "sigma"), regions_in_noise),
     "germination": LongRun(germination, germinated, ("sigma",)),
     "lengths": LongRun(lengths, measured, ("beta",)),
-    "process": LongRun(process, lambda: FOUND, ("length", "size"), process_in_noise),
+    "process": LongRun(process, lambda: FOUND, ("length", "size"), process_in_noise, (2, 300, 500)),
 }

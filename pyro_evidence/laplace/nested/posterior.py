@@ -22,9 +22,12 @@ from pyro_evidence.laplace.nested.marginal import Marginal
 from pyro_evidence.laplace.nested.outer_joint import OuterJoint
 from pyro_evidence.laplace.nested.outside import maximised
 from pyro_evidence.laplace.nested.whole import Drawn, Places, Proposal
+from pyro_evidence.laplace.new_data.leave_out import OuterPlaces, white
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.program.log_joint import Model
+
+LEFT_OUT_PLACES = 32  # of the outer sites at which data are left out
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,6 +135,17 @@ class NestedPosterior(LaplacePosterior):
             "integration_error": self.integral.error,
             "inner_failures": self.integral.nodes.num_failures,
         }
+
+    @property
+    def _outer_places(self) -> OuterPlaces:
+        """Quasi-random draws of the outer sites, and their weights but for the data."""
+        integral, problem = self.integral, self.integral.around.state.problem
+        z = integral.density.colour(white(LEFT_OUT_PLACES, integral.chart.num_dims).to(integral.chart.centre))
+        phi = integral.chart.forward(z)
+        inner = integral.around.inner(phi)
+        prior = torch.stack([problem.joint.log_hyperprior(theta).detach() for theta in inner.theta])
+        log_weight = prior + integral.chart.log_slope(z) - integral.density.log_prob(z)
+        return OuterPlaces(problem, inner.theta, inner.u, log_weight)
 
     @property
     def proposal(self) -> Proposal:
