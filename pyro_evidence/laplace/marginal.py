@@ -1,5 +1,6 @@
 """A model with some of its latents integrated out by Laplace: itself a Pyro model over the rest."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,14 +26,58 @@ from pyro_evidence.threads import alone
 FACTOR = "log_evidence"  # the site that stands for the integrated latents and the data
 
 
-def evidence_and_slope(problem: Problem, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Log evidence ``()`` and its exact derivatives ``(T,)``, hyperpriors left out, the mode searched from the origin.
+class InnerSearch:
+    """Laplace's log evidence of what is inside, at one value of the rest after the other, and how often it failed.
 
-    :raises NotAMode, NotPositiveDefinite: as :func:`laplace_state`.
+    A search begins at the last mode that was found, moved by what Newton's step at the new value says, which is the
+    mode's derivative times the move to first order; where that leads to none, at the origin.
+
+    :ivar problem: of what is inside.
+    :ivar num_values: how often the evidence was asked for, and ``num_failures``: how often no mode was found.
+    :ivar letter: what the last failure said.
     """
-    mode = find_modes(problem, problem.joint.initial_u.unsqueeze(0), theta, cold=True)
-    state = state_at(problem, theta, mode, 0, log_hyperprior=theta.new_zeros(()))
-    return state.log_evidence, evidence_slope(state)[0].double()
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.num_values = self.num_failures = 0
+        self.letter = ""
+        self._last: LaplaceState | None = None
+        self._found_last: tuple[Tensor, Tensor] = (torch.zeros(()), torch.zeros(0))
+
+    def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Log evidence ``()`` and its exact derivatives ``(T,)``, hyperpriors left out.
+
+        :raises NotAMode, NotPositiveDefinite: as :func:`laplace_state`; counted.
+        """
+        self.num_values += 1
+        if self._last is not None and torch.equal(self._last.theta, theta):
+            return self._found_last  # digit by digit
+        try:
+            state = self._state(theta)
+        except ArithmeticError as error:
+            self.num_failures += 1
+            self.letter = str(error)
+            raise
+        self._last, self._found_last = state, (state.log_evidence, evidence_slope(state)[0].double())
+        return self._found_last
+
+    def _state(self, theta: Tensor) -> LaplaceState:
+        if self._last is not None:
+            try:
+                return self._found(theta, self._predicted(self._last, theta), cold=False)
+            except ArithmeticError:
+                pass  # from further away, then
+        return self._found(theta, self.problem.joint.initial_u, cold=True)
+
+    def _found(self, theta: Tensor, start: Tensor, *, cold: bool) -> LaplaceState:
+        mode = find_modes(self.problem, start.unsqueeze(0), theta, cold=cold)
+        return state_at(self.problem, theta, mode, 0, log_hyperprior=theta.new_zeros(()))
+
+    def _predicted(self, last: LaplaceState, theta: Tensor) -> Tensor:
+        """Where the mode is at new hyperparameters, to first order in their move."""
+        slope = self.problem.density.gradient(last.u.unsqueeze(0), theta)[1]
+        found = last.u + last.precision.solve(slope.to(last.u))[0]
+        return found if bool(torch.isfinite(found).all()) else last.u
 
 
 class LaplaceMarginal:
@@ -45,7 +90,7 @@ class LaplaceMarginal:
     al. (2020), "Hamiltonian Monte Carlo using an adjoint-differentiated Laplace approximation", NeurIPS.
 
     First derivatives only: what differentiates twice, ``LaplaceEvidence`` among them, is refused.  Where no mode can
-    be found the density is taken as zero.
+    be found the density is zero; that is counted (``num_failures``), and said when it happens first.
 
     :param model: a Pyro model with at least one more latent site, or param, than ``integrate`` names.
     :param integrate: names of the latent sites to integrate out.
@@ -68,7 +113,7 @@ class LaplaceMarginal:
         if isinstance(integrate, str) or not len(integrate):
             raise BadInput(f"integrate={integrate!r}; expected a list of names of latent sites, such as ['f'].")
         self.model, self.integrate = model, tuple(integrate)
-        self._last: tuple[tuple[Any, ...], Mapping[str, Any], Problem] | None = None
+        self._last: tuple[tuple[Any, ...], Mapping[str, Any], InnerSearch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is only kept for speed."""
@@ -79,14 +124,40 @@ class LaplaceMarginal:
 
         :raises BadInput: for names that are no latent sites, and for data that the model refuses.
         """
-        problem = self._problem(args, kwargs)
-        theta = problem.joint.hypers.flat(self._rest(problem, args, kwargs)).double()
+        search = self._search(args, kwargs)
+        joint, before = search.problem.joint, search.num_failures
+        theta = joint.hypers.flat(self._rest(search.problem, args, kwargs)).double()
         with poutine.block():  # the runs inside are nobody else's
-            log_evidence = _LogEvidence.apply(theta, problem)
-        pyro.factor(FACTOR, log_evidence.to(problem.joint.dtype))
+            log_evidence = _LogEvidence.apply(theta, search)
+        if not before and search.num_failures:
+            self._say(search, theta.detach())
+        pyro.factor(FACTOR, log_evidence.to(joint.dtype))
+
+    @property
+    def num_values(self) -> int:
+        """How often the log evidence of the inside was asked for, on the last arguments."""
+        return self._last[2].num_values if self._last else 0
+
+    @property
+    def num_failures(self) -> int:
+        """At how many of these no mode was found, so that the density was taken as zero."""
+        return self._last[2].num_failures if self._last else 0
+
+    def _say(self, search: InnerSearch, theta: Tensor) -> None:
+        values = {n: v.tolist() for n, v in search.problem.joint.hypers.constrained(theta).items() if v.numel() < 9}
+        warnings.warn(
+            f"LaplaceMarginal: no mode of {list(self.integrate)} was found at {values}, where the density is taken as "
+            f"zero. {search.letter} This is said once; num_failures counts it: where it is more than a few in a "
+            "hundred of num_values, chains avoid a part of the posterior, so integrate other sites or run NUTS(model).",
+            stacklevel=3,
+        )
 
     def _problem(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Problem:
         """The problem of these very arguments, made once."""
+        return self._search(args, kwargs).problem
+
+    def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InnerSearch:
+        """The search on these very arguments, made once."""
         if self._last is None or not _same((*args, *kwargs.values()), (*self._last[0], *self._last[1].values())):
             with poutine.block(), torch.enable_grad():
                 joint = LogJoint(self.model, args, kwargs, integrate=self.integrate)
@@ -95,7 +166,7 @@ class LaplaceMarginal:
                         f"integrate={list(self.integrate)} leaves nothing to sample; expected at least one more latent "
                         f"site or param. Use LaplaceEvidence for the evidence itself."
                     )
-                self._last = args, kwargs, laplace_problem(joint)
+                self._last = args, kwargs, InnerSearch(laplace_problem(joint))
         return self._last[2]
 
     def _rest(self, problem: Problem, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -166,11 +237,11 @@ class _LogEvidence(torch.autograd.Function):
     """Laplace's log evidence at unconstrained hyperparameters ``(T,)``; minus infinity where there is no mode."""
 
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, problem: Problem) -> Tensor:
+    def forward(ctx: Any, theta: Tensor, search: InnerSearch) -> Tensor:
         ctx.theta, theta = theta, theta.detach()
         try:
             with torch.enable_grad():
-                log_evidence, ctx.slope = evidence_and_slope(problem, theta)
+                log_evidence, ctx.slope = search(theta)
         except ArithmeticError:
             log_evidence, ctx.slope = theta.new_full((), -torch.inf), torch.full_like(theta, torch.nan)
         return log_evidence

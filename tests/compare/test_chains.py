@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import BadInput, LaplaceEvidence, compare
+from pyro_evidence import BadInput, LaplaceEvidence, Stop, compare
 from pyro_evidence.compare import NUTSRun, arviz_groups
 from pyro_evidence.compare.chains import Settings, run_chains
 from tests.models_for_tests.exact_models import straight_data
@@ -99,3 +99,25 @@ def test_fewer_draws_than_pyro_can_diagnose(num: int) -> None:
 def test_letters() -> None:
     with pytest.raises(BadInput, match="num_samples=0"):
         run_chains(location, ((torch.zeros(3),), {}), Settings(0, 10, 1, 0))
+
+
+def test_nuts_in_the_coordinates_of_a_fit() -> None:
+    X, y = straight_data()
+    whitened = NUTSRun(of="laplace", metric="laplace", num_samples=60, warmup_steps=20, num_chains=2)
+    found = compare(
+        shrunk, X, y, engines={"laplace": LaplaceEvidence(shrunk, stop=Stop(progress=False)), "nuts": whitened}
+    )
+    run, fit = found.runs["nuts"], found.runs["laplace"].fit
+    assert not run.failure and run.draws["w"].shape == (2, 60, 3) and not torch.equal(*run.draws["w"])
+    draws, sd = run.draws["w"].flatten(0, 1), fit.state.precision.variance[0].sqrt()
+    assert bool(((draws.mean(0) - fit.mode["w"]).abs() < 0.5 * sd).all())
+
+
+def test_a_metric_needs_a_fit_that_has_one() -> None:
+    for settings in ({"metric": "dense", "of": "laplace"}, {"metric": "laplace"}):
+        with pytest.raises(BadInput, match="together with the name of an engine"):
+            NUTSRun(**settings)
+    short = NUTSRun(num_samples=10, warmup_steps=10)
+    engines = {"a": short, "b": NUTSRun(of="a", metric="laplace", num_samples=10, warmup_steps=10)}
+    with pytest.raises(BadInput, match="metric='laplace' takes the precision of 'a', which is a Chains"):
+        compare(location, torch.zeros(3), engines=engines)

@@ -17,6 +17,8 @@ from pyro.optim import Adam
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, LaplaceMarginal, Stop, UnsupportedModel
+from pyro_evidence.errors import NotAMode
+from pyro_evidence.laplace import marginal as laplace_marginal
 from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.gp import gp_classifier, gp_regression
 from pyro_evidence.models.kernels import RBF
@@ -162,8 +164,51 @@ def test_second_derivatives_are_refused() -> None:
         LaplaceEvidence(marginal, stop=QUIET).run(X, t)
 
 
-def test_a_region_without_a_mode_has_no_density() -> None:
+def test_a_region_without_a_mode_has_no_density_and_is_counted() -> None:
     X, t = data()
-    ours = potential(LaplaceMarginal(regression(), integrate=["f"]), X, t)
+    marginal = LaplaceMarginal(regression(), integrate=["f"])
+    ours = potential(marginal, X, t)
     z = {"kernel.lengthscale": torch.tensor(0.0), "kernel.variance": torch.tensor(800.0), "beta": torch.tensor(0.0)}
+    values, failures = marginal.num_values, marginal.num_failures
     assert not math.isfinite(float(potential_grad(ours, z)[1]))  # as NUTS asks: a singular matrix is a divergence
+    assert marginal.num_failures - failures <= marginal.num_values - values <= 1
+
+
+def test_inner_failures_are_counted_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    marginal = LaplaceMarginal(groups, integrate=["mean"])
+    ours = potential(marginal, torch.tensor([0.3, 1.9, 2.5, 0.8]))
+    assert math.isfinite(float(ours({"spread": torch.tensor(-1.0)})))
+
+    def lost(*args: object, **settings: object) -> None:
+        raise NotAMode("the search ended on a slope.")
+
+    monkeypatch.setattr(laplace_marginal, "find_modes", lost)
+    before = marginal.num_values
+    with pytest.warns(
+        UserWarning, match=r"no mode of \['mean'\].*'spread': 1.0.*ended on a slope.*num_failures counts"
+    ):
+        assert float(ours({"spread": torch.tensor(0.0)})) == math.inf
+    assert float(ours({"spread": torch.tensor(0.5)})) == math.inf  # and nothing more is said
+    assert (marginal.num_values - before, marginal.num_failures) == (2, 2)
+
+
+def test_a_search_begins_where_the_last_one_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts under a Gaussian process: the same numbers from a warm start, which is nearer than the origin."""
+    X, t = data(30)
+    model = gp_classifier(RBF(dist.LogNormal(0.0, 1.0), 1.0))
+    starts: list[tuple[Tensor, bool]] = []
+    search = laplace_marginal.find_modes
+
+    def watched(problem, u, theta, *, cold):  # type: ignore[no-untyped-def]
+        starts.append((u, cold))
+        return search(problem, u, theta, cold=cold)
+
+    monkeypatch.setattr(laplace_marginal, "find_modes", watched)
+    marginal = LaplaceMarginal(model, integrate=["f"])
+    ours = potential(marginal, X, (t > 0).double())
+    places = [torch.tensor(v) for v in (0.0, 0.1, 0.2)]
+    warm = [float(ours({"kernel.lengthscale": z})) for z in places]
+    assert [cold for _, cold in starts[-2:]] == [False, False] and bool(starts[-1][0].abs().max() > 0.1)
+    for z, value in zip(places, warm, strict=True):
+        cold = potential(LaplaceMarginal(model, integrate=["f"]), X, (t > 0).double())
+        assert float(cold({"kernel.lengthscale": z})) == pytest.approx(value, abs=1e-8)

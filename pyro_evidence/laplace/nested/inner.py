@@ -11,6 +11,7 @@ from pyro_evidence.curvature.dense import Dense, Precision
 from pyro_evidence.laplace import approximation_rows
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.shape.conditional import Profiles
+from pyro_evidence.numerics import batched
 
 NUMBERS = 2**23  # of all Hessians in one batch
 MAX_DIMS = 200  # coordinates up to which Hessians of several rows are worth a batch
@@ -120,8 +121,15 @@ def solve_inner(problem: Problem, theta: Tensor, start: Tensor, *, thorough: boo
     search = _together if is_batched(problem) else _one_by_one
     with torch.enable_grad():  # whoever asks for draws may have switched it off
         u, factors, log_evidence = search(problem, theta.detach(), start.detach(), thorough)
-        prior = torch.stack([problem.joint.log_hyperprior(t).detach() for t in theta])
+        prior = log_priors(problem, theta.detach())
     return Inner(theta, u, factors, log_evidence + prior.to(log_evidence))
+
+
+def log_priors(problem: Problem, theta: Tensor) -> Tensor:
+    """Log prior density of the outer and maximised sites at each row ``(R, T)``, nats, ``(R,)``."""
+    f = problem.joint.log_hyperprior
+    with torch.no_grad():
+        return batched.apply(f, (theta,), problem.joint.row_bytes, f)
 
 
 def is_batched(problem: Problem) -> bool:

@@ -60,11 +60,15 @@ class Around:
         """The outer mode, unconstrained, ``(d,)``."""
         return self.state.theta[self.outer]
 
-    def inner(self, phi: Tensor, *, thorough: bool = True) -> Inner:
-        """Laplace inside at outer coordinates ``(R, d)``, searched from where the mode is expected to first order."""
-        moved = (phi - self.centre) @ self.follows.mT
+    def inner(self, phi: Tensor, known: tuple[Tensor, Tensor] | None = None, *, thorough: bool = True) -> Inner:
+        """Laplace inside at outer coordinates ``(R, d)``, searched from where the mode is expected to first order.
+
+        :param known: outer coordinates and inner modes there, ``(R, d)`` and ``(R, D)``; by default the outer mode's.
+        """
+        place, mode = (self.centre, self.state.u) if known is None else known
+        moved = (phi - place) @ self.follows.mT
         far = moved.abs().amax(-1, keepdim=True).clamp(min=5.0)  # first order is not to be trusted beyond that
-        start = self.state.u + moved * (5.0 / far)
+        start = mode + moved * (5.0 / far)
         return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough)
 
     def theta(self, phi: Tensor) -> Tensor:
@@ -120,6 +124,12 @@ class Integral:
         z = next((z for z in choices if is_affordable(problem, num_hessians * len(z))), None)
         found = None if z is None else profiles(problem, self.around.inner(self.chart.forward(z)))
         return None if found is None or z is None else (found, z)
+
+    def inner(self, z: Tensor) -> Inner:
+        """Laplace inside at ``z`` ``(R, d)``, searched from the nearest node's mode."""
+        known = torch.nonzero(torch.isfinite(self.nodes.log_density)).squeeze(-1)
+        nearest = known[torch.cdist(z, self.chart.inverse(self.phi[known])).argmin(-1)]
+        return self.around.inner(self.chart.forward(z), (self.phi[nearest], self.nodes.u[nearest]))
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from pyro_evidence.laplace.blocks.error import EvidenceError
 from pyro_evidence.laplace.nested import archive as nested_archive
 from pyro_evidence.laplace.nested import marginal, whole
 from pyro_evidence.laplace.nested.guide import NestedGuide
+from pyro_evidence.laplace.nested.inner import log_priors
 from pyro_evidence.laplace.nested.integration import Integral, integrate
 from pyro_evidence.laplace.nested.marginal import Marginal
 from pyro_evidence.laplace.nested.outer_joint import OuterJoint
@@ -143,8 +144,7 @@ class NestedPosterior(LaplacePosterior):
         z = integral.density.colour(white(LEFT_OUT_PLACES, integral.chart.num_dims).to(integral.chart.centre))
         phi = integral.chart.forward(z)
         inner = integral.around.inner(phi)
-        prior = torch.stack([problem.joint.log_hyperprior(theta).detach() for theta in inner.theta])
-        log_weight = prior + integral.chart.log_slope(z) - integral.density.log_prob(z)
+        log_weight = log_priors(problem, inner.theta) + integral.chart.log_slope(z) - integral.density.log_prob(z)
         return OuterPlaces(problem, inner.theta, inner.u, log_weight)
 
     @property

@@ -181,7 +181,7 @@ def drawn(integral: Integral, at: Places, white: Tensor) -> Drawn:
     """
     z = integral.density.colour(white[:, at.outer].double())
     phi = integral.chart.forward(z)
-    inner, noise = integral.around.inner(phi), white[:, at.inner].double()
+    inner, noise = integral.inner(z), white[:, at.inner].double()
     bent, log_growth = (noise, 0.0) if integral.bend is None else integral.bend.forward(z, noise)
     u = inner.u + inner.factors.colour(bent)
     return Drawn(at.whole(phi, u), _log_density(integral, z, inner, noise) - log_growth)
@@ -190,7 +190,8 @@ def drawn(integral: Integral, at: Places, white: Tensor) -> Drawn:
 def log_density(integral: Integral, at: Places, u: Tensor) -> Tensor:
     """Log density of unconstrained coordinates ``(S, D)`` of all sites, nats, ``(S,)``."""
     phi = u[:, at.outer].double()
-    inner, z = integral.around.inner(phi), integral.chart.inverse(phi)
+    z = integral.chart.inverse(phi)
+    inner = integral.inner(z)
     noise = inner.factors.whiten(u[:, at.inner].double() - inner.u)
     if integral.bend is None:
         return _log_density(integral, z, inner, noise)
