@@ -28,7 +28,7 @@ from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.program.log_joint import Model
 
-LEFT_OUT_PLACES = 32  # of the outer sites at which data are left out
+LEFT_OUT_PLACES = 64  # of the outer sites at which data are left out
 
 
 @dataclass(frozen=True, eq=False, repr=False)
