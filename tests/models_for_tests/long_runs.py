@@ -202,6 +202,6 @@ LONG_RUNS = {
     "captures": LongRun(captures, lives, ("sigma",), captures_summed, (3, 500, 1500)),
     "regions": LongRun(regions, grown, ("of_levels", "of_rates", "sigma"), regions_in_noise),
     "germination": LongRun(germination, germinated, ("sigma",)),
-    "lengths": LongRun(lengths, measured, ("beta",)),
+    "lengths": LongRun(lengths, measured, ("beta", "decay"), named=("beta", "decay")),
     "process": LongRun(process, lambda: FOUND, ("length", "size"), process_in_noise, (2, 300, 500)),
 }
