@@ -17,6 +17,7 @@ from pyro_evidence.structure.pruned import Pruned
 
 CLOSE = 1e-9  # relative: rounding of two orders of summation, not a coupling
 FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
+SOON = 15  # steps that Newton takes at most where the density is concave all the way
 SHIFTS = 12  # tenfold ones that are tried where the curvature is not positive definite
 
 
@@ -121,12 +122,28 @@ class StructuredProblem:
     def _mode(
         self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool
     ) -> tuple["Place", StructuredPrecision | NotPositiveDefinite]:
-        u = self._nearer(u, theta, 1e-3 * (1.0 + len(u) ** 0.5), 300, limits) if far else u
+        if far:
+            arrived = self._straight(u, theta, limits)
+            if arrived is not None:
+                return arrived
+            u = self._nearer(u, theta, 1e-3 * (1.0 + len(u) ** 0.5), 300, limits)
         place, found = self._climb(self._at(u, theta), theta, limits)
         if not place.converged:
             near = self._nearer(place.u, theta, limits.tolerance**0.5, 1000, limits)
             place, found = self._climb(self._at(near, theta), theta, limits)
         return place, found
+
+    def _straight(
+        self, u: Tensor, theta: Tensor, limits: newton.Limits
+    ) -> tuple["Place", StructuredPrecision | NotPositiveDefinite] | None:
+        """Newton at once where the start is on a rounded summit; None where it is not, or that takes many steps."""
+        at = self._at(u, theta)
+        try:
+            self.density.plan.factorise(self.elements(at.point), self.label)
+        except NotPositiveDefinite:
+            return None
+        place, found = self._climb(at, theta, replace(limits, num_steps=min(SOON, limits.num_steps)))
+        return (place, found) if place.converged else None
 
     def _nearer(self, u: Tensor, theta: Tensor, tolerance: float, num_steps: int, limits: newton.Limits) -> Tensor:
         """Where L-BFGS arrives, ``(D,)``."""
