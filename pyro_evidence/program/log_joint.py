@@ -9,6 +9,7 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
@@ -215,6 +216,12 @@ class LogJoint:
         found = copy.copy(self)
         found.args, found.kwargs, found.seen = tuple(args), dict(kwargs), times
         found._row_bytes = None if self._row_bytes is None else (self._row_bytes[0], self._row_bytes[1] * times)
+        return found
+
+    def inside(self, handler: Messenger) -> "LogJoint":
+        """This density with a handler of Pyro's around every run of the model."""
+        found = copy.copy(self)
+        found._enumerated = handler(self._enumerated)
         return found
 
     def initial(self, num: int, seed: int) -> Tensor:

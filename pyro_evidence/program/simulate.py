@@ -203,6 +203,7 @@ class NewLevels(Messenger):
     fewer, the first are taken.  A model of random effects then predicts for groups that it has never seen.
 
     :param shapes: of each latent site in the fit.
+    :param drawn: whether the elements beyond are drawn, or are their prior's mean.
 
     >>> import pyro.distributions as dist
     >>> from pyro import condition, plate, sample
@@ -214,9 +215,9 @@ class NewLevels(Messenger):
     (tensor([5., 6.]), torch.Size([4]), tensor([5.]))
     """
 
-    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
+    def __init__(self, shapes: Mapping[str, torch.Size], *, drawn: bool = True) -> None:
         super().__init__()
-        self.shapes = dict(shapes)
+        self.shapes, self.drawn = dict(shapes), drawn
 
     def _pyro_post_sample(self, msg: Any) -> None:
         fitted, value = self.shapes.get(msg["name"]), msg["value"]
@@ -226,7 +227,7 @@ class NewLevels(Messenger):
         wanted = torch.Size(fn.shape())
         plates = len(fitted) - fn.event_dim
         if wanted != fitted and len(wanted) == len(fitted) and wanted[plates:] == fitted[plates:]:
-            msg["value"] = _grown(value.reshape(fitted), fn.sample())
+            msg["value"] = _grown(value.reshape(fitted), fn.sample() if self.drawn else fn.mean.expand(wanted))
 
 
 def _is_of(value: Tensor, shape: torch.Size) -> bool:

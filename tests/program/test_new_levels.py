@@ -49,6 +49,15 @@ def test_draws_of_any_source_meet_other_plate_sizes(posterior: LaplacePosterior)
         assert found["y"].shape == (7, 4)
 
 
+def test_densities_of_unseen_groups_stand_at_their_prior_mean(posterior: LaplacePosterior) -> None:
+    y = torch.tensor([0.5, -1.0, 2.0])
+    found = posterior.log_prob(torch.tensor([3, NUM, NUM + 4]), NUM + 5, y)
+    loc = torch.stack([posterior.mode["a"][3], torch.zeros(()), torch.zeros(())])
+    torch.testing.assert_close(found, dist.Normal(loc, NOISE).log_prob(y))
+    fewer = posterior.log_prob(torch.tensor([3, 1]), 4, y[:2])  # of a table with the first groups only
+    torch.testing.assert_close(fewer, dist.Normal(posterior.mode["a"][[3, 1]], NOISE).log_prob(y[:2]))
+
+
 def test_the_model_can_still_be_pickled(posterior: LaplacePosterior) -> None:
     again = pickle.loads(pickle.dumps(posterior.model))
     found = Predictive(again, posterior.get_samples(3, seed=0))(torch.tensor([NUM + 4]), NUM + 5)

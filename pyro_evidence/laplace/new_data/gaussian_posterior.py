@@ -19,6 +19,7 @@ from pyro_evidence.program.checks import require_targets
 from pyro_evidence.program.failed_run import as_tensors, new_data
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
+from pyro_evidence.program.simulate import NewLevels
 from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.threads import own_random_numbers
 
@@ -103,12 +104,15 @@ class GaussianPosterior(WithinMemory):
         joint = copy.copy(self._joint)
         if args or kwargs:
             joint.args, joint.kwargs = as_tensors(args, kwargs)
+            joint = joint.inside(NewLevels({part.name: part.shape for part in joint.latents}, drawn=False))
         else:
             self._needs_data("a method without arguments")
         return joint
 
     def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Pointwise log density of every observed site at the mode, nats; by default of the training data.
+
+        Levels that the fit has not seen stand at their prior mean.
 
         :return: site name -> one number per datum; sites that share a discrete site are joined by ``+``.
         :raises BadInput: when the model cannot be run on the arguments, or they lack an observed site's data.
