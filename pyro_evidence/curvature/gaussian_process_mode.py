@@ -245,9 +245,12 @@ def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = no
     :param start: an ``eta`` ``(N, C)`` near the mode; any will do, the prior mean is tried as well.
     :param tolerance: twice the rise, nats, that counts as none.
     """
+    known: Factorised | None = None
     point, before = _start(latent, start), float("inf")
     for _ in range(100):
-        factor, definite, step = _newton(latent, point)
+        known = _factorised(latent, point, known)
+        factor, definite, _ = known
+        step = _newton(latent, point, factor)
         rise = point.slope - point.dual
         away = latent.covariance @ step
         decrement = float(rise @ away)
@@ -276,11 +279,19 @@ def _start(latent: Latent, start: Tensor) -> _Point:
     return point
 
 
-def _newton(latent: Latent, point: _Point) -> tuple[Factor, bool, Tensor]:
-    """Factor, whether it is exact, and the Newton step ``(I + W K)^-1 (slope - dual)``."""
-    factor, definite = factorise(latent, point.curvature()[0].double())
+Factorised = tuple[Factor, bool, Tensor]  # whether it is exact, and the curvature that it is of
+
+
+def _factorised(latent: Latent, point: _Point, known: Factorised | None) -> Factorised:
+    """The factor at a point: the one that is known, where curvature is the same everywhere, as of Gaussian noise."""
+    W = point.curvature()[0].double()
+    return known if known is not None and torch.equal(W, known[2]) else (*factorise(latent, W), W)
+
+
+def _newton(latent: Latent, point: _Point, factor: Factor) -> Tensor:
+    """The Newton step ``(I + W K)^-1 (slope - dual)``."""
     rise = (point.slope - point.dual).unsqueeze(-1)
-    return factor, definite, (rise - factor.apply(latent.covariance @ rise)).squeeze(-1)
+    return (rise - factor.apply(latent.covariance @ rise)).squeeze(-1)
 
 
 def _moved(
