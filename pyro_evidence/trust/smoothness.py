@@ -55,19 +55,6 @@ def of_precision(precision: Precision, active: Tensor) -> Products:
     return Products(directions / length, images / length, unit * length.mean())
 
 
-def by_autograd(density: Density, u: Tensor, theta: Tensor, unit: Tensor) -> Products:
-    """Two products with the Hessian by automatic differentiation at ``u``.
-
-    :param unit: a small step in each coordinate, such as a standard deviation, shape ``(D,)``.
-    """
-    row = u.detach().unsqueeze(0).requires_grad_()
-    directions = generic(2, len(u), u) * unit / len(u) ** 0.5
-    with without_validation():
-        slope = pullback(density.log_joint(row, theta).sum(), row, create_graph=True)
-        images = [-pullback(slope, row, v.unsqueeze(0))[0] for v in directions]
-    return Products(directions, torch.stack(images), unit)
-
-
 def curvature_error(density: Density, u: Tensor, theta: Tensor, products: Products, step: float) -> float:
     """The largest difference between the products and differences of the gradient, relative to the largest of either.
 

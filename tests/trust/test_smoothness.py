@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_evidence import RVM, LaplaceEvidence, NotAMode
 from pyro_evidence.errors import NotSmooth
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.numerics.derivatives import generic, pullback
 from pyro_evidence.trust import smoothness
 from tests.gallery import idioms
 from tests.models_for_tests.posterior_models import fitted_linear, fitted_logistic, fitted_supports
@@ -86,8 +87,11 @@ def test_smooth_models_have_small_errors(fitted: Callable[[], LaplacePosterior])
     products = smoothness.of_precision(state.precision, state.problem.active)
     density = state.problem.density
     assert smoothness.curvature_error(density, state.u, state.theta, products, 1e-4) < 1e-6
-    unit = state.precision.variance[0].sqrt()
-    products = smoothness.by_autograd(density, state.u, state.theta, unit)
+    row, unit = state.u.detach().unsqueeze(0).requires_grad_(), state.precision.variance[0].sqrt()
+    slope = pullback(density.log_joint(row, state.theta).sum(), row, create_graph=True)
+    directions = generic(2, len(state.u), unit) * unit
+    images = torch.stack([-pullback(slope, row, v.unsqueeze(0))[0] for v in directions])
+    products = smoothness.Products(directions, images, unit)
     assert smoothness.curvature_error(density, state.u, state.theta, products, 1e-4) < 1e-6
 
 

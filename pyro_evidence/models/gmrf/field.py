@@ -31,11 +31,6 @@ class Skeleton:
         """Number of values."""
         return len(self.null)
 
-    @property
-    def anchored(self) -> Tensor:
-        """The values that fix level and slope, ``(m,)``."""
-        return self.index[len(self.index) - self.null.shape[-1] :, 0]
-
     @cached_property
     def plan(self) -> Plan:
         """How its precision is factorised."""
