@@ -29,11 +29,16 @@ class LaplaceRows(Batched):
 
 
 def can_batch(problem: Problem) -> bool:
+    """Whether climbing the rows of this problem together, each at its own hyperparameters, is worth it."""
+    return problem.structure.linear is None and can_compare(problem)
+
+
+def can_compare(problem: Problem) -> bool:
     """Whether the rows of this problem can be evaluated together, each at its own hyperparameters."""
     largest = DENSE_SEARCH if problem.structure.known is not None else SMALL
     structure = problem.structure
     small = problem.joint.latents.size <= largest and structure.factors is None
-    small = small and problem.latent is None and structure.linear is None
+    small = small and problem.latent is None
     return (
         small
         and problem.curvature in (exact_hessian, gauss_newton)

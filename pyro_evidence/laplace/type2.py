@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope, laplace_state, slope
+from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
 from pyro_evidence.laplace.hyperparameters.differences import curvature
 from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, natural_metric, round_of_all
 from pyro_evidence.laplace.hyperparameters.plateaus import unfelt
@@ -123,7 +124,7 @@ def _off_plateaus(state: TypeII) -> TypeII:
     lost = unfelt(state.laplace)
     if bool(lost.any()):
         return _begun_again(state, lost)
-    for problem, theta in _across(state):
+    for problem, theta in _worth_a_look(state.laplace, list(_across(state))):
         try:
             found = laplace_state(problem, theta, state.laplace.u)
         except ArithmeticError:
@@ -155,6 +156,17 @@ def _across(state: TypeII) -> Iterator[tuple[Problem, Tensor]]:
     for t in flat.nonzero().flatten().tolist():
         for move in PLATEAU:
             yield laplace.problem, laplace.theta.index_add(0, torch.tensor([t]), torch.tensor([move]).to(laplace.theta))
+
+
+def _worth_a_look(laplace: LaplaceState, places: list[tuple[Problem, Tensor]]) -> list[tuple[Problem, Tensor]]:
+    """The highest of the places, and those where a batch of them found no mode; all where there is no batch."""
+    if not can_compare(laplace.problem) or len(places) < 2:
+        return places
+    theta, active = torch.stack([t for _, t in places]), torch.stack([p.active for p, _ in places])
+    height = laplace_rows(laplace.problem, theta, active, laplace.u.expand(len(places), -1)).objective
+    best = int(height.argmax())
+    higher = bool(height[best] > laplace.objective + 0.5 * WORTH)
+    return [p for i, p in enumerate(places) if (i == best and higher) or not bool(height[i].isfinite())]
 
 
 def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> TypeII:

@@ -6,7 +6,7 @@ Of many rows at once, each with a step length of its own, or of one state (:func
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,29 +45,32 @@ Rows = TypeVar("Rows", bound=Climbed)
 State = TypeVar("State")
 
 
+Real = Any  # a number for each row ``(r,)``, or one number
+
+
 @dataclass(frozen=True)
 class Line(Batched):
     """What is known of each row's step before it is tried."""
 
-    promised: Tensor  # (R,) rise of the objective along the whole step, by its slope here
-    slack: Tensor  # (R,) rounding of the objective
+    promised: Real  # rise of the objective along the whole step, by its slope here
+    slack: Real  # rounding of the objective
 
 
-Rule = Callable[[Tensor, Tensor, Line], Tensor]  # rise (r,) and scale (r,) of a step: whether it is accepted (r,)
-Shorter = Callable[[Tensor, Tensor, Line], Tensor]  # the same of a step that was not: the next scale (r,)
+Rule = Callable[[Real, Real, Line], Real]  # rise and scale of a step: whether it is accepted
+Shorter = Callable[[Tensor, Tensor, Line], Tensor]  # rise and scale of one that was not: the next scale, ``(r,)``
 
 
-def armijo(rise: Tensor, scale: Tensor, line: Line) -> Tensor:
+def armijo(rise: Real, scale: Real, line: Line) -> Real:
     """Whether a step keeps a ten-thousandth of its promise, up to rounding.  Nocedal and Wright (2006), eq. 3.4."""
     return rise >= 1e-4 * scale * line.promised - line.slack
 
 
-def clear_rise(rise: Tensor, scale: Tensor, line: Line) -> Tensor:
+def clear_rise(rise: Real, scale: Real, line: Line) -> Real:
     """:func:`armijo`; and a shortened step must rise beyond rounding, or else the halving has found noise."""
     return armijo(rise, scale, line) & ((scale == 1.0) | (rise > line.slack))
 
 
-def any_rise(rise: Tensor, _scale: Tensor, _line: Line) -> Tensor:
+def any_rise(rise: Real, _scale: Real, _line: Line) -> Real:
     """Whether a step goes up at all."""
     return rise > 0
 
@@ -126,18 +129,6 @@ class Backtracking:
         return new, rows
 
 
-@dataclass(frozen=True)
-class _One(Generic[State]):
-    objective: Tensor  # (1,)
-    state: State | None
-
-    def __getitem__(self, rows: Tensor) -> "_One[State]":
-        return self
-
-    def with_rows(self, rows: Tensor, new: "_One[State]") -> "_One[State]":
-        return new if len(rows) else self
-
-
 def first_accepted(
     trial: Callable[[float], tuple[float, State] | None],
     height: float,
@@ -153,14 +144,13 @@ def first_accepted(
     :param promised: its rise along the whole step, by its slope here.
     :param slack: its rounding.
     """
-
-    def tried(_: Tensor, scale: Tensor) -> _One[State]:
-        value, state = trial(float(scale)) or (math.nan, None)
-        return _One(_number(value), state)
-
-    start: _One[State] = _One(_number(height), None)
-    return search(start, torch.zeros(1, dtype=torch.long), Line(_number(promised), _number(slack)), tried)[0].state
-
-
-def _number(x: float) -> Tensor:
-    return torch.tensor([x], dtype=torch.float64)
+    scale, line = 1.0, Line(promised, slack)
+    for _ in range(search.num_trials):
+        value, state = trial(scale) or (math.nan, None)
+        if math.isfinite(value) and search.rule(value - height, scale, line):
+            return state
+        rise, length = (torch.tensor(x, dtype=torch.float64) for x in (value - height, scale))
+        scale = float(search.shorter(rise, length, line))
+        if scale < search.shortest:
+            break
+    return None
