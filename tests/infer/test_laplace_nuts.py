@@ -1,19 +1,24 @@
 """NUTS in whitened coordinates: the same target, whatever the conditioning."""
 
+import math
 import warnings
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import MCMC
+from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplaceNUTS, LaplacePosterior, Stop
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer import laplace_nuts
+from pyro_evidence.laplace.round.fused import with_gradient
 from tests.models_for_tests.sampled_scales import SCHOOLS, schools_centred
 
+GEWEKE = 100  # turns
 SCALES = torch.tensor([10**-1.5, 1.0, 10**1.5], dtype=torch.float64)
 TURN = torch.linalg.qr(torch.tensor([[1.0, 2.0, 0.5], [0.3, 1.0, -1.0], [0.7, 0.1, 1.0]], dtype=torch.float64)).Q
 
@@ -93,3 +98,33 @@ def test_other_data_and_other_things_are_refused() -> None:
     with pytest.raises(BadInput, match="begins at the posterior's mode"):
         LaplaceNUTS(posterior).initial_params = {}
     assert set(LaplaceNUTS(posterior).initial_params) == {"w"}
+
+
+def three_groups(y: Tensor | None = None) -> None:
+    mu, tau = pyro.sample("mu", dist.Normal(0.0, 1.0)), pyro.sample("tau", dist.LogNormal(0.0, 0.5))
+    with pyro.plate("groups", 3):
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        pyro.sample("y", dist.Normal(theta, 2.0), obs=y)
+
+
+@pytest.mark.slow
+def test_data_and_latents_drawn_in_turn_stay_in_their_joint_density(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Geweke (2004): were the kernel not to leave the posterior of each data set as it is, they would drift away."""
+    monkeypatch.setattr(laplace_nuts, "fused", lambda f, places: with_gradient(f))
+    pyro.set_rng_seed(1)
+    nodes = poutine.trace(three_groups).get_trace().nodes
+    values = {n: nodes[n]["value"] for n in ("mu", "tau", "theta")}
+    rows = []
+    for _ in range(GEWEKE):
+        y = dist.Normal(values["theta"], 2.0).sample()
+        kernel = LaplaceNUTS(LaplaceEvidence(three_groups, stop=Stop(progress=False)).run(y))
+        kernel.setup(0)
+        latents = kernel.posterior.state.problem.joint.latents
+        kernel._z, kernel._adapted = kernel.round.inverse(latents.flat(values)), True
+        drawn = kernel.sample({})
+        values = {n: kernel.transforms[n].inv(v).detach() for n, v in drawn.items()}
+        rows.append(torch.stack([values["mu"], values["tau"].log(), values["theta"][0]]))
+    found, spread = torch.stack(rows), torch.tensor([1.0, 0.5, (1.0 + math.exp(0.5)) ** 0.5])
+    worth = effective_sample_size(found.unsqueeze(0)).clamp(min=5.0)
+    assert bool((found.mean(0).abs() < 4.0 * spread * worth.rsqrt()).all())
+    assert bool(((found.std(0) / spread).log().abs() < 4.0 * (2.0 * worth).rsqrt()).all())
