@@ -162,7 +162,7 @@ class LaplaceEvidence:
 
     def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
         """The posterior, where it is one, and the search has converged."""
-        if len(best.objectives) > 1:
+        if len(best.objectives) > 1 and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
             require_proper(best.state.laplace)
         if self.nodes != 1:
             best = self._refine()

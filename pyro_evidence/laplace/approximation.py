@@ -25,6 +25,7 @@ from pyro_evidence.structure.hidden_units import has_hidden_units
 from pyro_evidence.structure.pruned import Pruned
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.trust import properness, smoothness
+from pyro_evidence.trust.rounding import rounded_inside
 
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
@@ -281,7 +282,7 @@ def state_at(
         _refuse_kinks(problem, theta, mode, row)
     precision = _factorised(problem, theta, mode, row)
     if not bool(mode.converged[row]):
-        raise newton.not_a_mode(mode, row, label)
+        raise newton.not_a_mode(mode, row, label, rounded_inside(problem.joint, mode.u[row], theta))
     num_active = int(problem.active.sum())
     log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], num_active)
     log_hyperprior = problem.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior

@@ -32,6 +32,7 @@ from pyro_evidence.program.parameters import Home
 from pyro_evidence.program.simulate import NewLevels, affordable_draws
 from pyro_evidence.settings import check_count
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
+from pyro_evidence.trust.rounding import rounded_inside
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
 SUMMARISED = 12  # hyperparameters up to which summary() gives their standard deviations
@@ -214,6 +215,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         change of the draws: above 0.2 and 1.2 take :meth:`corrected`.  ``exact`` says that all weights are one.
         Where blocks are integrated by quadrature all this is found block by block: ``pareto_k`` is the worst block's,
         ``blocks_above`` of ``num_blocks`` have one above 0.7, and importance sampling is of the blocks' integrals.
+        ``notes`` has what else there is to say, such as that the model rounds to float32 inside.
         ``left_a_saddle`` says whether the search for the mode came by a saddle, which it left along its downward
         curvature.
         """
@@ -230,6 +232,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
             "smallest_eigenvalue": self._smallest_eigenvalue(),
             "curvature": getattr(curvature, "__name__", str(curvature)),
             "num_pruned": int((~self.state.problem.active).sum()),
+            "notes": rounded_inside(self._joint, self.state.u, self.state.theta),
             **self._importance_check(num_samples, seed),
         }
 

@@ -1,6 +1,6 @@
 """Newton's method for the posterior mode, on many rows at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -184,12 +184,16 @@ def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor, slack
     return (new.u != here.u).any(-1)
 
 
-def not_a_mode(mode: Mode, row: int, label: Label) -> NotAMode:
-    """The letter about a search that ended elsewhere than at a maximum."""
+def not_a_mode(mode: Mode, row: int, label: Label, causes: Sequence[str] = ()) -> NotAMode:
+    """The letter about a search that ended elsewhere than at a maximum.
+
+    :param causes: sentences, where they are known.
+    """
     worst = int(mode.gradient[row].abs().argmax())
     steepest, promised = float(mode.gradient[row, worst]), 0.5 * float(mode.decrement[row])
+    advice = "Standardise the data, give the site a tighter prior, or try start=Start(restarts=8)."
     return NotAMode(
         f"the search for the posterior mode stopped where the gradient is still {steepest:.2e} at {label(worst)} "
-        f"(a Newton step promises {promised:.2e} nats); expected a maximum. Standardise the data, give the site a "
-        f"tighter prior, or try restarts=8."
+        f"(a Newton step promises {promised:.2e} nats); expected a maximum. "
+        f"{' '.join(causes) or advice}"
     )

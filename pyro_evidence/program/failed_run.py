@@ -148,7 +148,7 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
     singular = "PositiveDefinite" in str(error) or isinstance(error, LINALG_ERROR)
     return BadInput(
         f"the model cannot be run on these arguments ({describe(args, kwargs)}): {_short(error)}. "
-        f"{'Expected at least one datum. ' if empty else ''}{advice}"
+        f"{'Expected at least one datum. ' if empty else ''}{_gaps(args, kwargs)}{advice}"
         f"Shapes must broadcast, all floating tensors must have one dtype (build priors with X.new_ones(...), or set "
         f"torch's default dtype), and data must lie in the support of their distribution."
         f"{MORE_JITTER if singular else ''}{LEVELS if 'used as indices' in str(error) else ''}"
@@ -168,6 +168,13 @@ def _short(error: Exception) -> str:
     """On one line, without the shapes and values of everything that Pyro and torch append."""
     said, *values = " ".join(str(error).split("Trace Shapes:")[0].split()).split(" found invalid values:")
     return said[:600] + "".join(f" found values:{v[:60]}{' ...' * (len(v) > 60)}" for v in values)
+
+
+def _gaps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What to do about data that are not finite."""
+    gaps = ", ".join(n for n, t in tensors(args, kwargs) if bad_entries(t))
+    advice = "or mask them, with any number of the support in their place (obs_mask=...)"
+    return f"Remove rows with nan or inf from {gaps}, {advice}. " if gaps else ""
 
 
 def _is_words(value: Any) -> bool:
