@@ -150,6 +150,30 @@ class _SoftLaplace(dist.SoftLaplace):
         return math.log(2.0 / math.pi) - self.scale.log() - z + torch.nn.functional.logsigmoid(2.0 * z)
 
 
+class _SoftAsymmetricLaplace(dist.SoftAsymmetricLaplace):
+    """With second derivatives far out, where Pyro's asymptotic series and sums of exponentials have none."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        x, L = (value - self.loc) / self.scale, self.asymmetry
+        left, right = _soft_tail(x, L, self.softness), _soft_tail(-x, 1.0 / L, self.softness)
+        both = torch.where(
+            left.detach() > right.detach(),
+            left + torch.nn.functional.softplus(right - left),
+            right + torch.nn.functional.softplus(left - right),
+        )
+        return both - math.log(2.0) - (L + 1.0 / L).log() - self.scale.log()
+
+
+def _soft_tail(x: Tensor, length: Tensor, softness: Tensor) -> Tensor:
+    """Log of twice an exponential tail to the left, of a ``length``, convolved with a normal density."""
+    variance = softness.square()
+    a = (variance + length * x) / (length * softness * math.sqrt(2.0))
+    ahead = a.detach() > 0.0  # in the normal tail
+    beyond = -0.5 * x.square() / variance + torch.special.erfcx(torch.where(ahead, a, 1.0)).log()
+    within = torch.special.erfc(torch.where(ahead, 0.0, a).clamp(min=-6.0))  # which is 2 to rounding from there
+    return torch.where(ahead, beyond, (0.5 * variance + length * x) / length.square() + within.log())
+
+
 class _VonMises3D(dist.VonMises3D):
     """Smooth in a concentration of zero, which has no direction."""
 
@@ -196,5 +220,12 @@ def _log_product(steps: Tensor) -> Tensor:
     return steps.squeeze(-3)
 
 
-FAMILIES: tuple[Any, ...] = (_GeneralizedPareto, _SoftLaplace, _VonMises3D, _Multinomial, _DiscreteHMM)
+FAMILIES: tuple[Any, ...] = (
+    _GeneralizedPareto,
+    _SoftLaplace,
+    _SoftAsymmetricLaplace,
+    _VonMises3D,
+    _Multinomial,
+    _DiscreteHMM,
+)
 REWRITTEN = tuple(c for c in FAMILIES if hasattr(c.__mro__[1], "log_prob"))

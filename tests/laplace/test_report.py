@@ -34,6 +34,7 @@ KEYS = {
     "gradient_norm",
     "smallest_eigenvalue",
     "curvature",
+    "notes",
     "num_pruned",
     "pareto_k",
     "log_evidence_importance",

@@ -1,7 +1,7 @@
 """Second derivatives of log densities in their real parameters, at 0 and elsewhere, by differences of the slope."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import mpmath
 import pyro.distributions as dist
@@ -113,6 +113,74 @@ def test_values_are_those_of_the_distribution(name: str) -> None:  # oracle: tor
     make, value = CASES[name]
     fn = make(torch.tensor(0.1737))
     torch.testing.assert_close(exact(fn).log_prob(value), fn.log_prob(value), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("x", [-3e4, -700.0, -30.0, -2.0, 0.0, 0.3, 2.0, 30.0, 700.0, 3e4])
+@pytest.mark.parametrize(("asymmetry", "softness"), [(1.0, 1.0), (2.0, 0.5), (0.3, 4.0)])
+def test_soft_tails_have_two_derivatives_far_out(x: float, asymmetry: float, softness: float) -> None:  # oracle: mpmath
+    def density(at: Any) -> Any:
+        z, S = 1.0 - at, mpmath.mpf(softness)
+        tails = [
+            mpmath.exp((S**2 / 2 + c * s * z) / c**2) * mpmath.erfc((S**2 + c * s * z) / (c * S * mpmath.sqrt(2)))
+            for c, s in ((mpmath.mpf(asymmetry), 1), (1 / mpmath.mpf(asymmetry), -1))
+        ]
+        return mpmath.log(sum(tails) / 2 / (mpmath.mpf(asymmetry) + 1 / mpmath.mpf(asymmetry)))
+
+    def ours(at: Tensor) -> Tensor:
+        fn = dist.SoftAsymmetricLaplace(at, T(1.0), T(asymmetry), T(softness))
+        return cast(Tensor, exact(fn).log_prob(T(1.0)))
+
+    first, at = slope(ours, x, graph=True)
+    second = torch.autograd.grad(first, at)[0]
+    with mpmath.workdps(80):
+        expected = [mpmath.diff(density, mpmath.mpf(x), n, h=mpmath.mpf(10) ** -20) for n in (0, 1, 2)]
+    for found, number in zip((ours(torch.tensor(x)), first.detach(), second), expected, strict=True):
+        assert float(found) == pytest.approx(float(number), rel=1e-8, abs=1e-9)
+
+
+SMOOTH = {  # Gaussians and what is made of them: a quadratic, or sums of exponentials of quadratics
+    "AVFMultivariateNormal",
+    "GaussianScaleMixture",
+    "GroupedNormalNormal",
+    "LogisticNormal",
+    "LogNormalNegativeBinomial",
+    "LowRankMultivariateNormal",
+    "MixtureOfDiagNormals",
+    "MixtureOfDiagNormalsSharedCovariance",
+    "MultivariateNormal",
+    "NanMaskedMultivariateNormal",
+    "NanMaskedNormal",
+    "Normal",
+    "OMTMultivariateNormal",
+}
+CORNERS = {"Laplace", "AsymmetricLaplace"}  # by nature: refused by the name of the site
+NO_DENSITY = {"Delta", "Unit", "Stable", "StableWithLogProb"}
+OTHERS = {  # of data that are trees and matchings, and those that are others' by other names
+    "AffineBeta",
+    "CoalescentTimes",
+    "CoalescentTimesWithRate",
+    "OneOneMatching",
+    "OneTwoMatching",
+    "SpanningTree",
+    "OneHotCategorical",
+    "OneHotCategoricalStraightThrough",
+    "RelaxedBernoulliStraightThrough",
+    "RelaxedOneHotCategoricalStraightThrough",
+    "ZeroInflatedDistribution",
+}
+
+
+def test_every_distribution_with_a_real_parameter_has_a_case_or_a_reason() -> None:
+    real = (torch.distributions.constraints.real, torch.distributions.constraints.real_vector)
+    found = set()
+    for module in (torch.distributions, dist):
+        for name, kind in vars(module).items():
+            limits = getattr(kind, "arg_constraints", None)
+            if isinstance(kind, type) and isinstance(limits, dict):
+                if any(c in real or getattr(c, "base_constraint", None) in real for c in limits.values()):
+                    found.add(name)
+    tried = {name.split(",")[0].split(" by ")[0] for name in CASES}
+    assert found - tried - SMOOTH - CORNERS - NO_DENSITY - OTHERS == set()
 
 
 def test_binomial_at_even_odds() -> None:  # oracle: -n p (1 - p), and mpmath
