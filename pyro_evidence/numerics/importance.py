@@ -9,6 +9,8 @@ from torch import Tensor
 FEWEST_IN_TAIL = 5  # weights to which a tail can be fitted
 COLUMNS = 500  # of weights whose tails are fitted at a time
 FLAT = 0.05  # nats; where no weight exceeds the typical one by more, there is no tail to extrapolate
+LEVEL = 0.03  # standard deviation of weights over their mean: what a tail of such weights adds is below a per cent,
+HIGHEST = math.log(1.5)  # nats, as long as no single one stands out by more
 
 
 def log_mean(log_weights: Tensor) -> Tensor:
@@ -56,14 +58,22 @@ class Smoothed:
 
 
 def checked(log_weights: Tensor) -> Smoothed:
-    """The smoothed weights of a check, with k-hat ``-inf`` where no weight exceeds the typical one by 5 %.
+    """The smoothed weights of a check, with k-hat ``-inf`` where all weights are as good as equal.
+
+    A shape says how a tail goes on, not how much is in it: of weights between 0.98 and 1.02 it is noise.
 
     >>> checked(torch.zeros(100)).pareto_k
     -inf
     """
-    if float(log_weights.max() - log_weights.median()) < FLAT:
+    if bool(_all_alike(log_weights, log_weights.median())):
         return Smoothed(log_weights, -math.inf)
     return smoothed(log_weights)
+
+
+def _all_alike(log_weights: Tensor, typical: Tensor) -> Tensor:
+    """Whether none exceeds the typical one by 5 %, or they vary by 3 % and none exceeds it by half."""
+    weights, above = (log_weights - typical).clamp(max=HIGHEST).exp(), log_weights.amax(0) - typical
+    return (above < FLAT) | ((above < HIGHEST) & (weights.std(0) < LEVEL * weights.mean(0)))
 
 
 def is_constant(log_weights: Tensor, dtype: torch.dtype = torch.float64) -> bool:
@@ -141,7 +151,7 @@ def _shapes(log_weights: Tensor) -> Tensor:
     num = len(log_weights)
     x = (log_weights - log_weights.amax(0)).double().sort(0).values
     tail = min(tail_size(num), num - 1)
-    flat = x[-1] - x[(num - 1) // 2] < FLAT
+    flat = _all_alike(x, x[(num - 1) // 2])
     excess = x[-tail:].exp() - x[-tail - 1].exp()
     odd = ~flat & ~(excess[0] > 0)  # ties, and zeros: by the careful way
     shapes = _generalised_pareto_shapes(

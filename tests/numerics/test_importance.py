@@ -74,3 +74,21 @@ def test_too_few_in_the_tail_have_no_shape() -> None:
     assert importance.smoothed(torch.zeros(50)).pareto_k == math.inf
     assert importance.smoothed(torch.tensor([0.0, 1.0, 2.0])).pareto_k == math.inf
     assert importance.smoothed(torch.zeros(1)).pareto_k == math.inf
+
+
+def test_weights_that_are_as_good_as_equal_have_no_tail() -> None:
+    """The tail's shape would be refused, and yet all that it could add is less than a per cent."""
+    g = torch.Generator().manual_seed(0)
+    even = 0.002 * torch.randn(2000, generator=g, dtype=torch.float64)
+    few = even.index_add(0, torch.arange(8), 0.03 * torch.arange(1.0, 9.0).double())
+    assert importance.smoothed(few).pareto_k > 0.7
+    assert importance.checked(few).pareto_k == -math.inf
+    assert importance.pareto_shapes(few.unsqueeze(-1)).tolist() == [-math.inf]
+
+
+@pytest.mark.parametrize("one", [0.5, 2.0, 30.0])
+def test_one_weight_that_stands_out_is_never_called_equal(one: float) -> None:
+    some = torch.zeros(2000, dtype=torch.float64).index_fill(0, torch.tensor([5]), one)
+    assert importance.checked(some).pareto_k != -math.inf
+    wide = 0.04 * torch.randn(2000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert importance.checked(wide).pareto_k != -math.inf

@@ -91,6 +91,8 @@ def test_no_draws_are_no_draws(name) -> None:
 @pytest.mark.parametrize("count", [0, 1.5, "a", None])
 @pytest.mark.parametrize("method", ["diagnostics", "log_weights"])
 def test_checks_want_draws(name, method, count) -> None:
+    if method == "diagnostics" and count is None:
+        return  # as many as the size of the fit allows
     refused(BadInput, "num_samples.*; expected a whole number", lambda: getattr(posteriors()[name], method)(count))
 
 

@@ -30,9 +30,19 @@ POOR = {
     "nothing but zeros": (torch.zeros(40, 3), problem()[1]),
     "all columns twice": (torch.cat([problem()[0]] * 2, 1), problem()[1]),
     "more weights than data": (problem(5, 40)[0], torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0])),
-    "columns of 1e-8": (1e-8 * problem()[0], problem()[1]),
     "columns of 1e8": (1e8 * problem()[0], problem()[1]),
 }
+
+
+@ENGINES
+def test_columns_of_1e_minus_8_are_used_or_refused_with_their_factor(engine: Any) -> None:
+    (Phi, t), small = problem(), 1e-8 * problem()[0]
+    if engine is REVM:  # its ridge has a unit
+        with pytest.raises(BadInput, match=r"every axis would be pruned for that.* Multiply the design matrix by 3e\+08"):
+            engine(models.logistic).run(small, t)
+        small = 3e8 * small
+    posterior, usual = engine(models.logistic).run(small, t), engine(models.logistic).run(Phi, t)
+    assert abs(float(posterior.log_evidence - usual.log_evidence)) < 2.0
 
 
 @ENGINES
