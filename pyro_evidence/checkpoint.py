@@ -346,7 +346,7 @@ def recorded(run: Run, known_by: Callable[..., str] = digest) -> Run:
 
 
 def recorded_chunks(run: Run) -> Run:
-    """The same of ``run_chunks``; of several processes the first writes the file, and all of them read it."""
+    """A ``run_chunks`` that keeps a checkpoint; of several processes the first writes the file, all of them read it."""
     return recorded(run, digest_of_chunks)
 
 

@@ -371,7 +371,7 @@ class ScalarUnits:
 
     @staticmethod
     def of_rows(Y: StreamedRows) -> "ScalarUnits":
-        """The same of rows that are never together, in two passes."""
+        """Origin and unit of rows that are never together, in two passes over their chunks."""
         num = added_up(Y, lambda y: (~y.isnan()).sum(0).double()).clamp(min=1.0)  # a column without data has mean 0
         origin = added_up(Y, lambda y: y.nan_to_num(0.0).sum(0)) / num
         squares = added_up(Y, lambda y: (y - origin).nan_to_num(0.0).square().sum(0))

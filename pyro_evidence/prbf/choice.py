@@ -215,7 +215,7 @@ class NetworkAverage(WithinMemory):
         return self.log_proba(X).exp()
 
     def predict_proba(self, X: Tensor) -> Tensor:
-        """The same."""
+        """``P(C_k | x_n)`` under the name that scikit-learn gives it, shape ``(N, K)``."""
         return self.predict(X)
 
     def labels(self, X: Tensor) -> Tensor:

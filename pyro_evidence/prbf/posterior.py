@@ -166,7 +166,7 @@ class PRBFPosterior(WithinMemory):
         return self.log_proba(X).exp()
 
     def predict_proba(self, X: Tensor) -> Tensor:
-        """The same."""
+        """``P(C_k | x_n)`` under the name that scikit-learn gives it, shape ``(N, K)``."""
         return self.predict(X)
 
     def labels(self, X: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ class AutogradDensity:
 
 @dataclass(frozen=True)
 class Climbing(AutogradDensity):
-    """The same, for a search that asks for the precision where it has just asked for the gradient: one run for both."""
+    """The density of a search that asks for the precision where it just asked for the gradient; one run for both."""
 
     _last: list[tuple[Tensor, Tensor, Callable[[bool], Tensor]]] = field(default_factory=list, repr=False)
 

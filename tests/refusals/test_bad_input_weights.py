@@ -38,7 +38,9 @@ POOR = {
 def test_columns_of_1e_minus_8_are_used_or_refused_with_their_factor(engine: Any) -> None:
     (Phi, t), small = problem(), 1e-8 * problem()[0]
     if engine is REVM:  # its ridge has a unit
-        with pytest.raises(BadInput, match=r"every axis would be pruned for that.* Multiply the design matrix by 3e\+08"):
+        with pytest.raises(
+            BadInput, match=r"every axis would be pruned for that.* Multiply the design matrix by 3e\+08"
+        ):
             engine(models.logistic).run(small, t)
         small = 3e8 * small
     posterior, usual = engine(models.logistic).run(small, t), engine(models.logistic).run(Phi, t)
