@@ -15,6 +15,7 @@ from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.curvature.choices import diagonal
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.approximation import laplace_state
+from pyro_evidence.laplace.blocks import refine
 from pyro_evidence.laplace.blocks.error import EvidenceError
 from pyro_evidence.laplace.blocks.second_order import second_order
 from pyro_evidence.numerics import importance
@@ -70,6 +71,23 @@ def test_nodes_grow_until_the_error_is_what_was_asked_for() -> None:
     assert posterior.state.problem.nodes > 7
     many = LaplaceEvidence(fixed, nodes=101).run(*data)
     assert float(posterior.log_evidence) == pytest.approx(float(many.log_evidence), abs=3e-3)
+
+
+def test_what_does_not_settle_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refine, "GROWING", (3,))
+    with pytest.warns(UserWarning, match=r"nodes='auto' ends at 3 nodes with an error of .* most of it is from b\["):
+        LaplaceEvidence(fixed, nodes="auto").run(*groups(60, 2, variance=4.0, seed=4))
+
+
+def test_groups_that_do_not_differ_are_pruned() -> None:
+    X, group, num, _ = groups(40, 6, seed=6)
+    generator = torch.Generator().manual_seed(6)
+    y = (torch.rand(len(X), generator=generator) < (X @ torch.tensor([0.5, -0.5])).sigmoid()).double()
+    posterior = LaplaceEvidence(fixed, nodes=7).run(X, group, num, y)
+    w = posterior.hyperparameters["w"]
+    expected = dist.Bernoulli(logits=X @ w).log_prob(y).sum()
+    assert float(posterior.hyperparameters["s"]) == 0.0
+    assert float(posterior.log_evidence) == pytest.approx(float(expected), abs=1e-9)
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ class Partition:
     @property
     def sentence(self) -> str:
         """What was found, for the reader."""
-        parts = [f"{len(front):,} blocks of {front.shape[-1]}" for front in self.fronts]
+        parts = [f"{len(f):,} block{'s' if len(f) > 1 else ''} of {f.shape[-1]}" for f in self.fronts]
         return f"{' and '.join(parts)} by quadrature; {len(self.shared)} global coordinates around them"
 
 

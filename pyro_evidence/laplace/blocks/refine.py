@@ -1,5 +1,6 @@
 """From the hyperparameters that are best for Laplace to those that are best with blocks integrated."""
 
+import warnings
 from dataclasses import replace
 
 import torch
@@ -7,8 +8,9 @@ import torch
 from pyro_evidence.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
-from pyro_evidence.laplace.blocks.error import evidence_error
+from pyro_evidence.laplace.blocks.error import EvidenceError, evidence_error
 from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.settings import outside
 
 GROWING = (7, 11, 15, 21, 31, 45, 65, 95)
 
@@ -37,11 +39,21 @@ def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) 
     for num in _numbers(nodes):
         begin = with_nodes(fit, num)
         fit = iterate(type2.step, begin.state, stop, "LaplaceEvidence", before=begin.objectives)
-        if fit.status is Status.INTERRUPTED or len(_numbers(nodes)) == 1:
-            break
-        if evidence_error(fit.state.laplace) <= stop.integral:
-            break
+        if fit.status is Status.INTERRUPTED or not isinstance(nodes, str):
+            return fit
+        error = evidence_error(fit.state.laplace)
+        if error <= stop.integral:
+            return fit
+    warnings.warn(_unsettled(num, error, stop.integral), stacklevel=outside())
     return fit
+
+
+def _unsettled(num: int, error: EvidenceError, wanted: float) -> str:
+    return (
+        f"nodes='auto' ends at {num} nodes with an error of {float(error):.2g} nats, where stop.integral asks for "
+        f"{wanted:g}; most of it is from {error.block}, whose density is far from normal. Take the log evidence as "
+        "good to that error, or ask for less by Stop(integral=...)."
+    )
 
 
 def _numbers(nodes: int | str) -> tuple[int, ...]:
