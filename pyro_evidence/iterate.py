@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
-from tqdm.auto import tqdm
-
 from pyro_evidence import checkpoint
 from pyro_evidence.errors import NotConverged
+from pyro_evidence.progress import bar_of
 from pyro_evidence.settings import check_count, check_flag, check_instance, check_number, check_path, outside
 
 NOTHING = 1e-12  # nats: a slope at rounding, at which a loop that begins there has ended
@@ -151,7 +150,7 @@ def iterate(
     begin = checkpoint.Progress(step, state, tuple(before or [state.objective]), settled)
     loop = checkpoint.begun(name, begin, state.objective)
     state, objectives, status = loop.begin.state, [*loop.begin.objectives], loop.begin.status
-    with tqdm(total=stop.num_steps, desc=name, delay=1.0, disable=not stop.progress, leave=False) as bar:
+    with bar_of(name, stop.progress, total=stop.num_steps if stop.counted else None) as bar:
         while status is None:
             try:
                 state = step(state)

@@ -1,6 +1,9 @@
 """The loop and its stopping rule, on a state that is a number."""
 
 import inspect
+import os
+import subprocess
+import sys
 import warnings
 from dataclasses import dataclass, replace
 
@@ -9,6 +12,7 @@ import pytest
 from pyro_evidence import RVM, VRVM, EvidenceEM, LaplaceEvidence, OverlapEM
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.iterate import Status, Stop, iterate, require_convergence
+from pyro_evidence.progress import bar_of
 
 
 @dataclass(frozen=True)
@@ -116,3 +120,20 @@ def test_every_engine_throws_by_default() -> None:
     engines = [LaplaceEvidence, EvidenceEM, OverlapEM, RVM, VRVM]
     stops = [inspect.signature(engine).parameters["stop"].default for engine in engines]
     assert all(stop.throw and not stop.counted for stop in stops)
+
+
+@pytest.mark.parametrize(("progress", "disabled", "shown"), [(True, "", True), (True, "1", False), (False, "", False)])
+def test_bars_obey_the_setting_and_tqdms_own_variable(progress: bool, disabled: str, shown: bool) -> None:
+    """In a process of its own, for tqdm looks at the variable when it is imported."""
+    program = f"from pyro_evidence.progress import bar_of; print(not bar_of('fit', {progress}).disable)"
+    env = {n: v for n, v in os.environ.items() if n != "TQDM_DISABLE"} | (
+        {"TQDM_DISABLE": disabled} if disabled else {}
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(shown)
+
+
+def test_a_bar_tells_the_time_left_only_of_counted_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_evidence.progress.tqdm", lambda **settings: settings)
+    assert "remaining" not in bar_of("fit", True)["bar_format"] and bar_of("fit", True)["total"] is None
+    assert "bar_format" not in bar_of("fit", True, total=9)

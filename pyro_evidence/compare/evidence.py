@@ -20,6 +20,7 @@ from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.relevance.posteriors import REVMPosterior, RVMPosterior
+from pyro_evidence.tables import Table
 
 Estimates = Mapping[str, EvidenceEstimate]
 NESTED_DRAWS = 2_000  # of a posterior whose outer sites were integrated
@@ -91,7 +92,25 @@ class EvidenceComparison:
         width = max(5, *(len(row.name) for row in self.rows))
         head = f"{'model':{width}}  log evidence      +-   log BF     +-  probability   Laplace  hypers  log K!"
         lines = [head, *(self._line(row, width) for row in self.rows)]
-        return "\n".join([*lines, *self.doubts, *(f"{row.name}: {d}" for row in self.rows for d in row.doubts)])
+        return "\n".join([*lines, *self.notes])
+
+    @property
+    def notes(self) -> list[str]:
+        """What no column shows: doubts, and what the first two rows do not say."""
+        doubts = [f"{row.name}: {d}" for row in self.rows for d in row.doubts]
+        return [*self.doubts, *doubts, *_caveats(*self.rows[:2])]
+
+    def table(self) -> Table:
+        """The rows as a table, which ``.to_pandas()`` keeps and a notebook shows."""
+        rows = {row.name: {c: float(getattr(row, a)) for c, (a, _) in COLUMNS.items()} for row in self.rows}
+        return Table(rows, {c: said for c, (_, said) in COLUMNS.items()}, self.notes, "model", digits=6)
+
+    def to_pandas(self) -> Any:
+        """The numbers as a ``pandas.DataFrame``, one row per model."""
+        return self.table().to_pandas()
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def _line(self, row: Row, width: int) -> str:
         factor, error = self.log_bayes_factor(row.name, self.rows[0].name)
@@ -103,6 +122,33 @@ class EvidenceComparison:
             f"  {row.probability:11.4f}  {laplace:>8}  {row.num_hyperparameters:6d}  "
             f"{row.log_labels:6.2f}"
         )
+
+
+COLUMNS = {
+    "log evidence": ("log_evidence", "nats, by the estimate"),
+    "+-": ("standard_error", "its standard error, nats"),
+    "probability": ("probability", "of the model, among these"),
+    "Laplace": ("laplace", "Laplace's own log evidence, nats"),
+    "hypers": ("num_hyperparameters", "maximised and alive: each may have gained about a nat"),
+    "log K!": ("log_labels", "nats for the labellings of a mixture, not added"),
+}
+
+
+def _caveats(first: Row, second: Row) -> list[str]:
+    """What to think of before believing the order."""
+    lead, more = first.log_evidence - second.log_evidence, first.num_hyperparameters - second.num_hyperparameters
+    said = []
+    if 0 < more and lead < more:
+        said.append(
+            f"{first.name} leads {second.name} by {lead:.2f} nats and has {more} more maximised hyperparameters, each "
+            f"of which may have gained one: the order is open. Integrate them (sites with priors), or hold out data."
+        )
+    if first.probability > 0.99995:
+        said.append(
+            "a probability of 1.0000 is among these models only; all of them may miss the data: look at "
+            "plots.fitted.predictive_check."
+        )
+    return said
 
 
 @within_memory
@@ -189,7 +235,9 @@ def _num_hyperparameters(posterior: Posterior) -> int:
         return len(posterior.alpha)
     if isinstance(posterior, MixturePosterior) and posterior.recognised is not None:
         return posterior.recognised.joint.hypers.size
-    return posterior.state.problem.joint.hypers.size
+    names = posterior.state.problem.joint.hypers.slices
+    alive = [v.isfinite() & (v != 0.0) for n, v in posterior.hyperparameters.items() if n in names]
+    return min(sum(int(a.sum()) for a in alive), posterior.state.problem.joint.hypers.size)
 
 
 def _num_components(posterior: Posterior) -> int:

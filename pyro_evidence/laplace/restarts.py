@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pyro_evidence.curvature.choices import gauss_newton
 from pyro_evidence.errors import NotAMode
@@ -26,6 +25,7 @@ from pyro_evidence.laplace.type2_rows import natural
 from pyro_evidence.numerics import newton, trust_region
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import submodules
+from pyro_evidence.progress import bar_of
 
 SEVERAL = 4  # starts where there may be several modes
 BUDGET = 2**26  # bytes that autograd may keep for their rows
@@ -79,7 +79,7 @@ def search(problem: Problem, starts: Tensor, theta: Tensor, progress: bool = Fal
 
     :raises NotAMode: when every restart failed, with what each said.
     """
-    with tqdm(desc="posterior mode", delay=1.0, disable=not progress, leave=False) as bar:
+    with bar_of("posterior mode", progress) as bar:
         mode = find_modes(problem, starts, theta, cold=True, watch=partial(_show, bar))
     if not problem.structure.agrees(mode.u[mode.converged], theta):
         return search(problem.without_linear, starts, theta, progress)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.iterate import Fit, Stop
@@ -27,6 +26,7 @@ from pyro_evidence.laplace.type2 import (
 )
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.backtracking import Backtracking, Line, along_step
+from pyro_evidence.progress import bar_of
 
 SEARCH = Backtracking(num_trials=12)  # then a row is left to the single loop
 
@@ -154,7 +154,7 @@ def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:
     points = laplace_rows(problem, torch.stack([s.theta for s in states]), active, torch.stack([s.u for s in states]))
     points = replace(points, escaped=points.escaped | torch.tensor([s.escaped for s in states]).to(active))
     batch, path = started(problem, points), [points.objective]
-    with tqdm(desc="restarts", delay=1.0, disable=not stop.progress, leave=False) as bar:
+    with bar_of("restarts", stop.progress) as bar:
         while bool(batch.moving.any()) and len(path) <= stop.num_steps:
             batch = step(problem, batch, stop)
             path.append(batch.points.objective)

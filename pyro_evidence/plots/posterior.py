@@ -4,17 +4,16 @@ matplotlib is an extra and is imported when something is drawn.  Ticks, titles a
 """
 
 from collections.abc import Mapping
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.drawing import Axes as Axes
+from pyro_evidence.drawing import check_axes as check_axes
+from pyro_evidence.drawing import rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.nested.posterior import NestedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
-
-Axes = Any  # matplotlib.axes.Axes
 
 
 def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
@@ -36,7 +35,7 @@ def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
     names = [label for name in gamma for label in labels_of(name, gamma[name])]
     values = _flat({name: posterior.hyperparameters[name] for name in gamma})
     axes.barh(range(len(names)), _flat(gamma))
-    _rows(axes, [f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True)])
+    rows(axes, [f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True)])
     axes.set_xlabel("number of well-determined parameters")
     return axes
 
@@ -72,7 +71,7 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
         places = [row - 0.5 + number / (len(draws) + 1) for row in range(len(median))]
         errors = torch.stack([median - low, high - median]).tolist()
         axes.errorbar(median.tolist(), places, xerr=errors, fmt=".", label=name)
-    _rows(axes, labels_of(site, next(iter(draws.values()))[0]))
+    rows(axes, labels_of(site, next(iter(draws.values()))[0]))
     axes.set_xlabel(f"{site}, median and 90 % interval")
     axes.legend()
     return axes
@@ -130,29 +129,6 @@ def _flat(parts: Mapping[str, Tensor]) -> list[float]:
 def labels_of(name: str, value: Tensor) -> list[str]:
     """``name`` for a scalar, otherwise ``name[i, j]`` for each element."""
     return [f"{name}{index or ''}" for index in torch.ones(value.shape).nonzero().tolist()]
-
-
-def _rows(axes: Axes, labels: list[str]) -> None:
-    """One row per label, the first on top."""
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-
-
-def check_axes(axes: Axes) -> None:
-    """Refuse what cannot be drawn on.
-
-    :raises ImportError: without matplotlib.
-    :raises BadInput: unless ``axes`` are Axes of matplotlib.
-    """
-    try:
-        expected = import_module("matplotlib.axes").Axes
-    except ImportError as error:
-        raise ImportError("Pictures need matplotlib, which is missing: pip install 'pyro-evidence[plots]'.") from error
-    if not isinstance(axes, expected):
-        raise BadInput(
-            f"axes is a {type(axes).__name__}; expected matplotlib's Axes first: plt.gca(), or those that "
-            f"plt.subplots() makes."
-        )
 
 
 def evidence_by_size(

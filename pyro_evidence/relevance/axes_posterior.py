@@ -1,5 +1,6 @@
 """What a fit on a few axes of weight space returns."""
 
+import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -37,6 +38,7 @@ from pyro_evidence.relevance.axis_priors import (
 )
 from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedTarget
 from pyro_evidence.relevance.weights import Weights, weights_of
+from pyro_evidence.tables import Table
 from pyro_evidence.threads import own_random_numbers, put_into_store
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
@@ -289,17 +291,22 @@ class AxesPosterior(GaussianPosterior):
         """What :meth:`summary` tabulates, one number per active axis."""
         return {"alpha": self.alpha[self.active], "u": self.state.x[: self.num_active]}
 
+    def table(self) -> Table:
+        """The axes that are kept, a row each, and how many are pruned; ``.to_pandas()`` has the numbers."""
+        columns, index = self.columns(), torch.nonzero(self.active).flatten().tolist()
+        rows = {f"axis {i}": {n: float(c[k]) for n, c in columns.items()} for k, i in enumerate(index)}
+        pruned = len(self.active) - len(index)
+        said = [f"{pruned} of {len(self.active)} axes are pruned"] if pruned else []
+        return Table(rows, dict.fromkeys(columns, ""), said, digits=4)
+
     def summary(self) -> None:
-        """Print the active axes, log evidence and how far to trust it."""
-        columns = self.columns()
-        index = torch.nonzero(self.active).flatten().tolist()
-        lines = ["".join(f"{name:>12}" for name in ("axis", *columns))]
-        lines += [
-            "".join([f"{i:>12}", *(f"{float(c[k]):>12.4g}" for c in columns.values())]) for k, i in enumerate(index)
-        ]
-        lines += [f"{k} = {v}" for k, v in self.diagnostics().items()]
+        """Print the axes that are kept, then the log evidence and how far to trust it."""
+        lines = [str(self.table()), *(f"{k} = {v}" for k, v in self.diagnostics().items())]
         lines.append(f"the log evidence is {self.evidence_note}")
         print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.table()._repr_html_()}"
 
     def _record(self) -> dict[str, Any]:
         joint, prior = self.of.joint, self.state.prior

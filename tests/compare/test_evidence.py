@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, compare_evidence
+from pyro_evidence.compare.evidence import EvidenceComparison, Row
 from pyro_evidence.evidence_check import EvidenceEstimate
 from tests.models_for_tests.engine_models import linear, logistic_shared, targets
 from tests.models_for_tests.exact_models import straight, two_normals, two_normals_data
@@ -120,3 +121,37 @@ def test_classes_and_numbers_are_different_data() -> None:
     b = LaplaceEvidence(logistic_shared, hyper=()).run(X, (y > 0).double())
     with pytest.raises(BadInput, match=r"a observes 'y' .*; b observes 't'"):
         compare_evidence(a=a, b=b)
+
+
+def by_hand(name: str, log_evidence: float, hypers: int, probability: float) -> Row:
+    return Row(name, log_evidence, 0.0, log_evidence, probability, hypers, 0.0, ())
+
+
+def test_a_lead_that_hyperparameters_may_have_made_is_called_open() -> None:
+    rows = by_hand("many", -10.0, 5, 0.95), by_hand("few", -13.0, 1, 0.05)
+    assert "many leads few by 3.00 nats and has 4 more maximised hyperparameters" in str(EvidenceComparison(rows, ()))
+    far = by_hand("many", -10.0, 5, 0.99), by_hand("few", -15.0, 1, 0.01)
+    assert EvidenceComparison(far, ()).notes == []
+
+
+def test_certainty_is_among_the_models_only() -> None:
+    found = EvidenceComparison((by_hand("a", -10.0, 0, 1.0), by_hand("b", -30.0, 0, 0.0)), ())
+    assert "a probability of 1.0000 is among these models only" in str(found)
+    table = found.to_pandas()
+    assert table.loc["b", "log evidence"] == -30.0 and "<table>" in found._repr_html_()
+
+
+def test_pruned_precisions_are_not_counted() -> None:
+    torch.manual_seed(0)
+    X = torch.randn(60, 12)
+    posterior = LaplaceEvidence(relevance).run(X, 2.0 * X[:, 0] + 0.5 * torch.randn(60))
+    alive = int(posterior.hyperparameters["alpha"].isfinite().sum())
+    assert 1 <= alive < 12
+    assert compare_evidence(a=posterior, b=posterior).rows[0].num_hyperparameters == alive
+
+
+def relevance(X: Tensor, t: Tensor) -> None:
+    alpha = pyro.param("alpha", X.new_ones(X.shape[-1]), constraint=dist.constraints.positive)
+    w = pyro.sample("w", dist.Normal(X.new_zeros(X.shape[-1]), alpha.rsqrt()).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("t", dist.Normal(X @ w, 0.5), obs=t)

@@ -121,3 +121,11 @@ def test_any_model_is_an_estimator() -> None:
 def test_labels_of_one_class_are_refused() -> None:
     with pytest.raises(ValueError, match="one class only, 1; a classifier needs at least two"):
         estimators.RVMClassifier().fit(np.eye(3), np.ones(3, dtype=int))
+
+
+def test_a_machine_for_two_classes_says_so() -> None:
+    X, y = make_blobs(30, centers=3, random_state=0)
+    with pytest.raises(
+        ValueError, match=r"Only binary classification is supported\. The type of the target is multiclass"
+    ):
+        estimators.VRVMClassifier().fit(X, y)

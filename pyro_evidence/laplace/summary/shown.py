@@ -1,12 +1,15 @@
 """How a posterior shows itself: ``table()``, ``summary()`` and what a notebook displays."""
 
 import html
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from pyro_evidence import drawing
+from pyro_evidence.drawing import Axes
 from pyro_evidence.laplace.hyperparameters.uncertainty import HyperparameterCovariance
 from pyro_evidence.laplace.summary.elements import (
     Layout,
@@ -90,6 +93,26 @@ class Shown:
         spread = self._spread()
         print(self._table(spread, prob, None, None, LISTED))  # noqa: T201
         print("\n".join(self._below(spread)))  # noqa: T201 - printing is what summary() is for, as in MCMC
+
+    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+        """The table as a picture: a point and an interval for each element, twelve of a site at most.
+
+        Others are in :mod:`pyro_evidence.plots`.
+
+        >>> posterior.plot()  # doctest: +SKIP
+
+        :param axes: to draw on; None takes matplotlib's present ones.
+        :param prob: in the intervals.
+        :raises ImportError: without matplotlib.
+        """
+        axes = drawing.matplotlib("pyplot").gca() if axes is None else axes
+        drawing.check_axes(axes)
+        found = self._table(self._spread(), prob, None, None, LISTED).rows
+        low, high = (f"{100.0 * level:.4g}%" for level in (0.5 - 0.5 * prob, 0.5 + 0.5 * prob))
+        columns = [[row.get(c, math.nan) for row in found.values()] for c in ("value", low, high)]
+        drawing.intervals(axes, list(found), *columns)
+        axes.set_xlabel(f"value, {100.0 * prob:.4g} % interval")
+        return axes
 
     def _repr_html_(self) -> str:
         table = self._table(None, 0.9, None, None, LISTED)

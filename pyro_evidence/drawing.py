@@ -1,0 +1,50 @@
+"""Shapes on axes of matplotlib, which is an extra and imported when something is drawn.  No posterior is known here."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from pyro_evidence.errors import BadInput
+
+Axes = Any  # matplotlib.axes.Axes
+
+
+def check_axes(axes: Axes) -> None:
+    """Refuse what cannot be drawn on.
+
+    :raises ImportError: without matplotlib.
+    :raises BadInput: unless ``axes`` are Axes of matplotlib.
+    """
+    expected = matplotlib("axes").Axes
+    if not isinstance(axes, expected):
+        raise BadInput(
+            f"axes is a {type(axes).__name__}; expected matplotlib's Axes first: plt.gca(), or those that "
+            f"plt.subplots() makes."
+        )
+
+
+def matplotlib(part: str) -> Any:
+    """A module of matplotlib.
+
+    :raises ImportError: where it is missing.
+    """
+    try:
+        return import_module(f"matplotlib.{part}")
+    except ImportError as error:
+        raise ImportError("Pictures need matplotlib, which is missing: pip install 'pyro-evidence[plots]'.") from error
+
+
+def rows(axes: Axes, labels: Sequence[str]) -> None:
+    """One row per label, the first on top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def intervals(
+    axes: Axes, labels: Sequence[str], middle: Sequence[float], low: Sequence[float], high: Sequence[float]
+) -> None:
+    """A point and an interval in each row; nothing where a number is nan."""
+    places = range(len(labels))
+    axes.hlines(places, low, high)
+    axes.plot(middle, places, "o", markersize=4)
+    rows(axes, labels)

@@ -1,0 +1,122 @@
+"""Pictures of what a fitted model says: groups in order, one input at a time, new data beside those that were seen."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.drawing import Axes, check_axes, intervals
+from pyro_evidence.errors import BadInput
+from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.program.failed_run import as_tensors
+from pyro_evidence.program.simulate import from_predictive
+from pyro_evidence.settings import check_count
+
+BINS = 30
+
+
+def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: float = 0.9, most: int = 60) -> Axes:
+    """The elements of a site in order of their means, each with its interval: which groups stand out.
+
+    Of more than ``most`` the lowest and the highest are drawn.  Names are those of the table.
+
+    >>> caterpillar(plt.gca(), posterior, site="u_subject")  # doctest: +SKIP
+
+    :param site: a latent site.
+    :param prob: in the intervals.
+    :raises BadInput: for a name that is no latent site.
+    """
+    check_axes(axes)
+    found = {n: r for n, r in posterior.table(prob).rows.items() if n == site or n.startswith(f"{site}[")}
+    if not found:
+        raise BadInput(f"site={site!r}; expected a latent site with an element alive, one of {list(posterior.mode)}.")
+    ends = [c for c in next(iter(found.values())) if c.endswith("%")]
+    order = sorted(found, key=lambda n: found[n]["value"])
+    if len(order) > most:
+        order = [*order[: most // 2], *order[len(order) - (most - most // 2) :]]
+    low, high = ([found[n][end] for n in order] for end in ends)
+    intervals(axes, order, [found[n]["value"] for n in order], low, high)
+    axes.axvline(0.0, color="grey", linewidth=0.8, linestyle=":")
+    axes.set_xlabel(f"{site}: mean and {100.0 * prob:g} % interval")
+    return axes
+
+
+def partial_dependence(
+    axes: Axes, posterior: Any, X: Tensor, *, column: int | str, num_points: int = 40, quantile: float = 0.1
+) -> Axes:
+    """The mean prediction as one input moves and the others stay as they are, averaged over the rows of ``X``.
+
+    The band holds the rows between two quantiles: where it is not parallel to the line, inputs act together.
+    Friedman (2001).
+
+    :param posterior: whatever has ``predict(X)``; for classes the probability of label 1 is drawn.
+    :param X: rows ``(N, D)``, a tensor or a data frame.
+    :param column: number of the input, or its name in a data frame.
+    :param quantile: of the rows below the band, and above it.
+    :raises BadInput: for a column that is not there.
+    """
+    check_axes(axes)
+    check_count("num_points", num_points, at_least=2)
+    names = [str(c) for c in getattr(X, "columns", [])]
+    (rows,), _ = as_tensors((X,), {})
+    place = _place(column, names, rows)
+    grid = torch.linspace(float(rows[:, place].min()), float(rows[:, place].max()), num_points).to(rows)
+    found = torch.stack([_predicted(posterior, rows, place, value) for value in grid])
+    low, high = found.quantile(quantile, -1), found.quantile(1.0 - quantile, -1)
+    axes.fill_between(grid.tolist(), low.tolist(), high.tolist(), alpha=0.2, label=f"rows, {1 - 2 * quantile:.0%}")
+    axes.plot(grid.tolist(), found.mean(-1).tolist(), label="mean of the rows")
+    axes.set_xlabel(names[place] if names else f"input {place}")
+    axes.set_ylabel("prediction")
+    axes.legend()
+    return axes
+
+
+def _place(column: int | str, names: list[str], rows: Tensor) -> int:
+    place = names.index(column) if column in names else column
+    if not isinstance(place, int) or not 0 <= place < rows.shape[-1]:
+        raise BadInput(f"column={column!r}; expected one of {names or list(range(rows.shape[-1]))}.")
+    return place
+
+
+def _predicted(posterior: Any, rows: Tensor, place: int, value: Tensor) -> Tensor:
+    moved = rows.clone()
+    moved[:, place] = value
+    found: Tensor = posterior.predict(moved)
+    return found if found.dim() == 1 else found[:, 1]
+
+
+def predictive_check(axes: Axes, posterior: LaplacePosterior, *, site: str | None = None, num_sets: int = 50) -> Axes:
+    """The data beside sets of new data from the fitted model, as histograms with the same bins.
+
+    Gelman, Meng and Stern (1996).  Where the data leave the band of the new sets, the model misses something.
+
+    :param site: the observed site, where there are several.
+    :param num_sets: of new data; the band holds nine in ten of them.
+    :raises BadInput: for a name that is no observed site.
+    """
+    check_axes(axes)
+    joint = posterior.state.problem.joint
+    name = site or joint.observed[0]
+    if name not in joint.observed or (site is None and len(joint.observed) > 1):
+        raise BadInput(f"site={site!r}; expected one of the observed sites: {', '.join(joint.observed)}.")
+    u = torch.cat([p.transform.inv(v).reshape(num_sets, -1) for p, v in _draws(posterior, num_sets)], -1)
+    new = from_predictive(joint, posterior.state.theta, u, 0)[name].reshape(num_sets, -1).double()
+    seen = joint.trace(joint.initial_u, posterior.state.theta).nodes[name]["value"].detach().reshape(-1).double()
+    ends = torch.linspace(
+        float(torch.minimum(seen.min(), new.min())), float(torch.maximum(seen.max(), new.max())), BINS + 1
+    )
+    counts = torch.stack([torch.histogram(row, ends.double()).hist for row in new])
+    middle = (0.5 * (ends[1:] + ends[:-1])).tolist()
+    low, high = counts.quantile(0.05, 0).tolist(), counts.quantile(0.95, 0).tolist()
+    axes.fill_between(middle, low, high, step="mid", alpha=0.3, label="new data, 90 % of the sets")
+    axes.step(middle, torch.histogram(seen, ends.double()).hist.tolist(), where="mid", color="black", label="the data")
+    axes.set_xlabel(name)
+    axes.set_ylabel("number of data")
+    axes.legend()
+    return axes
+
+
+def _draws(posterior: LaplacePosterior, num: int) -> Any:
+    draws = posterior.get_samples(num, seed=0)
+    joint = posterior.state.problem.joint
+    return [(p, draws.get(p.name, torch.zeros(num, *p.shape))) for p in joint.latents]

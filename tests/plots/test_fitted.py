@@ -1,0 +1,100 @@
+"""Groups in order, partial dependence against a formula, new data beside old; every axis has its label."""
+
+import math
+
+import matplotlib.pyplot as plt
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence.plots import fitted
+
+QUIET = Stop(progress=False)
+
+
+def groups(group: Tensor, num: int, y: Tensor | None = None) -> None:
+    with pyro.plate("groups", num):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(group)):
+        pyro.sample("y", dist.Normal(a[group], 0.5), obs=y)
+
+
+def line(X: Tensor, t: Tensor | None = None) -> Tensor:
+    w = pyro.sample("w", dist.Normal(torch.zeros(X.shape[1]), 10.0).to_event(1))
+    with pyro.plate("data", len(X)):
+        return pyro.sample("t", dist.Normal(X @ w + X[:, 0] * X[:, 1], 0.1), obs=t)
+
+
+@pytest.fixture(scope="module")
+def grouped() -> LaplacePosterior:
+    torch.set_default_dtype(torch.float64)
+    group = torch.arange(5).repeat_interleave(4)
+    y = torch.tensor([2.0, -1.0, 0.0, 1.0, -2.0])[group] + 0.1 * torch.sin(torch.arange(20.0))
+    return LaplaceEvidence(groups, stop=QUIET).run(group, 5, y)
+
+
+@pytest.fixture
+def axes() -> Axes:
+    figure, axes = plt.subplots()
+    yield axes
+    assert axes.get_xlabel()
+    plt.close(figure)
+
+
+def labels(axes: Axes) -> list[str]:
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def test_groups_stand_in_the_order_of_their_means(axes: Axes, grouped: LaplacePosterior) -> None:
+    fitted.caterpillar(axes, grouped, site="a")
+    assert labels(axes) == ["a[4]", "a[1]", "a[2]", "a[3]", "a[0]"]
+    points = axes.lines[0].get_xdata()
+    assert list(points) == pytest.approx(sorted(grouped.mode["a"].tolist()))
+    ends = axes.collections[0].get_segments()[0][:, 0]
+    sd = (1.0 / (1.0 + 4.0 / 0.25)) ** 0.5  # closed form
+    assert ends[1] - ends[0] == pytest.approx(2.0 * 1.6448536 * sd)
+
+
+def test_of_many_groups_the_ends_are_drawn(axes: Axes, grouped: LaplacePosterior) -> None:
+    fitted.caterpillar(axes, grouped, site="a", most=2)
+    assert labels(axes) == ["a[4]", "a[0]"]
+
+
+def test_a_site_that_is_none_is_named(axes: Axes, grouped: LaplacePosterior) -> None:
+    axes.set_xlabel("nothing drawn")
+    with pytest.raises(BadInput, match="site='b'; expected a latent site"):
+        fitted.caterpillar(axes, grouped, site="b")
+    with pytest.raises(BadInput, match="site='b'; expected one of the observed sites: y"):
+        fitted.predictive_check(axes, grouped, site="b")
+
+
+def test_partial_dependence_is_the_formula_averaged_over_rows(axes: Axes) -> None:
+    X = torch.stack([torch.linspace(-1.0, 1.0, 30), torch.cos(torch.arange(30.0))], -1)
+    w = torch.tensor([1.0, -2.0])
+    posterior = LaplaceEvidence(line, stop=QUIET).run(X, X @ w + X[:, 0] * X[:, 1])
+    fitted.partial_dependence(axes, posterior, X, column=0, num_points=3)
+    x, y = axes.lines[0].get_data()
+    expected = [v * 1.0 + float((-2.0 * X[:, 1] + v * X[:, 1]).mean()) for v in (-1.0, 0.0, 1.0)]
+    assert list(x) == [-1.0, 0.0, 1.0] and list(y) == pytest.approx(expected, abs=0.02)
+    assert axes.get_ylabel() and axes.get_xlabel() == "input 0"
+    with pytest.raises(BadInput, match=r"column=2; expected one of \[0, 1\]"):
+        fitted.partial_dependence(axes, posterior, X, column=2)
+
+
+def test_data_that_the_model_can_make_lie_in_the_band(axes: Axes, grouped: LaplacePosterior) -> None:
+    fitted.predictive_check(axes, grouped)
+    seen = axes.lines[0].get_ydata()
+    assert sum(seen) == 20.0 and axes.get_ylabel() == "number of data"
+
+
+def test_every_posterior_draws_its_table(axes: Axes, grouped: LaplacePosterior) -> None:
+    assert grouped.plot(axes) is axes
+    assert labels(axes) == [f"a[{i}]" for i in range(5)]
+    with pytest.raises(BadInput, match="axes is a str; expected matplotlib's Axes first"):
+        grouped.plot("axes")
+    corrected = grouped.corrected(500).plot(axes)
+    assert not math.isnan(corrected.lines[-1].get_xdata()[0])
