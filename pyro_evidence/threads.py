@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import pyro
 import torch
 from pyro.params.param_store import ParamStoreDict
+from pyro.poutine import runtime
 from torch import Tensor
 
 from pyro_evidence.memory import within_memory
@@ -47,9 +48,20 @@ Run = TypeVar("Run", bound=Callable[..., Any])
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, no other thread of this package touches what is global."""
+    """Inside, no other thread of this package touches what is global.
+
+    An interrupt may come while Pyro enters or leaves a plate, and leave it entered for ever: whatever is thrown here,
+    Pyro's handlers and plates are afterwards those of before.
+    """
     with _LOCKS.common:
-        yield
+        stacks: list[list[Any]] = [runtime._PYRO_STACK, runtime._DIM_ALLOCATOR._stack]
+        before = [list(stack) for stack in stacks]
+        try:
+            yield
+        except BaseException:
+            for stack, content in zip(stacks, before, strict=True):
+                stack[:] = content
+            raise
 
 
 def one_at_a_time(run: Run) -> Run:

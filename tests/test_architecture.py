@@ -25,6 +25,7 @@ ORDER = (
     "evidence_check datasets distributed compare plots sklearn __main__"
 ).split()
 RUN_MODELS = {
+    "threads.py",
     "program",
     "models",
     "prediction",

@@ -157,3 +157,31 @@ def test_compare_leaves_no_param_behind() -> None:
     before = everything_global()
     compare(linear, *data(0), engines={n: LaplaceEvidence(linear, stop=QUIET) for n in ("a", "b")})
     assert everything_global() == before
+
+
+def test_an_interrupt_amid_a_plate_leaves_no_plate_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Control-C does when it comes after Pyro has given a plate its dimension and before anyone can take it back."""
+    X, t = data(0)
+    expected = LaplaceEvidence(linear, stop=QUIET).run(X, t).log_evidence
+    allocate, calls = runtime._DIM_ALLOCATOR.allocate, []
+
+    def interrupted(*args: Any) -> int:
+        found = allocate(*args)
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime._DIM_ALLOCATOR, "allocate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            LaplaceEvidence(linear, stop=QUIET).run(X, t)
+    assert runtime._DIM_ALLOCATOR._stack == [] and runtime._PYRO_STACK == []
+    assert torch.equal(LaplaceEvidence(linear, stop=QUIET).run(X, t).log_evidence, expected)
+
+
+def test_plates_around_a_fit_stay_when_it_fails() -> None:
+    with pyro.plate("around", 2), pytest.raises(KeyError), threads.alone():
+        with pyro.plate("inside", 3):
+            raise KeyError("mine")
+    assert runtime._DIM_ALLOCATOR._stack == []
