@@ -224,7 +224,7 @@ def test_a_chain_has_no_blocks_and_a_second_order_term() -> None:
 
 def test_the_second_order_term_is_most_of_the_error_of_crossed_effects() -> None:
     first, second = (x.flatten() for x in torch.meshgrid(torch.arange(3), torch.arange(3), indexing="ij"))
-    y = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+    y = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0])  # skewed: both orders count
     state = state_of(crossed, y, first, second, 3)
     axis = torch.linspace(-6.0, 6.0, 41)
     a = torch.cartesian_prod(axis, axis, axis)
@@ -237,7 +237,7 @@ def test_the_second_order_term_is_most_of_the_error_of_crossed_effects() -> None
     truth = float((log_a + sum(each)).logsumexp(0)) + 3.0 * math.log(0.3)
     error = second_order(state, EvidenceError.of)
     gap = truth - float(state.log_evidence)
-    assert error.signed == pytest.approx(gap, rel=0.35)
+    assert error.signed == pytest.approx(gap, rel=0.25)
 
 
 @pytest.mark.parametrize("nodes", [0, -3, 2.5, "many", True])

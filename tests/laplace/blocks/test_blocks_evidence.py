@@ -81,6 +81,23 @@ def test_nothing_changes_where_laplace_is_exact(nodes: int) -> None:
     assert float(state_of(model, y, nodes=nodes).log_evidence) == pytest.approx(float(expected), abs=1e-9)
 
 
+def test_nothing_changes_in_two_dimensions_either() -> None:  # nodes along any other axes would miss
+    X, group, num, _ = groups(3, 4)
+    y, tril = X[:, 1], torch.tensor([[1.0, 0.0], [0.9, 0.3]])
+
+    def model(y: Tensor) -> None:
+        s = positive("s", 1.0)
+        with pyro.plate("groups", num):
+            a = pyro.sample("a", dist.MultivariateNormal(torch.zeros(2), scale_tril=s * tril))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Normal(a[group, 0] + a[group, 1] * X[:, 0], 0.3), obs=y)
+
+    Z = torch.stack([torch.ones(len(X)), X[:, 0]], -1) @ tril
+    covariance = (Z @ Z.mT) * (group.unsqueeze(-1) == group) + 0.09 * torch.eye(len(y))
+    expected = MultivariateNormal(torch.zeros(len(y)), covariance).log_prob(y)
+    assert float(state_of(model, y, nodes=2).log_evidence) == pytest.approx(float(expected), abs=1e-9)
+
+
 @pytest.mark.parametrize("model", [fixed, intercepts, slopes, heavy, enumerated])
 @pytest.mark.parametrize("nodes", [3, 7])
 def test_slope_is_that_of_the_log_evidence(model: Model, nodes: int) -> None:
