@@ -11,7 +11,9 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.laplace.nested.posterior import NestedPosterior
-from tests.models_for_tests.long_runs import LONG_RUNS
+from pyro_evidence.program.log_joint import LogJoint
+from tests.models_for_tests.long_runs import LONG_RUNS, captures, captures_summed, lives
+from tests.models_for_tests.sampled_scales import generated
 
 STORED = json.loads((Path(__file__).resolve().parents[1] / "oracles" / "long_nuts.json").read_text())
 SLOW = {"captures"}
@@ -49,3 +51,10 @@ def test_margins_have_the_means_and_deviations_of_long_chains(name: str) -> None
     for site in STORED[name]["sites"].keys() & fitted(name).mode.keys():
         found = fitted(name).marginal(site)
         is_near(found.mean, found.sd, name, site)
+
+
+def test_lives_that_are_enumerated_are_those_summed_out_on_paper() -> None:
+    forms = [LogJoint(model, (lives(),)) for model in (captures, captures_summed)]
+    for u in generated(3, 9):
+        first, second = (float(joint.log_joint(u, joint.initial_theta)) for joint in forms)
+        assert first == pytest.approx(second, abs=1e-9)

@@ -42,9 +42,9 @@ def captures(history: Tensor) -> None:
     with pyro.plate("animals", len(history), dim=-1):
         z, seen = torch.ones(len(history)), torch.zeros(len(history)).bool()
         for t in pyro.markov(range(history.shape[1])):
+            alive = torch.where(seen, z * logit[t - 1].sigmoid(), 1.0) if t else z
+            z = pyro.sample(f"z_{t}", dist.Bernoulli(alive), infer={"enumerate": "parallel"})
             with poutine.mask(mask=seen):
-                alive = z * logit[t - 1].sigmoid() if t else z
-                z = pyro.sample(f"z_{t}", dist.Bernoulli(alive), infer={"enumerate": "parallel"})
                 pyro.sample(f"y_{t}", dist.Bernoulli(rho * z), obs=history[:, t])
             seen = seen | history[:, t].bool()
 
