@@ -51,16 +51,19 @@ def alone() -> Iterator[None]:
     """Inside, no other thread of this package touches what is global.
 
     An interrupt may come while Pyro enters or leaves a plate, and leave it entered for ever: whatever is thrown here,
-    Pyro's handlers and plates are afterwards those of before.
+    Pyro's handlers, plates and switches for validation are afterwards those of before.
     """
     with _LOCKS.common:
         stacks: list[list[Any]] = [runtime._PYRO_STACK, runtime._DIM_ALLOCATOR._stack]
         before = [list(stack) for stack in stacks]
+        switches = [part.is_validation_enabled() for part in (pyro.distributions, pyro.infer, pyro.poutine)]
         try:
             yield
         except BaseException:
             for stack, content in zip(stacks, before, strict=True):
                 stack[:] = content
+            for part, on in zip((pyro.distributions, pyro.infer, pyro.poutine), switches, strict=True):
+                part.enable_validation(on)
             raise
 
 

@@ -185,3 +185,11 @@ def test_plates_around_a_fit_stay_when_it_fails() -> None:
         with pyro.plate("inside", 3):
             raise KeyError("mine")
     assert runtime._DIM_ALLOCATOR._stack == []
+
+
+def test_an_interrupt_amid_the_switch_leaves_validation_as_it_was() -> None:
+    before = is_validation_enabled()
+    with pytest.raises(KeyboardInterrupt), threads.alone():
+        pyro.enable_validation(not before)  # as where its context is left before it could put it back
+        raise KeyboardInterrupt
+    assert is_validation_enabled() is before
