@@ -12,6 +12,7 @@ from pyro_evidence import checkpoint
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.progress import bar_of
 from pyro_evidence.settings import check_count, check_flag, check_instance, check_number, check_path, outside
+from pyro_evidence.threads import as_before
 
 NOTHING = 1e-12  # nats: a slope at rounding, at which a loop that begins there has ended
 
@@ -153,7 +154,8 @@ def iterate(
     with bar_of(name, stop.progress, total=stop.num_steps if stop.counted else None) as bar:
         while status is None:
             try:
-                state = step(state)
+                with as_before():
+                    state = step(state)
             except (KeyboardInterrupt, ArithmeticError) as error:
                 status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
                 warnings.warn(f"{name}, step {len(objectives)}: {status.value}. {error}", stacklevel=outside())

@@ -46,25 +46,35 @@ _LOCKS = _Locks()
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """Inside, no other thread of this package touches what is global.
+_SWITCHES = (pyro.distributions, pyro.infer, pyro.poutine)
 
-    An interrupt may come while Pyro enters or leaves a plate, and leave it entered for ever: whatever is thrown here,
-    Pyro's handlers, plates and switches for validation are afterwards those of before.
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Whatever is thrown inside, Pyro's handlers, plates and switches for validation are afterwards those of before.
+
+    An interrupt may come while Pyro enters or leaves a plate, and leave it entered for ever.
     """
-    with _LOCKS.common:
-        stacks: list[list[Any]] = [runtime._PYRO_STACK, runtime._DIM_ALLOCATOR._stack]
+    stacks: list[list[Any]] = [runtime._PYRO_STACK, runtime._DIM_ALLOCATOR._stack]
+    with _LOCKS.common:  # no other thread is amid a model
         before = [list(stack) for stack in stacks]
-        switches = [part.is_validation_enabled() for part in (pyro.distributions, pyro.infer, pyro.poutine)]
-        try:
-            yield
-        except BaseException:
+        switches = [part.is_validation_enabled() for part in _SWITCHES]
+    try:
+        yield
+    except BaseException:
+        with _LOCKS.common:
             for stack, content in zip(stacks, before, strict=True):
                 stack[:] = content
-            for part, on in zip((pyro.distributions, pyro.infer, pyro.poutine), switches, strict=True):
+            for part, on in zip(_SWITCHES, switches, strict=True):
                 part.enable_validation(on)
-            raise
+        raise
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, no other thread of this package touches what is global; what is thrown leaves it :func:`as_before`."""
+    with _LOCKS.common, as_before():
+        yield
 
 
 def one_at_a_time(run: Run) -> Run:
@@ -72,7 +82,7 @@ def one_at_a_time(run: Run) -> Run:
 
     @wraps(run)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _LOCKS.of(self):
+        with _LOCKS.of(self), as_before():
             return within_memory(run)(self, *args, **kwargs)
 
     return wrapped  # type: ignore[return-value]

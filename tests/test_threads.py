@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, Stop, compare, threads
+from pyro_evidence.iterate import iterate
 from pyro_evidence.models.basis import Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture
@@ -193,3 +194,18 @@ def test_an_interrupt_amid_the_switch_leaves_validation_as_it_was() -> None:
         pyro.enable_validation(not before)  # as where its context is left before it could put it back
         raise KeyboardInterrupt
     assert is_validation_enabled() is before
+
+
+def test_an_interrupt_that_a_loop_keeps_to_itself_leaves_no_plate_either() -> None:
+    """The last good state is kept, and what follows in the same fit runs the model again."""
+
+    class State:
+        objective, gradient_norm = 0.0, 1.0
+
+    def step(_: State) -> State:
+        runtime._DIM_ALLOCATOR.allocate("rows", None)
+        raise KeyboardInterrupt
+
+    with pytest.warns(UserWarning, match="interrupted"):
+        iterate(step, State(), QUIET, "test")
+    assert runtime._DIM_ALLOCATOR._stack == []

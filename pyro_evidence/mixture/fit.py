@@ -24,6 +24,7 @@ from pyro_evidence.mixture.updates import Ties, Update
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.restarts import advance, require_any
 from pyro_evidence.settings import check_count, check_positive, check_seed, outside, seeded
+from pyro_evidence.threads import as_before
 
 ErrorJournal = Journal[tuple[Tensor, ...]]
 Starting = Callable[[MixtureData, Mixture, Ties], Mixture]
@@ -208,7 +209,8 @@ def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tup
     chosen = chosen if task.times == 1.0 else rounds.settled(chosen, deletion.after)
     room = most_components(task.structure, task.data.num_rows) if _may_grow(task) else len(chosen.expected.mixture.loc)
     try:
-        return deletion.split(chosen, task.ties, room)
+        with as_before():
+            return deletion.split(chosen, task.ties, room)
     except KeyboardInterrupt:
         warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=6)
         return chosen, "interrupted"
@@ -234,7 +236,8 @@ def _deleted(fit: Fit[MixtureRestarts], deletion: Deletion) -> Fit[MixtureRestar
     if fit.status is Status.INTERRUPTED:
         return fit
     try:
-        return Fit(deletion(fit.state), fit.status, fit.objectives)
+        with as_before():
+            return Fit(deletion(fit.state), fit.status, fit.objectives)
     except KeyboardInterrupt:
         warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=outside())
         return Fit(fit.state, Status.INTERRUPTED, fit.objectives)
