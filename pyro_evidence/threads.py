@@ -51,14 +51,14 @@ _SWITCHES = (pyro.distributions, pyro.infer, pyro.poutine)
 
 @contextmanager
 def as_before() -> Iterator[None]:
-    """Whatever is thrown inside, Pyro's handlers, plates and switches for validation are afterwards those of before.
+    """Whatever is thrown inside, Pyro's handlers, plates and switches, and torch's for gradients, are those of before.
 
     An interrupt may come while Pyro enters or leaves a plate, and leave it entered for ever.
     """
     stacks: list[list[Any]] = [runtime._PYRO_STACK, runtime._DIM_ALLOCATOR._stack]
     with _LOCKS.common:  # no other thread is amid a model
         before = [list(stack) for stack in stacks]
-        switches = [part.is_validation_enabled() for part in _SWITCHES]
+        switches, gradients = [part.is_validation_enabled() for part in _SWITCHES], torch.is_grad_enabled()
     try:
         yield
     except BaseException:
@@ -67,6 +67,7 @@ def as_before() -> Iterator[None]:
                 stack[:] = content
             for part, on in zip(_SWITCHES, switches, strict=True):
                 part.enable_validation(on)
+        torch.set_grad_enabled(gradients)
         raise
 
 

@@ -196,6 +196,15 @@ def test_an_interrupt_amid_the_switch_leaves_validation_as_it_was() -> None:
     assert is_validation_enabled() is before
 
 
+def test_an_interrupt_amid_the_switch_of_gradients_leaves_them_on() -> None:
+    with pytest.raises(KeyboardInterrupt), threads.alone():
+        torch.set_grad_enabled(False)  # as where torch.no_grad is left before it could put it back
+        raise KeyboardInterrupt
+    on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert on
+
+
 def test_an_interrupt_that_a_loop_keeps_to_itself_leaves_no_plate_either() -> None:
     """The last good state is kept, and what follows in the same fit runs the model again."""
 
