@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,12 @@ def answered(use: Callable[[], Any]) -> None:
             return
     height = getattr(found, "log_evidence", None)
     assert not isinstance(height, Tensor) or not bool(height.isnan())
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word is the path of a checkpoint too: what is written lies in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("use, setting", [(u, s) for u, (_, settings) in USES.items() for s in settings.split()])
