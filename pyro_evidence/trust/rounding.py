@@ -12,7 +12,7 @@ NAMED = 3  # sites that are named
 
 def rounded_inside(joint: LogJoint, u: Tensor, theta: Tensor) -> list[str]:
     """A sentence that names sites whose parameters are float32 though the latents are float64; else nothing."""
-    if joint.dtype != torch.float64:
+    if joint.dtype != torch.float64 or not joint.kept:  # of chunks that were not kept there is nothing to run
         return []
     trace = joint.trace(u.detach().clone().requires_grad_(), theta)
     names = [name for name, node in sample_nodes(trace).items() if _is_rounded(node)]
