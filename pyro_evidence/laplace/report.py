@@ -91,10 +91,17 @@ def _evidence(found: Mapping[str, Any]) -> str:
     said = f"log evidence = {found['log_evidence']:.4f} nats"
     if found.get("exact"):
         return f"{said}   (exact: given the hyperparameters the posterior is Gaussian)"
+    if _unchecked(found):
+        return f"{said}   (no importance sampling: the data were not kept, or there is no curvature of all weights)"
     check = f"{found['log_evidence_importance']:.4f} +- {found['log_evidence_importance_se']:.4f}"
     k = found["pareto_k"]
     tail = "no weight stands out" if k == -math.inf else f"k-hat {k:.2f}"
     return f"{said}   (importance sampling {check}, {tail})"
+
+
+def _unchecked(found: Mapping[str, Any]) -> bool:
+    """Whether there was nothing to draw from, or to weigh by."""
+    return math.isnan(found["log_evidence_importance"]) and math.isnan(found["effective_sample_size"])
 
 
 def _integration(found: Mapping[str, Any]) -> list[str]:
@@ -124,9 +131,11 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
 
 def _doubts(found: Mapping[str, Any]) -> list[str]:
     """What importance sampling says against the log evidence, whatever k-hat."""
-    said = []
     if found.get("num_blocks"):
         return _doubtful_blocks(found)
+    if _unchecked(found):
+        return []
+    said = []
     if not found["pareto_k"] <= TRUSTED:  # nan included
         said.append(
             "k-hat is above 0.7: the posterior is far from Gaussian; trust neither number, run NUTS on posterior.model."

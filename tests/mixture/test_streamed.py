@@ -72,7 +72,7 @@ def test_conditional_densities_a_background_and_single_precision() -> None:
     assert single.num_components == 3 and single.mode["w"].dtype == torch.float32
 
 
-def test_a_data_loader_gives_chunks_and_none_are_kept() -> None:
+def test_a_data_loader_gives_chunks_and_none_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     Y = clusters(400, 3)
     found = EvidenceEM(gaussian_mixture(5), stop=QUIET).run_chunks(DataLoader(TensorDataset(Y), batch_size=64))
     assert found.num_components == 3
@@ -84,6 +84,8 @@ def test_a_data_loader_gives_chunks_and_none_are_kept() -> None:
     said = found.diagnostics()
     assert math.isnan(said["pareto_k"]) and said["log_evidence"] == float(found.log_evidence)
     found.summary()
+    printed = capsys.readouterr().out
+    assert "no importance sampling: the data were not kept" in printed and "k-hat" not in printed
 
 
 class Once:
