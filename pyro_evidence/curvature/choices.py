@@ -17,6 +17,18 @@ from pyro_evidence.numerics.newton import Density
 Curvature = Callable[[Density, Tensor, Tensor], Tensor]
 
 
+def asked_for(curvature: Curvature, density: Density, u: Tensor, theta: Tensor) -> Tensor:
+    """What a choice of curvature gives, which may be the user's own.
+
+    :raises BadInput: where it is no precision.
+    """
+    A, dense = curvature(density, u, theta), (*u.shape, u.shape[-1])
+    if not isinstance(A, Tensor) or tuple(A.shape) not in (dense, tuple(u.shape)):
+        given = f"shape {tuple(A.shape)}" if isinstance(A, Tensor) else repr(A)
+        raise BadInput(f"curvature gave {given}; expected a precision, dense {dense} or diagonal {tuple(u.shape)}.")
+    return A
+
+
 def exact_hessian(density: Density, u: Tensor, theta: Tensor) -> Tensor:
     """Minus the exact Hessian of the log joint density: the default, and the only one for an exact Laplace evidence."""
     return density.precision(u, theta)

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.choices import Curvature, block_diagonal, diagonal, exact_hessian, gauss_newton
+from pyro_evidence.curvature.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.curvature.dense import Precision, factorise, precision_of
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
@@ -207,11 +207,9 @@ def _find_modes_without_factors(
         return _joined(
             mode, search(mode.u, problem.curvature)
         )  # where the exact curvature is singular and another was asked for
-    return (
-        mode
-        if exact is problem.curvature
-        else replace(mode, precision=problem.curvature(problem.density, mode.u, theta).detach())
-    )
+    if exact is problem.curvature:
+        return mode
+    return replace(mode, precision=asked_for(problem.curvature, problem.density, mode.u, theta).detach())
 
 
 def _require_room(density: Density, curvature: Curvature, u: Tensor, theta: Tensor) -> None:

@@ -213,6 +213,18 @@ def check_basis(basis: object) -> None:
         raise BadInput(f"basis is {given}; expected an object that makes a design matrix of X, such as Linear().")
 
 
+def design_matrix(basis: Basis, X: Tensor) -> Tensor:
+    """What ``basis`` makes of ``X``, shape ``(N, M)``.
+
+    :raises BadInput: where it is no matrix.
+    """
+    Phi = basis(X)
+    if not isinstance(Phi, Tensor) or Phi.ndim < 2:
+        given = f"shape {tuple(Phi.shape)}" if isinstance(Phi, Tensor) else repr(Phi)
+        raise BadInput(f"basis gave {given}; expected a design matrix of X, a tensor (N, M), as Linear() gives.")
+    return Phi
+
+
 def has_bias(basis: Basis) -> bool:
     """Whether ``basis`` says that the last column of its ``Phi`` is a bias."""
     return getattr(basis, "bias", False) is True  # a torch.nn.Linear keeps a tensor under this name

@@ -12,7 +12,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_evidence.models.basis import Basis, TensorValue, class_predictor, linear_predictor
+from pyro_evidence.models.basis import Basis, TensorValue, class_predictor, design_matrix, linear_predictor
 from pyro_evidence.models.regression import LEARNED, Precision, WeightPrior, observed, weight_prior
 from pyro_evidence.settings import check_count
 
@@ -33,7 +33,7 @@ class LogisticRegression(TensorValue):
 
         :param X: inputs, shape ``(N, D)``.
         """
-        Phi = self.basis(X)
+        Phi = design_matrix(self.basis, X)
         alpha = self.prior.precision(Phi)
         w = pyro.sample("w", dist.Normal(loc=torch.zeros_like(alpha), scale=alpha.rsqrt()).to_event(1))
         likelihood = dist.Bernoulli(logits=linear_predictor(Phi, w))
@@ -60,7 +60,7 @@ class SoftmaxRegression(TensorValue):
 
         :param X: inputs, shape ``(N, D)``.
         """
-        Phi = self.basis(X)
+        Phi = design_matrix(self.basis, X)
         alpha = self.prior.precision(Phi)
         prior = dist.Normal(loc=torch.zeros_like(alpha), scale=alpha.rsqrt())
         w = pyro.sample("w", prior.expand([self.num_classes, len(alpha)]).to_event(2))

@@ -18,7 +18,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.basis import Basis, TensorValue, check_basis
+from pyro_evidence.models.basis import Basis, TensorValue, check_basis, design_matrix
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value, start_of
 from pyro_evidence.settings import check_count, check_function, check_tensors
 from pyro_evidence.threads import without_validation
@@ -195,6 +195,8 @@ class GaussianMixture(TensorValue):
         num = self._number(Y)
         prior_scale = (scale * alpha.rsqrt().unsqueeze(-1)).expand(num, -1)
         noise = self.noise(num, scale)
+        if not callable(noise):
+            raise BadInput(f"noise gave {noise!r}; expected a function (mean, component) -> distribution.")
         w = pyro.sample("w", dist.Normal(loc.expand_as(prior_scale), prior_scale).to_event(2))
         if weight is not None:
             return _weighted(noise(w, torch.arange(num)), num, Y, weight)
@@ -257,7 +259,7 @@ class LinearMixture(TensorValue):
 
     def __call__(self, X: Tensor, Y: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
         """Draw or observe the responses, shape ``(N, m)``, given inputs ``(N, D)``; ``weight`` as for a density."""
-        Phi = self.basis(X)
+        Phi = design_matrix(self.basis, X)
         if Y is not None:
             check_responses(Y, (len(Phi), self.num_outputs))
         alpha = precision_value("alpha", self.alpha, _start_shape(self.alpha), Phi)
@@ -286,7 +288,7 @@ class LinearMixture(TensorValue):
 
         :raises BadInput: when they cannot be used.
         """
-        Phi = self.basis(X)
+        Phi = design_matrix(self.basis, X)
         check_responses(Y, (len(Phi), self.num_outputs))
         return Responses(Y, Phi, _weights(weight, Y))
 

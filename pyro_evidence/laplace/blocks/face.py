@@ -90,7 +90,7 @@ class Blockwise:
         check_seed(seed)
         require_kept(self._inside.problem.joint, "blocks(...)")
         marginal, joint = _marginal(self._inside), self._inside.problem.joint
-        if site not in joint.latents.slices:
+        if not isinstance(site, str) or site not in joint.latents.slices:
             raise BadInput(f"blocks({site!r}): expected a latent site in blocks, one of {list(joint.latents.names)}.")
         p, part = marginal.partition, next(x for x in joint.latents if x.name == site)
         position = p.place[joint.latents.slices[site]]

@@ -109,6 +109,8 @@ def _labels(joint: LogJoint, places: OuterPlaces, by: str | Tensor | None) -> tu
     found = torch.arange(shape.numel()).reshape(shape) if by is None else by
     if isinstance(found, str):
         found = _argument(joint, found, shape) if found in _arguments(joint) else _plate(joint, places, found, shape)
+    if not isinstance(found, Tensor):
+        raise BadInput(f"by={by!r}; expected a plate's or argument's name, or a tensor of labels: loo(by=group).")
     if found.numel() != shape.numel():
         raise BadInput(
             f"by holds {found.numel()} labels, the observed data are {shape.numel()}; expected one for each datum."
