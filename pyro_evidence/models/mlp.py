@@ -8,6 +8,7 @@ MacKay (1992), "A practical Bayesian framework for backpropagation networks"; Bi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -117,6 +118,11 @@ class Softmax:
 
 
 REGRESSION, BINARY = Regression(), Binary()
+
+
+def _log_likelihood(output: Output, t: Tensor, eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
+    found: Tensor = output.distribution(eta, precisions).log_prob(output.data(t, eta))
+    return found.sum(-1)
 
 
 def _shaped(t: Tensor, shape: Size, eta: Tensor) -> Tensor:
@@ -252,11 +258,8 @@ class MLP(PyroModule):
         if not needed <= {*fixed, *joint.held, *joint.hypers.names}:
             return None
 
-        def log_likelihood(eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
-            found: Tensor = self.output.distribution(eta, precisions).log_prob(self.output.data(t, eta))
-            return found.sum(-1)
-
-        return NetworkDensity(joint, Wiring(X, self.activation, layers, alpha, noise, fixed, log_likelihood))
+        likelihood = partial(_log_likelihood, self.output, t)  # a name of the module: posteriors are pickled
+        return NetworkDensity(joint, Wiring(X, self.activation, layers, alpha, noise, fixed, likelihood))
 
     def _data(self, X: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """The arguments of :meth:`forward` when both are given."""
