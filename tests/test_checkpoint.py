@@ -80,7 +80,11 @@ def run(engine: Any, *args: Any) -> Any:
         return engine.run(*args)
 
 
-def killed_at(engine: Any, args: tuple[Any, ...], path: Path, number: int) -> bool:
+def run_whole(engine: Any, args: tuple[Any, ...]) -> Any:
+    return run(engine, *args)
+
+
+def killed_at(engine: Any, args: tuple[Any, ...], path: Path, number: int, run: Any = run_whole) -> bool:
     """Whether a run that writes after each step was killed after so many writings."""
     count, write = 0, Recorder.write
 
@@ -94,7 +98,7 @@ def killed_at(engine: Any, args: tuple[Any, ...], path: Path, number: int) -> bo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "write", counting)
         try:
-            run(with_stop(engine, checkpoint=path, every=0.0), *args)
+            run(with_stop(engine, checkpoint=path, every=0.0), args)
         except Killed:
             return True
     return False

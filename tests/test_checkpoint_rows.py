@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import RVM, BadInput, EvidenceEM, LaplaceEvidence, Start
-from pyro_evidence.checkpoint import Recorder
 from pyro_evidence.chunks import Slices
 from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.models.basis import Linear, Polynomial
@@ -22,7 +21,7 @@ from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.models.regression import Learned, regression
-from tests.test_checkpoint import MANY, ROOT, STOP, Killed, data, labels, with_stop
+from tests.test_checkpoint import MANY, ROOT, STOP, data, killed_at, labels, with_stop
 
 
 def heaps(num: int = 240) -> tuple[Tensor]:
@@ -52,33 +51,13 @@ def run(engine: Any, args: tuple[Tensor, ...], size: int = 120) -> Any:
         return engine.run_chunks(Slices(*args, size=size))
 
 
-def killed_at(engine: Any, args: tuple[Tensor, ...], path: Path, number: int) -> bool:
-    """Whether a run that writes after each step was killed after so many writings."""
-    count, write = 0, Recorder.write
-
-    def counting(self: Recorder, *state: Any) -> None:
-        nonlocal count
-        write(self, *state)
-        count += 1
-        if count == number:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recorder, "write", counting)
-        try:
-            run(with_stop(engine, checkpoint=path, every=0.0), args)
-        except Killed:
-            return True
-    return False
-
-
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "planes" else n for n in FITS])
 @pytest.mark.parametrize("number", [2, pytest.param(15, marks=pytest.mark.slow)])
 def test_a_killed_fit_goes_on_to_the_same_end_however_the_rows_are_cut(name: str, number: int, tmp_path: Path) -> None:
     make, args = FITS[name]
     expected = run(make(), args())
-    if not killed_at(make(), args(), tmp_path / "file", number):
-        assert killed_at(make(), args(), tmp_path / "file", 1)
+    if not killed_at(make(), args(), tmp_path / "file", number, run):
+        assert killed_at(make(), args(), tmp_path / "file", 1, run)
     found = run(make().resume(tmp_path / "file"), args())
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-12, atol=0.0)
     assert found.log_evidences == expected.log_evidences
@@ -88,7 +67,7 @@ def test_a_killed_fit_goes_on_to_the_same_end_however_the_rows_are_cut(name: str
 
 def test_other_rows_are_refused(tmp_path: Path) -> None:
     make, args = FITS["RVM"]
-    assert killed_at(make(), args(), tmp_path / "file", 1)
+    assert killed_at(make(), args(), tmp_path / "file", 1, run)
     X, t = args()
     with pytest.raises(BadInput, match="is of a fit to other data"):
         run(make().resume(tmp_path / "file"), (X, 1.0 - t))
@@ -99,7 +78,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_fit(tmp_path: Path) -> Non
     make, args = FITS["RVM"]
     expected = run(make(), args())
     engine = with_stop(make(), checkpoint=tmp_path / "file", every=0.0)
-    assert killed_at(make(), args(), tmp_path / "file", 1)
+    assert killed_at(make(), args(), tmp_path / "file", 1, run)
     before = (tmp_path / "file").read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -39,6 +39,12 @@ def importance_check(
     }
 
 
+def not_checked() -> dict[str, Any]:
+    """As :func:`importance_check` where nothing can be drawn and weighed: nan, and neither exact nor moved."""
+    names = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
+    return dict.fromkeys(names, math.nan) | {"exact": False} | shifts({}, torch.ones(1))
+
+
 def shifts(draws: Mapping[str, Tensor], weights: Tensor) -> dict[str, float | str]:
     """How far the weights move means, in standard deviations, and change standard deviations, at most.
 

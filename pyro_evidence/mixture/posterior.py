@@ -27,14 +27,12 @@ from pyro_evidence.mixture.number.correlation import CorrelationGain, correlatio
 from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture, with_components
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
-from pyro_evidence.program.failed_run import as_tensors, new_data
+from pyro_evidence.program.failed_run import as_tensors, new_data, require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_seed, seeded
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
 from pyro_evidence.threads import own_random_numbers
-
-NO_DATA: tuple[Any, ...] = ("the data came in chunks and were not kept",)  # where the arguments would be
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,11 @@ class FittedMixture:
     def kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         """The kernels at these arguments; at the training data without any."""
         joint = self.structure.fixed(self.structure.params(self.mixture))
-        if joint.args is NO_DATA and not (args or kwargs):
-            raise BadInput("the data came in chunks and were not kept; pass the model's arguments, as for run(...).")
         if args or kwargs:
             joint = copy.copy(joint)
             joint.args, joint.kwargs = as_tensors(args, kwargs)
+        else:
+            require_kept(joint, "a method without arguments")
         with own_random_numbers():  # a response that is not given is drawn, and not looked at
             with new_data(joint.args, joint.kwargs):
                 trace = joint.trace(self.structure.flat(self.mixture.w[0]), joint.initial_theta)
@@ -313,30 +311,22 @@ class MixturePosterior(LaplacePosterior):
             "notes": [] if gain is None else gain.notes,
         }
 
-    def _require_data(self, what: str) -> None:
-        """Refuse what looks at the training data as a whole, where they came in chunks."""
-        if self._joint.args is NO_DATA:
-            raise BadInput(f"{what} needs the training data, which came in chunks and were not kept.")
-
     def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
         """As :meth:`LaplacePosterior.log_weights`.
 
         :raises BadInput: where the data came in chunks and were not kept.
         """
-        self._require_data("log_weights")
+        self._needs_data("log_weights")
         return super().log_weights(num_samples, seed)
 
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
-        if self._joint.args is not NO_DATA:
-            return super()._importance_check(num_samples, seed)
-        names = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
-        return dict.fromkeys(names, float("nan")) | {"exact": False} | report.shifts({}, torch.ones(1))
+        return super()._importance_check(num_samples, seed) if self._joint.kept else report.not_checked()
 
     @property
     def correlation_gain(self) -> CorrelationGain | None:
         """What correlated noise would gain; None where it is correlated, or the data were not kept or have gaps."""
         assert self.recognised is not None
-        if self._joint.args is NO_DATA:
+        if not self._joint.kept:
             return None
         return correlation_gain(self.recognised, self._mixture, self.responsibilities())
 
@@ -346,7 +336,6 @@ class MixturePosterior(LaplacePosterior):
         :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them; where the
             data came in chunks and were not kept.
         """
-        self._require_data("save")
         own = {"paths": self.paths, "num_components": len(self.active), "limit": self.limit}
         archive.write(self._record() | own, path)
 
@@ -382,7 +371,7 @@ def without_data(posterior: MixturePosterior) -> MixturePosterior:
     assert posterior.recognised is not None
     state, structure = posterior.state, posterior.recognised
     joint, own = copy.copy(structure.joint), copy.copy(state.problem.joint)
-    joint.args, joint.kept = own.args, own.kept = NO_DATA, False
+    joint.args, joint.kept = own.args, own.kept = (), False
     problem = replace(state.problem, joint=own)
     kept = replace(structure, joint=joint, Y=structure.Y[:0], weight=structure.weight[:0])
     return replace(posterior, state=replace(state, problem=problem), recognised=kept)

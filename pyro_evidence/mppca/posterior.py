@@ -1,5 +1,6 @@
 """What a fit of a mixture of probabilistic PCA returns, its principal subspaces in one form only."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
-from pyro_evidence.laplace import archive
+from pyro_evidence.laplace import archive, report
 from pyro_evidence.laplace.new_data.gaussian_posterior import generator_of
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.mppca import expectation, missing, orbit
@@ -304,11 +305,9 @@ class MPPCAPosterior(LaplacePosterior):
         return found | {"num_components": self.num_components, "num_latents": self.num_latents.tolist()}
 
     def _without_ratios(self) -> dict[str, Any]:
-        nan = float("nan")
-        ratios = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
         return {
             "status": self.status,
-            "log_evidence": nan if self.refusal else float(self.log_evidence),
+            "log_evidence": math.nan if self.refusal else float(self.log_evidence),
             "log_evidence_per_step": list(self.log_evidences),
             "log_evidence_per_restart": self.restarts.tolist(),
             "failed_restarts": [*self.failures, *([self.refusal] if self.refusal else [])],
@@ -316,7 +315,7 @@ class MPPCAPosterior(LaplacePosterior):
             "smallest_eigenvalue": self._smallest_eigenvalue(),
             "curvature": "exact_hessian" if isinstance(self.state.precision, Dense) else "responsibilities held",
             "num_pruned": int((~self.state.problem.active).sum()),
-            **dict.fromkeys(ratios, nan),
+            **report.not_checked(),
         }
 
     def save(self, path: str | Path) -> None:
