@@ -29,7 +29,8 @@ class Slices:
         lengths = [len(a) for a in arrays]
         if len(set(lengths)) != 1:
             raise BadInput(f"Slices was given arrays of {lengths} rows; expected some, all of one length.")
-        self.arrays, self.size = arrays, check_count("size", size)
+        self.arrays = arrays
+        self.size: int = check_count("size", size)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         for begin in range(0, max(1, len(self.arrays[0])), self.size):
@@ -54,8 +55,10 @@ class Parquet:
         size: int = 100_000,
         dtype: torch.dtype | None = torch.float64,
     ) -> None:
-        self.paths = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
-        self.columns, self.size, self.dtype = tuple(columns), check_count("size", size), dtype
+        self.paths: list[Path] = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
+        self.columns: tuple[str | Sequence[str], ...] = tuple(columns)
+        self.size: int = check_count("size", size)
+        self.dtype = dtype
         self._require_columns()
 
     def _require_columns(self) -> None:

@@ -158,10 +158,13 @@ class EvidenceEM:
         check_stop(stop)
         if deletion is not None:
             check_methods("deletion", deletion, ("__call__", "split"), "GreedyDeletion()")
-        self.missing = parsed(missing)
-        self.model = marginalised(model) if self.missing is Missing.MARGINALISE else model
-        self.update, self.curvature = update, curvature
-        self.start, self.deletion, self.stop = start, deletion, stop
+        self.missing: Missing = parsed(missing)
+        self.model: Model = marginalised(model) if self.missing is Missing.MARGINALISE else model
+        self.update = update
+        self.curvature = curvature
+        self.start = start
+        self.deletion = deletion
+        self.stop = stop
         self._task: MixtureFit | mppca_fit.MPPCAFit | None = None
         self._data: Arguments = ((), {})
         self._watched: Arguments | None = None

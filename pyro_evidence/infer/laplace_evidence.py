@@ -92,11 +92,14 @@ class LaplaceEvidence:
         if curvature is not None:
             check_function("curvature", curvature, "exact_hessian")
         check_stop(stop)
-        self.start = start_of(start, deprecated)
-        self.integrate = _integrate(deprecated)
-        self.outer = () if self.integrate is not None and outer is None else outer
-        self.model, self.hyper, self.nodes = model, hyper, check_nodes(nodes, curvature)
-        self.curvature, self.stop = curvature, stop
+        self.start: Start = start_of(start, deprecated)
+        self.integrate: Sequence[str] | None = _integrate(deprecated)
+        self.outer: Sequence[str] | None = () if self.integrate is not None and outer is None else outer
+        self.model = model
+        self.hyper = hyper
+        self.nodes: int | str = check_nodes(nodes, curvature)
+        self.curvature = curvature
+        self.stop = stop
         self._data: Arguments | None = None
         self._fits: tuple[Fit[TypeII], ...] = ()
         self._begun: tuple[Fit[TypeII], ...] = ()

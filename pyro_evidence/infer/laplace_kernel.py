@@ -42,7 +42,7 @@ class LaplaceKernel(MCMCKernel):
     """
 
     def __init__(self, model: Model | LaplaceEvidence | EvidenceEM) -> None:
-        self.engine = _engine(model)
+        self.engine: LaplaceEvidence | EvidenceEM = _engine(model)
         self.posterior: LaplacePosterior | None = None
         self.transforms: dict[str, Any] | None = None
         self._sent: StateDict = {"params": {}, "constraints": {}}

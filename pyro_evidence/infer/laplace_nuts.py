@@ -51,7 +51,7 @@ class LaplaceNUTS(MCMCKernel):
         self.posterior = posterior
         self.settings: dict[str, Any] = {"max_tree_depth": max_tree_depth, "target_accept_prob": target_accept_prob}
         latents = posterior.state.problem.joint.latents
-        self.transforms = {part.name: part.transform.inv for part in latents}
+        self.transforms: dict[str, Any] = {part.name: part.transform.inv for part in latents}
         self.round = round_coordinates(posterior)
         self._nuts: NUTS | None = None
         self._value: WithGradient | None = None

@@ -79,8 +79,12 @@ class OverlapEM:
         check_function("start", start, "KMeans()")
         check_function("lost", lost, "keep_lost_kernels")
         check_stop(stop)
-        self.model, self.alpha, self.updates = model, alpha, updates
-        self.start, self.lost, self.stop = start, lost, stop
+        self.model = model
+        self.alpha = alpha
+        self.updates = updates
+        self.start = start
+        self.lost = lost
+        self.stop = stop
         alpha_of(alpha, 1.0, model)
         self._task: PRBFFit | None = None
         self._data: Arguments = ((), {})

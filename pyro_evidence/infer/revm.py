@@ -106,8 +106,10 @@ class REVM:
         check_function("centre", centre, "score_centre")
         check_function("approximation", approximation, "laplace_at_base")
         check_ridge(ridge)
-        self.model, self.site, self.ridge = model, site, ridge
-        self.settings = REVMSettings(prior, centre, approximation)
+        self.model = model
+        self.site = site
+        self.ridge = ridge
+        self.settings: REVMSettings = REVMSettings(prior, centre, approximation)
         self._posterior: REVMPosterior | None = None
 
     @one_at_a_time

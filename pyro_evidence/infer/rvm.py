@@ -67,7 +67,10 @@ class RVM:
     ) -> None:
         check_model(model)
         check_stop(stop)
-        self.model, self.site, self.noise, self.stop = model, site, noise, stop
+        self.model = model
+        self.site = site
+        self.noise = noise
+        self.stop = stop
         self._of: Weights | None = None
         self._fit: Fit[Any] | None = None
         self._data: Arguments = ((), {})

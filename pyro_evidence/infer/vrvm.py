@@ -51,7 +51,10 @@ class VRVM:
     ) -> None:
         check_model(model)
         check_stop(stop)
-        self.model, self.site, self.noise, self.stop = model, site, noise, stop
+        self.model = model
+        self.site = site
+        self.noise = noise
+        self.stop = stop
         self._of: Weights | None = None
         self._noise: Noise | None = None
         self._fit: Fit[VariationalState] | None = None

@@ -160,9 +160,12 @@ class WeightedGuide:
 
     def __init__(self, joint: LogJoint, theta: Tensor, draws: Mapping[str, Tensor], weights: Tensor) -> None:
         nodes = joint.trace(joint.initial_u, theta).nodes
-        self.frames = {n: tuple((f.name, f.size, f.dim) for f in _plates(nodes[n])) for n in draws}
-        self.event_dims = {n: nodes[n]["fn"].event_dim for n in draws}
-        self.draws, self.weights = dict(draws), weights
+        self.frames: dict[str, tuple[tuple[str, int, int], ...]] = {
+            n: tuple((f.name, f.size, f.dim) for f in _plates(nodes[n])) for n in draws
+        }
+        self.event_dims: dict[str, int] = {n: nodes[n]["fn"].event_dim for n in draws}
+        self.draws: dict[str, Tensor] = dict(draws)
+        self.weights = weights
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """One draw of every site; the arguments are not looked at."""

@@ -17,7 +17,7 @@ from torch.distributions import constraints
 from pyro_evidence.curvature.dense import Dense, Diagonal, Precision
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.numerics.coordinates import Coordinate
+from pyro_evidence.numerics.coordinates import Coordinate, Coordinates
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.program.simulate import NewLevels
@@ -39,11 +39,13 @@ class LaplaceGuide:
     def __init__(self, state: LaplaceState) -> None:
         joint = state.problem.joint
         nodes = joint.trace(state.u, state.theta).nodes
-        self.latents, self.dtype = joint.latents, joint.dtype
-        self.frames = {n: _plates(nodes[n]) for n in self.latents.names}
-        self.event_dims = {n: nodes[n]["fn"].event_dim for n in self.latents.names}
-        self.u, self.active = state.u, state.problem.active
-        self.gaussian = _gaussian(state.precision, self.u, self.active)
+        self.latents: Coordinates = joint.latents
+        self.dtype: torch.dtype = joint.dtype
+        self.frames: dict[str, tuple[Frame, ...]] = {n: _plates(nodes[n]) for n in self.latents.names}
+        self.event_dims: dict[str, int] = {n: nodes[n]["fn"].event_dim for n in self.latents.names}
+        self.u: Tensor = state.u
+        self.active: Tensor = state.problem.active
+        self.gaussian: Any = _gaussian(state.precision, self.u, self.active)
         self._grown = Growing(joint.substituted(state.theta), {p.name: p.shape for p in self.latents})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -162,7 +164,9 @@ class PrecisionNormal(dist.TorchDistribution):
     support = constraints.real_vector
 
     def __init__(self, loc: Tensor, precision: Precision, active: Tensor, validate_args: bool | None = None) -> None:
-        self.loc, self.precision, self.active = loc, precision, active
+        self.loc = loc
+        self.precision = precision
+        self.active = active
         super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:

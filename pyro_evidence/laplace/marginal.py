@@ -39,8 +39,9 @@ class InnerSearch:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.num_values = self.num_failures = 0
-        self.letter = ""
+        self.num_values: int = 0
+        self.num_failures: int = 0
+        self.letter: str = ""
         self._last: LaplaceState | None = None
         self._found_last: tuple[Tensor, Tensor] = (torch.zeros(()), torch.zeros(0))
 
@@ -112,7 +113,8 @@ class LaplaceMarginal:
         check_model(model, goes_to="its call")
         if isinstance(integrate, str) or not len(integrate):
             raise BadInput(f"integrate={integrate!r}; expected a list of names of latent sites, such as ['f'].")
-        self.model, self.integrate = model, tuple(integrate)
+        self.model = model
+        self.integrate: tuple[str, ...] = tuple(integrate)
         self._last: tuple[tuple[Any, ...], Mapping[str, Any], InnerSearch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

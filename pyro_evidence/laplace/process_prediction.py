@@ -230,7 +230,8 @@ class ProcessGuide(LaplaceGuide):
 
     def __init__(self, state: LaplaceState) -> None:
         super().__init__(state)
-        self.state, self.functions = state, functions_of(state)
+        self.state = state
+        self.functions: list[str] = functions_of(state)
         self._last: tuple[Arguments, list[tuple[int, ...]], Tensor, Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

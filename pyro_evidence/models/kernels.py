@@ -113,7 +113,11 @@ class Kernel(TensorValue):
     def __mul__(self, other: "Kernel | float") -> "Product":
         return Product((*_terms(self, Product), *_terms(_kernel(other), Product)))
 
-    __radd__, __rmul__ = __add__, __mul__
+    def __radd__(self, other: "Kernel | float") -> "Sum":
+        return self + other
+
+    def __rmul__(self, other: "Kernel | float") -> "Product":
+        return self * other
 
 
 def check_inputs(X: Tensor, Z: Tensor | None = None) -> None:

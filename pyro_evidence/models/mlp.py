@@ -170,8 +170,10 @@ class MLP(PyroModule):
     ) -> None:
         super().__init__()
         sizes = hidden if isinstance(hidden, list | tuple) else (hidden,)
-        self.num_hidden = tuple(check_count("hidden", size, at_least=0) for size in sizes)
-        self.num_inputs, self.activation, self.output = num_inputs, activation, output
+        self.num_hidden: tuple[int, ...] = tuple(check_count("hidden", size, at_least=0) for size in sizes)
+        self.num_inputs = num_inputs
+        self.activation = activation
+        self.output = output
         check_function("activation", activation, "torch.tanh")
         check_methods("output", output, ("distribution", "data"), "Regression()")
         _check_sizes(num_inputs, self.num_hidden, output.num_outputs)

@@ -28,12 +28,13 @@ class Coordinates:
     """The flat unconstrained vector of several named tensors, sorted by name as MCMC sorts them."""
 
     def __init__(self, parts: Mapping[str, tuple[Transform, torch.Size]]) -> None:
-        self.parts = tuple(
+        self.parts: tuple[Coordinate, ...] = tuple(
             Coordinate(name, t, torch.Size(shape), torch.Size(t.inverse_shape(shape)))
             for name, (t, shape) in sorted(parts.items())
         )
         ends = torch.tensor([0] + [p.size for p in self.parts]).cumsum(0).tolist()
-        self.slices = {p.name: slice(a, b) for p, a, b in zip(self.parts, ends[:-1], ends[1:], strict=True)}
+        borders = zip(self.parts, ends[:-1], ends[1:], strict=True)
+        self.slices: dict[str, slice] = {p.name: slice(a, b) for p, a, b in borders}
         self.size: int = ends[-1]
 
     def __iter__(self) -> Iterator[Coordinate]:

@@ -169,8 +169,11 @@ class Forward:
     """
 
     def __init__(self, value: Tensor, x: Tensor, *, at_once: int = LARGEST_CHUNK, create_graph: bool = False) -> None:
-        self.value, self.x, self.at_once, self.create_graph = value, x, at_once, create_graph
-        self.cotangent = torch.zeros_like(value).requires_grad_()
+        self.value = value
+        self.x = x
+        self.at_once = at_once
+        self.create_graph = create_graph
+        self.cotangent: Tensor = torch.zeros_like(value).requires_grad_()
 
     @cached_property
     def slope(self) -> Tensor | None:

@@ -88,15 +88,17 @@ def _softplus_inverse(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
-identity = Link("identity", _same, _same)
-log = Link("log", torch.exp, torch.log)
-square_root = Link("square root", torch.square, torch.sqrt)
-inverse_softplus = Link("inverse softplus", torch.nn.functional.softplus, _softplus_inverse)
-logit = Link("logit", torch.sigmoid, torch.logit)
-probit = Link("probit", torch.special.ndtr, torch.special.ndtri)
-complementary_log_log = Link("complementary log-log", _complementary, _complementary_inverse)
-baseline_logits = LogitsAgainstFirst("logits against the first class", _with_first, _against_first)
-baseline_softmax = SoftmaxAgainstFirst("softmax against the first class", _softmax_with_first, _log_odds_against_first)
+identity: Link = Link("identity", _same, _same)
+log: Link = Link("log", torch.exp, torch.log)
+square_root: Link = Link("square root", torch.square, torch.sqrt)
+inverse_softplus: Link = Link("inverse softplus", torch.nn.functional.softplus, _softplus_inverse)
+logit: Link = Link("logit", torch.sigmoid, torch.logit)
+probit: Link = Link("probit", torch.special.ndtr, torch.special.ndtri)
+complementary_log_log: Link = Link("complementary log-log", _complementary, _complementary_inverse)
+baseline_logits: Link = LogitsAgainstFirst("logits against the first class", _with_first, _against_first)
+baseline_softmax: Link = SoftmaxAgainstFirst(
+    "softmax against the first class", _softmax_with_first, _log_odds_against_first
+)
 
 
 def candidates(constraint: Any, normalised_logits: bool) -> tuple[Link, ...]:

@@ -100,8 +100,12 @@ class LogJoint:
         integrate: Sequence[str] | None = None,
         hyper: Sequence[str] | None = None,
     ) -> None:
-        self.model = model
-        self.columns = failed_run.columns(args, kwargs or {})  # names, of arguments that are tables
+        self.model: Model = model
+        self.columns: dict[str, tuple[str, ...]] = failed_run.columns(
+            args, kwargs or {}
+        )  # names, of arguments that are tables
+        self.args: tuple[Any, ...]
+        self.kwargs: dict[str, Any]
         self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
         self.kept = True  # whether the arguments are all data; not where these came in chunks
@@ -110,13 +114,15 @@ class LogJoint:
         trace, declared = self._prototype(maximise=hyper is None or len(hyper) > 0)
         nodes = sample_nodes(trace)
         with alone(), own_random_numbers():
-            self.left_out = parameters.imputed(partial(self.model, *self.args, **self.kwargs), nodes)
+            self.left_out: dict[str, Tensor] = parameters.imputed(partial(self.model, *self.args, **self.kwargs), nodes)
         latent = {n: s for n, s in nodes.items() if not (s["is_observed"] or n in self.left_out)}
         continuous = {n: s for n, s in latent.items() if not is_discrete(s)}
-        self.discrete = tuple(n for n in latent if n not in continuous)
-        self.observed = tuple(n for n, s in nodes.items() if is_observation(s))
-        self.unvalidated = tuple(n for n in self.observed if checks.unvalidated(nodes[n]["fn"]))
-        self.hyper_sites = parameters.maximised_sites(tuple(continuous), tuple(declared), integrate, hyper)
+        self.discrete: tuple[str, ...] = tuple(n for n in latent if n not in continuous)
+        self.observed: tuple[str, ...] = tuple(n for n, s in nodes.items() if is_observation(s))
+        self.unvalidated: tuple[str, ...] = tuple(n for n in self.observed if checks.unvalidated(nodes[n]["fn"]))
+        self.hyper_sites: tuple[str, ...] = parameters.maximised_sites(
+            tuple(continuous), tuple(declared), integrate, hyper
+        )
         self._inexact = tuple(n for n, s in nodes.items() if n not in self.discrete and exact(s["fn"]) is not s["fn"])
         self._known = frozenset({*self.discrete, *self.observed, *self.left_out, *trace.param_nodes})
         self._enumerated = self._summing(nodes)
@@ -173,26 +179,29 @@ class LogJoint:
             parameters.check_start(name, declaration)
         own = {n: d.source for n, d in declared.items() if d.source is not None and "$$$" not in n}
         networks = parameters.modules(self.model, *self.args, *self.kwargs.values()) if own else []
-        self.homes = {n: parameters.homes(p, networks) for n, p in own.items()}
-        self.held = {n: d.value for n, d in declared.items() if n not in free and "$$$" not in n}
-        self.param_constraints = {n: d.constraint for n, d in declared.items()}
+        self.homes: dict[str, tuple[tuple[torch.nn.Module, str], ...]] = {
+            n: parameters.homes(p, networks) for n, p in own.items()
+        }
+        self.held: dict[str, Tensor] = {n: d.value for n, d in declared.items() if n not in free and "$$$" not in n}
+        self.param_constraints: dict[str, Any] = {n: d.constraint for n, d in declared.items()}
         return free
 
     def _choose(self, free: Mapping[str, Declaration], continuous: Mapping[str, Node]) -> None:
         """The coordinates of what is integrated and of what is maximised."""
         sites = {n: (bijection(n, s["fn"]), s["value"].shape) for n, s in continuous.items()}
-        self.dtypes = {n: s["value"].dtype for n, s in continuous.items()}
+        self.dtypes: dict[str, torch.dtype] = {n: s["value"].dtype for n, s in continuous.items()}
         outer = {n: sites.pop(n) for n in self.hyper_sites}
-        self.latents = Coordinates(sites)
+        self.latents: Coordinates = Coordinates(sites)
         self._counted = (*self.latents.names, *self.discrete, *self.observed)
         self._scored = frozenset(self._counted)
         params = {n: (parameters.transform_of(d.constraint), d.value.shape) for n, d in free.items()}
-        self.hypers = Coordinates(params | outer)
+        self.hypers: Coordinates = Coordinates(params | outer)
         like = next(iter(continuous.values()))["value"]
-        self.dtype, self.device = like.dtype, like.device
+        self.dtype: torch.dtype = like.dtype
+        self.device: torch.device = like.device
         origin = {n: t(like.new_zeros(t.inverse_shape(shape))) for n, (t, shape) in outer.items()}
         flat = self.hypers.flat({n: d.value for n, d in free.items()} | origin)
-        self.initial_theta = flat.detach().to(self.device, torch.float64)
+        self.initial_theta: Tensor = flat.detach().to(self.device, torch.float64)
 
     def _check_density(self, continuous: Mapping[str, Node]) -> None:
         """Finite somewhere, the same twice, of fixed structure, dependent on every param.

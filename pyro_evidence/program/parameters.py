@@ -314,7 +314,8 @@ class FirstRun(Messenger):
 
     def __init__(self, stored: Mapping[str, Tensor], limits: Mapping[str, Any]) -> None:
         super().__init__()
-        self.stored, self.limits = stored, limits
+        self.stored = stored
+        self.limits = limits
         self.found: dict[str, Declaration] = {}
         self.fixed: set[str] = set()  # given a value by a handler of the user's
 

@@ -217,7 +217,8 @@ class NewLevels(Messenger):
 
     def __init__(self, shapes: Mapping[str, torch.Size], *, drawn: bool = True) -> None:
         super().__init__()
-        self.shapes, self.drawn = dict(shapes), drawn
+        self.shapes: dict[str, torch.Size] = dict(shapes)
+        self.drawn = drawn
 
     def _pyro_post_sample(self, msg: Any) -> None:
         fitted, value = self.shapes.get(msg["name"]), msg["value"]

@@ -38,7 +38,8 @@ class NestedMixture(TorchDistribution):
     has_rsample = False
 
     def __init__(self, integral: Integral, places: Places, batch_shape: torch.Size = SCALAR) -> None:
-        self.integral, self.places = integral, places
+        self.integral = integral
+        self.places = places
         size = len(places.outer) + len(places.inner)
         super().__init__(batch_shape, torch.Size([size]), validate_args=False)
 

@@ -33,7 +33,8 @@ class OuterJoint(LogJoint):
         outer: Sequence[str],
         hyper: Sequence[str] | None = None,
     ) -> None:
-        self.outer_sites, self._fixed = tuple(sorted(outer)), hyper is not None and not len(hyper)
+        self.outer_sites: tuple[str, ...] = tuple(sorted(outer))
+        self._fixed = hyper is not None and not len(hyper)
         super().__init__(model, args, kwargs, hyper=[*(hyper or ()), *outer])
 
     def _hold(self, declared: Mapping[str, Declaration], everything: bool) -> dict[str, Declaration]:

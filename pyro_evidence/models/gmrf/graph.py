@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -127,12 +127,14 @@ class ICAR(GaussianField):
     True
     """
 
-    arg_constraints = {"scale": constraints.positive}  # noqa: RUF012 as in torch
+    arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive}
 
     def __init__(
         self, edges: Tensor | Neighbours, scale: Any, level: Any = None, validate_args: bool | None = None
     ) -> None:
         graph = _graph(edges)
+        self.scale: Any
+        self.level: Any
         self.scale, self.level = parameters(scale, level)
         rank, parts = graph.size - len(graph.members), len(graph.members)
         of_edges = (self.scale**-2).unsqueeze(-1).expand(*self.scale.shape, len(graph.edges))
@@ -158,7 +160,7 @@ class BYM2(GaussianField):
     torch.Size([2, 3])
     """
 
-    arg_constraints = {  # noqa: RUF012 as in torch
+    arg_constraints: ClassVar[dict[str, Any]] = {
         "scale": constraints.positive,
         "mixing": constraints.interval(0.0, 1.0),
     }
@@ -167,6 +169,9 @@ class BYM2(GaussianField):
         self, edges: Tensor | Neighbours, scale: Any, mixing: Any, level: Any = None, validate_args: bool | None = None
     ) -> None:
         graph = _graph(edges)
+        self.scale: Any
+        self.mixing: Any
+        self.level: Any
         self.scale, self.mixing, self.level = parameters(scale, mixing, level)
         rank, size = graph.size - len(graph.members), graph.size
         typical = graph.typical_variance

@@ -18,7 +18,8 @@ class OrthogonalTo(constraints.Constraint):
     is_discrete = False
 
     def __init__(self, directions: Tensor, shape: torch.Size) -> None:
-        self.directions, self.shape = directions, shape
+        self.directions = directions
+        self.shape = shape
 
     @property
     def event_dim(self) -> int:  # type: ignore[override]

@@ -1,9 +1,10 @@
 """Walks in time: differences of first or second order, and a stationary autoregression."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
@@ -31,13 +32,15 @@ class RandomWalk(GaussianField):
     tensor(-5.2568)
     """
 
-    arg_constraints = {"scale": constraints.positive}  # noqa: RUF012 as in torch
+    arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive}
 
     def __init__(
         self, scale: Any, size: int, order: int = 1, level: Any = None, validate_args: bool | None = None
     ) -> None:
         if order not in (1, 2) or size <= order:
             raise BadInput(f"RandomWalk(size={size}, order={order}); expected order 1 or 2, and more values than that.")
+        self.scale: Any
+        self.level: Any
         self.scale, self.level = parameters(scale, level)
         skeleton, steps = _walk(size, order, self.scale.device), size - order
         weights = torch.tensor([[-1.0, 1.0], [1.0, -2.0, 1.0]][order - 1], device=self.scale.device)
@@ -75,7 +78,7 @@ class AR1(GaussianField):
     torch.Size([1000])
     """
 
-    arg_constraints = {  # noqa: RUF012 as in torch
+    arg_constraints: ClassVar[dict[str, Any]] = {
         "scale": constraints.positive,
         "coefficient": constraints.interval(-1.0, 1.0),
     }
@@ -83,6 +86,8 @@ class AR1(GaussianField):
     def __init__(self, scale: Any, coefficient: Any, size: int, validate_args: bool | None = None) -> None:
         if size < 2:
             raise BadInput(f"AR1(size={size}); expected at least 2 values.")
+        self.scale: Tensor
+        self.coefficient: Tensor
         self.scale, self.coefficient = broadcast_all(scale, coefficient)
         device, shape = self.scale.device, self.scale.shape
         first = torch.arange(size - 1, device=device).unsqueeze(-1)
