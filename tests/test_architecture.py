@@ -233,6 +233,23 @@ def drawers_for_everything(root: Path) -> list[str]:
     return [str(path) for path in relative if {"util", "utils"} & set(path.with_suffix("").parts)]
 
 
+def values_called_at(root: Path) -> list[str]:
+    """Values, fields and functions with the name of a preposition, which does not say what they are."""
+    return [
+        f"{path.relative_to(root)}:{line} calls something 'at'; say what it is: a place, a point, a problem"
+        for path in sources(root)
+        for line, name in _words(path)
+        if name == "at"
+    ]
+
+
+def _words(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.NAME:
+                yield token.start[0], token.string
+
+
 BROKEN: list[tuple[Rule, str, str]] = [
     (strangers, "helpers.py", ""),
     (strangers, "misc/thing.py", ""),
@@ -265,6 +282,8 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (unexplained_safety_constants, "numerics/linalg.py", "x = y.clamp_min(0.0)"),
     (prints, "infer/revm.py", "def run():\n    print(1)"),
     (prints, "plots/posterior.py", "say = print"),
+    (values_called_at, "numerics/linalg.py", "def at(x): pass"),
+    (values_called_at, "numerics/linalg.py", "class Mode:\n    at: int"),
     (drawers_for_everything, "utils.py", ""),
     (drawers_for_everything, "infer/utils.py", ""),
     (drawers_for_everything, "numerics/util/shapes.py", ""),
@@ -292,6 +311,7 @@ KEPT: list[tuple[Rule, str, str]] = [
     (unexplained_safety_constants, "datasets.py", "x = 1e-60 + y.clamp(max=1.0)"),
     (prints, "laplace/posterior.py", "class P:\n    def summary(self):\n        print(1)"),
     (prints, "laplace/posterior.py", "from pyro.infer.mcmc.util import print_summary"),
+    (values_called_at, "numerics/linalg.py", 'x = "not at a mode"  # at it'),
     (drawers_for_everything, "infer/revm.py", "from pyro.infer.mcmc.util import print_summary"),
 ]
 

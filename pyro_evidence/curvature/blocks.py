@@ -56,7 +56,7 @@ class Step:
     border: Tensor  # (G, p), padded
     part: slice  # their panels in the flat vector
     places: Tensor | None  # (G, p, p) of the entries among neighbours; None where all are in the remainder
-    at: Tensor  # (G, p) row of each neighbour in the remainder, where all are there
+    neighbours: Tensor  # (G, p) row of each neighbour in the remainder, where all are there
     as_product: bool  # whether one product over all blocks is cheaper than scattering
 
     def panel(self, flat: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Step:
 
     def spread(self, Y: Tensor, size: int) -> Tensor:
         """``Y`` ``(G, d, p)`` with a column for each coordinate of the remainder, ``(G d, size)``."""
-        place = self.at.unsqueeze(1).expand_as(Y)
+        place = self.neighbours.unsqueeze(1).expand_as(Y)
         out = Y.new_zeros(*Y.shape[:-1], size + 1).scatter_(-1, place, Y)
         return out.flatten(0, 1)[:, :size]
 
@@ -138,8 +138,8 @@ class BlockPlan:
         """Places of the entries among the neighbours of some blocks, ``(g, p, p)``."""
         if step.places is not None:
             return step.places[part]
-        at = step.at[part]
-        return at.unsqueeze(-1) * (len(self.order.rest) + 1) + at.unsqueeze(-2)
+        neighbours = step.neighbours[part]
+        return neighbours.unsqueeze(-1) * (len(self.order.rest) + 1) + neighbours.unsqueeze(-2)
 
 
 def _described(level: tuple[Fronts, ...]) -> str:
@@ -263,7 +263,7 @@ class BlockPrecision:
             rest = self.plan.remainder(flat)
             full = (step.spread(W, len(rest)) @ rest).view(*W.shape[:-1], -1)
             full = torch.nn.functional.pad(full, (0, 1))  # the column of the padding
-            panel[..., width:] = -full.gather(-1, step.at.unsqueeze(1).expand_as(W))
+            panel[..., width:] = -full.gather(-1, step.neighbours.unsqueeze(1).expand_as(W))
         else:
             for part in step.portions() if step.border.shape[-1] else []:
                 panel[part, :, width:] = -(W[part] @ self._among_neighbours(step, part, flat))

@@ -70,8 +70,8 @@ def layout(order: Order, size: int) -> Layout:
     turn[order.rest], turn[size] = len(order.levels), len(order.levels) + 1
     row[order.rest], row[size] = torch.arange(len(order.rest), device=device), len(order.rest)
     numbers = torch.arange(len(width), device=device).split(counts.tolist())[1:]
-    at = [number for number, level in enumerate(order.levels) for _ in level]
-    for front, number, level in zip(fronts, numbers, at, strict=True):
+    depths = [number for number, level in enumerate(order.levels) for _ in level]
+    for front, number, level in zip(fronts, numbers, depths, strict=True):
         turn[front.own], block[front.own] = level, number.unsqueeze(-1)
         row[front.own] = torch.arange(front.own.shape[-1], device=device)
     key, column = _borders(fronts, numbers, size, device)

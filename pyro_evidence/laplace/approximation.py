@@ -264,7 +264,7 @@ def _with_blocks(problem: Problem, marginal: blocks.Marginal, theta: Tensor, sta
     """The state with blocks integrated, and Laplace's approximation around that of what they share."""
     place = marginal.find(theta, start)
     found = (marginal.precision(theta, place), place.decrement, marginal.log_evidence(place))
-    prior, log_joint = problem.joint.log_hyperprior(theta).detach(), place.modes.at.value.sum()
+    prior, log_joint = problem.joint.log_hyperprior(theta).detach(), place.modes.here.value.sum()
     return LaplaceState(problem, theta.detach(), marginal.whole(place), log_joint, *found, prior, place=place)
 
 
@@ -318,8 +318,8 @@ def is_certified(state: LaplaceState) -> bool:
 
     Two products with vectors scaled by the diagonal's root, compared coordinate by coordinate.
     """
-    at = state.problem.factors
-    return at is None or at.is_certified(state.u, state.theta)
+    factors = state.problem.factors
+    return factors is None or factors.is_certified(state.u, state.theta)
 
 
 def require_proper(state: LaplaceState) -> None:

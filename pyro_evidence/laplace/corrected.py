@@ -196,8 +196,8 @@ def resampled(weights: Tensor, num_samples: int, generator: torch.Generator) -> 
     """
     ends = weights.double().cumsum(0).cpu()
     offset = torch.rand((), generator=generator, dtype=torch.float64)
-    at = (torch.arange(num_samples, dtype=torch.float64) + offset) / max(num_samples, 1) * ends[-1]
-    index = torch.searchsorted(ends, at).clamp(max=len(ends) - 1)
+    points = (torch.arange(num_samples, dtype=torch.float64) + offset) / max(num_samples, 1) * ends[-1]
+    index = torch.searchsorted(ends, points).clamp(max=len(ends) - 1)
     return index[torch.randperm(num_samples, generator=generator)].to(weights.device)
 
 
@@ -217,9 +217,9 @@ def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tenso
     columns, order = values.reshape(len(values), -1).mT.contiguous().sort(-1)
     mass = weights.to(columns)[order]
     middle = mass.cumsum(-1) - 0.5 * mass
-    at = levels.to(columns).reshape(-1).expand(len(columns), -1).contiguous()
-    right = torch.searchsorted(middle, at).clamp(1, len(values) - 1)
+    wanted = levels.to(columns).reshape(-1).expand(len(columns), -1).contiguous()
+    right = torch.searchsorted(middle, wanted).clamp(1, len(values) - 1)
     low, high = middle.gather(-1, right - 1), middle.gather(-1, right)
-    share = (at - low) / torch.where(high > low, high - low, 1.0)
+    share = (wanted - low) / torch.where(high > low, high - low, 1.0)
     below, above = columns.gather(-1, right - 1), columns.gather(-1, right)
     return torch.lerp(below, above, share.clamp(0.0, 1.0)).mT.reshape((*levels.shape, *values.shape[1:]))

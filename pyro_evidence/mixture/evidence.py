@@ -147,8 +147,8 @@ def log_joint(data: MixtureData, mixture: Mixture) -> Tensor:
     return data.total(_rows(mixture), lambda part: _height(pointwise_joint(part, mixture), part)) + log_prior(mixture)
 
 
-def _height(at: PointwiseJoint, part: MixtureData) -> Tensor:
-    return (at.log_density * part.weight).sum(-1)
+def _height(pointwise: PointwiseJoint, part: MixtureData) -> Tensor:
+    return (pointwise.log_density * part.weight).sum(-1)
 
 
 def _rows(mixture: Mixture) -> int:
@@ -160,9 +160,9 @@ def gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """The log joint, nats, ``(R,)``, and its derivative in the weights, ``(R, K, m, B)``; by residuals."""
 
     def of_part(part: MixtureData) -> Tensor:
-        at = pointwise_joint(part, mixture)
-        slope = at.u @ (at.resp * _each(part))[..., None, :, None]
-        return torch.cat([_height(at, part).unsqueeze(-1), slope.flatten(1)], -1)
+        pointwise = pointwise_joint(part, mixture)
+        slope = pointwise.u @ (pointwise.resp * _each(part))[..., None, :, None]
+        return torch.cat([_height(pointwise, part).unsqueeze(-1), slope.flatten(1)], -1)
 
     both = data.total(_rows(mixture), of_part)
     slope = mixture.alpha * (mixture.loc - mixture.w)
@@ -195,16 +195,16 @@ def _added(of_shard: MixtureCurvature) -> MixtureCurvature:
 @_added
 def full_by_residuals(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     """The exact Hessian as :func:`full` gives it, from every datum; differentiable."""
-    at = pointwise_joint(data, mixture)
-    own = _expected(data, mixture, at.resp * _each(data))
-    return (_block_diagonal(own) + _responsible(at, data)).unsqueeze(-3)
+    pointwise = pointwise_joint(data, mixture)
+    own = _expected(data, mixture, pointwise.resp * _each(data))
+    return (_block_diagonal(own) + _responsible(pointwise, data)).unsqueeze(-3)
 
 
-def _responsible(at: PointwiseJoint, data: MixtureData) -> Tensor:
+def _responsible(pointwise: PointwiseJoint, data: MixtureData) -> Tensor:
     """What comes of not knowing the component, shape ``(R, K m B, K m B)``."""
-    u, weight = at.u.flatten(-3, -2), _each(data)
-    own = (u * (at.resp * weight).unsqueeze(-2)) @ u.mT
-    v = (u * (at.resp * weight.sqrt()).unsqueeze(-2)).flatten(-3, -2)
+    u, weight = pointwise.u.flatten(-3, -2), _each(data)
+    own = (u * (pointwise.resp * weight).unsqueeze(-2)) @ u.mT
+    v = (u * (pointwise.resp * weight.sqrt()).unsqueeze(-2)).flatten(-3, -2)
     return v @ v.mT - _block_diagonal(own)
 
 
@@ -238,9 +238,9 @@ def coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor
 
 @_added
 def _coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
-    at = pointwise_joint(data, mixture)
-    u, weighted = at.u.flatten(-3, -2), at.resp * _each(data)
-    return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - at.resp)).unsqueeze(-2)) @ u.mT
+    pointwise = pointwise_joint(data, mixture)
+    u, weighted = pointwise.u.flatten(-3, -2), pointwise.resp * _each(data)
+    return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - pointwise.resp)).unsqueeze(-2)) @ u.mT
 
 
 def block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:

@@ -29,11 +29,11 @@ def _check_size(name: str, value: Tensor) -> None:
     size = value.abs().nan_to_num(0.0, posinf=0.0)
     largest = float(size.max())
     if largest > LARGEST:
-        at = [int(i) for i in torch.unravel_index(size.argmax(), value.shape)]
+        place = [int(i) for i in torch.unravel_index(size.argmax(), value.shape)]
         raise BadInput(
-            f"{name}, shape {tuple(value.shape)}, holds {float(value[tuple(at)]):.3g} at {at}; expected numbers of at "
-            f"most {LARGEST:g}, because larger ones have no finite fourth power. If it stands for a missing value, "
-            f"leave its row out; else divide by a typical value: {name} / {largest:.0e}."
+            f"{name}, shape {tuple(value.shape)}, holds {float(value[tuple(place)]):.3g} at {place}; expected numbers "
+            f"of at most {LARGEST:g}, because larger ones have no finite fourth power. If it stands for a missing "
+            f"value, leave its row out; else divide by a typical value: {name} / {largest:.0e}."
         )
     if 0.0 < largest < 1.0 / LARGEST:
         raise BadInput(

@@ -84,7 +84,7 @@ class FastState:
     def _local(self, x: Tensor) -> "Local":
         if isinstance(self.target, LinearTarget):
             assert isinstance(self.sub, LinearTarget)
-            return ByRows.at(self.target, self.sub, x)
+            return ByRows.evaluated(self.target, self.sub, x)
         return BySums(self.target, self.index, torch.zeros_like(self.start).index_copy(0, self.index, x))
 
     @property
@@ -186,7 +186,7 @@ class ByRows:
     curvatures: tuple[Tensor, ...]  # (N, C, C) each
 
     @staticmethod
-    def at(target: LinearTarget, sub: LinearTarget, x: Tensor) -> "ByRows":
+    def evaluated(target: LinearTarget, sub: LinearTarget, x: Tensor) -> "ByRows":
         """Around ``x`` ``(K,)``."""
         etas = tuple(p.eta(x.unsqueeze(0)) for p in sub.parts)
         found = [p.derivatives(e) for p, e in zip(sub.parts, etas, strict=True)]

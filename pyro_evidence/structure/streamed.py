@@ -242,11 +242,11 @@ class StreamedDensity(LinearDensity):
         """Value, gradient and curvature of the likelihood, in one pass; those of the last points are kept."""
         u, theta = u.detach(), theta.detach()
         place = (u, theta)
-        if not ("at" in self._found and all(map(torch.equal, self._found["at"], place))):
+        if not ("place" in self._found and all(map(torch.equal, self._found["place"], place))):
             D = u.shape[-1]
             nothing = lambda: Totals(u.new_zeros(len(u)), u.new_zeros(len(u), D), u.new_zeros(len(u), D, D))  # noqa: E731
             found = self._rows.total(lambda d: _totals_of(d, u, theta), nothing)
-            self._found.update(at=(u.clone(), theta.clone()), found=found)
+            self._found.update(place=(u.clone(), theta.clone()), found=found)
         totals: Totals = self._found["found"]
         return totals
 
@@ -299,14 +299,16 @@ def _sign(known: Tensor, cotangent: Tensor) -> float:
 @torch.enable_grad()
 def _pulled(of: OfChunk, density: LinearDensity, *x: Tensor) -> Tensor:
     """Derivatives of a chunk's ``of`` in all of its arguments, times the last of ``x``, flat."""
-    *at, cotangent = x
+    *points, cotangent = x
     again = any(v.requires_grad for v in x)
-    at = [v if v.requires_grad else v.detach().requires_grad_() for v in at]
-    value = of(density, *at)
+    points = [v if v.requires_grad else v.detach().requires_grad_() for v in points]
+    value = of(density, *points)
     if not value.requires_grad:
-        return torch.cat([torch.zeros_like(v).reshape(-1) for v in at])
-    found = torch.autograd.grad(value, at, cotangent, create_graph=again, allow_unused=True)
-    return torch.cat([(torch.zeros_like(v) if g is None else g).reshape(-1) for g, v in zip(found, at, strict=True)])
+        return torch.cat([torch.zeros_like(v).reshape(-1) for v in points])
+    found = torch.autograd.grad(value, points, cotangent, create_graph=again, allow_unused=True)
+    return torch.cat(
+        [(torch.zeros_like(v) if g is None else g).reshape(-1) for g, v in zip(found, points, strict=True)]
+    )
 
 
 def streamed_structure(rows: LinearRows) -> Structure:

@@ -185,18 +185,18 @@ def _site_gaps(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dict[
 
 def _site_slopes(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dict[str, tuple[float, float]]:
     """First and second derivative along ``step`` of each site's log density."""
-    at = u.detach().requires_grad_()
-    trace = joint.trace(at, theta)
+    point = u.detach().requires_grad_()
+    trace = joint.trace(point, theta)
     with without_validation():
         trace.compute_log_prob()
-    return {n: _along(node["log_prob_sum"], at, step) for n, node in sample_nodes(trace).items()}
+    return {n: _along(node["log_prob_sum"], point, step) for n, node in sample_nodes(trace).items()}
 
 
-def _along(value: Any, at: Tensor, step: Tensor) -> tuple[float, float]:
+def _along(value: Any, point: Tensor, step: Tensor) -> tuple[float, float]:
     if not isinstance(value, Tensor):
         return 0.0, 0.0
-    slope = pullback(value, at, create_graph=True)
-    return float(slope.detach() @ step), float(pullback(slope, at, step) @ step)
+    slope = pullback(value, point, create_graph=True)
+    return float(slope.detach() @ step), float(pullback(slope, point, step) @ step)
 
 
 def _kind(fn: Any) -> str:

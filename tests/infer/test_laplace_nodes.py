@@ -115,11 +115,11 @@ def dense(posterior: LaplacePosterior) -> Tensor:
 
 def test_shared_coordinates_have_the_curvature_of_the_integral(quadrature: LaplacePosterior) -> None:
     marginal = replace(quadrature.state.problem.marginal, num=25)
-    terms, p, u = marginal.density.at(quadrature.state.theta), marginal.partition, quadrature.state.u
+    terms, p, u = marginal.density.terms(quadrature.state.theta), marginal.partition, quadrature.state.u
     h = 1e-3 * torch.eye(2)
 
     def value(move: Tensor) -> float:
-        return marginal.at(terms, u[p.own], u[p.shared] + move).value
+        return marginal.place(terms, u[p.own], u[p.shared] + move).value
 
     second = [[(value(a + b) - value(a - b) - value(b - a) + value(-a - b)) / (4.0 * 1e-6) for a in h] for b in h]
     expected = torch.linalg.inv(-torch.tensor(second))

@@ -102,7 +102,7 @@ def element_name(joint: LogJoint, index: int) -> str:
 def _of_laplace(state: LaplaceState, marginal: Marginal) -> EvidenceError:
     """One step from the mode of everything: integrals of blocks there, and the quadratic that shared ones see."""
     p = marginal.partition
-    here = marginal.at(marginal.density.at(state.theta), state.u[p.own], state.u[p.shared])
+    here = marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
     gain = here.each[:-1] - by_laplace(here)
     rest = marginal.log_evidence(here)
     if len(p.shared):
@@ -119,7 +119,7 @@ def by_laplace(here: Place) -> Tensor:
         evidence.log_evidence(torch.zeros(()), 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1), L.shape[-1])
         for L in here.modes.tril
     ]
-    return here.modes.at.value[:-1] + torch.cat(parts)
+    return here.modes.here.value[:-1] + torch.cat(parts)
 
 
 def letters(error: EvidenceError, nodes: int, most: float = 1.0) -> list[str]:

@@ -130,7 +130,7 @@ class Blockwise:
         place = state.place
         assert place is not None
         with without_validation(), torch.no_grad():
-            log_weights = log_weights_of(marginal.density.at(state.theta), place, num, seed)
+            log_weights = log_weights_of(marginal.density.terms(state.theta), place, num, seed)
         shapes, weights = pareto_shapes(log_weights), (log_weights - log_weights.amax(0)).exp()
         gain = log_weights.logsumexp(0) - math.log(num) - place.each[:-1]
         error = weights.std(0) / weights.mean(0) / num**0.5
@@ -162,9 +162,9 @@ def _sites(marginal: Marginal) -> list[str]:
 def _looked_at(marginal: Marginal, state: LaplaceState, num_samples: int, seed: int) -> Blocks:
     """Every block: checks ``(G,)``, moments of all of their coordinates ``(n,)``."""
     p = marginal.partition
-    terms = marginal.density.at(state.theta)
+    terms = marginal.density.terms(state.theta)
     with torch.enable_grad():
-        here = state.place or marginal.at(terms, state.u[p.own], state.u[p.shared])
+        here = state.place or marginal.place(terms, state.u[p.own], state.u[p.shared])
     centre = here.modes.own
     nodes = placed(p, centre, here.modes.tril, marginal.num)
     log_terms = _valued(terms, nodes.rows, here) + nodes.log_weights

@@ -65,12 +65,12 @@ class Modes:
     """The mode of every block, and what is known there."""
 
     own: Tensor  # (n,)
-    at: Local
+    here: Local
     tril: tuple[Tensor, ...]  # (G, d, d) lower Cholesky factor of the curvature, for each width
 
     def step(self, p: Partition) -> Tensor:
         """Newton's step of all blocks, ``(n,)``."""
-        return solved(p, self.tril, self.at.slope)
+        return solved(p, self.tril, self.here.slope)
 
 
 def solved(p: Partition, tril: tuple[Tensor, ...], b: Tensor) -> Tensor:
@@ -86,17 +86,17 @@ def block_modes(terms: Terms, own: Tensor, shared: Tensor, tolerance: float) -> 
     :raises NotPositiveDefinite: where the curvature of a block is not positive definite at the end.
     """
     p = terms.density.partition
-    at = local(terms, own, shared)
+    here = local(terms, own, shared)
     for _ in range(NUM_STEPS):
-        step = solved(p, tuple(_positive(D) for D in at.curvature), at.slope)
-        decrement = _by_block(p, step * at.slope)
+        step = solved(p, tuple(_positive(D) for D in here.curvature), here.slope)
+        decrement = _by_block(p, step * here.slope)
         if not bool((decrement > tolerance).any()):
             break
-        own, new, moved = _climbed(terms, own, shared, step, at, decrement)
-        at = new
+        own, new, moved = _climbed(terms, own, shared, step, here, decrement)
+        here = new
         if not moved:
             break
-    return Modes(own, at, tuple(_factor(D, front, terms) for D, front in zip(at.curvature, p.fronts, strict=True)))
+    return Modes(own, here, tuple(_factor(D, front, terms) for D, front in zip(here.curvature, p.fronts, strict=True)))
 
 
 def _by_block(p: Partition, each: Tensor) -> Tensor:
@@ -104,12 +104,12 @@ def _by_block(p: Partition, each: Tensor) -> Tensor:
 
 
 def _climbed(
-    terms: Terms, own: Tensor, shared: Tensor, step: Tensor, at: Local, decrement: Tensor
+    terms: Terms, own: Tensor, shared: Tensor, step: Tensor, here: Local, decrement: Tensor
 ) -> tuple[Tensor, Local, bool]:
     """The first of ever shorter steps of each block that does not lower it, and whether any has moved."""
     p = terms.density.partition
     eps = float(torch.finfo(terms.density.joint.dtype).eps)
-    before = at.value[:-1]
+    before = here.value[:-1]
     slack = 10.0 * eps * (1.0 + before.abs())
     scale = torch.ones_like(before)
     for _ in range(HALVINGS):

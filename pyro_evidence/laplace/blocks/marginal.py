@@ -90,7 +90,7 @@ class Marginal:
         """Blocks and shared coordinates."""
         return self.density.partition
 
-    def at(self, terms: Terms, own: Tensor, shared: Tensor) -> Place:
+    def place(self, terms: Terms, own: Tensor, shared: Tensor) -> Place:
         """Blocks' modes from ``own`` ``(n,)``, integrals around them, and derivatives in ``shared`` ``(P,)``."""
         modes = block_modes(terms, own, shared, self.limits.tolerance)
         own = modes.own + modes.step(self.partition)
@@ -105,8 +105,8 @@ class Marginal:
         :raises NotAMode: where the search does not arrive.
         :raises NotPositiveDefinite: where the curvature there is not positive definite.
         """
-        terms, p = self.density.at(theta.detach()), self.partition
-        here = self.at(terms, u[p.own], u[p.shared])
+        terms, p = self.density.terms(theta.detach()), self.partition
+        here = self.place(terms, u[p.own], u[p.shared])
         for _ in range(NUM_STEPS if len(p.shared) else 0):
             if here.decrement <= SETTLED * self.limits.tolerance:
                 break
@@ -126,7 +126,7 @@ class Marginal:
         slack, scale = self.limits.slack * (1.0 + abs(here.value)), 1.0
         for _ in range(30):
             with suppress(ArithmeticError):
-                new = self.at(terms, here.modes.own, here.shared + scale * here.step)
+                new = self.place(terms, here.modes.own, here.shared + scale * here.step)
                 if new.decrement <= 0.5 * here.decrement or new.value - here.value > slack:
                     return new
             scale *= 0.5
@@ -177,7 +177,7 @@ class Marginal:
             own, w = (x.detach().clone().requires_grad_() for x in (here.modes.own, here.shared))
             if not len(w):
                 return own.detach().new_zeros(len(own), 0)
-            value = self.density.at(theta.detach())(own.unsqueeze(0), w).sum()
+            value = self.density.terms(theta.detach())(own.unsqueeze(0), w).sum()
             slope = pullback(value, own, create_graph=True)
             return -Forward(slope, w).along(torch.eye(len(w)).to(w)).mT.detach()
 
@@ -212,7 +212,7 @@ def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tens
     with torch.enable_grad():
         theta = theta.detach().clone().requires_grad_()
         w, at_nodes = (place.shared.clone().requires_grad_() for _ in range(2))
-        terms = marginal.density.at(theta)
+        terms = marginal.density.terms(theta)
         centre, tril, joint = _following(terms, place.modes, at_nodes)
         nodes, partial = placed(p, centre, tril, marginal.num), pullback(joint, theta)
         if not len(w):

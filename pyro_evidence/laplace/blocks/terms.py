@@ -31,7 +31,7 @@ class BlockDensity:
     kept: Tensor
     left_out: Callable[[Tensor], Tensor]
 
-    def at(self, theta: Tensor) -> "Terms":
+    def terms(self, theta: Tensor) -> "Terms":
         """The density at hyperparameters ``(T,)``, with their graph if they have one."""
         if self.linear is None:
             return Terms(self, theta, None)
@@ -56,7 +56,7 @@ class BlockDensity:
         rows, shared = draw[p.own].unsqueeze(0), draw[p.shared]
         with torch.no_grad():
             try:
-                found = self.at(theta)(rows, shared)
+                found = self.terms(theta)(rows, shared)
             except (RuntimeError, KeyError, ValueError):
                 return False
             expected = Terms(self, theta, None)(rows, shared)

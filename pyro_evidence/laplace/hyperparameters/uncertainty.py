@@ -132,17 +132,17 @@ def _edges(state: LaplaceState, ends: Tensor) -> tuple[Edge, ...]:
     for t in ends.nonzero().flatten().tolist():
         name = next(n for n, s in hypers.slices.items() if s.start <= t < s.stop)
         sign, index = float(ends[t]), t - hypers.slices[name].start
-        here, limit = (_value(state, t, name, index, at) for at in (float(state.theta[t]), sign * 1e3))
+        here, limit = (_value(state, t, name, index, coordinate) for coordinate in (float(state.theta[t]), sign * 1e3))
         other = _value(state, t, name, index, _crossing(state, t, -sign))
         low, high = sorted((limit, other))
         found.append(Edge(name, index, here, limit, (low, high)))
     return tuple(found)
 
 
-def _value(state: LaplaceState, t: int, name: str, index: int, at: float) -> float:
+def _value(state: LaplaceState, t: int, name: str, index: int, coordinate: float) -> float:
     """A constrained element with one unconstrained coordinate elsewhere."""
     theta = state.theta.clone()
-    theta[t] = at
+    theta[t] = coordinate
     value = state.problem.joint.hypers.constrained(theta)[name].reshape(-1)
     return float(value[min(index, len(value) - 1)])
 

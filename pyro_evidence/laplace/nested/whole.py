@@ -46,8 +46,8 @@ def hyperparameters(full: LogJoint, found: Around) -> Tensor:
 def whole_state(full: Problem, integral: Integral) -> LaplaceState:
     """The outer mode with the inner mode given it, one Gaussian there over all sites, and the integrated evidence."""
     found, joint = integral.around, full.joint
-    at, theta = places(joint, found), hyperparameters(joint, found)
-    u = at.whole(found.centre, found.state.u)
+    place, theta = places(joint, found), hyperparameters(joint, found)
+    u = place.whole(found.centre, found.state.u)
     with torch.no_grad():
         log_joint = full.density.log_joint(u.unsqueeze(0), theta)[0]
     return LaplaceState(
@@ -55,7 +55,7 @@ def whole_state(full: Problem, integral: Integral) -> LaplaceState:
         theta,
         u,
         log_joint,
-        joined(found, at),
+        joined(found, place),
         0.0,
         integral.log_evidence,
         joint.log_hyperprior(theta).detach(),
@@ -66,11 +66,11 @@ def whole_state(full: Problem, integral: Integral) -> LaplaceState:
 DENSE = 1000  # coordinates up to which the precision over all sites is a matrix
 
 
-def joined(found: Around, at: Places) -> Precision:
+def joined(found: Around, place: Places) -> Precision:
     """The precision over outer and inner sites together."""
-    if len(at.outer) + len(at.inner) <= DENSE:
-        return Dense(_precision_tril(found, at).unsqueeze(0))
-    return Joined(found, at)
+    if len(place.outer) + len(place.inner) <= DENSE:
+        return Dense(_precision_tril(found, place).unsqueeze(0))
+    return Joined(found, place)
 
 
 @dataclass(frozen=True)
@@ -136,15 +136,15 @@ class Joined:
         return self
 
 
-def _precision_tril(found: Around, at: Places) -> Tensor:
+def _precision_tril(found: Around, place: Places) -> Tensor:
     """Cholesky factor of the joint precision: the inner one about a mode that follows the outer coordinates."""
-    tril = precision_tril(found.state.precision, len(at.inner))
+    tril = precision_tril(found.state.precision, len(place.inner))
     inside = tril @ tril.mT
     beside = -inside @ found.follows
-    A = inside.new_empty(len(at.outer) + len(at.inner), len(at.outer) + len(at.inner))
-    A[at.inner[:, None], at.inner], A[at.inner[:, None], at.outer] = inside, beside
-    A[at.outer[:, None], at.inner] = beside.mT
-    A[at.outer[:, None], at.outer] = found.precision - found.follows.mT @ beside
+    A = inside.new_empty(len(place.outer) + len(place.inner), len(place.outer) + len(place.inner))
+    A[place.inner[:, None], place.inner], A[place.inner[:, None], place.outer] = inside, beside
+    A[place.outer[:, None], place.inner] = beside.mT
+    A[place.outer[:, None], place.outer] = found.precision - found.follows.mT @ beside
     return torch.linalg.cholesky(A)
 
 
@@ -174,25 +174,25 @@ class Drawn:
     log_density: Tensor  # (S,)
 
 
-def drawn(integral: Integral, at: Places, white: Tensor) -> Drawn:
+def drawn(integral: Integral, place: Places, white: Tensor) -> Drawn:
     """Outer sites from their continuous density, inner ones from Laplace's approximation solved anew at each.
 
     :param white: standard normal numbers, ``(S, D)``.
     """
-    z = integral.density.colour(white[:, at.outer].double())
+    z = integral.density.colour(white[:, place.outer].double())
     phi = integral.chart.forward(z)
-    inner, noise = integral.inner(z), white[:, at.inner].double()
+    inner, noise = integral.inner(z), white[:, place.inner].double()
     bent, log_growth = (noise, 0.0) if integral.bend is None else integral.bend.forward(z, noise)
     u = inner.u + inner.factors.colour(bent)
-    return Drawn(at.whole(phi, u), _log_density(integral, z, inner, noise) - log_growth)
+    return Drawn(place.whole(phi, u), _log_density(integral, z, inner, noise) - log_growth)
 
 
-def log_density(integral: Integral, at: Places, u: Tensor) -> Tensor:
+def log_density(integral: Integral, place: Places, u: Tensor) -> Tensor:
     """Log density of unconstrained coordinates ``(S, D)`` of all sites, nats, ``(S,)``."""
-    phi = u[:, at.outer].double()
+    phi = u[:, place.outer].double()
     z = integral.chart.inverse(phi)
     inner = integral.inner(z)
-    noise = inner.factors.whiten(u[:, at.inner].double() - inner.u)
+    noise = inner.factors.whiten(u[:, place.inner].double() - inner.u)
     if integral.bend is None:
         return _log_density(integral, z, inner, noise)
     noise = integral.bend.inverse(z, noise)

@@ -128,8 +128,8 @@ def _multiple(func: Any, args: Any, known: list[Any]) -> Parts | None:
     if func in OVER and known[0] and not known[1]:
         return _each(known[0], lambda x: x / args[1])
     if func in TIMES and not all(known):
-        at = 0 if known[0] else 1
-        return _each(known[at], lambda x: x * args[1 - at])
+        which = 0 if known[0] else 1
+        return _each(known[which], lambda x: x * args[1 - which])
     return None
 
 

@@ -33,7 +33,7 @@ class Joined:
         """Linear predictors of all factors together."""
         return tuple(part for part in self.linear.linear if isinstance(part, SparseLinear))
 
-    def at(self, u: Tensor, theta: Tensor) -> Evaluated:
+    def evaluated(self, u: Tensor, theta: Tensor) -> Evaluated:
         """Value, gradient and curvature at ``u`` ``(D,)``."""
         read = self.linear.parts(theta)
         value, gradient = self._prior(u, theta, read)

@@ -47,9 +47,9 @@ class StructuredProblem:
     value: Structured | Pruned  # the density whose log joint counts
     label: Label
 
-    def at(self, u: Tensor, theta: Tensor) -> Point:
+    def point(self, u: Tensor, theta: Tensor) -> Point:
         """Value, gradient and curvature at ``u`` ``(D,)``, pruned coordinates held."""
-        found = self.density.at(self._held(u), theta)
+        found = self.density.point(self._held(u), theta)
         if bool(self.active.all()):
             return found
         assert isinstance(self.value, Pruned)
@@ -79,7 +79,7 @@ class StructuredProblem:
 
         :raises NotPositiveDefinite: when it is not positive definite.
         """
-        return self.density.plan.factorise(self.elements(self.at(u, theta)), self.label)
+        return self.density.plan.factorise(self.elements(self.point(u, theta)), self.label)
 
     def slope(self, precision: Precision, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``."""
@@ -127,22 +127,22 @@ class StructuredProblem:
             if arrived is not None:
                 return arrived
             u = self._nearer(u, theta, 1e-3 * (1.0 + len(u) ** 0.5), 300, limits)
-        place, found = self._climb(self._at(u, theta), theta, limits)
+        place, found = self._climb(self._place(u, theta), theta, limits)
         if not place.converged:
             near = self._nearer(place.u, theta, limits.tolerance**0.5, 1000, limits)
-            place, found = self._climb(self._at(near, theta), theta, limits)
+            place, found = self._climb(self._place(near, theta), theta, limits)
         return place, found
 
     def _straight(
         self, u: Tensor, theta: Tensor, limits: newton.Limits
     ) -> tuple["Place", StructuredPrecision | NotPositiveDefinite] | None:
         """Newton at once where the start is on a rounded summit; None where it is not, or that takes many steps."""
-        at = self._at(u, theta)
+        place = self._place(u, theta)
         try:
-            self.density.plan.factorise(self.elements(at.point), self.label)
+            self.density.plan.factorise(self.elements(place.point), self.label)
         except NotPositiveDefinite:
             return None
-        place, found = self._climb(at, theta, replace(limits, num_steps=min(SOON, limits.num_steps)))
+        place, found = self._climb(place, theta, replace(limits, num_steps=min(SOON, limits.num_steps)))
         return (place, found) if place.converged else None
 
     def _nearer(self, u: Tensor, theta: Tensor, tolerance: float, num_steps: int, limits: newton.Limits) -> Tensor:
@@ -153,28 +153,28 @@ class StructuredProblem:
             lambda v: value.gradient(v, theta), rows, tolerance=tolerance, num_steps=num_steps, watch=limits.watch
         )[0]
 
-    def _at(self, u: Tensor, theta: Tensor, before: Tensor | None = None) -> "Place":
-        point = self.at(u, theta)
+    def _place(self, u: Tensor, theta: Tensor, before: Tensor | None = None) -> "Place":
+        point = self.point(u, theta)
         before = torch.full_like(point.log_joint, torch.inf) if before is None else before
         return Place(u, point, before, torch.zeros_like(u), False, False)
 
     def _climb(
-        self, at: "Place", theta: Tensor, limits: newton.Limits
+        self, place: "Place", theta: Tensor, limits: newton.Limits
     ) -> tuple["Place", StructuredPrecision | NotPositiveDefinite]:
         found: StructuredPrecision | NotPositiveDefinite
         for _ in range(limits.num_steps):
-            found, usable = self._factorised(at.point)
+            found, usable = self._factorised(place.point)
             definite = not isinstance(found, NotPositiveDefinite)
-            at = at.measured(usable.solve(at.gradient.unsqueeze(0))[0], definite, limits)
-            if at.converged:
+            place = place.measured(usable.solve(place.gradient.unsqueeze(0))[0], definite, limits)
+            if place.converged:
                 break
-            new = self._moved(at, theta, limits)
+            new = self._moved(place, theta, limits)
             limits.watch(new.log_joint.reshape(1))
-            if new is at:
-                resting = float(at.decrement) <= limits.tolerance * (1.0 + abs(float(at.log_joint)))
-                return at.with_verdict(definite and resting), found
-            at = new
-        return at, found
+            if new is place:
+                resting = float(place.decrement) <= limits.tolerance * (1.0 + abs(float(place.log_joint)))
+                return place.with_verdict(definite and resting), found
+            place = new
+        return place, found
 
     def _factorised(self, point: Point) -> tuple[StructuredPrecision | NotPositiveDefinite, StructuredPrecision]:
         """The precision or the letter about it, and one that can be used for a step, shifted if need be."""
@@ -196,16 +196,16 @@ class StructuredProblem:
             return self.density.plan.factorise((elements[0] + 10.0 * shift, *elements[1:]), self.label)
         raise error
 
-    def _moved(self, at: "Place", theta: Tensor, limits: newton.Limits) -> "Place":
+    def _moved(self, place: "Place", theta: Tensor, limits: newton.Limits) -> "Place":
         """The first of ever shorter steps that does not lower the log joint beyond rounding; the same where none."""
 
         def trial(scale: float) -> tuple[float, Place]:
-            new = self._at(at.u + scale * at.step, theta, at.decrement)
+            new = self._place(place.u + scale * place.step, theta, place.decrement)
             return float(new.log_joint), new
 
-        height = float(at.log_joint)
-        new = first_accepted(trial, height, float(at.decrement), limits.slack * (1.0 + abs(height)))
-        return at if new is None or torch.equal(new.u, at.u) else new
+        height = float(place.log_joint)
+        new = first_accepted(trial, height, float(place.decrement), limits.slack * (1.0 + abs(height)))
+        return place if new is None or torch.equal(new.u, place.u) else new
 
 
 @dataclass(frozen=True)

@@ -112,17 +112,17 @@ class Structured:
         """The data that linear predictors join."""
         return None if self.linear is None else Joined(self.linear)
 
-    def at(self, u: Tensor, theta: Tensor) -> "Point":
+    def point(self, u: Tensor, theta: Tensor) -> "Point":
         """Value, gradient and curvature at ``u`` ``(D,)``."""
         if self.joined is not None:
-            found = self.joined.at(u, theta)
+            found = self.joined.evaluated(u, theta)
             return Point(self, u, theta, found.log_joint, found.gradient, found.curvatures)
         value, gradient = self.gradient(u.unsqueeze(0), theta)
         return Point(self, u, theta, value[0], gradient[0], list)
 
     def elements(self, u: Tensor, theta: Tensor) -> Elements:
         """Minus the Hessian at ``u`` ``(D,)`` in the layout of :attr:`pattern`."""
-        return self.at(u, theta).elements()
+        return self.point(u, theta).elements()
 
     def assembled(self, u: Tensor, theta: Tensor, curvatures: Sequence[Tensor]) -> Elements:
         """The same from the curvatures of the data of linear predictors, ``(N, C, C)``."""

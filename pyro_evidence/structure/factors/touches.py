@@ -246,11 +246,11 @@ ELEMENTWISE = {
 }  # fmt: skip
 
 
-def _dims(args: Any, kwargs: Any, at: int = 1) -> tuple[list[int], bool]:
+def _dims(args: Any, kwargs: Any, position: int = 1) -> tuple[list[int], bool]:
     """The dims that a reduction runs over, and whether they stay."""
     x = args[0]
-    given = args[at] if len(args) > at else kwargs.get("dim")
-    keep = bool(args[at + 1]) if len(args) > at + 1 else bool(kwargs.get("keepdim", False))
+    given = args[position] if len(args) > position else kwargs.get("dim")
+    keep = bool(args[position + 1]) if len(args) > position + 1 else bool(kwargs.get("keepdim", False))
     if given is None or (isinstance(given, list | tuple) and not given):
         return list(range(x.dim())), keep
     return (list(given) if isinstance(given, list | tuple) else [int(given)]), keep

@@ -219,12 +219,12 @@ def test_louis_formula_is_what_derivatives_give(model: Model, monkeypatch: pytes
     state = state_of(model, *SMALL, nodes=5)
     marginal = state.problem.marginal
     assert marginal is not None
-    p, terms = marginal.partition, marginal.density.at(state.theta)
+    p, terms = marginal.partition, marginal.density.terms(state.theta)
     assert derivatives.is_linear(terms, 5)
     own, shared = state.u[p.own], state.u[p.shared] + torch.tensor([0.4, -0.3])
-    found = marginal.at(terms, own, shared)
+    found = marginal.place(terms, own, shared)
     monkeypatch.setattr(derivatives, "is_linear", lambda *_: False)
-    expected = marginal.at(terms, own, shared)
+    expected = marginal.place(terms, own, shared)
     for name in ("each", "slope", "curvature"):
         assert torch.allclose(getattr(found, name), getattr(expected, name), rtol=1e-10, atol=1e-10)
 
@@ -235,7 +235,7 @@ def test_the_model_run_row_by_row_gives_the_same_terms() -> None:
     assert marginal is not None and marginal.density.linear is not None
     p, theta = marginal.partition, problem.joint.initial_theta
     rows, shared = torch.randn(3, len(p.own)), torch.randn(len(p.shared))
-    by_rows = replace(marginal.density, linear=None).at(theta)(rows, shared)
-    assert torch.allclose(marginal.density.at(theta)(rows, shared), by_rows, rtol=1e-12)
+    by_rows = replace(marginal.density, linear=None).terms(theta)(rows, shared)
+    assert torch.allclose(marginal.density.terms(theta)(rows, shared), by_rows, rtol=1e-12)
     whole = torch.cat([rows, shared.expand(3, -1)], 1)[:, p.place]
     assert torch.allclose(by_rows.sum(-1), problem.joint.log_joint(whole, theta), rtol=1e-12)
