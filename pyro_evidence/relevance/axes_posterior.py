@@ -329,12 +329,13 @@ class AxesPosterior(GaussianPosterior):
         return record | {"log_evidence": self.log_evidence}
 
     @classmethod
-    def load(cls, path: str | Path, model: Model) -> "AxesPosterior":
+    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "AxesPosterior":
         """A saved posterior, over the same model.
 
+        :param map_location: a device, or a dict of devices: ``"cpu"`` for a file that was written with a GPU.
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
-        record = archive.read(path)
+        record = archive.read(path, map_location)
         if record.get("kind") != cls.__name__:
             raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
         joint = LogJoint(model, record["args"], record["kwargs"], hyper=())

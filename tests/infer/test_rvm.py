@@ -175,9 +175,11 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     Phi, t = noisy()
     for posterior in (RVM(models.gaussian).run(Phi, t), VRVM(models.gaussian).run(Phi, t)):
         posterior.save(tmp_path / "p")
-        again = RVMPosterior.load(tmp_path / "p", models.gaussian)
+        again = RVMPosterior.load(tmp_path / "p", models.gaussian, map_location="cpu")
         torch.testing.assert_close(again.mode["w"], posterior.mode["w"])
         torch.testing.assert_close(again.log_evidence, posterior.log_evidence)
+        with pytest.raises(BadInput, match="expected a device such as 'cpu'"):
+            RVMPosterior.load(tmp_path / "p", models.gaussian, map_location=lambda storage, place: storage)
 
 
 # Healing
