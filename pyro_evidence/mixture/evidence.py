@@ -52,15 +52,6 @@ def log_det_slopes(data: MixtureData, mixture: Mixture) -> Slopes:
     return _slopes(torch.autograd.grad(total, hypers), mixture)
 
 
-def log_evidence_slopes(data: MixtureData, mixture: Mixture) -> Slopes:
-    """Total derivatives of the Laplace log evidence, nats, at the mode ``mixture.w``."""
-    _, hypers, moved = _moving(mixture)
-    partial = _slopes(torch.autograd.grad(log_joint(data, moved).sum(), hypers), mixture)
-    log_det = log_det_slopes(data, mixture)
-    pairs = ((getattr(partial, f), getattr(log_det, f)) for f in ("noise", "alpha", "logits"))
-    return Slopes(*(a - 0.5 * b for a, b in pairs))
-
-
 def _moving(mixture: Mixture) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Mixture]:
     """The weights, what the hyperparameters are differentiated in, and the mixture made of them."""
     w = mixture.w.detach().requires_grad_()
