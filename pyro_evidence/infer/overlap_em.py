@@ -1,16 +1,19 @@
 """Classifiers of shared kernels: EM with a penalty on kernels whose classes overlap weakly."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from pyro_evidence import checkpoint
+from pyro_evidence.chunks.join import ALONE, JOIN
+from pyro_evidence.chunks.reading import Chunks
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
-from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, letter, posterior_of
+from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, letter, posterior_of
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.rounds import Lost, Progress, keep_lost_kernels
 from pyro_evidence.prbf.start import RandomPoints, Start
@@ -118,8 +121,25 @@ class OverlapEM:
         :raises BadInput: on data that cannot be used, an absent class, or an ``alpha`` that leaves a class no kernel.
         :raises NotConverged: unless converged, or ``stop.throw`` is off, or ``stop.tolerance`` is 0.
         """
-        task = self._begin(X, labels)
-        fit = iterate(prbf_rounds.advance, task.progress, self.stop, "OverlapEM", "eq. 22")
+        if JOIN.get() is not ALONE:
+            return self.run_chunks([(X,) if labels is None else (X, labels)])
+        return self._finished(self._begin(X, labels), self.stop)
+
+    @one_at_a_time
+    @checkpoint.recorded_chunks
+    def run_chunks(self, chunks: Chunks) -> PRBFPosterior:
+        """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
+
+        A round is a pass, ``Ascent()`` takes two or more.  The posterior has no training data.
+
+        :param chunks: tuples ``(X, labels)`` of tensors or arrays, ``(X,)`` of one class; gone through once a pass.
+        :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
+        """
+        task = begin_chunks(self.model, chunks, JOIN.get(), self.alpha, self.start).begun(self.updates, self.lost)
+        return self._finished(task, replace(self.stop, progress=self.stop.progress and JOIN.get().rank == 0))
+
+    def _finished(self, task: PRBFFit, stop: Stop) -> PRBFPosterior:
+        fit = iterate(prbf_rounds.advance, task.progress, stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
             warnings.warn(letter(held, posterior.alpha), stacklevel=outside())

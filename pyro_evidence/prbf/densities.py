@@ -6,7 +6,7 @@ All classes share the kernels.  Data are laid out class by class, so that each d
 alone; rows without a label meet all of them.  Constantinopoulos, Titsias and Likas (2001), eqs. 2 to 5, 11 to 16, 22.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -56,13 +56,18 @@ class ClassData:
     kind: Covariance
     unit: Tensor  # (D,) or (B, 1, D)  smallest variance of each input
     size: int = 4096  # most data in one piece
+    keeps = True  # whether the responsibilities of a point are kept beside the data
+
+    def total(self, here: Tensor) -> Tensor:
+        """The sum over all data of what was added up over the pieces that are here."""
+        return here
 
     def sized(self, num_kernels: int, num_rows: int) -> "ClassData":
         """These data, cut so that the responsibilities of one piece fit the cache."""
         return replace(self, size=max(64, BLOCK // (num_kernels * num_rows)))
 
     @cached_property
-    def pieces(self) -> list[tuple[int, ClassBlock]]:
+    def pieces(self) -> Iterable[tuple[int, ClassBlock]]:
         """Data with their class; -1 without a label."""
         found = [(k, part) for k, block in enumerate(self.blocks) for part in block.split(self.size)]
         hidden = [] if self.unlabelled is None else self.unlabelled.split(max(64, self.size // len(self.blocks)))
@@ -78,6 +83,11 @@ class ClassData:
         """All data, labelled or not, shape ``()`` or ``(B,)``."""
         total = self.class_counts.sum(-1)
         return total if self.unlabelled is None else total + self.unlabelled.num_data
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether every datum has a label."""
+        return self.unlabelled is None
 
     @property
     def dim(self) -> int:
@@ -100,16 +110,23 @@ def class_data(
     :param labels: whole numbers from 0 to ``num_classes - 1``, -1 where unknown, shape ``(N,)``.
     :param weight: how often each datum counts, shape ``(N,)``, or ``(B, N)`` for other data in each row.
     """
-    features = kind.features(X)
+    unit = kind.floor * column_variance(X)
+    blocks, hidden = blocks_of(kind.features(X), labels, num_classes, weight)
+    unit = unit if unit.dim() == 1 else unit.unsqueeze(-2)
+    return ClassData(blocks, hidden, kind, unit)
+
+
+def blocks_of(
+    features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None
+) -> tuple[tuple[ClassBlock, ...], ClassBlock | None]:
+    """The data of each class, and those without a label, None where there are none."""
 
     def block(k: int) -> ClassBlock:
         place = (labels == k).nonzero().squeeze(-1)
         return ClassBlock(features.index_select(-2, place), None if weight is None else weight.index_select(-1, place))
 
-    unit = kind.floor * column_variance(X)
     hidden = block(-1) if bool((labels == -1).any()) else None
-    unit = unit if unit.dim() == 1 else unit.unsqueeze(-2)
-    return ClassData(tuple(block(k) for k in range(num_classes)), hidden, kind, unit)
+    return tuple(block(k) for k in range(num_classes)), hidden
 
 
 def stacked_data(Xs: Sequence[Tensor], labels: Sequence[Tensor], num_classes: int, kind: Covariance) -> ClassData:
@@ -130,11 +147,18 @@ def stacked_data(Xs: Sequence[Tensor], labels: Sequence[Tensor], num_classes: in
 
 def column_variance(X: Tensor) -> Tensor:
     """Variance of each input, shape ``(..., D)``; a constant input gets the mean of the others."""
-    variance = X.var(-2, correction=0)
-    flat = variance <= 1e-20 * X.square().mean(-2)  # constant up to rounding
-    varied = torch.where(flat, 0.0, variance)
+    return varied(X.var(-2, correction=0), X.square().mean(-2))
+
+
+def varied(variance: Tensor, squares: Tensor) -> Tensor:
+    """Variances ``(..., D)``, with the mean of the others for inputs that are constant.
+
+    :param squares: mean square of each input, shape ``(..., D)``.
+    """
+    flat = variance <= 1e-20 * squares  # constant up to rounding
+    spread = torch.where(flat, 0.0, variance)
     number = (~flat).sum(-1, keepdim=True).clamp(min=1)  # 1 where all are constant, so that 0 / 1 is left
-    return torch.where(flat, varied.sum(-1, keepdim=True) / number, variance)
+    return torch.where(flat, spread.sum(-1, keepdim=True) / number, variance)
 
 
 @dataclass(frozen=True)
@@ -222,9 +246,21 @@ class Point:
     def objective(self) -> Tensor:
         """Eq. 22, nats, shape ``(B,)``; with unlabelled rows plus ``sum_k N_k log P(C_k)``."""
         total = self.log_likelihood
-        if self.data.unlabelled is not None:
+        if not self.data.is_labelled:
             total = total + torch.xlogy(self.data.class_counts, self.net.class_prior).sum(-1)
         return total - self.alpha * self.overlap.sum(-1)
+
+    @property
+    def shared_out(self) -> Iterator[tuple[int, ClassBlock, Tensor]]:
+        """The data piece by piece with their class and responsibilities, which are found anew where none are kept."""
+        if self.data.keeps:
+            for (k, part), resp in zip(self.data.pieces, self.resp, strict=True):
+                yield k, part, resp
+            return
+        base, log_mixing = natural(self.net, self.kind), self.net.mixing.log()
+        for k, part in self.data.pieces:
+            joint = _joint(base, log_mixing, self.net.class_prior, k)
+            yield k, part, responsibilities(part.features, joint)[0]
 
     def __getitem__(self, index: Tensor) -> "Point":
         lag = None if self.lag is None else self.lag[index]
@@ -262,7 +298,9 @@ def evaluate(data: ClassData, net: Network, alpha: Tensor, lag: Tensor | None = 
         else:
             moments[:, k] += sums
         log_likelihood += log_norm.sum(-1) if part.weight is None else (log_norm * part.weight).sum(-1)
-        kept.append(resp)
+        if data.keeps:
+            kept.append(resp)
+    moments, log_likelihood = data.total(moments), data.total(log_likelihood)
     return Point(data, net, alpha, moments, log_likelihood, tuple(kept), lag)
 
 
@@ -290,7 +328,7 @@ def tilted(point: Point) -> Tensor:
     slope = (-0.25 * point.alpha[:, None, None] * rate).unsqueeze(-1) * pull
     plane = torch.cat([-(slope * point.centres).sum(-1, keepdim=True), slope], -1)  # (B, K, M, 1 + D): alpha w
     total = torch.zeros_like(point.moments)
-    for (k, part), resp in zip(point.data.pieces, point.resp, strict=True):
+    for k, part, resp in point.shared_out:
         coefficients = plane.flatten(1, 2) if k < 0 else plane[:, k]
         w = coefficients @ part.features[..., : dim + 1].mT
         mean = (resp * w).sum(-2, keepdim=True)
@@ -301,7 +339,7 @@ def tilted(point: Point) -> Tensor:
             total -= sums.reshape(total.shape)
         else:
             total[:, k] -= sums
-    return total
+    return point.data.total(total)
 
 
 def between_classes(point: Point) -> Tensor:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.chunks.join import Join
+from pyro_evidence.chunks.reading import Chunks
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
@@ -15,6 +17,7 @@ from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, 
 from pyro_evidence.prbf.posterior import LostKernel, PRBFPosterior, RejectedClass, Rejection
 from pyro_evidence.prbf.rounds import Lost, Progress, effective, vanishing
 from pyro_evidence.prbf.start import Start, Training
+from pyro_evidence.prbf.streamed import SAMPLE, Rows, require_present
 from pyro_evidence.prbf.updates import Update, plain
 from pyro_evidence.settings import check_object, check_result
 
@@ -71,7 +74,7 @@ class PRBFFit:
     """Data about their mean, and all restarts."""
 
     model: PRBF
-    training: Training
+    kept: tuple[Tensor, Tensor] | None  # X (N, D) and labels (N,); None of data that came in chunks
     shift: Tensor  # (D,) subtracted from the inputs
     point: Point
     state: Progress | None = None
@@ -123,12 +126,7 @@ def labelled_data(model: PRBF, X: Tensor, labels: Labels | None) -> tuple[Tensor
     y = class_labels(labels, len(X), model.num_classes).to(X.device)
     y = torch.zeros_like(y) if model.num_classes == 1 else y
     present = torch.bincount(y[y >= 0], minlength=model.num_classes)
-    if len(absent := (present == 0).nonzero().flatten().tolist()):
-        raise BadInput(
-            f"no row of X has label {absent}; expected at least one of each class from 0 to {model.num_classes - 1}. "
-            f"Set num_classes to the number of classes that occur, and number them from 0; -1, nan and None mean that "
-            f"a label is unknown."
-        )
+    require_present(present)
     X = X.detach().double()
     if not bool((X != X[:1]).any()):
         raise BadInput(f"all {len(X)} rows of X are the same; expected data that vary, or no kernel has a width.")
@@ -143,13 +141,40 @@ def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: St
     X, y = labelled_data(model, X, labels)
     kind, shift = model.kernels.covariance, X.mean(0)
     allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
-    training = Training(X, y, kind, allowed)
+    if len(X) <= SAMPLE:
+        training = Training(X, y, kind, allowed)
+    else:
+        rows = Rows.of_tensors(model, X, y)
+        training = rows.training(rows.totals(), allowed)
+    data = class_data(X - shift, y, model.num_classes, kind)
+    return _started(model, training, data, shift, alpha, start, (X, y))
+
+
+def begin_chunks(model: PRBF, chunks: Chunks, join: Join, alpha: Alpha, start: Start) -> PRBFFit:
+    """All restarts before the first round, on data in chunks, those of other processes counted.
+
+    :raises BadInput: see :class:`Rows` and the start.
+    """
+    rows = Rows.of_chunks(model, chunks, join)
+    totals = rows.totals()
+    training = rows.training(totals, model.sharing.allowed(model.num_classes, model.num_kernels))
+    return _started(model, training, rows.data(totals), totals.mean, alpha, start)
+
+
+def _started(
+    model: PRBF,
+    training: Training,
+    data: ClassData,
+    shift: Tensor,
+    alpha: Alpha,
+    start: Start,
+    kept: tuple[Tensor, Tensor] | None = None,
+) -> PRBFFit:
     net = check_result("start", start(training), Network, "a Network, such as RandomPoints() gives")
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
-    data = class_data(X - shift, y, model.num_classes, kind)
-    point = first(data, net, alpha_of(alpha, len(X), model))
+    point = first(data, net, alpha_of(alpha, float(data.num_data), model))
     require_finite(point)
-    return PRBFFit(model, training, shift, point)
+    return PRBFFit(model, kept, shift, point)
 
 
 def require_finite(point: Point) -> None:
@@ -212,5 +237,5 @@ def posterior_of(task: PRBFFit, fit: Fit[Progress]) -> PRBFPosterior:
         floored=point.kind.rests(net.covariance, point.data.unit)[0],
         restarts=now.point.objective,
         warm_up=task.warm_up,
-        training=(task.training.X, task.training.labels),
+        training=task.kept,
     )

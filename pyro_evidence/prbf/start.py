@@ -13,17 +13,29 @@ from pyro_evidence.settings import check_count, seeded
 
 
 @dataclass(frozen=True)
+class Whole:
+    """What is known of all data where a start sees a sample of them."""
+
+    class_prior: Tensor  # (K,)
+    covariance: Tensor  # (D, D), a constant input with the variance of the others
+    num_data: int
+
+
+@dataclass(frozen=True)
 class Training:
-    """Inputs, labels and the sizes of a network."""
+    """Inputs, labels and the sizes of a network; of many data a sample of each class."""
 
     X: Tensor  # (N, D)
     labels: Tensor  # (N,) int64, -1 where unknown
     kind: Covariance
     allowed: Tensor  # (K, M) bool
+    whole: Whole | None = None  # None where these are all data
 
     @property
     def class_prior(self) -> Tensor:
         """Shares of the labelled data, eq. 20, shape ``(K,)``."""
+        if self.whole is not None:
+            return self.whole.class_prior
         counts = torch.bincount(self.labels[self.labels >= 0], minlength=len(self.allowed)).to(self.X)
         return counts / counts.sum()
 
@@ -104,10 +116,15 @@ def _distinct(usable: Tensor, generator: torch.Generator) -> Tensor:
 
 def _covariance(training: Training) -> Tensor:
     """Of all data, in the shape of the kind; a constant input counts as the mean of the others."""
+    matrix, kind = _matrix(training), training.kind
+    return kind.floored(kind.restricted(matrix), kind.floor * matrix.diagonal())
+
+
+def _matrix(training: Training) -> Tensor:
+    if training.whole is not None:
+        return training.whole.covariance
     centred = training.X - training.X.mean(0)
-    matrix = centred.mT @ centred / len(centred)
-    matrix = matrix.diagonal_scatter(column_variance(training.X))
-    return training.kind.floored(training.kind.restricted(matrix), training.kind.floor * column_variance(training.X))
+    return (centred.mT @ centred / len(centred)).diagonal_scatter(column_variance(training.X))
 
 
 def _network(training: Training, loc: Tensor, covariance: Tensor) -> Network:

@@ -73,7 +73,7 @@ def _shifted(share: Tensor, rate: Tensor, total: Tensor) -> Tensor:
 def _prior(point: Point, shares: Tensor) -> tuple[Tensor, Tensor]:
     """Derivative in the class prior and its step; zero without unlabelled data."""
     prior = point.net.class_prior
-    if point.data.unlabelled is None:
+    if point.data.is_labelled:
         return torch.zeros_like(prior), torch.zeros_like(prior)
     rate = shares.sum(-1) / prior
     return rate, _shifted(prior, rate, point.counts.sum((-1, -2)))
@@ -169,7 +169,7 @@ def _covariances(point: Point, scatter: Tensor, mass: Tensor, full: Tensor) -> T
 
 def class_prior(point: Point) -> Tensor:
     """Eq. 20; with unlabelled rows their expected classes count too.  Shape ``(B, K)``."""
-    if point.data.unlabelled is None:
+    if point.data.is_labelled:
         return point.net.class_prior
     return point.counts.sum(-1) / point.counts.sum((-1, -2)).unsqueeze(-1)
 
