@@ -150,7 +150,7 @@ class LogJoint:
 
     def _validated_run(self, statements: FirstRun) -> Trace:
         try:
-            with statements, WholeNumbers():
+            with statements, WholeNumbers(), numbers.Levels(self.args, self.kwargs):
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
             trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
         except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError) as error:

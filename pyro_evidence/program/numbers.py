@@ -1,10 +1,11 @@
-"""Data whose numbers no engine can calculate with: few digits, imaginary parts, squares beyond the largest float."""
+"""Data that no engine can calculate with: few digits, imaginary parts, huge squares, levels below zero."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.program.failed_run import tensors
@@ -13,6 +14,8 @@ from pyro_evidence.program.sites import Node
 LARGEST = 1e70  # its fourth power, which squared curvatures reach, is a float; so is that of its reciprocal
 OFFSET = 1e4  # data this far from zero beside their spread are best told without it
 HALF = (torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+INDEXING = (Tensor.__getitem__, torch.take, Tensor.take)
 
 
 def check_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -96,3 +99,55 @@ def _has_constant(J: Tensor) -> bool:
     columns = J.flatten(0, 1)
     found = columns @ torch.linalg.lstsq(columns, ones, driver="gelsy" if J.device.type == "cpu" else "gels").solution
     return bool((found - ones).abs().max() < 1e-3)
+
+
+class Levels(TorchFunctionMode):
+    """A run of the model that refuses data below zero as an index.
+
+    What the model has counted itself, as in ``x[torch.arange(n) - 1]``, is its own affair; data are its arguments and
+    whatever else was there before the run, in another integer type and shape too.
+
+    :param args: the arguments of the run, with ``kwargs``.
+    """
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.arguments = [(n, t) for n, t in tensors(args, kwargs) if t.dtype in INTEGERS]
+        self.counted: set[int] = set()  # tensors of integers that the run has made
+        self.kept: list[Tensor] = []  # so that no other tensor gets the name of one of them
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Carry out a function; look at an index before, and remember integers that come out of others."""
+        if func in INDEXING and len(args) > 1:
+            for index in args[1] if isinstance(args[1], tuple) else (args[1],):
+                if isinstance(index, Tensor) and index.dtype in INTEGERS:
+                    self._look(index)
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype in INTEGERS:
+            self.counted.add(id(result))
+            self.kept.append(result)
+        return result
+
+    def _look(self, index: Tensor) -> None:
+        if not index.numel() or bool((index >= 0).all()):
+            return
+        name = next((n for n, t in self.arguments if _same(t, index)), None)
+        if name is None and id(index) in self.counted:
+            return
+        raise BadInput(_letter(name or "a tensor that is no argument of the model's", index))
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return first.numel() == second.numel() and bool((first.reshape(-1) == second.reshape(-1)).all())
+
+
+def _letter(name: str, index: Tensor) -> str:
+    flat = index.reshape(-1)
+    below = (flat < 0).nonzero()[:, 0]
+    return (
+        f"{name}, shape {tuple(index.shape)}, is an index and holds {int(flat[below[0]])} at {int(below[0])}, numbers "
+        f"below zero in {len(below):,} of {len(flat):,} rows; expected levels from 0. In torch -1 is the last level, "
+        f"in pandas' codes a missing one. Leave those rows out of all arguments (keep = index >= 0), or give what is "
+        f"missing a level of its own (index = torch.where(index < 0, num_levels, index), with one level more); where "
+        f"counting from the end is meant, pass index % num_levels."
+    )

@@ -27,6 +27,7 @@ from pyro_evidence.structure.factors.propose import (
     structured,
 )
 from pyro_evidence.structure.factors.rows import SparseLinear
+from pyro_evidence.structure.factors.steps import has_many_sites
 from pyro_evidence.structure.factors.structured import Structured
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import Guess, PrecisionGroups
@@ -108,9 +109,14 @@ def recognise(joint: LogJoint, *, factors: bool = False) -> Structure:
     nothing = Structure(None, None, None, AutogradDensity(joint, None))
     try:
         found = probes.near(joint)
-        return nothing if found is None else _recognised(joint, found, factors and joint.latents.size > SMALL)
+        return nothing if found is None else _recognised(joint, found, factors and _is_large(joint))
     except probes.Unreadable:
         return nothing
+
+
+def _is_large(joint: LogJoint) -> bool:
+    """Whether it may be worth while to look for factors: many coordinates, or a site for each of many steps."""
+    return joint.latents.size > SMALL or has_many_sites(joint)
 
 
 def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
@@ -135,14 +141,16 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
     return structure if linear is not None else _with_known(structure)
 
 
-def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled:
+def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled | None:
     """The density by its factors, those of linear predictors joined where there are any; or why not."""
     require_room(found.origin.joint, found.origin.kept.num_bytes)
     followed = follow(found.origin.joint, found.typical.u, found.typical.theta, () if sites is None else sites.slots)
     if isinstance(followed, Coupled):
-        return followed
+        return followed if found.origin.joint.latents.size > SMALL else None
     linear = None if sites is None or not far else _predictors(sites, found, far, followed)
-    return structured(followed, linear)
+    density = structured(followed, linear)
+    small = followed.joint.latents.size <= SMALL
+    return None if small and not (isinstance(density, Structured) and density.steps is not None) else density
 
 
 def _with_known(structure: Structure) -> Structure:

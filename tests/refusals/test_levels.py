@@ -127,6 +127,54 @@ def test_levels_that_are_words(kind: Any) -> None:
     assert float(found.log_evidence) == pytest.approx(float(fit(GROUP, NUM, Y).log_evidence))
 
 
+def missing(num: int = 2) -> Tensor:
+    group = GROUP.clone()
+    group[17 : 17 + num] = -1
+    return group
+
+
+def test_a_missing_level_is_not_the_last_one() -> None:
+    with pytest.raises(BadInput, match=r"argument 0, shape \(690,\), is an index and holds -1 at 17.*in 2 of 690 rows"):
+        fit(missing(), NUM, Y)
+    keep = missing() >= 0  # what it says to do
+    assert math.isfinite(float(fit(missing()[keep], NUM, Y[keep]).log_evidence))
+    own = torch.where(missing() < 0, NUM, missing())
+    assert math.isfinite(float(fit(own, NUM + 1, Y).log_evidence))
+    assert math.isfinite(float(fit(missing() % NUM, NUM, Y).log_evidence))
+
+
+@pytest.mark.parametrize("kind", [lambda x: x.to(torch.int32), lambda x: x.numpy(), lambda x: x.reshape(-1, 3)])
+def test_a_missing_level_of_another_kind(kind: Any) -> None:
+    def model(group: Any, y: Tensor) -> None:
+        with pyro.plate("groups", NUM):
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(a[group.reshape(-1).long()], 1.0).to_event(1), obs=y)
+
+    with pytest.raises(BadInput, match=r"argument 0.*holds -1 at 17.*keep = index >= 0"):
+        fit(kind(missing()), Y, model=model)
+
+
+def test_a_missing_level_that_the_model_takes_from_around_it() -> None:
+    group = missing()
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("groups", NUM):
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(a[group], 1.0).to_event(1), obs=y)
+
+    with pytest.raises(BadInput, match=r"a tensor that is no argument.*holds -1 at 17"):
+        fit(Y, model=model)
+
+
+def test_a_model_may_count_from_the_end_itself() -> None:
+    def ring(y: Tensor) -> None:
+        with pyro.plate("ring", NUM):
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.sample("d", dist.Normal(a[torch.arange(NUM) - 1] - a, 1.0).to_event(1), obs=y[:NUM])
+
+    assert math.isfinite(float(fit(Y, model=ring).log_evidence))
+
+
 @pytest.mark.parametrize("where", ["y", "x"])
 def test_a_missing_number_is_named_by_its_group(where: str) -> None:
     values = {"y": Y.clone(), "x": torch.zeros_like(Y)}

@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.curvature.colours import coloured
 from pyro_evidence.numerics.derivatives import Forward, generic
 from pyro_evidence.numerics.linalg import Label, available_bytes, require_memory
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Slot
 from pyro_evidence.structure.density import LinearPredictors
 from pyro_evidence.structure.factors.cells import cells
-from pyro_evidence.structure.factors.colours import coloured
 from pyro_evidence.structure.factors.families import distinct, families, table
 from pyro_evidence.structure.factors.rows import SparseRows
+from pyro_evidence.structure.factors.steps import steps
 from pyro_evidence.structure.factors.structured import Structured
 from pyro_evidence.structure.factors.touches import NARROW, WIDE, Follow, Groups, Lost
 
@@ -132,7 +133,11 @@ def structured(followed: Followed, linear: LinearPredictors | None) -> Structure
         return Coupled(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
     if not _affordable(density):
         return Coupled("nearly every coordinate meets every other in some term")
-    return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta)) if found else density
+    if not found:
+        return density
+    at_once = steps(followed.joint, (*narrow, *wide), followed.u, followed.theta) if linear is None else None
+    density = replace(density, steps=at_once)
+    return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta))
 
 
 def _widest_plate(density: Structured) -> int:

@@ -8,8 +8,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from pyro_evidence.curvature.colours import coloured
 from pyro_evidence.numerics.derivatives import Forward
-from pyro_evidence.structure.factors.colours import coloured
 
 Values = Callable[[Tensor], tuple[Tensor, ...]]  # u (D,) to the factors of each family, (F,) each
 

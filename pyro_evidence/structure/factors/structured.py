@@ -18,8 +18,11 @@ from pyro_evidence.structure.factors.families import Family
 from pyro_evidence.structure.factors.joined import Joined
 from pyro_evidence.structure.factors.rows import SparseLinear
 from pyro_evidence.structure.factors.second import Second
+from pyro_evidence.structure.factors.steps import Steps
 
 Solve = Callable[[Tensor], Tensor]
+
+NAMED = 8  # sites that the sentence names
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Structured:
     families: tuple[Family, ...]  # of these
     wide: tuple[Family, ...]  # of these, few that touch many coordinates
     quadratic: bool  # whether the second derivatives of the families are the same at all latents
+    steps: Steps | None = None  # all terms at once, where the model has very many sites
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
@@ -71,7 +75,9 @@ class Structured:
             return ""
         rest = self.plan.order.rest
         blocks = self.joint.latents.slices.items()
-        return f" ({', '.join(n for n, s in blocks if bool(((rest >= s.start) & (rest < s.stop)).any()))})"
+        names = [n for n, s in blocks if bool(((rest >= s.start) & (rest < s.stop)).any())]
+        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+        return f" ({', '.join(names[:NAMED])}{more})"
 
     @property
     def parts(self) -> tuple[SparseLinear, ...]:
@@ -85,7 +91,7 @@ class Structured:
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(D, w | hyperparameters)`` of rows ``(R, D)``, nats, shape ``(R,)``."""
-        return (self.joint if self.linear is None else self.linear).log_joint(u, theta)
+        return (self.linear or self.steps or self.joint).log_joint(u, theta)
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian as a dense matrix, ``(R, D, D)``."""
@@ -170,6 +176,8 @@ class Structured:
 
     def _values(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
         def values(u: Tensor) -> tuple[Tensor, ...]:
+            if self.steps is not None:
+                return self.steps.families(u, theta)[: len(self.families)]
             found = cells(self.joint, u, theta, self.names)
             return tuple(family.of(found) for family in self.families)
 

@@ -1,0 +1,208 @@
+"""A recorded function run again: operations that are the same but for their numbers are carried out as one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_unflatten
+
+from pyro_evidence.numerics.replay.tape import Function, Made, Operation, Picked, recorded
+
+Table = tuple[int, int]  # a batch and which of its results; -1 - i for the function's argument i
+Tables = Sequence[Sequence[Tensor]]  # for each batch its results, rows (n, ...)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Values that were made before: rows of tables, one under the other, or elements of an argument."""
+
+    tables: tuple[Table, ...]
+    rows: Tensor | None  # (n, ...), None for all in their order
+
+    def read(self, arguments: Sequence[Tensor], tables: Tables) -> Tensor:
+        """The values, ``(n, ...)``."""
+        found = [arguments[-1 - batch] if batch < 0 else tables[batch][number] for batch, number in self.tables]
+        whole = found[0] if len(found) == 1 else torch.cat(found)
+        if self.rows is None:
+            return whole
+        return whole.index_select(0, self.rows.reshape(-1)).reshape(*self.rows.shape, *whole.shape[1:])
+
+
+@dataclass(frozen=True)
+class Each:
+    """Constants, one for each."""
+
+    value: Tensor  # (n, ...)
+
+    def read(self, arguments: Sequence[Tensor], tables: Tables) -> Tensor:
+        """The constants."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A constant that all have."""
+
+    value: Any
+
+    def read(self, arguments: Sequence[Tensor], tables: Tables) -> Any:
+        """The constant."""
+        return self.value
+
+
+Leaf = Rows | Each | Shared
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Operations that differ in their numbers only."""
+
+    func: Any
+    spec: Any
+    leaves: tuple[Leaf, ...]
+    dim: int  # of the result of one
+    elementwise: bool
+
+    def run(self, arguments: Sequence[Tensor], tables: Tables) -> list[Tensor]:
+        """Their results, rows ``(n, ...)``."""
+        given = [leaf.read(arguments, tables) for leaf in self.leaves]
+        many = [i for i, leaf in enumerate(self.leaves) if not isinstance(leaf, Shared)]
+        if self.elementwise:
+            return [self._call({i: _aligned(given[i], self.dim) for i in many}, given)]
+        found = torch.vmap(lambda *own: self._call(dict(zip(many, own, strict=True)), given))(*(given[i] for i in many))
+        return list(found) if isinstance(found, tuple | list) else [found]
+
+    def _call(self, own: dict[int, Tensor], given: Sequence[Any]) -> Any:
+        args, kwargs = tree_unflatten([own.get(i, x) for i, x in enumerate(given)], self.spec)
+        return self.func(*args, **kwargs)
+
+
+def _aligned(x: Tensor, dim: int) -> Tensor:
+    """Rows of tensors as they broadcast with rows of others of ``dim`` dims."""
+    return x.reshape(len(x), *(1,) * (dim + 1 - x.dim()), *x.shape[1:])
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A function of vectors by its operations, many at a time; made by :func:`replay`."""
+
+    batches: tuple[Batch, ...]
+    tables: tuple[Table, ...]  # that hold results
+    constants: tuple[Tensor, ...]  # results that no argument has a part in
+    order: Tensor  # where each element of the results is among those of tables and constants
+    num_operations: int  # that the function takes itself
+
+    def __call__(self, *arguments: Tensor) -> Tensor:
+        """All elements of the function's results, one after the other."""
+        found: list[list[Tensor]] = []
+        for batch in self.batches:
+            found.append(batch.run(arguments, found))
+        parts = [Rows((table,), None).read(arguments, found).reshape(-1) for table in self.tables]
+        return torch.cat([*parts, *self.constants])[self.order]
+
+
+def replay(f: Function, *arguments: Tensor) -> Replay:
+    """``f``, a function of vectors to tensors of one dtype, as it is at these arguments and wherever it does the same.
+
+    Operations of equal kind on equally shaped tensors become one, so that a loop over 500 steps costs what one over
+    five does.  Whether the function does the same elsewhere is for the caller to check.
+
+    :raises Unrecordable: where it is seen that other operations would be carried out at other arguments.
+
+    >>> f = replay(lambda x: [x[i].exp() * 2.0 for i in range(100)], torch.zeros(100))
+    >>> len(f.batches), f.num_operations
+    (2, 200)
+    >>> f(torch.arange(100.0).log()).sum().round()
+    tensor(9900.)
+    """
+    operations, results = recorded(f, arguments)
+    return _Builder(operations, [x.numel() for x in arguments]).replay(results)
+
+
+class _Builder:
+    """Batches of the operations of a tape."""
+
+    def __init__(self, operations: Sequence[Operation], sizes: Sequence[int]) -> None:
+        self.sizes = sizes  # of the function's arguments
+        groups: dict[Any, list[Operation]] = {}
+        for operation in operations:
+            groups.setdefault(_key(operation), []).append(operation)
+        self.ordered = sorted(groups.values(), key=lambda group: group[0].level)
+        self.places = {id(o): (number, row) for number, group in enumerate(self.ordered) for row, o in enumerate(group)}
+
+    def replay(self, results: Sequence[Any]) -> Replay:
+        """With where the elements of the function's results are."""
+        batches = tuple(self._batch(group) for group in self.ordered)
+        constants = tuple(x.reshape(-1) for x in results if isinstance(x, Tensor))
+        tables = tuple(sorted({self._table(x) for x in results if not isinstance(x, Tensor)}))
+        starts = dict(zip(tables, accumulate([0, *map(self._numel, tables)]), strict=False))
+        constant, order = sum(map(self._numel, tables)), []
+        for x in results:
+            if isinstance(x, Tensor):
+                order.append(constant + torch.arange(x.numel()))
+                constant += x.numel()
+            else:
+                order.append(starts[self._table(x)] + self._elements(x))
+        return Replay(batches, tables, constants, torch.cat(order), sum(map(len, self.ordered)))
+
+    def _table(self, x: Picked | Made) -> Table:
+        return (-1 - x.argument, 0) if isinstance(x, Picked) else (self.places[id(x.operation)][0], x.number)
+
+    def _numel(self, table: Table) -> int:
+        """How many numbers a table holds."""
+        batch, number = table
+        if batch < 0:
+            return self.sizes[-1 - batch]
+        group = self.ordered[batch]
+        return len(group) * int(group[0].results[number][0].numel())
+
+    def _elements(self, x: Picked | Made) -> Tensor:
+        """Where the elements of a result are in its table."""
+        if isinstance(x, Picked):
+            return x.index.reshape(-1)
+        size = x.operation.results[x.number][0].numel()
+        return self.places[id(x.operation)][1] * size + torch.arange(size)
+
+    def _batch(self, group: Sequence[Operation]) -> Batch:
+        first = group[0]
+        columns = zip(*(operation.leaves for operation in group), strict=True)
+        leaves = tuple(self._leaf(column, first.results[0][1]) for column in columns)
+        elementwise = torch.Tag.pointwise in first.func.tags and len(first.results) == 1
+        return Batch(first.func, first.spec, leaves, len(first.results[0][0]), elementwise)
+
+    def _leaf(self, column: Sequence[Any], dtype: torch.dtype) -> Leaf:
+        first = column[0]
+        if isinstance(first, Picked):
+            return Rows(((-1 - first.argument, 0),), torch.stack([x.index for x in column]))
+        if isinstance(first, Made):
+            return self._rows(column)
+        if not isinstance(first, Tensor) or all(x is first for x in column):
+            return Shared(first)
+        is_number = not first.dim() and first.is_floating_point() and dtype.is_floating_point
+        return Each(torch.stack(list(column)).to(dtype if is_number else first.dtype))  # rows of numbers promote
+
+    def _rows(self, column: Sequence[Made]) -> Rows:
+        places = [(self.places[id(x.operation)], x.number) for x in column]
+        tables = sorted({(batch, number) for (batch, _), number in places})
+        counts = [len(self.ordered[batch]) for batch, _ in tables]
+        starts = dict(zip(tables, accumulate([0, *counts]), strict=False))
+        rows = [starts[batch, number] + row for (batch, row), number in places]
+        return Rows(tuple(tables), None if rows == list(range(sum(counts))) else torch.tensor(rows))
+
+
+def _key(operation: Operation) -> Any:
+    """Equal for operations that can be carried out as one."""
+    return operation.level, operation.func, repr(operation.spec), tuple(_sign(leaf) for leaf in operation.leaves)
+
+
+def _sign(leaf: Any) -> Any:
+    if isinstance(leaf, Picked):
+        return leaf.argument, leaf.index.shape
+    if isinstance(leaf, Made):
+        return leaf.operation.results[leaf.number]
+    if isinstance(leaf, Tensor):
+        return "constant", leaf.shape, leaf.dtype
+    return type(leaf), repr(leaf)

@@ -1,0 +1,130 @@
+"""What a function of tensors does to its arguments, operation by operation, below autograd."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+
+aten = torch.ops.aten
+
+Function = Callable[..., Sequence[Tensor]]  # vectors to tensors
+
+PICKS = {
+    packet: None
+    for packet in (
+        aten.select, aten.slice, aten.view, aten._unsafe_view, aten.reshape, aten.index, aten.index_select,
+        aten.expand, aten.unsqueeze, aten.squeeze, aten.alias, aten.detach, aten.clone, aten.permute, aten.t,
+        aten.transpose,
+    )
+}  # fmt: skip
+VALUES = {aten._local_scalar_dense, aten.equal, aten.is_nonzero}  # tensors that become Python's numbers
+
+
+class Unrecordable(Exception):
+    """The function does what cannot be run again at other values: branches on them, draws, writes in place."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """Elements of an argument of the function, moved and nothing else."""
+
+    argument: int
+    index: Tensor  # flat positions, in the shape of the value
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """One result of an operation."""
+
+    operation: "Operation"
+    number: int  # which of its results
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation on what came before it."""
+
+    func: Any
+    leaves: tuple[Any, ...]  # Picked, Made, constant tensors and other values, as tree_flatten lists them
+    spec: Any
+    level: int  # operations on the longest way to it
+    results: tuple[Any, ...] = field(repr=False)  # shape and dtype of each, None where it is no tensor
+
+
+Value = Picked | Made
+
+
+class Tape(TorchDispatchMode):
+    """A run of a function that writes down every operation on what is made of its arguments.
+
+    :param arguments: vectors.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: the wrapper that it would bring imports torch's compiler."""
+        return False
+
+    def __init__(self, arguments: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.known: Any = WeakTensorKeyDictionary()
+        self.operations: list[Operation] = []
+        for number, x in enumerate(arguments):
+            self.known[x] = Picked(number, torch.arange(x.numel(), device=x.device))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Carry out an operation, and write it down if it is on what is made of the arguments."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if any(isinstance(x, Tensor) and x in self.known for x in tree_leaves((args, kwargs))):
+            self._write(func, args, kwargs, result)
+        return result
+
+    def _write(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        _require_plain(func, result)
+        first = self.known.get(args[0]) if args and isinstance(args[0], Tensor) else None
+        if func.overloadpacket in PICKS and isinstance(first, Picked) and self._is_alone(args, kwargs):
+            self.known[result] = Picked(first.argument, func(first.index, *args[1:], **kwargs))
+            return
+        given, spec = tree_flatten((tuple(args), dict(kwargs)))
+        leaves = tuple(self.known.get(x, x) if isinstance(x, Tensor) else x for x in given)
+        made = list(result) if isinstance(result, tuple | list) else [result]
+        signs = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in made)
+        operation = Operation(func, leaves, spec, 1 + max(map(_level, leaves)), signs)
+        self.operations.append(operation)
+        for number, x in enumerate(made):
+            if isinstance(x, Tensor):
+                self.known[x] = Made(operation, number)
+
+    def _is_alone(self, args: Any, kwargs: Any) -> bool:
+        return sum(isinstance(x, Tensor) and x in self.known for x in tree_leaves((args, kwargs))) == 1
+
+
+def _require_plain(func: Any, result: Any) -> None:
+    tags = func.tags
+    if func.overloadpacket in VALUES or torch.Tag.data_dependent_output in tags:
+        raise Unrecordable("a number taken out of a tensor")
+    if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in tags or torch.Tag.dynamic_output_shape in tags:
+        raise Unrecordable(str(func))
+    if not all(isinstance(x, Tensor) for x in (result if isinstance(result, tuple | list) else [result])):
+        raise Unrecordable(str(func))
+
+
+def _level(leaf: Any) -> int:
+    return leaf.operation.level if isinstance(leaf, Made) else 0
+
+
+def recorded(f: Function, arguments: Sequence[Tensor]) -> tuple[list[Operation], list[Any]]:
+    """The operations of ``f`` at these arguments in their order, and its results: values, or constant tensors.
+
+    :raises Unrecordable: where the same operations would be others at other arguments.
+    """
+    arguments = [x.detach().clone() for x in arguments]
+    with torch.no_grad(), Tape(arguments) as tape:
+        results = f(*arguments)
+    return tape.operations, [tape.known.get(x, x) for x in results]

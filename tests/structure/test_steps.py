@@ -1,0 +1,101 @@
+"""A site a step: loops over hundreds of sites against the same density with all steps in one site."""
+
+from collections.abc import Callable
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence import LaplaceEvidence
+from pyro_evidence.curvature.choices import exact_hessian
+from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, laplace_state, slope
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure import recognise
+
+
+def counts(num: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x, found = 0.0, []
+    for _ in range(num):
+        x = 0.9 * x + 0.4 * float(torch.randn((), generator=generator))
+        found.append(torch.poisson(torch.tensor(x).exp(), generator=generator))
+    return torch.stack(found).double()
+
+
+def scale() -> Tensor:
+    return pyro.param("s", torch.tensor(0.5).double(), constraint=constraints.positive)
+
+
+def looped(y: Tensor) -> None:
+    s, x = scale(), y.new_zeros(())
+    for t in pyro.markov(range(len(y))):
+        x = pyro.sample(f"x_{t}", dist.Normal(0.9 * x, s))
+        pyro.sample(f"y_{t}", dist.Poisson(x.exp()), obs=y[t])
+
+
+def at_once(y: Tensor) -> None:
+    s = scale()
+    with pyro.plate("steps", len(y)):
+        x = pyro.sample("x", dist.Normal(y.new_zeros(()), 1e8).mask(False))
+        pyro.sample("y", dist.Poisson(x.exp()), obs=y)
+    pyro.sample("dx", dist.Normal(torch.cat([y.new_zeros(1), 0.9 * x[:-1]]), s).to_event(1), obs=x)
+
+
+def test_a_loop_of_markov_is_the_site_of_all_its_steps() -> None:
+    y = counts(40)
+    found, expected = (LaplaceEvidence(model).run(y) for model in (looped, at_once))
+    torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-8)
+    torch.testing.assert_close(found.hyperparameters["s"], expected.hyperparameters["s"], rtol=1e-5, atol=0.0)
+    density = found.state.problem.structure.factors
+    assert density is not None and density.steps is not None
+    assert len(density.steps.replay.batches) < 40
+
+
+def second_order(y: Tensor) -> None:
+    """An autoregression of order two, a global mean, a plate in every step, a step without data."""
+    s, mean = scale(), pyro.sample("mean", dist.Normal(0.0, 1.0))
+    before = [y.new_zeros(()), y.new_zeros(())]
+    for t in pyro.markov(range(len(y) // 2), history=2):
+        x = pyro.sample(f"x_{t}", dist.Normal(0.6 * before[0] + 0.2 * before[1], s))
+        before = [x, before[0]]
+        with pyro.plate(f"rows_{t}", 2):
+            if t % 7:
+                pyro.sample(f"y_{t}", dist.Poisson((mean + x).exp()), obs=y[2 * t : 2 * t + 2])
+
+
+def vectors(y: Tensor) -> None:
+    """Sites of two numbers, one of them constrained."""
+    s, x = scale(), y.new_zeros(2)
+    for t in pyro.markov(range(len(y) // 2)):
+        x = pyro.sample(f"x_{t}", dist.Normal(0.8 * x, s).to_event(1))
+        r = pyro.sample(f"r_{t}", dist.Gamma(3.0, 3.0 * x[0].exp()))
+        pyro.sample(f"y_{t}", dist.Poisson(r * x[1].exp()), obs=y[t])
+
+
+def branching(y: Tensor) -> None:
+    """A density with a corner, which the program goes round by a branch."""
+    s, x = scale(), y.new_zeros(())
+    for t in pyro.markov(range(len(y))):
+        x = pyro.sample(f"x_{t}", dist.Normal(0.9 * x, s))
+        rate = x.exp() if bool(x < 3.0) else 20.0 + 20.0 * (x - 3.0)
+        pyro.sample(f"y_{t}", dist.Poisson(rate), obs=y[t])
+
+
+@pytest.mark.parametrize(
+    ("model", "num", "is_replayed"), [(second_order, 52, True), (vectors, 50, True), (branching, 30, False)]
+)
+def test_evidence_and_slope_are_those_of_the_dense_hessian(
+    model: Callable[..., None], num: int, is_replayed: bool
+) -> None:
+    joint = LogJoint(model, (counts(num),))
+    problem = laplace_problem(joint)
+    assert (problem.factors is not None and problem.factors.density.steps is not None) == is_replayed
+    plain = Problem(joint, recognise.recognise(joint), exact_hessian, problem.active)
+    start = joint.initial(1, 0)[0]
+    found, expected = (laplace_state(p, joint.initial_theta, start, cold=True) for p in (problem, plain))
+    assert is_certified(found)
+    torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(slope(found).total, slope(expected).total, rtol=1e-6, atol=1e-6)
