@@ -20,6 +20,8 @@ from pyro_evidence.numerics.backtracking import first_accepted
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, curvature_blocks, slope_and_curvature
 
+LEAST_SHARE = 1e-3  # W times a posterior variance, below which one minus it has lost three digits
+
 
 @dataclass(frozen=True)
 class Latent:
@@ -71,6 +73,9 @@ class Factor(Protocol):
     def explained_diagonal(self, cross: Tensor) -> Tensor:
         """Diagonal of :meth:`explained`, shape ``(m,)``."""
 
+    def variance(self, K: Tensor) -> Tensor:
+        """The predictor's own posterior variances, the diagonal of ``K - K R K``, shape ``(n,)``."""
+
 
 @dataclass(frozen=True)
 class RootFactor:
@@ -90,9 +95,14 @@ class RootFactor:
         return self.S @ self.S
 
     @cached_property
+    def _inverse(self) -> Tensor:
+        """``B^-1``."""
+        return torch.cholesky_inverse(self.tril)
+
+    @cached_property
     def matrix(self) -> Tensor:
         """``S B^-1 S``."""
-        return sandwiched(self.S, torch.cholesky_inverse(self.tril))
+        return sandwiched(self.S, self._inverse)
 
     def apply(self, v: Tensor) -> Tensor:
         """``S B^-1 S v``."""
@@ -109,6 +119,17 @@ class RootFactor:
     def explained_diagonal(self, cross: Tensor) -> Tensor:
         """Squared columns of that half."""
         return self._half(cross).square().sum(0)
+
+    def variance(self, K: Tensor) -> Tensor:
+        """From ``B^-1``, whose diagonal is ``1 - W variance``; by columns where a datum's share is lost in that."""
+        if self.S.shape[-1] > 1:
+            return K.diagonal() - self.explained_diagonal(K)
+        share = 1.0 - self._inverse.diagonal()
+        found = share / self.S[:, 0, 0].square()
+        lost = (~(share > LEAST_SHARE)).nonzero().flatten()
+        return (
+            found.index_copy(0, lost, K.diagonal()[lost] - self.explained_diagonal(K[:, lost])) if len(lost) else found
+        )
 
 
 @dataclass(frozen=True)
@@ -145,6 +166,10 @@ class WhitenedFactor:
     def explained_diagonal(self, cross: Tensor) -> Tensor:
         """Diagonal of :meth:`explained`."""
         return (cross * self.apply(cross)).sum(0)
+
+    def variance(self, K: Tensor) -> Tensor:
+        """``K`` less what is explained."""
+        return K.diagonal() - self.explained_diagonal(K)
 
 
 def scaled(blocks: Tensor, v: Tensor) -> Tensor:
@@ -345,5 +370,5 @@ def cotangents(latent: Latent, mode: Mode) -> Cotangents:
 
 def _posterior_blocks(K: Tensor, factor: Factor, num_coupled: int) -> Tensor:
     if num_coupled == 1:
-        return (K.diagonal() - factor.explained_diagonal(K))[:, None, None]
+        return factor.variance(K)[:, None, None]
     return diagonal_blocks(K - factor.explained(K), num_coupled)

@@ -23,6 +23,7 @@ INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
 SCALES_FIRST = 5  # rounds of the scales alone, where a fit begins again
 FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
 SHARP = 1e-3  # nats that a step promises, above which their curvature is taken anew where it is not to be trusted
+KEPT = 0.5  # share of its promise that a step must keep, for the metric to go on without a look
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
 PLATEAU = (-8.0, -5.0, -2.5, 2.5, 5.0, 8.0)  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
@@ -38,7 +39,7 @@ class TypeII:
     slope: Slope
     metric: Tensor  # (T, T) approximate inverse of minus the Hessian of the objective
     learned: bool = False  # whether the metric holds more than the natural one
-    trusted: bool = False  # whether it foretold what the last step gained
+    trusted: bool = False  # whether the last step has gained about what it promised, or more
     verdict: Status | None = None
     needed: Mapping[int, PruningTried] = field(default_factory=dict)  # by group
     scanned: bool = False  # whether plateaus have been looked across
@@ -85,6 +86,8 @@ def step(state: TypeII) -> TypeII:
     far = _is_far(state, natural[0], logs)
     if not state.trusted and not far:
         state = _sharpened(state)
+    if state.learned and state.promised <= _rounding(state):
+        return _settled(state, _capped(state, logs))
     directions = (_capped(state, logs),) if state.learned else natural
     direction, found = _best_of(state, directions)
     if found is None:
@@ -98,6 +101,26 @@ def step(state: TypeII) -> TypeII:
         new = _off_plateaus(new)
     done = new.learned and 0.5 * new.gradient_norm**2 <= new.laplace.problem.slack
     return replace(new, verdict=Status.CONVERGED) if done else new
+
+
+def _rounding(state: TypeII) -> float:
+    """Of the objective, nats."""
+    return state.laplace.problem.slack * (1.0 + abs(state.objective))
+
+
+def _settled(state: TypeII, direction: Tensor) -> TypeII:
+    """Where steps promise less than the objective's rounding: as far as they still level the slope, which sees more."""
+    try:
+        found = laplace_state(state.laplace.problem, state.laplace.theta + direction, state.laplace.u)
+    except ArithmeticError:
+        return replace(state, verdict=Status.CONVERGED)
+    new = _arrived(state, found)
+    if new.laplace.problem is not state.laplace.problem or new.verdict is not None:
+        return new
+    new = _learned(state, new)
+    if not new.gradient_norm < 0.5 * state.gradient_norm:
+        return replace(state, verdict=Status.CONVERGED)
+    return new
 
 
 def _best_of(state: TypeII, directions: Sequence[Tensor]) -> tuple[Tensor, LaplaceState | None]:
@@ -244,9 +267,8 @@ def _learned(old: TypeII, new: TypeII) -> TypeII:
     """With the old metric, and what the step has taught."""
     moved, before, after = new.laplace.theta - old.laplace.theta, old.slope.total, new.slope.total
     start = old.metric if old.learned else _rescaled(old, moved, before - after)
-    surprise = abs(new.objective - old.objective - old.promised)
     metric = updated(start, new.metric, moved, before, after)
-    return replace(new, metric=metric, learned=True, trusted=surprise < 0.25 * old.promised)
+    return replace(new, metric=metric, learned=True, trusted=new.objective - old.objective > KEPT * old.promised)
 
 
 def _rescaled(old: TypeII, s: Tensor, y: Tensor) -> Tensor:
@@ -337,8 +359,8 @@ def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
             return None
         return new.objective, new
 
-    promised, slack = float(direction @ state.slope.total), before.problem.slack * (1.0 + abs(before.objective))
-    return first_accepted(trial, before.objective, promised, slack, SEARCH)
+    promised = float(direction @ state.slope.total)
+    return first_accepted(trial, before.objective, promised, _rounding(state), SEARCH)
 
 
 def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Tensor) -> Tensor:

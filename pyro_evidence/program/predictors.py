@@ -312,7 +312,8 @@ def _multivariate(base: Any, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     diagonal = tril.diagonal(dim1=-2, dim2=-1)
     separate = bool((tril.detach().tril(-1).abs().amax((-2, -1)) <= 1e-12 * diagonal.abs().amax(-1)).all())
     known = torch.full((value.numel(),), separate, device=value.device)
-    return base.loc.expand_as(value).reshape(-1), diagonal.pow(-2).expand_as(value).reshape(-1), known
+    precision = diagonal.pow(-2) if separate else torch.ones_like(diagonal)  # no derivative of a dense factor's
+    return base.loc.expand_as(value).reshape(-1), precision.expand_as(value).reshape(-1), known
 
 
 def _is_one(scale: Any) -> bool:

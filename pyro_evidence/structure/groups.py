@@ -106,6 +106,8 @@ def propose(found: Near) -> Guess | None:
         return None
     guess = _from_slopes(found.origin)
     guess = guess.without(guess.columns(_surprising(guess, found.origin, found.typical)))
+    if not bool((guess.power != 0).any()):
+        return None
     guess = guess.without(_acts_elsewhere(guess, found.typical))
     is_latent = guess.is_latent(found.origin)
     guess = guess.without(guess.columns(is_latent) & guess.columns(~is_latent))  # one or the other, never both

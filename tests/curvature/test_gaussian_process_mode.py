@@ -11,7 +11,7 @@ from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 
-from pyro_evidence.curvature.gaussian_process_mode import Latent, Mode, cotangents, find_mode
+from pyro_evidence.curvature.gaussian_process_mode import Latent, Mode, cotangents, factorise, find_mode
 from pyro_evidence.models.kernels import RBF
 
 Likelihood = Callable[[Tensor], Tensor]
@@ -100,6 +100,15 @@ def test_mode_covariance_and_evidence_are_the_dense_ones(name: str) -> None:
         mode.factor.explained_diagonal(at.covariance), mode.factor.explained(at.covariance).diagonal()
     )
     torch.testing.assert_close(mode.factor.apply(at.covariance), mode.factor.matrix @ at.covariance)
+
+
+def test_posterior_variances_are_those_of_the_dense_matrix() -> None:  # from data that say nothing to ones that say all
+    K = latent("bernoulli").covariance
+    W = torch.logspace(-12.0, 8.0, len(K)).index_fill(0, torch.tensor([3]), 0.0)
+    factor, exact = factorise(latent("bernoulli", K), W[:, None, None])
+    R = torch.linalg.solve(torch.eye(len(K)) + W[:, None] * K, torch.diag(W))
+    assert exact
+    torch.testing.assert_close(factor.variance(K), (K - K @ R @ K).diagonal(), rtol=1e-6, atol=1e-14)
 
 
 @each_likelihood

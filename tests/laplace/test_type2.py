@@ -1,6 +1,7 @@
 """One outer step: MacKay's round, the metric, the caps, the verdicts."""
 
 import itertools
+from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
@@ -160,3 +161,30 @@ def test_a_group_that_was_pruned_too_early_comes_back() -> None:
     while state.verdict is None:
         state = type2.step(state)
     assert state.verdict is Status.CONVERGED and bool(state.laplace.problem.active.all())
+
+
+def test_where_a_step_promises_less_than_rounding_the_slope_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One trial, not ever shorter ones in search of a rise that nobody can see; then the end."""
+    there = LaplaceEvidence(logistic_ard, stop=Stop(progress=False))
+    there.run(*classes())
+    state, visited = there._fits[0].state, []
+    rounding = state.laplace.problem.slack * (1.0 + abs(state.objective))
+    direction = state.metric @ state.slope.total.new_ones(len(state.slope.total))
+    promise = 0.5 * float(direction.sum())  # of the step back along it
+    moved = state.laplace.theta + (0.5 * rounding / promise) ** 0.5 * direction
+    laplace = approximation.laplace_state(state.laplace.problem, moved, state.laplace.u)
+    state = type2.TypeII(laplace, approximation.slope(laplace), state.metric, learned=True, trusted=True, scanned=True)
+    assert 0.2 * rounding < state.promised < rounding
+
+    def rounded(*args):  # type: ignore[no-untyped-def]
+        visited.append(approximation.laplace_state(*args))
+        return replace(visited[-1], log_evidence=visited[-1].log_evidence - 2.0 * rounding)
+
+    monkeypatch.setattr(type2, "laplace_state", rounded)
+    new = type2.step(state)
+    assert len(visited) == 1 and new.gradient_norm < 0.5 * state.gradient_norm
+    norms = [new.gradient_norm]
+    while new.verdict is None and len(norms) < 40:
+        new = type2.step(new)
+        norms.append(new.gradient_norm)
+    assert new.verdict is Status.CONVERGED and norms[-1] < 0.1 * state.gradient_norm
