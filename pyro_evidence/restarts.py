@@ -13,6 +13,8 @@ from torch import Tensor
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.iterate import Fit, Status, Stop, iterate
 
+CRAWLING = 20  # rounds after which they are taken to crawl
+
 
 @dataclass(frozen=True, kw_only=True)
 class Restarts(ABC):
@@ -49,6 +51,10 @@ class Restarts(ABC):
     @abstractmethod
     def change_to(self, parameters: Any) -> Tensor:
         """Largest change of a log hyperparameter on the way there, ``(R,)``; not finite where they are not sound."""
+
+    @abstractmethod
+    def ahead(self, before: Any, after: Any) -> Any:
+        """Parameters to which a leap goes that begins ``before`` these, where the next round leads ``after``."""
 
     @abstractmethod
     def complaint(self, parameters: Any, row: int) -> str:
@@ -102,6 +108,33 @@ def moved_to(batch: Batch, new: Any) -> Batch:
         if math.isfinite(float(after.log_likelihood.sum())):
             return replace(after, change=change, num_rounds=batch.num_rounds + 1)
     return _without_failures(batch, new, change)
+
+
+def crawling(batch: Batch) -> Batch:
+    """One more round, or, where the first :data:`CRAWLING` of them were not enough, two at once with a leap."""
+    return advance(batch) if batch.num_rounds < CRAWLING else leapt(batch)
+
+
+def leapt(batch: Batch) -> Batch:
+    """The restarts after a round and a leap, or, in the rows where that is not better, after two rounds.
+
+    A leap is taken where the log evidence there is at least that after the round before it, and a further round would
+    move less: so the log evidence never falls where rounds do not lower it, and fixed points are what they were.
+    Rows that leap cost two passes over the data, if others do not three.
+    """
+    middle = advance(batch)
+    goal = middle.proposed()
+    ahead = middle.ahead(batch.parameters, goal)
+    tried = middle.reached(ahead)
+    left = tried.change_to(tried.proposed())
+    height = torch.maximum(batch.log_evidence, middle.log_evidence)
+    good = (tried.log_evidence >= height) & left.isfinite() & ~middle.failed
+    if bool(good.all()):
+        return replace(tried, change=left, num_rounds=middle.num_rounds + 1)
+    if not bool(good.any()):
+        return moved_to(middle, goal)
+    after = moved_to(middle, ahead.where(good, goal))
+    return replace(after, change=torch.where(good, left, after.change))
 
 
 def _without_failures(batch: Batch, new: Any, change: Tensor) -> Batch:

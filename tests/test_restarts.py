@@ -47,6 +47,9 @@ class Halving(Restarts):
     def change_to(self, parameters: Place) -> Tensor:
         return torch.where(parameters.x > self.edge, torch.nan, (parameters.x - self.at.x).abs())
 
+    def ahead(self, before: Place, after: Place) -> Place:
+        return after
+
     def complaint(self, parameters: Place, row: int) -> str:
         return f"{float(parameters.x[row]):g} is too far"
 

@@ -22,7 +22,7 @@ from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_com
 from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
 from pyro_evidence.mixture.updates import Ties, Update
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.restarts import advance, require_any
+from pyro_evidence.restarts import advance, crawling, require_any
 from pyro_evidence.settings import check_count, check_positive, check_seed, outside, seeded
 from pyro_evidence.threads import as_before
 
@@ -199,9 +199,14 @@ def _alone(
     chosen, limit = task.whole(rounds.alone(fit.state, best)), ""
     if deletion is not None:
         chosen, limit = _grown(task, chosen, deletion)
-    rest = iterate(journal, chosen, stop, "EvidenceEM")
+    rest = iterate(_leaping(journal, stop), replace(chosen, num_rounds=0), stop, "EvidenceEM")
     before = fit.objectives if task.times == 1.0 else rest.objectives[:1]
     return Fit(rest.state, rest.status, before + rest.objectives[1:]), limit
+
+
+def _leaping(journal: ErrorJournal, stop: Stop) -> ErrorJournal:
+    """The same journal of rounds that leap where they crawl, unless their number was asked for."""
+    return journal if stop.counted else replace(journal, step=crawling)
 
 
 def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tuple[MixtureRestarts, str]:
@@ -285,7 +290,8 @@ def run(task: MixtureFit, settings: Settings, journal: ErrorJournal) -> MixtureP
     stop, deletion = settings.stop, settings.deletion
     together = stop if deletion is None else replace(stop, num_steps=min(stop.num_steps, deletion.after))
     journal.note(task.batch)
-    fit = rounds.em(task.batch, settings.update, settings.start.warm_up, together, journal)
+    step = journal if deletion is not None else _leaping(journal, stop)
+    fit = rounds.em(task.batch, settings.update, settings.start.warm_up, together, step)
     return warn_unless_converged(finish(task, fit, deletion, stop, journal), stop)
 
 

@@ -66,6 +66,10 @@ class MixtureRestarts(Restarts):
     def change_to(self, parameters: Mixture) -> Tensor:
         return rows.change(self.parameters, parameters)
 
+    def ahead(self, before: Mixture, after: Mixture) -> Mixture:
+        """Where three rounds lead; what is held fixed stays."""
+        return rows.ahead(before, self.parameters, after)
+
     def complaint(self, parameters: Mixture, row: int) -> str:
         return rows.complaint(parameters, row)
 
@@ -148,9 +152,10 @@ class Journal(Generic[Entry]):
 
     look: Callable[[MixtureRestarts], Entry]
     entries: list[Entry] = field(default_factory=list)
+    step: restarts.Step[MixtureRestarts] = advance
 
     def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
-        after = advance(batch)
+        after = self.step(batch)
         self.note(after)
         return after
 

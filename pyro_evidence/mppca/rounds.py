@@ -25,7 +25,7 @@ from pyro_evidence.mppca.updates import (
     orbit_gamma,
     pruned,
 )
-from pyro_evidence.restarts import Phase, Restarts, advance, moved_to, repeated
+from pyro_evidence.restarts import Phase, Restarts, advance, crawling, moved_to, repeated
 
 LOOKING = 5  # rounds of candidates between one look at what is hopeless and the next
 SAFETY = 2.0  # how much faster than in its last round a candidate may rise in those that remain
@@ -98,6 +98,10 @@ class MPPCARestarts(Restarts):
     def change_to(self, parameters: Analysers) -> Tensor:
         sound = expectation.is_sound(parameters)
         return torch.where(sound, _distance(self.parameters, parameters), torch.nan)
+
+    def ahead(self, before: Analysers, after: Analysers) -> Analysers:
+        """Where three rounds lead; rows in which something was pruned on the way stay at the last of them."""
+        return expectation.ahead(before, self.parameters, after)
 
     def complaint(self, parameters: Analysers, row: int) -> str:
         return "its numbers left the finite ones, or its precisions the positive ones"
@@ -174,7 +178,8 @@ def of_rows(batch: MPPCARestarts, index: Tensor) -> MPPCARestarts:
 def finished(fit: Fit[MPPCARestarts], num_steps: int, stop: Stop) -> Fit[MPPCARestarts]:
     """The best restart after deletion, and run until ``stop`` on its own."""
     batch = restarts.ready(greedily_deleted(fit.state, num_steps))
-    last = iterate(advance, batch, stop, "EvidenceEM, best restart")
+    step = advance if stop.counted else crawling
+    last = iterate(step, replace(batch, num_rounds=0), stop, "EvidenceEM, best restart")
     return Fit(last.state, last.status, (*fit.objectives, *last.objectives))
 
 
