@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.iterate import Fit, Status, Stop, iterate
 
+LONGEST = 16.0  # steps of one leap; longer ones are often refused, and cost a pass
 CRAWLING = 20  # rounds after which they are taken to crawl
 
 
@@ -135,6 +136,25 @@ def leapt(batch: Batch) -> Batch:
         return moved_to(middle, goal)
     after = moved_to(middle, ahead.where(good, goal))
     return replace(after, change=torch.where(good, left, after.change))
+
+
+def leap(start: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    r"""Where a fixed-point iteration is heading, from three iterates in unconstrained coordinates.
+
+    .. math:: x_0 + 2 a r + a^2 v, \qquad r = x_1 - x_0, \quad v = (x_2 - x_1) - r, \quad a = \|r\| / \|v\|
+
+    With ``a = 1`` this is the second iterate; ``a`` is held between 1 and :data:`LONGEST`.  One common rate of
+    contraction ``1 - 1 / a`` is left out at once.  Varadhan and Roland (2008), scheme SqS3.
+
+    :param start: rows ``(R, P)``, as are the others.
+    :return: rows ``(R, P)``.
+    """
+    r = first - start
+    v = second - first - r
+    bend = v.norm(dim=-1, keepdim=True)
+    length = r.norm(dim=-1, keepdim=True) / torch.where(bend > 0, bend, 1.0)  # what stands still has neither
+    length = length.clamp(1.0, LONGEST)
+    return start + 2.0 * length * r + length.square() * v
 
 
 def _without_failures(batch: Batch, new: Any, change: Tensor) -> Batch:

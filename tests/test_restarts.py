@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.iterate import Status, Stop
 from pyro_evidence.numerics.batched import Batched
-from pyro_evidence.restarts import Phase, Restarts, advance, em, ready, repeated, require_any, warmed
+from pyro_evidence.restarts import LONGEST, Phase, Restarts, advance, em, leap, ready, repeated, require_any, warmed
 
 
 @dataclass(frozen=True)
@@ -99,3 +99,21 @@ def test_a_warm_up_is_counted_and_what_follows_stops_by_itself() -> None:
 def test_a_warm_up_in_which_all_fail_is_the_end() -> None:
     fit = em(begun(4.0, goal=10.0, edge=6.0), [Phase(lambda b: b, advance, 3)], lambda b: b, Stop(), advance)
     assert fit.status is Status.FAILED and fit.state.num_rounds == 1 and len(fit.objectives) == 1
+
+
+def test_a_leap_ends_at_the_fixed_point_of_an_iteration_with_one_rate() -> None:
+    end = torch.tensor([[1.0, -2.0, 3.0], [0.0, 5.0, 0.5]], dtype=torch.float64)
+    rate = torch.tensor([[0.5], [0.9]], dtype=torch.float64)
+    x = [end + rate**i * torch.tensor([2.0, -1.0, 0.3], dtype=torch.float64) for i in range(3)]
+    torch.testing.assert_close(leap(*x), end, rtol=1e-12, atol=1e-12)
+
+
+def test_a_leap_is_no_longer_than_allowed_and_no_shorter_than_two_rounds() -> None:
+    """A rate of almost 1 asks for thousands of steps at once, one that turns back for less than one."""
+    slow = [torch.tensor([[0.9999**i]], dtype=torch.float64) for i in range(3)]
+    r, v = slow[1] - slow[0], slow[2] - 2.0 * slow[1] + slow[0]
+    torch.testing.assert_close(leap(*slow), slow[0] + 2.0 * LONGEST * r + LONGEST**2 * v, rtol=1e-14, atol=0.0)
+    turning = [torch.tensor([[(-0.9) ** i]], dtype=torch.float64) for i in range(3)]
+    torch.testing.assert_close(leap(*turning), turning[2], rtol=1e-14, atol=1e-15)
+    still = torch.ones(1, 2, dtype=torch.float64)
+    assert torch.equal(leap(still, still, still), still)

@@ -12,7 +12,7 @@ prior, in blocks: shape ``(R, groups, d, d)``, rows and columns in the order com
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from functools import wraps
 
 import torch
 from torch import Tensor
@@ -298,25 +298,16 @@ class WellDetermined:
     """How far the data determine each weight, and the determinant that goes with it."""
 
     gamma: Tensor  # (R, K, m, B)  between 0 and 1
-    ratio: Tensor  # (R, groups, d)  eigenvalues of the curvature, in units of the prior precision
-    log_alpha: Tensor  # (R,)  sum over all weights
-
-    @cached_property
-    def num_clipped(self) -> Tensor:
-        """Negative eigenvalues of the curvature that were taken as zero, shape ``(R,)``."""
-        return (self.ratio < -1e-10 * self.ratio.abs().amax(-1, keepdim=True)).sum((1, 2))
-
-    @cached_property
-    def log_det(self) -> Tensor:
-        """Log determinant of curvature plus prior, shape ``(R,)``; nan where it is not positive definite."""
-        return self.ratio.log1p().sum((1, 2)) + self.log_alpha
+    log_det: Tensor  # (R,)  log determinant of curvature plus prior; nan where it is not positive definite
+    num_clipped: Tensor  # (R,)  negative eigenvalues of the curvature that were taken as zero
 
 
 def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
     r"""Well-determinedness of each weight; sums over a block are :math:`\sum_v \epsilon_v / (\alpha + \epsilon_v)`.
 
     Husmeier (2000), eq. 2.20, with the eigenvalues clipped at zero: away from a mode, and in blocks of the Hessian
-    even there, they may be negative, and gamma with them.  Rows that are not finite are nan throughout.
+    even there, they may be negative, and gamma with them.  Where none is, which a Cholesky factor tells, nobody asks
+    for eigenvalues.  Rows that are not finite are nan throughout.
 
     :param A: curvature without the prior, shape ``(R, groups, d, d)``.
     :param alpha: prior precision, shape ``(R, K, m, B)``.
@@ -325,12 +316,45 @@ def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
     if A.shape[-1] == 1:
         ratio = A.squeeze(-1) / alpha.reshape(A.shape[:-1])
         kept = ratio.clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0
-        return WellDetermined((kept / (1.0 + kept)).reshape(alpha.shape), ratio, log_alpha)
+        log_det = ratio.log1p().sum((1, 2)) + log_alpha
+        return WellDetermined((kept / (1.0 + kept)).reshape(alpha.shape), log_det, _num_negative(ratio))
     scale = alpha.reshape(A.shape[:-1]).rsqrt()
-    values, vectors = _eigh(scale.unsqueeze(-1) * A * scale.unsqueeze(-2))
-    kept = values.clamp(min=0.0)  # as above
-    gamma = (vectors.square() @ (kept / (1.0 + kept)).unsqueeze(-1)).reshape(alpha.shape)
-    return WellDetermined(gamma, values, log_alpha)
+    scaled = scale.unsqueeze(-1) * A * scale.unsqueeze(-2)
+    rest = (~_is_positive(scaled)).nonzero().flatten()
+    found = _by_factors(scaled) if len(rest) < len(scaled) else _by_eigenvalues(scaled)
+    if 0 < len(rest) < len(scaled):
+        found = tuple(x.index_copy(0, rest, y) for x, y in zip(found, _by_eigenvalues(scaled[rest]), strict=True))
+    gamma, log_det, num_clipped = found
+    return WellDetermined(gamma.reshape(alpha.shape), log_det + log_alpha, num_clipped)
+
+
+def _num_negative(values: Tensor) -> Tensor:
+    """Eigenvalues ``(R, groups, d)`` below zero by more than rounding, shape ``(R,)``."""
+    return (values < -1e-10 * values.abs().amax(-1, keepdim=True)).sum((1, 2))
+
+
+def _is_positive(A: Tensor) -> Tensor:
+    """Rows of ``(R, groups, d, d)`` without an eigenvalue below zero; weights that no datum touches are left out."""
+    untouched = A.diagonal(dim1=-2, dim2=-1) == 0
+    info = torch.linalg.cholesky_ex(A + untouched.to(A).diag_embed())[1]
+    return (info == 0).all(-1) & A.isfinite().flatten(1).all(-1)
+
+
+def _by_factors(A: Tensor) -> tuple[Tensor, ...]:
+    """Gamma of each weight, ``log |1 + A|`` and a count of zero, by Cholesky factors; of no use in other rows."""
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    tril = torch.linalg.cholesky_ex(eye + A)[0]
+    log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum((1, 2))
+    inverse = torch.linalg.solve_triangular(tril, eye.expand_as(A), upper=False)
+    return 1.0 - inverse.square().sum(-2), log_det, torch.zeros_like(log_det, dtype=torch.long)
+
+
+def _by_eigenvalues(A: Tensor) -> tuple[Tensor, ...]:
+    """Gamma of each weight, ``log |1 + A|`` and the number of eigenvalues that are clipped."""
+    values, vectors = _eigh(A)
+    kept = values.clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0
+    gamma = (vectors.square() @ (kept / (1.0 + kept)).unsqueeze(-1)).squeeze(-1)
+    return gamma, values.log1p().sum((1, 2)), _num_negative(values)
 
 
 def _eigh(A: Tensor) -> tuple[Tensor, Tensor]:

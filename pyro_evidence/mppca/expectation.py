@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.batched import Batched
-from pyro_evidence.numerics.squarem import leap
 
 LEAST_LOG_RESP = -230.0  # below 1e-100 a responsibility adds nothing to a sum, and its products may be subnormal: slow
 BLOCK = 2**17  # numbers in one block of whitened coordinates: they stay in the cache
@@ -251,30 +250,6 @@ def latent_posterior(Y: Tensor, analysers: Analysers) -> tuple[Tensor, Tensor]:
     ).squeeze(-1).unsqueeze(1)
     x = torch.linalg.solve_triangular(analysers.tril.mT.unsqueeze(1), z.unsqueeze(-1), upper=True).squeeze(-1)
     return x, torch.cholesky_inverse(analysers.tril)
-
-
-def ahead(before: Analysers, here: Analysers, after: Analysers) -> Analysers:
-    """Where three iterates lead; rows in which a component or a column was put out on the way are the last of them."""
-    states = (before, here, after)
-    same = [(x.active == after.active).all(-1) & (x.columns == after.columns).flatten(1).all(-1) for x in states]
-    found = _placed(after, leap(*map(_coordinates, states)))
-    return found.where(torch.stack(same).all(0), after)
-
-
-def _coordinates(analysers: Analysers) -> Tensor:
-    """Loadings, means, precisions and shares without bounds, shape ``(R, P)``."""
-    shares = torch.where(analysers.active, analysers.log_mixing, 0.0)
-    parts = (analysers.W, analysers.mu, analysers.beta.log(), analysers.alpha.log(), shares)
-    return torch.cat([x.flatten(1) for x in parts], -1)
-
-
-def _placed(like: Analysers, y: Tensor) -> Analysers:
-    """The analysers at ``y``, with the components and columns of ``like`` that are not pruned."""
-    parts = (like.W, like.mu, like.beta, like.alpha, like.log_mixing)
-    pieces = y.split([x[0].numel() for x in parts], -1)
-    W, mu, log_beta, log_alpha, shares = (piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True))
-    log_mixing = torch.where(like.active, shares, -torch.inf).log_softmax(-1)
-    return replace(like, W=W, mu=mu, beta=log_beta.exp(), alpha=log_alpha.exp(), log_mixing=log_mixing)
 
 
 def is_sound(analysers: Analysers) -> Tensor:

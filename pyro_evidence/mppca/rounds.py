@@ -25,7 +25,7 @@ from pyro_evidence.mppca.updates import (
     orbit_gamma,
     pruned,
 )
-from pyro_evidence.restarts import Phase, Restarts, advance, crawling, moved_to, repeated
+from pyro_evidence.restarts import Phase, Restarts, advance, crawling, leap, moved_to, repeated
 
 LOOKING = 5  # rounds of candidates between one look at what is hopeless and the next
 SAFETY = 2.0  # how much faster than in its last round a candidate may rise in those that remain
@@ -101,7 +101,7 @@ class MPPCARestarts(Restarts):
 
     def ahead(self, before: Analysers, after: Analysers) -> Analysers:
         """Where three rounds lead; rows in which something was pruned on the way stay at the last of them."""
-        return expectation.ahead(before, self.parameters, after)
+        return _ahead(before, self.parameters, after)
 
     def complaint(self, parameters: Analysers, row: int) -> str:
         return "its numbers left the finite ones, or its precisions the positive ones"
@@ -120,6 +120,30 @@ def _distance(old: Analysers, new: Analysers) -> Tensor:
     parts = [torch.where(on, (new.alpha / old.alpha).log(), 0.0), new.log_mixing.exp() - old.log_mixing.exp()]
     parts.append(torch.where(new.active.unsqueeze(-1), (new.beta / old.beta).log(), 0.0))
     return torch.cat([p.abs().flatten(1) for p in parts], -1).amax(-1)
+
+
+def _ahead(before: Analysers, here: Analysers, after: Analysers) -> Analysers:
+    """Where three iterates lead; rows in which a component or a column was put out on the way are the last of them."""
+    states = (before, here, after)
+    same = [(x.active == after.active).all(-1) & (x.columns == after.columns).flatten(1).all(-1) for x in states]
+    found = _placed(after, leap(*map(_coordinates, states)))
+    return found.where(torch.stack(same).all(0), after)
+
+
+def _coordinates(analysers: Analysers) -> Tensor:
+    """Loadings, means, precisions and shares without bounds, shape ``(R, P)``."""
+    shares = torch.where(analysers.active, analysers.log_mixing, 0.0)
+    parts = (analysers.W, analysers.mu, analysers.beta.log(), analysers.alpha.log(), shares)
+    return torch.cat([x.flatten(1) for x in parts], -1)
+
+
+def _placed(like: Analysers, y: Tensor) -> Analysers:
+    """The analysers at ``y``, with the components and columns of ``like`` that are not pruned."""
+    parts = (like.W, like.mu, like.beta, like.alpha, like.log_mixing)
+    pieces = y.split([x[0].numel() for x in parts], -1)
+    W, mu, log_beta, log_alpha, shares = (piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True))
+    log_mixing = torch.where(like.active, shares, -torch.inf).log_softmax(-1)
+    return replace(like, W=W, mu=mu, beta=log_beta.exp(), alpha=log_alpha.exp(), log_mixing=log_mixing)
 
 
 def rounds(batch: MPPCARestarts, rule: Rule, num_steps: int) -> MPPCARestarts:
