@@ -13,6 +13,7 @@ import torch
 from pyro_evidence import checkpoint
 from pyro_evidence.chunks.join import ALONE, JOIN
 from pyro_evidence.chunks.reading import Chunks
+from pyro_evidence.close_calls import with_close_calls
 from pyro_evidence.curvature.choices import Curvature, exact_hessian
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
@@ -115,6 +116,7 @@ class LaplaceEvidence:
         return checkpoint.resumed(self, path)
 
     @one_at_a_time
+    @with_close_calls
     @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
@@ -133,6 +135,7 @@ class LaplaceEvidence:
         return self._checked(best)
 
     @one_at_a_time
+    @with_close_calls
     @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> LaplacePosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.

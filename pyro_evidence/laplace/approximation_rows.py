@@ -61,7 +61,8 @@ def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor,
 
     climb = newton.climb if problem.structure.known is None else trust_region.climb
     mode = climb(log_joint, exact, start, rows, newton.Limits(problem.tolerance, num_steps, slack=45.0 * problem.eps))
-    A = problem.curvature(log_joint, mode.u, rows).detach().double()
+    known = problem.curvature is exact_hessian  # where the last step of a search that has arrived took it
+    A = (mode.precision if known else problem.curvature(log_joint, mode.u, rows)).detach().double()
     tril, info = torch.linalg.cholesky_ex(A)
     sound = mode.converged & (info == 0) & torch.isfinite(mode.log_joint)
     tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(A))

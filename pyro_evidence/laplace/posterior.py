@@ -239,8 +239,14 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
         if self.state.place is not None:
             return self._checked_by_blocks(num_samples, seed)
-        draws = self.get_samples(num_samples, seed) if num_samples * len(self.state.u) < MOST_NUMBERS else None
-        return report.importance_check(self.log_weights(num_samples, seed), draws, self._joint.dtype)
+        if num_samples * len(self.state.u) >= MOST_NUMBERS:
+            return report.importance_check(self.log_weights(num_samples, seed), None, self._joint.dtype)
+        draws, log_weights = self._weighed(num_samples, seed)
+        return report.importance_check(log_weights, draws, self._joint.dtype)
+
+    def _weighed(self, num_samples: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Draws, and :meth:`log_weights` at them."""
+        return self.get_samples(num_samples, seed), self.log_weights(num_samples, seed)
 
     def corrected(self, num_draws: int = 4_000, seed: int = 0) -> CorrectedPosterior:
         """The same posterior without Laplace's error in shape: its draws weighted by the exact density (PSIS).
@@ -249,11 +255,10 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
         """
         num_draws = check_count("num_draws", num_draws, 100, "The weights' tail is fitted to the largest of them.")
-        log_weights = self.log_weights(num_draws, seed)
+        draws, log_weights = self._weighed(num_draws, seed)
         if not bool((log_weights > -math.inf).any()):
             raise BadInput(f"the density is zero at all {num_draws} draws; run NUTS on posterior.model.")
-        found = self.get_samples(num_draws, seed), importance.checked(log_weights)
-        return CorrectedPosterior(self._joint, self.state.theta, *found)
+        return CorrectedPosterior(self._joint, self.state.theta, draws, importance.checked(log_weights))
 
     def loo(self, by: str | Tensor | None = None) -> LeftOut:
         """What this fit predicts of each group of its data as if it had not seen it; leave-one-group-out.

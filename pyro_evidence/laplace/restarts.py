@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from pyro_evidence.close_calls import noted
 from pyro_evidence.curvature.choices import gauss_newton
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.iterate import Fit, Status
@@ -136,8 +137,9 @@ def _index(states: list[LaplaceState], state: LaplaceState) -> int:
 
 def _same_height(a: LaplaceState, b: LaplaceState) -> bool:
     tolerance = a.problem.tolerance**0.5 * (1.0 + abs(a.objective))
-    gaps = (a.objective - b.objective, float(a.log_joint - b.log_joint))
-    return all(abs(gap) <= tolerance for gap in gaps)
+    gap = max(abs(a.objective - b.objective), abs(float(a.log_joint - b.log_joint)))
+    noted("whether two modes are one and the same", gap - tolerance, a.objective, a.problem.eps)
+    return gap <= tolerance
 
 
 def without_repeats(fits: Sequence[Fit[TypeII]]) -> list[Fit[TypeII]]:

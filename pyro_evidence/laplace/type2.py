@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.close_calls import noted
 from pyro_evidence.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope, laplace_state, slope
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
@@ -201,6 +202,7 @@ def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> 
     new = outer_state(replace(pruned, escaped=pruned.escaped or state.laplace.escaped))
     new = replace(new, needed=needed, scanned=state.scanned, begun_again=state.begun_again)
     away = (new.laplace.theta - new.laplace.problem.joint.initial_theta)[log_units(new.laplace.problem)]
+    noted("whether a hyperparameter runs to infinity", away.abs() - FARTHEST, FARTHEST, new.laplace.problem.eps)
     if bool((away.abs() > FARTHEST).any()):
         return replace(new, verdict=Status.UNBOUNDED)
     return replace(new, verdict=Status.SINGULAR) if is_singular(new.laplace) else new
@@ -315,7 +317,9 @@ def is_singular(laplace: LaplaceState) -> bool:
         return False
     inflation = laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp()
     alone = (groups.member >= 0) & torch.isfinite(groups.loc)  # elsewhere other latents add to the prior variance
-    return bool((inflation[laplace.problem.active & alone] > largest_inflation(laplace.problem)).any())
+    most, inflation = largest_inflation(laplace.problem), inflation[laplace.problem.active & alone]
+    noted("whether the mode is about to merge with another", inflation - most, most, laplace.problem.eps)
+    return bool((inflation > most).any())
 
 
 def largest_inflation(problem: Problem) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pyro_evidence.close_calls import noted
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import expectation
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
@@ -164,7 +165,9 @@ def distinct(height: Tensor, mixture: Mixture, within: float = NEAR) -> Tensor:
 def first_highest(heights: Tensor) -> Tensor:
     """The first along the last axis that is as high as any, up to rounding."""
     top = heights.amax(-1, keepdim=True)
-    return (heights >= top - SAME * (1.0 + top.abs())).to(torch.int8).argmax(-1)
+    away = heights - (top - SAME * (1.0 + top.abs()))
+    noted("which of several restarts or candidates is the first that is highest", away[away.isfinite()], top.max())
+    return (away >= 0.0).to(torch.int8).argmax(-1)
 
 
 def log_evidence(expected: EStep) -> Tensor:

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyro_evidence.close_calls import noted
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture import evidence
 from pyro_evidence.mixture.evidence import MixtureCurvature, WellDetermined, log_prior, well_determined
@@ -377,7 +378,9 @@ def _next(
 def _survivors(expected: EStep, subtracted: Tensor) -> Tensor | None:
     """Components with more data than well-determined parameters; at least one, shape ``(R, K)`` bool; None for all."""
     margin = expected.stats.counts - subtracted.amax(-1)
-    keep = margin > 1e-6  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
+    above = margin - 1e-6  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
+    keep = above > 0.0
+    noted("whether a component dies", torch.where(expected.mixture.active, above, torch.inf), margin.max())
     if bool(keep.all()) and expected.mixture.all_active:
         return None
     best = torch.where(expected.mixture.active, margin, -torch.inf).argmax(-1, keepdim=True)

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import restarts
+from pyro_evidence.close_calls import noted
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Stop, iterate
 from pyro_evidence.mixture import updates as mixture_updates
+from pyro_evidence.mixture.mode import first_highest
 from pyro_evidence.mppca import evidence, expectation, missing, start
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.streamed.data import Rows, has_gaps
@@ -184,7 +186,7 @@ def em(batch: MPPCARestarts, num_warm: int, stop: Stop) -> Fit[MPPCARestarts]:
 
 def best(batch: MPPCARestarts) -> MPPCARestarts:
     """The restart of the highest Occam-corrected log evidence, alone."""
-    return of_rows(batch, batch.occam.argmax().reshape(1))
+    return of_rows(batch, first_highest(batch.occam).reshape(1))
 
 
 def on(batch: MPPCARestarts, Y: Rows) -> MPPCARestarts:
@@ -221,6 +223,7 @@ def greedily_deleted(batch: MPPCARestarts, num_steps: int) -> MPPCARestarts:
         many = of_rows(batch, torch.zeros(len(keep), dtype=torch.long, device=keep.device))
         begun = first(batch.Y, pruned(many.it.analysers, keep, columns), batch.it.ties, batch.it.variance, batch.rule)
         tried = _hopeful(begun, height, num_steps)
+        noted("whether a component or a column is left out", tried.occam.max() - height, height)
         if not float(tried.occam.max()) > height:
             return batch
         height, batch = float(tried.occam.max()), of_rows(tried, tried.occam.argmax().reshape(1))

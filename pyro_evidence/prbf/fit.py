@@ -11,6 +11,7 @@ from pyro_evidence.chunks.join import Join
 from pyro_evidence.chunks.reading import Chunks
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit
+from pyro_evidence.mixture.mode import first_highest
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
 from pyro_evidence.prbf import rounds
 from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, evaluate
@@ -216,7 +217,7 @@ def letter(held: RejectedClass, alpha: float) -> str:
 def posterior_of(task: PRBFFit, fit: Fit[Progress]) -> PRBFPosterior:
     """The best restart, in the units of the data."""
     now = fit.state
-    best = int(now.point.objective.argmax())
+    best = int(first_highest(now.point.objective))
     point = now.point[torch.tensor([best], device=now.point.alpha.device)]
     net = point.net
     started = task.point.net.mixing[best] > 0

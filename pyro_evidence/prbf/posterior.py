@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_evidence.close_calls import Decided, sentences
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.memory import WithinMemory
@@ -56,7 +57,7 @@ def _settings(text: str) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class PRBFPosterior(WithinMemory):
+class PRBFPosterior(Decided, WithinMemory):
     """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.
 
     :ivar model: the Pyro model it was fitted for.
@@ -256,7 +257,7 @@ class PRBFPosterior(WithinMemory):
         for j in range(self.mixing.shape[-1]):
             shares = " ".join(f"{p:.3f}" for p in self.purity[j].tolist())
             print(f"{j:6d} {float(self.counts[:, j].sum()):9.1f} {float(self.overlap[j]):9.4f}  {shares}")  # noqa: T201
-        for note in self.diagnostics()["notes"]:
+        for note in [*self.diagnostics()["notes"], *sentences(self.close_calls)]:
             print(note)  # noqa: T201
 
 

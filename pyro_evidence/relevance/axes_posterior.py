@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import prediction
+from pyro_evidence.close_calls import sentences
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
@@ -302,7 +303,7 @@ class AxesPosterior(GaussianPosterior):
     def summary(self) -> None:
         """Print the axes that are kept, then the log evidence and how far to trust it."""
         lines = [str(self.table()), *(f"{k} = {v}" for k, v in self.diagnostics().items())]
-        lines.append(f"the log evidence is {self.evidence_note}")
+        lines += [f"the log evidence is {self.evidence_note}", *sentences(self.close_calls)]
         print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
 
     def _repr_html_(self) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.close_calls import noted
 from pyro_evidence.iterate import Status
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
@@ -110,6 +111,14 @@ class FastState:
         S, Q, cross = self.mode.local.columns
         white = torch.linalg.solve_triangular(self.tril, cross, upper=False)
         return Factors(S - white.square().sum(0), Q, white)
+
+    @property
+    def excess(self) -> Tensor:
+        """``(q^2 - s) / (q^2 + s)`` of every column, ``(M,)``: above 0 it has a place in the model."""
+        S, Q, _ = self.factors
+        rest = 1.0 - S / self.alpha
+        s, squared = S / rest, (Q / rest).square()
+        return (squared - s) / (squared + s)
 
     @cached_property
     def changes(self) -> tuple[Tensor, Tensor]:
@@ -292,9 +301,11 @@ def step(state: FastState) -> FastState:
     fail; were such a change made, the search could go round in circles.
     """
     gain = state.changes[1].clone()
+    noted("whether the search has converged, or changes one weight more", gain.max() - SETTLED)
     while float(gain.max()) > SETTLED:
         chosen = first_of_best(gain)
         new = changed(state, chosen)
+        noted(f"whether a change of weight {chosen} is made", new.objective - state.objective, state.objective)
         if new.objective > state.objective:
             return _better(state, new)
         gain[chosen] = 0.0
@@ -309,6 +320,8 @@ def first_of_best(gain: Tensor) -> int:
 def changed(state: FastState, chosen: int) -> FastState:
     """Add, re-estimate or delete one weight."""
     variance = float(state.changes[0][chosen])
+    if bool(state.active[chosen]):
+        noted(f"whether weight {chosen} is deleted", state.excess[chosen])
     start = state.mode_after(chosen, variance - 1.0 / float(state.alpha[chosen]))
     alpha = state.alpha.clone()
     alpha[chosen] = 1.0 / variance if variance else torch.inf

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_evidence.close_calls import noted
 from pyro_evidence.curvature.dense import Precision
 from pyro_evidence.errors import ImproperPosterior
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.numerics.newton import Density
 
 FAR = (10.0, 30.0, 100.0)  # standard deviations
+LEAST = 1.0  # nats, at one of them
 NEAR = 2.0  # standard deviations, where a normal density has fallen by 2 nats
 LEAST_FALL = 0.2  # nats, there
 ON_THE_WAY = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, NEAR)
@@ -54,11 +56,18 @@ def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -
     moves = torch.cat([steps, -steps, *(r for _, r in rays)])
     falls = torch.cat([summit.fall(part) for part in moves.split(most)])
     along = falls[:most].reshape(2, len(steps))
+    _note(along[:, : len(FAR)].amax(-1) - LEAST, summit)
     if _stays_up(along[:, : len(FAR)]):
         raise _letter(latents.label(int(direction.abs().argmax())), f"{FAR[-1]:g} posterior standard deviations away")
     if _level(along[:, len(FAR) :]):
         raise _letter(latents.label(int(direction.abs().argmax())), f"{NEAR:g} posterior standard deviations away")
+    _note(falls[most:].abs().reshape(-1, 2).amax(-1) - LEAST_FALL, summit)
     _require_fall(rays, falls[most:], latents)
+
+
+def _note(distance: Tensor, summit: Summit) -> None:
+    eps = torch.finfo(summit.u.dtype).eps
+    noted("whether the posterior is proper, or its mode at infinity", distance, summit.height, eps)
 
 
 def require_fall_on_rays(summit: Summit, latents: Coordinates) -> None:
@@ -96,7 +105,7 @@ def _stays_up(falls: Tensor) -> bool:
 
     :param falls: on either side, shape ``(2, 3)``.
     """
-    return bool((falls < 1.0).all(-1).any())
+    return bool((falls < LEAST).all(-1).any())
 
 
 def _level(falls: Tensor) -> bool:

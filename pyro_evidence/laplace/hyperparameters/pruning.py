@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.close_calls import noted
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.structure.recognise import PrecisionGroups
@@ -76,12 +77,19 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[Lapl
     try:
         pruned = laplace_state(state.problem.without(member), stand_in, start)
         loss = state.objective - pruned.objective
+        _note(state, t, loss)
         if loss > 0:
             return state, loss
         before = laplace_state(state.problem, stand_in, start)
     except ArithmeticError:
         return state, FAR_WORSE
+    _note(state, t, pruned.objective - before.objective)
     return (pruned if pruned.objective >= before.objective else state), loss
+
+
+def _note(state: LaplaceState, t: int, gain: float) -> None:
+    problem = state.problem
+    noted(f"whether the weights behind {problem.joint.hypers.label(t)} are pruned", gain, state.objective, problem.eps)
 
 
 def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:

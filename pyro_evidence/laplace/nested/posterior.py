@@ -23,10 +23,12 @@ from pyro_evidence.laplace.nested.marginal import Marginal
 from pyro_evidence.laplace.nested.outer_joint import OuterJoint
 from pyro_evidence.laplace.nested.outside import maximised
 from pyro_evidence.laplace.nested.whole import Drawn, Places, Proposal
+from pyro_evidence.laplace.new_data.gaussian_posterior import generator_of
 from pyro_evidence.laplace.new_data.leave_out import OuterPlaces, white
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.program.log_joint import Model
+from pyro_evidence.threads import without_validation
 
 LEFT_OUT_PLACES = 64  # of the outer sites at which data are left out
 
@@ -85,8 +87,19 @@ class NestedPosterior(LaplacePosterior):
         return torch.cat([self._drawn(part).u for part in white.split(self._rows)])
 
     def _log_weight(self, white: Tensor) -> Tensor:
-        found = self._drawn(white)
+        return self._log_ratio(self._drawn(white))
+
+    def _log_ratio(self, found: Drawn) -> Tensor:
         return self.state.problem.density.log_joint(found.u, self.state.theta) - found.log_density
+
+    def _weighed(self, num_samples: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Draws and their log weights, inner modes solved once for both."""
+        white = self._white(num_samples, generator_of(seed))
+        with torch.no_grad(), without_validation():
+            found = [self._drawn(part) for part in white.split(self._rows)]
+            log_weights = torch.cat([self._log_ratio(each) for each in found])
+        draws = self._constrained(torch.cat([each.u for each in found]))
+        return draws, torch.where(log_weights.isnan(), -torch.inf, log_weights)  # beyond the largest float: density 0
 
     @property
     def guide(self) -> NestedGuide:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import prediction
+from pyro_evidence.close_calls import Decided
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.new_data.moments import PredictiveDraws, predicted
@@ -24,7 +25,7 @@ from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.threads import own_random_numbers
 
 
-class GaussianPosterior(WithinMemory):
+class GaussianPosterior(Decided, WithinMemory):
     """A Gaussian at a mode, in as many directions as it has white noise, and what it says of latents and of data."""
 
     @property

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pyro_evidence.close_calls import Decided, sentences
 from pyro_evidence.laplace import report
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.hyperparameters.uncertainty import HyperparameterCovariance, letter
@@ -12,7 +13,7 @@ from pyro_evidence.laplace.summary.hypers import hyper_rows
 from pyro_evidence.laplace.summary.shown import Shown
 
 
-class ShownWhole(Shown):
+class ShownWhole(Decided, Shown):
     """Hyperparameters above the sites of the table, evidence and warnings below it."""
 
     state: LaplaceState
@@ -48,4 +49,5 @@ class ShownWhole(Shown):
 
     def _below(self, spread: HyperparameterCovariance | None) -> list[str]:
         edges = () if spread is None else spread.edges
-        return report.lines(self.diagnostics(), [*(letter(edge) for edge in edges), *self._said_of_blocks()])
+        said = [*(letter(edge) for edge in edges), *self._said_of_blocks()]
+        return [*report.lines(self.diagnostics(), said), *sentences(self.close_calls)]

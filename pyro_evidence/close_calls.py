@@ -1,0 +1,95 @@
+"""Decisions that rounding may have turned: noted where they are taken, kept with the posterior, said in its summary."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import NotConverged
+
+NEAR = 1e4  # roundings from the margin, below which a decision is told
+VALUE = 45.0  # roundings of one number that a sum over data, such as a log evidence, is good to
+SHOWN = 5  # decisions that a summary names
+
+_NOTED: ContextVar[dict[str, float] | None] = ContextVar("close_calls", default=None)
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+class Decided:
+    """What has been found by decisions.
+
+    :ivar close_calls: those that were nearer to their margin than 1e4 times the rounding, and their distance in units
+        of that rounding, in the order in which they were met.  On another processor they may be taken otherwise.
+    """
+
+    close_calls: tuple[tuple[str, float], ...] = ()
+
+
+def noted(decision: str, distance: Tensor | float, size: Tensor | float = 0.0, eps: float = 2.2e-16) -> None:
+    """Note a decision whose distance to its margin is less than 1e4 times the rounding.
+
+    :param decision: in words.
+    :param distance: of what was compared to where it would be decided otherwise, of either sign, any shape.
+    :param size: of the larger of the numbers that were compared; they are good to 45 (1 + size) ``eps``.
+    :param eps: relative rounding of one number.
+
+    >>> from pyro_evidence.close_calls import collected, noted
+    >>> with collected() as calls:
+    ...     noted("whether to keep the axis", 1e-13, size=10.0)
+    ...     noted("whether to go on", 1e-3, size=10.0)
+    >>> list(calls)
+    ['whether to keep the axis']
+    """
+    calls = _NOTED.get()
+    if calls is None:
+        return
+    roundings = torch.as_tensor(distance).detach().abs() / (VALUE * eps * (1.0 + torch.as_tensor(size).abs()))
+    nearest = float(roundings.min()) if roundings.numel() else NEAR
+    if nearest < NEAR:
+        calls[decision] = min(nearest, calls.get(decision, NEAR))
+
+
+@contextmanager
+def collected() -> Iterator[dict[str, float]]:
+    """What is noted inside: decisions, and their distances in units of the rounding."""
+    calls: dict[str, float] = {}
+    token = _NOTED.set(calls)
+    try:
+        yield calls
+    finally:
+        _NOTED.reset(token)
+
+
+def with_close_calls(run: Run) -> Run:
+    """A fit whose posterior knows the close calls on the way to it, also one that is carried by an error."""
+
+    @wraps(run)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with collected() as calls:
+            try:
+                return _keep(calls, run(*args, **kwargs))
+            except NotConverged as error:
+                _keep(calls, error.posterior)
+                raise
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _keep(calls: dict[str, float], posterior: Any) -> Any:
+    if calls and isinstance(posterior, Decided):
+        object.__setattr__(posterior, "close_calls", tuple(calls.items()))  # of a frozen value that nobody has seen yet
+    return posterior
+
+
+def sentences(calls: tuple[tuple[str, float], ...]) -> list[str]:
+    """What a summary says of close calls; nothing where there are none."""
+    if not calls:
+        return []
+    named = [f"{decision} ({distance:.2g} times the rounding)" for decision, distance in calls[:SHOWN]]
+    more = f"; and {len(calls) - SHOWN} more" if len(calls) > SHOWN else ""
+    said = "decided within 1e4 times the rounding, so that another processor may decide otherwise"
+    return [f"{said}: {'; '.join(named)}{more}"]
