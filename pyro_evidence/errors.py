@@ -58,11 +58,11 @@ class NotSmooth(NotAMode):
     """The log density has a corner, or a wrong second derivative, where its curvature is needed.
 
     >>> import pyro, pyro.distributions as dist, torch
-    >>> from pyro_evidence import LaplaceEvidence
+    >>> from pyro_evidence import LaplaceEvidence, Start
     >>> def kink():
     ...     w = pyro.sample("w", dist.Normal(0.0, 1.0))
     ...     pyro.factor("kink", -100.0 * (w - 1.0).abs())
-    >>> LaplaceEvidence(kink, restarts=1).run()
+    >>> LaplaceEvidence(kink, start=Start(restarts=1)).run()
     Traceback (most recent call last):
         ...
     pyro_evidence.errors.NotSmooth: the log density of site 'kink', a Unit, has a kink...

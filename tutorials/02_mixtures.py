@@ -126,7 +126,7 @@ _ = ax.set(xlabel="test NLL, plain EM", ylabel="test NLL, evidence")
 
 # %%
 classifier = class_conditional(EvidenceEM(gaussian_mixture(10)), train.X, train.t)
-error = float((classifier.predict(test.X) != test.t).double().mean())
+error = float((classifier.labels(test.X) != test.t).double().mean())
 print(f"test error {100 * error:.1f} %, components {[p.num_components for p in classifier.posteriors]}")
 
 # %% [markdown]

@@ -115,7 +115,7 @@ print(
 # %%
 engine = EvidenceEM(mppca(1, 12, alpha=PerColumn()), start=Start(restarts=1), stop=stop, deletion=None)
 classifier = class_conditional(engine, X, t)
-wrong = float((classifier.predict(X_test) != t_test).double().mean())
+wrong = float((classifier.labels(X_test) != t_test).double().mean())
 print(f"test error {100 * wrong:.1f} %, dimensions {[int(p.num_latents[0]) for p in classifier.posteriors]}")
 
 # %%

@@ -111,7 +111,7 @@ def measured(make: Callable[[int], EvidenceEM], data: Split, seed: int) -> dict[
     log_density = found.log_density(B)
     nll = [-float(log_density[b == c, c].mean()) for c in (0, 1)]
     num = [float(p.num_components) for p in found.posteriors]
-    error = 100.0 * float((found.predict(B) != b).double().mean())
+    error = 100.0 * float((found.labels(B) != b).double().mean())
     sharpest = max(float(p.hyperparameters["beta"][p.active].max()) for p in found.posteriors)
     atoms = sum(on_atoms(p, A[a == c]) for c, p in enumerate(found.posteriors))
     return {"nll": mean(nll), "error": error, "K": mean(num), "beta": sharpest, "atoms": float(atoms)}

@@ -52,7 +52,7 @@ def ripley(engine: EvidenceEM, *, standardised: bool) -> dict[str, float]:
     log_density = found.log_density(Z)
     units = float(train.X.std(0).log().sum()) if standardised else 0.0
     nll = [units - float(log_density[test.t == c, c].mean()) for c in (0, 1)]
-    error = 100.0 * float((found.predict(Z) != test.t).double().mean())
+    error = 100.0 * float((found.labels(Z) != test.t).double().mean())
     num = [p.num_components for p in found.posteriors]
     return {"E1": nll[0], "E2": nll[1], "error": error, "K1": num[0], "K2": num[1]}
 

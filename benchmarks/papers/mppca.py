@@ -198,7 +198,7 @@ def digits(results: Results[Any]) -> str:
         X, t, Z, s = split_rows(data)
         model, start = mppca(num_components, num_latents), Start(restarts=2)
         found = class_conditional(EvidenceEM(model, update=update, start=start, stop=stop, deletion=None), X, t)
-        wrong = float((found.predict(Z) != s).double().mean())
+        wrong = float((found.labels(Z) != s).double().mean())
         left = mean(p.num_components for p in found.posteriors)
         return {"error": 100.0 * wrong, "log density": float(found.log_prob(Z, s).mean()), "left": left}
 

@@ -43,7 +43,7 @@ class ClassConditional(WithinMemory):
     >>> from pyro_evidence.models.mixture import gaussian_mixture
     >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
     >>> found = class_conditional(EvidenceEM(gaussian_mixture(2)), Y, torch.arange(60) // 30)
-    >>> found.predict(torch.tensor([[0.0, 0.0], [6.0, 6.0]])).tolist()
+    >>> found.labels(torch.tensor([[0.0, 0.0], [6.0, 6.0]])).tolist()
     [0, 1]
     """
 
@@ -75,6 +75,14 @@ class ClassConditional(WithinMemory):
         return self.log_proba(X).gather(-1, place.unsqueeze(-1)).squeeze(-1)
 
     def predict(self, X: Tensor) -> Tensor:
+        """``p(class | x_n)``, in the order of :attr:`classes`, shape ``(N, C)``; rows add up to 1."""
+        return self.log_proba(X).exp()
+
+    def predict_proba(self, X: Tensor) -> Tensor:
+        """The same under the name that scikit-learn gives it, shape ``(N, C)``."""
+        return self.predict(X)
+
+    def labels(self, X: Tensor) -> Tensor:
         """The likeliest label of each datum, shape ``(N,)``."""
         return self.classes[self.log_proba(X).argmax(-1)]
 

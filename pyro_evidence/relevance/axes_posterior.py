@@ -176,7 +176,7 @@ class AxesPosterior(GaussianPosterior):
         """
         self._needs_data("a correction")
         if not self.num_active:
-            raise BadInput("every axis was pruned, so there is nothing to correct; raise the ridge.")
+            raise BadInput("every axis was pruned, so there is nothing to correct; use get_samples(...), whose weights are 0.")
         found = self._laplace.corrected(num_draws, seed)
         axes = found.draws[AXES]
         return replace(found, draws=found.draws | self.of.values(axes @ self.state.directions.to(axes).mT))
@@ -185,7 +185,7 @@ class AxesPosterior(GaussianPosterior):
     def guide(self) -> LaplaceGuide:
         """The posterior as a guide of :attr:`model`, whose latent site is ``axes``."""
         if not len(self.state.x):
-            raise BadInput("every axis was pruned, so there is nothing to sample; raise the ridge.")
+            raise BadInput("every axis was pruned, so a guide has nothing to sample; use get_samples(...), whose weights are 0.")
         return self._laplace.guide
 
     @property

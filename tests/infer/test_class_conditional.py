@@ -53,6 +53,14 @@ def test_bayes_rule() -> None:
     assert_exact(found.log_prob(X, labels).exp(), found.log_proba(X).exp()[torch.arange(200), (labels == 4).long()])
 
 
+def test_predict_gives_probabilities_and_labels_the_likeliest_class() -> None:
+    X, labels = classes()
+    found = class_conditional(Gauss(), X, labels)
+    assert_exact(found.predict(X), found.log_proba(X).exp())
+    assert torch.equal(found.predict_proba(X), found.predict(X))
+    assert torch.equal(found.labels(X), torch.where(found.predict(X)[:, 1] > 0.5, 4, 0))
+
+
 def test_an_optimised_prior_makes_good_for_a_density_that_is_too_high() -> None:
     """Law: a constant factor of one class's density goes into the prior, and out of the probabilities."""
     X, labels = classes()

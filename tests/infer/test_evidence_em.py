@@ -59,7 +59,7 @@ def test_ripley_with_default_settings(num_components: int, data_dir: Path) -> No
     assert [p.num_components for p in found.posteriors] == [2, 2]
     assert -float(log_density[test.t == 0, 0].mean()) <= 0.080
     assert -float(log_density[test.t == 1, 1].mean()) <= 0.073
-    assert float((found.predict(test.X) != test.t).double().mean()) <= 0.091
+    assert float((found.labels(test.X) != test.t).double().mean()) <= 0.091
 
 
 def test_many_outputs_and_few_data_are_no_reason_to_give_up_components() -> None:

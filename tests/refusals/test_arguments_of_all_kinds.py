@@ -205,7 +205,7 @@ def test_labels_may_be_true_and_false() -> None:
     whole, words = (class_conditional(engine, Y, x) for x in (labels, labels.bool()))
     torch.testing.assert_close(words.log_proba(Y), whole.log_proba(Y))
     torch.testing.assert_close(words.log_prob(Y, labels.bool()), whole.log_prob(Y, labels))
-    assert words.predict(Y).dtype == torch.bool
+    assert words.labels(Y).dtype == torch.bool
 
 
 # The user's own errors

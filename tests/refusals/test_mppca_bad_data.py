@@ -80,8 +80,8 @@ def test_three_labels_of_any_kind() -> None:
     Y = centre[torch.arange(150) % 3] + torch.randn(150, 6, generator=generator)
     found = class_conditional(EvidenceEM(mppca(1, 2), stop=QUIET), Y[:90], labels[:90])
     assert found.classes.tolist() == [-2, 7, 40]
-    assert float((found.predict(Y[90:]) == labels[90:]).double().mean()) > 0.95
+    assert float((found.labels(Y[90:]) == labels[90:]).double().mean()) > 0.95
     gappy = Y[90:].clone()
     gappy[:, 0] = torch.nan
     near(found.log_proba(gappy).exp().sum(-1), torch.ones(60))
-    assert float((found.predict(gappy) == labels[90:]).double().mean()) > 0.85
+    assert float((found.labels(gappy) == labels[90:]).double().mean()) > 0.85
