@@ -226,8 +226,8 @@ def _not_positive(D: Tensor, step: Step, label: Label) -> str:
     return (
         f"posterior precision A has the eigenvalue {float(values[worst, 0]):.2e} in the block of "
         f"{label(int(step.own[worst, row]))} once those before it are eliminated; expected all > 0. "
-        f"Either the point is a saddle (try start=Start(restarts=8)), or the prior there is flat and the data do not determine it: "
-        f"give that site a proper prior."
+        f"Either the point is a saddle (try start=Start(restarts=8)), or the prior there is flat and the data do not "
+        f"determine it: give that site a proper prior."
     )
 
 

@@ -164,6 +164,6 @@ def _not_positive(A: Tensor, label: Label) -> str:
     row, column = divmod(int(worst), A.shape[-1])
     return (
         f"diagonal of the posterior precision A, {tuple(A.shape)}, has smallest entry {float(A[row, column]):.2e} "
-        f"at {label(column)}; expected all > 0 and finite. The point is a saddle (try start=Start(restarts=8)), or the density is "
-        f"not smooth there."
+        f"at {label(column)}; expected all > 0 and finite. The point is a saddle (try start=Start(restarts=8)), or the "
+        f"density is not smooth there."
     )

@@ -128,6 +128,7 @@ class OverlapEM:
         return self._finished(self._begin(X, labels), self.stop)
 
     @one_at_a_time
+    @with_close_calls
     @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> PRBFPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.

@@ -54,6 +54,7 @@ CHECKS = (
     "largest_sd_ratio",
 )
 Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
+NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,7 +177,7 @@ class AxesPosterior(GaussianPosterior):
         """
         self._needs_data("a correction")
         if not self.num_active:
-            raise BadInput("every axis was pruned, so there is nothing to correct; use get_samples(...), whose weights are 0.")
+            raise BadInput(NO_AXIS.format("there is nothing to correct"))
         found = self._laplace.corrected(num_draws, seed)
         axes = found.draws[AXES]
         return replace(found, draws=found.draws | self.of.values(axes @ self.state.directions.to(axes).mT))
@@ -185,7 +186,7 @@ class AxesPosterior(GaussianPosterior):
     def guide(self) -> LaplaceGuide:
         """The posterior as a guide of :attr:`model`, whose latent site is ``axes``."""
         if not len(self.state.x):
-            raise BadInput("every axis was pruned, so a guide has nothing to sample; use get_samples(...), whose weights are 0.")
+            raise BadInput(NO_AXIS.format("a guide has nothing to sample"))
         return self._laplace.guide
 
     @property
