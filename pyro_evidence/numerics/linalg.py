@@ -51,9 +51,9 @@ def _not_positive_definite(A: Tensor, name: str, label: Label) -> str:
     return (
         f"{name}, shape {tuple(A.shape)}, has smallest eigenvalue {float(values[worst, 0]):.2e}; expected all > 0. "
         f"The direction points at {label(row)}. Either the point is a saddle (try start=Start(restarts=8)), or two "
-        f"columns of a design coincide and the prior is flat: give that site a proper prior. Where a latent space can be turned "
-        f"at no cost, as in a mixture of probabilistic PCA, use EvidenceEM(model), which integrates over all turns. "
-        f"To damp on purpose, pass curvature=damped(exact_hessian, 1e-3)."
+        f"columns of a design coincide and the prior is flat: give that site a proper prior. Where a latent space can "
+        f"be turned at no cost, as in a mixture of probabilistic PCA, use EvidenceEM(model), which integrates over all "
+        f"turns. To damp on purpose, pass curvature=damped(exact_hessian, 1e-3)."
     )
 
 

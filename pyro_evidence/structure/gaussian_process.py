@@ -149,8 +149,8 @@ class LatentMode(newton.Mode):
             raise NotPositiveDefinite(
                 f"the posterior precision of a Gaussian process, K^-1 + W, is not positive definite where the search "
                 f"for the mode stopped; the slope points at {worst}. Expected a maximum: a likelihood that is not "
-                f"log-concave (Student's t, a mixture) may have saddles (try start=Start(restarts=8)), or a hyperparameter "
-                f"has made the covariance inf or nan."
+                f"log-concave (Student's t, a mixture) may have saddles (try start=Start(restarts=8)), or a "
+                f"hyperparameter has made the covariance inf or nan."
             )
         return self.found[row]
 
