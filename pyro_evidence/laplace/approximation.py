@@ -78,6 +78,8 @@ class Problem:
         density = self.structure.factors
         if density is None or self.curvature is not exact_hessian:
             return None
+        if density.sums is not None and not bool(self.active.all()):
+            return None  # sums are of all coordinates
         value = self.density
         assert isinstance(value, Structured | Pruned)
         return StructuredProblem(density, self.active, value, self.joint.latents.label)

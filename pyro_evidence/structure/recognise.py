@@ -25,6 +25,7 @@ from pyro_evidence.structure.factors.propose import (
     require_room,
     sparse_rows,
     structured,
+    with_sums,
 )
 from pyro_evidence.structure.factors.rows import SparseLinear
 from pyro_evidence.structure.factors.steps import has_many_sites
@@ -144,13 +145,19 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
 def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled | None:
     """The density by its factors, those of linear predictors joined where there are any; or why not."""
     require_room(found.origin.joint, found.origin.kept.num_bytes)
-    followed = follow(found.origin.joint, found.typical.u, found.typical.theta, () if sites is None else sites.slots)
-    if isinstance(followed, Coupled):
-        return followed if found.origin.joint.latents.size > SMALL else None
-    linear = None if sites is None or not far else _predictors(sites, found, far, followed)
-    density = structured(followed, linear)
-    small = followed.joint.latents.size <= SMALL
-    return None if small and not (isinstance(density, Structured) and density.steps is not None) else density
+    joint, typical = found.origin.joint, found.typical
+    followed = follow(joint, typical.u, typical.theta, () if sites is None else sites.slots)
+    if isinstance(followed, Followed):
+        linear = None if sites is None or not far else _predictors(sites, found, far, followed)
+        density = structured(followed, linear)
+    else:
+        density = followed
+    small = joint.latents.size <= SMALL
+    if small:
+        return density if isinstance(density, Structured) and density.steps is not None else None
+    if isinstance(density, Coupled) or density.wide:
+        return with_sums(joint, typical.u, typical.theta.detach()) or density
+    return density
 
 
 def _with_known(structure: Structure) -> Structure:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
-from pyro_evidence.numerics.replay.tape import Function, Made, Operation, Picked, recorded
+from pyro_evidence.numerics.replay.tape import Function, Made, Operation, Picked, StandIns, recorded
 
 Table = tuple[int, int]  # a batch and which of its results; -1 - i for the function's argument i
 Tables = Sequence[Sequence[Tensor]]  # for each batch its results, rows (n, ...)
@@ -63,6 +63,7 @@ class Batch:
     func: Any
     spec: Any
     leaves: tuple[Leaf, ...]
+    count: int
     dim: int  # of the result of one
     elementwise: bool
 
@@ -72,12 +73,18 @@ class Batch:
         many = [i for i, leaf in enumerate(self.leaves) if not isinstance(leaf, Shared)]
         if self.elementwise:
             return [self._call({i: _aligned(given[i], self.dim) for i in many}, given)]
+        if self.count == 1:
+            return [x.unsqueeze(0) for x in _listed(self._call({i: given[i][0] for i in many}, given))]
         found = torch.vmap(lambda *own: self._call(dict(zip(many, own, strict=True)), given))(*(given[i] for i in many))
-        return list(found) if isinstance(found, tuple | list) else [found]
+        return _listed(found)
 
     def _call(self, own: dict[int, Tensor], given: Sequence[Any]) -> Any:
         args, kwargs = tree_unflatten([own.get(i, x) for i, x in enumerate(given)], self.spec)
         return self.func(*args, **kwargs)
+
+
+def _listed(value: Any) -> list[Tensor]:
+    return list(value) if isinstance(value, tuple | list) else [value]
 
 
 def _aligned(x: Tensor, dim: int) -> Tensor:
@@ -104,12 +111,13 @@ class Replay:
         return torch.cat([*parts, *self.constants])[self.order]
 
 
-def replay(f: Function, *arguments: Tensor) -> Replay:
+def replay(f: Function, *arguments: Tensor, stand_ins: StandIns | None = None) -> Replay:
     """``f``, a function of vectors to tensors of one dtype, as it is at these arguments and wherever it does the same.
 
     Operations of equal kind on equally shaped tensors become one, so that a loop over 500 steps costs what one over
     five does.  Whether the function does the same elsewhere is for the caller to check.
 
+    :param stand_ins: results that are arguments of what follows, and of which the values come after the function's.
     :raises Unrecordable: where it is seen that other operations would be carried out at other arguments.
 
     >>> f = replay(lambda x: [x[i].exp() * 2.0 for i in range(100)], torch.zeros(100))
@@ -118,7 +126,7 @@ def replay(f: Function, *arguments: Tensor) -> Replay:
     >>> f(torch.arange(100.0).log()).sum().round()
     tensor(9900.)
     """
-    operations, results = recorded(f, arguments)
+    operations, results = recorded(f, arguments, stand_ins)
     return _Builder(operations, [x.numel() for x in arguments]).replay(results)
 
 
@@ -171,7 +179,7 @@ class _Builder:
         columns = zip(*(operation.leaves for operation in group), strict=True)
         leaves = tuple(self._leaf(column, first.results[0][1]) for column in columns)
         elementwise = torch.Tag.pointwise in first.func.tags and len(first.results) == 1
-        return Batch(first.func, first.spec, leaves, len(first.results[0][0]), elementwise)
+        return Batch(first.func, first.spec, leaves, len(group), len(first.results[0][0]), elementwise)
 
     def _leaf(self, column: Sequence[Any], dtype: torch.dtype) -> Leaf:
         first = column[0]

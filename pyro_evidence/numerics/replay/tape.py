@@ -22,6 +22,7 @@ PICKS = {
         aten.transpose,
     )
 }  # fmt: skip
+CHOOSE = {aten.index, aten.masked_select}  # as many elements as a constant mask says
 VALUES = {aten._local_scalar_dense, aten.equal, aten.is_nonzero}  # tensors that become Python's numbers
 
 
@@ -59,10 +60,24 @@ class Operation:
 Value = Picked | Made
 
 
+class StandIns:
+    """Results of operations that are arguments of what follows: a function of a sum as one of the sum itself."""
+
+    def __init__(self) -> None:
+        self.picked: Any = WeakTensorKeyDictionary()
+        self.results: list[Tensor] = []
+
+    def add(self, result: Tensor, picked: Picked) -> None:
+        """From now on, ``picked`` stands for ``result``."""
+        self.picked[result] = picked
+        self.results.append(result)
+
+
 class Tape(TorchDispatchMode):
     """A run of a function that writes down every operation on what is made of its arguments.
 
     :param arguments: vectors.
+    :param stand_ins: what later operations see in place of some results, noted while the function runs.
     """
 
     @classmethod
@@ -70,8 +85,9 @@ class Tape(TorchDispatchMode):
         """No: the wrapper that it would bring imports torch's compiler."""
         return False
 
-    def __init__(self, arguments: Sequence[Tensor]) -> None:
+    def __init__(self, arguments: Sequence[Tensor], stand_ins: "StandIns") -> None:
         super().__init__()
+        self.stand_ins = stand_ins
         self.known: Any = WeakTensorKeyDictionary()
         self.operations: list[Operation] = []
         for number, x in enumerate(arguments):
@@ -87,12 +103,16 @@ class Tape(TorchDispatchMode):
 
     def _write(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         _require_plain(func, result)
-        first = self.known.get(args[0]) if args and isinstance(args[0], Tensor) else None
+        if torch.Tag.dynamic_output_shape in func.tags and not (
+            func.overloadpacket in CHOOSE and self._is_alone(args, kwargs)
+        ):
+            raise Unrecordable("as many elements as there are")
+        first = self.value(args[0]) if args and isinstance(args[0], Tensor) else None
         if func.overloadpacket in PICKS and isinstance(first, Picked) and self._is_alone(args, kwargs):
             self.known[result] = Picked(first.argument, func(first.index, *args[1:], **kwargs))
             return
         given, spec = tree_flatten((tuple(args), dict(kwargs)))
-        leaves = tuple(self.known.get(x, x) if isinstance(x, Tensor) else x for x in given)
+        leaves = tuple(self.value(x) for x in given)
         made = list(result) if isinstance(result, tuple | list) else [result]
         signs = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in made)
         operation = Operation(func, leaves, spec, 1 + max(map(_level, leaves)), signs)
@@ -100,6 +120,10 @@ class Tape(TorchDispatchMode):
         for number, x in enumerate(made):
             if isinstance(x, Tensor):
                 self.known[x] = Made(operation, number)
+
+    def value(self, x: Any) -> Any:
+        """What is known of a tensor; the tensor itself where it is a constant."""
+        return self.stand_ins.picked.get(x, self.known.get(x, x)) if isinstance(x, Tensor) else x
 
     def _is_alone(self, args: Any, kwargs: Any) -> bool:
         return sum(isinstance(x, Tensor) and x in self.known for x in tree_leaves((args, kwargs))) == 1
@@ -109,7 +133,7 @@ def _require_plain(func: Any, result: Any) -> None:
     tags = func.tags
     if func.overloadpacket in VALUES or torch.Tag.data_dependent_output in tags:
         raise Unrecordable("a number taken out of a tensor")
-    if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in tags or torch.Tag.dynamic_output_shape in tags:
+    if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in tags:
         raise Unrecordable(str(func))
     if not all(isinstance(x, Tensor) for x in (result if isinstance(result, tuple | list) else [result])):
         raise Unrecordable(str(func))
@@ -119,12 +143,15 @@ def _level(leaf: Any) -> int:
     return leaf.operation.level if isinstance(leaf, Made) else 0
 
 
-def recorded(f: Function, arguments: Sequence[Tensor]) -> tuple[list[Operation], list[Any]]:
+def recorded(
+    f: Function, arguments: Sequence[Tensor], stand_ins: StandIns | None = None
+) -> tuple[list[Operation], list[Any]]:
     """The operations of ``f`` at these arguments in their order, and its results: values, or constant tensors.
 
+    :param stand_ins: as :class:`Tape` takes them; after the results come those for which something stood in.
     :raises Unrecordable: where the same operations would be others at other arguments.
     """
-    arguments = [x.detach().clone() for x in arguments]
-    with torch.no_grad(), Tape(arguments) as tape:
+    arguments, stand_ins = [x.detach().clone() for x in arguments], stand_ins or StandIns()
+    with torch.no_grad(), Tape(arguments, stand_ins) as tape:
         results = f(*arguments)
-    return tape.operations, [tape.known.get(x, x) for x in results]
+    return tape.operations, [*map(tape.value, results), *(tape.known[x] for x in stand_ins.results)]

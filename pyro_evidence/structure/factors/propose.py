@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.colours import coloured
+from pyro_evidence.curvature.graphs import coloured
 from pyro_evidence.numerics.derivatives import Forward, generic
 from pyro_evidence.numerics.linalg import Label, available_bytes, require_memory
 from pyro_evidence.program.log_joint import LogJoint
@@ -17,6 +17,7 @@ from pyro_evidence.structure.factors.families import distinct, families, table
 from pyro_evidence.structure.factors.rows import SparseRows
 from pyro_evidence.structure.factors.steps import steps
 from pyro_evidence.structure.factors.structured import Structured
+from pyro_evidence.structure.factors.sums import sums
 from pyro_evidence.structure.factors.touches import NARROW, WIDE, Follow, Groups, Lost
 
 SMALL = 200  # coordinates up to which a dense precision is as fast
@@ -55,7 +56,9 @@ class Coupled:
         return (
             f"What keeps the matrix dense: {self.reason}{where}. Where each term of the model sees few coordinates "
             f"none is needed: make the level of a walk the site, pyro.sample('dx', Normal(x[:-1], s), obs=x[1:]), not "
-            f"its increments; put an intercept beside effects instead of centring or normalising them inside the model."
+            f"its increments; put an intercept beside effects instead of normalising them inside the model; draw a "
+            f"field that sums to zero from pyro_evidence.models.gmrf.ICAR(edges, scale, level=...), or let terms "
+            f"see it through a few plain sums."
         )
 
 
@@ -138,6 +141,18 @@ def structured(followed: Followed, linear: LinearPredictors | None) -> Structure
     at_once = steps(followed.joint, (*narrow, *wide), followed.u, followed.theta) if linear is None else None
     density = replace(density, steps=at_once)
     return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta))
+
+
+def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
+    """The density by its factors, where the terms that see many coordinates see them through a few sums."""
+    found = sums(joint, u, theta)
+    if found is None:
+        return None
+    names = (*joint.latents.names, *joint.discrete, *joint.observed)
+    density = Structured(joint, None, names, found[1], (), False, sums=found[0])
+    if not _affordable(density):
+        return None
+    return replace(density, quadratic=_is_quadratic(density, u, theta))
 
 
 def _widest_plate(density: Structured) -> int:

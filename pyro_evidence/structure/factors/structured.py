@@ -9,16 +9,17 @@ from torch import Tensor
 
 from pyro_evidence.curvature.blocks import BlockPlan
 from pyro_evidence.curvature.elements import Elements, Pattern, Plan, elimination, product
+from pyro_evidence.curvature.low_rank import LowRankPlan
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity, LinearPredictors
-from pyro_evidence.structure.factors import wide
 from pyro_evidence.structure.factors.cells import cells
 from pyro_evidence.structure.factors.families import Family
 from pyro_evidence.structure.factors.joined import Joined
 from pyro_evidence.structure.factors.rows import SparseLinear
-from pyro_evidence.structure.factors.second import Second
+from pyro_evidence.structure.factors.second import Second, hessians_of_few, slopes_of_few
 from pyro_evidence.structure.factors.steps import Steps
+from pyro_evidence.structure.factors.sums import Sums
 
 Solve = Callable[[Tensor], Tensor]
 
@@ -40,24 +41,30 @@ class Structured:
     wide: tuple[Family, ...]  # of these, few that touch many coordinates
     quadratic: bool  # whether the second derivatives of the families are the same at all latents
     steps: Steps | None = None  # all terms at once, where the model has very many sites
+    sums: Sums | None = None  # of many coordinates each, which the families have as coordinates after all others
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
     def second(self) -> Second:
         """How the families are differentiated."""
-        return Second(self.joint.latents.size, tuple(family.index for family in self.families))
+        return Second(self.size, tuple(family.index for family in self.families))
+
+    @property
+    def size(self) -> int:
+        """Coordinates that factors see, sums of many among them."""
+        return self.joint.latents.size + (0 if self.sums is None else len(self.sums.B))
 
     @cached_property
     def pattern(self) -> Pattern:
         """Which coordinates each factor touches."""
-        every = torch.arange(self.joint.latents.size, device=self.joint.device).unsqueeze(-1)
+        every = torch.arange(self.size, device=self.joint.device).unsqueeze(-1)
         joined = (family.index for family in (*self.families, *self.wide) if family.index.shape[-1] > 1)
-        return Pattern(self.joint.latents.size, (every, *(part.rows.touched for part in self.parts), *joined))
+        return Pattern(self.size, (every, *(part.rows.touched for part in self.parts), *joined))
 
     @cached_property
     def plan(self) -> Plan:
         """In which order coordinates are eliminated."""
-        return elimination(self.pattern)
+        return elimination(self.pattern) if self.sums is None else LowRankPlan(self.pattern, self.sums.B)
 
     @property
     def sentence(self) -> str:
@@ -133,7 +140,7 @@ class Structured:
     def assembled(self, u: Tensor, theta: Tensor, curvatures: Sequence[Tensor]) -> Elements:
         """The same from the curvatures of the data of linear predictors, ``(N, C, C)``."""
         with torch.no_grad():
-            diagonal = torch.zeros_like(u)
+            diagonal = u.new_zeros(self.size)
             prior = None if self.linear is None else self.linear.parts(theta).prior
             diagonal = diagonal if prior is None else diagonal + prior[1].detach()
             joined = [part.rows.elements(B) for part, B in zip(self.parts, curvatures, strict=True)]
@@ -150,7 +157,7 @@ class Structured:
             return ()
         if self.quadratic and self._kept and torch.equal(self._kept[0][0], theta):
             return self._kept[0][1]
-        found = self.second.elements(self._values(theta), u) if self.families else ()
+        found = self.second.elements(self._values(theta), self._seen(u)) if self.families else ()
         found = (*found, *self._wide_elements(u, theta))
         self._kept[:] = [(theta.detach().clone(), found)]
         return found
@@ -161,7 +168,7 @@ class Structured:
         with torch.enable_grad():
             u = u.detach().clone().requires_grad_()
             found = cells(self.joint, u, theta.detach(), self.names)
-            return [wide.hessians(family.of(found), family.index, u) for family in self.wide]
+            return [hessians_of_few(family.of(found), family.index, u) for family in self.wide]
 
     def _wide_slopes(self, weights: Sequence[Tensor], u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         by_u, by_theta = torch.zeros_like(u), torch.zeros_like(theta)
@@ -170,12 +177,18 @@ class Structured:
         with torch.enable_grad():
             found = cells(self.joint, u, theta, self.names)
             for family, weight in zip(self.wide, weights, strict=True):
-                parts = wide.slopes(family.of(found), family.index, weight, u, (u, theta))
+                parts = slopes_of_few(family.of(found), family.index, weight, u, (u, theta))
                 by_u, by_theta = by_u + parts[0], by_theta + parts[1]
         return by_u, by_theta
 
+    def _seen(self, u: Tensor) -> Tensor:
+        """What factors see, sums of many coordinates after the coordinates themselves, rows too."""
+        return u if self.sums is None else self.sums.appended(u)
+
     def _values(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
         def values(u: Tensor) -> tuple[Tensor, ...]:
+            if self.sums is not None:
+                return self.sums.families(u, theta)
             if self.steps is not None:
                 return self.steps.families(u, theta)[: len(self.families)]
             found = cells(self.joint, u, theta, self.names)
@@ -206,9 +219,14 @@ class Structured:
         weights = self._weights(diagonal, rest)
         by_u, by_theta = self._wide_slopes(weights[len(self.families) :], u, theta)
         if self.families:
-            more = self.second.slopes(self._values(theta), u, weights[: len(self.families)], (u, theta))
-            by_u, by_theta = by_u + more[0], by_theta + more[1]
+            seen = self._seen(u).detach().requires_grad_()
+            more = self.second.slopes(self._values(theta), seen, weights[: len(self.families)], (seen, theta))
+            by_u, by_theta = by_u + self._back(more[0]), by_theta + more[1]
         return by_u.detach(), by_theta.detach()
+
+    def _back(self, seen: Tensor) -> Tensor:
+        """Derivatives in the coordinates from those in what factors see, rows too."""
+        return seen if self.sums is None else self.sums.back(seen)
 
     def _implicit(
         self, by_u: Tensor, by_theta: Tensor, u: Tensor, theta: Tensor, solve: Solve
@@ -234,15 +252,18 @@ class Structured:
         """
         v, scale = self._directions(elements)
         truth = -self._hessian_products(u, theta, v)
-        found = product(self.pattern, elements, v)
+        steps = v if self.sums is None else torch.cat([v, v @ self.sums.B.mT], -1)
+        found = self._back(product(self.pattern, elements, steps))
         return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
 
     def _directions(self, elements: Elements) -> tuple[Tensor, Tensor]:
-        diagonal = torch.zeros(self.pattern.size, dtype=torch.float64, device=self.joint.device)
+        diagonal = torch.zeros(self.size, dtype=torch.float64, device=self.joint.device)
         for index, element in zip(self.pattern.index, elements, strict=True):
             diagonal.index_add_(0, index.reshape(-1), element.diagonal(dim1=-2, dim2=-1).reshape(-1))
+        if self.sums is not None:
+            diagonal = diagonal[: -len(self.sums.B)] + diagonal[-len(self.sums.B) :] @ self.sums.B.square()
         scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
-        return derivatives.generic(2, self.pattern.size, scale) * scale, scale
+        return derivatives.generic(2, len(scale), scale) * scale, scale
 
     def _hessian_products(self, u: Tensor, theta: Tensor, v: Tensor) -> Tensor:
         u = u.detach().clone().requires_grad_()

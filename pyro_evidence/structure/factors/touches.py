@@ -132,12 +132,15 @@ class Follow(TorchDispatchMode):
         if packet in MOVES:
             found = self._moves(func, args, kwargs, tracked)
         elif packet in RULES:
-            found = [RULES[packet](self, args, kwargs)] * len(_listed(result))
+            found = [self._ruled(packet, args, kwargs, result)] * len(_listed(result))
         elif torch.Tag.pointwise in func.tags or packet in ELEMENTWISE:
             found = [united(*(self.of(x) for x in tracked))] * len(_listed(result))
         else:
             raise Lost(f"torch's {packet.__name__}", self._some(tracked))
         self._write(func, args, result, found)
+
+    def _ruled(self, packet: Any, args: Any, kwargs: Any, result: Any) -> Groups:
+        return RULES[packet](self, args, kwargs)
 
     def _write(self, func: Any, args: Any, result: Any, found: Sequence[Groups]) -> None:
         if func._schema.is_mutable and isinstance(args[0], Tensor) and args[0]._is_view():

@@ -1,0 +1,153 @@
+"""Terms that see many coordinates through a few sums: against the dense Hessian, and on paper where there is paper."""
+
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence.curvature.choices import exact_hessian
+from pyro_evidence.errors import TooLarge
+from pyro_evidence.laplace.approximation import (
+    LaplaceState,
+    Problem,
+    is_certified,
+    laplace_problem,
+    laplace_state,
+    slope,
+)
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure import recognise
+from tests.models_for_tests.hierarchies import positive
+
+NUM = 210  # more than are treated as one dense matrix
+
+
+def effects(y: Tensor) -> Tensor:
+    with pyro.plate("groups", len(y)):
+        return pyro.sample("a", dist.Normal(y.new_zeros(()), positive("s")))
+
+
+def counts(y: Tensor, rate: Tensor) -> None:
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(rate.exp()), obs=y)
+
+
+def softly_zero(y: Tensor) -> None:
+    """A sum that is nearly zero, as a factor."""
+    a, mean = effects(y), pyro.sample("mean", dist.Normal(0.0, 2.0))
+    pyro.factor("zero", dist.Normal(0.0, 0.001).log_prob(a.mean()))
+    counts(y, mean + a)
+
+
+def observed_zero(y: Tensor) -> None:
+    """The same as an observation."""
+    a, mean = effects(y), pyro.sample("mean", dist.Normal(0.0, 2.0))
+    pyro.sample("zero", dist.Normal(a.sum(), 0.001 * len(y)), obs=y.new_zeros(()))
+    counts(y, mean + a)
+
+
+def centred(y: Tensor) -> None:
+    """Effects about their own mean."""
+    a, mean = effects(y), pyro.sample("mean", dist.Normal(0.0, 2.0))
+    counts(y, mean + a - a.mean())
+
+
+def sum_in_the_likelihood(y: Tensor) -> None:
+    """Every datum sees the sum of all effects."""
+    a = effects(y)
+    counts(y, 0.5 * a + 0.01 * a.sum())
+
+
+def field(y: Tensor) -> None:
+    """A ring of differences that are small, half of the nodes without data, and a sum that is nearly zero."""
+    a = pyro.sample("a", dist.ImproperUniform(dist.constraints.real_vector, (), (len(y),)))
+    pyro.factor("edges", -0.5 * (a - a.roll(1)).square().sum() / positive("s"))
+    pyro.factor("zero", dist.Normal(0.0, 0.001).log_prob(a.mean()))
+    counts(y[::2], pyro.sample("mean", dist.Normal(0.0, 2.0)) + a[::2])
+
+
+def halves(y: Tensor) -> None:
+    """Two sums, weighted, one of the others' mean in it, and a shape of the curvature that changes."""
+    a = effects(y)
+    first, second = a[: len(y) // 2], a[len(y) // 2 :]
+    level = first.mean()
+    pyro.factor("zero", dist.Normal(0.0, 0.1).log_prob((second - level).mean()))
+    pyro.factor("heavy", dist.StudentT(3.0).log_prob(level))
+    counts(y, 0.3 + torch.cat([first - level, second]))
+
+
+MODELS = (softly_zero, observed_zero, centred, sum_in_the_likelihood, field, halves)
+
+
+def data(num: int = NUM) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.poisson((0.5 * torch.randn(num, generator=generator)).exp(), generator=generator).double()
+
+
+def states(model: Any) -> tuple[LaplaceState, LaplaceState]:
+    joint = LogJoint(model, (data(),))
+    problem = laplace_problem(joint)
+    assert problem.structure.factors is not None and problem.structure.factors.sums is not None
+    plain = Problem(joint, recognise.recognise(joint), exact_hessian, problem.active)
+    state = laplace_state(problem, joint.initial_theta, joint.initial(1, 0)[0], cold=True)
+    return state, laplace_state(plain, joint.initial_theta, state.u)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_evidence_slope_and_spread_are_those_of_the_dense_hessian(model: Any) -> None:
+    found, expected = states(model)
+    assert is_certified(found)
+    torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(slope(found).total, slope(expected).total, rtol=1e-6, atol=1e-6)
+    covariance = torch.cholesky_inverse(expected.precision.tril[0])
+    chosen = torch.tensor([0, 7, NUM - 1])
+    torch.testing.assert_close(found.precision.variance[0], covariance.diagonal(), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(found.precision.covariance(chosen), covariance[chosen][:, chosen], rtol=1e-7, atol=1e-9)
+    root = found.precision.colour(torch.eye(len(found.u)).double())
+    torch.testing.assert_close(root.mT @ root, covariance, rtol=1e-7, atol=1e-9)
+    rows = torch.stack([found.u.cos(), found.u.sin()])
+    torch.testing.assert_close(found.precision.whiten(found.precision.colour(rows)), rows, rtol=1e-8, atol=1e-8)
+
+
+def test_many_effects_whose_sum_all_data_see_are_exact() -> None:
+    """On paper: the covariance of the data is ``I + s^2 (I + c 11')^2``."""
+    num, c, s = 30_000, 1e-4, 0.7
+    y = torch.randn(num, generator=torch.Generator().manual_seed(1)).double()
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("groups", num):
+            a = pyro.sample("a", dist.Normal(y.new_zeros(()), s))
+        with pyro.plate("data", num):
+            pyro.sample("y", dist.Normal(a + c * a.sum(), 1.0), obs=y)
+
+    posterior = LaplaceEvidence(model, stop=Stop(progress=False)).run(y)
+    along, across = 1.0 + s**2 * (1.0 + c * num) ** 2, 1.0 + s**2
+    square = float(y.sum() ** 2) / num
+    expected = -0.5 * (num * math.log(2 * math.pi) + math.log(along) + (num - 1) * math.log(across))
+    expected -= 0.5 * (square / along + (float(y.square().sum()) - square) / across)
+    assert float(posterior.log_evidence) == pytest.approx(expected, rel=1e-10)
+    assert "1 sum over many coordinates, as a border of low rank" in posterior.structure
+
+
+def test_sums_of_more_than_coordinates_are_not_taken_for_sums() -> None:
+    def model(y: Tensor) -> None:
+        a = effects(y)
+        counts(y, a - a.square().mean())
+
+    problem = laplace_problem(LogJoint(model, (data(),)))
+    assert problem.factors is None and problem.structure.coupled is not None
+
+
+def test_the_letter_for_what_stays_dense_comes_before_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(y: Tensor) -> None:
+        a = effects(y)
+        counts(y, a / a.std())
+
+    monkeypatch.setattr("pyro_evidence.numerics.linalg.available_bytes", lambda device: 10**9)
+    with pytest.raises(TooLarge, match=r"60,000 coordinates together \(site 'a'.*ICAR\(edges, scale, level="):
+        LaplaceEvidence(model, stop=Stop(progress=False)).run(data(60_000))
