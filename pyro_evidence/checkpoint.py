@@ -359,7 +359,7 @@ def _recorder(engine: Any, data: Callable[[], str]) -> Recorder | None:
     if earlier is not None:
         _require_same(earlier, header)
     recorder = Recorder(path, engine.stop.every, header, () if earlier is None else earlier["loops"])
-    recorder.quiet = JOIN.get().rank > 0
+    recorder.quiet = not JOIN.get().is_first
     if not (recorder.quiet or Path(path).exists()):  # an older one stays until there is something better
         recorder.save()
     return recorder

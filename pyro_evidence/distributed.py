@@ -23,18 +23,21 @@ from torch import Tensor
 
 from pyro_evidence.chunks.join import JOIN, Sums
 from pyro_evidence.errors import BadInput
+from pyro_evidence.settings import check_count
 
 TIMEOUT = timedelta(minutes=30)  # that a rank waits for the others
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a group of ``torch.distributed``.
+    """The processes of a group of ``torch.distributed``, whose rows are different.
 
     :ivar group: None for all.
+    :ivar restarts: the processes that have the same rows as this one; None where nobody has.
     """
 
     group: Any = None
+    restarts: "Ranks | None" = None
 
     @property
     def rank(self) -> int:
@@ -45,6 +48,11 @@ class Ranks:
     def num_ranks(self) -> int:
         """Number of processes."""
         return dist.get_world_size(self.group)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks for all: shows progress, writes files."""
+        return self.rank == 0 and (self.restarts is None or self.restarts.rank == 0)
 
     def total(self, here: Sums) -> Sums:
         """Sum over all processes, in the order of their ranks: a tensor, or a value made of tensors."""
@@ -129,7 +137,7 @@ def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 @contextmanager
-def shards(group: Any = None) -> Iterator[Ranks]:
+def shards(group: Any = None, *, restarts: int = 1) -> Iterator[Ranks]:
     """Inside, ``run`` and ``run_chunks`` of an engine fit to the rows of all processes; each passes its own.
 
     Ranks may hold different numbers of rows, or none.  Rows are numbered through in the order of the ranks, and samples
@@ -137,18 +145,39 @@ def shards(group: Any = None) -> Iterator[Ranks]:
 
     :param group: of ``torch.distributed``; None for all processes, which are brought together first where that has not
         been done, as ``torchrun`` says.
-    :raises BadInput: without a group, outside ``torchrun``.
+    :param restarts: among how many processes the restarts of a mixture are shared out: ranks 0 to ``restarts - 1`` pass
+        the same first rows, the next ones the next, and each takes every ``restarts``-th start.  Worth it where there
+        are many starts and rows enough on each machine; other engines repeat themselves.
+    :raises BadInput: without a group, outside ``torchrun``; or where the processes cannot be shared out so.
     """
     begun = group is None and not dist.is_initialized()
     if begun:
         _begin()
-    token = JOIN.set(Ranks(group))
+    token = None
     try:
-        yield Ranks(group)
+        ranks = Ranks(group) if check_count("restarts", restarts) == 1 else _grid(group, restarts)
+        token = JOIN.set(ranks)
+        yield ranks
     finally:
-        JOIN.reset(token)
+        if token is not None:
+            JOIN.reset(token)
         if begun:
             dist.destroy_process_group()
+
+
+def _grid(group: Any, restarts: int) -> Ranks:
+    """Processes with other rows, and those with the same.
+
+    :raises BadInput: where they are not a multiple of ``restarts``.
+    """
+    whole, own = dist.get_process_group_ranks(group or dist.group.WORLD), dist.get_rank()
+    if len(whole) % restarts:
+        raise BadInput(f"shards(restarts={restarts}) of {len(whole)} processes; expected a divisor of their number.")
+    others = [whole[i::restarts] for i in range(restarts)]
+    alike = [whole[i : i + restarts] for i in range(0, len(whole), restarts)]
+    made = [(members, dist.new_group(members)) for members in others + alike]  # all processes make all groups
+    rows, same = (found for members, found in made if own in members)
+    return Ranks(rows, Ranks(same))
 
 
 def _begin() -> None:

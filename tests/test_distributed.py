@@ -30,7 +30,8 @@ generator = torch.Generator().manual_seed(0)
 centres = 8.0 * torch.randn(4, 3, generator=generator)  # those of clusters(900, 4, 3)
 Y = centres[torch.arange(900) % 4] + torch.randn(900, 3, generator=generator)
 cut, what = json.loads(sys.argv[1]), sys.argv[2]
-with shards() as ranks:
+axis = int(what or 1) if what.isdigit() else 1
+with shards(restarts=axis) as ranks:
     mine = Y.split(cut)[ranks.rank].clone()
     if what == "nan" and ranks.rank == 1:
         mine[3, 2] = torch.nan
@@ -51,14 +52,22 @@ def port() -> int:
         return int(found.getsockname()[1])
 
 
-def run(path: Path, cut: list[int], what: str = "") -> list[Any]:
-    """What each rank says."""
+def run(path: Path, cut: list[int], what: str = "", each: int = 1) -> list[Any]:
+    """What each rank says.
+
+    :param each: ranks that have the same rows.
+    """
     (path / "fit.py").write_text(SCRIPT)
-    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "WORLD_SIZE": str(len(cut)), "OMP_NUM_THREADS": "1"}
+    own = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port()),
+        "WORLD_SIZE": str(each * len(cut)),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, str(path / "fit.py"), json.dumps(cut), what]
     ranks = [
         subprocess.Popen(command, env=os.environ | own | {"RANK": str(i)}, stdout=subprocess.PIPE, text=True)
-        for i in range(len(cut))
+        for i in range(each * len(cut))
     ]
     return [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
 
@@ -73,6 +82,20 @@ def test_shares_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(x == said[0] for x in said)
     assert said[0][0] == pytest.approx(float(alone.log_evidence), rel=1e-11)
     assert said[0][1] == 4 and said[0][2] == pytest.approx(alone.mode["w"].flatten().tolist(), rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cut", "each"), [([900], 2), ([0, 900], 2), ([200, 300, 0, 400], 1)], ids=str)
+def test_restarts_are_a_second_axis_and_four_ranks_are_like_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: list[int], each: int
+) -> None:
+    monkeypatch.setattr(fit, "SAMPLE", 300)
+    monkeypatch.setattr(fit, "SAMPLE_EACH", 1)
+    engine = EvidenceEM(gaussian_mixture(2), start=Start(restarts=2), stop=Stop(progress=False, throw=False))
+    alone = engine.run(clusters(900, 4, 3))
+    said = run(tmp_path, cut, str(each), each)
+    assert all(x == said[0] for x in said)
+    assert said[0][0] == pytest.approx(float(alone.log_evidence), rel=1e-11) and said[0][1] == 4
 
 
 @pytest.mark.slow

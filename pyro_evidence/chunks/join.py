@@ -26,6 +26,18 @@ class Join(Protocol):
     def rank(self) -> int:
         """Number of this process."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes."""
+
+    @property
+    def restarts(self) -> "Join | None":
+        """Those that have the same rows as this one, among whom restarts are shared out; None where nobody has."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks for all: shows progress, writes files."""
+
     def total(self, here: Sums) -> Sums:
         """Sum over all processes, in the order of their ranks."""
 
@@ -50,6 +62,9 @@ class Alone:
     """One process has all rows."""
 
     rank: int = 0
+    num_ranks: int = 1
+    restarts: None = None
+    is_first: bool = True
 
     def total(self, here: Sums) -> Sums:
         """The sum that is here."""
@@ -74,6 +89,12 @@ class Alone:
 
 ALONE = Alone()
 JOIN: ContextVar[Join] = ContextVar("join", default=ALONE)
+
+
+def share(join: Join, num_rows: int) -> slice:
+    """The part of rows that all processes have which this one adds up."""
+    begin, end = (i * num_rows // join.num_ranks for i in (join.rank, join.rank + 1))
+    return slice(begin, end)
 
 
 def total(join: Join, pieces: Iterable[Piece], of: Callable[[Piece], Sums], nothing: Callable[[], Sums]) -> Sums:

@@ -236,12 +236,12 @@ class EvidenceEM:
         self._nothing_watched("a fit to chunks")
         if mppca_fit.own_model(self.model) is not None:
             planes = streamed_mppca.begin(self.model, chunks, JOIN.get(), self.start, self.update)
-            shown = replace(self.stop, progress=self.stop.progress and JOIN.get().rank == 0)
+            shown = replace(self.stop, progress=self.stop.progress and JOIN.get().is_first)
             found = mppca_fit.run(planes, self.start, self.deletion, shown)
             return mixture_fit.warn_unless_converged(found, self.stop)
         task = streamed_fit.begin(self.model, chunks, self.start, self.update, self.curvature, mixture_fit.SAMPLE)
         quiet = copy.copy(self)  # one process shows a progress bar
-        quiet.stop = replace(self.stop, progress=self.stop.progress and JOIN.get().rank == 0)
+        quiet.stop = replace(self.stop, progress=self.stop.progress and JOIN.get().is_first)
         return without_data(mixture_fit.run(task, quiet, task.journal()))
 
     def _nothing_watched(self, what: str) -> None:

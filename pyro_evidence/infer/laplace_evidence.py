@@ -158,9 +158,9 @@ class LaplaceEvidence:
         active = torch.ones(rows.joint.latents.size, dtype=torch.bool, device=rows.joint.device)
         self._full, self._integrated = None, {}
         problem = Problem(rows.joint, streamed_structure(rows), self.curvature or exact_hessian, active)
-        self._search(problem, joining.rank == 0)
+        self._search(problem, joining.is_first)
         self._data = None
-        return self._checked(self._maximise(joining.rank == 0))
+        return self._checked(self._maximise(joining.is_first))
 
     def _look(self, joint: LogJoint) -> None:
         refuse_orbits(joint)

@@ -139,7 +139,7 @@ class OverlapEM:
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
         task = begin_chunks(self.model, chunks, JOIN.get(), self.alpha, self.start).begun(self.updates, self.lost)
-        return self._finished(task, replace(self.stop, progress=self.stop.progress and JOIN.get().rank == 0))
+        return self._finished(task, replace(self.stop, progress=self.stop.progress and JOIN.get().is_first))
 
     def _finished(self, task: PRBFFit, stop: Stop) -> PRBFPosterior:
         fit = iterate(prbf_rounds.advance, task.progress, stop, "OverlapEM", "eq. 22")

@@ -124,7 +124,7 @@ class RVM:
         return self._climbed(fast_marginal.empty_like(target, like))
 
     def _climbed(self, start: Any) -> RVMPosterior:
-        stop = replace(self.stop, progress=self.stop.progress and JOIN.get().rank == 0)
+        stop = replace(self.stop, progress=self.stop.progress and JOIN.get().is_first)
         self._fit = iterate(self._step, start, stop, "RVM")
         posterior = self.posterior
         require_convergence("RVM", self._fit.status, posterior, self.stop)

@@ -131,6 +131,10 @@ class MixtureData:
         assert found is not None  # data without rows are refused where they come from
         return found
 
+    def by_restarts(self, num: int, of_rows: Callable[[Tensor | None], Sums]) -> Sums:
+        """What ``of_rows`` gives of ``num`` restarts: of all of them, which it is told by None."""
+        return of_rows(None)
+
     def sampled(self, most: int) -> "MixtureData":
         """About ``most`` of the data where there are more, scattered over all by the numbers of their rows."""
         if self.num_rows <= most:

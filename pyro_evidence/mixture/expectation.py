@@ -87,7 +87,12 @@ def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Stat
     :param spread: whether to sum ``r (1 - r)`` as well, for the curvature.
     """
     natural = natural_parameters(mixture, data.layout)
-    return data.total(max(64, BLOCK // natural[..., 0].numel()), lambda part: _block(part, natural, spread))
+
+    def of_rows(rows: Tensor | None) -> Statistics:
+        own, these = (natural, data) if rows is None else (natural[rows], rows_of(data, rows))
+        return these.total(max(64, BLOCK // own[..., 0].numel()), lambda part: _block(part, own, spread))
+
+    return data.by_restarts(len(natural), of_rows)
 
 
 def _block(part: MixtureData, natural: Tensor, spread: bool) -> Statistics:

@@ -20,7 +20,7 @@ from pyro_evidence.mppca.laplace import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
 from pyro_evidence.mppca.rounds import MPPCARestarts
-from pyro_evidence.mppca.streamed.data import Rows, column_variances, filled, has_gaps, sampled
+from pyro_evidence.mppca.streamed.data import Rows, column_variances, filled, has_gaps, sampled, shared_sample
 from pyro_evidence.mppca.updates import Rule, Ties
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.restarts import advance, require_any
@@ -241,7 +241,7 @@ def run(task: MPPCAFit, start: Start, deletion: Deletion | None, stop: Stop) -> 
     """
     few, together = task.batch, stop
     if deletion is not None and len(task.batch.Y) > SAMPLE:
-        few = rounds.on(task.batch, sampled(task.batch.Y, SAMPLE))
+        few = rounds.on(task.batch, shared_sample(task.batch.Y, SAMPLE))
         together = replace(stop, num_steps=min(stop.num_steps, deletion.after))
     fit = rounds.em(few, start.warm_up, together)
     require_any(fit.state, "BoundedInflation()")

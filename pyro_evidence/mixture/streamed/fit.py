@@ -61,6 +61,8 @@ class Reader:
         """
         _check(model)
         counts = looked_through(model, chunks, join, partial(_check_rows, model))
+        if join.restarts is not None:
+            join.restarts.agree("numbers of rows where shards(restarts=...) wants the same", str(counts))
         return Reader(model, chunks, join, counts, _first(chunks, join))
 
     def passes(self) -> Iterator[Any]:

@@ -78,6 +78,16 @@ def sampled(Y: Rows, most: int) -> Tensor:
     return Y.join.gathered(torch.cat(found))
 
 
+def shared_sample(Y: Rows, most: int) -> Rows:
+    """The same, of which each process adds up a part."""
+    found = sampled(Y, most)
+    if isinstance(Y, Tensor) or Y.join.num_ranks == 1:
+        return found
+    join, each = Y.join, joining.share(Y.join, len(found))
+    counts = tuple(int(x) for x in join.gathered(torch.tensor([float(each.stop - each.start)])))
+    return replace(Y, passes=lambda: iter([found[each]]), counts=counts)
+
+
 def _scattered(number: Tensor, num_rows: int, most: int) -> Tensor:
     """Which of the rows of these numbers are in the sample."""
     return ((number * SCATTER) % 2**32 < min(most, num_rows) * 2**32 // num_rows).nonzero().flatten()
