@@ -13,10 +13,10 @@ from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
 from pyro_evidence.laplace.blocks import marginal as blocks
 from pyro_evidence.laplace.blocks.quadrature import marginal_of
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
-from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics.derivatives import Orders, pullback, pullbacks
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.density import AutogradDensity, Climbing, LinearDensity, Orders
+from pyro_evidence.structure.density import AutogradDensity, Climbing, LinearDensity
 from pyro_evidence.structure.factors.mode import StructuredProblem
 from pyro_evidence.structure.factors.propose import Coupled
 from pyro_evidence.structure.factors.structured import Structured
@@ -373,14 +373,13 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
         return state.problem.latent.slope(state.precision, state.theta)
     if state.problem.factors is not None:
         return state.problem.factors.slope(state.precision, state.u, state.theta)
-    theta = state.theta.clone().requires_grad_()
-    u = state.u.unsqueeze(0).requires_grad_()
+    theta, u = state.theta.clone().requires_grad_(), state.u.unsqueeze(0).requires_grad_()
     found = _orders(state.problem, u, theta)
     log_joint = found.log_joint.sum()
     half_log_det = 0.5 * (state.precision.adjoint.detach() * found.precision).sum()
-    moved = _solve(state, pullback(half_log_det, u)).detach()
-    total = log_joint - half_log_det - (found.gradient * moved).sum()
-    return pullback(total, theta), pullback(log_joint, theta)
+    by_u, by_theta = pullbacks(half_log_det, u, theta)
+    moved = _solve(state, by_u).detach()
+    return pullback(log_joint - (found.gradient * moved).sum(), theta) - by_theta, pullback(log_joint, theta)
 
 
 def _orders(problem: Problem, u: Tensor, theta: Tensor) -> Orders:

@@ -14,6 +14,7 @@ from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.structure.pruned import PrunedRows
 
 SMALL = 200  # coordinates up to which rows of any model are worth a batch of third derivatives
+LIGHT = 2**13  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ def can_compare(problem: Problem) -> bool:
     structure = problem.structure
     small = problem.joint.latents.size <= largest and structure.factors is None
     small = small and problem.latent is None
+    linear = structure.linear
+    if linear is not None and sum(part.J.numel() for part in linear.linear) > LIGHT:
+        return False
     return (
         small
         and problem.curvature in (exact_hessian, gauss_newton)

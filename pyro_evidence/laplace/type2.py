@@ -12,6 +12,7 @@ from pyro_evidence.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope, laplace_state, slope
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
 from pyro_evidence.laplace.hyperparameters.differences import curvature
+from pyro_evidence.laplace.hyperparameters.foresight import worth_trying
 from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, natural_metric, round_of_all
 from pyro_evidence.laplace.hyperparameters.plateaus import unfelt
 from pyro_evidence.laplace.hyperparameters.pruning import PruningTried, brought_back, prune
@@ -24,7 +25,7 @@ INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
 SCALES_FIRST = 5  # rounds of the scales alone, where a fit begins again
 FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
 SHARP = 1e-3  # nats that a step promises, above which their curvature is taken anew where it is not to be trusted
-KEPT = 0.5  # share of its promise that a step must keep, for the metric to go on without a look
+KEPT = 0.75  # share of its promise that a step must keep, for the metric to go on without a look
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
 PLATEAU = (-8.0, -5.0, -2.5, 2.5, 5.0, 8.0)  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
@@ -177,8 +178,9 @@ def _across(state: TypeII) -> Iterator[tuple[Problem, Tensor]]:
     """Places beyond the plateaus where hyperparameters that are not felt may lie; first those of pruned groups."""
     laplace, flat = state.laplace, log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
     yield from brought_back(laplace, flat, FEW)
+    moves = torch.tensor(PLATEAU, dtype=torch.float64)
     for t in flat.nonzero().flatten().tolist():
-        for move in PLATEAU:
+        for move in moves[worth_trying(laplace, t, moves.to(laplace.theta), 0.5 * WORTH).to(moves.device)].tolist():
             yield laplace.problem, laplace.theta.index_add(0, torch.tensor([t]), torch.tensor([move]).to(laplace.theta))
 
 

@@ -21,6 +21,15 @@ FEW = 4  # passes that are faster one by one
 Function = Callable[[Tensor, Tensor], Tensor]
 
 
+@dataclass(frozen=True)
+class Orders:
+    """A log joint with its first and second derivatives in ``u``, rows in front, in one graph."""
+
+    log_joint: Tensor  # (R,) nats
+    gradient: Tensor  # (R, D)
+    precision: Tensor  # (R, D, D) minus the Hessian
+
+
 @dataclass
 class Kept:
     """What autograd keeps for the reverse pass of the work done under :func:`measured`."""
@@ -160,6 +169,14 @@ def pullback(value: Tensor, x: Tensor, cotangent: Tensor | None = None, *, creat
         return torch.zeros_like(x)
     found = torch.autograd.grad(value, x, cotangent, create_graph=create_graph, retain_graph=True, allow_unused=True)[0]
     return torch.zeros_like(x) if found is None else found
+
+
+def pullbacks(value: Tensor, *places: Tensor) -> list[Tensor]:
+    """:func:`pullback` to several places in one pass."""
+    if not value.requires_grad:
+        return [torch.zeros_like(x) for x in places]
+    found = torch.autograd.grad(value, places, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(places, found, strict=True)]
 
 
 class Forward:

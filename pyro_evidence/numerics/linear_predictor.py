@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -116,14 +117,39 @@ def gram(J: Tensor, B: Tensor) -> Tensor:
     """
     if J.requires_grad:
         return J.flatten(0, 1).mT @ (B @ J).flatten(1, 2)
-    return _Gram.apply(J, B) if B.requires_grad else _Gram.forward(J, B)
+    return _Gram.apply(J, B, None) if B.requires_grad else _Gram.forward(J, B, None)
+
+
+@dataclass(frozen=True)
+class Gram:
+    """:func:`gram` of a constant ``J`` as a function of ``B``.
+
+    Where all data have one curvature, as under Gaussian noise, it is that times ``J' J``, which is kept: no further
+    pass over the rows.
+    """
+
+    J: Tensor  # (N, C, D)
+
+    @cached_property
+    def square(self) -> Tensor:
+        """``J' J``, shape ``(D, D)``."""
+        return gram(self.J, self.J.new_ones(1, len(self.J), 1, 1))[0]
+
+    def __call__(self, B: Tensor) -> Tensor:
+        """Of curvatures ``(R, N, C, C)``, shape ``(R, D, D)``."""
+        flat = B.detach()
+        if B.shape[-1] > 1 or len(B[0]) < 2 or not bool((flat == flat[:, :1]).all()):
+            return gram(self.J, B)
+        return _Gram.apply(self.J, B, self.square) if B.requires_grad else _Gram.forward(self.J, B, self.square)
 
 
 class _Gram(torch.autograd.Function):
     """:func:`gram` of a constant ``J``: keeps nothing for its derivative but its arguments."""
 
     @staticmethod
-    def forward(J: Tensor, B: Tensor) -> Tensor:
+    def forward(J: Tensor, B: Tensor, square: Tensor | None) -> Tensor:
+        if square is not None:
+            return B[:, 0] * square
         num_rows, D = len(B), J.shape[-1]
         total = J.new_zeros(num_rows, D, D)
         for part, rows in _chunks(J, num_rows):
@@ -132,13 +158,13 @@ class _Gram(torch.autograd.Function):
         return total
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, Tensor, None]:
         (J,), (G,) = ctx.saved_tensors, cotangents
-        return None, torch.cat([_sandwiched(part, G) for part, _ in _chunks(J, len(G))], 1)
+        return None, torch.cat([_sandwiched(part, G) for part, _ in _chunks(J, len(G))], 1), None
 
 
 def _sandwiched(J: Tensor, G: Tensor) -> Tensor:

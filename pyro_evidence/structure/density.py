@@ -5,15 +5,18 @@ Both satisfy :class:`pyro_evidence.curvature.choices.Density`, and must agree: t
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.derivatives import Orders
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import (
     CHUNK,
+    Gram,
     Layout,
     curvature_blocks,
     curvature_graph,
@@ -26,15 +29,6 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Slot
 
 FLOAT = 8  # bytes
-
-
-@dataclass(frozen=True)
-class Orders:
-    """A log joint with its first and second derivatives in ``u``, rows in front, in one graph."""
-
-    log_joint: Tensor  # (R,) nats
-    gradient: Tensor  # (R, D)
-    precision: Tensor  # (R, D, D) minus the Hessian
 
 
 @dataclass(frozen=True)
@@ -174,6 +168,11 @@ class Linear:
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
         return (u @ self.J.flatten(0, 1).mT).reshape(len(u), *self.J.shape[:2]) + offset
+
+    @cached_property
+    def gram(self) -> Gram:
+        """``sum_n J_n' B_n J_n`` as a function of curvatures."""
+        return Gram(self.J)
 
     def reach(self, u: Tensor) -> Tensor:
         """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
@@ -324,7 +323,7 @@ class LinearDensity(LinearPredictors):
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
             found, by_eta, B = curvature_graph(part.slot.log_likelihood(parts.trace), part.layout, eta)
             value, slope = value + found.double(), slope + by_eta.double().flatten(1) @ part.J.flatten(0, 1)
-            A = _added(gram(part.J, B.double()), A)
+            A = _added(part.gram(B.double()), A)
         return Orders(value, slope, A)
 
     def _prior_orders(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -335,7 +334,8 @@ class LinearDensity(LinearPredictors):
             return value, slope, -A
         return self._log_prior(u, theta), -prior[1] * (u - prior[0]), prior[1]
 
-    def _curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
+    def curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
+        """Minus the second derivatives of the likelihoods in their predictors, ``(R, N, C, C)`` each."""
         if self._last and not _wants_graph(u, theta) and self._last[0].is_of(u, self.parts(theta)):
             return [block().double() for block in self._last.pop().blocks]
         graph = _wants_graph(u, theta)
@@ -353,8 +353,8 @@ class LinearDensity(LinearPredictors):
         """
         self._require_dense(u)
         total = self._prior_precision(u, theta)
-        for part, B in zip(self.linear, self._curvatures(u, theta), strict=True):
-            total = _added(gram(part.J, B), total)
+        for part, B in zip(self.linear, self.curvatures(u, theta), strict=True):
+            total = _added(part.gram(B), total)
         return total
 
     def _require_dense(self, u: Tensor) -> None:
@@ -369,7 +369,7 @@ class LinearDensity(LinearPredictors):
         return -derivatives.hessian(self._log_prior, u, theta, create_graph=_wants_graph(u, theta))
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        parts = [gram_diagonal(p.J, B) for p, B in zip(self.linear, self._curvatures(u, theta), strict=True)]
+        parts = [gram_diagonal(p.J, B) for p, B in zip(self.linear, self.curvatures(u, theta), strict=True)]
         prior = self.parts(theta).prior
         if prior is not None:
             return sum(parts, prior[1])

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.structure.recognise import PrecisionGroups
 
@@ -42,7 +41,8 @@ class Pruned:
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``, zero on pruned coordinates."""
-        return derivatives.gradient(self.log_joint, u, theta)
+        value, slope = self.density.gradient(self._held(u.detach()), theta)
+        return value - self.left_out(theta).detach(), torch.where(self.active, slope, 0.0)
 
     def _masked(self, A: Tensor) -> Tensor:
         keep = self.active.to(A.dtype)

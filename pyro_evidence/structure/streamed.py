@@ -18,11 +18,11 @@ from pyro_evidence.chunks.join import Join, Sums
 from pyro_evidence.chunks.reading import Chunks, agree_on_kind, first_rows, looked_through, with_rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import generic
+from pyro_evidence.numerics.derivatives import Orders, generic
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Slot
-from pyro_evidence.structure.density import LinearDensity, Orders
+from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.groups import PrecisionGroups
 from pyro_evidence.structure.probes import Unreadable
 from pyro_evidence.structure.recognise import Structure, read_again, recognise

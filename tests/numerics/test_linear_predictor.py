@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import linear_predictor
-from pyro_evidence.numerics.linear_predictor import Layout, curvature_blocks, gram, gram_diagonal, is_separable
+from pyro_evidence.numerics.linear_predictor import Gram, Layout, curvature_blocks, gram, gram_diagonal, is_separable
 from tests.oracles import linear_predictor as oracle
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
@@ -103,6 +103,19 @@ def test_gram_has_the_derivatives_of_the_plain_sum(C: int, monkeypatch: pytest.M
     assert_exact(torch.autograd.grad((gram(J, B) * G).sum(), B)[0], expected)
     assert torch.autograd.gradcheck(lambda b: gram(J, b), B)
     assert torch.autograd.gradgradcheck(lambda b: gram(J, b).exp(), 0.1 * B.detach().requires_grad_())
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_gram_of_one_curvature_is_the_plain_one_and_has_its_derivatives(same: bool) -> None:
+    J = torch.randn(7, 1, 3, generator=torch.Generator().manual_seed(0))
+    B = torch.tensor([0.7, 2.0])[:, None, None, None].expand(2, 7, 1, 1).clone()
+    B[1, 3] += 0.0 if same else 0.1
+    B.requires_grad_()
+    assert_exact(Gram(J)(B), gram(J, B))
+    assert_exact(Gram(J)(B.detach()), gram(J, B))
+    G = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(1))
+    found, plain = (torch.autograd.grad((f * G).sum(), B)[0] for f in (Gram(J)(B), gram(J, B)))
+    assert_exact(found, plain)  # of each datum's own curvature, though all are one number here
 
 
 def test_gram_of_a_jacobian_with_a_graph_is_differentiable_in_both() -> None:

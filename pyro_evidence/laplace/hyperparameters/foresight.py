@@ -1,0 +1,61 @@
+r"""What the log evidence will be at other prior precisions of one group, from the quadratic around the mode.
+
+With :math:`C` the posterior covariance of the group's weights, :math:`r` their mode's distance from the prior mean, and
+:math:`\Delta` the diagonal by which their prior precisions rise, times :math:`\rho` each, the log evidence rises by
+
+.. math:: -\tfrac12 r^\top (I + \Delta C)^{-1} \Delta r - \tfrac12 \log|I + \Delta C| + \tfrac12 \sum \log \rho,
+
+exactly where the likelihood is Gaussian (MacKay, 1992), else as far as it looks Gaussian.
+"""
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.structure.density import LinearDensity
+
+MANY = 32  # weights of a group above which its covariance is not worth the matrix
+LEAST_RISE = -1.0  # nats: foreseen by less, a rise is not believed to be none where the likelihood is not Gaussian
+
+
+def worth_trying(laplace: LaplaceState, index: int, moves: Tensor, least: float) -> Tensor:
+    """Which moves ``(K,)`` of a log precision may raise the log evidence by ``least`` nats, ``(K,)`` bool.
+
+    All, for a hyperparameter that is not a precision of a few weights behind linear predictors.
+    """
+    problem, everything = laplace.problem, torch.ones_like(moves, dtype=torch.bool)
+    groups, linear = problem.structure.groups, problem.structure.linear
+    if groups is None or linear is None or problem.joint.hyper_sites or not bool(groups.is_weight[index]):
+        return everything
+    member = ((groups.member == index) & problem.active).nonzero().flatten()
+    if not 0 < len(member) <= MANY or not bool(groups.loc[member].isfinite().all()):
+        return everything
+    return rises(laplace, index, member, moves) > (least if is_gaussian(laplace, linear) else LEAST_RISE)
+
+
+def rises(laplace: LaplaceState, index: int, member: Tensor, moves: Tensor) -> Tensor:
+    """By how much the log evidence rises, nats, ``(K,)``.
+
+    :param member: the weights of hyperparameter ``index``, positions.
+    """
+    groups = laplace.problem.structure.groups
+    assert groups is not None
+    unit = torch.zeros(len(member), len(laplace.u)).to(laplace.u)
+    unit[torch.arange(len(member)), member] = 1.0
+    C = torch.cat([laplace.precision.solve(row.unsqueeze(0)) for row in unit])[:, member].double()
+    prior = groups.log_precision(laplace.theta)[member].exp()
+    logs = groups.power[index] * moves
+    more, r = prior * torch.expm1(logs).unsqueeze(-1), (laplace.u - groups.loc)[member]
+    A = torch.eye(len(member)).to(C) + more.unsqueeze(-1) * C
+    sign, log_det = torch.linalg.slogdet(A)
+    fit = (r * torch.linalg.solve(A, (more * r).unsqueeze(-1)).squeeze(-1)).sum(-1)
+    found = 0.5 * (len(member) * logs - fit - log_det)
+    return torch.where(sign > 0, found, torch.inf)
+
+
+def is_gaussian(laplace: LaplaceState, linear: LinearDensity) -> bool:
+    """Whether the likelihood's curvature is the same elsewhere, half a posterior standard deviation away."""
+    away = laplace.u + 0.5 * laplace.precision.variance[0].sqrt()
+    here, there = (linear.curvatures(u.unsqueeze(0), laplace.theta.detach()) for u in (laplace.u, away))
+    rounding = 1e3 * laplace.problem.eps
+    return all(bool(((a - b).abs() <= rounding * a.abs()).all()) for a, b in zip(here, there, strict=True))

@@ -1,0 +1,85 @@
+"""What is foreseen of other prior precisions, against the log evidence there."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_problem, laplace_state
+from pyro_evidence.laplace.hyperparameters.foresight import is_gaussian, rises, worth_trying
+from pyro_evidence.program import LogJoint
+
+MOVES = torch.tensor([-8.0, -5.0, -2.5, -0.1, 0.3, 2.5, 5.0, 8.0])
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(40, 5, generator=generator)
+    return X, X[:, 0] + 0.3 * X[:, 3] + 0.5 * torch.randn(40, generator=generator)
+
+
+def weights(X: Tensor) -> Tensor:
+    """One weight under a precision, three under a scale about 0.2, one under a fixed prior."""
+    alpha = pyro.param("alpha", torch.tensor(0.7), constraint=constraints.positive)
+    scale = pyro.param("scale", torch.tensor(0.4), constraint=constraints.positive)
+    a = pyro.sample("a", dist.Normal(0.0, alpha.rsqrt()))
+    b = pyro.sample("b", dist.Normal(0.2, scale).expand([3]).to_event(1))
+    return X @ torch.cat([a.reshape(1), b, pyro.sample("c", dist.Normal(0.0, 1.0)).reshape(1)])
+
+
+def regression(X: Tensor, t: Tensor) -> None:
+    beta = pyro.param("beta", torch.tensor(3.0), constraint=constraints.positive)
+    eta = weights(X)
+    with pyro.plate("data", len(X)):
+        pyro.sample("t", dist.Normal(eta, beta.rsqrt()), obs=t)
+
+
+def classes(X: Tensor, t: Tensor) -> None:
+    eta = weights(X)
+    with pyro.plate("data", len(X)):
+        pyro.sample("t", dist.Bernoulli(logits=eta), obs=(t > 0).double())
+
+
+def state(model) -> LaplaceState:  # type: ignore[no-untyped-def]
+    joint = LogJoint(model, data())
+    return laplace_state(laplace_problem(joint), joint.initial_theta, joint.initial_u, cold=True)
+
+
+def index_of(at: LaplaceState, name: str) -> int:
+    return at.problem.joint.hypers.slices[name].start
+
+
+def members(at: LaplaceState, index: int) -> Tensor:
+    return (at.problem.structure.groups.member == index).nonzero().flatten()  # type: ignore[union-attr]
+
+
+def there(at: LaplaceState, index: int) -> Tensor:
+    """What happens."""
+    moved = [at.theta.index_add(0, torch.tensor([index]), m.reshape(1)) for m in MOVES]
+    return torch.stack([laplace_state(at.problem, theta, at.u).log_evidence - at.log_evidence for theta in moved])
+
+
+@pytest.mark.parametrize("name", ["alpha", "scale"])
+def test_the_rise_is_exact_under_gaussian_noise(name: str) -> None:
+    at = state(regression)
+    index = index_of(at, name)
+    found, expected = rises(at, index, members(at, index), MOVES), there(at, index)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert is_gaussian(at, at.problem.structure.linear)  # type: ignore[arg-type]
+    assert torch.equal(worth_trying(at, index, MOVES, 0.02), expected > 0.02)
+    assert bool((expected > 0.02).any()) and bool((expected < 0.02).any())
+
+
+@pytest.mark.parametrize("name", ["alpha", "scale"])
+def test_of_another_likelihood_nothing_is_left_out_that_is_foreseen_nearly_as_high(name: str) -> None:
+    at = state(classes)
+    index = index_of(at, name)
+    assert not is_gaussian(at, at.problem.structure.linear)  # type: ignore[arg-type]
+    assert bool(worth_trying(at, index, MOVES, 0.02)[there(at, index) > 0.0].all())
+
+
+def test_of_what_is_no_prior_precision_everything_is_tried() -> None:
+    at = state(regression)
+    assert bool(worth_trying(at, index_of(at, "beta"), MOVES, 0.02).all())
