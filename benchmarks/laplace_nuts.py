@@ -1,9 +1,9 @@
 """Effective draws a second: NUTS in a posterior's coordinates beside Pyro's default, on fifteen models.
 
-    python benchmarks/laplace_nuts.py [NAME ...]
+    python benchmarks/laplace_nuts.py [--draws 500] [NAME ...]
 
-Pyro's NUTS takes 500 steps of warm-up and 500 draws, ours 50 and 500; both warm-ups are counted, and for ours the
-writing down of the density as well. The fit that ours begins with has a column, and is counted in the last ratio.
+Pyro's NUTS takes as many steps of warm-up as draws (a column), ours a tenth; both warm-ups are counted, and for ours
+the writing down of the density as well. The fit that ours begins with has a column, and is counted in the last ratio.
 Seconds are the processor's, one thread; effective draws are the least over all coordinates. Rows are written to
 benchmarks/results/laplace_nuts.md as they come, in place of those of the same name.
 """
@@ -34,8 +34,8 @@ HEAD = """# NUTS in a posterior's coordinates
 
 Written by `python benchmarks/laplace_nuts.py`, which says what is measured.
 
-| model | coordinates | Pyro: s, effective | ours: fit s, s, effective | ratio | with the fit |
-|---|---|---|---|---|---|
+| model | coordinates | draws | Pyro: s, effective | ours: fit s, s, effective | ratio | with the fit |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -110,30 +110,30 @@ MODELS: dict[str, tuple[Any, Data]] = {
 }
 
 
-def measured(kernel: Any, data: tuple[Any, ...], warmup_steps: int) -> tuple[float, float]:
+def measured(kernel: Any, data: tuple[Any, ...], warmup_steps: int, num_samples: int) -> tuple[float, float]:
     """Seconds, and the least effective number of draws."""
     pyro.set_rng_seed(0)
     start = time.process_time()
-    mcmc = MCMC(kernel, num_samples=500, warmup_steps=warmup_steps, disable_progbar=True)
+    mcmc = MCMC(kernel, num_samples=num_samples, warmup_steps=warmup_steps, disable_progbar=True)
     mcmc.run(*data)
     seconds = time.process_time() - start
     rows = [v.reshape(1, len(v), -1) for v in mcmc.get_samples().values()]
     return seconds, min(float(effective_sample_size(each).min()) for each in rows)
 
 
-def row(name: str) -> str:
+def row(name: str, num_samples: int) -> str:
     """One line of the table."""
     model, made = MODELS[name]
     data = made()
     start = time.process_time()
     posterior = LaplaceEvidence(model, stop=Stop(progress=False)).run(*data)
     fit = time.process_time() - start
-    ours, effective = measured(LaplaceNUTS(posterior), (), 50)
-    pyros, theirs = measured(NUTS(model), data, 500)
+    ours, effective = measured(LaplaceNUTS(posterior), (), num_samples // 10, num_samples)
+    pyros, theirs = measured(NUTS(model), data, num_samples, num_samples)
     rate = theirs / pyros
     ratios = [effective / seconds / rate for seconds in (ours, fit + ours)]
     numbers = f"{pyros:.1f}, {theirs:.0f} | {fit:.1f}, {ours:.1f}, {effective:.0f} | {ratios[0]:.1f} | {ratios[1]:.1f}"
-    return f"| {name} | {len(posterior.state.u)} | {numbers} |"
+    return f"| {name} | {len(posterior.state.u)} | {num_samples} | {numbers} |"
 
 
 def written(name: str, line: str) -> None:
@@ -147,9 +147,11 @@ def written(name: str, line: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(MODELS)}; by default all")
+    parser.add_argument("--draws", type=int, default=500)
+    asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    for name in parser.parse_args().names or MODELS:
-        line = row(name)
+    for name in asked.names or MODELS:
+        line = row(name, asked.draws)
         written(name, line)
         print(line, flush=True)
 

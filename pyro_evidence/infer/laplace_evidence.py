@@ -54,7 +54,7 @@ class LaplaceEvidence:
     :param hyper: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
         own constrained space); ``()`` holds all hyperparameters fixed.
     :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups
-        share; up to three axes, 200 quasi-random points where there are more).  1: Laplace.  Above: the blocks are
+        share; up to three axes, spheres where there are more).  1: Laplace.  Above: the blocks are
         integrated first, and the other latent sites by Laplace around them.  ``"auto"``: as many as bring
         ``posterior.log_evidence_error`` below ``stop.integral`` nats.
     :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.  None:

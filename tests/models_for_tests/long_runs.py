@@ -132,6 +132,17 @@ def germination(k: Tensor) -> None:
         pyro.sample("k", dist.Binomial(SEEDS, logits=design @ w + b), obs=k)
 
 
+def germination_in_noise(k: Tensor) -> None:
+    """The same in coordinates that chains move in well."""
+    w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([4]).to_event(1))
+    sigma = pyro.sample("sigma", dist.HalfCauchy(1.0))
+    design = torch.stack([torch.ones(20), PLATES[:, 0], PLATES[:, 1], PLATES.prod(-1)], -1)
+    with pyro.plate("plates", 20):
+        noise = pyro.sample("noise", dist.Normal(0.0, 1.0))
+        b = pyro.deterministic("b", sigma * noise)
+        pyro.sample("k", dist.Binomial(SEEDS, logits=design @ w + b), obs=k)
+
+
 def germinated() -> Tensor:
     eta = -0.5 + 0.1 * PLATES[:, 0] + 1.3 * PLATES[:, 1] - 0.8 * PLATES.prod(-1) + 0.4 * generated(20, seed=8)
     return torch.binomial(SEEDS, eta.sigmoid(), generator=torch.Generator().manual_seed(9))
@@ -201,7 +212,7 @@ LONG_RUNS = {
     "baseball": LongRun(baseball, lambda: HITS, ("scale",), baseball_in_noise),
     "captures": LongRun(captures, lives, ("sigma",), captures_summed, (3, 500, 1500)),
     "regions": LongRun(regions, grown, ("of_levels", "of_rates", "sigma"), regions_in_noise),
-    "germination": LongRun(germination, germinated, ("sigma",)),
+    "germination": LongRun(germination, germinated, ("sigma",), germination_in_noise),
     "lengths": LongRun(lengths, measured, ("beta", "decay"), named=("beta", "decay")),
     "process": LongRun(process, lambda: FOUND, ("length", "size"), process_in_noise, (2, 300, 500)),
 }

@@ -87,15 +87,15 @@ def block_modes(terms: Terms, own: Tensor, shared: Tensor, tolerance: float) -> 
     """
     p = terms.density.partition
     here = local(terms, own, shared)
+    before, gained = torch.full((p.num_blocks,), math.inf).to(own), torch.zeros(p.num_blocks).to(own)
     for _ in range(NUM_STEPS):
         step = solved(p, tuple(_positive(D) for D in here.curvature), here.slope)
         decrement = _by_block(p, step * here.slope)
-        if not bool((decrement > tolerance).any()):
+        moving = (gained > _slack(terms, here)) | (decrement <= 0.5 * before)  # else it has come to rest, by rounding
+        if not bool((moving & (decrement > tolerance)).any()):
             break
-        own, new, moved = _climbed(terms, own, shared, step, here, decrement)
-        here = new
-        if not moved:
-            break
+        own, new = _climbed(terms, own, shared, step, here, decrement)
+        before, gained, here = decrement, new.value[:-1] - here.value[:-1], new
     return Modes(own, here, tuple(_factor(D, front, terms) for D, front in zip(here.curvature, p.fronts, strict=True)))
 
 
@@ -103,25 +103,29 @@ def _by_block(p: Partition, each: Tensor) -> Tensor:
     return each.new_zeros(p.num_blocks).index_add(0, p.block, each)
 
 
+def _slack(terms: Terms, here: Local) -> Tensor:
+    """Rounding of the log joint density of each block, nats, ``(G,)``."""
+    return 10.0 * float(torch.finfo(terms.density.joint.dtype).eps) * (1.0 + here.value[:-1].abs())
+
+
 def _climbed(
     terms: Terms, own: Tensor, shared: Tensor, step: Tensor, here: Local, decrement: Tensor
-) -> tuple[Tensor, Local, bool]:
-    """The first of ever shorter steps of each block that does not lower it, and whether any has moved."""
-    p = terms.density.partition
-    eps = float(torch.finfo(terms.density.joint.dtype).eps)
-    before = here.value[:-1]
-    slack = 10.0 * eps * (1.0 + before.abs())
-    scale = torch.ones_like(before)
+) -> tuple[Tensor, Local]:
+    """The first of ever shorter steps of each block that does not lower it.
+
+    A block stays where what is left of its step promises less than can be told from rounding.
+    """
+    p, slack = terms.density.partition, _slack(terms, here)
+    scale = torch.ones_like(slack)
     for _ in range(HALVINGS):
         trial = own + scale[p.block] * step
         new = local(terms, trial, shared)
-        rise = new.value[:-1] - before
-        bad = ~(rise >= 1e-4 * scale * decrement - slack)
+        bad = ~(new.value[:-1] - here.value[:-1] >= 1e-4 * scale * decrement - slack) & (scale > 0)
         if not bool(bad.any()):
-            return trial, new, not torch.equal(trial, own)
-        scale = torch.where(bad, 0.25 * scale, scale)
+            return trial, new
+        scale = torch.where(bad, torch.where(scale * decrement > slack, 0.25 * scale, 0.0), scale)
     trial = own + torch.where(bad, 0.0, scale)[p.block] * step
-    return trial, local(terms, trial, shared), not torch.equal(trial, own)
+    return trial, local(terms, trial, shared)
 
 
 def _positive(D: Tensor) -> Tensor:

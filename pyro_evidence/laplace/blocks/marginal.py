@@ -28,6 +28,7 @@ from pyro_evidence.numerics.derivatives import Forward, pullback
 from pyro_evidence.numerics.linalg import Label, cholesky
 
 NUM_STEPS = 60
+PATIENCE = 8  # steps that neither halve the least decrement nor gain a nat: rounding leads them
 FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
 SETTLED = 1e-6  # part of the tolerance: the step that is taken is not Newton's to the last digit
 
@@ -106,17 +107,22 @@ class Marginal:
         :raises NotPositiveDefinite: where the curvature there is not positive definite.
         """
         terms, p = self.density.terms(theta.detach()), self.partition
-        here = self.place(terms, u[p.own], u[p.shared])
-        for _ in range(NUM_STEPS if len(p.shared) else 0):
-            if here.decrement <= SETTLED * self.limits.tolerance:
-                break
-            new = self._moved(terms, here)
-            if new is None:
-                break
-            here = new
+        here = self._climbed(terms, self.place(terms, u[p.own], u[p.shared]))
         if here.decrement > max(self.limits.tolerance, self.limits.slack * (1.0 + abs(here.value))):
             raise NotAMode(self._letter(here))
         return here
+
+    def _climbed(self, terms: Terms, here: Place) -> Place:
+        """The end of the search: a mode, or the best place where steps no longer lead anywhere."""
+        best, waited = here, 0
+        for _ in range(NUM_STEPS if len(here.shared) else 0):
+            settled = here.decrement <= SETTLED * self.limits.tolerance
+            new = None if settled or waited > PATIENCE else self._moved(terms, here)
+            if new is None:
+                break
+            better = new.decrement <= 0.5 * best.decrement or new.value > best.value + 1.0
+            here, best, waited = new, new if better else best, 0 if better else waited + 1
+        return best if best.decrement < here.decrement else here
 
     def _moved(self, terms: Terms, here: Place) -> Place | None:
         """The first of ever shorter steps that rises, or that halves what the next one promises.
@@ -130,6 +136,8 @@ class Marginal:
                 if new.decrement <= 0.5 * here.decrement or new.value - here.value > slack:
                     return new
             scale *= 0.5
+            if scale * here.decrement < slack:  # nothing that can be told from rounding
+                return None
         return None
 
     def _letter(self, here: Place) -> str:

@@ -12,6 +12,8 @@ _FRACTIONS: dict[int, tuple[tuple[int, ...], ...]] = {
     6: ((0, 1, 2, 3, 4),),
     7: ((0, 1, 2, 3, 4, 5),),
     8: ((0, 1, 2, 3), (0, 1, 4, 5)),
+    9: ((0, 2, 3, 5, 6), (1, 2, 4, 5, 6)),
+    10: ((0, 1, 2, 6), (1, 2, 3, 4), (0, 2, 3, 5)),
 }
 LARGEST_DESIGN = 8  # dimensions
 
@@ -70,7 +72,7 @@ def central_composite(num_dims: int) -> Rule:
 
     :param num_dims: 1 to 8.
     """
-    corners = _corners(num_dims).double()
+    corners = factorial_corners(num_dims)
     d = num_dims
     radius = (d + 2.0) ** 0.5
     axes = radius * torch.cat([torch.eye(d), -torch.eye(d)]).double()
@@ -81,12 +83,12 @@ def central_composite(num_dims: int) -> Rule:
     return Rule(nodes, torch.cat([centre, each, corner]).log())
 
 
-def _corners(num_dims: int) -> Tensor:
-    """Signs ``(F, d)`` of a full or fractional factorial design of resolution five."""
+def factorial_corners(num_dims: int) -> Tensor:
+    """Signs ``(F, d)`` of a full factorial design, or from five to ten dimensions of a fraction of resolution five."""
     words = _FRACTIONS.get(num_dims, ())
     free = torch.tensor(list(itertools.product((1.0, -1.0), repeat=num_dims - len(words))))
     made = [free[:, list(word)].prod(-1, keepdim=True) for word in words]
-    return torch.cat([free, *made], -1)
+    return torch.cat([free, *made], -1).double()
 
 
 def axes_of(design: Rule) -> Rule:
