@@ -26,7 +26,7 @@ import torch
 
 RESULTS = Path(__file__).parent / "results"
 SLOWER = 1.1
-Jobs = dict[str, Callable[[], object]]  # "ours", perhaps "peer", "unit"
+Jobs = dict[str, Callable[[], Any]]  # "ours", perhaps "peer"; or "seconds", which measures itself, and "peer seconds"
 Row = dict[str, Any]
 
 
@@ -124,6 +124,110 @@ def network() -> Jobs:
     }
 
 
+def outer_iteration() -> Jobs:
+    """The longest of five outer iterations on an 8-50-1 network beside laplace-torch's training with 200 epochs."""
+    from mlp_speed import data, ours, theirs
+
+    X, t = data(768, 8)
+    jobs: Jobs = {"seconds": lambda: max(ours(X, t, 50)["seconds"][1:])}
+    try:
+        importlib.import_module("laplace")
+    except ImportError:
+        return jobs
+    return jobs | {"peer": lambda: theirs(X, t, 50, 200)}
+
+
+def network_beside_nuts() -> Jobs:
+    """A 1-50-1 network; the peer is NUTS, 500 + 500, its potential compiled, its trees at most seven deep."""
+    from mlp_speed import against_nuts
+
+    found: dict[str, Any] = {}
+
+    def both() -> float:
+        found.update(against_nuts(500, 7))
+        return found["seconds"]
+
+    return {"seconds": both, "peer seconds": lambda: found["nuts"]}
+
+
+def hidden_markov() -> Callable[[], Any]:
+    """The first hidden Markov model of Pyro's examples: five sequences of ten steps, two states, four tones."""
+    import pyro
+    import pyro.distributions as dist
+
+    from pyro_evidence import LaplaceEvidence
+
+    def model(sequences: torch.Tensor) -> None:
+        probs_x = pyro.sample("probs_x", dist.Dirichlet(0.9 * torch.eye(2) + 0.1).to_event(1))
+        probs_y = pyro.sample("probs_y", dist.Beta(0.1, 0.9).expand([2, 4]).to_event(2))
+        tones = pyro.plate("tones", 4, dim=-1)
+        for i in pyro.plate("sequences", len(sequences)):
+            x: Any = 0
+            for t in pyro.markov(range(10)):
+                x = pyro.sample(f"x_{i}_{t}", dist.Categorical(probs_x[x]), infer={"enumerate": "parallel"})
+                with tones:
+                    pyro.sample(f"y_{i}_{t}", dist.Bernoulli(probs_y[x.squeeze(-1)]), obs=sequences[i, t])
+
+    torch.set_default_dtype(torch.float32)
+    states = (normal(5, 10) + normal(5, 1, seed=1) > 0).float()
+    tones = (normal(5, 10, 4, seed=2) > (1.0 - 2.0 * states[..., None]) * torch.tensor([1.0, 1.0, -1.0, 0.5])).float()
+    return lambda: LaplaceEvidence(model).run(tones)
+
+
+def captures() -> Callable[[], Any]:
+    """Capture and recapture, the first model of Pyro's example: 294 animals, 7 years; float32."""
+    import pyro
+    import pyro.distributions as dist
+    from pyro import poutine
+
+    from pyro_evidence import LaplaceEvidence
+
+    def model(history: torch.Tensor) -> None:
+        phi = pyro.sample("phi", dist.Uniform(0.0, 1.0))
+        rho = pyro.sample("rho", dist.Uniform(0.0, 1.0))
+        with pyro.plate("animals", len(history), dim=-1):
+            z, first = torch.ones(len(history)), torch.zeros(len(history)).bool()
+            for t in pyro.markov(range(history.shape[1])):
+                with poutine.mask(mask=first):
+                    alive = first.float() * phi * z + (1 - first.float())
+                    z = pyro.sample(f"z_{t}", dist.Bernoulli(alive), infer={"enumerate": "parallel"})
+                    pyro.sample(f"y_{t}", dist.Bernoulli(rho * z), obs=history[:, t])
+                first |= history[:, t].bool()
+
+    torch.set_default_dtype(torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    lives = torch.bernoulli(torch.full((294, 7), 0.6), generator=generator).cumprod(-1)
+    seen = torch.bernoulli(torch.full((294, 6), 0.9), generator=generator)
+    history = torch.cat([torch.ones(294, 1), lives[:, :-1] * seen], 1)
+    return lambda: LaplaceEvidence(model).run(history)
+
+
+def looking_at(fit: Callable[[], Any]) -> Jobs:
+    """``diagnostics()`` beside the fit itself."""
+    posterior = fit()
+    return {"ours": posterior.diagnostics, "peer": fit}
+
+
+def comparison() -> Jobs:
+    """``compare`` with Laplace, REVM, SVI and NUTS on Pima beside that NUTS alone."""
+    from compare_speed import comparison as compared
+    from compare_speed import nuts_alone, pima_data
+
+    _, (X, t) = pima_data()
+    return {"ours": lambda: compared(X, t), "peer": lambda: nuts_alone(X, t)}
+
+
+def ripley_class() -> Jobs:
+    """The default mixture on the first class of Ripley's data."""
+    from pyro_evidence import EvidenceEM
+    from pyro_evidence.datasets import ripley_train
+    from pyro_evidence.models.mixture import gaussian_mixture
+
+    train = ripley_train()
+    Y = train.X[train.t == 1].double()
+    return {"ours": lambda: EvidenceEM(gaussian_mixture(10)).run(Y)}
+
+
 def linear(shared: bool) -> Jobs:
     """A hundred thousand rows, fifty columns; a precision each, or one for all."""
     from pyro_evidence import LaplaceEvidence
@@ -147,13 +251,6 @@ def logistic() -> Jobs:
     return {"ours": lambda: LaplaceEvidence(classifier(Linear(), alpha_bias=None)).run(X, y)}
 
 
-def diagnostics() -> Jobs:
-    """Of that logistic regression, beside the fit itself."""
-    fit = logistic()["ours"]
-    posterior: Any = fit()
-    return {"ours": posterior.diagnostics, "peer": fit}
-
-
 def importing() -> Jobs:
     """``from pyro_evidence import LaplaceEvidence`` beyond what Pyro's import costs."""
 
@@ -174,10 +271,17 @@ CASES: dict[str, tuple[Callable[[], Jobs], float, int]] = {
     "GP classification, N = 1000": (lambda: gp_classification(1000), 1.0, 1),
     "RVM, Ripley, against fastrvm": (rvm, 2.0, 3),
     "MLP, Friedman 1, four starts (s; peer: MLPRegressor by cross-validation)": (network, 2.0, 1),
+    "MLP 8-50-1, longest outer iteration, against laplace-torch's training": (outer_iteration, 0.2, 1),
+    "MLP 1-50-1, against NUTS 500 + 500, compiled": (network_beside_nuts, 0.02, 1),
+    "Ripley, class 1, EvidenceEM as it stands (s)": (ripley_class, 0.12, 5),
     "50 precisions, N = 100,000 (s)": (lambda: linear(False), 2.5, 1),
     "1 precision for 50 weights, N = 100,000 (s)": (lambda: linear(True), 2.5, 1),
     "logistic regression, N = 100, D = 3 (s)": (logistic, 0.015, 7),
-    "its diagnostics, against the fit": (diagnostics, 1.0, 5),
+    "its diagnostics, against the fit": (lambda: looking_at(logistic()["ours"]), 1.0, 5),
+    "hidden Markov model of Pyro's examples (s)": (lambda: {"ours": hidden_markov()}, 1.5, 1),
+    "its diagnostics, against that fit": (lambda: looking_at(hidden_markov()), 1.0, 1),
+    "capture and recapture of Pyro's examples (s)": (lambda: {"ours": captures()}, 0.7, 3),
+    "compare, against its NUTS": (comparison, 1.05, 1),
     "import beyond Pyro's (s)": (importing, 0.25, 1),
 }
 
@@ -189,7 +293,9 @@ def measured(case: str) -> Row:
     make, target, num = CASES[case]
     jobs = make()
     if "seconds" in jobs:
-        return {"ours": jobs["seconds"](), "target": target, "unit": min(seconds(unit) for _ in range(3))}
+        row = {"ours": jobs["seconds"](), "target": target, "unit": min(seconds(unit) for _ in range(3))}
+        peers = {"peer": seconds(jobs["peer"])} if "peer" in jobs else {}
+        return row | peers | ({"peer": jobs["peer seconds"]()} if "peer seconds" in jobs else {})
     if num > 1:
         for job in jobs.values():
             job()
