@@ -177,7 +177,7 @@ def _begun_again(state: TypeII, lost: Tensor) -> TypeII:
 def _across(state: TypeII) -> Iterator[tuple[Problem, Tensor]]:
     """Places beyond the plateaus where hyperparameters that are not felt may lie; first those of pruned groups."""
     laplace, flat = state.laplace, log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
-    yield from brought_back(laplace, flat, FEW)
+    yield from brought_back(laplace, flat, FEW, 0.5 * WORTH)
     moves = torch.tensor(PLATEAU, dtype=torch.float64)
     for t in flat.nonzero().flatten().tolist():
         for move in moves[worth_trying(laplace, t, moves.to(laplace.theta), 0.5 * WORTH).to(moves.device)].tolist():

@@ -14,8 +14,9 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.structure.density import LinearDensity
 
+ELSEWHERE = (-40.0, -20.0, -12.0, -8.0, -5.0, -2.5, 2.5, 5.0, 8.0, 12.0, 20.0, 40.0)  # log units of a precision
 MANY = 32  # weights of a group above which its covariance is not worth the matrix
-LEAST_RISE = -1.0  # nats: foreseen by less, a rise is not believed to be none where the likelihood is not Gaussian
+LEAST_RISE = -0.2  # nats: foreseen by less, a rise is believed to be none where the likelihood is not Gaussian
 
 
 def worth_trying(laplace: LaplaceState, index: int, moves: Tensor, least: float) -> Tensor:
@@ -31,6 +32,14 @@ def worth_trying(laplace: LaplaceState, index: int, moves: Tensor, least: float)
     if not 0 < len(member) <= MANY or not bool(groups.loc[member].isfinite().all()):
         return everything
     return rises(laplace, index, member, moves) > (least if is_gaussian(laplace, linear) else LEAST_RISE)
+
+
+def may_lie_elsewhere(laplace: LaplaceState, index: int, least: float) -> bool:
+    """Whether a group of weights may be worth ``least`` nats more at another prior precision, however far."""
+    groups = laplace.problem.structure.groups
+    assert groups is not None
+    moves = torch.tensor(ELSEWHERE, dtype=torch.float64).to(laplace.theta) / groups.power[index]
+    return bool(worth_trying(laplace, index, moves, least).any())
 
 
 def rises(laplace: LaplaceState, index: int, member: Tensor, moves: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.close_calls import noted
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.hyperparameters.foresight import may_lie_elsewhere
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.structure.recognise import PrecisionGroups
 
@@ -108,11 +109,12 @@ def to_insignificance(determined: Tensor) -> Tensor:
     return (1e4 * inside / (1.0 - inside)).log().clamp(min=math.log(100.0))  # at least a factor of 100
 
 
-def brought_back(laplace: LaplaceState, flat: Tensor, most: int) -> Iterator[tuple[Problem, Tensor]]:
+def brought_back(laplace: LaplaceState, flat: Tensor, most: int, least: float) -> Iterator[tuple[Problem, Tensor]]:
     """Problems and hyperparameters at which groups that are pruned, or not felt, leave the data their say.
 
     :param flat: hyperparameters that are not felt, ``(T,)`` bool.
     :param most: of such groups; none where there are more.
+    :param least: nats that must be foreseen for a group that is felt a little.
     """
     groups, problem = laplace.problem.structure.groups, laplace.problem
     if groups is None:
@@ -120,6 +122,7 @@ def brought_back(laplace: LaplaceState, flat: Tensor, most: int) -> Iterator[tup
     size = groups.size(problem.active)
     flat = flat | (laplace.gamma < UNFELT * size) | (size == 0)
     gone = (groups.is_weight & flat).nonzero().flatten().tolist()
+    gone = [t for t in gone if not bool(size[t]) or may_lie_elsewhere(laplace, t, least)]
     for t in gone if len(gone) <= most else ():
         member = groups.member == t
         back = replace(problem, active=problem.active | member)
