@@ -238,11 +238,18 @@ def _components(chosen: Factors, sum_dims: set[str]) -> list[Factors]:
 def _unscaled(group: Factors) -> tuple[Any, Factors]:
     """The scale of the group's discrete sites, to count outside their sum, and the factors without it.
 
-    :raises UnsupportedModel: when the discrete sites have several scales.
+    :raises UnsupportedModel: when the discrete sites have several scales, or data have scales of their own.
     """
     scales = {n: f.scale for n, f in group.items() if f.scale is not None}
     if all(is_identically_one(s) for s in scales.values()):
         return 1.0, group
+    if many := {n: tuple(s.shape) for n, s in scales.items() if isinstance(s, Tensor) and s.numel() > 1}:
+        raise UnsupportedModel(
+            f"poutine.scale has a number for each datum, shapes {many}, around a discrete site that is summed out; "
+            f"expected one number. Weights of data count outside the sum over labels: leave out the discrete site and "
+            f"write MixtureSameFamily(Categorical(...), components) under poutine.scale, or take gaussian_mixture with "
+            f"run(Y, weight)."
+        )
     if len({float(s) for s in scales.values()}) > 1:
         raise UnsupportedModel(
             f"discrete sites that depend on each other have different scales, "

@@ -14,9 +14,11 @@ import torch.distributions as td
 from pyro.ops.contract import contract_to_tensor
 from torch import Tensor
 
+from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.program import enumeration
 from pyro_evidence.program.enumeration import LogSumExpRing
 from pyro_evidence.program.exact import exact
+from pyro_evidence.program.log_joint import LogJoint
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 
@@ -117,3 +119,17 @@ def test_a_trace_in_which_nothing_is_enumerated() -> None:
     expected = td.Normal(0.0, 1.0).log_prob(torch.arange(3.0))
     assert_exact(enumeration.total(trace, ("x",)), expected.sum())
     assert_exact(enumeration.pointwise(trace, ("x",)), {"x": expected})
+
+
+def test_weights_of_data_around_a_label_that_is_summed_out_are_a_letter() -> None:
+    """They count outside the sum over labels, where ``MixtureSameFamily`` has them."""
+
+    def model(weight: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", 3), pyro.poutine.scale(scale=weight):
+            z = pyro.sample("z", dist.Categorical(torch.ones(2)), infer={"enumerate": "parallel"})
+            pyro.sample("y", dist.Normal(w[z], 1.0), obs=torch.zeros(3))
+
+    with pytest.raises(UnsupportedModel, match=r"a number for each datum.*MixtureSameFamily.*run\(Y, weight\)"):
+        joint = LogJoint(model, (torch.tensor([1.0, 2.0, 1.0]),))
+        joint.log_joint(joint.initial_u.unsqueeze(0), joint.initial_theta)
