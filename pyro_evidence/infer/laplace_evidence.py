@@ -175,7 +175,7 @@ class LaplaceEvidence:
         posterior = self.posterior
         reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
         detail = f". Hyperparameters reached, at most five elements of each: {reached}"
-        require_convergence("LaplaceEvidence", best.status, posterior, self.stop, detail)
+        require_convergence("LaplaceEvidence", Status(posterior.status), posterior, self.stop, detail)
         return posterior
 
     def _maximise(self, shown: bool = True) -> Fit[TypeII]:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Fit
+from pyro_evidence.errors import BadInput, NotAMode
+from pyro_evidence.iterate import Fit, Status
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.blocks.error import EvidenceError
@@ -21,7 +21,7 @@ from pyro_evidence.laplace.nested.inner import log_priors
 from pyro_evidence.laplace.nested.integration import Integral, integrate
 from pyro_evidence.laplace.nested.marginal import Marginal
 from pyro_evidence.laplace.nested.outer_joint import OuterJoint
-from pyro_evidence.laplace.nested.outside import maximised
+from pyro_evidence.laplace.nested.outside import from_the_highest, has_arrived, maximised
 from pyro_evidence.laplace.nested.whole import Drawn, Places, Proposal
 from pyro_evidence.laplace.new_data.gaussian_posterior import generator_of
 from pyro_evidence.laplace.new_data.leave_out import OuterPlaces, white
@@ -201,7 +201,16 @@ def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: Lap
     joint = fit.state.laplace.problem.joint
     assert isinstance(joint, OuterJoint)
     found = maximised(fit.state.laplace, torch.nonzero(joint.is_outer).flatten())
-    integral = integrate(found, tolerance)
+    if fit.status is Status.STEP_LIMIT:
+        found = from_the_highest(found)
+    status = posterior.status
+    try:
+        integral = integrate(found, tolerance)
+    except NotAMode:  # several hills, of which this may not be the highest
+        found = from_the_highest(found)
+        integral = integrate(found, tolerance)
+    if fit.status is Status.STEP_LIMIT and len(found.outer) == len(found.state.theta) and has_arrived(found):
+        status = Status.CONVERGED.value
     state = whole.whole_state(full, integral)
-    known = (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
+    known = (status, posterior.log_evidences, posterior.restarts, posterior.failures)
     return NestedPosterior(state, *known, integral=integral)
