@@ -252,9 +252,35 @@ def process_and_groups(likelihood: str, num: int, with_global: bool) -> Case:
     return model, (X, place, g, y)
 
 
+def of_all_kinds(likelihood: str, num: int, with_global: bool) -> Case:
+    """Correlated slopes of persons in schools, items that cross them, and a chain of days."""
+    observe, draw = LIKELIHOODS[likelihood]
+    schools, persons, items, days = 2 * num, 6 * num, 3 * num, 12 * num
+    X, p, i, t = _rows(40 * num, (persons, items, days))
+    school = torch.arange(persons) % schools
+    y = draw(0.4 * torch.randn(persons)[p] + 0.3 * torch.randn(items)[i])
+
+    def model(X: Tensor, p: Tensor, i: Tensor, t: Tensor, y: Tensor) -> None:
+        fixed = global_part(X, with_global)
+        tril = pyro.param("tril", torch.eye(3), constraint=constraints.lower_cholesky)
+        with pyro.plate("schools", schools):
+            upper = pyro.sample("upper", dist.Normal(0.0, positive("s")))
+        with pyro.plate("persons", persons):
+            centre = torch.nn.functional.pad(upper[school].unsqueeze(-1), (0, 2))
+            b = pyro.sample("b", dist.MultivariateNormal(centre, scale_tril=tril))
+        with pyro.plate("items", items):
+            c = pyro.sample("c", dist.Normal(0.0, positive("u", 0.5)))
+        x = pyro.sample("x", dist.Normal(0.0, 2.0).expand([days]).to_event(1))
+        pyro.sample("dx", dist.Normal(0.7 * x[:-1], positive("v", 0.5)).to_event(1), obs=x[1:])
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", observe(fixed + (X * b[p]).sum(-1) + c[i] + x[t]), obs=y)
+
+    return model, (X, p, i, t, y)
+
+
 CASES = (
     crossed, nested, slopes, non_centred, chain, second_order, grid, zero_inflated, group_classes,
-    process_and_groups,
+    process_and_groups, of_all_kinds,
 )  # fmt: skip
 
 

@@ -113,6 +113,26 @@ def overdispersed() -> None:
         pyro.sample("y", dist.NegativeBinomial(spread, logits=a[GROUP - NUM] + UNIFORM.log()), obs=COUNT)
 
 
+def gathered() -> None:
+    """Two effects a group, of which each datum sees one."""
+    with pyro.plate("groups", NUM):
+        a = pyro.sample("a", dist.Normal(torch.zeros(2), positive("s")).to_event(1))
+    chosen = torch.arange(len(GROUP)) % 2
+    eta = a[GROUP].gather(1, chosen.unsqueeze(-1)).squeeze(-1) + torch.take_along_dim(a[:, 0], GROUP, 0)
+    with pyro.plate("data", len(GROUP)):
+        pyro.sample("y", dist.Poisson(eta.exp()), obs=COUNT)
+
+
+def chosen_by_ones() -> None:
+    """A product with a matrix of zeros and ones, and an embedding."""
+    a, one_hot = effects(), torch.nn.functional.one_hot(GROUP, NUM).to(X)
+    with pyro.plate("others", NUM):
+        b = pyro.sample("b", dist.Normal(torch.zeros(2), positive("t", 0.5)).to_event(1))
+    eta = one_hot @ a + torch.nn.functional.embedding((3 * GROUP + 1) % NUM, b)[:, 1] * X
+    with pyro.plate("data", len(GROUP)):
+        pyro.sample("y", dist.Poisson(eta.exp()), obs=COUNT)
+
+
 def frailty() -> None:
     """Groups on positive support."""
     with pyro.plate("groups", NUM):
@@ -121,7 +141,19 @@ def frailty() -> None:
         pyro.sample("y", dist.Exponential(z[GROUP]), obs=TIME)
 
 
-MODELS = (ordinal, correlated, survival, smooth, spread_by_group, members, items, overdispersed, frailty)
+MODELS = (
+    ordinal,
+    correlated,
+    survival,
+    smooth,
+    spread_by_group,
+    members,
+    items,
+    overdispersed,
+    gathered,
+    chosen_by_ones,
+    frailty,
+)
 
 
 @pytest.mark.parametrize("model", MODELS)

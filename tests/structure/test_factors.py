@@ -61,7 +61,7 @@ def dense(state: LaplaceState) -> LaplaceState:
     share=st.floats(0.3, 1.0),
     seed=st.integers(0, 2**20),
 )
-@settings(max_examples=30, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=36, deadline=None, derandomize=True, phases=[Phase.generate])
 def test_evidence_and_slope_are_those_of_the_dense_hessian(
     case: Any, likelihood: str, with_global: bool, share: float, seed: int
 ) -> None:
@@ -74,6 +74,28 @@ def test_evidence_and_slope_are_those_of_the_dense_hessian(
     torch.testing.assert_close(state.log_evidence, expected.log_evidence, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(slope(state).total, slope(expected).total, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(state.precision.variance, expected.precision.variance, rtol=1e-8, atol=1e-10)
+
+
+def test_single_precision_has_a_certificate_of_its_own() -> None:
+    torch.manual_seed(0)
+    model, args = hierarchies.crossed("poisson", 40, False)
+    args = tuple(x.float() if x.is_floating_point() else x for x in args)
+
+    def single(*args: Tensor) -> None:
+        torch.set_default_dtype(torch.float32)
+        try:
+            model(*args)
+        finally:
+            torch.set_default_dtype(torch.float64)
+
+    state = by_factors(LogJoint(single, args))
+    density = state.problem.structure.factors
+    assert density is not None and density.joint.dtype is torch.float32
+    gap = density.certificate(state.u, state.theta, density.elements(state.u, state.theta))
+    assert is_certified(state) and float(gap.max()) > 1e-9  # what float64 would be asked for
+    lame = replace(density, linear=None, families=density.families[:-1], _kept=[])
+    broken = replace(state, problem=replace(state.problem, structure=replace(state.problem.structure, factors=lame)))
+    assert not is_certified(broken)
 
 
 @pytest.mark.parametrize("case", [hierarchies.crossed, hierarchies.nested, hierarchies.slopes])
