@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.program.failed_run import tensors
@@ -113,8 +114,7 @@ class Levels(TorchFunctionMode):
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
         self.arguments = [(n, t) for n, t in tensors(args, kwargs) if t.dtype in INTEGERS]
-        self.counted: set[int] = set()  # tensors of integers that the run has made
-        self.kept: list[Tensor] = []  # so that no other tensor gets the name of one of them
+        self.counted: Any = WeakTensorKeyDictionary()  # tensors of integers that the run has made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Carry out a function; look at an index before, and remember integers that come out of others."""
@@ -124,15 +124,14 @@ class Levels(TorchFunctionMode):
                     self._look(index)
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype in INTEGERS:
-            self.counted.add(id(result))
-            self.kept.append(result)
+            self.counted[result] = True
         return result
 
     def _look(self, index: Tensor) -> None:
         if not index.numel() or bool((index >= 0).all()):
             return
         name = next((n for n, t in self.arguments if _same(t, index)), None)
-        if name is None and id(index) in self.counted:
+        if name is None and index in self.counted:
             return
         raise BadInput(_letter(name or "a tensor that is no argument of the model's", index))
 

@@ -16,6 +16,7 @@ LEAST = 1.0  # nats, at one of them
 NEAR = 2.0  # standard deviations, where a normal density has fallen by 2 nats
 LEAST_FALL = 0.2  # nats, there
 ON_THE_WAY = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, NEAR)
+AT_ONCE = 22  # places
 LEAST_DIP = 0.01  # nats below the far end, somewhere before it
 FAR_OUT = 1e8  # times the mode, or where a coordinate is as large
 
@@ -50,6 +51,8 @@ def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -
     :raises ImproperPosterior: when the log joint stays up on one side.
     """
     direction = precision.weakest(summit.active)[0]
+    if _falls_at_once(summit, direction, latents):
+        return
     steps = torch.tensor((*FAR, *ON_THE_WAY)).to(direction)[:, None] * direction
     rays = _rays(summit, latents)
     most = 2 * len(steps)
@@ -68,6 +71,18 @@ def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -
 def _note(distance: Tensor, summit: Summit) -> None:
     eps = torch.finfo(summit.u.dtype).eps
     noted("whether the posterior is proper, or its mode at infinity", distance, summit.height, eps)
+
+
+def _falls_at_once(summit: Summit, direction: Tensor, latents: Coordinates) -> bool:
+    """Whether a few of the places that are looked at show already that none of the others matters."""
+    places = torch.stack([FAR[0] * direction, -FAR[0] * direction, NEAR * direction, -NEAR * direction])
+    moves = torch.cat([places, *(ends[:1] for _, ends in _rays(summit, latents))])
+    falls = torch.cat([summit.fall(part) for part in moves.split(AT_ONCE)])
+    above = torch.cat([falls[:2] - LEAST, falls[2:].abs() - LEAST_FALL])
+    if not bool((above >= 0.0).all()):
+        return False
+    _note(above, summit)
+    return True
 
 
 def require_fall_on_rays(summit: Summit, latents: Coordinates) -> None:

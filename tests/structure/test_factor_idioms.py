@@ -93,6 +93,15 @@ def members() -> None:
         pyro.sample("y", dist.Normal((a[index] * torch.tensor([0.5, 0.3, 0.2])).sum(-1), positive("noise")), obs=X)
 
 
+def members_again() -> None:
+    """Every datum belongs to three groups, often twice to the same, some to one only."""
+    index = torch.stack([GROUP, (GROUP * GROUP) % NUM, GROUP.clamp(max=2)], -1)
+    a = effects()
+    with pyro.plate("data", len(GROUP)):
+        rate = (0.3 * a[index]).sum(-1).exp()
+        pyro.sample("y", dist.Poisson(rate), obs=COUNT)
+
+
 def items() -> None:
     """Persons and items, discriminations included."""
     person, item = torch.arange(NUM).repeat_interleave(4), torch.arange(4).repeat(NUM)
@@ -148,6 +157,7 @@ MODELS = (
     smooth,
     spread_by_group,
     members,
+    members_again,
     items,
     overdispersed,
     gathered,
@@ -168,6 +178,13 @@ def test_value_and_slope_are_those_of_the_dense_hessian(model: Callable[[], None
     torch.testing.assert_close(state.log_evidence, expected.log_evidence, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(slope(state).total, slope(expected).total, rtol=1e-6, atol=1e-6)
     assert max(index.shape[-1] for index in problem.factors.density.pattern.index) <= 5  # no datum sees all groups
+
+
+def test_data_of_different_numbers_of_groups_stay_linear_predictors() -> None:
+    density = laplace_problem(LogJoint(members_again)).structure.factors
+    assert density is not None and density.linear is not None and not density.families
+    used = (density.parts[0].rows.value != 0).sum(-1).unique()
+    assert used.tolist() == [1, 2, 3]
 
 
 def test_a_sum_that_the_model_makes_is_taken_apart() -> None:

@@ -104,21 +104,35 @@ def _width(groups: Groups) -> int:
 
 
 def sparse_rows(followed: Followed, slot: Slot, slope: Forward, num_coupled: int) -> SparseRows | None:
-    """``J`` of a linear predictor by a few of its products; None where data see different numbers of latents, or many.
+    """``J`` of a linear predictor by a few of its products; None where some datum sees many latents, or none sees any.
 
     :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
     """
     parts = distinct(followed.slots[slot.site]) if slot.site in followed.slots else []
-    if len(parts) != 1 or parts[0][0] is not None or parts[0][1].shape[-1] > WIDEST_ROW:
+    if not parts or max(own.shape[-1] for _, own in parts) > WIDEST_ROW:
         return None
-    index = parts[0][1]
-    colours = coloured(followed.joint.latents.size, [index])
-    own = colours[index]
+    colours = coloured(followed.joint.latents.size, [own for _, own in parts])
+    index, used = _side_by_side(parts, len(followed.slots[slot.site]))
+    own = torch.where(used, colours[index], -1)
     value = slope.x.new_zeros(len(index), num_coupled, index.shape[-1])
     for colour in range(int(colours.max()) + 1):
         along = slope.along((colours == colour).to(slope.x).unsqueeze(0)).reshape(len(index), num_coupled)
         value = torch.where((own == colour).unsqueeze(1), along.unsqueeze(-1).to(value), value)
     return SparseRows(index, value, len(colours))
+
+
+def _side_by_side(parts: Sequence[tuple[Tensor | None, Tensor]], num: int) -> tuple[Tensor, Tensor]:
+    """The coordinates of all data, ``(N, k)``, and which are real: where there are fewer, the first stands again."""
+    if len(parts) == 1 and parts[0][0] is None:
+        return parts[0][1], torch.ones_like(parts[0][1], dtype=torch.bool)
+    most = max(own.shape[-1] for _, own in parts)
+    index = parts[0][1].new_zeros(num, most)
+    used = torch.zeros_like(index, dtype=torch.bool)
+    for rows, own in parts:
+        assert rows is not None  # there are several parts, or data without any
+        index[rows] = torch.cat([own, own[:, :1].expand(-1, most - own.shape[-1])], -1)
+        used[rows, : own.shape[-1]] = True
+    return index, used
 
 
 def structured(followed: Followed, linear: LinearPredictors | None) -> Structured | Coupled:
