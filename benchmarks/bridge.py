@@ -178,8 +178,8 @@ CASES = {
     "clinics, binary": Case(intercepts, recovered, intercepts_in_noise),
     "counts over time": Case(counts_over_time, seen, counts_over_time_in_noise),
     "studies, Student-t": Case(studies, lambda: STUDIES, studies_in_noise),
-    "item response, 7 outer": Case(item_response, lambda: BINARY),
-    "four spreads": Case(four_spreads, sold, four_spreads_in_noise),
+    "item response, 7 outer": Case(item_response, lambda: BINARY, nodes=1),
+    "four spreads": Case(four_spreads, sold, four_spreads_in_noise, nodes=1),
 }
 
 
@@ -187,7 +187,7 @@ def chain(model: Model, data: Tensor, num_samples: int, seed: int) -> dict[str, 
     """One chain of Pyro's NUTS."""
     pyro.set_rng_seed(seed)
     kernel = NUTS(model, jit_compile=True, ignore_jit_warnings=True, target_accept_prob=0.9)
-    mcmc = MCMC(kernel, num_samples=num_samples, warmup_steps=400, disable_progbar=True)
+    mcmc = MCMC(kernel, num_samples=num_samples, warmup_steps=250, disable_progbar=True)
     mcmc.run(data)
     draws: dict[str, Tensor] = mcmc.get_samples()
     return draws
@@ -225,7 +225,7 @@ def written(line: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}; by default all")
-    parser.add_argument("--draws", type=int, default=1500, help="of each of two chains")
+    parser.add_argument("--draws", type=int, default=500, help="of each of two chains, after 250 of warm-up")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     for name in asked.names or CASES:

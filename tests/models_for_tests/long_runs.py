@@ -211,7 +211,7 @@ class LongRun:
 LONG_RUNS = {
     "baseball": LongRun(baseball, lambda: HITS, ("scale",), baseball_in_noise),
     "captures": LongRun(captures, lives, ("sigma",), captures_summed, (3, 500, 1500)),
-    "regions": LongRun(regions, grown, ("of_levels", "of_rates", "sigma"), regions_in_noise),
+    "regions": LongRun(regions, grown, ("of_levels", "of_rates", "sigma"), regions_in_noise, (2, 300, 600)),
     "germination": LongRun(germination, germinated, ("sigma",), germination_in_noise),
     "lengths": LongRun(lengths, measured, ("beta", "decay"), named=("beta", "decay")),
     "process": LongRun(process, lambda: FOUND, ("length", "size"), process_in_noise, (2, 300, 500)),
