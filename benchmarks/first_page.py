@@ -89,7 +89,7 @@ def table(rows: dict[str, Row]) -> str:
 def picture(rows: dict[str, Row]) -> None:
     figure, axes = plt.subplots(figsize=(6.4, 2.6), layout="constrained")
     found = fitted().marginal("tau")
-    shown = found.values < 20.0
+    shown = (found.values < 20.0) & (found.values >= found.quantiles([0.005])[0])  # below, in log tau, is no picture
     axes.plot(found.values[shown], found.density[shown], color="C0", label="LaplaceEvidence")
     for (name, row), style in zip(list(rows.items())[1:], ("stepfilled", "step"), strict=True):
         axes.hist(row.tau, bins=40, range=(0.0, 20.0), density=True, histtype=style, alpha=0.4, label=name)

@@ -102,7 +102,7 @@ def tutorials() -> dict[str, str | bytes]:
         for name, data in resources["outputs"].items():
             found[f"tutorials/{path.stem}/{name}"] = data
             text = text.replace(f"({name})", f"({path.stem}/{name})")
-        found[f"tutorials/{path.stem}.md"] = text.replace("\x1b", "")
+        found[f"tutorials/{path.stem}.md"] = text.replace("\x1b", "").replace("(../docs/", "(../")
     return found
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence import drawing
+from pyro_evidence.drawing import Axes
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
 from pyro_evidence.evidence_check.modes import num_states
@@ -108,6 +110,22 @@ class EvidenceComparison:
     def to_pandas(self) -> Any:
         """The numbers as a ``pandas.DataFrame``, one row per model."""
         return self.table().to_pandas()
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """How far each model lies behind the best, nats, with two standard errors of the difference.
+
+        >>> comparison.plot()  # doctest: +SKIP
+
+        :param axes: to draw on; None takes matplotlib's present ones.
+        :raises ImportError: without matplotlib.
+        """
+        axes = drawing.matplotlib("pyplot").gca() if axes is None else axes
+        drawing.check_axes(axes)
+        behind = [(0.0, 0.0), *(self.log_bayes_factor(row.name, self.rows[0].name) for row in self.rows[1:])]
+        low, high = ([value + side * error for value, error in behind] for side in (-2.0, 2.0))
+        drawing.intervals(axes, [row.name for row in self.rows], [value for value, _ in behind], low, high)
+        axes.set_xlabel(f"log Bayes factor against {self.rows[0].name}, nats, two standard errors")
+        return axes
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()

@@ -1,4 +1,4 @@
-"""Models around models: data with gaps (nan means not observed), and a known share of outliers spread over a box."""
+"""Models around models: data with gaps (nan means not observed), with outliers spread over a box, and with weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -257,3 +257,62 @@ def with_background(
 
 def _is_box(low: Tensor, high: Tensor) -> bool:
     return bool((low < high).all() and low.isfinite().all() and high.isfinite().all())
+
+
+class _Counted(poutine.messenger.Messenger):
+    """Observed data count as often as their weight says."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def _pyro_sample(self, msg: Any) -> None:
+        value = msg["value"]
+        if not msg["is_observed"] or not isinstance(value, Tensor) or not value.numel():
+            return
+        if msg["fn"].event_dim == value.dim() or value.shape[-1 - msg["fn"].event_dim] != len(self.weight):
+            raise BadInput(
+                f"weighted: site '{msg['name']}' has data of shape {tuple(value.shape)}, and there are "
+                f"{len(self.weight)} weights; expected as many data, with a density each: a plate over rows."
+            )
+        msg["scale"] = msg["scale"] * self.weight
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted(TensorValue):
+    """The Pyro model that :func:`weighted` returns."""
+
+    model: Model
+    weight: Tensor
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, its data weighted."""
+        with _Counted(self.weight):
+            return self.model(*args, **kwargs)
+
+
+def weighted(model: Model, weight: Tensor) -> Weighted:
+    r"""A model whose datum ``n`` counts ``weight[n]`` times: ``weight[n] log p(t_n)`` in place of ``log p(t_n)``.
+
+    An ordinary Pyro model again, for any engine and for NUTS.  Whole numbers are repeated rows: evidence and posterior
+    are those of data in which each row stands as often as its weight says.  Data that are drawn count once.
+
+    :param weight: shape ``(N,)``, at least 0, not all 0.
+    :raises BadInput: for other weights; when run on a site that does not have one density for each of ``N`` data.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> from pyro_evidence.models import weighted
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X, t = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([0.1, 0.9, 2.2])
+    >>> model = regression(Linear(), alpha=1.0, beta=4.0)
+    >>> once = LaplaceEvidence(weighted(model, torch.tensor([1.0, 2.0, 1.0]))).run(X, t)
+    >>> again = LaplaceEvidence(model).run(X[[0, 1, 1, 2]], t[[0, 1, 1, 2]])
+    >>> bool(torch.isclose(once.log_evidence, again.log_evidence))
+    True
+    """
+    good = isinstance(weight, Tensor) and weight.dim() == 1 and bool((weight.isfinite() & (weight >= 0.0)).all())
+    if not good or not float(weight.sum()) > 0.0:
+        raise BadInput(f"weight={weight!r}; expected a tensor (N,) of finite numbers of at least 0, not all 0.")
+    return Weighted(model, weight)

@@ -71,13 +71,17 @@ def _kept(f: RowFunction, num: int, row: tuple[Tensor, ...]) -> int:
 def apply(f: RowFunction, rows: tuple[Tensor, ...], row_bytes: int | None, one: RowFunction) -> Tensor:
     """``f`` of every row, shape ``(R,)``.
 
-    :param rows: the arguments, each ``(R, ...)``.
+    :param rows: the arguments, ``(R, d)``, or ``(d,)`` where all rows share one: what hangs on it alone, a kernel's
+        matrix say, is then made once.  A function that writes into what it makes of it gets a copy for each row.
     :param row_bytes: as :func:`bytes_per_row` found it.
     :param one: what to apply one by one where a batch is not possible.
     """
+    each = tuple(x.expand(len(rows[0]), -1) if x.dim() == 1 else x for x in rows)
     if row_bytes is not None and len(rows[0]) > 1:
-        try:
-            return torch.vmap(f, chunk_size=max(1, BATCH_BYTES // row_bytes))(*rows)
-        except Exception:
-            pass  # one bad row or too little memory; what one() raises below is what the caller sees
-    return torch.stack([one(*row) for row in zip(*rows, strict=True)])
+        for given in (rows, each) if any(x.dim() == 1 for x in rows) else (each,):
+            dims = tuple(None if x.dim() == 1 else 0 for x in given)
+            try:
+                return torch.vmap(f, in_dims=dims, chunk_size=max(1, BATCH_BYTES // row_bytes))(*given)
+            except Exception:
+                pass  # one bad row or too little memory; what one() raises below is what the caller sees
+    return torch.stack([one(*row) for row in zip(*each, strict=True)])

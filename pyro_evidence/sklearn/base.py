@@ -8,11 +8,13 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Stop
+from pyro_evidence.models.wrappers import weighted
+from pyro_evidence.program.log_joint import Model
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, DensityMixin, RegressorMixin
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
-    from sklearn.utils.validation import check_is_fitted
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 except ImportError as error:
     raise ImportError("estimators need scikit-learn; pip install 'pyro-evidence[sklearn]'.") from error
 
@@ -26,7 +28,11 @@ __all__ = [
     "DensityMixin",
     "Estimator",
     "RegressorMixin",
+    "WeighingClassifier",
+    "WeighingRegressor",
     "array",
+    "as_counted",
+    "counted",
     "tensor",
     "type_of_target",
 ]
@@ -35,6 +41,26 @@ __all__ = [
 def tensor(values: Array) -> Tensor:
     """A float64 tensor of the values, its memory its own."""
     return torch.tensor(np.asarray(values, dtype=np.float64))
+
+
+def counted(X: Any, y: Any, sample_weight: Array) -> tuple[Any, Any, Tensor | None]:
+    """Rows that count at all, and how often; None where all count once.
+
+    :raises ValueError: for weights that are no numbers of at least 0, one a row.
+    """
+    if sample_weight is None:
+        return X, y, None
+    weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    if bool((weight < 0.0).any()) or not weight.sum() > 0.0:
+        raise BadInput("sample_weight has numbers below 0, or is 0 for every row; expected weights >= 0, not all 0.")
+    there = weight > 0.0
+    y = y[there] if y is not None else None
+    return X[there], y, None if bool((weight[there] == 1.0).all()) else tensor(weight[there])
+
+
+def as_counted(model: Model, weight: Tensor | None) -> Model:
+    """The model with its data weighted, or as it is."""
+    return model if weight is None else weighted(model, weight)
 
 
 def array(values: Tensor) -> Any:
@@ -79,17 +105,23 @@ def _validate(estimator: Any, X: Array, *y: Array, **settings: Any) -> Any:
 class Classifier(ClassifierMixin, Estimator):
     """Class probabilities of an engine's posterior."""
 
+    classes_: Any
+
     def fit(self, X: Array, y: Array) -> "Classifier":
         """Fit to rows ``X`` ``(N, D)`` and their labels ``y`` ``(N,)``, numbers or words."""
+        return self._fit(X, y)
+
+    def _fit(self, X: Array, y: Array, sample_weight: Array = None) -> "Classifier":
         X, y = self._checked(X, y)
         check_classification_targets(y)
+        X, y, weight = counted(X, y, sample_weight)
         self.classes_, place = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise BadInput(f"y has one class only, {self.classes_[0]}; a classifier needs at least two classes.")
-        self.posterior_ = self._fitted(tensor(X), torch.as_tensor(place))
+        self.posterior_ = self._fitted(tensor(X), torch.as_tensor(place), weight)
         return self
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         raise NotImplementedError
 
     def _probabilities(self, X: Tensor) -> Tensor:
@@ -111,16 +143,32 @@ class Classifier(ClassifierMixin, Estimator):
         return self.classes_[best]
 
 
+class WeighingClassifier(Classifier):
+    """A classifier whose engine takes weights of rows."""
+
+    def fit(self, X: Array, y: Array, sample_weight: Array = None) -> "WeighingClassifier":
+        """Fit to rows ``X`` ``(N, D)`` and their labels ``y`` ``(N,)``, numbers or words.
+
+        :param sample_weight: how often each row counts, ``(N,)``; whole numbers are repeated rows.
+        """
+        self._fit(X, y, sample_weight)
+        return self
+
+
 class Regressor(RegressorMixin, Estimator):
     """Predictive means and standard deviations of an engine's posterior."""
 
     def fit(self, X: Array, y: Array) -> "Regressor":
         """Fit to rows ``X`` ``(N, D)`` and their targets ``y`` ``(N,)``."""
+        return self._fit(X, y)
+
+    def _fit(self, X: Array, y: Array, sample_weight: Array = None) -> "Regressor":
         X, y = self._checked(X, y, y_numeric=True)
-        self.posterior_ = self._fitted(tensor(X), tensor(y))
+        X, y, weight = counted(X, y, sample_weight)
+        self.posterior_ = self._fitted(tensor(X), tensor(y), weight)
         return self
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         raise NotImplementedError
 
     def predict(self, X: Array, return_std: bool = False) -> Any:
@@ -128,3 +176,15 @@ class Regressor(RegressorMixin, Estimator):
         new = self._new(X)
         found = self.posterior_.predict(new, return_std=return_std)
         return tuple(array(x) for x in found) if return_std else array(found)
+
+
+class WeighingRegressor(Regressor):
+    """A regressor whose engine takes weights of rows."""
+
+    def fit(self, X: Array, y: Array, sample_weight: Array = None) -> "WeighingRegressor":
+        """Fit to rows ``X`` ``(N, D)`` and their targets ``y`` ``(N,)``.
+
+        :param sample_weight: how often each row counts, ``(N,)``; whole numbers are repeated rows.
+        """
+        self._fit(X, y, sample_weight)
+        return self

@@ -76,7 +76,10 @@ class EvidenceMixture(_Density):
     def __init__(
         self, n_components: int = 10, *, noise: Any = None, n_init: int | None = None, random_state: int = 0
     ) -> None:
-        self.n_components, self.noise, self.n_init, self.random_state = n_components, noise, n_init, random_state
+        self.n_components = n_components
+        self.noise = noise
+        self.n_init = n_init
+        self.random_state = random_state
 
     def _engine(self) -> EvidenceEM:
         model = gaussian_mixture(self.n_components, noise=self.noise or DiagonalNoise())
@@ -101,8 +104,10 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
     def __init__(
         self, n_components: int = 5, n_latents: int = 2, *, n_init: int | None = None, random_state: int = 0
     ) -> None:
-        self.n_components, self.n_latents = n_components, n_latents
-        self.n_init, self.random_state = n_init, random_state
+        self.n_components = n_components
+        self.n_latents = n_latents
+        self.n_init = n_init
+        self.random_state = random_state
 
     def fit(self, X: Array, y: Array = None) -> "MPPCA":
         """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""
@@ -157,9 +162,12 @@ class ClassConditionalMixture(Classifier):
     def __init__(
         self, n_components: int = 10, *, noise: Any = None, n_init: int | None = None, random_state: int = 0
     ) -> None:
-        self.n_components, self.noise, self.n_init, self.random_state = n_components, noise, n_init, random_state
+        self.n_components = n_components
+        self.noise = noise
+        self.n_init = n_init
+        self.random_state = random_state
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         engine = EvidenceMixture(
             self.n_components, noise=self.noise, n_init=self.n_init, random_state=self.random_state
         )._engine()

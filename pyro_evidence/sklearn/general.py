@@ -14,7 +14,7 @@ from pyro_evidence.models.gp import gp_classifier, gp_regression
 from pyro_evidence.models.kernels import RBF, Kernel
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.settings import Start
-from pyro_evidence.sklearn.base import QUIET, Classifier, Regressor
+from pyro_evidence.sklearn.base import QUIET, Classifier, Regressor, WeighingClassifier, WeighingRegressor, as_counted
 
 PRBF_STOP = replace(STOP, throw=False, progress=False)
 
@@ -35,9 +35,9 @@ class LaplaceGPClassifier(Classifier):
     def __init__(self, kernel: Kernel | None = None) -> None:
         self.kernel = kernel
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         model = gp_classifier(self.kernel or RBF(), num_classes=len(self.classes_))
-        return LaplaceEvidence(model, stop=QUIET).run(X, t)
+        return LaplaceEvidence(as_counted(model, weight), stop=QUIET).run(X, t)
 
 
 class LaplaceGPRegressor(Regressor):
@@ -56,14 +56,16 @@ class LaplaceGPRegressor(Regressor):
     def __init__(self, kernel: Kernel | None = None) -> None:
         self.kernel = kernel
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
-        return LaplaceEvidence(gp_regression(self.kernel or RBF()), stop=QUIET).run(X, t)
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
+        model = gp_regression(self.kernel or RBF())
+        return LaplaceEvidence(as_counted(model, weight), stop=QUIET).run(X, t)
 
 
 class EvidenceMLPClassifier(Classifier):
     """A network whose weight precisions are chosen by the evidence.  See :class:`pyro_evidence.models.mlp.MLP`.
 
     :param hidden: units of the hidden layer.
+    :param n_init: starts, the best of which is kept; None leaves that to the engine.
     :param random_state: seed of the starts.
 
     >>> import numpy as np
@@ -74,18 +76,21 @@ class EvidenceMLPClassifier(Classifier):
     (24, 2)
     """
 
-    def __init__(self, hidden: int = 10, *, random_state: int = 0) -> None:
-        self.hidden, self.random_state = hidden, random_state
+    def __init__(self, hidden: int = 10, *, n_init: int | None = None, random_state: int = 0) -> None:
+        self.hidden = hidden
+        self.n_init = n_init
+        self.random_state = random_state
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         classes = len(self.classes_)
-        return _network(self, X, t, mlp.Binary() if classes == 2 else mlp.Softmax(classes))
+        return _network(self, X, t, weight, mlp.Binary() if classes == 2 else mlp.Softmax(classes))
 
 
 class EvidenceMLPRegressor(Regressor):
     """A network for real targets.  See :class:`pyro_evidence.models.mlp.MLP`.
 
     :param hidden: units of the hidden layer.
+    :param n_init: starts, the best of which is kept; None leaves that to the engine.
     :param random_state: seed of the starts.
 
     >>> import numpy as np
@@ -96,17 +101,19 @@ class EvidenceMLPRegressor(Regressor):
     (24,)
     """
 
-    def __init__(self, hidden: int = 10, *, random_state: int = 0) -> None:
-        self.hidden, self.random_state = hidden, random_state
+    def __init__(self, hidden: int = 10, *, n_init: int | None = None, random_state: int = 0) -> None:
+        self.hidden = hidden
+        self.n_init = n_init
+        self.random_state = random_state
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
-        return _network(self, X, t, mlp.Regression())
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
+        return _network(self, X, t, weight, mlp.Regression())
 
 
-def _network(estimator: Any, X: Tensor, t: Tensor, output: Any) -> Any:
+def _network(estimator: Any, X: Tensor, t: Tensor, weight: Tensor | None, output: Any) -> Any:
     model = mlp.MLP(X.shape[1], estimator.hidden, output=output)
-    start = Start(seed=estimator.random_state)
-    return LaplaceEvidence(model, start=start, stop=QUIET).run(X, t)
+    start = Start(restarts=estimator.n_init, seed=estimator.random_state)
+    return LaplaceEvidence(as_counted(model, weight), start=start, stop=QUIET).run(X, t)
 
 
 class PRBFClassifier(Classifier):
@@ -124,9 +131,10 @@ class PRBFClassifier(Classifier):
     """
 
     def __init__(self, n_kernels: int = 8, *, alpha: float = 0.0) -> None:
-        self.n_kernels, self.alpha = n_kernels, alpha
+        self.n_kernels = n_kernels
+        self.alpha = alpha
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         num = max(self.n_kernels, 1)
         return OverlapEM(rbf_network.prbf(num, len(self.classes_)), alpha=self.alpha, stop=PRBF_STOP).run(X, t)
 
@@ -142,7 +150,7 @@ class PRBFClassifier(Classifier):
 Engine = Callable[[Model], Any]
 
 
-class PyroClassifier(Classifier):
+class PyroClassifier(WeighingClassifier):
     """Any Pyro model ``model(X, t)`` of labels from 0, any engine.
 
     :param model: a Pyro model of inputs ``(N, D)`` and labels ``(N,)``, observed as Bernoulli or Categorical.
@@ -159,13 +167,14 @@ class PyroClassifier(Classifier):
     """
 
     def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
-        self.model, self.engine = model, engine
+        self.model = model
+        self.engine = engine
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
-        return (self.engine or _laplace)(self.model).run(X, t)
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
+        return (self.engine or _laplace)(as_counted(self.model, weight)).run(X, t)
 
 
-class PyroRegressor(Regressor):
+class PyroRegressor(WeighingRegressor):
     """Any Pyro model ``model(X, t)`` of numbers, any engine.
 
     :param model: a Pyro model of inputs ``(N, D)`` and targets ``(N,)``.
@@ -182,10 +191,11 @@ class PyroRegressor(Regressor):
     """
 
     def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
-        self.model, self.engine = model, engine
+        self.model = model
+        self.engine = engine
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
-        return (self.engine or _laplace)(self.model).run(X, t)
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
+        return (self.engine or _laplace)(as_counted(self.model, weight)).run(X, t)
 
 
 def _laplace(model: Model) -> LaplaceEvidence:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
@@ -14,46 +13,67 @@ from pyro_evidence.models.basis import Basis, GaussianRBF, Learned
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.regression import regression
 from pyro_evidence.program.log_joint import Model
-from pyro_evidence.sklearn.base import Array, Classifier, Regressor, type_of_target
+from pyro_evidence.sklearn.base import (
+    Array,
+    Classifier,
+    Regressor,
+    WeighingClassifier,
+    WeighingRegressor,
+    as_counted,
+    type_of_target,
+)
 
 RVM_STOP = Stop(num_steps=2000, throw=False, progress=False)
 
 
-def kernel_basis(X: Tensor, basis: Basis | None) -> Basis:
+def kernel_basis(X: Tensor, basis: Basis | None, weight: Tensor | None = None) -> Basis:
     """A Gaussian bump on every row, of the width that ``gamma="scale"`` has in support vector machines, and a bias."""
     if basis is not None:
         return basis
-    variance = X.var(correction=0)
-    spread = variance if bool(variance > 0) else torch.ones_like(variance)  # constant inputs
-    return GaussianRBF(X.clone(), scale=float((0.5 * X.shape[1] * spread).sqrt()))
+    variance = _variance(X, weight)
+    spread = variance if variance > 0.0 else 1.0  # constant inputs
+    return GaussianRBF(X.clone(), scale=(0.5 * X.shape[1] * spread) ** 0.5)
+
+
+def _variance(values: Tensor, weight: Tensor | None) -> float:
+    """Of all elements, rows counted by their weight."""
+    if weight is None:
+        return float(values.var(correction=0))
+    share = weight.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
+    share = share / share.sum()
+    return float((share * (values - (share * values).sum()).square()).sum())
 
 
 class _SparseClassifier(Classifier):
+    """What the relevance engines share as classifiers."""
+
     def __init__(self, basis: Basis | None = None) -> None:
         self.basis = basis
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
-        classes = len(self.classes_)
-        return self._engine(classifier(kernel_basis(X, self.basis), num_classes=classes)).run(X, t)
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
+        model = classifier(kernel_basis(X, self.basis, weight), num_classes=len(self.classes_))
+        return self._engine(as_counted(model, weight)).run(X, t)
 
     def _engine(self, model: Model) -> Any:
         raise NotImplementedError
 
 
 class _SparseRegressor(Regressor):
+    """What the relevance engines share as regressors."""
+
     def __init__(self, basis: Basis | None = None) -> None:
         self.basis = basis
 
-    def _fitted(self, X: Tensor, t: Tensor) -> Any:
-        beta = float(1.0 / t.var(correction=0)) if bool(t.var(correction=0) > 0) else 1.0
-        model = regression(kernel_basis(X, self.basis), beta=Learned(beta))
-        return self._engine(model).run(X, t)
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
+        variance = _variance(t, weight)
+        model = regression(kernel_basis(X, self.basis, weight), beta=Learned(1.0 / variance if variance > 0.0 else 1.0))
+        return self._engine(as_counted(model, weight)).run(X, t)
 
     def _engine(self, model: Model) -> Any:
         raise NotImplementedError
 
 
-class RVMClassifier(_SparseClassifier):
+class RVMClassifier(_SparseClassifier, WeighingClassifier):
     """A relevance vector machine.  See :class:`pyro_evidence.RVM`.
 
     :param basis: ``X`` to columns, such as ``GaussianRBF(centres, scale)``; None puts a bump on every row.
@@ -68,7 +88,7 @@ class RVMClassifier(_SparseClassifier):
         return RVM(model, stop=RVM_STOP)
 
 
-class RVMRegressor(_SparseRegressor):
+class RVMRegressor(_SparseRegressor, WeighingRegressor):
     """A relevance vector machine with Gaussian noise, whose precision is learned.  See :class:`pyro_evidence.RVM`.
 
     :param basis: as for :class:`RVMClassifier`.

@@ -141,6 +141,17 @@ def test_certainty_is_among_the_models_only() -> None:
     assert table.loc["b", "log evidence"] == -30.0 and "<table>" in found._repr_html_()
 
 
+def test_the_picture_shows_how_far_each_lies_behind() -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    rows = [Row(n, v, 0.1, v, p, 1, 0.0, ()) for n, v, p in (("best", -10.0, 0.9), ("other", -12.5, 0.1))]
+    figure, axes = plt.subplots()
+    EvidenceComparison(tuple(rows), ()).plot(axes)
+    (points,) = axes.lines
+    assert points.get_xdata().tolist() == [0.0, -2.5] and "against best, nats" in axes.get_xlabel()
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["best", "other"]
+    plt.close(figure)
+
+
 def test_pruned_precisions_are_not_counted() -> None:
     torch.manual_seed(0)
     X = torch.randn(60, 12)

@@ -152,7 +152,7 @@ def test_a_passing_failure_does_not_end_vectorisation() -> None:
     expected = joint.log_joint(u, joint.initial_theta)
     memory, calls = 0, 0
     assert_exact(joint.log_joint(u, joint.initial_theta), expected)
-    assert calls == 5
+    assert calls == 6  # two batches, with the hyperparameters shared and for each row, then row by row
     memory, calls = 10**9, 0
     assert_exact(joint.log_joint(u, joint.initial_theta), expected)
     assert calls == 1
@@ -198,3 +198,25 @@ def test_starting_points_are_uniform_on_minus_two_to_two_and_finite() -> None:
     assert not torch.equal(joint.initial(200, seed=4), starts)
     wide = LogJoint(regression, (DATA,)).initial(500, seed=0)
     assert 1.9 < float(wide.max()) < 2.0 and -2.0 < float(wide.min()) < -1.9
+
+
+def test_what_hangs_on_the_hyperparameters_alone_is_made_once_for_all_rows() -> None:
+    shapes: list[int] = []
+
+    def model(t: Tensor) -> None:
+        beta = pyro.param("beta", torch.tensor(2.0), constraint=constraints.positive)
+        if not torch._C._functorch.is_batchedtensor(beta):
+            shapes.append(beta.dim())  # a number, as a kernel's setting would be
+        w = pyro.sample("w", dist.Normal(0.0, 2.0))
+        with pyro.plate("data", len(t)):
+            pyro.sample("t", dist.Normal(w, beta.rsqrt()), obs=t)
+
+    joint = LogJoint(model, (DATA,))
+    u, theta = torch.randn(5, 1), joint.initial_theta
+    one_by_one = torch.stack([joint.log_joint(row, theta) for row in u])
+    assert joint.row_bytes is not None
+    shapes.clear()
+    assert_exact(joint.log_joint(u, theta), one_by_one)
+    assert shapes == [0]
+    assert_exact(joint.log_joint(u, theta.expand(5, -1)), one_by_one)
+    assert shapes == [0]  # a batch of them is a batch

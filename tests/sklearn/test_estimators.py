@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import RVM, EvidenceEM, Stop
+from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
 
@@ -74,6 +75,31 @@ def test_a_mixture_is_the_engines_own() -> None:
     np.testing.assert_array_equal(found.score_samples(X), posterior.log_prob().numpy())
     assert found.predict_proba(X).shape == (200, found.n_components_)
     assert found.sample(5).shape == (5, 2)
+
+
+WEIGHING = {
+    "RVMRegressor": estimators.RVMRegressor(),
+    "RVMClassifier": estimators.RVMClassifier(),
+    "PyroClassifier": estimators.PyroClassifier(classifier(Linear())),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHING)
+def test_weights_are_repeated_rows(name: str) -> None:
+    X, labels = make_blobs(40, centers=2, cluster_std=2.0, random_state=0)
+    y = labels if "Classifier" in name else X @ np.array([1.0, -1.0]) + np.sin(X[:, 0])
+    weight = np.arange(40) % 3  # 0 too
+    once = clone(WEIGHING[name]).fit(X, y, sample_weight=weight)
+    again = clone(WEIGHING[name]).fit(np.repeat(X, weight, axis=0), np.repeat(y, weight))
+    assert once.log_evidence_ == pytest.approx(again.log_evidence_, rel=1e-6)
+    np.testing.assert_allclose(once.predict(X), again.predict(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [-np.ones(40), np.zeros(40)])
+def test_weights_that_cannot_be_meant_are_refused(weight: Any) -> None:
+    X, y = make_blobs(40, centers=2, random_state=0)
+    with pytest.raises(ValueError, match="sample_weight has numbers below 0, or is 0 for every row"):
+        estimators.RVMClassifier().fit(X, y, sample_weight=weight)
 
 
 def test_a_classifier_is_the_engines_own() -> None:
