@@ -1,13 +1,16 @@
 """One letter for each way in which sites cannot be integrated numerically around Laplace."""
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
+import torch
 from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Stop
-from pyro_evidence.errors import BadInput
+from pyro_evidence.errors import BadInput, NotAMode
 from tests.models_for_tests.sampled_scales import SCHOOLS, generated, horseshoe, schools_centred
 from tests.refusals.letters import says
 
@@ -66,3 +69,28 @@ def test_a_thousand_local_scales_are_too_many() -> None:
 def test_an_unknown_setting_is_no_old_one() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'integrates'"):
         LaplaceEvidence(schools_centred, integrates=["mu"])
+
+
+def two_hills(y: Tensor) -> None:
+    """One of two scales has a prior of two narrow modes."""
+    hills = dist.Normal(torch.tensor([-1.0, 2.0]), 0.2)
+    both = dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.3, 0.7])), hills)
+    sigma = pyro.sample("sigma", dist.TransformedDistribution(both, dist.transforms.ExpTransform()))
+    mu = pyro.sample("mu", dist.Normal(0.0, pyro.sample("width", dist.LogNormal(0.0, 0.3))))
+    pyro.sample("y", dist.Normal(mu, sigma), obs=y)
+
+
+def test_several_modes_of_two_scales_are_listed_and_of_one_are_integrated() -> None:
+    y = torch.tensor(1.0)
+    with pytest.raises(NotAMode) as caught:
+        LaplaceEvidence(two_hills, outer=["sigma", "width"], stop=QUIET).run(y)
+    said = " ".join(str(caught.value).split())
+    says(said, "['sigma', 'width'] has several modes", "nats at", "Name one site in outer=", "integrate=['mu']")
+    log_sigma, log_width = torch.linspace(-3.0, 4.5, 751), torch.linspace(-2.0, 2.0, 201)
+    parts = [math.log(w) + dist.Normal(m, 0.2).log_prob(log_sigma) for w, m in ((0.3, -1.0), (0.7, 2.0))]
+    sd = (log_sigma.exp().unsqueeze(-1) ** 2 + log_width.exp() ** 2).sqrt()
+    log_density = torch.stack(parts).logsumexp(0).unsqueeze(-1) + dist.Normal(0.0, 0.3).log_prob(log_width)
+    log_density = log_density + dist.Normal(0.0, sd).log_prob(y)
+    exact = float(log_density.flatten().logsumexp(0)) + math.log(0.01 * 0.02)
+    posterior = LaplaceEvidence(two_hills, outer=["sigma"], stop=QUIET).run(y)
+    assert float(posterior.log_evidence) == pytest.approx(exact, abs=0.03)
