@@ -262,7 +262,7 @@ class LaplaceEvidence:
 
         :raises BadInput: before the first ``run`` or ``step``.
         """
-        return self.posteriors[0]
+        return self._of(1)[0]
 
     @property
     def posteriors(self) -> tuple[LaplacePosterior, ...]:
@@ -270,6 +270,10 @@ class LaplaceEvidence:
 
         :raises BadInput: before the first ``run`` or ``step``.
         """
+        return self._of(None)
+
+    def _of(self, most: int | None) -> tuple[LaplacePosterior, ...]:
+        """Posteriors of the best modes; outer sites are integrated around these alone."""
         if self._found is None:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         heights = [float(f.state.laplace.log_evidence) for f in self._fits] + [math.nan]
@@ -279,7 +283,7 @@ class LaplaceEvidence:
         failures = self._found.failures
         return tuple(
             self._nested(f, LaplacePosterior(f.state.laplace, f.status.value, f.objectives, restarts, failures))
-            for f in without_repeats(self._fits)
+            for f in without_repeats(self._fits)[:most]
         )
 
     def _nested(self, fit: Fit[TypeII], posterior: LaplacePosterior) -> LaplacePosterior:
