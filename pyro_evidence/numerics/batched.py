@@ -68,20 +68,28 @@ def _kept(f: RowFunction, num: int, row: tuple[Tensor, ...]) -> int:
     return sum(storages.values())
 
 
-def apply(f: RowFunction, rows: tuple[Tensor, ...], row_bytes: int | None, one: RowFunction) -> Tensor:
+def apply(
+    f: RowFunction,
+    rows: tuple[Tensor, ...],
+    row_bytes: int | None,
+    one: RowFunction,
+    shared: tuple[Tensor, ...] = (),
+) -> Tensor:
     """``f`` of every row, shape ``(R,)``.
 
-    :param rows: the arguments, ``(R, d)``, or ``(d,)`` where all rows share one: what hangs on it alone, a kernel's
-        matrix say, is then made once.  A function that writes into what it makes of it gets a copy for each row.
+    :param rows: the arguments, ``(R, ...)``.
     :param row_bytes: as :func:`bytes_per_row` found it.
     :param one: what to apply one by one where a batch is not possible.
+    :param shared: further arguments, the same for all rows: what hangs on them alone, a kernel's matrix say, is then
+        made once.  A function that writes into what it makes of them gets a copy for each row.
     """
-    each = tuple(x.expand(len(rows[0]), -1) if x.dim() == 1 else x for x in rows)
-    if row_bytes is not None and len(rows[0]) > 1:
-        for given in (rows, each) if any(x.dim() == 1 for x in rows) else (each,):
-            dims = tuple(None if x.dim() == 1 else 0 for x in given)
+    num = len(rows[0])
+    each = tuple(x.expand(num, *x.shape) for x in shared)
+    if row_bytes is not None and num > 1:
+        for together, dims in ((shared, (None,)), (each, (0,)))[0 if shared else 1 :]:
+            in_dims, size = (0,) * len(rows) + dims * len(shared), max(1, BATCH_BYTES // row_bytes)
             try:
-                return torch.vmap(f, in_dims=dims, chunk_size=max(1, BATCH_BYTES // row_bytes))(*given)
+                return torch.vmap(f, in_dims=in_dims, chunk_size=size)(*rows, *together)
             except Exception:
                 pass  # one bad row or too little memory; what one() raises below is what the caller sees
-    return torch.stack([one(*row) for row in zip(*each, strict=True)])
+    return torch.stack([one(*row) for row in zip(*rows, *each, strict=True)])

@@ -148,7 +148,7 @@ def test_a_classifier_with_gaps() -> None:
     Y, labels = gappy(), (torch.arange(60) >= 30).long()
     found = class_conditional(EvidenceEM(gaussian_mixture(2), missing="marginalise"), Y, labels)
     seen = ~Y.isnan().all(-1)
-    assert bool((found.predict(Y)[seen] == labels[seen]).double().mean() > 0.95)
+    assert bool((found.labels(Y)[seen] == labels[seen]).double().mean() > 0.95)
 
 
 def test_gaps_are_refused_unless_asked_for() -> None:

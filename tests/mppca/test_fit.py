@@ -290,7 +290,7 @@ def test_classes_by_their_densities() -> None:
     Y = planes(200)
     labels = torch.arange(200) % 2
     found = class_conditional(EvidenceEM(mppca(1, 2), stop=QUIET), Y[:100], labels[:100])
-    assert bool((found.predict(Y[100:]) == labels[100:]).all())
+    assert bool((found.labels(Y[100:]) == labels[100:]).all())
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

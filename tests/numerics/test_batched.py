@@ -90,6 +90,29 @@ def test_parts_of_any_size_give_the_same(row_bytes: int | None) -> None:
     torch.testing.assert_close(batched.apply(quadratic, (X, Y), row_bytes, quadratic), expected)
 
 
+def in_place(x: Tensor, y: Tensor) -> Tensor:
+    held = torch.zeros_like(y)
+    held.add_(x.sum())
+    return held * y
+
+
+@pytest.mark.parametrize("f", [quadratic, branching, in_place])
+def test_what_all_rows_share_is_as_if_each_had_it(f: Callable[[Tensor, Tensor], Tensor]) -> None:
+    expected = torch.stack([f(x, Y[3]) for x in X])
+    torch.testing.assert_close(batched.apply(f, (X,), 1000, f, shared=(Y[3],)), expected)
+
+
+def test_what_all_rows_share_is_looked_at_once() -> None:
+    seen = []
+
+    def looking(x: Tensor, y: Tensor) -> Tensor:
+        seen.append(torch._C._functorch.is_batchedtensor(y))
+        return x.sum() * y
+
+    batched.apply(looking, (X,), 1000, looking, shared=(Y[3],))
+    assert seen and not any(seen)
+
+
 def test_where_a_batch_fails_rows_go_one_by_one() -> None:
     expected = torch.stack([branching(x, y) for x, y in zip(X, Y, strict=True)])
     torch.testing.assert_close(batched.apply(branching, (X, Y), 1, branching), expected)

@@ -57,9 +57,9 @@ def rises(laplace: LaplaceState, index: int, member: Tensor, moves: Tensor) -> T
     more, r = prior * torch.expm1(logs).unsqueeze(-1), (laplace.u - groups.loc)[member]
     A = torch.eye(len(member)).to(C) + more.unsqueeze(-1) * C
     sign, log_det = torch.linalg.slogdet(A)
-    fit = (r * torch.linalg.solve(A, (more * r).unsqueeze(-1)).squeeze(-1)).sum(-1)
-    found = 0.5 * (len(member) * logs - fit - log_det)
-    return torch.where(sign > 0, found, torch.inf)
+    moved, singular = torch.linalg.solve_ex(A, (more * r).unsqueeze(-1))  # where the data say nothing of the weights
+    found = 0.5 * (len(member) * logs - (r * moved.squeeze(-1)).sum(-1) - log_det)
+    return torch.where((sign > 0) & (singular == 0), found, torch.inf)
 
 
 def is_gaussian(laplace: LaplaceState, linear: LinearDensity) -> bool:
