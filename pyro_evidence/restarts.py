@@ -157,6 +157,13 @@ def leap(start: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return start + 2.0 * length * r + length.square() * v
 
 
+def leap_together(*iterates: Sequence[Tensor]) -> list[Tensor]:
+    """:func:`leap` of values that are several tensors each, rows in front."""
+    end = leap(*(torch.cat([x.flatten(1) for x in parts], -1) for parts in iterates))
+    like = iterates[-1]
+    return [y.reshape(x.shape) for y, x in zip(end.split([x[0].numel() for x in like], -1), like, strict=True)]
+
+
 def _without_failures(batch: Batch, new: Any, change: Tensor) -> Batch:
     """A round in which some rows fail, or have failed before."""
     old, sound = batch.parameters, change.isfinite() & ~batch.failed

@@ -54,8 +54,8 @@ class LowRankPlan:
         :raises NotPositiveDefinite: naming a coordinate.
         """
         K_uz, K_zz = self._border(elements)
-        C = torch.cat([torch.cat([torch.zeros_like(K_zz), torch.eye(len(K_zz)).to(K_zz)], -1)], -1)
-        C = torch.cat([C, torch.cat([torch.eye(len(K_zz)).to(K_zz), K_zz], -1)])
+        eye = torch.eye(len(K_zz)).to(K_zz)
+        C = torch.cat([torch.cat([torch.zeros_like(eye), eye], -1), torch.cat([eye, K_zz], -1)])
         U = torch.cat([K_uz, self.B.mT], -1)
         own = tuple(
             element * (keep.unsqueeze(-1) & keep.unsqueeze(-2))
@@ -71,11 +71,8 @@ class LowRankPlan:
         chosen = self.B.abs().argmax(-1)
         amount = max(float(own[0].abs().median()), 1.0)
         held = own[0].index_add(0, chosen, amount * torch.ones(len(chosen), 1, 1).to(own[0]))
-        units = (
-            torch.zeros(self.size, len(chosen))
-            .to(U)
-            .index_put((chosen, torch.arange(len(chosen))), torch.ones(()).to(U))
-        )
+        units = torch.zeros(self.size, len(chosen)).to(U)
+        units[chosen, torch.arange(len(chosen))] = 1.0
         C = torch.block_diag(C, -amount * torch.eye(len(chosen)).to(C))
         return LowRank(self, self.inner.factorise((held, *own[1:]), label), torch.cat([U, units], -1), C, label)
 

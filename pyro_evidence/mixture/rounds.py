@@ -16,7 +16,7 @@ from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of
 from pyro_evidence.mixture.mode import Modes
 from pyro_evidence.mixture.updates import EStep, Ties, Unregularised, Update, estep
-from pyro_evidence.restarts import Phase, Restarts, advance, leap, repeated
+from pyro_evidence.restarts import Phase, Restarts, advance, leap_together, repeated
 from pyro_evidence.settings import check_result
 
 SETTLED = 1e-3  # change of every log precision and share in one round, below which rounds that only compare end
@@ -79,27 +79,24 @@ def _ahead(before: Mixture, here: Mixture, after: Mixture) -> Mixture:
     if not before.w.shape == here.w.shape == after.w.shape:
         return after
     same = (before.active == here.active).all(-1) & (here.active == after.active).all(-1)
-    found = _placed(after, leap(*(_coordinates(x) for x in (before, here, after))))
+    found = _placed(after, *leap_together(*map(_coordinates, (before, here, after))))
     return found.where(same, after)
 
 
-def _coordinates(mixture: Mixture) -> Tensor:
-    """Weights, noise precisions, prior precisions and shares without bounds, shape ``(R, P)``."""
+def _coordinates(mixture: Mixture) -> tuple[Tensor, ...]:
+    """Weights, noise precisions, prior precisions and shares without bounds, rows in front."""
     noise = mixture.noise
     noise = noise.log() if noise.dim() == 3 else _log_diagonal(torch.linalg.cholesky_ex(noise)[0])
     shares = torch.where(mixture.active, mixture.log_mixing, 0.0)
-    return torch.cat([x.flatten(1) for x in (mixture.w, noise, mixture.alpha.log(), shares)], -1)
+    return mixture.w, noise, mixture.alpha.log(), shares
 
 
 def _log_diagonal(tril: Tensor) -> Tensor:
     return tril.diagonal_scatter(tril.diagonal(dim1=-2, dim2=-1).log(), dim1=-2, dim2=-1)
 
 
-def _placed(like: Mixture, y: Tensor) -> Mixture:
-    """The mixture at ``y``, with the components of ``like`` that are not pruned."""
-    parts = (like.w, like.noise, like.alpha, like.log_mixing)
-    pieces = y.split([x[0].numel() for x in parts], -1)
-    w, noise, log_alpha, shares = (piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True))
+def _placed(like: Mixture, w: Tensor, noise: Tensor, log_alpha: Tensor, shares: Tensor) -> Mixture:
+    """The mixture at these coordinates, with the components of ``like`` that are not pruned."""
     if noise.dim() == 4:
         tril = noise.diagonal_scatter(noise.diagonal(dim1=-2, dim2=-1).exp(), dim1=-2, dim2=-1)
         noise = tril @ tril.mT

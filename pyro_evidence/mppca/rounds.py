@@ -27,7 +27,7 @@ from pyro_evidence.mppca.updates import (
     orbit_gamma,
     pruned,
 )
-from pyro_evidence.restarts import Phase, Restarts, advance, crawling, leap, moved_to, repeated
+from pyro_evidence.restarts import Phase, Restarts, advance, crawling, leap_together, moved_to, repeated
 
 LOOKING = 5  # rounds of candidates between one look at what is hopeless and the next
 SAFETY = 2.0  # how much faster than in its last round a candidate may rise in those that remain
@@ -128,22 +128,18 @@ def _ahead(before: Analysers, here: Analysers, after: Analysers) -> Analysers:
     """Where three iterates lead; rows in which a component or a column was put out on the way are the last of them."""
     states = (before, here, after)
     same = [(x.active == after.active).all(-1) & (x.columns == after.columns).flatten(1).all(-1) for x in states]
-    found = _placed(after, leap(*map(_coordinates, states)))
+    found = _placed(after, *leap_together(*map(_coordinates, states)))
     return found.where(torch.stack(same).all(0), after)
 
 
-def _coordinates(analysers: Analysers) -> Tensor:
-    """Loadings, means, precisions and shares without bounds, shape ``(R, P)``."""
+def _coordinates(analysers: Analysers) -> tuple[Tensor, ...]:
+    """Loadings, means, precisions and shares without bounds, rows in front."""
     shares = torch.where(analysers.active, analysers.log_mixing, 0.0)
-    parts = (analysers.W, analysers.mu, analysers.beta.log(), analysers.alpha.log(), shares)
-    return torch.cat([x.flatten(1) for x in parts], -1)
+    return analysers.W, analysers.mu, analysers.beta.log(), analysers.alpha.log(), shares
 
 
-def _placed(like: Analysers, y: Tensor) -> Analysers:
-    """The analysers at ``y``, with the components and columns of ``like`` that are not pruned."""
-    parts = (like.W, like.mu, like.beta, like.alpha, like.log_mixing)
-    pieces = y.split([x[0].numel() for x in parts], -1)
-    W, mu, log_beta, log_alpha, shares = (piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True))
+def _placed(like: Analysers, W: Tensor, mu: Tensor, log_beta: Tensor, log_alpha: Tensor, shares: Tensor) -> Analysers:
+    """The analysers at these coordinates, with the components and columns of ``like`` that are not pruned."""
     log_mixing = torch.where(like.active, shares, -torch.inf).log_softmax(-1)
     return replace(like, W=W, mu=mu, beta=log_beta.exp(), alpha=log_alpha.exp(), log_mixing=log_mixing)
 

@@ -101,9 +101,8 @@ class LogJoint:
         hyper: Sequence[str] | None = None,
     ) -> None:
         self.model: Model = model
-        self.columns: dict[str, tuple[str, ...]] = failed_run.columns(
-            args, kwargs or {}
-        )  # names, of arguments that are tables
+        self.columns: dict[str, tuple[str, ...]]  # names, of arguments that are tables
+        self.columns = failed_run.columns(args, kwargs or {})
         self.args: tuple[Any, ...]
         self.kwargs: dict[str, Any]
         self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})

@@ -37,7 +37,7 @@ class LaplaceGPClassifier(Classifier):
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         model = gp_classifier(self.kernel or RBF(), num_classes=len(self.classes_))
-        return LaplaceEvidence(as_counted(model, weight), stop=QUIET).run(X, t)
+        return LaplaceEvidence(model, stop=QUIET).run(X, t)
 
 
 class LaplaceGPRegressor(Regressor):
@@ -58,7 +58,7 @@ class LaplaceGPRegressor(Regressor):
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         model = gp_regression(self.kernel or RBF())
-        return LaplaceEvidence(as_counted(model, weight), stop=QUIET).run(X, t)
+        return LaplaceEvidence(model, stop=QUIET).run(X, t)
 
 
 class EvidenceMLPClassifier(Classifier):
@@ -83,7 +83,7 @@ class EvidenceMLPClassifier(Classifier):
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         classes = len(self.classes_)
-        return _network(self, X, t, weight, mlp.Binary() if classes == 2 else mlp.Softmax(classes))
+        return _network(self, X, t, mlp.Binary() if classes == 2 else mlp.Softmax(classes))
 
 
 class EvidenceMLPRegressor(Regressor):
@@ -107,13 +107,13 @@ class EvidenceMLPRegressor(Regressor):
         self.random_state = random_state
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        return _network(self, X, t, weight, mlp.Regression())
+        return _network(self, X, t, mlp.Regression())
 
 
-def _network(estimator: Any, X: Tensor, t: Tensor, weight: Tensor | None, output: Any) -> Any:
+def _network(estimator: Any, X: Tensor, t: Tensor, output: Any) -> Any:
     model = mlp.MLP(X.shape[1], estimator.hidden, output=output)
     start = Start(restarts=estimator.n_init, seed=estimator.random_state)
-    return LaplaceEvidence(as_counted(model, weight), start=start, stop=QUIET).run(X, t)
+    return LaplaceEvidence(model, start=start, stop=QUIET).run(X, t)
 
 
 class PRBFClassifier(Classifier):
