@@ -1,6 +1,6 @@
 """Log evidence of hierarchies with blocks integrated, beside bridge sampling between Pyro's NUTS and a normal.
 
-    python benchmarks/bridge.py [NAME ...]
+    python -m benchmarks.bridge [NAME ...]
 
 Six hierarchies of up to three outer sites, and two of seven and four whose nodes are a central composite design. NUTS
 runs on the form of a model that chains move in well, two chains from apart; the bridge is
@@ -34,7 +34,7 @@ from tests.models_for_tests.sampled_scales import BINARY, COUNTS, beta_binomial,
 TABLE = Path(__file__).parent / "results" / "bridge.md"
 HEAD = """# Log evidence beside bridge sampling
 
-Written by `python benchmarks/bridge.py`, which says what is measured. Nats; seconds of the processor, one thread.
+Written by `python -m benchmarks.bridge`, which says what is measured. Nats; seconds of the processor, one thread.
 
 | model | outer sites | nodes | log evidence | bridge +- s.e. | gap | fit, s | NUTS, s |
 |---|---|---|---|---|---|---|---|

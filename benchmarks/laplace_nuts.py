@@ -1,6 +1,6 @@
 """Effective draws a second: NUTS in a posterior's coordinates beside Pyro's default, on fifteen models.
 
-    python benchmarks/laplace_nuts.py [--draws 500] [NAME ...]
+    python -m benchmarks.laplace_nuts [--draws 500] [NAME ...]
 
 Pyro's NUTS takes as many steps of warm-up as draws (a column), ours a tenth; both warm-ups are counted, and for ours
 the writing down of the density as well. The fit that ours begins with has a column, and is counted in the last ratio.
@@ -32,7 +32,7 @@ from tests.models_for_tests.long_runs import LONG_RUNS
 TABLE = Path(__file__).parent / "results" / "laplace_nuts.md"
 HEAD = """# NUTS in a posterior's coordinates
 
-Written by `python benchmarks/laplace_nuts.py`, which says what is measured.
+Written by `python -m benchmarks.laplace_nuts`, which says what is measured.
 
 | model | coordinates | draws | Pyro: s, effective | ours: fit s, s, effective | ratio | with the fit |
 |---|---|---|---|---|---|---|

@@ -1,6 +1,6 @@
 """Long chains of Pyro's NUTS on the hierarchies of tests/models_for_tests/long_runs.py, kept as means and deviations.
 
-    python benchmarks/long_nuts.py [NAME ...]
+    python -m benchmarks.long_nuts [NAME ...]
 
 writes tests/oracles/long_nuts.json: by model and site the mean, the standard deviation, the effective number of draws
 and the R-hat of every element, and what the chains were.  Chains start apart, and run one after the other.
@@ -75,7 +75,7 @@ def main() -> None:
 
     for name in parser.parse_args().names or LONG_RUNS:
         stored = json.loads(STORED.read_text()) if STORED.exists() else {}
-        stored[name] = {"command": f"python benchmarks/long_nuts.py {name}"} | long_run(LONG_RUNS[name])
+        stored[name] = {"command": f"python -m benchmarks.long_nuts {name}"} | long_run(LONG_RUNS[name])
         STORED.write_text(json.dumps(stored, indent=1) + "\n")
         worst = min(min(site["n_eff"]) for site in stored[name]["sites"].values())
         print(f"{name}: {stored[name]['seconds']:.0f} s, least effective {worst:.0f}")
