@@ -1,10 +1,10 @@
 """Decisions that rounding may have turned: noted where they are taken, kept with the posterior, said in its summary."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ SHOWN = 5  # decisions that a summary names
 
 _NOTED: ContextVar[dict[str, float] | None] = ContextVar("close_calls", default=None)
 Run = TypeVar("Run", bound=Callable[..., Any])
+Loaded = TypeVar("Loaded")
 
 
 class Decided:
@@ -27,6 +28,11 @@ class Decided:
     """
 
     close_calls: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def _kept_calls(self) -> dict[str, Any]:
+        """What a file holds of them."""
+        return {"close_calls": [list(call) for call in self.close_calls]}
 
 
 def noted(decision: str, distance: Tensor | float, size: Tensor | float = 0.0, eps: float = 2.2e-16) -> None:
@@ -71,17 +77,23 @@ def with_close_calls(run: Run) -> Run:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         with collected() as calls:
             try:
-                return _keep(calls, run(*args, **kwargs))
+                return _keep(calls.items(), run(*args, **kwargs))
             except NotConverged as error:
-                _keep(calls, error.posterior)
+                _keep(calls.items(), error.posterior)
                 raise
 
     return wrapped  # type: ignore[return-value]
 
 
-def _keep(calls: dict[str, float], posterior: Any) -> Any:
-    if calls and isinstance(posterior, Decided):
-        object.__setattr__(posterior, "close_calls", tuple(calls.items()))  # of a frozen value that nobody has seen yet
+def recalled(posterior: Loaded, record: Mapping[str, Any]) -> Loaded:
+    """A loaded posterior, with the close calls that its file holds; older files hold none."""
+    return cast(Loaded, _keep(record.get("close_calls", ()), posterior))
+
+
+def _keep(calls: Iterable[Sequence[Any]], posterior: Any) -> Any:
+    found = tuple((decision, distance) for decision, distance in calls)
+    if found and isinstance(posterior, Decided):
+        object.__setattr__(posterior, "close_calls", found)  # of a frozen value that nobody has seen yet
     return posterior
 
 

@@ -1,5 +1,9 @@
 """Decisions that rounding may have turned are told, and only these: data are scaled until a decision is a near tie."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -7,13 +11,17 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import REVM, RVM, LaplaceEvidence, NotConverged, Stop
+from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, NotConverged, OverlapEM, Stop, tensor_file
 from pyro_evidence.close_calls import NEAR, collected, noted, sentences, with_close_calls
 from pyro_evidence.iterate import Status
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.mixture.mode import SAME, first_highest
 from pyro_evidence.models.basis import Linear
+from pyro_evidence.models.mppca import mppca
+from pyro_evidence.models.prbf import prbf
 from pyro_evidence.models.regression import regression
+from tests.models_for_tests.mppca_cases import fit, planes
+from tests.models_for_tests.posterior_models import mixture, mixture_data
 
 X = torch.linspace(-1.0, 2.0, 30).double()
 T = 2.0 * X + torch.cos(40.0 * X)
@@ -114,3 +122,40 @@ def test_a_posterior_that_an_error_carries_knows_them_too() -> None:
 def test_a_summary_names_at_most_five() -> None:
     [said] = sentences(tuple((f"whether {i}", 10.0) for i in range(7)))
     assert "whether 4 (10 times the rounding); and 2 more" in said and sentences(()) == []
+
+
+def noisy_slope(x: Tensor, t: Tensor) -> None:
+    """One weight, and a sampled noise scale, which is integrated around it."""
+    sigma = pyro.sample("sigma", dist.HalfNormal(torch.tensor(1.0)))
+    w = pyro.sample("w", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("t", dist.Normal(x * w, sigma), obs=t)
+
+
+CLOUDS = torch.cat([X[:, None] * torch.ones(2), T[:, None] + torch.tensor([6.0, 6.5])])
+FITS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "laplace": lambda: (fitted(T), slope_only),
+    "nested": lambda: (LaplaceEvidence(noisy_slope).run(X, T), noisy_slope),
+    "mixture": lambda: (EvidenceEM(mixture).run(*mixture_data()), mixture),
+    "mppca": lambda: (fit(planes(), mppca(2, 1), deletion=None), mppca(2, 1)),
+    "axes": lambda: (RVM(LINE).run(X[:, None], T), LINE),
+    "network": lambda: (OverlapEM(prbf(2)).run(CLOUDS, torch.arange(60) % 2), prbf(2)),
+}
+LINE = regression(Linear(), beta=1.0)
+
+
+@pytest.mark.parametrize("kind", FITS)
+def test_a_loaded_posterior_knows_them(kind: str, tmp_path: Path) -> None:
+    posterior, model = FITS[kind]()
+    calls = (("whether it is kept", 12.5),)
+    object.__setattr__(posterior, "close_calls", calls)
+    posterior.save(tmp_path / "fit")
+    assert type(posterior).load(tmp_path / "fit", model).close_calls == calls
+
+
+def test_a_file_without_an_entry_for_them_is_loaded_with_none(tmp_path: Path) -> None:
+    fitted(at_the_margin(1e-12)).save(tmp_path / "fit")
+    content = dict(tensor_file.read(tmp_path / "fit"))
+    del content["close_calls"]
+    tensor_file.write(content, tmp_path / "older")
+    assert LaplacePosterior.load(tmp_path / "older", slope_only).close_calls == ()

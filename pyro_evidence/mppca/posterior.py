@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.close_calls import recalled
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.laplace import archive, report
@@ -324,7 +325,7 @@ class MPPCAPosterior(LaplacePosterior):
         numbers = (self.log_evidence_literal, self.log_evidence_occam)
         record = archive.record(self.state) | {"status": self.status, "log_evidences": list(self.log_evidences)}
         record |= {"restarts": self.restarts, "failures": list(self.failures), "analysers": analysers}
-        archive.write(record | {"refusal": self.refusal, "other_evidences": list(numbers)}, path)
+        archive.write(record | self._kept_calls | {"refusal": self.refusal, "other_evidences": list(numbers)}, path)
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MPPCAPosterior":
@@ -339,4 +340,5 @@ class MPPCAPosterior(LaplacePosterior):
         structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
         rest = (record["refusal"], *record["other_evidences"])
         paths = (tuple(record["log_evidences"]), record["restarts"], tuple(record["failures"]))
-        return cls(state, record["status"], *paths, structure, Analysers(**record["analysers"]), *rest)
+        posterior = cls(state, record["status"], *paths, structure, Analysers(**record["analysers"]), *rest)
+        return recalled(posterior, record)

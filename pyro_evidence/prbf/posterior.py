@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import Decided, sentences
+from pyro_evidence.close_calls import Decided, recalled, sentences
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.memory import WithinMemory
@@ -205,6 +205,7 @@ class PRBFPosterior(Decided, WithinMemory):
         """Write tensors and numbers to a file; no code, and not the training data."""
         own = {name: getattr(self, name) for name in _kept()}
         content = own | {name: [tuple(item) for item in own[name]] for name in EVENTS}
+        content |= self._kept_calls
         archive.write(content | {"format": FORMAT, "model": repr(self.model), "network": parts_of(self.network)}, path)
 
     @classmethod
@@ -220,7 +221,7 @@ class PRBFPosterior(Decided, WithinMemory):
             raise BadInput(f"{path} holds the network of {saved}; the model is {found}. Load it with its own model.")
         own = {name: content[name] for name in _kept()}
         own |= {name: tuple(kind(*item) for item in own[name]) for name, kind in EVENTS.items()}
-        return cls(model=model, network=Network(*content["network"]), **own)
+        return recalled(cls(model=model, network=Network(*content["network"]), **own), content)
 
     @property
     def covariance_gain(self) -> CovarianceGain | None:

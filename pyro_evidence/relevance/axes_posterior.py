@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import prediction
-from pyro_evidence.close_calls import sentences
+from pyro_evidence.close_calls import recalled, sentences
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
@@ -352,7 +352,7 @@ class AxesPosterior(GaussianPosterior):
                 f"with {float(record['log_evidence']):.6g}. It is another density: load it with the model that it "
                 "was fitted to."
             )
-        return posterior
+        return recalled(posterior, record)
 
     @staticmethod
     def restored(record: Mapping[str, Any], prior: AxisPrior) -> SparseState:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_evidence.close_calls import recalled
 from pyro_evidence.errors import BadInput, NotAMode
 from pyro_evidence.iterate import Fit, Status
 from pyro_evidence.laplace import archive
@@ -180,7 +181,7 @@ class NestedPosterior(LaplacePosterior):
             raise BadInput(f"{path} holds a posterior without outer sites; load it with LaplacePosterior.load.")
         state = archive.restore(content, model, with_outer=True)
         integral = nested_archive.restore(content["nested"], state, model)
-        return cls(
+        posterior = cls(
             state,
             content["status"],
             tuple(content["log_evidences"]),
@@ -188,6 +189,7 @@ class NestedPosterior(LaplacePosterior):
             tuple(content["failures"]),
             integral=integral,
         )
+        return recalled(posterior, content)
 
 
 def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: LaplacePosterior) -> NestedPosterior:

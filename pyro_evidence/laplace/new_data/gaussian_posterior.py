@@ -142,7 +142,7 @@ class GaussianPosterior(Decided, WithinMemory):
         :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
         :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
         """
-        archive.write(self._record(), path)
+        archive.write(self._record() | self._kept_calls, path)
 
     def predict(
         self,
