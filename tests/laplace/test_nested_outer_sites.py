@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyro_evidence import LaplaceEvidence
 from pyro_evidence.laplace.nested.outer_sites import found_outer
 from pyro_evidence.program.log_joint import LogJoint
 from tests.models_for_tests.sampled_scales import CASES, SCHOOLS, Case, schools_centred
@@ -43,3 +44,63 @@ def test_scales_of_enumerated_components_stay_inside() -> None:
 
 def test_single_precision_finds_the_same() -> None:
     assert found_outer(LogJoint(schools_centred, (SCHOOLS.float(),))) == ("tau",)
+
+
+VISITS, REGION = torch.tensor([0.0, 2, 0, 1, 0, 0, 3, 0, 2, 1, 0, 0], dtype=torch.float64), torch.arange(12) % 4
+
+
+def effects() -> Tensor:
+    with pyro.plate("regions", 4):
+        return pyro.sample("e", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0))
+
+
+def present() -> Tensor:
+    """Logits of being there for each place."""
+    return (pyro.sample("s", dist.HalfNormal(1.0)) * effects())[REGION]
+
+
+def occupancy(y: Tensor) -> None:
+    logits, p = present(), torch.tensor(0.45, dtype=torch.float64)
+    with pyro.plate("places", 12):
+        z = pyro.sample("z", dist.Bernoulli(logits=logits))
+        pyro.sample("y", dist.Binomial(4, p * z), obs=y)
+
+
+def occupancy_summed(y: Tensor) -> None:
+    logits, p = present(), torch.tensor(0.45, dtype=torch.float64)
+    with pyro.plate("places", 12):
+        seen = dist.Binomial(4, p).log_prob(y) + torch.nn.functional.logsigmoid(logits)
+        either = torch.logaddexp(seen, torch.nn.functional.logsigmoid(-logits))
+        pyro.factor("y", torch.where(y == 0.0, either, seen))
+
+
+def test_a_scale_behind_a_discrete_site_is_found() -> None:
+    """Oracle: the same model with its discrete site summed out by hand."""
+    assert found_outer(LogJoint(occupancy, (VISITS,))) == ("s",)
+    first, second = (LaplaceEvidence(m).run(VISITS) for m in (occupancy, occupancy_summed))
+    assert float(first.log_evidence) == pytest.approx(float(second.log_evidence), abs=1e-5)
+
+
+def test_a_scale_of_a_smooth_curve_behind_a_discrete_site_is_found_with_its_length() -> None:
+    def model(y: Tensor) -> None:
+        length, s = pyro.sample("length", dist.InverseGamma(5.0, 8.0)), pyro.sample("s", dist.HalfNormal(1.0))
+        places = torch.arange(4.0, dtype=torch.float64)
+        K = (-0.5 * ((places[:, None] - places) / length).square()).exp() + 1e-6 * torch.eye(4)
+        logits, p = s * (torch.linalg.cholesky(K) @ effects())[REGION], pyro.sample("p", dist.Beta(2.0, 2.0))
+        with pyro.plate("places", 12):
+            z = pyro.sample("z", dist.Bernoulli(logits=logits))
+            pyro.sample("y", dist.Binomial(4, p * z), obs=y)
+
+    assert found_outer(LogJoint(model, (VISITS,))) == ("length", "s")
+
+
+def test_weights_of_a_mixture_are_no_scale() -> None:
+    def model(y: Tensor) -> None:
+        weight = pyro.sample("weight", dist.Beta(2.0, 2.0))
+        with pyro.plate("components", 2):
+            loc = pyro.sample("loc", dist.Normal(0.0, 10.0))
+        with pyro.plate("data", 8):
+            z = pyro.sample("z", dist.Bernoulli(weight)).long()
+            pyro.sample("y", dist.Normal(loc[z], 5.0), obs=y)
+
+    assert found_outer(LogJoint(model, (SCHOOLS,))) == ()
