@@ -6,6 +6,8 @@ from functools import cached_property, wraps
 from types import FunctionType
 from typing import Any, TypeVar
 
+import torch
+
 from pyro_evidence.errors import TooLarge
 
 # The words of torch, on either device, and of NumPy.
@@ -16,6 +18,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def within_memory(function: Function) -> Function:
     """A function whose failed allocations are a letter, whatever was made of them on the way up.
+
+    It takes derivatives as it needs, also where the caller has switched gradients off.
 
     >>> import torch
     >>> from pyro_evidence.memory import within_memory
@@ -28,7 +32,8 @@ def within_memory(function: Function) -> Function:
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            with torch.enable_grad():
+                return function(*args, **kwargs)
         except Exception as error:
             asked = None if isinstance(error, TooLarge) else next(filter(None, map(bytes_asked, _causes(error))), None)
             if asked is None:

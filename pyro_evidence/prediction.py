@@ -1,9 +1,10 @@
 """What a fitted model says at new inputs: means, class probabilities and new data, averaged over draws of latents."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -14,47 +15,91 @@ from torch.distributions import Bernoulli, Categorical, Normal, OneHotCategorica
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.linalg import require_memory
+from pyro_evidence.program import simulate
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import unwrapped
-from pyro_evidence.program.simulate import unobserved
+from pyro_evidence.program.simulate import unobserved, vectorised
 from pyro_evidence.settings import quantile_levels
-from pyro_evidence.threads import own_random_numbers, own_warnings, quiet, without_validation
+from pyro_evidence.threads import own_random_numbers, quiet, without_validation
 
 Values = dict[str, Tensor]
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 KEYS = ("mean", "variance", "draws")
+NUMBERS = 2**24  # whose quantiles are taken at a time
+SHARED = 16  # torch makes as many normal numbers together: their values do not hang on how rows are shared out
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and variance of new data, averaged over draws; those of more draws are added.
+
+    :ivar weight: of these draws among all.
+    :ivar mean: shape ``(N,)``, or of class probabilities ``(N, C)``.
+    :ivar variance: of the same shape.
+    """
+
+    weight: float
+    mean: Tensor
+    variance: Tensor
+
+    @classmethod
+    def over(cls, weights: Tensor, mean: Tensor, variance: Tensor) -> "Moments":
+        """Of rows of means and variances, by the laws of total expectation and variance.
+
+        :param weights: of the rows, ``(S,)``, as many as are in front of ``mean`` and ``variance``.
+
+        >>> rows = torch.tensor([[1.0], [3.0]])
+        >>> Moments.over(torch.ones(2), rows, torch.zeros(2, 1)).variance
+        tensor([1.])
+        """
+        share = (weights / weights.sum()).to(mean)
+        average = torch.tensordot(share, mean, 1)
+        spread = torch.tensordot(share, (mean - average).square_(), 1)
+        return cls(float(weights.sum()), average, torch.tensordot(share, variance, 1) + spread)
+
+    def __add__(self, other: "Moments") -> "Moments":
+        """Chan, Golub and LeVeque (1983), eq. 1.5."""
+        weight = self.weight + other.weight
+        away, share = other.mean - self.mean, other.weight / weight
+        within = torch.lerp(self.variance, other.variance, share)
+        return Moments(weight, self.mean + share * away, within + share * (1.0 - share) * away.square())
 
 
 @dataclass(frozen=True)
 class Rows:
-    """One observed site at new inputs, one row for each draw of the latents.
+    """One observed site at new inputs, over rows of draws of the latents.
 
-    :ivar mean: of a new datum given the latents, or the classes' probabilities, ``(S,) + shape``.
-    :ivar variance: of a new datum given the latents, ``(S,) + shape``; zero for classes, whose spread it leaves out.
-    :ivar draws: new data, ``(S,) + shape``.
-    :ivar classes: whether the site has classes, so that ``mean`` is of probabilities.
+    :ivar moments: of a new datum; for classes of their probabilities, whose own spread is left out.
+    :ivar values: what quantiles are of, parts ``(S,) + shape``: new data, for classes the probabilities; empty where
+        nobody asks for quantiles.
+    :ivar classes: whether the site has classes.
     """
 
-    mean: Tensor
-    variance: Tensor
-    draws: Tensor
+    moments: Moments
+    values: tuple[Tensor, ...]
     classes: bool
 
     @property
     def average(self) -> Tensor:
         """Mean over the rows."""
-        return self.mean.mean(0)
+        return self.moments.mean
 
     @property
     def spread(self) -> Tensor:
         """Standard deviation of a new datum, its noise included; for classes that of the probability."""
-        return (self.mean.var(0, correction=0) + self.variance.mean(0)).sqrt()
+        return self.moments.variance.sqrt()
 
     def quantiles(self, q: Tensor) -> Tensor:
         """Quantiles of a new datum; for classes of the probability; ``(len(q),) + shape``, or ``shape`` for one."""
-        values = self.mean if self.classes else self.draws.to(self.mean)
-        return values.quantile(q.to(values), 0)
+        rows = torch.cat(self.values).to(self.average)
+        flat = rows.flatten(1)
+        found = [part.quantile(q.to(part), 0) for part in flat.split(max(1, NUMBERS // len(flat)), 1)]
+        return torch.cat(found, -1).reshape(*q.shape, *rows.shape[1:])
+
+    def __add__(self, other: "Rows") -> "Rows":
+        """Over more rows."""
+        return Rows(self.moments + other.moments, self.values + other.values, self.classes)
 
 
 class _Observed(Messenger):
@@ -80,18 +125,20 @@ class _Observed(Messenger):
 
 
 def observed_rows(
-    joint: LogJoint, theta: Tensor, latents: Values, new: Arguments, seed: int, draws: bool = True
+    joint: LogJoint, theta: Tensor, latents: Iterable[Values], new: Arguments, seed: int, kept: int
 ) -> dict[str, Rows]:
     """Every observed site at new inputs, given rows of the latents.
 
-    :param latents: constrained values of the latent sites, each ``(S,) + site shape``.
+    :param latents: constrained values of the latent sites, each ``(S,) + site shape``, part by part.
     :param new: the model's arguments at the new inputs; a required one that is missing is passed as None.
     :param seed: of the new data; the caller's random state is not touched.
-    :param draws: whether new data are wanted; without them the means of the one observed site stand there.
+    :param kept: how many rows of new data are kept for quantiles; with 0 the means of the one observed site stand for
+        them.
     :raises BadInput: when the model cannot be run on them.
+    :raises TooLarge: when what is kept does not fit into memory.
     """
     args, kwargs = completed(joint.model, *new)
-    model = _Observed(joint.observed, means=not draws and len(joint.observed) == 1)(unobserved(joint, theta))
+    model = _Observed(joint.observed, means=not kept and len(joint.observed) == 1)(unobserved(joint, theta))
     classes: dict[str, bool] = {}
 
     def run(row: Values) -> Values:
@@ -101,9 +148,27 @@ def observed_rows(
         classes.update({n: has_classes(node["fn"]) for n, node in nodes.items()})
         return {f"{n}/{k}": v for n, node in nodes.items() for k, v in zip(KEYS, moments(node), strict=True)}
 
-    with new_data(args, kwargs):
-        rows = _over_rows(run, latents, seed)
-    return {n: Rows(rows[f"{n}/mean"], rows[f"{n}/variance"], rows[f"{n}/draws"], c) for n, c in classes.items()}
+    def over(part: Values) -> dict[str, Rows]:
+        found = vectorised(run, part)
+        return {n: _rows([found[f"{n}/{key}"] for key in KEYS], c, kept) for n, c in classes.items()}
+
+    with new_data(args, kwargs), own_random_numbers(), torch.no_grad(), without_validation():
+        torch.manual_seed(seed)
+        return reduce(_with_more, map(over, latents))
+
+
+def _rows(found: list[Tensor], classes: bool, kept: int) -> Rows:
+    mean, variance, values = found
+    moments = Moments.over(torch.ones(len(mean), dtype=torch.float64), mean, variance)
+    if not kept:
+        return Rows(moments, (), classes)
+    what, remedy = f"{kept:,} draws of new data {tuple(mean.shape[1:])}", "Ask for fewer, or for fewer data at a time."
+    require_memory(16 * kept * mean[0].numel() if kept > len(mean) else 0, what, mean.device, remedy)
+    return Rows(moments, (mean if classes else values,), classes)
+
+
+def _with_more(rows: dict[str, Rows], more: dict[str, Rows]) -> dict[str, Rows]:
+    return {n: rows[n] + more[n] for n in rows}
 
 
 def completed(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
@@ -136,19 +201,6 @@ def moments(node: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         return probs, torch.zeros_like(probs), value
     mean = fn.mean.expand(value.shape)
     return mean, torch.zeros_like(mean) if has_classes(fn) else fn.variance.expand(value.shape), value
-
-
-def _over_rows(run: Callable[[Values], Values], latents: Values, seed: int) -> Values:
-    """All rows at once; one by one where the model's own Python, or a sampler, cannot be vectorised."""
-    with own_random_numbers(), torch.no_grad(), without_validation():
-        torch.manual_seed(seed)
-        try:
-            with own_warnings("error"):  # a sampler that only warns may return rows that are not independent
-                return torch.vmap(run, randomness="different")(latents)
-        except (RuntimeError, NotImplementedError, ValueError, Warning):
-            num = len(next(iter(latents.values())))
-            rows = [run({n: v[i] for n, v in latents.items()}) for i in range(num)]
-            return {n: torch.stack([row[n] for row in rows]) for n in rows[0]}
 
 
 def chosen(rows: Mapping[str, Rows], site: str | None) -> Rows:
@@ -210,3 +262,16 @@ def in_pairs(num_samples: int, size: int, generator: torch.Generator) -> Tensor:
     """White noise whose second half is the first with its sign turned, ``(S, size)``: linear means are then exact."""
     half = white_noise((num_samples + 1) // 2, size, generator)
     return torch.cat([half, -half])
+
+
+def pairs_in_parts(num_samples: int, size: int, generator: torch.Generator, numbers: int) -> Iterator[Tensor]:
+    """The rows of :func:`in_pairs`, each beside its mirror image, part by part.
+
+    :param numbers: that are made for each draw, of which :data:`~pyro_evidence.program.simulate.NUMBERS` are held.
+    :raises TooLarge: when not even a weight for each draw fits into memory.
+    """
+    what = f"{num_samples:,} draws of {size:,} coordinates"
+    require_memory(8 * num_samples, what, torch.device("cpu"), "Ask for fewer at a time.")
+    half, at_once = (num_samples + 1) // 2, max(1, simulate.NUMBERS // (2 * numbers * SHARED)) * SHARED
+    for start in range(0, half, at_once):
+        yield in_pairs(2 * min(at_once, half - start), size, generator)

@@ -111,6 +111,19 @@ def test_every_public_member_and_none_that_works_is_changed() -> None:
     assert pickle.loads(pickle.dumps(Wide())).__class__ is Wide
 
 
+@pytest.mark.parametrize("engine", [LaplaceEvidence, RVM, REVM])
+def test_gradients_that_a_caller_has_switched_off_are_taken_all_the_same(engine) -> None:
+    posterior, X_new = engine(linear).run(*data()), data()[0][:3]
+    with torch.no_grad():
+        again = engine(linear).run(*data())
+        torch.testing.assert_close(again.quantiles(0.9), posterior.quantiles(0.9))
+        torch.testing.assert_close(again.log_evidence, posterior.log_evidence)
+        torch.testing.assert_close(again.predict(X_new), posterior.predict(X_new))
+        if engine is LaplaceEvidence:
+            assert bool(again.loo().elpd.isfinite().all())
+        assert not torch.is_grad_enabled()
+
+
 LIMITED = """
 import resource, torch
 from tests.test_memory import linear

@@ -18,7 +18,7 @@ from pyro_evidence.laplace.summary.names import Coords, Dims, names_of
 from pyro_evidence.memory import within_memory
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows
+from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows, rows_at_once
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Groups = dict[str, Arrays]
@@ -230,8 +230,9 @@ def _or_nothing(function: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _log_joint(chains: Chains) -> Tensor:
+    parts = chains.u.split(min(512, rows_at_once(chains.joint)))
     with torch.no_grad():
-        return torch.cat([chains.joint.log_joint(part, chains.theta) for part in chains.u.split(512)])
+        return torch.cat([chains.joint.log_joint(part, chains.theta) for part in parts])
 
 
 def _observed(chains: Chains) -> Arrays:

@@ -27,6 +27,7 @@ from pyro_evidence.laplace.new_data.leave_out import LeftOut, OuterPlaces, left_
 from pyro_evidence.laplace.process_prediction import ProcessGuide
 from pyro_evidence.laplace.summary.whole import ShownWhole
 from pyro_evidence.numerics import importance
+from pyro_evidence.program import simulate
 from pyro_evidence.program.failed_run import require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Home
@@ -171,11 +172,11 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         shapes = {part.name: part.shape for part in self._joint.latents}
         return NewLevels(shapes)(self._joint.substituted(self.state.theta))
 
-    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, draws: bool) -> dict[str, prediction.Rows]:
+    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, prediction.Rows]:
         new, guide = (joint.args, joint.kwargs), self.guide if bool(self.state.problem.active.any()) else None
         known = isinstance(guide, ProcessGuide) and guide.values(num_samples, generator_of(seed), *new[0], **new[1])
-        latents = known or self.in_pairs(num_samples, seed)
-        return prediction.observed_rows(self._joint, self.state.theta, latents, new, seed, draws)
+        latents = simulate.in_parts(known, joint) if known else self._in_parts(joint, num_samples, seed)
+        return prediction.observed_rows(self._joint, self.state.theta, latents, new, seed, kept)
 
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at the data of the fit, where they were not kept."""

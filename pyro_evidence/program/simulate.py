@@ -1,6 +1,6 @@
 """Running a model forwards: draws from the prior, new data for given latents, densities of many rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -169,8 +169,18 @@ def affordable_draws(joint: LogJoint, most: int = MOST_DRAWS) -> int:
 
 def rows_at_once(joint: LogJoint) -> int:
     """How many rows :data:`NUMBERS` allow."""
-    largest = max((t.numel() for _, t in tensors(joint.args, joint.kwargs)), default=1)
-    return max(1, NUMBERS // max(largest, joint.latents.size))
+    return max(1, NUMBERS // largest_row(joint))
+
+
+def in_parts(rows: Mapping[str, Tensor], joint: LogJoint) -> Iterator[Values]:
+    """Rows of values, as many at a time as :data:`NUMBERS` allow."""
+    parts = zip(*(value.split(rows_at_once(joint)) for value in rows.values()), strict=True)
+    return (dict(zip(rows, part, strict=True)) for part in parts)
+
+
+def largest_row(joint: LogJoint) -> int:
+    """Numbers in the largest tensor of a run of the model."""
+    return max(1, joint.latents.size, *(t.numel() for _, t in tensors(joint.args, joint.kwargs)))
 
 
 def _joined(parts: list[Values]) -> Values:

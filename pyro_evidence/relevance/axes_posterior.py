@@ -243,9 +243,9 @@ class AxesPosterior(GaussianPosterior):
         tril = self._fit.precision_tril
         return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
 
-    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, draws: bool) -> dict[str, prediction.Rows]:
-        latents, new = self.in_pairs(num_samples, seed), (joint.args, joint.kwargs)
-        return prediction.observed_rows(joint, joint.initial_theta, latents, new, seed, draws)
+    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, prediction.Rows]:
+        latents, new = self._in_parts(joint, num_samples, seed), (joint.args, joint.kwargs)
+        return prediction.observed_rows(joint, joint.initial_theta, latents, new, seed, kept)
 
     def probability(self, *args: Any, integral: Integral = moderated_output, **kwargs: Any) -> Tensor:
         """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.

@@ -241,6 +241,7 @@ class GaussianFit:
     log_evidence: Tensor  # ()
 
 
+@torch.enable_grad()
 def gaussian_fit(weights: Weights, state: SparseState) -> GaussianFit:
     """Curvature and Laplace log evidence at the mode, hyperparameters and axes held."""
     target, K = weights.target.along(state.embedding), state.num_active

@@ -13,6 +13,7 @@ from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
 from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.regression import regression
+from pyro_evidence.prediction import Moments, pairs_in_parts
 from pyro_evidence.program import simulate
 from pyro_evidence.program.links import hermite
 from pyro_evidence.program.log_joint import LogJoint
@@ -104,9 +105,35 @@ def test_draws_in_parts_predict_what_all_at_once_predict(monkeypatch: pytest.Mon
     X, t, new = data()
     posterior = LaplaceEvidence(classifier(Linear(), alpha=1.0, alpha_bias=1.0), stop=QUIET).run(X, (t > 0).double())
     at_once = posterior.predict(new, return_std=True, num_samples=50)
+    rows = posterior.predict(new, quantiles=[0.1, 0.6], num_samples=50)
+    probability = posterior.probability(new, num_samples=50)
     monkeypatch.setattr(simulate, "NUMBERS", 7 * new.numel())  # of 50 draws the last part has one
     for one, other in zip(posterior.predict(new, return_std=True, num_samples=50), at_once, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(posterior.predict(new, quantiles=[0.1, 0.6], num_samples=50), rows)
+    torch.testing.assert_close(posterior.probability(new, num_samples=50), probability)
+
+
+def test_draws_of_many_latents_are_made_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noise(part: int) -> list[Tensor]:
+        monkeypatch.setattr(simulate, "NUMBERS", part)
+        return list(pairs_in_parts(1001, 40, torch.Generator().manual_seed(0), 60))
+
+    (whole,), parts = noise(2**24), noise(100 * 60)
+    assert whole.shape == (1002, 40) and {len(part) for part in parts} == {96, 42}
+    for part in parts:
+        torch.testing.assert_close(part[: len(part) // 2], -part[len(part) // 2 :], rtol=0, atol=0)
+    torch.testing.assert_close(torch.cat([part[: len(part) // 2] for part in parts]), whole[:501], rtol=0, atol=0)
+
+
+def test_more_draws_are_added_by_the_laws_of_total_expectation_and_variance() -> None:
+    """Oracle: all of them at once."""
+    weights, mean, variance = torch.rand(9), torch.randn(9, 4), torch.rand(9, 4)
+    whole = Moments.over(weights, mean, variance)
+    parts = [Moments.over(*(x[s] for x in (weights, mean, variance))) for s in (slice(2), slice(2, 3), slice(3, 9))]
+    added = parts[0] + parts[1] + parts[2]
+    torch.testing.assert_close(added.mean, whole.mean)
+    torch.testing.assert_close(added.variance, whole.variance)
 
 
 def test_a_check_that_nobody_gave_a_number_takes_fewer_draws_of_large_models() -> None:

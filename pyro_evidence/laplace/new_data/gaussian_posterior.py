@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyro_evidence.program.checks import require_targets
 from pyro_evidence.program.failed_run import as_tensors, new_data
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
-from pyro_evidence.program.simulate import NewLevels
+from pyro_evidence.program.simulate import NewLevels, largest_row, rows_at_once
 from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.threads import own_random_numbers
 
@@ -54,8 +54,8 @@ class GaussianPosterior(Decided, WithinMemory):
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at data of the fit where they were not kept."""
 
-    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, draws: bool) -> dict[str, Rows]:
-        """Every observed site at the arguments of ``joint``, a row for each draw of the latents."""
+    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, Rows]:
+        """Every observed site at the arguments of ``joint``, over draws of the latents; rows that are kept, or 0."""
         raise NotImplementedError
 
     def _record(self) -> dict[str, Any]:
@@ -82,11 +82,14 @@ class GaussianPosterior(Decided, WithinMemory):
         white = prediction.white_noise(num_samples, self._num_directions, generator_of(seed), dtype)
         return self._constrained(self._draws(white))
 
-    def in_pairs(self, num_samples: int, seed: int) -> dict[str, Tensor]:
-        """Draws of every latent site, the second half of them the mirror images of the first around the mode."""
+    def _in_parts(self, joint: LogJoint, num_samples: int, seed: int) -> Iterator[dict[str, Tensor]]:
+        """Draws of every latent site beside their mirror images around the mode, as many at a time as are held."""
         num_samples = check_count("num_samples", num_samples)
-        white = prediction.in_pairs(num_samples, self._num_directions, generator_of(seed))
-        return self._joint.latents.constrained(self._draws(white).to(self._joint.dtype))
+        numbers = max(largest_row(joint), self._num_directions)
+        for white in prediction.pairs_in_parts(num_samples, self._num_directions, generator_of(seed), numbers):
+            rows = self._draws(white).to(self._joint.dtype)
+            for part in rows.split(rows_at_once(joint)):
+                yield self._joint.latents.constrained(part)
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
@@ -175,7 +178,7 @@ class GaussianPosterior(Decided, WithinMemory):
             draws = PredictiveDraws(num_samples, seed)
             with new_data(joint.args, joint.kwargs):
                 return predicted(self, joint, joint.args, joint.kwargs, draws, return_std=return_std)
-        rows = self._observed_rows(joint, num_samples, seed, quantiles is not None)
+        rows = self._observed_rows(joint, num_samples, seed, 0 if quantiles is None else num_samples)
         return prediction.answer(prediction.chosen(rows, site), return_std, quantiles)
 
     def probability(self, *args: Any, site: str | None = None, num_samples: int = 1000, **kwargs: Any) -> Tensor:
@@ -183,7 +186,7 @@ class GaussianPosterior(Decided, WithinMemory):
 
         :raises UnsupportedModel: for a site that is not Bernoulli, Categorical or OneHotCategorical.
         """
-        rows = self._observed_rows(self._with(args, kwargs), num_samples, 0, draws=False)
+        rows = self._observed_rows(self._with(args, kwargs), num_samples, 0, kept=0)
         return prediction.probabilities(prediction.chosen(rows, site), site)
 
 

@@ -1,8 +1,10 @@
 """Predictive means, standard deviations and class probabilities: the likelihood's own, averaged over a posterior."""
 
 import inspect
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,9 +13,10 @@ from torch import Tensor
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.process_prediction import HasState, functions_of, predict_latent
+from pyro_evidence.prediction import Moments
 from pyro_evidence.program.links import gauss_hermite
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.simulate import distribution_of, rows_at_once, vectorised
+from pyro_evidence.program.simulate import distribution_of, in_parts, vectorised
 from pyro_evidence.settings import check_count
 from pyro_evidence.threads import own_random_numbers, quiet
 
@@ -32,23 +35,6 @@ class PredictiveDraws:
         check_count("num_samples", self.num_samples)
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Of one observed site given the latents, or averaged over them."""
-
-    mean: Tensor  # (N,), or class probabilities (N, C)
-    variance: Tensor  # of the same shape
-
-    def averaged(self, weights: Tensor) -> "Moments":
-        """Over rows in front, by the laws of total expectation and variance.
-
-        :param weights: of the rows, ``(S,)``, adding up to one.
-        """
-        mean = torch.tensordot(weights, self.mean, 1)
-        spread = torch.tensordot(weights, (self.mean - mean).square(), 1)
-        return Moments(mean, torch.tensordot(weights, self.variance, 1) + spread)
-
-
 def predictive_moments(
     posterior: Any, joint: LogJoint, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: PredictiveDraws
 ) -> Moments:
@@ -61,30 +47,17 @@ def predictive_moments(
     site = joint.observed[0]
     model = _model_of(posterior, joint)
     args = _without_targets(joint.model, args, kwargs)
-    latents, weights = _latents(posterior, joint, args, kwargs, draws)
 
     def moments(values: Values) -> Values:
         mean, variance = _own(distribution_of(model, site, values, (args, kwargs)))
         return {"mean": mean.double(), "variance": variance.double()}
 
-    size = rows_at_once(joint)
-    parts = zip(*(latents[n].split(size) for n in latents), strict=True)
     with own_random_numbers(), torch.no_grad():
-        found = [
-            _averaged(vectorised(moments, dict(zip(latents, part, strict=True))), share)
-            for part, share in zip(parts, weights.split(size), strict=True)
-        ]
-    total = torch.stack([share.sum() for share in weights.split(size)])
-    return found[0] if len(found) == 1 else _stacked(found).averaged(total.to(found[0].mean))
-
-
-def _averaged(rows: Values, weights: Tensor) -> Moments:
-    """Over a part of the rows, whose weights need not add up to one."""
-    return Moments(rows["mean"], rows["variance"]).averaged((weights / weights.sum()).to(rows["mean"]))
-
-
-def _stacked(parts: list[Moments]) -> Moments:
-    return Moments(torch.stack([m.mean for m in parts]), torch.stack([m.variance for m in parts]))
+        parts = (
+            Moments.over(weights, *vectorised(moments, values).values())
+            for values, weights in _latents(posterior, joint, args, kwargs, draws)
+        )
+        return reduce(operator.add, parts)
 
 
 def _model_of(posterior: Any, joint: LogJoint) -> Model:
@@ -95,23 +68,25 @@ def _model_of(posterior: Any, joint: LogJoint) -> Model:
 
 def _latents(
     posterior: Any, joint: LogJoint, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: PredictiveDraws
-) -> tuple[Values, Tensor]:
+) -> Iterator[tuple[Values, Tensor]]:
     """Values of the latents and their weights: nodes of a function, draws of a guide, or draws of the posterior."""
-    if _is_process(posterior):
-        functions = functions_of(posterior.state)
-        if len(joint.latents.names) == 1 and len(joint.latents.parts[0].shape) == 1:
-            return _nodes(posterior, functions[0], args, kwargs)
-        return _from_guide(posterior, args, kwargs, draws), _equal(draws.num_samples)
-    found = posterior.in_pairs(draws.num_samples, draws.seed)
-    return {n: found[n] for n in joint.latents.names}, _equal(len(found[joint.latents.names[0]]))
+    names = joint.latents.names
+    if not _is_process(posterior):
+        parts = posterior._in_parts(joint, draws.num_samples, draws.seed)
+        yield from (({n: part[n] for n in names}, _equal(part)) for part in parts)
+    elif len(names) == 1 and len(joint.latents.parts[0].shape) == 1:
+        yield _nodes(posterior, functions_of(posterior.state)[0], args, kwargs)
+    else:
+        drawn = _from_guide(posterior, args, kwargs, draws)
+        yield from ((part, _equal(part)) for part in in_parts(drawn, joint))
 
 
 def _is_process(posterior: Any) -> bool:
     return isinstance(getattr(getattr(posterior, "state", None), "precision", None), LatentPrecision)
 
 
-def _equal(num: int) -> Tensor:
-    return torch.full((num,), 1.0 / num, dtype=torch.float64)
+def _equal(rows: Values) -> Tensor:
+    return torch.ones(len(next(iter(rows.values()))), dtype=torch.float64)
 
 
 def _nodes(posterior: HasState, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Values, Tensor]:
