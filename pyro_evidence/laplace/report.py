@@ -24,6 +24,9 @@ def importance_check(
 ) -> dict[str, Any]:
     """The log evidence by importance sampling, how reliable that is, and what the weights change.
 
+    The weights are Pareto-smoothed, as in :func:`~pyro_evidence.importance_sampling`: one weight far out in the tail
+    would else be all of their mean.
+
     :param log_weights: log ratios of the exact density to the approximation, nats, shape ``(S,)``.
     :param draws: at which they were taken, constrained, each ``(S,) + site shape``.
     :param dtype: in which the density was computed.
@@ -32,9 +35,9 @@ def importance_check(
     return {
         "pareto_k": found.pareto_k,
         "exact": importance.is_constant(log_weights, dtype),
-        "log_evidence_importance": float(importance.log_mean(log_weights)),
-        "log_evidence_importance_se": float(importance.standard_error(log_weights)),
-        "effective_sample_size": float(importance.effective_sample_size(log_weights)),
+        "log_evidence_importance": float(importance.log_mean(found.log_weights)),
+        "log_evidence_importance_se": float(importance.standard_error(found.log_weights)),
+        "effective_sample_size": float(importance.effective_sample_size(found.log_weights)),
         **shifts(draws or {}, found.weights),
     }
 
