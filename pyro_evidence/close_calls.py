@@ -1,5 +1,6 @@
 """Decisions that rounding may have turned: noted where they are taken, kept with the posterior, said in its summary."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -53,10 +54,17 @@ def noted(decision: str, distance: Tensor | float, size: Tensor | float = 0.0, e
     calls = _NOTED.get()
     if calls is None:
         return
-    roundings = torch.as_tensor(distance).detach().abs() / (VALUE * eps * (1.0 + torch.as_tensor(size).abs()))
-    nearest = float(roundings.min()) if roundings.numel() else NEAR
+    nearest = _nearest(distance, size) / (VALUE * eps)
     if nearest < NEAR:
         calls[decision] = min(nearest, calls.get(decision, NEAR))
+
+
+def _nearest(distance: Tensor | float, size: Tensor | float) -> float:
+    """Least distance in units of its number; loops note one number a step, which must cost them nothing."""
+    if all(not isinstance(x, Tensor) or x.numel() == 1 for x in (distance, size)):
+        return abs(float(distance)) / (1.0 + abs(float(size)))
+    roundings = torch.as_tensor(distance).detach().abs() / (1.0 + torch.as_tensor(size).detach().abs())
+    return float(roundings.min()) if roundings.numel() else math.inf
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Cholesky factors that are right or refused, and the memory that a dense matrix asks for."""
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def cholesky(A: Tensor, name: str, label: Label = coordinate) -> Tensor:
     :raises NotPositiveDefinite: with the smallest eigenvalue and the row it points at.
     """
     tril, info = torch.linalg.cholesky_ex(A.double())
-    if bool(info.any()) or not bool(torch.isfinite(tril.diagonal(dim1=-2, dim2=-1)).all()):
+    if bool(info.any()) or not math.isfinite(float(tril.detach().diagonal(dim1=-2, dim2=-1).sum())):
         raise NotPositiveDefinite(_not_positive_definite(A.double(), name, label))
     return tril
 

@@ -151,6 +151,8 @@ class _Gram(torch.autograd.Function):
         if square is not None:
             return B[:, 0] * square
         num_rows, D = len(B), J.shape[-1]
+        if num_rows * J.numel() <= CHUNK:
+            return J.flatten(0, 1).mT @ _weighted(J, B).flatten(1, 2)
         total = J.new_zeros(num_rows, D, D)
         for part, rows in _chunks(J, num_rows):
             weighted = _weighted(part, B[:, rows]).flatten(1, 2)

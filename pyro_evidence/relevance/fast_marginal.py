@@ -112,11 +112,10 @@ class FastState:
         white = torch.linalg.solve_triangular(self.tril, cross, upper=False)
         return Factors(S - white.square().sum(0), Q, white)
 
-    @property
-    def excess(self) -> Tensor:
-        """``(q^2 - s) / (q^2 + s)`` of every column, ``(M,)``: above 0 it has a place in the model."""
-        S, Q, _ = self.factors
-        rest = 1.0 - S / self.alpha
+    def excess(self, m: int) -> Tensor:
+        """``(q^2 - s) / (q^2 + s)`` of column ``m``: above 0 it has a place in the model."""
+        S, Q = self.factors.S[m], self.factors.Q[m]
+        rest = 1.0 - S / self.alpha[m]
         s, squared = S / rest, (Q / rest).square()
         return (squared - s) / (squared + s)
 
@@ -321,7 +320,7 @@ def changed(state: FastState, chosen: int) -> FastState:
     """Add, re-estimate or delete one weight."""
     variance = float(state.changes[0][chosen])
     if bool(state.active[chosen]):
-        noted(f"whether weight {chosen} is deleted", state.excess[chosen])
+        noted(f"whether weight {chosen} is deleted", state.excess(chosen))
     start = state.mode_after(chosen, variance - 1.0 / float(state.alpha[chosen]))
     alpha = state.alpha.clone()
     alpha[chosen] = 1.0 / variance if variance else torch.inf

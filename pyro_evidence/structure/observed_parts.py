@@ -27,7 +27,7 @@ class Part:
 
     def eta(self, y: Tensor) -> Tensor:
         """Predictors of rows ``(R, D)``, shape ``(R, N, C)``."""
-        return (y @ self.J.flatten(0, 1).mT).reshape(len(y), *self.c.shape) + self.c
+        return (y @ self.J.flatten(0, 1).mT).view(-1, *self.c.shape) + self.c
 
     def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """Log likelihood ``(R,)`` and its derivative in ``eta``, shape ``(R, N, C)``."""
