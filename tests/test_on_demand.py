@@ -49,6 +49,15 @@ def test_one_engine_does_not_import_the_others() -> None:
     assert not found & {f"pyro_evidence.{other}" for other in others}
 
 
+def test_a_first_fit_does_not_import_computer_algebra() -> None:
+    code = (
+        "import sys, torch; from pyro_evidence import LaplaceEvidence; from pyro_evidence.models.basis import Linear; "
+        "from pyro_evidence.models.classifier import classifier; X = torch.linspace(-1.0, 1.0, 20)[:, None]; "
+        "LaplaceEvidence(classifier(Linear())).run(X, (X[:, 0].sin() > 0.1).float()); print('sympy' in sys.modules)"
+    )
+    assert fresh(code) == "False"  # torch does, which takes half a second, where it is given a cotangent
+
+
 def test_a_function_is_not_hidden_by_the_module_of_its_name() -> None:
     code = (
         "import pyro_evidence.compare.sbc, pyro_evidence.infer.class_conditional as module; "

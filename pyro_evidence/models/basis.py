@@ -7,10 +7,13 @@ says that its last column is a bias by an attribute ``bias = True``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from pyro.infer.util import is_validation_enabled
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack  # None outside vmap, grad and the like
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count, check_numbers, check_tensor
@@ -36,15 +39,61 @@ def _same(a: object, b: object) -> bool:
     return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
+class Last:
+    """What was made last of inputs and settings; no part of a value's content, and not pickled."""
+
+    def __init__(self) -> None:
+        self.key: tuple[Any, ...] | None = None
+        self.X: Tensor | None = None
+        self.made: Any = None
+        self.version = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Last)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Last, ()
+
+    def recall(self, X: Tensor, settings: list[Tensor], make: Callable[[], Any]) -> Any:
+        """The last one again where inputs and settings are the same numbers, without graphs; else a new one."""
+        key = _key(X, settings)
+        if key is None:
+            return make()
+        if self.X is not X or self.key != key or self.version != _version(self.made):
+            self.X, self.key, self.made = X, key, make()
+            self.version = _version(self.made)
+        return self.made
+
+
+def _version(made: Any) -> int:
+    """Which changes in place a tensor has seen."""
+    return made._version if isinstance(made, Tensor) else 0
+
+
+def _key(X: Tensor, settings: list[Tensor]) -> tuple[Any, ...] | None:
+    """What is made, as numbers; None where a derivative or a batch may be wanted."""
+    if X.requires_grad or any(s.requires_grad for s in settings) or peek_interpreter_stack() is not None:
+        return None
+    try:
+        values = [(tuple(s.shape), s.flatten().tolist()) for s in settings]
+    except RuntimeError:  # a batch under vmap
+        return None
+    return (X._version, is_validation_enabled(), values)
+
+
 @dataclass(frozen=True, eq=False)
 class Linear(TensorValue):
     """The inputs as they are, then the bias: ``M = D + bias``."""
 
     bias: bool = True
+    last: Last = field(default_factory=Last, repr=False)
 
     def __call__(self, X: Tensor) -> Tensor:
         """``Phi``, shape ``(..., N, D + bias)``."""
-        return _columns([_inputs(X)], self.bias)
+        return self.last.recall(_inputs(X), [], lambda: _columns([X], self.bias))
 
     def num_basis(self, num_inputs: int) -> int:
         """Number of columns ``M`` for ``num_inputs`` inputs."""
@@ -61,14 +110,15 @@ class Polynomial(TensorValue):
 
     degree: int
     bias: bool = True
+    last: Last = field(default_factory=Last, repr=False)
 
     def __post_init__(self) -> None:
         check_count("degree", self.degree, advice="1 means straight lines.")
 
     def __call__(self, X: Tensor) -> Tensor:
         """``Phi``, shape ``(..., N, D * degree + bias)``."""
-        _inputs(X)
-        return _columns([X.pow(power) for power in range(1, self.degree + 1)], self.bias)
+        powers = range(1, self.degree + 1)
+        return self.last.recall(_inputs(X), [], lambda: _columns([X.pow(power) for power in powers], self.bias))
 
     def num_basis(self, num_inputs: int) -> int:
         """Number of columns ``M`` for ``num_inputs`` inputs."""

@@ -6,20 +6,18 @@ Rasmussen and Williams (2006), chapters 2, 3 and 5; MacKay (2003), chapter 45.  
 precision, whatever the dtype of the inputs: a covariance matrix of smooth functions is nearly singular.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 from torch.distributions import constraints
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.basis import LEARNED, Learned, TensorValue
+from pyro_evidence.models.basis import LEARNED, Last, Learned, TensorValue
 from pyro_evidence.models.kernels import Kernel, Setting, check_inputs, value_of
 from pyro_evidence.models.regression import observed
 from pyro_evidence.settings import check_count
@@ -48,44 +46,6 @@ def declared(name: str, setting: Setting, like: Tensor, constraint: Any = constr
             f"{name} is set to {setting!r}; expected a number, Learned(start), or a distribution as its prior."
         )
     return torch.as_tensor(pyro.sample(name, setting)).to(like)
-
-
-class Last:
-    """The last prior that was made, with what it was made of; no part of a model's value, and not pickled."""
-
-    def __init__(self) -> None:
-        self.key: tuple[Any, ...] | None = None
-        self.X: Tensor | None = None
-        self.prior: Any = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Last)
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Last, ()
-
-    def recall(self, X: Tensor, settings: list[Tensor], make: Callable[[], Any]) -> Any:
-        """The last prior again where inputs and settings are the same numbers, without graphs; else a new one."""
-        key = _key(X, settings)
-        if key is None:
-            return make()
-        if self.X is not X or self.key != key:
-            self.X, self.key, self.prior = X, key, make()
-        return self.prior
-
-
-def _key(X: Tensor, settings: list[Tensor]) -> tuple[Any, ...] | None:
-    """What a prior is made of, as numbers; None where a derivative or a batch may be wanted."""
-    if X.requires_grad or any(s.requires_grad for s in settings):
-        return None
-    try:
-        values = [(tuple(s.shape), s.flatten().tolist()) for s in settings]
-    except RuntimeError:  # a batch under vmap
-        return None
-    return (X._version, is_validation_enabled(), values)
 
 
 @dataclass(frozen=True, eq=False)

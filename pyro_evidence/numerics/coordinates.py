@@ -29,7 +29,7 @@ class Coordinates:
 
     def __init__(self, parts: Mapping[str, tuple[Transform, torch.Size]]) -> None:
         self.parts: tuple[Coordinate, ...] = tuple(
-            Coordinate(name, t, torch.Size(shape), torch.Size(t.inverse_shape(shape)))
+            Coordinate(name, t, torch.Size(shape), unconstrained_shape(t, shape))
             for name, (t, shape) in sorted(parts.items())
         )
         ends = torch.tensor([0] + [p.size for p in self.parts]).cumsum(0).tolist()
@@ -82,6 +82,11 @@ class Coordinates:
         """Constrained tensors to the flat vector, shape ``(D,)``."""
         parts = [p.transform.inv(values[p.name]).reshape(-1) for p in self]
         return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def unconstrained_shape(transform: Transform, shape: torch.Size) -> torch.Size:
+    """Of what is transformed to a value of ``shape``; torch's own has to import a great deal at its first call."""
+    return torch.Size(shape if _is_elementwise(transform) else transform.inverse_shape(shape))
 
 
 def is_identity(transform: Transform) -> bool:

@@ -167,8 +167,14 @@ def pullback(value: Tensor, x: Tensor, cotangent: Tensor | None = None, *, creat
     """``(d value / d x)' cotangent``; zeros where ``value`` does not depend on ``x``."""
     if not value.requires_grad:
         return torch.zeros_like(x)
-    found = torch.autograd.grad(value, x, cotangent, create_graph=create_graph, retain_graph=True, allow_unused=True)[0]
+    value = value if cotangent is None else weighed(value, cotangent)
+    found = torch.autograd.grad(value, x, create_graph=create_graph, retain_graph=True, allow_unused=True)[0]
     return torch.zeros_like(x) if found is None else found
+
+
+def weighed(value: Tensor, cotangent: Tensor) -> Tensor:
+    """``value' cotangent``, to be differentiated: given a cotangent, torch first imports modules for half a second."""
+    return (value * cotangent).sum()
 
 
 def pullbacks(value: Tensor, *places: Tensor) -> list[Tensor]:
@@ -197,7 +203,9 @@ class Forward:
         """The reverse derivative as a function of its cotangent; None where it is zero."""
         if not (self.value.requires_grad and self.value.numel() and self.x.numel()):
             return None
-        found = torch.autograd.grad(self.value, self.x, self.cotangent, create_graph=True, allow_unused=True)[0]
+        found = torch.autograd.grad(weighed(self.value, self.cotangent), self.x, create_graph=True, allow_unused=True)[
+            0
+        ]
         return found if found is not None and found.requires_grad else None
 
     def along(self, directions: Tensor) -> Tensor:

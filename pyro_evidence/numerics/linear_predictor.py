@@ -109,6 +109,25 @@ def is_separable(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor, tol
     return bool(((everywhere - inside).abs() <= tolerance * (1.0 + inside.abs().amax())).all())
 
 
+def is_even(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor) -> bool:
+    """Whether all data have one curvature, the same at other predictors: Gaussian noise of one precision.
+
+    Looked at in two places, the second some standard deviations of such noise away.
+
+    :param eta: blocks ``(1, N, C)``.
+    """
+    if eta.shape[-1] > 1:
+        return False
+    here = curvature_blocks(log_likelihood, layout, eta.detach().clone().requires_grad_(), create_graph=False)
+    one = here.flatten()[:1].abs()
+    rounding = 1e3 * torch.finfo(eta.dtype).eps * one
+    if not bool((one > 0.0) & ((here - here.flatten()[0]).abs() <= rounding).all()):
+        return False
+    away = eta.detach() + 3.0 * generic(1, eta.numel(), eta).reshape(eta.shape) * one.rsqrt()
+    there = curvature_blocks(log_likelihood, layout, away.requires_grad_(), create_graph=False)
+    return bool(((there - here).abs() <= rounding).all())
+
+
 def gram(J: Tensor, B: Tensor) -> Tensor:
     """``sum_n J_n' B_n J_n``, shape ``(R, D, D)``; no second ``J`` is ever held.
 
@@ -129,6 +148,7 @@ class Gram:
     """
 
     J: Tensor  # (N, C, D)
+    even: bool = False  # whether all data have one curvature, whatever it hangs on; then so have its derivatives
 
     @cached_property
     def square(self) -> Tensor:
@@ -137,6 +157,8 @@ class Gram:
 
     def __call__(self, B: Tensor) -> Tensor:
         """Of curvatures ``(R, N, C, C)``, shape ``(R, D, D)``."""
+        if self.even:
+            return B[:, 0] * self.square
         flat = B.detach()
         if B.shape[-1] > 1 or len(B[0]) < 2 or not bool((flat == flat[:, :1]).all()):
             return gram(self.J, B)

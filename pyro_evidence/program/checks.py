@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.numerics.coordinates import Coordinates, is_identity
+from pyro_evidence.numerics.coordinates import Coordinates, is_identity, unconstrained_shape
 from pyro_evidence.program.failed_run import bad_entries, describe
 from pyro_evidence.program.numbers import check_kinds
 from pyro_evidence.program.sites import Node, Trace, is_discrete, is_empty, is_observation, is_plate, sample_nodes
@@ -188,7 +188,7 @@ def _image(support: Any, like: Tensor) -> Tensor:
     transform = biject_to(support)
     if is_identity(transform):
         return like.new_zeros(())
-    shape = torch.Size(transform.inverse_shape(like.shape))
+    shape = unconstrained_shape(transform, like.shape)
     return transform(torch.ones(shape, dtype=like.dtype, device=like.device)).detach()
 
 

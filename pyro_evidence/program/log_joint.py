@@ -15,7 +15,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import batched
-from pyro_evidence.numerics.coordinates import Coordinates
+from pyro_evidence.numerics.coordinates import Coordinates, unconstrained_shape
 from pyro_evidence.program import checks, enumeration, failed_run, numbers, parameters
 from pyro_evidence.program.exact import WholeNumbers, exact
 from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, WithParameters, in_place
@@ -198,7 +198,7 @@ class LogJoint:
         like = next(iter(continuous.values()))["value"]
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
-        origin = {n: t(like.new_zeros(t.inverse_shape(shape))) for n, (t, shape) in outer.items()}
+        origin = {n: t(like.new_zeros(unconstrained_shape(t, shape))) for n, (t, shape) in outer.items()}
         flat = self.hypers.flat({n: d.value for n, d in free.items()} | origin)
         self.initial_theta: Tensor = flat.detach().to(self.device, torch.float64)
 

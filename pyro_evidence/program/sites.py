@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to
 
 from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.numerics.coordinates import unconstrained_shape
 
 Trace = Any  # pyro.poutine.Trace
 Node = Mapping[str, Any]
@@ -70,7 +71,7 @@ def central_value(fn: Any) -> Tensor | None:
         transform = biject_to(fn.support)
     except NotImplementedError:
         return None
-    shape = torch.Size(transform.inverse_shape(fn.shape()))
+    shape = unconstrained_shape(transform, fn.shape())
     like = _sample(fn)
     uniform = torch.rand(shape, dtype=like.dtype, device=like.device)
     return cast(Tensor, transform(4.0 * uniform - 2.0)).detach()

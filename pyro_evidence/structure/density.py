@@ -159,6 +159,7 @@ class Linear:
 
     slot: Slot
     J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
+    even: bool = False  # whether all data have one curvature, as :func:`is_even` has it
 
     @property
     def layout(self) -> Layout:
@@ -172,7 +173,7 @@ class Linear:
     @cached_property
     def gram(self) -> Gram:
         """``sum_n J_n' B_n J_n`` as a function of curvatures."""
-        return Gram(self.J)
+        return Gram(self.J, self.even)
 
     def reach(self, u: Tensor) -> Tensor:
         """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
@@ -284,8 +285,7 @@ class LinearDensity(LinearPredictors):
     linear: tuple[Linear, ...]
     _last: list[_Visited] = field(default_factory=list, repr=False, compare=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is only kept for speed."""
+    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
         return vars(self) | {"_last": [], "_cache": []}
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics.derivatives import Forward
 from pyro_evidence.numerics.linalg import available_bytes
-from pyro_evidence.numerics.linear_predictor import is_separable
+from pyro_evidence.numerics.linear_predictor import is_even, is_separable
 from pyro_evidence.program import parameters, predictors
 from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint
@@ -263,23 +263,25 @@ def _linear_part(
         moved = slope.along(typical.u.detach().unsqueeze(0)).reshape(-1, slot.layout.num_coupled)
         offset = part.blocks(base.trace).detach()
         if _matches(part, typical, offset + moved, offset.abs() + moved.abs().amax()):
-            return _with_jacobian(part, slope, origin, followed)
+            return _with_jacobian(part, slope, (origin, typical), followed)
     return None
 
 
-def _with_jacobian(
-    part: Slot, slope: Forward, origin: Probe, followed: Followed | None
-) -> Linear | SparseLinear | None:
+def _with_jacobian(part: Slot, slope: Forward, runs: Pair, followed: Followed | None) -> Linear | SparseLinear | None:
     """The linear predictor with its ``J``, or None where that would be too large."""
     num_coupled = part.layout.num_coupled
     if followed is not None:
         rows = sparse_rows(followed, part, slope, num_coupled)
         return None if rows is None else SparseLinear(part, rows)
-    return (
-        Linear(part, _jacobian(slope, origin).reshape(-1, num_coupled, slope.x.numel()))
-        if _affordable(part, origin)
-        else None
-    )
+    if not _affordable(part, runs[0]):
+        return None
+    J = _jacobian(slope, runs[0]).reshape(-1, num_coupled, slope.x.numel())
+    return Linear(part, J, all(_is_even(part, run) for run in runs))
+
+
+def _is_even(part: Slot, run: Probe) -> bool:
+    """Whether all data have one curvature at the hyperparameters of a run."""
+    return is_even(part.log_likelihood(run.trace), part.layout, part.blocks(run.trace).unsqueeze(0))
 
 
 def read_again(joint: LogJoint, slots: Sequence[Slot]) -> LinearDensity:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_problem, laplace_state
-from pyro_evidence.laplace.hyperparameters.foresight import is_gaussian, rises, worth_trying
+from pyro_evidence.laplace.hyperparameters.foresight import is_gaussian, removal, rises, worth_trying
 from pyro_evidence.program import LogJoint
 
 MOVES = torch.tensor([-8.0, -5.0, -2.5, -0.1, 0.3, 2.5, 5.0, 8.0])
@@ -70,6 +70,18 @@ def test_the_rise_is_exact_under_gaussian_noise(name: str) -> None:
     assert is_gaussian(at, at.problem.structure.linear)  # type: ignore[arg-type]
     assert torch.equal(worth_trying(at, index, MOVES, 0.02), expected > 0.02)
     assert bool((expected > 0.02).any()) and bool((expected < 0.02).any())
+
+
+@pytest.mark.parametrize("name", ["alpha", "scale"])
+def test_what_a_removal_costs_is_exact_under_gaussian_noise(name: str) -> None:
+    at = state(regression)
+    index = index_of(at, name)
+    found = removal(at, index, MOVES[-1])
+    gone = laplace_state(at.problem.without(at.problem.structure.groups.member == index), at.theta, at.u)  # type: ignore
+    expected = float(there(at, index)[-1]), gone.objective - at.objective
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-9) and expected[0] != expected[1]
+    other = state(classes)
+    assert removal(other, index_of(other, name), MOVES[-1]) is None
 
 
 @pytest.mark.parametrize("name", ["alpha", "scale"])

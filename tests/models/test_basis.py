@@ -236,3 +236,27 @@ def test_class_predictor_of_a_batch_equals_a_loop() -> None:
     assert_exact(class_predictor(Phi, w), expected)
     assert_exact(class_predictor(Phi, w.unsqueeze(-3)), expected)
     assert_exact(torch.func.vmap(class_predictor, (None, 0))(Phi, w), expected)
+
+
+@pytest.mark.parametrize("basis", [Linear(), Polynomial(2)])
+def test_a_basis_is_made_once_for_the_same_inputs(basis: Any) -> None:
+    X = inputs()
+    first = basis(X)
+    assert basis(X) is first
+    X[0, 0] = 9.0
+    assert float(basis(X)[0, 0]) == 9.0  # the same tensor, with other numbers in it
+    basis(X)[0, 1] = -5.0
+    assert float(basis(X)[0, 1]) == float(X[0, 1])  # somebody wrote into the last one
+    assert basis == type(basis)(**{k: v for k, v in vars(basis).items() if k != "last"})
+    assert pickle.loads(pickle.dumps(basis)).last.made is None
+
+
+def test_what_is_made_inside_a_transform_of_torch_stays_there() -> None:
+    X, basis, zero = inputs(), Linear(), torch.zeros(3, dtype=torch.float64)
+
+    def slope(w: Tensor) -> Tensor:
+        return torch.func.grad(lambda v: (basis(X) @ v).sin().sum())(w)
+
+    torch.func.grad(lambda w: slope(w)[2])(zero)
+    assert float(slope(zero)[2]) == 7.0
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(basis(X))

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import linear_predictor
-from pyro_evidence.numerics.linear_predictor import Gram, Layout, curvature_blocks, gram, gram_diagonal, is_separable
+from pyro_evidence.numerics.linear_predictor import (
+    Gram,
+    Layout,
+    curvature_blocks,
+    gram,
+    gram_diagonal,
+    is_even,
+    is_separable,
+)
 from tests.oracles import linear_predictor as oracle
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
@@ -151,3 +159,40 @@ def test_a_wrong_layout_is_seen(coupled: tuple[int, ...], expected: bool) -> Non
     eta = layout.blocks(torch.randn(1, 4, 2))
     assert is_separable(softmax(t), layout, eta, 1e-10) is expected
     assert not eta.requires_grad
+
+
+def noise(family: str):
+    t = torch.linspace(-2.0, 3.0, 7)
+    precision = torch.full((7,), 1e-6)
+    densities = {
+        "Gaussian": lambda e: -0.5 * (precision * (t - e).square()).sum(-1),
+        "Student": lambda e: -2.0 * (0.25e-6 * (t - e).square()).log1p().sum(-1),
+        "two precisions": lambda e: -0.5 * (precision * torch.arange(1.0, 8.0) * (t - e).square()).sum(-1),
+        "classes": lambda e: logistic((t > 0).double())(e),
+        "none": lambda e: 2.0 * e.sum(-1),
+    }
+    return densities[family]
+
+
+@pytest.mark.parametrize("family", ["Gaussian", "Student", "two precisions", "classes", "none"])
+def test_noise_is_even_where_it_is_gaussian_and_of_one_precision(family: str) -> None:
+    layout = Layout(torch.Size([7]), ())
+    assert is_even(noise(family), layout, torch.zeros(1, 7, 1)) == (family == "Gaussian")
+
+
+def test_gram_of_even_noise_has_the_derivatives_of_the_plain_one_in_what_sets_it() -> None:
+    J, log_beta = torch.randn(7, 1, 3, generator=torch.Generator().manual_seed(0)), torch.tensor(0.3)
+    G = torch.randn(1, 3, 3, generator=torch.Generator().manual_seed(1))
+
+    def value(gram_of, log_beta: Tensor) -> Tensor:
+        return (gram_of(log_beta.exp().expand(1, 7, 1, 1)) * G).sum()
+
+    for order in (1, 2):
+        derivatives = []
+        for gram_of in (Gram(J, True), partial(gram, J)):
+            leaf = log_beta.clone().requires_grad_()
+            found = value(gram_of, leaf)
+            for _ in range(order):
+                found = torch.autograd.grad(found, leaf, create_graph=True)[0]
+            derivatives.append(found.detach())
+        assert_exact(*derivatives)

@@ -8,6 +8,8 @@ With :math:`C` the posterior covariance of the group's weights, :math:`r` their 
 exactly where the likelihood is Gaussian (MacKay, 1992), else as far as it looks Gaussian.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from pyro_evidence.structure.density import LinearDensity
 
 ELSEWHERE = (-40.0, -20.0, -12.0, -8.0, -5.0, -2.5, 2.5, 5.0, 8.0, 12.0, 20.0, 40.0)  # log units of a precision
 MANY = 32  # weights of a group above which its covariance is not worth the matrix
+GONE = 60.0  # log units above its own precision at which a weight is gone, to double precision
 LEAST_RISE = -0.2  # nats: foreseen by less, a rise is believed to be none where the likelihood is not Gaussian
 
 
@@ -24,14 +27,34 @@ def worth_trying(laplace: LaplaceState, index: int, moves: Tensor, least: float)
 
     All, for a hyperparameter that is not a precision of a few weights behind linear predictors.
     """
-    problem, everything = laplace.problem, torch.ones_like(moves, dtype=torch.bool)
-    groups, linear = problem.structure.groups, problem.structure.linear
-    if groups is None or linear is None or problem.joint.hyper_sites or not bool(groups.is_weight[index]):
-        return everything
-    member = ((groups.member == index) & problem.active).nonzero().flatten()
-    if not 0 < len(member) <= MANY or not bool(groups.loc[member].isfinite().all()):
-        return everything
+    member, linear = _members(laplace, index), laplace.problem.structure.linear
+    if member is None or linear is None:
+        return torch.ones_like(moves, dtype=torch.bool)
     return rises(laplace, index, member, moves) > (least if is_gaussian(laplace, linear) else LEAST_RISE)
+
+
+def _members(laplace: LaplaceState, index: int) -> Tensor | None:
+    """Positions of the weights behind a hyperparameter; None where they are not few behind linear predictors."""
+    problem = laplace.problem
+    groups = problem.structure.groups
+    if groups is None or problem.structure.linear is None or problem.joint.hyper_sites:
+        return None
+    member = ((groups.member == index) & problem.active).nonzero().flatten()
+    known = bool(groups.is_weight[index]) and bool(groups.loc[member].isfinite().all())
+    return member if known and 0 < len(member) <= MANY else None
+
+
+def removal(laplace: LaplaceState, index: int, move: Tensor) -> tuple[float, float] | None:
+    """By how much the log evidence rises once a log precision has moved, and without its weights; None if unknown."""
+    member, linear, groups = (
+        _members(laplace, index),
+        laplace.problem.structure.linear,
+        laplace.problem.structure.groups,
+    )
+    if member is None or linear is None or groups is None or not is_gaussian(laplace, linear):
+        return None
+    there, gone = rises(laplace, index, member, torch.stack([move, GONE / groups.power[index]])).tolist()
+    return (there, gone) if math.isfinite(there) and math.isfinite(gone) else None
 
 
 def may_lie_elsewhere(laplace: LaplaceState, index: int, least: float) -> bool:
@@ -64,6 +87,8 @@ def rises(laplace: LaplaceState, index: int, member: Tensor, moves: Tensor) -> T
 
 def is_gaussian(laplace: LaplaceState, linear: LinearDensity) -> bool:
     """Whether the likelihood's curvature is the same elsewhere, half a posterior standard deviation away."""
+    if all(part.even for part in linear.linear):
+        return True
     away = laplace.u + 0.5 * laplace.precision.variance[0].sqrt()
     here, there = (linear.curvatures(u.unsqueeze(0), laplace.theta.detach()) for u in (laplace.u, away))
     rounding = 1e3 * laplace.problem.eps

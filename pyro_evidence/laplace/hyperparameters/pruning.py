@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.close_calls import noted
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
-from pyro_evidence.laplace.hyperparameters.foresight import may_lie_elsewhere
+from pyro_evidence.laplace.hyperparameters.foresight import may_lie_elsewhere, removal
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.structure.recognise import PrecisionGroups
 
@@ -72,15 +72,20 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[Lapl
     :return: that state or the old one, and the nats that the removal costs, FAR_WORSE where it leads to no mode.
     """
     member = groups.member == t
-    stand_in = state.theta.clone()
-    stand_in[t] += _to_insignificance(state, member) / groups.power[t]
+    stand_in, move = state.theta.clone(), _to_insignificance(state, member) / groups.power[t]
+    stand_in[t] += move
+    foreseen = removal(state, t, move)
+    if foreseen is not None:
+        _note(state, t, margin := foreseen[1] - max(foreseen[0], 0.0))
+        if margin < 0.0:
+            return state, -foreseen[1]
     start = torch.where(member, groups.loc, state.u)
     try:
         pruned = laplace_state(state.problem.without(member), stand_in, start)
         loss = state.objective - pruned.objective
         _note(state, t, loss)
-        if loss > 0:
-            return state, loss
+        if loss > 0 or foreseen is not None:
+            return (state if loss > 0 else pruned), loss
         before = laplace_state(state.problem, stand_in, start)
     except ArithmeticError:
         return state, FAR_WORSE
