@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.quadrature import axis_map, chart, nodes
-from pyro_evidence.numerics.quadrature.interpolated import EDGE, Interpolated, Normal, lagrange, spline
+from pyro_evidence.numerics.quadrature.interpolated import EDGE, Interpolated, Lattice, Normal, lagrange, spline
 
 
 def moment(powers: tuple[int, ...]) -> float:
@@ -161,3 +161,34 @@ def test_small_weights_are_right_to_all_digits(num: int) -> None:  # oracle: num
     assert rule.nodes[:, 0].tolist() == pytest.approx(points.tolist(), abs=1e-12)
     log_weights = np.log(weights) - 0.5 * np.log(2.0 * np.pi)
     assert rule.log_weights.tolist() == pytest.approx(log_weights.tolist(), abs=1e-11)
+
+
+def ridge() -> Lattice:
+    """A density along a bow: ``x`` normal, ``y`` normal about ``x^2 / 2``; on a lattice of steps of a quarter."""
+    x, y = torch.arange(-20, 21) / 4.0, torch.arange(-14, 61) / 4.0
+    log_density = -0.5 * x.square().unsqueeze(-1) - 0.5 * (y - 0.5 * x.square().unsqueeze(-1)).square()
+    return Lattice(0.25, torch.tensor([x[0], y[0]], dtype=torch.float64), log_density.double())
+
+
+def test_a_lattice_is_a_density_and_draws_from_itself() -> None:
+    density = ridge()
+    cells = torch.cartesian_prod(torch.linspace(-5, 5, 101), torch.linspace(-3.5, 15, 186)).double()
+    assert float(density.log_prob(cells).exp().sum() * 0.1 * 0.1) == pytest.approx(1.0, abs=2e-3)
+    white = torch.randn(10_000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x, y = density.colour(white).T
+    assert float(x.mean()) == pytest.approx(0.0, abs=0.04) and float(x.var()) == pytest.approx(1.0, abs=0.06)
+    assert float(y.mean()) == pytest.approx(0.5, abs=0.05) and float(y.var()) == pytest.approx(1.5, abs=0.12)
+    assert float((y * x.square()).mean()) == pytest.approx(1.5, abs=0.2)
+
+
+def dist_of_x(x: Tensor) -> Tensor:
+    """Oracle: the marginal of the first coordinate."""
+    return -0.5 * (x.square() + math.log(math.tau))
+
+
+def test_a_lattice_knows_its_axes_in_any_order() -> None:
+    density = ridge()
+    z = density.colour(torch.randn(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+    torch.testing.assert_close(density.permuted((1, 0)).log_prob(z.flip(-1)), density.log_prob(z), rtol=0, atol=1e-3)
+    given = density.last_given_others(z[:, :1]).log_prob(z[:, 1])
+    torch.testing.assert_close(density.log_prob(z) - given, dist_of_x(z[:, 0]), rtol=0, atol=0.05)

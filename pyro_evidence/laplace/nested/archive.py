@@ -12,7 +12,7 @@ from pyro_evidence.laplace.nested.integration import Around, Integral
 from pyro_evidence.laplace.nested.outer_joint import OuterJoint, outer_problem
 from pyro_evidence.numerics.quadrature.axis_map import AxisMap
 from pyro_evidence.numerics.quadrature.chart import Chart
-from pyro_evidence.numerics.quadrature.interpolated import Grid, Interpolated, Normal
+from pyro_evidence.numerics.quadrature.interpolated import Grid, Interpolated, Lattice, Normal
 from pyro_evidence.numerics.quadrature.nodes import Rule
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.threads import empty_store
@@ -39,6 +39,8 @@ def _parts(integral: Integral) -> dict[str, Any]:
         if isinstance(density, Normal)
         else {"points": density.points, "log_density": density.log_density}
         if isinstance(density, Grid)
+        else {"step": density.step, "first": density.first, "log_density": density.log_density}
+        if isinstance(density, Lattice)
         else {}
     )
     return {
@@ -83,6 +85,8 @@ def restore(content: Mapping[str, Any], whole: LaplaceState, model: Model) -> In
         if "loc" in shape
         else Grid(shape["points"], shape["log_density"])
         if "points" in shape
+        else Lattice(shape["step"], shape["first"], shape["log_density"])
+        if "step" in shape
         else Interpolated(Rule(shape["axis"], shape["axis_log_weights"]), shape["log_ratio"])
     )
     return Integral(

@@ -21,20 +21,18 @@ from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature import nodes as quadrature
 from pyro_evidence.numerics.quadrature import student
 from pyro_evidence.numerics.quadrature.chart import PROBES, Chart, chart
-from pyro_evidence.numerics.quadrature.interpolated import Grid, Interpolated, Normal, OuterDensity
+from pyro_evidence.numerics.quadrature.interpolated import Grid, Interpolated, Lattice, Normal, OuterDensity
 from pyro_evidence.numerics.quadrature.nodes import Rule
-from pyro_evidence.threads import own_random_numbers
 
 PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
 NODES = (5, 7, 9, 11, 15, 19, 25, 31)  # on each axis
 MOST_NODES = 1500
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
-HILL = 0.5  # nats that the log density must rise again by to have another mode
-ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, that no data leave
-WORTH = 15.0  # nats below the top that are still worth counting, far away
 TABLES = (129, 257, 513)  # nodes
 DEEP = 30.0  # nats below the top at which a grid ends
+LATTICES = (1.0, 0.5, 0.25)  # standard deviations at the mode between neighbours
+SHALLOW = 12.0  # nats below the top at which a lattice ends
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
 NUM_DRAWS = 600  # of importance sampling
 STEP = 1e-3  # of differences of slopes, in units of the coordinates
@@ -70,6 +68,22 @@ class Around:
         far = moved.abs().amax(-1, keepdim=True).clamp(min=5.0)  # first order is not to be trusted beyond that
         start = mode + moved * (5.0 / far)
         return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough)
+
+    @property
+    def names(self) -> list[str]:
+        """The outer sites."""
+        slices, outer = self.state.problem.joint.hypers.slices, self.outer.tolist()
+        return sorted({n for n, s in slices.items() for i in outer if s.start <= i < s.stop})
+
+    @cached_property
+    def straight(self) -> Chart:
+        """Straight axes through the outer mode."""
+        return chart(self.centre, self.precision)
+
+    @cached_property
+    def profile(self) -> Tensor:
+        """The outer log density along those axes, at :meth:`Chart.probes`, nats, ``(d * J,)``."""
+        return self.inner(self.straight.probes(), thorough=False).log_density.nan_to_num(nan=-torch.inf)
 
     def theta(self, phi: Tensor) -> Tensor:
         """All hyperparameters with outer coordinates ``(R, d)``, ``(R, T)``."""
@@ -164,105 +178,23 @@ def _not_concave(state: LaplaceState, outer: Tensor, precision: Tensor) -> str:
     )
 
 
-def integrate(found: Around, tolerance: float) -> Integral:
+def integrate(found: Around, tolerance: float, elsewhere: Tensor) -> Integral:
     """The integral over the outer sites, by as many nodes as the tolerance asks for.
 
     :param tolerance: of the log evidence, nats; means and standard deviations are good to 2.5 times as many standard
         deviations.
+    :param elsewhere: places of other hills on one axis, ``(M, d)``.
     """
-    straight = chart(found.centre, found.precision)
-    if float(straight.basis.norm(dim=0).max()) > ENDLESS:
-        raise ImproperPosterior(_flat(found))
-    profile = found.inner(straight.probes(), thorough=False).log_density.nan_to_num(nan=-torch.inf)
-    d = straight.num_dims
-    _require_fall(found, straight, profile.reshape(d, -1))
-    elsewhere = _elsewhere(found, straight, profile)
+    d = found.straight.num_dims
     if len(elsewhere):
-        if d == 1:
-            return tabulated(found, straight, elsewhere, tolerance)
-        raise NotAMode(_several_hills(found, elsewhere))
-    bent = straight.bent(profile)
+        return tabulated(found, found.straight, elsewhere, tolerance)
+    bent = found.straight.bent(found.profile)
     if d <= PRODUCT_DIMS:
-        settled = _settled(found, bent, tolerance)
-        return settled if settled is not None else drawn(found, bent, tolerance)
+        return _settled(found, bent, tolerance) or on_a_lattice(found, tolerance) or drawn(found, bent, tolerance)
     if d <= quadrature.LARGEST_DESIGN:
         design = _design(found, bent)
         return design if design.error <= 10.0 * tolerance else drawn(found, bent, tolerance)
     return drawn(found, bent, tolerance)
-
-
-def _elsewhere(found: Around, where: Chart, profile: Tensor) -> Tensor:
-    """Places ``(M, d)`` far from the mode, or beyond a valley, where the density is worth counting: other modes."""
-    drawn = prior_draws(found)
-    points = torch.cat([where.probes(), drawn])
-    height = torch.cat([profile, found.inner(drawn, thorough=False).log_density])
-    t = torch.linalg.solve(where.basis, (points - where.centre).mT).mT
-    far, worth = t.norm(dim=-1) > -PROBES[0], height > profile.amax() - WORTH
-    profiles = profile.reshape(where.num_dims, -1)
-    beyond = torch.cat(
-        [_beyond_valleys(profiles).reshape(-1), torch.zeros(len(drawn), dtype=torch.bool).to(far.device)]
-    )
-    return points[worth & (far & (height > _fallen(profiles)) | beyond)]
-
-
-def prior_draws(found: Around) -> Tensor:
-    """Outer coordinates drawn from the prior of each outer site, the others at the mode, ``(16, d)``."""
-    joint, state = found.state.problem.joint, found.state
-    nodes, chosen = joint.trace(state.u, state.theta).nodes, set(_names(found))
-    parts = [p for p in joint.hypers if p.name in chosen]
-    with own_random_numbers():
-        torch.manual_seed(0)
-        draws = [p.transform.inv(nodes[p.name]["fn"].sample((16,))).reshape(16, -1).double() for p in parts]
-    rows = torch.cat(draws, -1)
-    return rows[torch.isfinite(rows).all(-1)]
-
-
-def _fallen(profiles: Tensor) -> Tensor:
-    """How low the log density has fallen at the ends of the axes where it is highest there."""
-    return torch.maximum(profiles[:, 0], profiles[:, -1]).amax() + HILL
-
-
-def _beyond_valleys(profiles: Tensor) -> Tensor:
-    """Points of each axis at which the log density has risen again on the way from the mode, ``(d, J)`` bool."""
-    middle = profiles.shape[-1] // 2
-    right, left = profiles[:, middle:], profiles[:, : middle + 1].flip(-1)
-    risen = [way - way.cummin(-1).values > HILL for way in (left, right)]
-    return torch.cat([risen[0].flip(-1)[:, :-1], risen[1]], -1)
-
-
-def _several_hills(found: Around, places: Tensor) -> str:
-    heights = found.inner(torch.cat([found.centre.unsqueeze(0), places[:8]])).log_density
-    lines = [
-        f"  {h:10.2f} nats at {[round(v, 3) for v in place]}"
-        for h, place in zip(heights.tolist(), torch.cat([found.centre.unsqueeze(0), places[:8]]).tolist(), strict=True)
-    ]
-    return (
-        f"the log density of the outer sites {_names(found)} has several modes. Its mode and other places that count, "
-        "in unconstrained coordinates:\n" + "\n".join(lines) + "\nName one site in outer=[...], whose modes are all "
-        "integrated, or sample them: "
-        f"MCMC(NUTS(LaplaceMarginal(model, integrate={list(found.state.problem.joint.latents.names)})), ...)."
-    )
-
-
-def _require_fall(found: Around, where: Chart, profiles: Tensor) -> None:
-    """Refuse a density that stays up far from its mode, as under a prior without an integral.
-
-    :raises ImproperPosterior: where it is no lower at 26 than at 6 standard deviations, and that not low enough.
-    """
-    for axis, end in itertools.product(range(where.num_dims), (0, -1)):
-        before = profiles[axis, end]
-        if float(profiles.amax() - before) < WORTH:
-            far = where.centre + 4.0 * PROBES[end] * where.basis[:, axis]
-            if float(before - found.inner(far.unsqueeze(0), thorough=False).log_density) < 1.0:
-                raise ImproperPosterior(_flat(found))
-
-
-def _flat(found: Around) -> str:
-    return (
-        f"the log density of the outer sites {_names(found)} hardly falls far from where their search ended: it has no "
-        "integral, so there is no evidence. Give them proper priors, such as HalfNormal or HalfCauchy, or maximise "
-        "them by hyper=."
-    )
 
 
 def tabulated(found: Around, where: Chart, elsewhere: Tensor, tolerance: float) -> Integral:
@@ -309,6 +241,51 @@ def _moved(before: Integral, now: Integral) -> float:
     moved = torch.maximum((new_mean - mean).abs() / new_sd, (sd / new_sd).log().abs()).max()
     worst = max(now.error, float(moved) / SD_PER_NAT)
     return worst if math.isfinite(worst) else math.inf
+
+
+def on_a_lattice(found: Around, tolerance: float) -> Integral | None:
+    """Ever finer lattices over all that counts and hangs together, however it is bent; None where that is too much."""
+    before = math.inf
+    for step in LATTICES:
+        cells = _flooded(found, step)
+        if cells is None:
+            return None
+        now = _lattice(found, step, cells)
+        now = replace(now, error=abs(float(now.log_evidence) - before))
+        if now.error <= tolerance / MOVES:
+            return now
+        before = float(now.log_evidence)
+    return None
+
+
+def _flooded(found: Around, step: float) -> Tensor | None:
+    """The cells ``(K, d)`` of a lattice through the mode, neighbour by neighbour, until the density is low."""
+    centre = (0,) * found.straight.num_dims
+    height: dict[tuple[int, ...], float] = {}
+    front = {centre}
+    while front and len(height) + len(front) <= MOST_NODES:
+        cells = sorted(front)
+        z = step * found.centre.new_tensor(cells)
+        height |= zip(cells, found.inner(found.straight.forward(z), thorough=False).log_density.tolist(), strict=True)
+        low = max(height.values()) - SHALLOW
+        front = {n for c in cells if height[c] > low for n in _neighbours(c) if n not in height}
+    return None if front else torch.tensor(sorted(height), device=found.centre.device)
+
+
+def _neighbours(cell: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    for axis, side in itertools.product(range(len(cell)), (-1, 1)):
+        yield (*cell[:axis], cell[axis] + side, *cell[axis + 1 :])
+
+
+def _lattice(found: Around, step: float, cells: Tensor) -> Integral:
+    nodes = found.inner(found.straight.forward(step * cells.to(found.centre)))
+    log_mass = nodes.log_density + found.straight.log_slope(found.centre) + len(found.centre) * math.log(step)
+    log_evidence, corner = log_mass.logsumexp(0), cells.amin(0)
+    table = torch.full((cells.amax(0) - corner + 1).tolist(), -math.inf).to(log_mass)
+    table[tuple((cells - corner).T)] = log_mass
+    density = Lattice(step, step * corner.to(found.centre), table)
+    method = f"{len(cells)} nodes on a lattice of {len(found.centre)} axes"
+    return Integral(found, found.straight, density, log_evidence, math.inf, nodes, log_mass.log_softmax(0), method)
 
 
 def _products(found: Around, where: Chart) -> Iterator[Integral]:
@@ -383,16 +360,11 @@ def drawn(found: Around, where: Chart, tolerance: float) -> Integral:
     return Integral(found, where, density, log_evidence, error, nodes, weights, method)
 
 
-def _names(found: Around) -> list[str]:
-    slices = found.state.problem.joint.hypers.slices
-    return sorted({n for n, s in slices.items() for i in found.outer.tolist() if s.start <= i < s.stop})
-
-
 def _scattered(found: Around, log_weights: Tensor) -> str:
     effective = float(importance.effective_sample_size(log_weights))
     inside = list(found.state.problem.joint.latents.names)
     return (
-        f"the outer sites {_names(found)}, {len(found.outer)} coordinates, cannot be integrated from their mode: "
+        f"the outer sites {found.names}, {len(found.outer)} coordinates, cannot be integrated from their mode: "
         f"{len(log_weights)} draws there are worth {effective:.1f}. Sample them instead, the rest integrated: "
         f"MCMC(NUTS(LaplaceMarginal(model, integrate={inside})), ...); or name fewer in outer=, or maximise some by "
         "hyper=."

@@ -1,16 +1,20 @@
-"""Hyperparameters that are maximised around the integral over the outer sites."""
+"""Hyperparameters that are maximised around the integral over the outer sites, and the hills of that integral."""
 
+import itertools
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, slope
 from pyro_evidence.laplace.nested.integration import PRODUCT_DIMS, Around, around
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.quadrature import nodes as quadrature
-from pyro_evidence.numerics.quadrature.chart import chart
+from pyro_evidence.numerics.quadrature.chart import PROBES, chart
 from pyro_evidence.numerics.quadrature.nodes import Rule
+from pyro_evidence.threads import own_random_numbers
 
 ROUNDS = 8
 SETTLED = 1e-4  # a move of the hyperparameters, unconstrained, that counts as none
@@ -18,6 +22,12 @@ NUM_NODES = 5
 ARRIVED = 1e-6  # nats
 HIGHER = 1e-3  # nats above a mode at which a place leads to another
 FLAT = 1e-6  # the largest derivative that counts as zero, nats
+ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, that no data leave
+WORTH = 15.0  # nats below the top that are still worth counting, far away
+HILL = 0.5  # nats that the log density must rise again by to have another mode
+CLIMBS = 8  # from the highest places far from the mode
+SAME = 0.1  # standard deviations between two ends of one climb
+SHARE = 0.1  # of the tolerance that another hill may hold unseen
 
 
 @dataclass(frozen=True)
@@ -106,18 +116,147 @@ def from_the_highest(found: Around) -> Around:
     if not has_arrived(found):
         found = around(_outer_mode(found, found.state.theta), found.outer)
     for _ in range(ROUNDS):
-        places = chart(found.centre, found.precision).probes()
-        height = found.inner(torch.cat([found.centre.unsqueeze(0), places]), thorough=False).log_density
-        best = int(height[1:].nan_to_num(nan=-torch.inf).argmax())
-        if not bool(height[1 + best] > height[0] + HIGHER):
+        here = found.inner(found.centre.unsqueeze(0), thorough=False).log_density
+        best = int(found.profile.argmax())
+        if not bool(found.profile[best] > here + HIGHER):
             break
-        state = found.state
-        begun = laplace_state(state.problem, state.theta.index_copy(0, found.outer, places[best]), state.u)
-        found = around(_outer_mode(replace(found, state=begun), begun.theta), found.outer)
+        found = _climbed(found, found.straight.probes()[best])
     return found
+
+
+def _climbed(found: Around, place: Tensor) -> Around:
+    """The outer mode to which an ascent from ``place`` ``(d,)`` leads.
+
+    :raises ArithmeticError: where there is no inner mode at that place.
+    :raises NotAMode: where the ascent ends at no maximum.
+    """
+    state = found.state
+    begun = laplace_state(state.problem, state.theta.index_copy(0, found.outer, place), state.u)
+    return around(_outer_mode(replace(found, state=begun), begun.theta), found.outer)
+
+
+def surveyed(found: Around, tolerance: float) -> tuple[Around, Tensor]:
+    """The outer mode to integrate around, and places ``(M, 1)`` of other hills where there is but one axis.
+
+    :param tolerance: of the log evidence, nats.
+    :raises ImproperPosterior: where the outer density does not fall.
+    :raises NotAMode: where other hills count, on more than one axis.
+    """
+    require_integral(found)
+    elsewhere = other_hills(found, tolerance)
+    if len(elsewhere) and len(found.outer) > 1:  # this may not be the highest
+        found = from_the_highest(found)
+        elsewhere = other_hills(found, tolerance)
+        if len(elsewhere):
+            raise NotAMode(_several_hills(found, elsewhere))
+    return found, elsewhere
+
+
+def other_hills(found: Around, tolerance: float) -> Tensor:
+    """Places ``(M, d)`` on other hills of the outer density, as far as they count.
+
+    On one axis these are all places far away where it is not low, since a table over all of them costs little; on
+    several, places from which an ascent ends at another mode, with more mass than a tenth of the tolerance.
+    """
+    places = _elsewhere(found)
+    if places.shape[-1] == 1:
+        return places
+    counted = [_is_another(found, place, tolerance) for place in places[:CLIMBS]]
+    return places[:CLIMBS][torch.tensor(counted, dtype=torch.bool, device=places.device)]
+
+
+def _is_another(found: Around, place: Tensor, tolerance: float) -> bool:
+    """Whether ``place`` lies on a hill of its own; one without a top that is found counts as one."""
+    try:
+        reached = _climbed(found, place)
+    except (ArithmeticError, NotAMode):
+        return True
+    apart = torch.linalg.solve(found.straight.basis, reached.centre - found.centre).norm()
+    return float(apart) > SAME and _log_mass(reached) - _log_mass(found) > math.log(SHARE * tolerance)
+
+
+def _log_mass(found: Around) -> float:
+    """Laplace's approximation of a hill's integral, less a constant, nats."""
+    return found.state.objective - 0.5 * float(torch.logdet(found.precision))
+
+
+def _elsewhere(found: Around) -> Tensor:
+    """Places ``(M, d)`` far from the mode, or beyond a valley, where the density is worth a look, the highest first."""
+    drawn = _prior_draws(found)
+    points = torch.cat([found.straight.probes(), drawn])
+    height = torch.cat([found.profile, found.inner(drawn, thorough=False).log_density])
+    profiles = found.profile.reshape(found.straight.num_dims, -1)
+    beyond = torch.cat([_beyond_valleys(profiles).reshape(-1), height.new_zeros(len(drawn)).bool()])
+    far = found.straight.inverse(points).norm(dim=-1) > -PROBES[0]
+    chosen = (height > found.profile.amax() - WORTH) & (far & (height > _fallen(profiles)) | beyond)
+    return points[chosen][height[chosen].argsort(descending=True)]
+
+
+def _prior_draws(found: Around) -> Tensor:
+    """Outer coordinates drawn from the prior of each outer site, the others at the mode, ``(16, d)``."""
+    joint, state = found.state.problem.joint, found.state
+    nodes = joint.trace(state.u, state.theta).nodes
+    parts = [p for p in joint.hypers if p.name in found.names]
+    with own_random_numbers():
+        torch.manual_seed(0)
+        draws = [p.transform.inv(nodes[p.name]["fn"].sample((16,))).reshape(16, -1).double() for p in parts]
+    rows = torch.cat(draws, -1)
+    return rows[torch.isfinite(rows).all(-1)]
+
+
+def _fallen(profiles: Tensor) -> Tensor:
+    """How low the log density has fallen at the ends of the axes where it is highest there."""
+    return torch.maximum(profiles[:, 0], profiles[:, -1]).amax() + HILL
+
+
+def _beyond_valleys(profiles: Tensor) -> Tensor:
+    """Points of each axis at which the log density has risen again on the way from the mode, ``(d, J)`` bool."""
+    middle = profiles.shape[-1] // 2
+    right, left = profiles[:, middle:], profiles[:, : middle + 1].flip(-1)
+    risen = [way - way.cummin(-1).values > HILL for way in (left, right)]
+    return torch.cat([risen[0].flip(-1)[:, :-1], risen[1]], -1)
 
 
 def has_arrived(found: Around) -> bool:
     """Whether a Newton step of the outer sites promises nothing that counts."""
     left = slope(found.state).total[found.outer]
     return float(left @ torch.linalg.solve(found.precision, left)) < ARRIVED
+
+
+def _several_hills(found: Around, places: Tensor) -> str:
+    places = torch.cat([found.centre.unsqueeze(0), places])
+    lines = [
+        f"  {height:10.2f} nats at {[round(v, 3) for v in place]}"
+        for height, place in zip(found.inner(places).log_density.tolist(), places.tolist(), strict=True)
+    ]
+    return (
+        f"the log density of the outer sites {found.names} has several modes. Its mode and other places that count, "
+        "in unconstrained coordinates:\n" + "\n".join(lines) + "\nName one site in outer=[...], whose modes are all "
+        "integrated, or sample them: "
+        f"MCMC(NUTS(LaplaceMarginal(model, integrate={list(found.state.problem.joint.latents.names)})), ...)."
+    )
+
+
+def require_integral(found: Around) -> None:
+    """Refuse a density that stays up far from its mode, as under a prior without an integral.
+
+    :raises ImproperPosterior: where an axis is endless, or the density no lower at 26 than at 6 standard deviations,
+        and that not low enough.
+    """
+    if float(found.straight.basis.norm(dim=0).max()) > ENDLESS:
+        raise ImproperPosterior(_flat(found))
+    profiles = found.profile.reshape(found.straight.num_dims, -1)
+    for axis, end in itertools.product(range(len(profiles)), (0, -1)):
+        before = profiles[axis, end]
+        if float(profiles.amax() - before) < WORTH:
+            far = found.centre + 4.0 * PROBES[end] * found.straight.basis[:, axis]
+            if float(before - found.inner(far.unsqueeze(0), thorough=False).log_density) < 1.0:
+                raise ImproperPosterior(_flat(found))
+
+
+def _flat(found: Around) -> str:
+    return (
+        f"the log density of the outer sites {found.names} hardly falls far from where their search ended: it has no "
+        "integral, so there is no evidence. Give them proper priors, such as HalfNormal or HalfCauchy, or maximise "
+        "them by hyper=."
+    )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.close_calls import recalled
-from pyro_evidence.errors import BadInput, NotAMode
+from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
@@ -22,7 +22,7 @@ from pyro_evidence.laplace.nested.inner import log_priors
 from pyro_evidence.laplace.nested.integration import Integral, integrate
 from pyro_evidence.laplace.nested.marginal import Marginal
 from pyro_evidence.laplace.nested.outer_joint import OuterJoint
-from pyro_evidence.laplace.nested.outside import from_the_highest, has_arrived, maximised
+from pyro_evidence.laplace.nested.outside import from_the_highest, has_arrived, maximised, surveyed
 from pyro_evidence.laplace.nested.whole import Drawn, Places, Proposal
 from pyro_evidence.laplace.new_data.gaussian_posterior import generator_of
 from pyro_evidence.laplace.new_data.leave_out import OuterPlaces, white
@@ -206,11 +206,8 @@ def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: Lap
     if fit.status is Status.STEP_LIMIT:
         found = from_the_highest(found)
     status = posterior.status
-    try:
-        integral = integrate(found, tolerance)
-    except NotAMode:  # several hills, of which this may not be the highest
-        found = from_the_highest(found)
-        integral = integrate(found, tolerance)
+    found, elsewhere = surveyed(found, tolerance)
+    integral = integrate(found, tolerance, elsewhere)
     if fit.status is Status.STEP_LIMIT and len(found.outer) == len(found.state.theta) and has_arrived(found):
         status = Status.CONVERGED.value
     state = whole.whole_state(full, integral)

@@ -11,6 +11,7 @@ from pyro_evidence.numerics.quadrature.nodes import Rule
 
 EDGE = 8.0  # standard deviations beyond which nothing is drawn
 CELLS = 512
+NOTHING = -100.0  # nats below the top
 MOST_LAGRANGE = 11  # nodes through which one polynomial is laid
 
 
@@ -61,40 +62,41 @@ class Normal:
         return Grid(grid, -0.5 * gap.square())
 
 
-@dataclass(frozen=True)
-class Interpolated:
-    """The standard normal density times the exponential of a smooth curve through the nodes, one axis after the other.
+class AxisByAxis:
+    """A density of which each coordinate is known given those before it, on a fine grid of its own.
 
-    ``z_1`` from its marginal, ``z_2`` given ``z_1``, and so on; each on a fine grid between whose points the density is
-    linear, so that draws and densities are exact for one another.  Beyond the outermost nodes the curve goes on as
-    the straight line through the last two.
+    Draws and densities are exact for one another: between the points of a grid the density is linear.
     """
-
-    rule: Rule  # of one axis
-    log_ratio: Tensor  # (k,) * d: log density over standard normal at the nodes, nats
 
     @property
     def num_dims(self) -> int:
         """Number of axes."""
-        return self.log_ratio.dim()
+        return self._values().dim() - 1
 
-    def permuted(self, order: tuple[int, ...]) -> "Interpolated":
-        """The same density with its axes in another order."""
-        return Interpolated(self.rule, self.log_ratio.permute(order))
+    def _values(self) -> Tensor:
+        """Values at the nodes, ``(1, k_1, ..., k_d)``."""
+        raise NotImplementedError
+
+    def _conditional(self, rest: Tensor) -> "Grid":
+        """The next coordinate's density, those behind it integrated out; ``rest`` is ``(S, k, ...)``."""
+        raise NotImplementedError
+
+    def _given(self, rest: Tensor, z: Tensor) -> Tensor:
+        """``rest`` ``(S or 1, k, ...)`` at a value of its first axis for each row, ``(S, ...)``."""
+        raise NotImplementedError
 
     def colour(self, white: Tensor) -> Tensor:
         """Draws from white noise: each coordinate by the inverse of its conditional distribution function."""
         uniform = torch.special.ndtr(white)
-        rest, found = self.log_ratio.unsqueeze(0), []
+        rest, found = self._values(), []
         for axis in range(self.num_dims):
-            density = self._conditional(rest)
-            found.append(density.icdf(uniform[:, axis]))
+            found.append(self._conditional(rest).icdf(uniform[:, axis]))
             rest = self._given(rest, found[-1])
         return torch.stack(found, -1)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """Log density, nats; minus infinity beyond :data:`EDGE`."""
-        rest, total = self.log_ratio.unsqueeze(0), torch.zeros(len(z)).to(z)
+        """Log density, nats; minus infinity beyond the grids."""
+        rest, total = self._values(), torch.zeros(len(z)).to(z)
         for axis in range(self.num_dims):
             total = total + self._conditional(rest).log_prob(z[:, axis])
             rest = self._given(rest, z[:, axis])
@@ -102,13 +104,31 @@ class Interpolated:
 
     def last_given_others(self, others: Tensor) -> "Grid":
         """The density of the last coordinate given the others ``(S, d - 1)``, one row each."""
-        rest = self.log_ratio.unsqueeze(0)
+        rest = self._values()
         for axis in range(self.num_dims - 1):
             rest = self._given(rest, others[:, axis])
         return self._conditional(rest)
 
+
+@dataclass(frozen=True)
+class Interpolated(AxisByAxis):
+    """The standard normal density times the exponential of a smooth curve through the nodes, one axis after the other.
+
+    Beyond the outermost nodes the curve goes on as the straight line through the last two; beyond :data:`EDGE` there is
+    nothing.
+    """
+
+    rule: Rule  # of one axis
+    log_ratio: Tensor  # (k,) * d: log density over standard normal at the nodes, nats
+
+    def _values(self) -> Tensor:
+        return self.log_ratio.unsqueeze(0)
+
+    def permuted(self, order: tuple[int, ...]) -> "Interpolated":
+        """The same density with its axes in another order."""
+        return Interpolated(self.rule, self.log_ratio.permute(order))
+
     def _conditional(self, rest: Tensor) -> "Grid":
-        """The next coordinate's density, those behind it integrated out; ``rest`` is ``(S, k, ...)``."""
         for _ in range(rest.dim() - 2):
             rest = (rest + self.rule.log_weights).logsumexp(-1)
         grid = torch.linspace(-EDGE, EDGE, CELLS + 1, dtype=rest.dtype, device=rest.device)
@@ -116,7 +136,6 @@ class Interpolated:
         return Grid(grid, log_density)
 
     def _given(self, rest: Tensor, z: Tensor) -> Tensor:
-        """``rest`` ``(S or 1, k, ...)`` at a value of its first axis for each row, ``(S, ...)``."""
         flat = rest.reshape(len(rest), rest.shape[1], -1).expand(len(z), -1, -1)
         return torch.einsum("sk,skm->sm", self._basis(z), flat).reshape(len(z), *rest.shape[2:])
 
@@ -129,6 +148,38 @@ class Interpolated:
         ends = torch.zeros(2, len(nodes)).to(nodes)
         ends[0, :2], ends[1, -2:] = nodes.new_tensor([-1.0, 1.0]), nodes.new_tensor([-1.0, 1.0])
         return found + torch.where(beyond < 0, beyond * ends[0], beyond * ends[1])
+
+
+@dataclass(frozen=True)
+class Lattice(AxisByAxis):
+    """A density that is linear along each axis between the points of a lattice, and nothing outside of it."""
+
+    step: float  # between neighbours, the same on all axes
+    first: Tensor  # (d,) the corner
+    log_density: Tensor  # (k_1, ..., k_d) up to a constant, nats; minus infinity where there is next to nothing
+
+    def permuted(self, order: tuple[int, ...]) -> "Lattice":
+        """The same density with its axes in another order."""
+        return Lattice(self.step, self.first[list(order)], self.log_density.permute(order))
+
+    def _values(self) -> Tensor:
+        """Heights, next to nothing where there is nothing, so that each row has a density."""
+        return (self.log_density - self.log_density.amax()).clamp(min=NOTHING).exp().unsqueeze(0)
+
+    def _conditional(self, rest: Tensor) -> "Grid":
+        return Grid(self._points(rest), rest.flatten(2).sum(-1).log() if rest.dim() > 2 else rest.log())
+
+    def _given(self, rest: Tensor, z: Tensor) -> Tensor:
+        points = self._points(rest)
+        place = ((z - points[0]) / self.step).clamp(0.0, len(points) - 1.0 - 1e-9)
+        cell, rows = place.floor().long(), rest.expand(len(z), *rest.shape[1:])
+        row, share = torch.arange(len(z), device=z.device), (place - place.floor()).reshape(-1, *[1] * (rest.dim() - 2))
+        return (1.0 - share) * rows[row, cell] + share * rows[row, cell + 1]
+
+    def _points(self, rest: Tensor) -> Tensor:
+        """Of the first axis that ``rest`` still has."""
+        first = self.first[self.num_dims - (rest.dim() - 1)]
+        return first + self.step * torch.arange(rest.shape[1], device=first.device).to(first)
 
 
 def lagrange(nodes: Tensor, z: Tensor) -> Tensor:
