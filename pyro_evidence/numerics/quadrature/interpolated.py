@@ -163,8 +163,8 @@ class Lattice(AxisByAxis):
         return Lattice(self.step, self.first[list(order)], self.log_density.permute(order))
 
     def _values(self) -> Tensor:
-        """Heights, next to nothing where there is nothing, so that each row has a density."""
-        return (self.log_density - self.log_density.amax()).clamp(min=NOTHING).exp().unsqueeze(0)
+        fallen = self.log_density - self.log_density.amax()
+        return fallen.clamp(min=NOTHING).exp().unsqueeze(0)  # so that each row of the lattice has a density
 
     def _conditional(self, rest: Tensor) -> "Grid":
         return Grid(self._points(rest), rest.flatten(2).sum(-1).log() if rest.dim() > 2 else rest.log())
