@@ -13,8 +13,10 @@ from pyro_evidence import drawing
 from pyro_evidence.drawing import Axes
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
+from pyro_evidence.evidence_check.many import in_parts
 from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.evidence_check.target import Posterior, rounding
+from pyro_evidence.laplace.blocks.face import MANY
 from pyro_evidence.laplace.nested.posterior import NestedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.memory import within_memory
@@ -155,7 +157,12 @@ COLUMNS = {
 def _caveats(first: Row, second: Row) -> list[str]:
     """What to think of before believing the order."""
     lead, more = first.log_evidence - second.log_evidence, first.num_hyperparameters - second.num_hyperparameters
-    said = []
+    said, error = [], math.hypot(first.standard_error, second.standard_error)
+    if lead < 2.0 * error:
+        said.append(
+            f"{first.name} leads {second.name} by {lead:.3g} nats, and the error of that is {error:.3g}: the order is "
+            "open. Refine the doubtful one: nodes=7 where blocks are independent, bridge_sampling(...) of long chains."
+        )
     if 0 < more and lead < more:
         said.append(
             f"{first.name} leads {second.name} by {lead:.2f} nats and has {more} more maximised hyperparameters, each "
@@ -187,7 +194,8 @@ def compare_evidence(
     that are left beside it.
 
     :param estimates: model name -> estimate to use, from :func:`bridge_sampling` for example; others are
-        estimated by :func:`importance_sampling`.
+        estimated by :func:`importance_sampling`, or where its weights are in doubt or the coordinates more than 1,000
+        by quadrature in independent blocks, and without such by Laplace with the second term of its series as error.
     :param prior: model name -> prior probability, any positive numbers; default all equal.
     :param throw: False lists what would have been refused among the doubts of the result.
     :param posteriors: two or more, under names of your choice.
@@ -230,6 +238,15 @@ def _estimate(posterior: Posterior) -> EvidenceEstimate:
     if isinstance(posterior, AxesPosterior) and not len(posterior.state.x):
         value = float(posterior.log_evidence)
         return EvidenceEstimate("nothing left to integrate", value, rounding(value), {})
+    if isinstance(posterior, AxesPosterior | MixturePosterior):
+        return _sampled(posterior)
+    if int(posterior.state.problem.active.sum()) > MANY:
+        return in_parts(posterior) or _sampled(posterior)
+    found = _sampled(posterior)
+    return found if found.reliable else in_parts(posterior) or found
+
+
+def _sampled(posterior: Posterior) -> EvidenceEstimate:
     if isinstance(posterior, NestedPosterior):  # every draw is an inner mode, and few are needed
         return importance_sampling(posterior, num_samples=NESTED_DRAWS)
     return importance_sampling(posterior)

@@ -16,6 +16,7 @@ from pyro_evidence.evidence_check.target import (
     target_of,
     undefined,
 )
+from pyro_evidence.laplace.blocks.face import MANY
 from pyro_evidence.memory import within_memory
 from pyro_evidence.numerics import importance
 from pyro_evidence.program.simulate import affordable_draws
@@ -57,6 +58,7 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int | None = None
     found = _estimate(
         log_weights,
         f"importance sampling from {len(proposal.loc)} mode{'s' if len(proposal.loc) > 1 else ''}, S={num_samples}",
+        target.size,
     )
     return replace(found, doubts=(*found.doubts, *undefined(log_joint, "Laplace's normal")))
 
@@ -65,17 +67,27 @@ def _white(num_samples: int, size: int, seed: int) -> Tensor:
     return torch.randn(num_samples, size, generator=seeded(seed), dtype=torch.float64)
 
 
-def _estimate(log_weights: Tensor, method: str) -> EvidenceEstimate:
+def _estimate(log_weights: Tensor, method: str, size: int) -> EvidenceEstimate:
     found = importance.checked(log_weights)
     k, smooth = found.pareto_k, found.log_weights
     value = float(importance.log_mean(smooth))
     error = math.hypot(float(importance.standard_error(smooth)), rounding(value))
     effective = float(importance.effective_sample_size(smooth))
-    doubts = (_letter(k, len(log_weights)),) if k > importance.threshold(len(log_weights)) else ()
+    letter = _of_many if size > MANY else _letter
+    doubts = (letter(k, len(log_weights), size),) if k > importance.threshold(len(log_weights)) else ()
     return EvidenceEstimate(method, value, error, {"pareto_k": k, "effective_sample_size": effective}, doubts)
 
 
-def _letter(k: float, num_samples: int) -> str:
+def _of_many(k: float, num_samples: int, size: int) -> str:
+    return (
+        f"k-hat is {k:.2f}; expected below {importance.threshold(num_samples):.2f} with {num_samples} draws. Of draws "
+        f"in {size:,} dimensions that says little: weights spread with the number of coordinates, however close to "
+        "normal each is. Look at posterior.log_evidence_error and posterior.blocks(site), which go block by block; "
+        "compare_evidence(...) does."
+    )
+
+
+def _letter(k: float, num_samples: int, size: int) -> str:
     return (
         f"k-hat is {k:.2f}; expected below {importance.threshold(num_samples):.2f} with {num_samples} draws. The "
         "posterior has heavier tails than its "

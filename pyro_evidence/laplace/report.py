@@ -163,8 +163,8 @@ def _doubtful_blocks(found: Mapping[str, Any]) -> list[str]:
     if not found["blocks_above"]:
         return []
     return [
-        f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: their integrals stand, "
-        "their draws, which are Laplace's, do not; posterior.blocks(site) has means and deviations by quadrature."
+        f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: their draws, and "
+        "integrals that are Laplace's (nodes=1), are not to be trusted; posterior.blocks(site) has both by quadrature."
     ]
 
 

@@ -9,8 +9,10 @@ from torch import Tensor
 from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.blocks.marginal import Limits, Marginal, Place
+from pyro_evidence.laplace.blocks.partition import Partition
 from pyro_evidence.laplace.blocks.quadrature import block_density
 from pyro_evidence.laplace.blocks.second_order import second_order
+from pyro_evidence.laplace.blocks.terms import BlockDensity
 from pyro_evidence.laplace.summary.names import Names, names_of
 from pyro_evidence.numerics import evidence
 from pyro_evidence.program.log_joint import LogJoint
@@ -29,6 +31,7 @@ class EvidenceError(float):
     :ivar of_block: what that block contributes, nats.
     :ivar shared: what integrating the coordinates that blocks share around them, instead of beside them, changes, nats.
     :ivar method: how it was estimated, for the reader.
+    :ivar num_blocks: how many independent blocks there are, and ``num_shared`` how many coordinates they share.
 
     >>> error = EvidenceError.of(-0.25, "a[3]", -0.2, 0.0, "5 against 7 nodes")
     >>> error < 0.3, error.block, error.signed
@@ -40,6 +43,8 @@ class EvidenceError(float):
     of_block: float
     shared: float
     method: str
+    num_blocks: int = 0
+    num_shared: int = 0
 
     @classmethod
     def of(cls, signed: float, block: str, of_block: float, shared: float, method: str) -> "EvidenceError":
@@ -47,6 +52,11 @@ class EvidenceError(float):
         found = cls(abs(signed))
         found.signed, found.block, found.of_block, found.shared, found.method = signed, block, of_block, shared, method
         return found
+
+    def among(self, partition: Partition) -> "EvidenceError":
+        """The same error, which knows how many blocks it is of."""
+        self.num_blocks, self.num_shared = partition.num_blocks, len(partition.shared)
+        return self
 
     def beside(self, other: float) -> "EvidenceError":
         """This error with that of an integral around it added, nats."""
@@ -71,8 +81,29 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
     if isinstance(density, Coupled):
         return second_order(state, EvidenceError.of)
     num = COMPARED if density.partition.num_blocks <= MANY else COMPARED_OF_MANY
-    limits = Limits(problem.tolerance, problem.slack)
-    return _of_laplace(state, Marginal(density, num, limits, problem.joint.latents.label))
+    return _of_laplace(state, _marginal(state, density, num))
+
+
+def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
+    """A better number than an error's: two more nodes, around the mode of what blocks share with these integrated.
+
+    The same error where the state is by quadrature already, or has no blocks.
+    """
+    problem = state.problem
+    density = None if state.place is not None else block_density(problem.joint, problem.structure, problem.active)
+    if density is None or isinstance(density, Coupled):
+        return error
+    num = COMPARED if density.partition.num_blocks <= MANY else COMPARED_OF_MANY
+    more = _marginal(state, density, num + 2)
+    place = more.find(state.theta, state.u)
+    gain, method = place.each[:-1] - by_laplace(place), f"1 against {more.num} nodes"
+    signed = float(more.log_evidence(place) - state.log_evidence)
+    return EvidenceError.of(signed, *_worst(more, gain), signed - float(gain.sum()), method).among(more.partition)
+
+
+def _marginal(state: LaplaceState, density: BlockDensity, num: int) -> Marginal:
+    problem = state.problem
+    return Marginal(density, num, Limits(problem.tolerance, problem.slack), problem.joint.latents.label)
 
 
 def _of_nodes(state: LaplaceState, marginal: Marginal, place: Place) -> EvidenceError:
@@ -81,7 +112,7 @@ def _of_nodes(state: LaplaceState, marginal: Marginal, place: Place) -> Evidence
     gain = (better.each - place.each)[:-1]
     signed = float(more.log_evidence(better) - state.log_evidence)
     method = f"{marginal.num} against {more.num} nodes"
-    return EvidenceError.of(signed, *_worst(marginal, gain), 0.0, method)
+    return EvidenceError.of(signed, *_worst(marginal, gain), 0.0, method).among(marginal.partition)
 
 
 def _worst(marginal: Marginal, gain: Tensor) -> tuple[str, float]:
@@ -110,7 +141,7 @@ def _of_laplace(state: LaplaceState, marginal: Marginal) -> EvidenceError:
     signed = float(rest - state.log_evidence)
     blocks = float(gain.sum())
     method = f"1 against {marginal.num} nodes, at the mode"
-    return EvidenceError.of(signed, *_worst(marginal, gain), signed - blocks, method)
+    return EvidenceError.of(signed, *_worst(marginal, gain), signed - blocks, method).among(p)
 
 
 def by_laplace(here: Place) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.blocks.error import (
@@ -27,6 +28,7 @@ from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.settings import check_count, check_seed, seeded
 from pyro_evidence.threads import without_validation
 
+MANY = 1_000  # coordinates beyond which weights of joint draws spread by their number alone
 MOST = 2**27  # of log densities of a check
 NUMBERS = 2**23  # of a tensor of log densities that is held at a time
 
@@ -57,6 +59,11 @@ class Blockwise:
     """A posterior whose independent blocks can be looked at."""
 
     state: LaplaceState
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """In nats, of the whole."""
+        return self.state.log_evidence
 
     @property
     def _inside(self) -> LaplaceState:
@@ -122,27 +129,42 @@ class Blockwise:
             return []
         return letters(error, problem.nodes) if error.block or problem.structure.factors is not None else []
 
+    @property
+    def _is_many_blocks(self) -> bool:
+        """Whether there are more coordinates than weights of joint draws tell of, in independent blocks."""
+        problem = self._inside.problem
+        found = int(problem.active.sum()) > MANY and problem.curvature is exact_hessian and problem.joint.kept
+        return found and bool(self.log_evidence_error.block)
+
     def _checked_by_blocks(self, num_samples: int, seed: int) -> dict[str, Any]:
         """What importance weights of each block by itself say, given what blocks share at its mode."""
         state, marginal = self._inside, _marginal(self._inside)
         data = sum(len(owner) for owner in marginal.partition.owner.values())
         num = max(100, min(num_samples, MOST // max(1, data)))
-        place = state.place
-        assert place is not None
+        place = state.place or _place(marginal, state)
         with without_validation(), torch.no_grad():
             log_weights = log_weights_of(marginal.density.terms(state.theta), place, num, seed)
         shapes, weights = pareto_shapes(log_weights), (log_weights - log_weights.amax(0)).exp()
-        gain = log_weights.logsumexp(0) - math.log(num) - place.each[:-1]
         error = weights.std(0) / weights.mean(0) / num**0.5
+        # the logarithm of a mean of few weights is low by half its squared error
+        gain = log_weights.logsumexp(0) - math.log(num) + 0.5 * error.square()
+        gain -= by_laplace(place) if state.place is None else place.each[:-1]
         return {
             "pareto_k": float(shapes.max()),
             "exact": bool((log_weights.amax(0) - log_weights.amin(0) < 1e-8).all()) and not len(place.shared),
-            "log_evidence_importance": float(state.log_evidence + gain.sum()),
+            "log_evidence_importance": float(self.log_evidence + gain.sum()),
             "log_evidence_importance_se": float(error.square().sum().sqrt()),
             "effective_sample_size": float((weights.sum(0).square() / weights.square().sum(0)).min()),
             "num_blocks": len(shapes),
             "blocks_above": int((shapes > 0.7).sum()),
         }
+
+
+def _place(marginal: Marginal, state: LaplaceState) -> Place:
+    """The blocks at the mode of everything."""
+    p = marginal.partition
+    with torch.enable_grad(), without_validation():
+        return marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
 
 
 def _marginal(state: LaplaceState) -> Marginal:
@@ -162,9 +184,7 @@ def _sites(marginal: Marginal) -> list[str]:
 def _looked_at(marginal: Marginal, state: LaplaceState, num_samples: int, seed: int) -> Blocks:
     """Every block: checks ``(G,)``, moments of all of their coordinates ``(n,)``."""
     p = marginal.partition
-    terms = marginal.density.terms(state.theta)
-    with torch.enable_grad():
-        here = state.place or marginal.place(terms, state.u[p.own], state.u[p.shared])
+    terms, here = marginal.density.terms(state.theta), state.place or _place(marginal, state)
     centre = here.modes.own
     nodes = placed(p, centre, here.modes.tril, marginal.num)
     log_terms = _valued(terms, nodes.rows, here) + nodes.log_weights
