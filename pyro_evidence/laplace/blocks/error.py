@@ -118,16 +118,22 @@ def _of_nodes(state: LaplaceState, marginal: Marginal, place: Place) -> Evidence
 def _worst(marginal: Marginal, gain: Tensor) -> tuple[str, float]:
     """The block that contributes most, by name, and its contribution."""
     worst = int(gain.abs().argmax())
-    first = int(torch.nonzero(marginal.partition.block == worst)[0])
-    return element_name(marginal.density.joint, int(marginal.partition.own[first])), float(gain[worst])
+    first = torch.nonzero(marginal.partition.block == worst)[0, 0]
+    return element_names(marginal.density.joint, marginal.partition.own[first].reshape(1))[0], float(gain[worst])
 
 
-def element_name(joint: LogJoint, index: int) -> str:
-    """What tables call a flat coordinate, such as ``b[3]``; by its unconstrained place where shapes differ."""
-    part = next(p for p in joint.latents if index < joint.latents.slices[p.name].stop)
-    place = torch.unravel_index(torch.tensor(index - joint.latents.slices[part.name].start), part.unconstrained_shape)
-    names = names_of(joint) if part.shape == part.unconstrained_shape else Names({}, {})
-    return names.label(part.name, [int(i) for i in place])
+def element_names(joint: LogJoint, index: Tensor) -> tuple[str, ...]:
+    """What tables call flat coordinates ``(n,)``, such as ``b[3]``; by unconstrained places where shapes differ."""
+    known, found = names_of(joint), [""] * len(index)
+    for part in joint.latents:
+        inside = joint.latents.slices[part.name]
+        rows = torch.nonzero((index >= inside.start) & (index < inside.stop)).flatten().cpu()
+        names = known if part.shape == part.unconstrained_shape else Names({}, {})
+        along = torch.unravel_index(index[rows].cpu() - inside.start, part.unconstrained_shape)
+        places = zip(*(x.tolist() for x in along), strict=True) if along else [()] * len(rows)
+        for row, place in zip(rows.tolist(), places, strict=True):
+            found[row] = names.label(part.name, place)
+    return tuple(found)
 
 
 def _of_laplace(state: LaplaceState, marginal: Marginal) -> EvidenceError:

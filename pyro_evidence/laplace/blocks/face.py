@@ -15,7 +15,7 @@ from pyro_evidence.laplace.blocks.error import (
     COMPARED,
     EvidenceError,
     by_laplace,
-    element_name,
+    element_names,
     evidence_error,
     letters,
 )
@@ -84,19 +84,22 @@ class Blockwise:
         with without_validation():
             return evidence_error(self._inside)
 
-    def blocks(self, site: str, num_samples: int = 1000, seed: int = 0) -> Blocks:
+    def blocks(self, site: str, num_samples: int | None = None, seed: int = 0) -> Blocks:
         """The independent blocks that hold the elements of a latent site, each with a check of its own.
 
-        :param num_samples: draws of each block, for its importance weights.
+        :param num_samples: draws of each block, for its importance weights; by default 1,000, fewer of many data.
         :raises BadInput: for a name that is no latent site, or one that blocks share.
         :raises UnsupportedModel: where no blocks are independent.
         """
-        num_samples = check_count(
-            "num_samples", num_samples, 100, "The weights' tail is fitted to the largest of them."
-        )
         check_seed(seed)
         require_kept(self._inside.problem.joint, "blocks(...)")
         marginal, joint = _marginal(self._inside), self._inside.problem.joint
+        num_samples = check_count(
+            "num_samples",
+            _affordable(marginal, 1_000) if num_samples is None else num_samples,
+            100,
+            "The weights' tail is fitted to the largest of them.",
+        )
         if not isinstance(site, str) or site not in joint.latents.slices:
             raise BadInput(f"blocks({site!r}): expected a latent site in blocks, one of {list(joint.latents.names)}.")
         p, part = marginal.partition, next(x for x in joint.latents if x.name == site)
@@ -109,10 +112,11 @@ class Blockwise:
         with without_validation(), torch.no_grad():
             found = _looked_at(marginal, self._inside, num_samples, seed)
         chosen = p.block[position].unique()
-        first = [int(p.own[(p.block == g).nonzero()[0, 0]]) for g in chosen.tolist()]
+        first = torch.full((p.num_blocks,), p.size).scatter_reduce_(0, p.block, torch.arange(len(p.own)), "amin")
+        names = element_names(joint, p.own[first[chosen]])
         numbers = (found.k_hat, found.log_integral, found.laplace_error)
         moments = (x[position].reshape(part.unconstrained_shape) for x in (found.mean, found.sd))
-        return Blocks(tuple(element_name(joint, i) for i in first), *(x[chosen] for x in numbers), *moments)
+        return Blocks(names, *(x[chosen] for x in numbers), *moments)
 
     def _said_of_blocks(self) -> list[str]:
         """What ``summary()`` says of the log evidence's error, where it is above one nat.
@@ -139,8 +143,7 @@ class Blockwise:
     def _checked_by_blocks(self, num_samples: int, seed: int) -> dict[str, Any]:
         """What importance weights of each block by itself say, given what blocks share at its mode."""
         state, marginal = self._inside, _marginal(self._inside)
-        data = sum(len(owner) for owner in marginal.partition.owner.values())
-        num = max(100, min(num_samples, MOST // max(1, data)))
+        num = _affordable(marginal, num_samples)
         place = state.place or _place(marginal, state)
         with without_validation(), torch.no_grad():
             log_weights = log_weights_of(marginal.density.terms(state.theta), place, num, seed)
@@ -158,6 +161,12 @@ class Blockwise:
             "num_blocks": len(shapes),
             "blocks_above": int((shapes > 0.7).sum()),
         }
+
+
+def _affordable(marginal: Marginal, most: int) -> int:
+    """Draws of each block whose log densities are not too many."""
+    data = sum(len(owner) for owner in marginal.partition.owner.values())
+    return max(100, min(most, MOST // max(1, data)))
 
 
 def _place(marginal: Marginal, state: LaplaceState) -> Place:
