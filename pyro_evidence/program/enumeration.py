@@ -152,9 +152,33 @@ def factors(trace: Trace, names: Sequence[str], all_of_them: bool = False) -> Fa
     counted = frozenset(names)
     trace.compute_log_prob(lambda name, _: name in counted)
     trace.symbolize_dims()
+    _refuse_stray_axes(trace, names)
     summed = _sum_dims(trace)
     letters = {n: summed & _letters(trace.nodes[n]) for n in names}
     return {n: _factor(trace, n, letters) for n in names if all_of_them or letters[n]}
+
+
+def _refuse_stray_axes(trace: Trace, names: Sequence[str]) -> None:
+    """Refuse axes to the left of the plates that belong to no discrete site, which nothing would sum out rightly.
+
+    :raises UnsupportedModel: naming the first site that has one.
+    """
+    first = max((trace.nodes[n]["infer"].get("_enumerate_dim", -math.inf) for n in names), default=-math.inf)
+    for name in names:
+        node = trace.nodes[name]
+        shape, known = node["log_prob"].shape, node["infer"]["_dim_to_symbol"]
+        stray = [d for d in range(-len(shape), 0) if d <= first and shape[d] > 1 and d not in known]
+        if stray:
+            raise UnsupportedModel(_stray(name, tuple(shape), stray[0]))
+
+
+def _stray(name: str, shape: tuple[int, ...], axis: int) -> str:
+    return (
+        f"site '{name}' has a log density of shape {shape}, whose axis {axis} is neither a plate nor that of a "
+        "discrete site. A discrete site that is summed out has all its states on an axis of its own, left of the "
+        "plates: use its value as it comes, such as torch.arange(100) < s or loc[s], without unsqueeze, or index the "
+        "last axes with Vindex(loc)[..., s]."
+    )
 
 
 def _factor(trace: Trace, name: str, letters: Mapping[str, set[str]]) -> Factor:

@@ -133,3 +133,27 @@ def test_weights_of_data_around_a_label_that_is_summed_out_are_a_letter() -> Non
     with pytest.raises(UnsupportedModel, match=r"a number for each datum.*MixtureSameFamily.*run\(Y, weight\)"):
         joint = LogJoint(model, (torch.tensor([1.0, 2.0, 1.0]),))
         joint.log_joint(joint.initial_u.unsqueeze(0), joint.initial_theta)
+
+
+def changing(rate_at: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
+    """Counts whose rate changes once, ``rate_at`` telling from the year of the change which years are after it."""
+
+    def model(y: Tensor) -> None:
+        rate = pyro.sample("rate", dist.Exponential(1.0).expand([2]).to_event(1))
+        year = pyro.sample("year", dist.Categorical(torch.ones(len(y))), infer={"enumerate": "parallel"})
+        with pyro.plate("years", len(y)):
+            pyro.sample("y", dist.Poisson(torch.where(rate_at(year), rate[0], rate[1])), obs=y)
+
+    return model
+
+
+def test_axes_beyond_those_of_discrete_sites_are_a_letter_that_says_how() -> None:
+    y = torch.tensor([3.0, 5.0, 4.0, 1.0, 0.0, 1.0])
+    u, years = torch.tensor([[0.4, -0.2]], dtype=torch.float64), torch.arange(6)
+    with pytest.raises(UnsupportedModel, match=r"shape \(6, 1, 6\), whose axis -3 .* torch.arange\(100\) < s"):
+        LogJoint(changing(lambda year: years < year.unsqueeze(-1)), (y,))
+    joint = LogJoint(changing(lambda year: years < year), (y,))
+    rates = [[u[0].exp()[0] if n < k else u[0].exp()[1] for n in range(6)] for k in range(6)]
+    each = [sum(td.Poisson(r).log_prob(n) for r, n in zip(row, y, strict=True)) - math.log(6.0) for row in rates]
+    prior = td.Exponential(1.0).log_prob(u.exp()).sum() + u.sum()
+    assert_exact(joint.log_joint(u, joint.initial_theta)[0], torch.stack(each).logsumexp(0) + prior, rtol=1e-6)
