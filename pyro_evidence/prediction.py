@@ -20,7 +20,7 @@ from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import unwrapped
 from pyro_evidence.program.simulate import unobserved, vectorised
-from pyro_evidence.settings import quantile_levels
+from pyro_evidence.settings import check_seed, quantile_levels
 from pyro_evidence.threads import own_random_numbers, quiet, without_validation
 
 Values = dict[str, Tensor]
@@ -134,9 +134,10 @@ def observed_rows(
     :param seed: of the new data; the caller's random state is not touched.
     :param kept: how many rows of new data are kept for quantiles; with 0 the means of the one observed site stand for
         them.
-    :raises BadInput: when the model cannot be run on them.
+    :raises BadInput: when the model cannot be run on them, or for what is no seed.
     :raises TooLarge: when what is kept does not fit into memory.
     """
+    check_seed(seed)
     args, kwargs = completed(joint.model, *new)
     model = _Observed(joint.observed, means=not kept and len(joint.observed) == 1)(unobserved(joint, theta))
     classes: dict[str, bool] = {}
