@@ -234,7 +234,7 @@ def _climb(
     problem: Problem, u: Tensor, curvature: Curvature, *, theta: Tensor, watch: lbfgs.Watch, num_steps: int
 ) -> newton.Mode:
     density = problem.density
-    density = Climbing(density.joint, density.slots) if isinstance(density, AutogradDensity) else density
+    density = Climbing(density.joint, density.slots, density.steps) if isinstance(density, AutogradDensity) else density
     limits = newton.Limits(problem.tolerance, num_steps, watch, slack=45.0 * problem.eps)
     climb = (
         newton.climb if problem.structure.known is None else trust_region.climb

@@ -5,7 +5,7 @@ Both satisfy :class:`pyro_evidence.curvature.choices.Density`, and must agree: t
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,7 @@ from pyro_evidence.numerics.linear_predictor import (
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Slot
+from pyro_evidence.structure.factors.steps import Steps
 
 FLOAT = 8  # bytes
 
@@ -37,6 +38,7 @@ class AutogradDensity:
 
     joint: LogJoint
     slots: tuple[Slot, ...] | None  # where observed sites see the latents, for Gauss-Newton
+    steps: Steps | None = None  # the log joint, where equal operations of many steps run as one
 
     @property
     def blocks(self) -> tuple[slice, ...]:
@@ -45,7 +47,7 @@ class AutogradDensity:
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
-        return self.joint.log_joint(u, theta)
+        return (self.joint if self.steps is None or u.dim() == 1 else self.steps).log_joint(u, theta)
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``."""
@@ -96,7 +98,8 @@ class AutogradDensity:
     def _gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         graph = _wants_graph(u, theta)
         u = u if u.requires_grad else u.detach().requires_grad_()
-        A = -derivatives.hessian(self._log_prior, u.unsqueeze(0), theta, create_graph=graph)[0]
+        prior = partial(predictors.log_prior, self.joint)
+        A = -derivatives.hessian(prior, u.unsqueeze(0), theta, create_graph=graph)[0]
         with derivatives.measured() as kept:
             trace = self.joint.trace(u, theta)
         for slot in self.slots or ():
@@ -107,9 +110,6 @@ class AutogradDensity:
             B = curvature_blocks(slot.log_likelihood(trace), slot.layout, leaf, create_graph=graph)
             A = A + gram(J.double(), B.double())[0]
         return A
-
-    def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
-        return predictors.log_prior(self.joint, u, theta)
 
 
 @dataclass(frozen=True)

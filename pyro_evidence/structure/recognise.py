@@ -28,7 +28,7 @@ from pyro_evidence.structure.factors.propose import (
     with_sums,
 )
 from pyro_evidence.structure.factors.rows import SparseLinear
-from pyro_evidence.structure.factors.steps import has_many_sites
+from pyro_evidence.structure.factors.steps import has_many_sites, steps
 from pyro_evidence.structure.factors.structured import Structured
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import Guess, PrecisionGroups
@@ -138,7 +138,9 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
         return Structure(settled, slots, None, AutogradDensity(joint, slots), factors=density)
     density = density if isinstance(density, Coupled) else None
     slots = None if sites is None else sites.slots if linear is None else linear.slots
-    structure = Structure(settled, slots, linear, AutogradDensity(joint, slots), latent=latent, coupled=density)
+    at_once = steps(joint, (), found.typical.u, found.typical.theta) if factors and linear is None else None
+    dense = AutogradDensity(joint, slots, at_once)
+    structure = Structure(settled, slots, linear, dense, latent=latent, coupled=density)
     return structure if linear is not None else _with_known(structure)
 
 

@@ -36,7 +36,16 @@ def mixed_lengths(x: Tensor, scale: Tensor) -> list[Tensor]:
     return [x[: n + 1].square().sum() * scale for n in range(6)] + [x, x.sum()]
 
 
-@pytest.mark.parametrize("f", [walk, vectors, mixed_lengths])
+def running(x: Tensor, scale: Tensor) -> list[Tensor]:
+    """A state that is not an argument of any step but made in the one before, and seen by a term of each."""
+    state, found, data = scale.new_zeros(()), [], torch.arange(len(x)).double()
+    for i in range(len(x)):
+        state = 0.9 * state + scale[0].exp() * x[i]
+        found += [-0.5 * (state - data[i]).square() - scale[0], -0.5 * x[i].square()]
+    return found
+
+
+@pytest.mark.parametrize("f", [walk, vectors, mixed_lengths, running])
 def test_values_and_derivatives_are_those_of_the_function(f: Callable[..., Sequence[Tensor]]) -> None:
     torch.manual_seed(0)
     again = replay(f, torch.randn(12).double(), torch.zeros(1).double())
@@ -54,6 +63,11 @@ def test_a_loop_takes_as_many_batches_however_long_it_is() -> None:
     short, long = (replay(walk, torch.zeros(n).double(), torch.zeros(1).double()) for n in (5, 50))
     assert len(short.batches) == len(long.batches) < 20
     assert long.num_operations > 8 * short.num_operations
+
+
+def test_of_a_running_state_only_its_own_run_is_step_by_step() -> None:
+    again = replay(running, torch.zeros(50).double(), torch.zeros(1).double())
+    assert len(again.batches) < 2 * 50 + 20 and again.num_operations > 6 * 50
 
 
 def test_numbers_do_not_make_single_precision_double() -> None:

@@ -99,3 +99,27 @@ def test_evidence_and_slope_are_those_of_the_dense_hessian(
     assert is_certified(found)
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(slope(found).total, slope(expected).total, rtol=1e-6, atol=1e-6)
+
+
+def running(y: Tensor) -> None:
+    s, x = scale(), y.new_zeros(())
+    for t in range(len(y)):
+        x = 0.9 * x + s * pyro.sample(f"e_{t}", dist.Normal(y.new_zeros(()), 1.0))
+        pyro.sample(f"y_{t}", dist.Poisson(x.exp()), obs=y[t])
+
+
+def run_at_once(y: Tensor) -> None:
+    s, lag = scale(), torch.arange(len(y))
+    gap = (lag.unsqueeze(-1) - lag).double()
+    with pyro.plate("steps", len(y)):
+        e = pyro.sample("e", dist.Normal(y.new_zeros(()), 1.0))
+        pyro.sample("y", dist.Poisson((s * (0.9**gap).tril() @ e).exp()), obs=y)
+
+
+def test_a_running_state_is_a_product_with_a_matrix() -> None:
+    """A loop without a sparse curvature: equal operations of its steps are one all the same."""
+    y = counts(40)
+    found, expected = (LaplaceEvidence(model).run(y) for model in (running, run_at_once))
+    torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-8)
+    structure = found.state.problem.structure
+    assert structure.factors is None and structure.density.steps is not None

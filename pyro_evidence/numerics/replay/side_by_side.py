@@ -135,10 +135,7 @@ class _Builder:
 
     def __init__(self, operations: Sequence[Operation], sizes: Sequence[int]) -> None:
         self.sizes = sizes  # of the function's arguments
-        groups: dict[Any, list[Operation]] = {}
-        for operation in operations:
-            groups.setdefault(_key(operation), []).append(operation)
-        self.ordered = sorted(groups.values(), key=lambda group: group[0].level)
+        self.ordered = in_batches(operations)
         self.places = {id(o): (number, row) for number, group in enumerate(self.ordered) for row, o in enumerate(group)}
 
     def replay(self, results: Sequence[Any]) -> Replay:
@@ -201,9 +198,62 @@ class _Builder:
         return Rows(tuple(tables), None if rows == list(range(sum(counts))) else torch.tensor(rows))
 
 
+def in_batches(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """Operations that can be carried out as one, in an order in which each comes after what it takes.
+
+    Next are always those of the kind that has the longest way to the end before it: of a state that runs from step to
+    step first the run of the state itself, and what is made of it at all steps at once.
+    """
+    agenda, found = Agenda(operations), []
+    while agenda.ready:
+        found.append(agenda.take())
+    return found
+
+
+class Agenda:
+    """Operations that are still to be carried out.
+
+    :ivar ready: of each kind, those that have all that they take.
+    """
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.users: dict[int, list[Operation]] = {}
+        self.missing = {id(o): len(_taken(o)) for o in operations}
+        for operation in operations:
+            for taken in _taken(operation):
+                self.users.setdefault(taken, []).append(operation)
+        self.way: dict[int, int] = {}  # operations on the longest way to the end
+        for operation in reversed(operations):
+            self.way[id(operation)] = 1 + max((self.way[id(user)] for user in self._users(operation)), default=0)
+        self.ready: dict[Any, list[Operation]] = {}
+        self._put(operations)
+
+    def _users(self, operation: Operation) -> list[Operation]:
+        return self.users.get(id(operation), [])
+
+    def _put(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            if not self.missing[id(operation)]:
+                self.ready.setdefault(_key(operation), []).append(operation)
+
+    def take(self) -> list[Operation]:
+        """All of the next kind that are ready."""
+        key = max(self.ready, key=lambda key: max(self.way[id(operation)] for operation in self.ready[key]))
+        group = self.ready.pop(key)
+        for user in [user for operation in group for user in self._users(operation)]:
+            self.missing[id(user)] -= 1
+            self._put([user])
+        return group
+
+
+def _taken(operation: Operation) -> set[int]:
+    """Which operations have made what one takes."""
+    return {id(leaf.operation) for leaf in operation.leaves if isinstance(leaf, Made)}
+
+
 def _key(operation: Operation) -> Any:
     """Equal for operations that can be carried out as one."""
-    return operation.level, operation.func, repr(operation.spec), tuple(_sign(leaf) for leaf in operation.leaves)
+    return operation.func, repr(operation.spec), tuple(_sign(leaf) for leaf in operation.leaves)
 
 
 def _sign(leaf: Any) -> Any:
