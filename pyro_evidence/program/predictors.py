@@ -1,12 +1,12 @@
 """Where observed sites see the latents: one parameter, behind a fixed link, found by derivative, not by name."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from pyro.distributions import Unit
+from pyro.distributions import Poisson, Unit
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal
@@ -67,6 +67,7 @@ class Slot:
     link: Link
     layout: Layout  # of eta; dims along which a plate or ``expand`` only repeats it have size one
     mixture: str | None  # the discrete site, "" for MixtureSameFamily, None for neither
+    _factorials: list[tuple[Tensor, int, Tensor]] = field(init=False, repr=False, compare=False, default_factory=list)
 
     def value(self, trace: Trace) -> Tensor:
         """The parameter in a trace."""
@@ -95,15 +96,28 @@ class Slot:
         component = -1 - parts.inner - len(parts.base.event_shape)
         value = node["value"] if parts.mixing is None else node["value"].unsqueeze(component)
 
-        def log_likelihoods(eta: Tensor) -> Tensor:
+        def cells_at(eta: Tensor) -> Tensor:
+            if type(parts.base) is Poisson and self.link is links.log and not parts.base.is_sparse:
+                return self._of_counts(_in_dtype(value, eta), eta)
+            given = {k: _in_dtype(v, eta) for k, v in fixed.items()} | {self.parameter: self.link.forward(eta)}
             with without_validation():
-                given = {k: _in_dtype(v, eta) for k, v in fixed.items()} | {self.parameter: self.link.forward(eta)}
-                cells = exact(type(parts.base)(**given, validate_args=False)).log_prob(_in_dtype(value, eta))
+                return exact(type(parts.base)(**given, validate_args=False)).log_prob(_in_dtype(value, eta))
+
+        def log_likelihoods(eta: Tensor) -> Tensor:
+            cells = cells_at(eta)
             cells = cells.expand(broadcast(cells.shape, parts.base.batch_shape))
             cells = self._reduced(trace, _summed(cells, parts.inner), parts)
             return cells.reshape(len(eta), -1)
 
         return log_likelihoods
+
+    def _of_counts(self, value: Tensor, eta: Tensor) -> Tensor:
+        """Poisson log probabilities of log rates; factorials of the same tensor are computed once."""
+        known = self._factorials[0] if self._factorials else None
+        if known is None or known[0] is not value or known[1] != value._version:
+            known = (value, value._version, (value + 1.0).lgamma())
+            self._factorials[:] = [known]
+        return value * eta - eta.exp() - known[2]
 
     def others(self, trace: Trace) -> list[Any]:
         """Everything but ``eta`` that the log likelihood is made of."""

@@ -1,0 +1,52 @@
+"""Poisson counts by their log rate: the same numbers as the distribution's own, factorials once for a tensor."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.linear_predictor import slope_and_curvature
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import Slot
+from pyro_evidence.structure.recognise import recognise
+
+X = torch.linspace(-1.0, 2.0, 12, dtype=torch.float64).reshape(6, 2)
+
+
+def model(y: Tensor, factor: Tensor | None = None) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=torch.float64), 1.0).to_event(1))
+    with pyro.plate("rows", len(y)), pyro.poutine.scale(scale=0.5):
+        pyro.sample("y", dist.Poisson((X @ w).exp()), obs=y)
+
+
+def slot_of(y: Tensor) -> tuple[Slot, LogJoint]:
+    joint = LogJoint(model, (y,), {})
+    linear = recognise(joint).linear
+    assert linear is not None
+    return linear.linear[0].slot, joint
+
+
+@pytest.mark.parametrize("counts", [[0.0, 1.0, 2.0, 7.0, 30.0, 0.0], [1e6, 0.0, 1.0, 1.0, 0.0, 3.0]])
+def test_values_slopes_and_curvatures_are_the_distributions_own(counts: list[float]) -> None:
+    y = torch.tensor(counts, dtype=torch.float64)
+    slot, joint = slot_of(y)
+    trace = joint.trace(joint.initial_u, joint.initial_theta)
+    eta = torch.tensor([-3.0, -0.5, 0.0, 1.0, 4.0, 9.0], dtype=torch.float64).reshape(1, 6, 1)
+    value, slope, blocks = slope_and_curvature(slot.log_likelihood(trace), slot.layout, eta)
+    rate = eta[0, :, 0].exp()
+    torch.testing.assert_close(value[0], 0.5 * dist.Poisson(rate).log_prob(y).sum())
+    torch.testing.assert_close(slope[0, :, 0], 0.5 * (y - rate))
+    torch.testing.assert_close(blocks()[0, :, 0, 0], 0.5 * rate)
+
+
+def test_counts_that_changed_have_new_factorials() -> None:
+    y = torch.tensor([0.0, 1.0, 2.0, 3.0, 1.0, 0.0], dtype=torch.float64)
+    slot, joint = slot_of(y)
+    trace = joint.trace(joint.initial_u, joint.initial_theta)
+    eta = torch.zeros(1, 6, dtype=torch.float64)
+    before = slot.log_likelihoods(trace)(eta)
+    y += 3.0
+    after = slot.log_likelihoods(trace)(eta)
+    torch.testing.assert_close(after[0], 0.5 * dist.Poisson(torch.ones(6, dtype=torch.float64)).log_prob(y))
+    assert not torch.equal(before, after)
