@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.refusals.remedies import REMEDIES
+from tests.refusals.remedies_checks import CHECKS
 from tests.refusals.remedies_engines import ENGINES
 from tests.refusals.remedies_models import MODELS
 from tests.refusals.remedies_more import MORE
@@ -33,6 +34,7 @@ ROWS = [
         "model": MODELS,
         "posterior": POSTERIORS,
         "more": MORE,
+        "check": CHECKS,
     }.items()
     for name, row in table.items()
 ]
@@ -54,4 +56,4 @@ def test_the_advice_of_a_letter_leads_to_an_answer(row: Any) -> None:
 
 def test_most_letters_that_advise_have_a_row() -> None:
     """The words of the rows; ``python -m tests.refusals.advice`` runs them and counts exactly."""
-    assert len(ROWS) > 170
+    assert len(ROWS) > 195
