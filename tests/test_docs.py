@@ -168,7 +168,11 @@ def test_names_on_the_pages_exist(page: str) -> None:
 
     prose = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     called = set(re.findall(r"`(\w+)\(", prose)) - {"Predictive", "to_pandas", "float", "run", "len"}
-    folders = [importlib.import_module(f"pyro_evidence.{f.name}") for f in (ROOT / "pyro_evidence").glob("[a-z]*/")]
+    folders = [
+        importlib.import_module(f"pyro_evidence.{f.name}")
+        for f in (ROOT / "pyro_evidence").glob("[a-z]*")
+        if f.is_dir()
+    ]
     public = {name for folder in (pyro_evidence, *folders) for name in getattr(folder, "__all__", ())}
     assert called <= public
 

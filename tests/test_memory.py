@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_evidence import REVM, RVM, LaplaceEvidence, TooLarge, compare
 from pyro_evidence.memory import WithinMemory, bytes_asked, within_memory
+from tests.installed import before
 
 HUGE = 2**57  # numbers; no machine has room for them
 
@@ -141,6 +142,7 @@ print(tuple(posterior.predict(X, num_samples=10).shape))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(before("2.10"), reason="older torch dies without memory, inside its threads")
 def test_a_limit_of_the_system_is_a_letter_and_the_posterior_lives_on() -> None:
     found = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr[-2000:]

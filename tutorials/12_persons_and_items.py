@@ -94,7 +94,7 @@ true_ease = torch.cat([torch.zeros(1), truth[2:]])[kind] + easiness + truth[0] -
 order = (mode + by_kind).argsort()
 figure, ax = plt.subplots()
 reach = [(mode - low)[order], (high - mode)[order]]
-ax.errorbar(range(ITEMS), (mode + by_kind)[order], yerr=reach, fmt=".", label="90 percent")
+ax.errorbar(range(ITEMS), (mode + by_kind)[order], yerr=torch.stack(reach).numpy(), fmt=".", label="90 percent")
 ax.plot(range(ITEMS), true_ease[order], "k.", markersize=3, label="truth")
 ax.set(xlabel="item, from hard to easy", ylabel="easiness, log odds", title="items, with their kinds")
 ax.legend()

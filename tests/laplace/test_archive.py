@@ -25,6 +25,7 @@ from pyro_evidence import (
 )
 from pyro_evidence.laplace import archive
 from pyro_evidence.numerics.newton import Density
+from tests.installed import before
 from tests.models_for_tests.posterior_models import (
     Module,
     ard,
@@ -310,7 +311,8 @@ def foreign_files(folder: Path) -> dict[str, Path]:
 @pytest.mark.parametrize("name", ["weights", "module", "old", "version", "text", "empty", "folder", "short"])
 def test_a_foreign_file_is_refused(name, tmp_path: Path) -> None:
     path = foreign_files(tmp_path)[name]
-    with pytest.raises(BadInput, match=rf"{name}\.pt .*posterior\.save\(path\) wrote"):
+    unsafe = "|earlier format, which torch .* cannot read safely" if before("2.10") else ""
+    with pytest.raises(BadInput, match=rf"{name}\.pt .*(posterior\.save\(path\) wrote{unsafe})"):
         LaplacePosterior.load(path, linear)
 
 
@@ -358,11 +360,14 @@ def test_load_asks_for_the_device(tmp_path: Path) -> None:
 
 # Files in the earlier format, which torch has written
 
+READS_OLDER = pytest.mark.skipif(before("2.10"), reason="torch reads such files safely since 2.10")
+
 
 def older(posterior: LaplacePosterior, path: Path, **changes: Any) -> None:
     torch.save(posterior._record() | changes, path)
 
 
+@READS_OLDER
 @pytest.mark.parametrize("name", ["learned", "pruned", "diagonal", "single"])
 def test_an_older_file_comes_back_with_a_warning(name, tmp_path: Path) -> None:
     model, engine, data = FITS[name]()
@@ -379,11 +384,13 @@ def refused(path: Path, letter: str) -> None:
         LaplacePosterior.load(path, linear)
 
 
+@READS_OLDER
 def test_an_older_file_with_another_evidence_is_refused(tmp_path: Path) -> None:
     older(fitted_linear(), tmp_path / "fit.pt", log_evidence=torch.tensor(1.0))
     refused(tmp_path / "fit.pt", "says that the log evidence is 1; its mode and curvature say")
 
 
+@READS_OLDER
 def test_an_older_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
     record = fitted_linear()._record()
     del record["status"]
@@ -391,6 +398,7 @@ def test_an_older_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "fit.pt", "lacks its entry 'status'")
 
 
+@READS_OLDER
 def test_an_archive_appended_to_something_else_is_refused(tmp_path: Path) -> None:
     older(fitted_linear(), tmp_path / "good.pt")
     torch.save([1], tmp_path / "bad.pt")
