@@ -1,8 +1,12 @@
 """Shapes on axes of matplotlib, which is an extra and imported when something is drawn.  No posterior is known here."""
 
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 
@@ -48,3 +52,10 @@ def intervals(
     axes.hlines(places, low, high)
     axes.plot(middle, places, "o", markersize=4)
     rows(axes, labels)
+
+
+def ellipse(axes: Axes, centre: Tensor, tril: Tensor, radius: float, **style: Any) -> None:
+    """The line ``radius`` standard deviations around a centre ``(2,)``, of the covariance's Cholesky factor."""
+    angle = torch.linspace(0.0, math.tau, 101, dtype=centre.dtype)
+    x, y = (centre.unsqueeze(-1) + radius * tril @ torch.stack([angle.cos(), angle.sin()])).tolist()
+    axes.plot(x, y, **style)

@@ -15,6 +15,8 @@ from pyro.infer import MCMC
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplaceNUTS, Stop
+from pyro_evidence.plots import fitted
+from pyro_evidence.plots import posterior as plots_posterior
 
 torch.set_default_dtype(torch.float64)
 pyro.set_rng_seed(0)
@@ -65,6 +67,8 @@ start = time.process_time()
 integrated = LaplaceEvidence(schools, stop=quiet).run(effect)
 print(f"{time.process_time() - start:.1f} s;", integrated.integral.method, "over", integrated.outer_sites)
 tau = integrated.marginal("tau")
+figure, ax = plt.subplots(figsize=(5, 3))
+plots_posterior.marginal(ax, integrated, site="tau")
 print(f"tau: mean {tau.mean.item():.2f}, sd {tau.sd.item():.2f}; log evidence {integrated.log_evidence.item():.3f}")
 
 # %% [markdown]
@@ -147,6 +151,15 @@ axes[0].legend()
 # is when maximising is good enough: many groups, each with data. It is also cheaper, and the only way for hundreds of
 # scales.
 #
+# ## Which counties stand out?
+# All of them in order, each with the interval that the others have helped to make; counties with few houses are wide
+# and close to the middle.
+
+# %%
+figure, ax = plt.subplots(figsize=(6, 6))
+_ = fitted.caterpillar(ax, integrated, site="a")
+
+# %% [markdown]
 # ## What would each county have looked like to a fit without it?
 # One fit answers that too: leave-one-group-out, by importance sampling from Laplace's approximation without the
 # county, a k-hat for each.

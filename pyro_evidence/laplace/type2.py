@@ -17,9 +17,10 @@ from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, na
 from pyro_evidence.laplace.hyperparameters.plateaus import unfelt
 from pyro_evidence.laplace.hyperparameters.pruning import PruningTried, brought_back, prune
 from pyro_evidence.numerics.backtracking import Backtracking, first_accepted, to_peak_or_half
+from pyro_evidence.numerics.derivatives import generic
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
-FARTHEST = 120.0  # a precision e^120 or e^-120 times that at the start is on its way to infinity
+FAR, FARTHEST = 14.0, 120.0  # log units from the start: a factor of a million; one on its way to infinity
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
 INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
 SCALES_FIRST = 5  # rounds of the scales alone, where a fit begins again
@@ -51,6 +52,12 @@ class TypeII:
     def objective(self) -> float:
         """Log evidence plus log hyperprior, nats."""
         return self.laplace.objective
+
+    @property
+    def away(self) -> Tensor:
+        """How far hyperparameters are from where they began, log units; of those that have them."""
+        problem = self.laplace.problem
+        return (self.laplace.theta - problem.joint.initial_theta)[log_units(problem)].abs()
 
     @property
     def promised(self) -> float:
@@ -203,9 +210,8 @@ def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> 
     pruned, needed = prune(found, state.needed, move)
     new = outer_state(replace(pruned, escaped=pruned.escaped or state.laplace.escaped))
     new = replace(new, needed=needed, scanned=state.scanned, begun_again=state.begun_again)
-    away = (new.laplace.theta - new.laplace.problem.joint.initial_theta)[log_units(new.laplace.problem)]
-    noted("whether a hyperparameter runs to infinity", away.abs() - FARTHEST, FARTHEST, new.laplace.problem.eps)
-    if bool((away.abs() > FARTHEST).any()):
+    noted("whether a hyperparameter runs to infinity", new.away - FARTHEST, FARTHEST, new.laplace.problem.eps)
+    if bool((new.away > FARTHEST).any()):
         return replace(new, verdict=Status.UNBOUNDED)
     return replace(new, verdict=Status.SINGULAR) if is_singular(new.laplace) else new
 
@@ -335,7 +341,16 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
         return replace(state, verdict=Status.CONVERGED)
     if state.learned:
         return replace(state, metric=natural_metric(state.laplace, state.slope), learned=False)
-    return replace(state, verdict=Status.UNBOUNDED if _is_flat(state) else Status.STUCK)
+    return replace(state, verdict=Status.UNBOUNDED if _is_flat(state) or _is_lost(state) else Status.STUCK)
+
+
+def _is_lost(state: TypeII) -> bool:
+    """Whether a hyperparameter is so far off that moves of a millionth change the objective 100 times too much."""
+    if not bool((state.away > FAR).any()):
+        return False
+    moves = 1e-6 * generic(6, len(state.laplace.theta), state.slope.total)
+    allowed = 100.0 * (1e-6 * float(state.slope.total.abs().sum()) + _rounding(state))
+    return max(_change(state, move) for move in moves) > allowed
 
 
 def _is_flat(state: TypeII) -> bool:

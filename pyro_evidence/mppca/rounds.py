@@ -222,7 +222,7 @@ def greedily_deleted(batch: MPPCARestarts, num_steps: int) -> MPPCARestarts:
         noted("whether a component or a column is left out", tried.occam.max() - height, height)
         if not float(tried.occam.max()) > height:
             return batch
-        height, batch = float(tried.occam.max()), of_rows(tried, tried.occam.argmax().reshape(1))
+        height, batch = float(tried.occam.max()), of_rows(tried, first_highest(tried.occam).reshape(1))
 
 
 def _hopeful(batch: MPPCARestarts, height: float, num_steps: int) -> MPPCARestarts:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.compare.learning_curve import LearningCurve
+from pyro_evidence.drawing import ellipse
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.posterior import MixturePosterior
@@ -31,14 +32,11 @@ def ellipses(axes: Axes, density: MixtureDensity, *, mass: float = 0.9, outputs:
     _check_plane(density, outputs)
     plane = density.marginal(outputs)
     radius = math.sqrt(-2.0 * math.log1p(-mass))  # chi-square with two degrees of freedom
-    angle = torch.linspace(0.0, math.tau, 101, dtype=plane.loc.dtype)
-    circle = radius * torch.stack([angle.cos(), angle.sin()])
     shares = plane.log_mixing[0].exp()
     tril = plane.tril.expand(1, *plane.loc.shape[1:], 2)[0]
     for share, loc, scale in zip(shares, plane.loc[0], tril, strict=True):
         if share > 0:
-            x, y = (loc.unsqueeze(-1) + scale @ circle).tolist()
-            axes.plot(x, y, color="black", linewidth=0.5 + 2.5 * float(share))
+            ellipse(axes, loc, scale, radius, color="black", linewidth=0.5 + 2.5 * float(share))
     return axes
 
 

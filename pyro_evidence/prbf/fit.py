@@ -12,13 +12,13 @@ from pyro_evidence.chunks.reading import Chunks
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit
 from pyro_evidence.mixture.mode import first_highest
-from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
+from pyro_evidence.models.prbf import PRBF, Labels, check_inputs
 from pyro_evidence.prbf import rounds
 from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, evaluate
 from pyro_evidence.prbf.posterior import LostKernel, PRBFPosterior, RejectedClass, Rejection
 from pyro_evidence.prbf.rounds import Lost, Progress, effective, vanishing
 from pyro_evidence.prbf.start import Start, Training
-from pyro_evidence.prbf.streamed import SAMPLE, Rows, require_present
+from pyro_evidence.prbf.streamed import SAMPLE, Rows, labelled, require_present
 from pyro_evidence.prbf.updates import Update, plain
 from pyro_evidence.settings import check_object, check_result
 
@@ -124,11 +124,8 @@ def labelled_data(model: PRBF, X: Tensor, labels: Labels | None) -> tuple[Tensor
     :raises BadInput: on inputs that are not finite or do not vary, labels that do not fit, and absent classes.
     """
     check_inputs(X)
-    y = class_labels(labels, len(X), model.num_classes).to(X.device)
-    y = torch.zeros_like(y) if model.num_classes == 1 else y
-    present = torch.bincount(y[y >= 0], minlength=model.num_classes)
-    require_present(present)
-    X = X.detach().double()
+    X, y = labelled(model, (X, labels))
+    require_present(torch.bincount(y[y >= 0], minlength=model.num_classes))
     if not bool((X != X[:1]).any()):
         raise BadInput(f"all {len(X)} rows of X are the same; expected data that vary, or no kernel has a width.")
     return X, y

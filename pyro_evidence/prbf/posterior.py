@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_evidence import drawing
 from pyro_evidence.close_calls import Decided, recalled, sentences
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
@@ -18,6 +19,7 @@ from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
 from pyro_evidence.prbf.correlation import CovarianceGain, covariance_gain
 from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
 
+THICK = 0.1  # nats of overlap at which a kernel's line is thickest
 FORMAT = "pyro_evidence PRBF posterior 1"
 
 
@@ -260,6 +262,38 @@ class PRBFPosterior(Decided, WithinMemory):
             print(f"{j:6d} {float(self.counts[:, j].sum()):9.1f} {float(self.overlap[j]):9.4f}  {shares}")  # noqa: T201
         for note in [*self.diagnostics()["notes"], *sentences(self.close_calls)]:
             print(note)  # noqa: T201
+
+    def plot(self, axes: drawing.Axes | None = None, *, inputs: tuple[int, int] = (0, 1)) -> drawing.Axes:
+        """The kernels in use: one standard deviation of each, in the colour of the class that most of its data have.
+
+        A thick line means a large ``delta_j``: the classes use different sides of the kernel.
+
+        >>> posterior.plot()  # doctest: +SKIP
+
+        :param axes: to draw on; None takes matplotlib's present ones.
+        :param inputs: the two on the axes.
+        :raises BadInput: for inputs that are not there.
+        :raises ImportError: without matplotlib.
+        """
+        axes = drawing.matplotlib("pyplot").gca() if axes is None else axes
+        drawing.check_axes(axes)
+        self._check_plane(inputs)
+        plane, (x, y) = torch.tensor(inputs), inputs
+        tril = torch.linalg.cholesky(self.covariance[:, plane.unsqueeze(-1), plane])
+        owner = self.purity.argmax(-1)
+        for j in (self.mixing > 0).any(0).nonzero().flatten().tolist():
+            style = {"color": f"C{int(owner[j])}", "linewidth": 1.0 + 3.0 * min(float(self.overlap[j]) / THICK, 1.0)}
+            drawing.ellipse(axes, self.loc[j, plane], tril[j], 1.0, **style)
+        for label in owner.unique().tolist():
+            axes.plot([], [], color=f"C{label}", label=f"kernels of class {label}")
+        axes.set(xlabel=f"input {x}", ylabel=f"input {y}")
+        axes.legend()
+        return axes
+
+    def _check_plane(self, inputs: tuple[int, int]) -> None:
+        num = self.loc.shape[-1]
+        if len(set(inputs)) != 2 or not all(0 <= i < num for i in inputs):
+            raise BadInput(f"inputs={inputs}; expected two different numbers from 0 to {num - 1}.")
 
 
 def _kept() -> list[str]:

@@ -42,8 +42,8 @@ class Rows:
 
         def passes() -> Iterator[Labelled]:
             if not counts[join.rank]:
-                yield _labelled(model, arguments(0, next(iter(chunks))))
-            yield from (_labelled(model, args) for _, args in with_rows(chunks))
+                yield labelled(model, arguments(0, next(iter(chunks))))
+            yield from (labelled(model, args) for _, args in with_rows(chunks))
 
         return Rows(model, passes, join, counts)
 
@@ -203,7 +203,7 @@ class StreamedClassData(ClassData):
         return self
 
 
-def _labelled(model: PRBF, args: tuple[Any, ...]) -> Labelled:
+def labelled(model: PRBF, args: tuple[Any, ...]) -> Labelled:
     """Inputs in float64 and labels as int64."""
     X, labels = args if len(args) == 2 else (args[0], None)
     y = class_labels(labels, len(X), model.num_classes).to(X.device)
@@ -219,6 +219,6 @@ def _checked(model: PRBF, number: int, args: tuple[Any, ...]) -> None:
         raise BadInput(f"chunk {number} has {len(args)} arguments; expected (X, labels), or (X,) of one class.")
     try:
         check_inputs(args[0])
-        _labelled(model, args)
+        labelled(model, args)
     except BadInput as error:
         raise BadInput(f"chunk {number}: {error}") from error

@@ -2,7 +2,9 @@
 
 import pickle
 import warnings
+from inspect import signature
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import pyro
@@ -15,6 +17,7 @@ from pyro_evidence import RVM, EvidenceEM, Stop
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
+from pyro_evidence.models.regression import regression as regression_of
 
 pytest.importorskip("sklearn")
 from sklearn.base import clone
@@ -27,18 +30,40 @@ from sklearn.utils.estimator_checks import check_estimator
 import pyro_evidence.sklearn as estimators
 from pyro_evidence.sklearn.sparse import RVM_STOP, kernel_basis
 
+NAMES_ITS_CHECKS = "on_fail" in signature(check_estimator).parameters  # from scikit-learn 1.6 on
+OLD_SHARE = 0.7  # of today's checks that scikit-learn 1.4 had
+SAMPLED = {
+    "check_sample_weight_equivalence_on_dense_data": "probabilities of three classes are averages of draws, whose "
+    "random numbers belong to kernels: with other kernels, those of repeated rows, they differ by 1e-2"
+}
+OF_ITS_MODEL = {
+    "check_classifier_not_supporting_multiclass": "how many classes there are, the model knows, and it says so itself"
+}
+
+
+class OfTwoClasses(estimators.PyroClassifier):
+    """As its model has it."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+
 FAST = {
     "EvidenceMixture": (estimators.EvidenceMixture(3), 40),
     "PRBFClassifier": (estimators.PRBFClassifier(4), 54),
-    "REVMClassifier": (estimators.REVMClassifier(), 54),
     "REVMRegressor": (estimators.REVMRegressor(), 51),
 }
 SLOW = {
+    "REVMClassifier": (estimators.REVMClassifier(), 54),
+    "PyroClassifier": (OfTwoClasses(classifier(Linear())), 61, OF_ITS_MODEL),
+    "PyroRegressor": (estimators.PyroRegressor(regression_of(Linear())), 58),
     "ClassConditionalMixture": (estimators.ClassConditionalMixture(2), 54),
     "MPPCA": (estimators.MPPCA(2, 1), 46),
-    "RVMClassifier": (estimators.RVMClassifier(), 54),
-    "RVMRegressor": (estimators.RVMRegressor(), 51),
-    "VRVMClassifier": (estimators.VRVMClassifier(), 54),
+    "RVMClassifier": (estimators.RVMClassifier(), 60, SAMPLED),
+    "RVMRegressor": (estimators.RVMRegressor(), 58),
+    "VRVMClassifier": (estimators.VRVMClassifier(), 55),
     "LaplaceGPClassifier": (estimators.LaplaceGPClassifier(), 54),
     "LaplaceGPRegressor": (estimators.LaplaceGPRegressor(), 51),
     "EvidenceMLPClassifier": (estimators.EvidenceMLPClassifier(3), 54),
@@ -46,13 +71,31 @@ SLOW = {
 }
 
 
-def keeps_the_rules(estimator: Any, least: int) -> None:
-    """No check fails, and as many have run as scikit-learn has for this kind: none was switched off by a tag."""
+def keeps_the_rules(estimator: Any, least: int, declared: dict[str, str] | None = None) -> None:
+    """No check fails, and as many have run as scikit-learn has for this kind: none was switched off by a tag.
+
+    :param declared: checks that fail, and why.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = check_estimator(estimator, on_fail=None, on_skip=None)
+        if NAMES_ITS_CHECKS:
+            results = check_estimator(estimator, on_fail=None, on_skip=None, expected_failed_checks=declared)
+        else:
+            results = [outcome(copy, check, declared or {}) for copy, check in check_estimator(estimator, True)]
     assert [(r["check_name"], r["exception"]) for r in results if r["status"] == "failed"] == []
-    assert sum(r["status"] == "passed" for r in results) >= least
+    assert sum(r["status"] == "passed" for r in results) >= (least if NAMES_ITS_CHECKS else OLD_SHARE * least)
+
+
+def outcome(estimator: Any, check: Any, declared: dict[str, str]) -> dict[str, Any]:
+    """Of one check, as scikit-learn tells it from 1.6 on."""
+    name = check.func.__name__
+    try:
+        check(estimator)
+    except SkipTest:
+        return {"check_name": name, "status": "skipped", "exception": None}
+    except Exception as error:
+        return {"check_name": name, "status": "xfail" if name in declared else "failed", "exception": error}
+    return {"check_name": name, "status": "passed", "exception": None}
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -109,6 +152,13 @@ def test_a_classifier_is_the_engines_own() -> None:
     posterior = RVM(model, stop=RVM_STOP).run(torch.as_tensor(X), torch.as_tensor(y))
     assert found.log_evidence_ == float(posterior.log_evidence)
     np.testing.assert_array_equal(found.predict_proba(X)[:, 1], posterior.predict(torch.as_tensor(X)).numpy())
+
+
+def test_classes_far_apart_are_told_apart() -> None:
+    X, y = make_blobs(20, centers=2, cluster_std=0.1, random_state=0)
+    assert estimators.REVMClassifier().fit(X, y).score(X, y) == 1.0
+    with pytest.warns(UserWarning, match="every axis was pruned"):
+        assert estimators.REVMClassifier(ridge=1e-2).fit(X, y).score(X, y) == 0.5
 
 
 def test_pipelines_searches_clones_and_pickles() -> None:
