@@ -69,7 +69,7 @@ def run(path: Path, cut: list[int], what: str = "", each: int = 1) -> list[Any]:
         subprocess.Popen(command, env=os.environ | own | {"RANK": str(i)}, stdout=subprocess.PIPE, text=True)
         for i in range(each * len(cut))
     ]
-    return [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
+    return [json.loads(rank.communicate(timeout=600)[0]) for rank in ranks]
 
 
 def test_shares_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def begun(path: Path, cut: list[int], names: list[str], what: str = "") -> list[
 
 def said(path: Path, cut: list[int], names: list[str], what: str = "") -> list[Any]:
     """What each rank says."""
-    return [json.loads(rank.communicate(timeout=120)[0]) for rank in begun(path, cut, names, what)]
+    return [json.loads(rank.communicate(timeout=600)[0]) for rank in begun(path, cut, names, what)]
 
 
 @pytest.mark.parametrize("cut", [[20, 0, 100], pytest.param([30] * 4, marks=pytest.mark.slow)], ids=str)

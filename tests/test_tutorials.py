@@ -52,6 +52,15 @@ def test_notebook_was_executed_from_top_to_bottom(path: Path) -> None:
 
 
 @each_tutorial
+def test_notebook_shows_nothing_by_accident(path: Path) -> None:
+    notebook = jupytext.read(path.with_suffix(".ipynb"))
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    texts = [output.get("data", {}).get("text/plain", output.get("text", "")) for output in outputs]
+    assert [text for text in texts if text.lstrip("[").startswith(("Text(", "<matplotlib", "<Axes"))] == []
+    assert [text[:100] for text in texts if len(text) > 5000] == []
+
+
+@each_tutorial
 def test_notebook_holds_no_path_of_the_machine_it_ran_on(path: Path) -> None:
     text = path.with_suffix(".ipynb").read_text(encoding="utf-8")
     places = ("/home/", "/root/", "/tmp/", "/usr/", "/Users/", "site-packages", str(FOLDER.parent))

@@ -117,14 +117,14 @@ posterior = LaplaceEvidence(model).run(X, t)
 posterior.summary()
 
 # %% [markdown]
-# What did `run` do, and what has it found? On the left the log evidence after each step. On the right the probability
-# of a benign mass as one measurement moves and the other nine stay what they are in each test case: the line is the
-# mean of the cases, and nine tenths of them lie in the band.
+# What has it found? On the left the log evidence after each of the twelve steps. On the right the probability of a
+# benign mass as one measurement moves and the other nine stay what they are in each test case: the line is the mean
+# of the cases, and nine tenths of them lie in the band.
 
 # %%
 number = train.names.index("mean concave points")
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.5))
-plots_posterior.evidence_path(left, posterior)
+plots_posterior.evidence_path(left, engine.posterior)
 fitted.partial_dependence(right, posterior, X_test, column=number, quantile=0.05)
 _ = right.set(xlabel=f"{train.names[number]}, standardised", ylabel="probability of a benign mass")
 

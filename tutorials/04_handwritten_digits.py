@@ -1,3 +1,15 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 4. Handwritten digits: how many planes, and of how many dimensions?
 # A picture of 8 by 8 pixels is a point in 64 dimensions, but handwriting does not fill them: near each way of writing
@@ -38,7 +50,7 @@ for k, plane in enumerate(ten.principal_subspaces()):
     for row, picture in enumerate(pictures):
         axes[row, k].imshow(picture.reshape(8, 8).numpy(), cmap="gray_r" if row == 0 else "coolwarm")
         axes[row, k].axis("off")
-figure.suptitle("centres, and first three axes")
+_ = figure.suptitle("centres, and first three axes")
 
 # %% [markdown]
 # ## Of how many dimensions is a three?

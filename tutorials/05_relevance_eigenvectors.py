@@ -1,3 +1,15 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 5. Which directions of weight space do the data determine?
 # A kernel classifier on Ripley's 250 points has 251 weights.  The relevance eigenvector machine looks at the
@@ -64,7 +76,7 @@ ax.set(
     ylabel="Wald statistic z²",
     title=f"{gaussian.num_active} of {len(Phi_test.T)} directions stay",
 )
-ax.legend()
+_ = ax.legend()
 
 # %% [markdown]
 # ## A Laplace prior keeps the same axes, then sets some to zero

@@ -1,3 +1,15 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 6. Should classes share kernels that they hardly share?
 # The probabilistic RBF network gives every class a mixture of Gaussians, and all classes draw on the same pool of
@@ -150,7 +162,7 @@ for name, runs in scores.items():
         ax.plot(range(len(multiples)), line, marker="o", label=name)
 for ax, label in zip(axes, ("error / %", "log loss / nats"), strict=True):
     ax.set(xlabel="c", ylabel=label, xticks=range(len(multiples)), xticklabels=[f"{c:g}" for c in multiples])
-axes[0].legend()
+_ = axes[0].legend()
 
 # %%
 mean = {name: torch.stack(runs).mean(0) for name, runs in scores.items()}

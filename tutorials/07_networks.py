@@ -1,3 +1,15 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 7. How many hidden units, and which inputs?
 # A multilayer perceptron has many weights and no obvious size.  The evidence answers both questions from the training
@@ -73,7 +85,7 @@ def error(H):
 errors = {H: error(H) for H in engines}
 figure, ax = plt.subplots()
 plots_posterior.evidence_by_size(ax, posteriors, errors=errors)
-ax.set_xlabel("hidden units")
+_ = ax.set_xlabel("hidden units")
 
 # %% [markdown]
 # The evidence rises steeply until the network can make the curve, and then stays level: units that are not needed are
@@ -105,7 +117,7 @@ figure, ax = plt.subplots()
 ax.fill_between(x[:, 0], mean[:, 0] - 2 * sd, mean[:, 0] + 2 * sd, alpha=0.3)
 ax.plot(x[:, 0], mean)
 ax.plot(X[:, 0], t, "k.")
-ax.set(title=f"{len(modes)} mode(s), shares {[round(float(w), 2) for w in vote.weights]}", xlabel="x")
+_ = ax.set(title=f"{len(modes)} mode(s), shares {[round(float(w), 2) for w in vote.weights]}", xlabel="x")
 
 # %% [markdown]
 # ## Which inputs matter?

@@ -1,3 +1,15 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 8. Gaussian processes: a prior on functions, and the evidence for its scales
 # A Gaussian process puts a Gaussian prior directly on the values of a function. Its covariance function, the

@@ -1,3 +1,15 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 13. A scale: maximised, in the Gaussian, integrated, sampled
 # How much do groups differ? That number, a scale, and the effects that it scales have a joint density without a useful
@@ -97,7 +109,7 @@ axes[1].hist(sampled["theta"][:, 0], bins=40, density=True, alpha=0.4)
 axes[1].plot(theta.values[:, 0], theta.density[:, 0])
 axes[1].hist(maximised.get_samples(4000, seed=0)["theta"][:, 0], bins=60, density=True, histtype="step", color="k")
 axes[1].set(xlabel="effect in the first school", title="what that means for one school", xlim=(-25, 45))
-axes[0].legend()
+_ = axes[0].legend()
 
 # %% [markdown]
 # The maximised fit is not only narrow in `tau`, of which it has one value: it is narrow in every school.
@@ -144,7 +156,7 @@ for ax, name, truth in zip(axes, ("tau", "sigma"), (0.35, 0.75), strict=True):
     ax.axvline(truth, color="tab:green", label="truth")
     ax.set(xlabel=name, xlim=found.quantiles([0.001, 0.999]).tolist())
     assert abs(sampled[name].mean() - found.mean) < 0.35 * found.sd
-axes[0].legend()
+_ = axes[0].legend()
 
 # %% [markdown]
 # With forty counties the maximised scales sit where the density is; one best value is not far from an integral. That
@@ -156,7 +168,7 @@ axes[0].legend()
 # and close to the middle.
 
 # %%
-figure, ax = plt.subplots(figsize=(6, 6))
+figure, ax = plt.subplots(figsize=(6, 8))
 _ = fitted.caterpillar(ax, integrated, site="a")
 
 # %% [markdown]

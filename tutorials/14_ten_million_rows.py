@@ -1,3 +1,15 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 14. Ten million rows on a laptop
 # Rows that do not fit into memory are read in chunks, as often as a fit needs them. What a chunk contributes to a fit
