@@ -21,6 +21,7 @@ from pyro_evidence.numerics.derivatives import generic
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FAR, FARTHEST = 14.0, 120.0  # log units from the start: a factor of a million; one on its way to infinity
+TINY = 1e-6  # log units, by which nothing but rounding should change the objective
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
 INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
 SCALES_FIRST = 5  # rounds of the scales alone, where a fit begins again
@@ -346,11 +347,9 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
 
 def _is_lost(state: TypeII) -> bool:
     """Whether a hyperparameter is so far off that moves of a millionth change the objective 100 times too much."""
-    if not bool((state.away > FAR).any()):
-        return False
-    moves = 1e-6 * generic(6, len(state.laplace.theta), state.slope.total)
-    allowed = 100.0 * (1e-6 * float(state.slope.total.abs().sum()) + _rounding(state))
-    return max(_change(state, move) for move in moves) > allowed
+    moves = TINY * generic(6, len(state.laplace.theta), state.slope.total)
+    allowed = 100.0 * (TINY * float(state.slope.total.abs().sum()) + _rounding(state))
+    return bool((state.away > FAR).any()) and max(_change(state, move) for move in moves) > allowed
 
 
 def _is_flat(state: TypeII) -> bool:
