@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.backtracking import first_accepted
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
-from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, curvature_blocks, slope_and_curvature
+from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, curvature_graph, slope_and_curvature
 
 LEAST_SHARE = 1e-3  # W times a posterior variance, below which one minus it has lost three digits
 
@@ -41,12 +41,6 @@ class Latent:
         """Log likelihood, nats ``()``, and its gradient ``(n,)`` at ``eta`` ``(N, C)``."""
         value, slope = derivatives.gradient(lambda e, _: self.log_likelihood(e), eta.unsqueeze(0), eta)
         return value[0].double(), slope.reshape(-1).double()
-
-    def curvature(self, eta: Tensor, *, create_graph: bool = False) -> Tensor:
-        """``W`` at ``eta`` ``(N, C)``, blocks ``(N, C, C)``."""
-        eta = eta if eta.requires_grad else eta.detach().requires_grad_()
-        blocks = curvature_blocks(self.log_likelihood, self.layout, eta.unsqueeze(0), create_graph=create_graph)
-        return blocks[0].double()
 
 
 class Factor(Protocol):
@@ -232,6 +226,7 @@ class Mode:
     eta: Tensor  # (N, C)
     dual: Tensor  # (n,) K^-1 (eta - mean): the gradient of the log likelihood at the mode
     log_likelihood: Tensor  # ()
+    slope: Tensor  # (n,) gradient of the log likelihood, which is the dual but for rounding
     factor: Factor
     decrement: float  # squared gradient norm in units of the posterior precision, nats
     converged: bool
@@ -288,20 +283,21 @@ def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = no
         watch(torch.tensor([point.value]))
     eta = latent.mean + point.away.reshape(latent.mean.shape)
     done = definite and (small or resting)
-    return Mode(eta, point.dual, point.log_likelihood, factor, decrement, done, definite)
+    return Mode(eta, point.dual, point.log_likelihood, point.slope, factor, decrement, done, definite)
 
 
 def _start(latent: Latent, start: Tensor) -> _Point:
     """The better of the prior mean and of what the slope at ``start`` says."""
+    if not torch.equal(start, latent.mean):
+        _, dual = latent.slope(start)
+        if bool(dual.isfinite().all()):
+            warm = _point(latent, dual, latent.covariance @ dual)
+            with torch.no_grad():
+                at_mean = float(latent.log_likelihood(latent.mean.unsqueeze(0))[0])
+            if warm.value > at_mean:
+                return warm
     zero = torch.zeros_like(latent.mean).reshape(-1)
-    point = _point(latent, zero, zero)
-    if torch.equal(start, latent.mean):
-        return point
-    _, dual = latent.slope(start)
-    if bool(dual.isfinite().all()):
-        warm = _point(latent, dual, latent.covariance @ dual)
-        point = warm if warm.value > point.value else point
-    return point
+    return _point(latent, zero, zero)
 
 
 Factorised = tuple[Factor, bool, Tensor]  # whether it is exact, and the curvature that it is of
@@ -341,27 +337,40 @@ class Cotangents:
     blocks: Tensor  # (N, C, C) posterior covariance of each datum's elements
     moved: Tensor  # (n,) Sigma s: what a change of the log likelihood's slope is worth
 
-    def likelihood(self, latent: Latent, eta: Tensor) -> Tensor:
-        """A number whose derivative in what ``latent.log_likelihood`` holds is that of the log evidence, ``()``."""
-        eta = eta.detach().requires_grad_()
-        with torch.enable_grad():
-            value = latent.log_likelihood(eta.unsqueeze(0)).sum()
-            slope = derivatives.pullback(value, eta, create_graph=True).reshape(-1)
-            W = latent.curvature(eta, create_graph=True)
-            return value - 0.5 * (self.blocks * W).sum() + self.moved @ slope
+    def likelihood(self, here: "Likelihood") -> Tensor:
+        """A number whose derivative in what the log likelihood holds is that of the log evidence, ``()``."""
+        return here.value - 0.5 * (self.blocks * here.curvature).sum() + self.moved @ here.slope
 
 
-def cotangents(latent: Latent, mode: Mode) -> Cotangents:
+@dataclass(frozen=True)
+class Likelihood:
+    """The log likelihood at a predictor and two derivatives, in one graph of the predictor and of what it holds."""
+
+    eta: Tensor  # (1, N, C)
+    value: Tensor  # ()
+    slope: Tensor  # (n,)
+    curvature: Tensor  # (N, C, C)
+
+
+def likelihood_at(latent: Latent, eta: Tensor) -> Likelihood:
+    """At ``eta`` ``(N, C)``."""
+    leaf = eta.detach().unsqueeze(0).requires_grad_()
+    with torch.enable_grad():
+        value, slope, W = curvature_graph(latent.log_likelihood, latent.layout, leaf)
+    return Likelihood(leaf, value.sum(), slope.reshape(-1).double(), W[0].double())
+
+
+def cotangents(K: Tensor, mode: Mode, here: Likelihood) -> Cotangents:
     r"""The exact gradient.  Rasmussen and Williams (2006), algorithm 5.1, eqs. 5.22 to 5.24, for blocks as well.
 
     With :math:`s = \tfrac12 \mathrm{tr}(\Sigma\, \partial W / \partial\eta)` taken negative, the mode's dependence adds
     :math:`v a^\top`, :math:`v = (I + W K)^{-1} s`.  (Equation 5.23 as printed lacks a sign.)
+
+    :param K: covariance of the predictor, without a graph.
+    :param here: the likelihood at the mode.
     """
-    K, C = latent.covariance, latent.mean.shape[-1]
-    blocks = _posterior_blocks(K, mode.factor, C)
-    eta = mode.eta.detach().requires_grad_()
-    half_trace = -0.5 * (blocks * latent.curvature(eta, create_graph=True)).sum()
-    s = derivatives.pullback(half_trace, eta).reshape(-1, 1).double()
+    blocks = _posterior_blocks(K, mode.factor, here.eta.shape[-1])
+    s = derivatives.pullback(-0.5 * (blocks * here.curvature).sum(), here.eta).reshape(-1, 1).double()
     v = (s - mode.factor.apply(K @ s)).squeeze(-1)
     outer = torch.outer(mode.dual, 0.5 * mode.dual + v)
     G = 0.5 * (outer + outer.mT - mode.factor.matrix)

@@ -77,8 +77,17 @@ def blocks_of(joint: LogJoint, trace: Any) -> list[Block] | None:
 
 def num_covariances(joint: LogJoint, trace: Any) -> int:
     """Numbers in the covariance of all latents where some site's is dense, else 0."""
+    return joint.latents.size**2 if _dense_sizes(joint, trace) else 0
+
+
+def is_mostly_one(joint: LogJoint, trace: Any) -> bool:
+    """Whether more than half of all latents have one dense covariance."""
+    return 2 * max(_dense_sizes(joint, trace), default=0) > joint.latents.size
+
+
+def _dense_sizes(joint: LogJoint, trace: Any) -> list[int]:
     sites = (predictors.unwrapped(trace.nodes[p.name]["fn"]).base for p in joint.latents)
-    return joint.latents.size**2 if any(isinstance(base, MultivariateNormal) for base in sites) else 0
+    return [base.event_shape.numel() for base in sites if isinstance(base, MultivariateNormal)]
 
 
 def function_blocks(node: Node, start: int) -> list[Block] | None:
@@ -253,8 +262,7 @@ class GaussianLatent(LinearDensity):
         start = latent.mean + self.seen.apply((u - reading.loc).unsqueeze(-1)).reshape(latent.mean.shape)
         mode = gaussian_process_mode.find_mode(latent, start, tolerance, watch)
         precision = LatentPrecision(reading.covariance, reading.tril, self.seen, mode)
-        _, slope = latent.slope(mode.eta)
-        gradient = self.seen.adjoint((slope - mode.dual).unsqueeze(-1)).squeeze(-1)
+        gradient = self.seen.adjoint((mode.slope - mode.dual).unsqueeze(-1)).squeeze(-1)
         log_prior = -0.5 * (gaussian_process_mode.quadratic(mode, latent) + reading.log_det + size * LOG_TAU)
         log_joint = mode.log_likelihood + log_prior + torch.as_tensor(reading.parts.rest).detach().double()
         flags = (torch.tensor(x, device=u.device) for x in (mode.decrement, mode.converged, mode.definite))
@@ -266,11 +274,12 @@ class GaussianLatent(LinearDensity):
         Of the latter the part that dense covariances contribute is left out: no precision group owns them.
         """
         (theta, reading), mode = self.graph(theta), precision.mode
-        found = gaussian_process_mode.cotangents(reading.detached.latent, mode)
+        here = gaussian_process_mode.likelihood_at(reading.latent, mode.eta)
+        found = gaussian_process_mode.cotangents(reading.detached.latent.covariance, mode, here)
         rest = torch.as_tensor(reading.parts.rest).double()
-        total = self._explained(reading, found) + found.likelihood(reading.latent, mode.eta) + rest
+        total = self._explained(reading, found) + found.likelihood(here) + rest
         u = reading.loc.detach() + precision.covariance @ precision.dual
-        joint = reading.latent.log_likelihood(mode.eta.unsqueeze(0)).sum() + rest
+        joint = here.value + rest
         joint = joint + sum(_diagonal_log_prior(b, u) for b in reading.blocks if b.covariance.dim() == 1)
         return derivatives.pullback(total, theta), derivatives.pullback(joint, theta)
 

@@ -82,8 +82,16 @@ class NetworkDensity:
             return self.wiring.log_likelihood(eta, shaped).double()
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The log joint and its gradient in ``u``, detached."""
-        return derivatives.gradient(self.log_joint, u, theta)
+        """The log joint and its gradient in ``u``, detached, by back-propagation."""
+        u, theta = u.detach(), theta.detach()
+        precisions, layers = self._precisions(theta), self._layers(u)
+        hidden, slopes = network_layers.forward(self.wiring.X, layers, self.wiring.activation)
+        eta = hidden[-1] @ layers[-1][0] + layers[-1][1].unsqueeze(-2)
+        value, g = derivatives.gradient(lambda e, _: self._log_likelihood(e, precisions), eta, theta)
+        slope = self._flat(network_layers.back(hidden, slopes, layers, g), 1)
+        alpha = self._prior_precision(u, precisions)
+        log_prior = 0.5 * ((alpha / math.tau).log() - alpha * u.square()).sum(-1)
+        return value + log_prior, slope.double() - alpha * u
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, shape ``(R, D, D)``.
@@ -138,9 +146,12 @@ class NetworkDensity:
 
     def _jacobian(self, layers: list[Layer]) -> Tensor:
         """``(R, N, C, D)`` in flat order."""
-        found = network_layers.jacobian(self.wiring.X, layers, self.wiring.activation)
+        return self._flat(network_layers.jacobian(self.wiring.X, layers, self.wiring.activation), 3)
+
+    def _flat(self, found: list[Layer], batch: int) -> Tensor:
+        """What belongs to the weights, with ``batch`` axes in front, in flat order."""
         pairs = zip(self.wiring.layers, found, strict=True)
-        parts = {n: J.flatten(3) for names, js in pairs for n, J in zip(names, js, strict=True)}
+        parts = {n: x.flatten(batch) for names, xs in pairs for n, x in zip(names, xs, strict=True)}
         return torch.cat([parts[n] for n in self.joint.latents.names], -1)
 
     def _prior_precision(self, u: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:

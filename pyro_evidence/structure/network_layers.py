@@ -76,11 +76,8 @@ def slope(f: Activation, a: Tensor) -> Tensor:
     return found if a.requires_grad else found.detach()
 
 
-def jacobian(X: Tensor, layers: Sequence[Layer], activation: Activation) -> list[Layer]:
-    """Derivatives of every datum's outputs in every layer, ``(R, N, C, I, O)`` and ``(R, N, C, O)``.
-
-    Back-propagation with one delta per datum and output: the cost is that of writing the result down.  Bishop (2006),
-    eq. 5.74.
+def forward(X: Tensor, layers: Sequence[Layer], activation: Activation) -> tuple[list[Tensor], list[Tensor]]:
+    """What enters every layer, ``(R, N, I)`` each, and the slopes of the activations before all layers but the first.
 
     :param layers: with one batch dim in front, ``(R, I, O)`` and ``(R, O)``.
     """
@@ -89,6 +86,32 @@ def jacobian(X: Tensor, layers: Sequence[Layer], activation: Activation) -> list
         a = hidden[-1] @ W + b.unsqueeze(-2)
         hidden.append(activation(a))
         slopes.append(slope(activation, a))
+    return hidden, slopes
+
+
+def back(hidden: Sequence[Tensor], slopes: Sequence[Tensor], layers: Sequence[Layer], g: Tensor) -> list[Layer]:
+    r"""Derivatives of :math:`\sum_{nc} g_{nc} \eta_{nc}` in every layer.  Bishop (2006), eq. 5.53 and 5.56.
+
+    :param hidden: of :func:`forward`, and ``slopes``.
+    :param g: ``(R, N, C)``.
+    """
+    found, delta = [], g
+    for level in reversed(range(len(layers))):
+        found.append((hidden[level].mT @ delta, delta.sum(-2)))
+        if level:
+            delta = (delta @ layers[level][0].mT) * slopes[level - 1]
+    return found[::-1]
+
+
+def jacobian(X: Tensor, layers: Sequence[Layer], activation: Activation) -> list[Layer]:
+    """Derivatives of every datum's outputs in every layer, ``(R, N, C, I, O)`` and ``(R, N, C, O)``.
+
+    Back-propagation with one delta per datum and output: the cost is that of writing the result down.  Bishop (2006),
+    eq. 5.74.
+
+    :param layers: with one batch dim in front, ``(R, I, O)`` and ``(R, O)``.
+    """
+    hidden, slopes = forward(X, layers, activation)
     num_outputs = layers[-1][1].shape[-1]
     eye = torch.eye(num_outputs, dtype=X.dtype, device=X.device)
     delta = eye.expand(*hidden[0].shape[:2], num_outputs, num_outputs)  # (R, N, C, O)

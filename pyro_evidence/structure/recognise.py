@@ -133,6 +133,8 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
     narrow = isinstance(density, Structured) and not density.wide
     linear = None if narrow or sites is None or not far else _linear(sites, found, far)
     latent = None if linear is None else gaussian_process.recognise(linear, origin, far)
+    if density is not None and latent is None and joint.latents.size > SMALL:
+        density = _with_sums(density, found, process=True)
     if isinstance(density, Structured) and latent is None:
         slots = None if sites is None else sites.slots if density.linear is None else density.linear.slots
         return Structure(settled, slots, None, AutogradDensity(joint, slots), factors=density)
@@ -157,9 +159,19 @@ def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | 
     small = joint.latents.size <= SMALL
     if small:
         return density if isinstance(density, Structured) and density.steps is not None else None
-    if isinstance(density, Coupled) or density.wide:
-        return with_sums(joint, typical.u, typical.theta.detach()) or density
-    return density
+    return _with_sums(density, found, process=False)
+
+
+def _with_sums(density: Structured | Coupled, found: Near, *, process: bool) -> Structured | Coupled:
+    """With the sums through which wide terms see their coordinates, if that is what they do.
+
+    :param process: whether to look in what is most likely a Gaussian process, which has none: that comes last.
+    """
+    origin, typical = found.origin, found.typical
+    narrow = isinstance(density, Structured) and not density.wide
+    if narrow or gaussian_process.is_mostly_one(origin.joint, origin.trace) != process:
+        return density
+    return with_sums(origin.joint, typical.u, typical.theta.detach()) or density
 
 
 def _with_known(structure: Structure) -> Structure:
