@@ -12,7 +12,7 @@ prior, in blocks: shape ``(R, groups, d, d)``, rows and columns in the order com
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import cached_property, wraps
 
 import torch
 from torch import Tensor
@@ -299,7 +299,13 @@ class WellDetermined:
 
     gamma: Tensor  # (R, K, m, B)  between 0 and 1
     log_det: Tensor  # (R,)  log determinant of curvature plus prior; nan where it is not positive definite
-    num_clipped: Tensor  # (R,)  negative eigenvalues of the curvature that were taken as zero
+    eigenvalues: Tensor  # (R, groups, d)  of the curvature in units of the prior's; 1 where none is below 0
+
+    @cached_property
+    def num_clipped(self) -> Tensor:
+        """Negative eigenvalues of the curvature that were taken as zero, beyond rounding, shape ``(R,)``."""
+        least = -1e-10 * self.eigenvalues.abs().amax(-1, keepdim=True)
+        return (self.eigenvalues < least).sum((1, 2))
 
 
 def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
@@ -317,20 +323,15 @@ def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
         ratio = A.squeeze(-1) / alpha.reshape(A.shape[:-1])
         kept = ratio.clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0
         log_det = ratio.log1p().sum((1, 2)) + log_alpha
-        return WellDetermined((kept / (1.0 + kept)).reshape(alpha.shape), log_det, _num_negative(ratio))
+        return WellDetermined((kept / (1.0 + kept)).reshape(alpha.shape), log_det, ratio)
     scale = alpha.reshape(A.shape[:-1]).rsqrt()
     scaled = scale.unsqueeze(-1) * A * scale.unsqueeze(-2)
     rest = (~_is_positive(scaled)).nonzero().flatten()
     found = _by_factors(scaled) if len(rest) < len(scaled) else _by_eigenvalues(scaled)
     if 0 < len(rest) < len(scaled):
         found = tuple(x.index_copy(0, rest, y) for x, y in zip(found, _by_eigenvalues(scaled[rest]), strict=True))
-    gamma, log_det, num_clipped = found
-    return WellDetermined(gamma.reshape(alpha.shape), log_det + log_alpha, num_clipped)
-
-
-def _num_negative(values: Tensor) -> Tensor:
-    """Eigenvalues ``(R, groups, d)`` below zero by more than rounding, shape ``(R,)``."""
-    return (values < -1e-10 * values.abs().amax(-1, keepdim=True)).sum((1, 2))
+    gamma, log_det, eigenvalues = found
+    return WellDetermined(gamma.reshape(alpha.shape), log_det + log_alpha, eigenvalues)
 
 
 def _is_positive(A: Tensor) -> Tensor:
@@ -341,20 +342,20 @@ def _is_positive(A: Tensor) -> Tensor:
 
 
 def _by_factors(A: Tensor) -> tuple[Tensor, ...]:
-    """Gamma of each weight, ``log |1 + A|`` and a count of zero, by Cholesky factors; of no use in other rows."""
+    """Gamma of each weight, ``log |1 + A|`` and no eigenvalues, by Cholesky factors; of no use in other rows."""
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     tril = torch.linalg.cholesky_ex(eye + A)[0]
     log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum((1, 2))
     inverse = torch.linalg.solve_triangular(tril, eye.expand_as(A), upper=False)
-    return 1.0 - inverse.square().sum(-2), log_det, torch.zeros_like(log_det, dtype=torch.long)
+    return 1.0 - inverse.square().sum(-2), log_det, torch.ones_like(A[..., 0])
 
 
 def _by_eigenvalues(A: Tensor) -> tuple[Tensor, ...]:
-    """Gamma of each weight, ``log |1 + A|`` and the number of eigenvalues that are clipped."""
+    """Gamma of each weight, ``log |1 + A|`` and the eigenvalues."""
     values, vectors = _eigh(A)
     kept = values.clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0
     gamma = (vectors.square() @ (kept / (1.0 + kept)).unsqueeze(-1)).squeeze(-1)
-    return gamma, values.log1p().sum((1, 2)), _num_negative(values)
+    return gamma, values.log1p().sum((1, 2)), values
 
 
 def _eigh(A: Tensor) -> tuple[Tensor, Tensor]:

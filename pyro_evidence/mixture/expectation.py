@@ -22,6 +22,7 @@ from pyro_evidence.mixture.data import some
 
 BLOCK = 2**16  # numbers in one block of responsibilities: they stay in the cache
 SHARD = 2**19  # numbers in what one shard of the data makes where every datum has a number for every weight
+SPARSE = 16  # one datum of so many tells whether most are certain
 CERTAIN = 1e-13  # what a responsibility may lack of one for the datum to count as certain of its component
 
 
@@ -109,13 +110,18 @@ def _block(part: MixtureData, natural: Tensor, spread: bool) -> Statistics:
 
 def _around(part: MixtureData, resp: Tensor, weighted: Tensor) -> Tensor:
     """``sum r (1 - r) F`` of one block, from the data that are not certain of their component, ``(R, K, P)``."""
-    varied = weighted * (1.0 - resp)
-    num = part.layout.num_features
+    varied = (1.0 - resp).mul_(weighted)
+    num, least = part.layout.num_features, CERTAIN * (1.0 if part.is_unweighted else part.weight.amax())
     if part.features is None or resp.shape[-1] > BLOCK // 256:  # else looking for them takes longer
-        index = (varied.amax((0, 1)) > CERTAIN * part.weight.amax()).nonzero().flatten()
-        if 2 * len(index) < resp.shape[-1]:
+        some_of_them = 2 * SPARSE * len(_above(varied[..., ::SPARSE], least)) < resp.shape[-1]
+        if some_of_them and 2 * len(index := _above(varied, least)) < resp.shape[-1]:
             return varied[..., index] @ some(part, index).columns(num)
     return varied @ part.columns(num)
+
+
+def _above(varied: Tensor, least: Tensor | float) -> Tensor:
+    """The data that are not certain of their component."""
+    return (varied.amax((0, 1)) > least).nonzero().flatten()
 
 
 def responsibilities(F: Tensor, natural: Tensor, floor: Tensor | None = None) -> tuple[Tensor, Tensor]:

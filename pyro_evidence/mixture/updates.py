@@ -380,8 +380,10 @@ def _survivors(expected: EStep, subtracted: Tensor) -> Tensor | None:
     margin = expected.stats.counts - subtracted.amax(-1)
     above = margin - 1e-6  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
     keep = above > 0.0
-    noted("whether a component dies", torch.where(expected.mixture.active, above, torch.inf), margin.max())
-    if bool(keep.all()) and expected.mixture.all_active:
+    whole = expected.mixture.all_active
+    distance = above if whole else torch.where(expected.mixture.active, above, torch.inf)
+    noted("whether a component dies", distance, margin.max())
+    if whole and bool(keep.all()):
         return None
     best = torch.where(expected.mixture.active, margin, -torch.inf).argmax(-1, keepdim=True)
     return (expected.mixture.active & keep).scatter(-1, best, True)
