@@ -211,7 +211,7 @@ class Forward:
     def along(self, directions: Tensor) -> Tensor:
         """Derivatives along each of ``(P, D)``, shape ``(P, n)``."""
         if self.slope is None:
-            return self.x.new_zeros(len(directions), self.value.numel())
+            return self.x.new_zeros(len(directions), *self.value.shape)
         return passes(self.slope, self.cotangent, directions.to(self.slope), self.create_graph)
 
     def matrix(self) -> Tensor:

@@ -12,6 +12,7 @@ from torch.distributions import constraints
 from pyro_evidence import LaplaceEvidence
 from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, laplace_state, slope
+from pyro_evidence.numerics.newton import Limits
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
 
@@ -123,3 +124,38 @@ def test_a_running_state_is_a_product_with_a_matrix() -> None:
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-8)
     structure = found.state.problem.structure
     assert structure.factors is None and structure.density.steps is not None
+
+
+def drifting(y: Tensor) -> None:
+    """All steps in one site of more coordinates than a dense matrix is worth."""
+    s = scale()
+    with pyro.plate("steps", len(y)):
+        x = pyro.sample("x", dist.Normal(y.new_zeros(()), 3.0))
+        pyro.sample("y", dist.Poisson(x.exp()), obs=y)
+    pyro.sample("dx", dist.Normal(0.9 * x[:-1], s).to_event(1), obs=x[1:])
+
+
+@pytest.mark.parametrize(("model", "num"), [(drifting, 210), (second_order, 52)])
+def test_modes_of_rows_with_their_own_hyperparameters_are_those_of_each_row(
+    model: Callable[..., None], num: int
+) -> None:
+    """Searched together, as for nodes and draws, or one after the other."""
+    problem = laplace_problem(LogJoint(model, (counts(num),)))
+    assert problem.factors is not None and problem.factors.density.takes_rows
+    theta = problem.joint.initial_theta + torch.linspace(-1.0, 1.0, 5).double().unsqueeze(-1)
+    u, limits = problem.joint.initial_u.expand(5, -1), Limits(problem.tolerance, 50)
+    for row, found in enumerate(problem.factors.near_modes(u, theta, limits)):
+        expected = problem.factors.find_modes(u[:1], theta[row], limits, cold=False)
+        assert found is not None
+        torch.testing.assert_close(found.u, expected.u, rtol=0.0, atol=1e-6)
+        torch.testing.assert_close(found.log_joint, expected.log_joint, rtol=1e-12, atol=1e-9)
+        pair = (mode.factorised(0, problem.joint.latents.label).log_det for mode in (found, expected))
+        torch.testing.assert_close(*pair, rtol=1e-7, atol=1e-7)
+
+
+def test_rows_from_where_a_few_steps_do_not_arrive_are_left_to_others() -> None:
+    problem = laplace_problem(LogJoint(drifting, (counts(210),)))
+    assert problem.factors is not None
+    u = problem.joint.initial_u.expand(2, -1) + torch.tensor([[0.0], [300.0]])
+    near, far = problem.factors.near_modes(u, problem.joint.initial_theta.expand(2, -1), Limits(problem.tolerance, 50))
+    assert near is not None and far is None

@@ -9,12 +9,13 @@ from torch import Tensor
 from pyro_evidence.curvature.choices import exact_hessian, gauss_newton
 from pyro_evidence.curvature.dense import Dense, Precision
 from pyro_evidence.laplace import approximation_rows
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, state_at
 from pyro_evidence.laplace.shape.conditional import Profiles
-from pyro_evidence.numerics import batched
+from pyro_evidence.numerics import batched, newton
 
 NUMBERS = 2**23  # of all Hessians in one batch
 MAX_DIMS = 200  # coordinates up to which Hessians of several rows are worth a batch
+ROWS_BYTES = 2**26  # that one pass over rows with sparse curvatures may keep for each derivative
 MOST_BYTES = 2**34  # that reverse passes for the shapes of inner marginals may write
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
 
@@ -159,10 +160,25 @@ def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) ->
 
 
 def _one_by_one(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Factors, Tensor]:
-    states = tuple(_state(problem, t, s, thorough) for t, s in zip(theta, start, strict=True))
+    near = _near(problem, theta, start)
+    rows = zip(near, theta, start, strict=True)
+    states = tuple(_state(problem, t, s, thorough) if state is None else state for state, t, s in rows)
     u = torch.stack([s if state is None else state.u for state, s in zip(states, start, strict=True)])
     values = [-torch.inf if state is None else float(state.log_evidence) for state in states]
     return u, SeparateFactors(states), torch.tensor(values, dtype=torch.float64, device=theta.device)
+
+
+def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState | None]:
+    """Where the curvature is known by factors, the states to which a few steps lead that all rows take together."""
+    if problem.factors is None or problem.nodes != 1:
+        return [None] * len(theta)
+    size = max(1, ROWS_BYTES // (problem.joint.row_bytes or ROWS_BYTES))
+    limits = newton.Limits(problem.tolerance, 50, slack=problem.slack)
+    parts = zip(start.split(size), theta.split(size), strict=True)
+    modes = [mode for part in parts for mode in problem.factors.near_modes(*part, limits)]
+    prior = log_priors(problem, theta)
+    rows = zip(theta, modes, prior, strict=True)
+    return [None if m is None else state_at(problem, t, m, 0, log_hyperprior=p) for t, m, p in rows]
 
 
 def precision_tril(precision: Precision, size: int) -> Tensor:

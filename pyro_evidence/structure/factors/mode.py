@@ -18,6 +18,7 @@ from pyro_evidence.structure.pruned import Pruned
 CLOSE = 1e-9  # relative: rounding of two orders of summation, not a coupling
 FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
 SOON = 15  # steps that Newton takes at most where the density is concave all the way
+HALVINGS = 8  # of a step that lowers the log joint, of a row among others
 SHIFTS = 12  # tenfold ones that are tried where the curvature is not positive definite
 
 
@@ -119,6 +120,20 @@ class StructuredProblem:
         rows = [self._mode(row, theta, limits, far) for row in u.detach()]
         return _together([row for row, _ in rows], tuple(found for _, found in rows))
 
+    def near_modes(self, u: Tensor, theta: Tensor, limits: newton.Limits) -> list[StructuredMode | None]:
+        """Modes near rows ``(R, D)``, each at its hyperparameters ``(R, T)``, by a few Newton steps for all together.
+
+        :return: None for rows where these do not arrive, and for all where rows are not differentiated together.
+        """
+        if not self.density.takes_rows or not bool(self.active.all()):
+            return [None] * len(u)
+        rows = Rows(self, u, theta, limits)
+        for _ in range(SOON):
+            if not len(rows.going):
+                break
+            rows.step()
+        return rows.found
+
     def _mode(
         self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool
     ) -> tuple["Place", StructuredPrecision | NotPositiveDefinite]:
@@ -206,6 +221,61 @@ class StructuredProblem:
         height = float(place.log_joint)
         new = first_accepted(trial, height, float(place.decrement), limits.slack * (1.0 + abs(height)))
         return place if new is None or torch.equal(new.u, place.u) else new
+
+
+class Rows:
+    """Searches side by side, whose derivatives are taken together; each has a factor of its own.
+
+    :ivar going: the rows that are still on their way.
+    :ivar found: the modes of those that have arrived.
+    """
+
+    def __init__(self, problem: StructuredProblem, u: Tensor, theta: Tensor, limits: newton.Limits) -> None:
+        self.problem, self.density, self.limits = problem, problem.density, limits
+        self.u, self.theta = u.detach().clone(), theta
+        self.going = torch.arange(len(u), device=u.device)
+        self.decrement = torch.full_like(u[:, 0], torch.inf)
+        self.found: list[StructuredMode | None] = [None] * len(u)
+
+    def step(self) -> None:
+        """One Newton step of all that go on; those that cannot are left out."""
+        u, theta = self.u[self.going], self.theta[self.going]
+        value, slope = self.density.gradient(u, theta)
+        elements, steps = self.density.elements_of_rows(u, theta), torch.full_like(u, torch.nan)
+        for i, row in enumerate(self.going.tolist()):
+            point = Point(self.density, u[i], theta[i], value[i], slope[i], list)
+            place = Place(u[i], point, self.decrement[row], u[i], False, False)
+            steps[i] = self._measured(row, place, elements[i])
+        self._move(u, theta, value, steps)
+
+    def _measured(self, row: int, place: "Place", elements: Elements) -> Tensor:
+        """The Newton step; nan where the row has arrived, or has no curvature to take one by."""
+        nothing = torch.full_like(place.u, torch.nan)
+        try:
+            precision = self.density.plan.factorise(elements, self.problem.label)
+        except NotPositiveDefinite:
+            return nothing
+        place = place.measured(precision.solve(place.gradient.unsqueeze(0))[0], True, self.limits)
+        self.decrement[row] = place.decrement
+        if place.converged:
+            self.found[row] = _together([place], (precision,))
+        return nothing if place.converged else place.step
+
+    def _move(self, u: Tensor, theta: Tensor, value: Tensor, steps: Tensor) -> None:
+        """Steps as long as they do not lower the log joint beyond rounding; rows without one are left out."""
+        lowest = value - self.limits.slack * (1.0 + value.abs())
+        rising = steps.isfinite().all(-1)
+        for _ in range(HALVINGS):
+            rows = rising.nonzero().squeeze(-1)
+            moved = u[rows] + steps[rows]
+            high = self.density.log_joint(moved, theta[rows]).detach() >= lowest[rows] if len(rows) else rising[rows]
+            if bool(high.all()):
+                break
+            steps = steps.index_copy(0, rows, torch.where(high.unsqueeze(-1), steps[rows], 0.5 * steps[rows]))
+        else:
+            rows, moved = rows[high], moved[high]
+        self.going = self.going[rows]
+        self.u[self.going] = moved
 
 
 @dataclass(frozen=True)

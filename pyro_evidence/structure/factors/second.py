@@ -13,7 +13,7 @@ from pyro_evidence.numerics.derivatives import Forward, passes, pullback
 
 AT_ONCE = 64  # reverse passes
 
-Values = Callable[[Tensor], tuple[Tensor, ...]]  # u (D,) to the factors of each family, (F,) each
+Values = Callable[[Tensor], tuple[Tensor, ...]]  # u (D,) to the factors of each family, (F,) each; or rows of both
 
 
 @dataclass(frozen=True)
@@ -54,30 +54,25 @@ class Second:
         return [place[c.unsqueeze(-1), c.unsqueeze(-2)] for c in self._own]
 
     def _mask(self, colour: int, like: Tensor) -> Tensor:
-        return (self.colours == colour).to(like)
+        return (self.colours == colour).to(like).expand_as(like).unsqueeze(0)
 
     def _each(self, values: Values, u: Tensor, create_graph: bool) -> Iterator[tuple[Tensor, ...]]:
         """Second derivatives of every factor along each pair of colours, in the order of :attr:`pairs`."""
         with torch.enable_grad():
             u = u if u.requires_grad else u.detach().requires_grad_()
-            every = torch.cat(values(u))
+            every = torch.cat(values(u), -1)
             first = Forward(every, u, create_graph=True)
             for a, partners in groupby(self.pairs, lambda pair: pair[0]):
-                slope = first.along(self._mask(a, u).unsqueeze(0))[0]
+                slope = first.along(self._mask(a, u))[0]
                 second = Forward(slope, u, create_graph=create_graph)
                 for _, b in partners:
-                    yield second.along(self._mask(b, u).unsqueeze(0))[0].split([len(index) for index in self.index])
+                    yield second.along(self._mask(b, u))[0].split([len(index) for index in self.index], -1)
 
     def elements(self, values: Values, u: Tensor) -> tuple[Tensor, ...]:
-        """Minus the second derivatives, ``(F, k, k)`` for each family."""
+        """Minus the second derivatives, ``(F, k, k)`` for each family; ``(R, F, k, k)`` at rows ``(R, D)``."""
         along = list(self._each(values, u, False))
-        return tuple(
-            -torch.stack([found[i] for found in along])
-            .gather(0, place.permute(1, 2, 0).flatten(0, 1))
-            .reshape(*place.shape[1:], len(place))
-            .permute(2, 0, 1)
-            for i, place in enumerate(self._places)
-        )
+        parts = (torch.stack([found[i] for found in along], -1) for i in range(len(self._places)))
+        return tuple(-_gathered(part, place) for part, place in zip(parts, self._places, strict=True))
 
     def slopes(self, values: Values, u: Tensor, weights: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor]:
         """Derivatives in ``wrt`` of ``sum(weights * elements)``, one pair of colours held at a time."""
@@ -91,6 +86,12 @@ class Second:
                 parts = torch.autograd.grad(-total, list(wrt), allow_unused=True, retain_graph=True)
                 totals = [t if p is None else t + p for t, p in zip(totals, parts, strict=True)]
         return totals
+
+
+def _gathered(along: Tensor, place: Tensor) -> Tensor:
+    """Entries ``(..., F, k, k)`` out of ``(..., F, P)``, each at its own place ``(F, k, k)`` among the last."""
+    flat = place.flatten(1).expand(*along.shape[:-1], -1)
+    return along.gather(-1, flat).reshape(*along.shape[:-1], *place.shape[1:])
 
 
 def hessians_of_few(values: Tensor, index: Tensor, u: Tensor) -> Tensor:

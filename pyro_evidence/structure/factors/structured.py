@@ -144,13 +144,30 @@ class Structured:
             prior = None if self.linear is None else self.linear.parts(theta).prior
             diagonal = diagonal if prior is None else diagonal + prior[1].detach()
             joined = [part.rows.elements(B) for part, B in zip(self.parts, curvatures, strict=True)]
-            several = []
-            for family, element in zip((*self.families, *self.wide), self._factors(u, theta), strict=True):
-                if family.index.shape[-1] == 1:
-                    diagonal = diagonal.index_add(0, family.index.squeeze(-1), element.reshape(-1))
-                else:
-                    several.append(element)
+            return self._laid_out(diagonal, joined, self._factors(u, theta))
+
+    def _laid_out(self, diagonal: Tensor, joined: Sequence[Tensor], factors: Sequence[Tensor]) -> Elements:
+        """In the layout of the pattern: factors of one coordinate are added to the diagonal."""
+        several = []
+        for family, element in zip((*self.families, *self.wide), factors, strict=True):
+            if family.index.shape[-1] == 1:
+                diagonal = diagonal.index_add(0, family.index.squeeze(-1), element.reshape(-1))
+            else:
+                several.append(element)
         return (diagonal.reshape(-1, 1, 1), *joined, *several)
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether rows with hyperparameters of their own are differentiated together."""
+        plain = self.linear is None and not self.wide and self.sums is None and bool(self.families)
+        return plain and (self.steps is not None or self.joint.row_bytes is not None)
+
+    def elements_of_rows(self, u: Tensor, theta: Tensor) -> list[Elements]:
+        """Minus the Hessians at rows ``(R, D)``, each at its hyperparameters ``(R, T)``."""
+        values = torch.vmap(lambda v, t: self._values(t)(v))
+        found = self.second.elements(lambda v: values(v, theta), u)
+        zeros = u.new_zeros(self.size)
+        return [self._laid_out(zeros, (), [x[row].detach() for x in found]) for row in range(len(u))]
 
     def _factors(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
         if not (self.families or self.wide):
