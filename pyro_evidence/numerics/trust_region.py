@@ -10,6 +10,7 @@ from pyro_evidence.numerics.newton import CurvatureAt, Density, Limits, Mode, of
 FIRST = 1.0  # radius, in units of each coordinate's own curvature scale
 LARGEST = 1e6
 TRIALS = 15  # radii, each a quarter of the last, before a row is given up
+ENOUGH = 0.1  # of what a step promises: corrections that gain less are not worth a gradient
 CORRECTIONS = 8  # of one trial, each a gradient's work, at most
 
 
@@ -173,27 +174,29 @@ class Trial:
         """Which of them are, with their gradient."""
         return torch.isfinite(self.value) & torch.isfinite(self.slope).all(-1)
 
-    def or_better(self, other: "Trial") -> tuple["Trial", bool]:
-        """The higher of both in each row, and whether any is the other's."""
-        better = other.finite & (~self.finite | (other.value > self.value))
-        rows = better.unsqueeze(-1)
-        chosen = Trial(
-            torch.where(rows, other.u, self.u),
+    def or_better(self, other: "Trial", rows: Tensor) -> "Trial":
+        """The higher of both in each of ``rows`` ``(r,)`` bool."""
+        better = rows & other.finite & (~self.finite | (other.value > self.value))
+        each = better.unsqueeze(-1)
+        return Trial(
+            torch.where(each, other.u, self.u),
             torch.where(better, other.value, self.value),
-            torch.where(rows, other.slope, self.slope),
+            torch.where(each, other.slope, self.slope),
         )
-        return chosen, bool(better.any())
 
 
 def _at(density: Density, u: Tensor, own: Tensor) -> Trial:
     return Trial(u, *density.gradient(u, own))
 
 
-def _on_floor(density: Density, trial: Trial, own: Tensor, floor: Floor) -> Trial:
-    """Trials moved to the valley's floor while that raises any of them."""
+def _on_floor(density: Density, trial: Trial, own: Tensor, floor: Floor, worth: Tensor) -> Trial:
+    """Trials moved to the valley's floor, each while that raises it by what is ``worth`` a gradient, ``(r,)``."""
+    going = torch.ones_like(worth, dtype=torch.bool)
     for _ in range(CORRECTIONS):
-        trial, any_better = trial.or_better(_at(density, trial.u + floor.back(trial.slope), own))
-        if not any_better:
+        before = trial
+        trial = trial.or_better(_at(density, trial.u + floor.back(trial.slope), own), going)
+        going = going & trial.finite & ~(trial.value - before.value <= worth)
+        if not bool(going.any()):
             break
     return trial
 
@@ -212,7 +215,7 @@ def _tried(
     promised = (g * step).sum(-1) - 0.5 * (step * (A @ step.unsqueeze(-1)).squeeze(-1)).sum(-1)
     trial = _at(density, found.u[rows] + step, of_rows(theta, rows))
     if floor is not None:
-        trial = _on_floor(density, trial, of_rows(theta, rows), floor)
+        trial = _on_floor(density, trial, of_rows(theta, rows), floor, ENOUGH * promised)
     gain, slack = trial.value - here, ball.slack * (1.0 + here.abs())  # rounding of the sum over data
     good = trial.finite & (gain >= 1e-4 * promised - slack) & (trial.u != found.u[rows]).any(-1)
     length = ball.length(step, rows)

@@ -108,10 +108,27 @@ def test_the_better_of_two_trials_row_by_row() -> None:
     ours = Trial(u, torch.tensor([1.0, 1.0, torch.nan, 1.0]), torch.ones(4, 2))
     slope = torch.tensor([[2.0, 2.0], [2.0, 2.0], [2.0, 2.0], [2.0, torch.inf]])
     other = Trial(-u, torch.tensor([2.0, 0.5, -9.0, 5.0]), slope)
-    chosen, better = ours.or_better(other)
-    assert better and chosen.value.tolist() == [2.0, 1.0, -9.0, 1.0]
+    chosen = ours.or_better(other, torch.ones(4, dtype=torch.bool))
+    assert chosen.value.tolist() == [2.0, 1.0, -9.0, 1.0]
     assert_exact(chosen.u, torch.tensor([[-0.0, -1.0], [2.0, 3.0], [-4.0, -5.0], [6.0, 7.0]]))
-    assert not ours.or_better(ours)[1]
+    assert ours.or_better(other, torch.tensor([False, True, True, True])).value.tolist() == [1.0, 1.0, -9.0, 1.0]
+
+
+@pytest.mark.parametrize(("worth", "gradients"), [(0.1, 3), (1.0, 2), (10.0, 1)])
+def test_a_correction_that_gains_little_is_the_last(worth: float, gradients: int) -> None:
+    """Each correction goes half the way to the floor, so that it gains a quarter of the one before: 1.5, .375, ..."""
+    asked: list[Tensor] = []
+
+    class Valley:
+        def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+            asked.append(u)
+            return -0.5 * u.square().sum(-1), -u
+
+    one = torch.ones(1, 1)
+    floor = Floor(torch.eye(1)[None], 2.0 * one, one, torch.zeros(1, 1))
+    trial = Trial(2.0 * one, torch.tensor([-2.0]), -2.0 * one)
+    reached = trust_region._on_floor(Valley(), trial, torch.zeros(1, 0), floor, torch.tensor([worth]))  # type: ignore
+    assert len(asked) == gradients and float(reached.value) == -0.5 * 0.25 ** (gradients - 1)
 
 
 def test_a_batch_of_rows_is_a_loop() -> None:
