@@ -26,8 +26,8 @@ INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the c
 INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
 SCALES_FIRST = 5  # rounds of the scales alone, where a fit begins again
 FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
-HIGH = 5.0  # nats that a step promises, above which a process's curvature, which is dear, says little of its end
 SHARP = 1e-3  # nats that a step promises, above which their curvature is taken anew where it is not to be trusted
+BROAD, HIGH = 1.0, 5.0  # nats above which it does not hold as far as the step goes; the same for a process
 KEPT = 0.75  # share of its promise that a step must keep, for the metric to go on without a look
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
 PLATEAU = (-8.0, -5.0, -2.5, 2.5, 5.0, 8.0)  # log units away from it
@@ -263,8 +263,8 @@ def _sharpened(state: TypeII) -> TypeII:
     """With the curvature by differences for its metric, where that is cheap, and the end is near."""
     measure, log = state.metric.diagonal().sqrt(), log_units(state.laplace.problem)
     measure = torch.where(log, measure.clamp(max=1.0), measure)
-    far = state.laplace.problem.latent is not None and state.promised > HIGH
-    if int((measure > 0).sum()) > FEW or state.promised < SHARP or far:
+    most = BROAD if state.laplace.problem.latent is None else HIGH
+    if int((measure > 0).sum()) > FEW or not SHARP <= state.promised <= most:
         return state
     try:
         found = curvature(state.laplace, state.slope, measure)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -167,3 +168,33 @@ def test_inputs_a_millionfold_smaller_prune_nothing_that_is_needed(unit: float) 
         found.append(LaplaceEvidence(logistic_ard, stop=QUIET).run(c * Z, label))
     assert float(found[1].log_evidence) == pytest.approx(float(found[0].log_evidence), abs=1e-6)
     assert found[0].diagnostics(100)["num_pruned"] == found[1].diagnostics(100)["num_pruned"]
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e-3, 1e3])
+def test_counts_whose_effects_begin_at_another_scale(scale: float) -> None:
+    """Where the rate is an exponential, a start in the wrong unit has no density."""
+    y = targets().clamp(min=0.0).round()
+    found, plain = (LaplaceEvidence(partial(counts_from, sd), stop=QUIET).run(y) for sd in (scale, 1.0))
+    assert float(found.log_evidence) == pytest.approx(float(plain.log_evidence), abs=1e-6)
+
+
+def counts_from(scale: float, y: Tensor) -> None:
+    level, sd = real("level", 0.0), positive("sd", scale)
+    with pyro.plate("groups", 10):
+        a = pyro.sample("a", dist.Normal(torch.zeros(()), sd))
+    observe(y, dist.Poisson, (level + a[GROUP]).exp())
+
+
+def test_the_curvature_is_taken_by_differences_near_the_end_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    promised: list[float] = []
+    sharpened = type2._sharpened
+
+    def watched(state: type2.TypeII) -> type2.TypeII:
+        new = sharpened(state)
+        promised.extend([state.promised] if new is not state else [])
+        return new
+
+    monkeypatch.setattr(type2, "_sharpened", watched)
+    LaplaceEvidence(partial(counts_from, 1.0), stop=QUIET).run(targets().clamp(min=0.0).round())
+    LaplaceEvidence(partial(heavy_tailed, scale=1.0), stop=QUIET).run(targets())
+    assert promised and all(type2.SHARP <= p <= type2.BROAD for p in promised)

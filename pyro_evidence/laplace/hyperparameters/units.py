@@ -41,7 +41,8 @@ def in_units_of_the_data(problem: Problem, places: Tensor) -> tuple[Problem, Ten
     ratio = felt / max(1, sum(p.slot.layout.shape.numel() for p in density.linear))  # of one datum
     begun, moved = _balanced(problem, extreme, ratio)
     spread = torch.where(extreme, moved | (ratio > 1.0), False)
-    return begun, torch.where(spread, loc + (places - loc) * torch.where(spread, ratio, 1.0).rsqrt(), places)
+    unit = torch.where(spread, ratio * precision, 1.0).rsqrt()  # the posterior's, if all data were one
+    return begun, torch.where(spread, loc + (places - loc) * unit, places)
 
 
 def _of_the_data(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
