@@ -144,10 +144,10 @@ def main() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="a part of the name of the engines to run")
+    parser.add_argument("--only", default="", help="a part of an engine and its model, to run those")
     only = parser.parse_args().only
     print("| engine | model | rows x columns | CPU seconds | MiB |\n|---|---|---|---|---|")
-    for case in (c for c in CASES if only in c.engine):
+    for case in (c for c in CASES if only in f"{c.engine}, {c.what}"):
         found = cost(case)
         said = found if isinstance(found, str) else f"{found['seconds']:.2f} | {found['MiB']:.0f}"
         print(f"| `{case.engine}` | {case.what} | {case.rows:,} x {case.columns} | {said} |", flush=True)

@@ -303,7 +303,15 @@ class MPPCAPosterior(LaplacePosterior):
             found = super().diagnostics(num_samples, seed)
         else:
             found = self._without_ratios()
+        found["notes"] = [*found.get("notes", ()), *self._of_number()]
         return found | {"num_components": self.num_components, "num_latents": self.num_latents.tolist()}
+
+    def _of_number(self) -> list[str]:
+        """That the search for the number of components, which goes downwards, has ended at its upper limit."""
+        num = self.num_components
+        if num == 1 or num < len(self.active):
+            return []
+        return [f"all {num} components are used, and more are not tried: offer some more, until one is left out"]
 
     def _without_ratios(self) -> dict[str, Any]:
         return {

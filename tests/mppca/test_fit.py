@@ -32,6 +32,12 @@ def test_two_planes_are_found(two: MPPCAPosterior) -> None:
     assert len(resp[::2].argmax(-1).unique()) == len(resp[1::2].argmax(-1).unique()) == 1
 
 
+def test_a_search_that_ends_at_its_limit_says_so(two: MPPCAPosterior) -> None:
+    assert not any("are used" in note for note in two.diagnostics(100)["notes"])  # three offered
+    full = fit(planes(), mppca(2, 2), stop=SHORT)
+    assert any("all 2 components are used, and more are not tried" in note for note in full.diagnostics(100)["notes"])
+
+
 def test_evidence_agrees_with_importance_sampling(two: MPPCAPosterior) -> None:
     found = two.diagnostics(4000)
     assert found["pareto_k"] < 0.8
