@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,9 +57,14 @@ class Run:
         rows = [row.split(sizes) for row in Forward(flat, u).along(directions)]
         return [{n: x.reshape(parts[n].shape) for n, x in zip(parts, row, strict=True)} for row in rows]
 
+    @cached_property
+    def nodes(self) -> Any:
+        """The sites of the run at this point."""
+        return self.joint.trace(self.u, self.theta).nodes
+
     def shift(self, child: Child) -> Tensor:
         """Derivative of a child's log density as its points move together in unconstrained space."""
-        fn = self.joint.trace(self.u, self.theta).nodes[child.name]["fn"]
+        fn = self.nodes[child.name]["fn"]
         transform = bijection(child.name, fn)
         y = transform.inv(child.points).detach().requires_grad_()
         x = transform(y)

@@ -38,11 +38,21 @@ def united(*many: Groups) -> Groups:
     for groups in many:
         for group in groups:
             found.setdefault(id(group), group)
-    kept: list[Tensor] = []
+    alike: dict[Any, list[Tensor]] = {}  # of one shape, with the same coordinates first and last
     for group in found.values():
-        if not any(group.shape == other.shape and torch.equal(group, other) for other in kept):
-            kept.append(group)
-    return tuple(kept)
+        others = alike.setdefault(_ends(group), [])
+        if not any(torch.equal(group, other) for other in others):
+            others.append(group)
+    different = {id(group) for others in alike.values() for group in others}
+    return tuple(group for group in found.values() if id(group) in different)
+
+
+def _ends(group: Tensor) -> tuple[torch.Size, int, int]:
+    """Shape, first and last coordinate: what different groups seldom share."""
+    if not group.numel():
+        return group.shape, -1, -1
+    first, last = (0,) * group.dim(), (-1,) * group.dim()
+    return group.shape, int(group[first]), int(group[last])
 
 
 def _is_global(group: Tensor) -> bool:
