@@ -16,9 +16,9 @@ from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
 from pyro_evidence.evidence_check.many import in_parts
 from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.evidence_check.target import Posterior, rounding
-from pyro_evidence.laplace.blocks.face import MANY
 from pyro_evidence.laplace.nested.posterior import NestedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.laplace.report import MANY
 from pyro_evidence.memory import within_memory
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.program.log_joint import LogJoint

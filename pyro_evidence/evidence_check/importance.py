@@ -16,7 +16,7 @@ from pyro_evidence.evidence_check.target import (
     target_of,
     undefined,
 )
-from pyro_evidence.laplace.blocks.face import MANY
+from pyro_evidence.laplace.report import MANY
 from pyro_evidence.memory import within_memory
 from pyro_evidence.numerics import importance
 from pyro_evidence.program.simulate import affordable_draws

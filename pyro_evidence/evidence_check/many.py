@@ -2,9 +2,9 @@
 
 from pyro_evidence.evidence_check.target import EvidenceEstimate, rounding
 from pyro_evidence.laplace.blocks.error import EvidenceError, by_more_nodes
-from pyro_evidence.laplace.blocks.face import MANY
 from pyro_evidence.laplace.nested.posterior import NestedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.laplace.report import MANY
 
 FEWEST = 20  # blocks: of few, nodes about a mode tell no more than joint weights
 BELIEVED = 0.1  # nats for each coordinate, of the second term of Laplace's series

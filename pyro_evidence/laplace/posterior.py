@@ -234,6 +234,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
             "gradient_norm": math.sqrt(max(self.state.decrement, 0.0)),
             "smallest_eigenvalue": self._smallest_eigenvalue(),
             "curvature": getattr(curvature, "__name__", str(curvature)),
+            "num_coordinates": int(self.state.problem.active.sum()),
             "num_pruned": int((~self.state.problem.active).sum()),
             "notes": rounded_inside(self._joint, self.state.u, self.state.theta),
             **self._importance_check(num_samples, seed),

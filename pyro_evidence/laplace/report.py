@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_evidence.numerics import importance
 
 TRUSTED = 0.7  # k-hat up to which importance weights are believed
+MANY = 1_000  # coordinates beyond which weights of joint draws spread by their number alone
 NOTABLE_GAP = 0.1  # nats
 NOTABLE_SHIFT = 0.2  # standard deviations
 NOTABLE_RATIO = 1.2  # of two standard deviations
@@ -145,6 +146,11 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
     if _unchecked(found):
         return []
     said = []
+    if found["pareto_k"] > TRUSTED and found.get("num_coordinates", 0) > MANY:
+        return [
+            f"k-hat is above 0.7, which in {found['num_coordinates']:,} dimensions says little: weights of joint draws "
+            "spread with the number of coordinates; go by posterior.log_evidence_error."
+        ]
     if not found["pareto_k"] <= TRUSTED:  # nan included
         said.append(
             "k-hat is above 0.7: the posterior is far from Gaussian; trust neither number, run NUTS on posterior.model."

@@ -36,6 +36,7 @@ KEYS = {
     "smallest_eigenvalue",
     "curvature",
     "notes",
+    "num_coordinates",
     "num_pruned",
     "pareto_k",
     "log_evidence_importance",

@@ -23,12 +23,12 @@ from pyro_evidence.laplace.blocks.local import placed, spread
 from pyro_evidence.laplace.blocks.marginal import Limits, Marginal, Place
 from pyro_evidence.laplace.blocks.quadrature import marginal_of, no_blocks
 from pyro_evidence.laplace.blocks.terms import Terms
+from pyro_evidence.laplace.report import MANY
 from pyro_evidence.numerics.importance import pareto_shapes
 from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.settings import check_count, check_seed, seeded
 from pyro_evidence.threads import without_validation
 
-MANY = 1_000  # coordinates beyond which weights of joint draws spread by their number alone
 MOST = 2**27  # of log densities of a check
 NUMBERS = 2**23  # of a tensor of log densities that is held at a time
 
