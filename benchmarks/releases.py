@@ -376,9 +376,14 @@ def run(case: str, peers: str | None) -> Row:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def names(part: str, case: str) -> bool:
+    """Whether what was asked for is a case: its name, or a part of its name that is not another's whole name."""
+    return part == case if part in CASES else part in case
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", help="parts of the names of cases; default all")
+    parser.add_argument("cases", nargs="*", help="names of cases, or parts of them; default all")
     parser.add_argument("--peers")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--plot", action="store_true")
@@ -392,7 +397,7 @@ def main() -> None:
         return
     now, known = version("pyro-evidence"), releases()
     last = next((r for name, r in reversed(known.items()) if name != now), known.get(now, {"rows": {}}))
-    chosen = [case for case in CASES if not asked.cases or any(part in case for part in asked.cases)]
+    chosen = [case for case in CASES if not asked.cases or any(names(part, case) for part in asked.cases)]
     rows = {case: row for case in chosen if (row := run(case, asked.peers))}
     print(table(rows, last["rows"]))
     if asked.write:
