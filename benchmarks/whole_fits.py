@@ -1,7 +1,8 @@
 """Whole fits of mixtures, not single iterations, beside scikit-learn with as many starts: CPU seconds and peak memory.
 
     OMP_NUM_THREADS=1 python benchmarks/whole_fits.py                 # all cases but the largest, Markdown on stdout
-    OMP_NUM_THREADS=1 python benchmarks/whole_fits.py --large         # N = 1e6 too, some minutes
+    OMP_NUM_THREADS=1 python benchmarks/whole_fits.py --large         # N = 1e6 and heavy tails too, some minutes
+    OMP_NUM_THREADS=1 python benchmarks/whole_fits.py --numbers       # K = 5 and K = 15 offered for twelve clusters
 
 Every fit runs in a fresh process.  Seconds are those of the process from the call of ``run`` or ``fit`` to its end,
 after a fit of a hundred rows that loads what is loaded once; memory is the most that the process ever held, less what
@@ -22,8 +23,10 @@ import numpy as np
 import torch
 
 from pyro_evidence import EvidenceEM, Start, Stop
+from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
 from pyro_evidence.models.mppca import mppca
+from pyro_evidence.mppca import MPPCAPosterior
 
 QUIET = Stop(progress=False, throw=False)
 
@@ -39,6 +42,7 @@ class Case:
     starts: int = 5
     full: bool = False
     planes: int = 0
+    tails: bool = False  # Student's t of four degrees of freedom
     target: str = ""
     memory: str = ""
 
@@ -50,7 +54,11 @@ CASES = [
     Case(100_000, 12, 6, 20, full=True, target="4 x"),
     Case(20_000, 8, 5, 36, planes=3, target="5 s"),
 ]
-LARGE = [Case(1_000_000, 55, 50, 32, starts=1, target="3 x", memory="1 GiB")]
+LARGE = [
+    Case(1_000_000, 55, 50, 32, starts=1, target="3 x", memory="1 GiB"),
+    Case(300_000, 12, 8, 12, tails=True),
+]
+NUMBERS = [Case(2_400, K, 12, 6, planes=planes) for planes in (0, 2) for K in (5, 15)]
 
 
 def data(case: Case) -> torch.Tensor:
@@ -59,16 +67,21 @@ def data(case: Case) -> torch.Tensor:
     which = torch.randint(case.clusters, (case.N,), generator=generator)
     Y = (4.0 * torch.randn(case.clusters, case.m, generator=generator))[which]
     if not case.planes:
-        return Y + torch.randn(case.N, case.m, generator=generator)
+        noise = torch.randn(case.N, case.m, generator=generator)
+        heavy = torch.randn(4, case.N, 1, generator=generator).square().mean(0).sqrt() if case.tails else 1.0
+        return Y + noise / heavy
     W = torch.randn(case.clusters, case.m, case.planes, generator=generator)
     within = (W[which] @ torch.randn(case.N, case.planes, 1, generator=generator)).squeeze(-1)
     return Y + within + 0.5 * torch.randn(case.N, case.m, generator=generator)
 
 
-def ours(case: Case, Y: torch.Tensor) -> float:
+def fitted(case: Case, Y: torch.Tensor) -> MixturePosterior | MPPCAPosterior:
     model = mppca(case.K, case.planes) if case.planes else gaussian_mixture(case.K, **noise(case))
-    found = EvidenceEM(model, start=Start(restarts=case.starts), stop=QUIET).run(Y)
-    return float(found.num_components)
+    return EvidenceEM(model, start=Start(restarts=case.starts), stop=QUIET).run(Y)
+
+
+def ours(case: Case, Y: torch.Tensor) -> float:
+    return float(fitted(case, Y).num_components)
 
 
 def noise(case: Case) -> dict[str, FullNoise]:
@@ -120,17 +133,31 @@ def row(case: Case) -> str:
     )
 
 
+def number(case: Case) -> str:
+    """How many components are found from a number that is offered, and the log evidence per datum."""
+    found = fitted(case, data(case))
+    kind = "planes" if case.planes else "clusters"
+    height = float(found.log_evidence) / case.N
+    return f"| {case.clusters} {kind}, {case.K} offered | {found.num_components} | {height:.3f} |"
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--numbers", action="store_true")
     parser.add_argument("--one", nargs=2)
     arguments = parser.parse_args()
     if arguments.one:
         who, case = arguments.one[0], Case(**json.loads(arguments.one[1]))
         print(json.dumps(measured(ours if who == "ours" else theirs, case)))
+        return
+    if arguments.numbers:
+        print("| data | components | nats per datum |\n|---|---|---|")
+        for case in NUMBERS:
+            print(number(case), flush=True)
         return
     print("| case | ours | scikit-learn | ratio | target |\n|---|---|---|---|---|")
     for case in CASES + (LARGE if arguments.large else []):
