@@ -9,7 +9,8 @@ from pyro_evidence.curvature.dense import Precision
 from pyro_evidence.curvature.elements import Elements, StructuredPrecision
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
-from pyro_evidence.numerics.backtracking import first_accepted
+from pyro_evidence.numerics.backtracking import Backtracking, Line, along_step, first_accepted, no_fall
+from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.lbfgs import ascend
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.structure.factors.structured import Point, Structured
@@ -18,7 +19,7 @@ from pyro_evidence.structure.pruned import Pruned
 CLOSE = 1e-9  # relative: rounding of two orders of summation, not a coupling
 FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
 SOON = 15  # steps that Newton takes at most where the density is concave all the way
-HALVINGS = 8  # of a step that lowers the log joint, of a row among others
+TOGETHER = Backtracking(rule=no_fall, num_trials=8)  # of a row among others
 SHIFTS = 12  # tenfold ones that are tried where the curvature is not positive definite
 
 
@@ -223,6 +224,14 @@ class StructuredProblem:
         return place if new is None or torch.equal(new.u, place.u) else new
 
 
+@dataclass(frozen=True)
+class Height(Batched):
+    """Points and their log joint."""
+
+    u: Tensor  # (R, D)
+    objective: Tensor  # (R,) nats
+
+
 class Rows:
     """Searches side by side, whose derivatives are taken together; each has a factor of its own.
 
@@ -263,19 +272,17 @@ class Rows:
 
     def _move(self, u: Tensor, theta: Tensor, value: Tensor, steps: Tensor) -> None:
         """Steps as long as they do not lower the log joint beyond rounding; rows without one are left out."""
-        lowest = value - self.limits.slack * (1.0 + value.abs())
-        rising = steps.isfinite().all(-1)
-        for _ in range(HALVINGS):
-            rows = rising.nonzero().squeeze(-1)
-            moved = u[rows] + steps[rows]
-            high = self.density.log_joint(moved, theta[rows]).detach() >= lowest[rows] if len(rows) else rising[rows]
-            if bool(high.all()):
-                break
-            steps = steps.index_copy(0, rows, torch.where(high.unsqueeze(-1), steps[rows], 0.5 * steps[rows]))
-        else:
-            rows, moved = rows[high], moved[high]
-        self.going = self.going[rows]
-        self.u[self.going] = moved
+
+        def trial(rows: Tensor, scale: Tensor) -> Height:
+            moved = along_step(u[rows], scale, steps[rows])
+            return Height(moved, self.density.log_joint(moved, theta[rows]).detach())
+
+        rising = steps.isfinite().all(-1).nonzero().squeeze(-1)
+        line = Line(torch.zeros_like(value), self.limits.slack * (1.0 + value.abs()))
+        found, without = TOGETHER(Height(u, value), rising, line, trial)
+        rising = rising[~torch.isin(rising, without)]
+        self.going = self.going[rising]
+        self.u[self.going] = found.u[rising]
 
 
 @dataclass(frozen=True)
