@@ -116,23 +116,21 @@ def from_the_highest(found: Around) -> Around:
     if not has_arrived(found):
         found = around(_outer_mode(found, found.state.theta), found.outer)
     for _ in range(ROUNDS):
-        here = found.inner(found.centre.unsqueeze(0), thorough=False).log_density
         best = int(found.profile.argmax())
-        if not bool(found.profile[best] > here + HIGHER):
+        if not bool(found.profile[best] > found.profile[PROBES.index(0.0)] + HIGHER):
             break
-        found = _climbed(found, found.straight.probes()[best])
+        found = around(_climbed(found, found.straight.probes()[best]), found.outer)
     return found
 
 
-def _climbed(found: Around, place: Tensor) -> Around:
+def _climbed(found: Around, place: Tensor) -> LaplaceState:
     """The outer mode to which an ascent from ``place`` ``(d,)`` leads.
 
     :raises ArithmeticError: where there is no inner mode at that place.
-    :raises NotAMode: where the ascent ends at no maximum.
     """
     state = found.state
     begun = laplace_state(state.problem, state.theta.index_copy(0, found.outer, place), state.u)
-    return around(_outer_mode(replace(found, state=begun), begun.theta), found.outer)
+    return _outer_mode(replace(found, state=begun), begun.theta)
 
 
 def surveyed(found: Around, tolerance: float) -> tuple[Around, Tensor]:
@@ -169,10 +167,12 @@ def _is_another(found: Around, place: Tensor, tolerance: float) -> bool:
     """Whether ``place`` lies on a hill of its own; one without a top that is found counts as one."""
     try:
         reached = _climbed(found, place)
+        apart = torch.linalg.solve(found.straight.basis, reached.theta[found.outer] - found.centre).norm()
+        if float(apart) <= SAME:
+            return False
+        return _log_mass(around(reached, found.outer)) - _log_mass(found) > math.log(SHARE * tolerance)
     except (ArithmeticError, NotAMode):
         return True
-    apart = torch.linalg.solve(found.straight.basis, reached.centre - found.centre).norm()
-    return float(apart) > SAME and _log_mass(reached) - _log_mass(found) > math.log(SHARE * tolerance)
 
 
 def _log_mass(found: Around) -> float:
