@@ -257,17 +257,18 @@ def laplace_state(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool 
     """
     if problem.marginal is not None:
         start = laplace_state(replace(problem, nodes=1), theta, start, cold=True).u if cold else start
-        return _with_blocks(problem, problem.marginal, theta, start.detach())
+        place = problem.marginal.find(theta, start.detach())
+        return state_of_blocks(problem, theta, place, problem.joint.log_hyperprior(theta).detach())
     mode = find_modes(problem, start.detach().unsqueeze(0), theta, cold=cold)
     return state_at(problem, theta, mode, 0)
 
 
-def _with_blocks(problem: Problem, marginal: blocks.Marginal, theta: Tensor, start: Tensor) -> LaplaceState:
-    """The state with blocks integrated, and Laplace's approximation around that of what they share."""
-    place = marginal.find(theta, start)
-    found = (marginal.precision(theta, place), place.decrement, marginal.log_evidence(place))
-    prior, log_joint = problem.joint.log_hyperprior(theta).detach(), place.modes.here.value.sum()
-    return LaplaceState(problem, theta.detach(), marginal.whole(place), log_joint, *found, prior, place=place)
+def state_of_blocks(problem: Problem, theta: Tensor, place: blocks.Place, log_hyperprior: Tensor) -> LaplaceState:
+    """The state with blocks integrated, and Laplace's approximation around that of what they share, at its mode."""
+    marginal, log_joint = problem.marginal, place.modes.here.value.sum()
+    assert marginal is not None
+    found = (marginal.precision(theta, place), place.decrement, marginal.log_evidence(place), log_hyperprior)
+    return LaplaceState(problem, theta.detach(), marginal.whole(place), log_joint, *found, place=place)
 
 
 def state_at(

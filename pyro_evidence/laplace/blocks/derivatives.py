@@ -7,6 +7,7 @@ of each node in a block's integral and ``s_q`` the slope of the block's log dens
     + \sum_q p_q s_q s_q' - \bar s \bar s'
 
 which takes two derivatives of the likelihood, however many coordinates are shared.  In general, one pass for each.
+Shapes ``(...)`` stand for nothing, or for rows ``(R,)`` with hyperparameters and shared coordinates of their own.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.laplace.blocks.local import Nodes
-from pyro_evidence.laplace.blocks.terms import Terms
+from pyro_evidence.laplace.blocks.terms import RowTerms, Terms
 from pyro_evidence.numerics.derivatives import pullback
 
 MOST_NUMBERS = 2**26  # of a design matrix of shared coordinates, or of slopes in them
@@ -25,9 +26,9 @@ MOST_NUMBERS = 2**26  # of a design matrix of shared coordinates, or of slopes i
 class Integrals:
     """The log integral of each block, and last what belongs to none, with derivatives of their sum.
 
-    :ivar each: nats, ``(G + 1,)``.
-    :ivar slope: in shared coordinates, ``(P,)``.
-    :ivar curvature: minus the second derivatives, ``(P, P)``.
+    :ivar each: nats, ``(..., G + 1)``.
+    :ivar slope: in shared coordinates, ``(..., P)``.
+    :ivar curvature: minus the second derivatives, ``(..., P, P)``.
     """
 
     each: Tensor
@@ -35,26 +36,27 @@ class Integrals:
     curvature: Tensor
 
 
-def integrals(terms: Terms, nodes: Nodes, shared: Tensor) -> Tensor:
-    """The log integral of each block, and last what belongs to none, nats, ``(G + 1,)``."""
+def integrals(terms: Terms | RowTerms, nodes: Nodes, shared: Tensor) -> Tensor:
+    """The log integral of each block, and last what belongs to none, nats, ``(..., G + 1)``."""
     found = terms(nodes.rows, shared)
-    return torch.cat([(found[:, :-1] + nodes.log_weights).logsumexp(0), found[0, -1:]])
+    return torch.cat([(found[..., :-1] + nodes.log_weights).logsumexp(-2), found[..., 0, -1:]], -1)
 
 
-def with_derivatives(terms: Terms, nodes: Nodes, shared: Tensor, *, create_graph: bool = False) -> Integrals:
+def with_derivatives(terms: Terms | RowTerms, nodes: Nodes, shared: Tensor, *, create_graph: bool = False) -> Integrals:
     """The integrals and their derivatives, with a graph of their own on request.
 
-    :param shared: ``(P,)``, requires a gradient where a graph is wanted.
+    :param shared: ``(..., P)``, requires a gradient where a graph is wanted.
     """
     with torch.enable_grad():
-        if is_linear(terms, len(nodes.rows)):
+        if isinstance(terms, Terms) and is_linear(terms, len(nodes.rows)):
             return _louis(terms, nodes, shared, create_graph)
         w = shared if create_graph else shared.detach().requires_grad_()
         each = integrals(terms, nodes, w)
-        slope = pullback(each.sum(), w, create_graph=True) if len(w) else w
-        if not len(w) or not slope.requires_grad:
-            return Integrals(each, slope, w.detach().new_zeros(len(w), len(w)))
-        rows = torch.stack([pullback(one, w, create_graph=create_graph) for one in slope])
+        slope = pullback(each.sum(), w, create_graph=True) if w.numel() else w
+        if not w.numel() or not slope.requires_grad:
+            return Integrals(each, slope, w.detach().new_zeros(*w.shape, w.shape[-1]))
+        columns = [pullback(one.sum(), w, create_graph=create_graph) for one in slope.unbind(-1)]
+        rows = torch.stack(columns, -2)
     return Integrals(each, slope, -0.5 * (rows + rows.mT))
 
 

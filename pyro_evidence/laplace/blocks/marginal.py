@@ -20,9 +20,9 @@ from pyro_evidence.curvature.ordering import Fronts, Order
 from pyro_evidence.curvature.pattern import Pattern
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.blocks.derivatives import integrals, with_derivatives
-from pyro_evidence.laplace.blocks.local import Modes, block_modes, local, placed, solved
+from pyro_evidence.laplace.blocks.local import Modes, block_modes, local, placed, require_curved, solved
 from pyro_evidence.laplace.blocks.partition import Partition
-from pyro_evidence.laplace.blocks.terms import BlockDensity, Terms
+from pyro_evidence.laplace.blocks.terms import BlockDensity, RowTerms, Terms
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.derivatives import Forward, pullback
 from pyro_evidence.numerics.linalg import Label, cholesky
@@ -47,16 +47,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Place:
-    """One point of the search over shared coordinates.
+    """One point of the search over shared coordinates, or one for each row ``(R,)``.
 
-    :ivar each: the log integral of each block, and last what belongs to none, nats, ``(G + 1,)``.
+    :ivar each: the log integral of each block, and last what belongs to none, nats, ``(..., G + 1)``.
     """
 
-    shared: Tensor  # (P,)
+    shared: Tensor  # (..., P)
     modes: Modes
     each: Tensor
-    slope: Tensor  # (P,)
-    curvature: Tensor  # (P, P)
+    slope: Tensor  # (..., P)
+    curvature: Tensor  # (..., P, P)
+    beside: Tensor | None = None  # (..., n, P) as :func:`beside` has it; None where it was not yet wanted
 
     @cached_property
     def step(self) -> Tensor:
@@ -91,9 +92,11 @@ class Marginal:
         """Blocks and shared coordinates."""
         return self.density.partition
 
-    def place(self, terms: Terms, own: Tensor, shared: Tensor) -> Place:
-        """Blocks' modes from ``own`` ``(n,)``, integrals around them, and derivatives in ``shared`` ``(P,)``."""
+    def place(self, terms: Terms | RowTerms, own: Tensor, shared: Tensor) -> Place:
+        """Blocks' modes from ``own`` ``(..., n)``, integrals around them, derivatives in ``shared`` ``(..., P)``."""
         modes = block_modes(terms, own, shared, self.limits.tolerance)
+        if isinstance(terms, Terms):
+            require_curved(terms, modes)
         own = modes.own + modes.step(self.partition)
         nodes = placed(self.partition, own, modes.tril, self.num)
         found = with_derivatives(terms, nodes, shared.detach())
@@ -169,25 +172,26 @@ class Marginal:
         :raises NotPositiveDefinite: naming a shared coordinate.
         """
         p, tril = self.partition, cholesky(here.curvature, "curvature of what blocks share", self._named)
-        cross = self._cross(theta, here).split([front.numel() for front in p.fronts])
-        factors = []
-        for front, L, beside in zip(p.fronts, here.modes.tril, cross, strict=True):
-            B = beside.reshape(*front.shape, -1)
+        known = beside(self.density.terms(theta.detach()), here) if here.beside is None else here.beside
+        factors, parts = [], known.split([front.numel() for front in p.fronts])
+        for front, L, part in zip(p.fronts, here.modes.tril, parts, strict=True):
+            B = part.reshape(*front.shape, -1)
             factors.append(Factor(L, torch.linalg.solve_triangular(L, B, upper=False)))
         if len(p.held):
             one = torch.ones(len(p.held), 1, 1).to(here.shared)
             factors.append(Factor(one, one[..., :0]))
         return BlockPrecision(block_plan(Pattern(p.size, ()), _order(p)), tuple(factors), tril)
 
-    def _cross(self, theta: Tensor, here: Place) -> Tensor:
-        """Minus the second derivatives between blocks and shared coordinates, ``(n, P)``."""
-        with torch.enable_grad():
-            own, w = (x.detach().clone().requires_grad_() for x in (here.modes.own, here.shared))
-            if not len(w):
-                return own.detach().new_zeros(len(own), 0)
-            value = self.density.terms(theta.detach())(own.unsqueeze(0), w).sum()
-            slope = pullback(value, own, create_graph=True)
-            return -Forward(slope, w).along(torch.eye(len(w)).to(w)).mT.detach()
+
+def beside(terms: Terms | RowTerms, here: Place) -> Tensor:
+    """Minus the second derivatives between blocks and shared coordinates, ``(..., n, P)``."""
+    with torch.enable_grad():
+        own, w = (x.detach().clone().requires_grad_() for x in (here.modes.own, here.shared))
+        if not w.numel():
+            return own.detach().new_zeros(*own.shape, w.shape[-1])
+        slope = pullback(terms(own.unsqueeze(-2), w).sum(), own, create_graph=True)
+        directions = torch.eye(w.shape[-1]).to(w).reshape(w.shape[-1], *[1] * (w.dim() - 1), w.shape[-1])
+        return -Forward(slope, w).along(directions.expand(-1, *w.shape)).movedim(0, -1).detach()
 
 
 def _order(p: Partition) -> Order:

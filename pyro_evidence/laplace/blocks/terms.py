@@ -128,6 +128,22 @@ class Terms:
         return dict(zip(shapes, flat.split([s.numel() for s in shapes.values()], 1), strict=True))
 
 
+@dataclass(frozen=True)
+class RowTerms:
+    """The same at many settings of the hyperparameters, each with blocks and shared coordinates of its own."""
+
+    density: BlockDensity
+    theta: Tensor  # (R, T)
+
+    def __call__(self, rows: Tensor, shared: Tensor) -> Tensor:
+        """The terms of each block, and last those that belong to none, nats, ``(R, Q, G + 1)``.
+
+        :param rows: the coordinates of all blocks, ``(R, Q, n)``.
+        :param shared: the global coordinates, ``(R, P)``.
+        """
+        return torch.vmap(lambda t, b, w: self.density.terms(t)(b, w))(self.theta, rows, shared)
+
+
 def _rows(one: Callable[[Tensor], Tensor], u: Tensor, row_bytes: int | None) -> Tensor:
     """A function of one row applied to all, at once where it takes a batch."""
     if row_bytes is not None and len(u) > 1:

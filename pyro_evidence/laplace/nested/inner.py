@@ -9,9 +9,12 @@ from torch import Tensor
 from pyro_evidence.curvature.choices import exact_hessian, gauss_newton
 from pyro_evidence.curvature.dense import Dense, Precision
 from pyro_evidence.laplace import approximation_rows
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, state_at
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, state_at, state_of_blocks
+from pyro_evidence.laplace.blocks.marginal import Place
+from pyro_evidence.laplace.blocks.rows import near_places
 from pyro_evidence.laplace.shape.conditional import Profiles
 from pyro_evidence.numerics import batched, newton
+from pyro_evidence.structure.factors.mode import StructuredMode
 
 NUMBERS = 2**23  # of all Hessians in one batch
 MAX_DIMS = 200  # coordinates up to which Hessians of several rows are worth a batch
@@ -169,16 +172,31 @@ def _one_by_one(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) 
 
 
 def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState | None]:
-    """Where the curvature is known by factors, the states to which a few steps lead that all rows take together."""
-    if problem.factors is None or problem.nodes != 1:
+    """The states to which a few steps lead that all rows take together, where blocks or factors are known."""
+    if problem.marginal is None and (problem.factors is None or problem.nodes != 1):
         return [None] * len(theta)
-    size = max(1, ROWS_BYTES // (problem.joint.row_bytes or ROWS_BYTES))
-    limits = newton.Limits(problem.tolerance, 50, slack=problem.slack)
-    parts = zip(start.split(size), theta.split(size), strict=True)
-    modes = [mode for part in parts for mode in problem.factors.near_modes(*part, limits)]
     prior = log_priors(problem, theta)
-    rows = zip(theta, modes, prior, strict=True)
+    if problem.marginal is not None:
+        places = near_places(problem.marginal, theta, start)
+        return [_of_blocks(problem, *row) for row in zip(theta, places, prior, strict=True)]
+    rows = zip(theta, _near_modes(problem, theta, start), prior, strict=True)
     return [None if m is None else state_at(problem, t, m, 0, log_hyperprior=p) for t, m, p in rows]
+
+
+def _of_blocks(problem: Problem, theta: Tensor, place: Place | None, prior: Tensor) -> LaplaceState | None:
+    """The state at a place; None where there is none, or its curvature is no mode's."""
+    try:
+        return None if place is None else state_of_blocks(problem, theta, place, prior)
+    except ArithmeticError:
+        return None
+
+
+def _near_modes(problem: Problem, theta: Tensor, start: Tensor) -> list[StructuredMode | None]:
+    factors, limits = problem.factors, newton.Limits(problem.tolerance, 50, slack=problem.slack)
+    assert factors is not None
+    size = max(1, ROWS_BYTES // (problem.joint.row_bytes or ROWS_BYTES))
+    parts = zip(start.split(size), theta.split(size), strict=True)
+    return [mode for part in parts for mode in factors.near_modes(*part, limits)]
 
 
 def precision_tril(precision: Precision, size: int) -> Tensor:

@@ -1,0 +1,67 @@
+"""Modes of what blocks share, at many hyperparameters together: those of each alone."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence.laplace.approximation import Problem, laplace_state
+from pyro_evidence.laplace.blocks.marginal import Marginal, Place
+from pyro_evidence.laplace.blocks.rows import near_places
+from pyro_evidence.laplace.nested import inner
+from tests.models_for_tests.grouped_models import (
+    Model,
+    enumerated,
+    fixed,
+    groups,
+    heavy,
+    intercepts,
+    problem_of,
+    slopes,
+)
+
+SMALL = groups(4, 5)
+
+
+def marginal_of(problem: Problem) -> Marginal:
+    assert problem.marginal is not None
+    return problem.marginal
+
+
+def some_rows(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Hyperparameters about the first ones, and the mode at these as a start."""
+    theta, u = problem.joint.initial_theta, problem.joint.initial_u
+    start = laplace_state(problem, theta, u, cold=True).u
+    moves = 0.4 * torch.linspace(-1.0, 1.0, 5).unsqueeze(-1) * torch.ones_like(theta)
+    return theta + moves, start.expand(5, -1)
+
+
+@pytest.mark.parametrize("model", [fixed, intercepts, slopes, heavy, enumerated])
+def test_places_and_precisions_are_those_of_rows_alone(model: Model) -> None:
+    problem = problem_of(model, *SMALL, nodes=5)
+    marginal = marginal_of(problem)
+    theta, start = some_rows(problem)
+    for row, t, u in zip(near_places(marginal, theta, start), theta, start, strict=True):
+        alone = marginal.find(t, u)
+        assert isinstance(row, Place)
+        for found, expected in ((row.each, alone.each), (row.shared, alone.shared), (row.curvature, alone.curvature)):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        precisions = [marginal.precision(t, place) for place in (row, alone)]
+        torch.testing.assert_close(precisions[0].adjoint, precisions[1].adjoint, rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_that_does_not_arrive_is_left_out() -> None:
+    problem = problem_of(intercepts, *SMALL, nodes=5)
+    theta, start = some_rows(problem)
+    theta[2], start = torch.nan, start.clone()
+    found = near_places(marginal_of(problem), theta, start)
+    assert [place is None for place in found] == [False, False, True, False, False]
+
+
+def test_outer_values_are_solved_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(intercepts, *SMALL, nodes=5)
+    theta, start = some_rows(problem)
+    expected = inner._one_by_one(problem, theta[:1], start[:1], thorough=False)[2]
+    monkeypatch.setattr(inner, "_state", lambda *_: None)
+    found = inner._one_by_one(problem, theta, start, thorough=False)
+    assert bool(found[2].isfinite().all())
+    torch.testing.assert_close(found[2][:1], expected, rtol=0.0, atol=1e-7)
