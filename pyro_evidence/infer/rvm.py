@@ -21,7 +21,7 @@ from pyro_evidence.relevance import noise as relevance_noise
 from pyro_evidence.relevance.chunks import StreamedTarget, streamed_weights, summarised
 from pyro_evidence.relevance.noise import noise_of, noise_of_chunks
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
-from pyro_evidence.relevance.weights import LinearTarget, Weights, refuse_offsets, weights_of
+from pyro_evidence.relevance.weights import LinearTarget, Weights, refuse_flat, refuse_offsets, weights_of
 from pyro_evidence.settings import check_model
 from pyro_evidence.structure.recognise import obstacle
 from pyro_evidence.threads import one_at_a_time
@@ -200,6 +200,7 @@ def check_likelihood(weights: Weights) -> None:
     """
     joint = weights.joint
     refuse_offsets(weights)
+    refuse_flat(weights)
     certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, _unit(weights))
 
 

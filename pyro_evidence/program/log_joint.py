@@ -188,7 +188,6 @@ class LogJoint:
     def _choose(self, free: Mapping[str, Declaration], continuous: Mapping[str, Node]) -> None:
         """The coordinates of what is integrated and of what is maximised."""
         sites = {n: (bijection(n, s["fn"]), s["value"].shape) for n, s in continuous.items()}
-        self.dtypes: dict[str, torch.dtype] = {n: s["value"].dtype for n, s in continuous.items()}
         outer = {n: sites.pop(n) for n in self.hyper_sites}
         self.latents: Coordinates = Coordinates(sites)
         self._counted = (*self.latents.names, *self.discrete, *self.observed)

@@ -149,7 +149,8 @@ class L1Prior:
         if not found.converged:
             raise NotAMode(
                 f"the L1 search stopped with optimality residual {found.residual:.2e}; expected below "
-                f"{tolerance:.2g}. Scale the design's columns to unit variance, or raise the ridge."
+                f"{tolerance:.2g}. A likelihood that is not log-concave has many maxima: pass "
+                "prior=GaussianPrior(), or take a likelihood with lighter tails."
             )
         return found.u
 
@@ -159,9 +160,11 @@ class L1Prior:
 
 
 def _residual(target: Target, density: Penalised, start: Tensor) -> float:
-    """What rounding leaves of the optimality conditions, nats per unit; 1e-9 in double precision."""
-    value = float(density.log_joint(start.unsqueeze(0), start.new_zeros(0))[0])
-    return max(1e-9, 100.0 * target.eps * (1.0 + abs(value)))
+    """What rounding of the density and of the weights leaves of the optimality conditions, nats per unit of weight."""
+    theta = start.new_zeros(0)
+    value = float(density.log_joint(start.unsqueeze(0), theta)[0])
+    slope = density.precision(start.unsqueeze(0), theta)[0].abs() @ start.abs()
+    return max(1e-9, 100.0 * target.eps * (1.0 + abs(value)), 10.0 * target.eps * float(slope.max()))
 
 
 def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
@@ -189,9 +192,8 @@ def _climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
     if not bool(found.converged[0]):
         raise NotAMode(
             f"Newton stopped where its next step still promises {0.5 * float(found.decrement[0]):.2e} nats; "
-            "expected a "
-            f"maximum. Classes that can be separated have none without a ridge: pass ridge=1e-2, or scale "
-            "the columns."
+            "expected a maximum of a smooth density. Newton finds none at a corner, as of Laplace noise or relu: take "
+            "a smooth relative (StudentT, SoftLaplace, tanh)."
         )
     return found.u[0].detach()
 

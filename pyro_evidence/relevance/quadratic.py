@@ -229,8 +229,8 @@ class LeastKL:
             )
         part, J = parts[0], parts[0].J[:, 0]
         nodes = gauss_hermite(self.num_nodes, y)
-        mean, marginal = y, torch.zeros_like(part.c[:, 0])
-        B = part.curvature(part.eta(y.unsqueeze(0)))[0, :, 0, 0]
+        mean, B = y, part.curvature(part.eta(y.unsqueeze(0)))[0, :, 0, 0]
+        marginal = _ridged(J, B, torch.zeros_like(B), ridge)[1]  # of none, a mode would stand still
         for _ in range(self.num_steps):
             slope, new = _expected(part, J @ mean + part.c[:, 0], marginal, nodes)
             B = self.damping * B + (1.0 - self.damping) * new

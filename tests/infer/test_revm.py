@@ -19,6 +19,7 @@ from pyro_evidence.program.links import hermite, moderated_output
 from pyro_evidence.relevance.axis_priors import GaussianPrior, GroupPrior, L1Prior
 from pyro_evidence.relevance.eigen_state import score_centre
 from pyro_evidence.relevance.posteriors import REVMPosterior
+from pyro_evidence.relevance.axis_priors import climbed
 from pyro_evidence.relevance.quadratic import JaakkolaJordan, LeastKL, empirical_fisher
 from tests.models_for_tests import weight_models as models
 from tests.models_for_tests.weight_models import kernel, labels, problem
@@ -289,10 +290,13 @@ def test_other_gaussians_in_place_of_the_likelihood(approximation: Any) -> None:
     assert float((eta - other).abs().max()) < 0.4 * float(eta.abs().max())
 
 
-def test_least_kl_has_the_moments_that_make_it_stationary() -> None:
+@pytest.mark.parametrize("at_mode", [False, True])
+def test_least_kl_has_the_moments_that_make_it_stationary(at_mode: bool) -> None:
     """Precision = E[-l''] and E[l'] = 0, prior included; expectations by brute force."""
     Phi, t = problem(N=60, M=3)
-    quadratic = LeastKL()(REVM(models.logistic).run(Phi, t).of.target, 0.5, torch.zeros(3))
+    target = REVM(models.logistic).run(Phi, t).of.target
+    start = climbed(target, torch.full((3,), 0.5), torch.zeros(3))
+    quadratic = LeastKL()(target, 0.5, start if at_mode else torch.zeros(3))
     S = torch.linalg.inv(quadratic.gram + 0.5 * torch.eye(3))
     eta = quadratic.y @ Phi.T + torch.randn(200_000, 3) @ torch.linalg.cholesky(S).T @ Phi.T
     s = torch.sigmoid(eta)

@@ -165,8 +165,7 @@ def require_curved(terms: Terms, modes: Modes) -> None:
 def _not_curved(name: str) -> NotPositiveDefinite:
     return NotPositiveDefinite(
         f"the log joint density is not curved downwards in the block of {name}, given all that blocks share; "
-        "expected a mode. Its prior may be flat there, or it may have several modes: give it a proper prior, or "
-        "take nodes=1 and outer=."
+        "expected a mode."
     )
 
 

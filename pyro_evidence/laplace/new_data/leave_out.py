@@ -158,8 +158,8 @@ def _require_room(places: OuterPlaces, num_groups: int, num_data: int) -> None:
         raise TooLarge(
             f"leaving {num_groups} groups of {num_data} data out, with {size} coordinates at {len(places.u)} outer "
             f"places, needs Gaussians of {size} x {size} and masks of {numbers:.2g} numbers; expected at most "
-            f"{LARGEST} coordinates and {NUMBERS:.2g} numbers. Leave fewer, larger groups out: by=..., or fit without "
-            "one."
+            f"{LARGEST} coordinates and {NUMBERS:.2g} numbers. Leave fewer, larger groups out (by=...), or fit to all "
+            "data but one group's and ask log_prob(...) for its data."
         )
 
 

@@ -157,6 +157,6 @@ def _finite(values: Tensor) -> Tensor:
     if not bool(values.isfinite().all()):
         raise BadInput(
             f"{int((~values.isfinite()).sum())} predictive means or variances are not finite; expected a likelihood "
-            "with both (a StudentT needs more than two degrees of freedom). Use quantiles of draws: Predictive(...)."
+            "with both (a StudentT needs more than two degrees of freedom). Ask for quantiles=[0.05, 0.5, 0.95]."
         )
     return values
