@@ -40,6 +40,11 @@ class Status(Enum):
         "merge with another one or to split. Pass curvature=gauss_newton, the default for networks; else try other "
         "restarts, or give the hyperparameters a prior"
     )
+    VANISHING = (
+        "the posterior mode is about to vanish or to merge with others, and the log evidence has no maximum on this "
+        "side of that: the posterior is of the last mode. Other starts may lead to another one, "
+        "start=Start(restarts=8), and a network with fewer hidden units may have none that vanish"
+    )
     BY_HAND = "stepped by hand, not run to convergence"
     FAILED = "a step failed: this is the last good state"
     INTERRUPTED = "interrupted: this is the last good state"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.close_calls import noted
 from pyro_evidence.curvature.choices import gauss_newton
+from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.iterate import Fit, Status
 from pyro_evidence.laplace.approximation import (
@@ -23,7 +24,7 @@ from pyro_evidence.laplace.approximation import (
 from pyro_evidence.laplace.approximation_rows import SMALL, LaplaceRows, density, laplace_rows, slopes_at_fixed_mode
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural
-from pyro_evidence.numerics import newton, trust_region
+from pyro_evidence.numerics import evidence, newton, trust_region
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import submodules
 from pyro_evidence.progress import bar_of
@@ -143,8 +144,9 @@ def _same_height(a: LaplaceState, b: LaplaceState) -> bool:
 
 
 def without_repeats(fits: Sequence[Fit[TypeII]]) -> list[Fit[TypeII]]:
-    """The best first, of several at one height one; those whose height means nothing last."""
-    ordered = sorted(fits, key=lambda fit: (fit.status is Status.SINGULAR, -fit.state.objective))
+    """The best first, of several at one height one; those that are no maximum for want of a mode last."""
+    last = (Status.VANISHING, Status.SINGULAR)
+    ordered = sorted(fits, key=lambda fit: (fit.status in last, fit.status is Status.SINGULAR, -fit.state.objective))
     found: list[Fit[TypeII]] = []
     for fit in ordered:
         if not any(_same_height(fit.state.laplace, other.state.laplace) for other in found):
@@ -158,26 +160,42 @@ ROUNDS = 30  # of MacKay's, at most, before modes are found exactly
 def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Hyperparameters and weights taken most of the way together, from starts ``(R, T)`` and ``(R, D)``.
 
-    MacKay's rounds with the weights near their mode only, to a hundredth of a nat: at the first guess of the
-    hyperparameters a network's mode is far from where it will be, and not worth finding.
+    MacKay's rounds, as long as they raise a row's log evidence, with the weights near their mode only, to a hundredth
+    of a nat: at the first guess of the hyperparameters a network's mode is far from where it will be, and not worth
+    finding.
     """
+    best, going = near_mode(problem, theta, u), torch.ones_like(theta[:, 0], dtype=torch.bool)
+    points = best
+    for _ in range(ROUNDS):
+        move = torch.where(going.unsqueeze(-1), _round(problem, points), 0.0)
+        going = (move.abs() > 0.1).any(-1)
+        rows = going.nonzero().squeeze(-1)
+        if not len(rows):
+            break
+        points = points.with_rows(rows, near_mode(problem, (points.theta + move)[rows], points.u[rows]))
+        higher = going & (points.objective > best.objective)
+        best, going = best.with_rows(higher.nonzero().squeeze(-1), points[higher]), higher
+    return best.theta, best.u
+
+
+def near_mode(problem: Problem, theta: Tensor, u: Tensor) -> LaplaceRows:
+    """Rows with their weights near the mode, and the log evidence there, by Gauss-Newton."""
     by_rows, limits = density(problem), newton.Limits(1e-2, 30, slack=45.0 * problem.eps)
     active = torch.ones_like(u, dtype=torch.bool)
-    for _ in range(ROUNDS):
-        rows = torch.cat([theta, active.to(theta)], -1)
-        near = trust_region.ascend(by_rows, lambda v, own: gauss_newton(by_rows, v, own), u, rows, limits)
-        tril, info = torch.linalg.cholesky_ex(near.precision.double())
-        sound = (info == 0) & torch.isfinite(near.log_joint)
-        points = LaplaceRows(
-            theta, active, near.u, torch.where(sound[:, None, None], tril, torch.nan), near.log_joint, near.escaped
-        )
-        found = slopes_at_fixed_mode(replace(problem, curvature=gauss_newton), points)
-        move = (natural(problem, points, found) @ found.total.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
-        move = torch.where(torch.isfinite(move) & ((theta + move - problem.joint.initial_theta).abs() < 8.0), move, 0.0)
-        theta, u = theta + move, torch.where(sound.unsqueeze(-1), near.u, u)
-        if not bool((move.abs() > 0.1).any()):
-            break
-    return theta, u
+    rows = torch.cat([theta, active.to(theta)], -1)
+    near = trust_region.ascend(by_rows, lambda v, own: gauss_newton(by_rows, v, own), u, rows, limits)
+    tril, info = torch.linalg.cholesky_ex(near.precision.double())
+    sound = (info == 0) & torch.isfinite(near.log_joint)
+    tril = torch.where(sound[:, None, None], tril, torch.eye(u.shape[-1]).to(tril))
+    height = evidence.log_evidence(near.log_joint, Dense(tril).log_det, active.sum(-1))
+    return LaplaceRows(theta, active, near.u, tril, torch.where(sound, height, -torch.inf), near.escaped)
+
+
+def _round(problem: Problem, points: LaplaceRows) -> Tensor:
+    """One round of MacKay's, at most a log unit of each hyperparameter, ``(R, T)``."""
+    found = slopes_at_fixed_mode(replace(problem, curvature=gauss_newton), points)
+    move = (natural(problem, points, found) @ found.total.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
+    return torch.where(torch.isfinite(move), move, 0.0)
 
 
 def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts:

@@ -13,6 +13,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope, la
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
 from pyro_evidence.laplace.hyperparameters.differences import curvature
 from pyro_evidence.laplace.hyperparameters.foresight import worth_trying
+from pyro_evidence.laplace.hyperparameters.merging import is_singular, vanishes
 from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, natural_metric, round_of_all
 from pyro_evidence.laplace.hyperparameters.plateaus import unfelt
 from pyro_evidence.laplace.hyperparameters.pruning import PruningTried, brought_back, prune
@@ -22,8 +23,6 @@ from pyro_evidence.numerics.derivatives import generic
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FAR, FARTHEST = 14.0, 120.0  # log units from the start: a factor of a million; one on its way to infinity
 TINY = 1e-6  # log units, by which nothing but rounding should change the objective
-INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
-INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
 SCALES_FIRST = 5  # rounds of the scales alone, where a fit begins again
 FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
 SHARP = 1e-3  # nats that a step promises, above which their curvature is taken anew where it is not to be trusted
@@ -92,6 +91,8 @@ def outer_state(laplace: LaplaceState) -> TypeII:
 
 def step(state: TypeII) -> TypeII:
     """One outer iteration: a step uphill in the hyperparameters, mode re-found, then pruning where that gains."""
+    if not state.trusted and vanishes(state.laplace):
+        return replace(state, verdict=Status.VANISHING)
     logs = log_units(state.laplace.problem)
     natural = _directions(state, logs)
     far = _is_far(state, natural[0], logs)
@@ -315,26 +316,6 @@ def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:
             break
         new, move = _arrived(new, found), 2.0 * move
     return new
-
-
-def is_singular(laplace: LaplaceState) -> bool:
-    """Whether the posterior variance of some latent exceeds its prior variance by far: a mode about to merge or split.
-
-    There the exact Hessian becomes singular and Laplace's log evidence goes to infinity for no good reason.
-    """
-    groups = laplace.problem.structure.groups
-    if groups is None:
-        return False
-    inflation = laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp()
-    alone = (groups.member >= 0) & torch.isfinite(groups.loc)  # elsewhere other latents add to the prior variance
-    most, inflation = largest_inflation(laplace.problem), inflation[laplace.problem.active & alone]
-    noted("whether the mode is about to merge with another", inflation - most, most, laplace.problem.eps)
-    return bool((inflation > most).any())
-
-
-def largest_inflation(problem: Problem) -> float:
-    """How many times its prior variance a latent's posterior variance may be."""
-    return INFLATED if problem.structure.known is None else INFLATED_NETWORK
 
 
 def _stuck(state: TypeII, promised: float) -> TypeII:

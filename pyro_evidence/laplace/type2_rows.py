@@ -14,21 +14,17 @@ from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.iterate import Fit, Stop
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import Problem, Slope, laplace_state
-from pyro_evidence.laplace.approximation_rows import LaplaceRows, laplace_rows, slopes
+from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, slopes
+from pyro_evidence.laplace.hyperparameters.merging import largest_inflation, vanishing
 from pyro_evidence.laplace.hyperparameters.metric import metric_of
 from pyro_evidence.laplace.hyperparameters.pruning import to_insignificance
-from pyro_evidence.laplace.type2 import (
-    FARTHEST,
-    LARGEST_STEP,
-    TypeII,
-    largest_inflation,
-    updated,
-)
+from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, TypeII, updated
 from pyro_evidence.numerics import evidence
-from pyro_evidence.numerics.backtracking import Backtracking, Line, along_step
+from pyro_evidence.numerics.backtracking import Backtracking, Line, along_step, to_peak_or_half
 from pyro_evidence.progress import bar_of
 
-SEARCH = Backtracking(num_trials=12)  # then a row is left to the single loop
+SEARCH = Backtracking(shorter=to_peak_or_half, num_trials=12)  # then a row is left to the single loop
+FOLLOWED = 20  # Newton steps in which a mode is found again, unless the trial has lost it
 
 
 def natural(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
@@ -42,7 +38,7 @@ def line_search(problem: Problem, old: LaplaceRows, direction: Tensor, slope: Te
 
     def trial(rows: Tensor, scale: Tensor) -> LaplaceRows:
         theta = along_step(old.theta[rows], scale, direction[rows])
-        return laplace_rows(problem, theta, old.active[rows], old.u[rows])
+        return laplace_rows(problem, theta, old.active[rows], old.u[rows], FOLLOWED)
 
     rise = (direction * slope).sum(-1)
     line = Line(rise, problem.slack * (1.0 + old.objective.abs()))
@@ -116,7 +112,8 @@ def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
     kept = rose & (new.active == old.active).all(-1) & (length.squeeze(-1) < 1.0)
     learned = updated(metric, fresh, new.theta - old.theta, slope.total, found.total)
     was_fresh = (metric == natural(problem, old, slope)).all(-1).all(-1)
-    moving = (rose | ~was_fresh) & ~_arrived(old, new, found, stop, rose) & ~_needs_care(problem, new, found)
+    noise = rose & (new.objective - old.objective <= problem.slack * (1.0 + old.objective.abs()))
+    moving = (rose | ~was_fresh) & ~noise & ~_arrived(old, new, found, stop, rose) & ~_needs_care(problem, new, found)
     return Batch(
         batch.points.with_rows(rows, new),
         Slope(batch.slope.total.index_copy(0, rows, found.total), batch.slope.joint.index_copy(0, rows, found.joint)),
@@ -131,17 +128,16 @@ def _arrived(old: LaplaceRows, new: LaplaceRows, found: Slope, stop: Stop, rose:
 
 
 def _needs_care(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
-    """Rows on their way to infinity, or to a singular curvature, or without a derivative."""
-    lost = ((points.theta - problem.joint.initial_theta).abs() > FARTHEST).any(-1) | ~torch.isfinite(found.total).all(
-        -1
-    )
+    """Rows on their way to infinity, to a singular curvature or to where there is no mode, or without a derivative."""
+    far = ((points.theta - problem.joint.initial_theta).abs() > FARTHEST).any(-1)
+    rows = torch.cat([points.theta, points.active.to(points.theta)], -1)
+    lost = far | ~torch.isfinite(found.total).all(-1) | vanishing(problem, density(problem), points.u, rows)
     groups = problem.structure.groups
     if groups is None:
         return lost
     inflation = Dense(points.tril).variance * groups.log_precision(points.theta).exp()
-    return lost | (torch.where(points.active & (groups.member >= 0), inflation, 0.0) > largest_inflation(problem)).any(
-        -1
-    )
+    inflation = torch.where(points.active & (groups.member >= 0), inflation, 0.0)
+    return lost | (inflation > largest_inflation(problem)).any(-1)
 
 
 def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:

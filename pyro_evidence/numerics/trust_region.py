@@ -11,6 +11,7 @@ FIRST = 1.0  # radius, in units of each coordinate's own curvature scale
 LARGEST = 1e6
 TRIALS = 15  # radii, each a quarter of the last, before a row is given up
 ENOUGH = 0.1  # of what a step promises: corrections that gain less are not worth a gradient
+SECULAR = 6  # Newton steps for the shift that belongs to a radius
 CORRECTIONS = 8  # of one trial, each a gradient's work, at most
 
 
@@ -23,7 +24,7 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, li
     def gauss_newton(v: Tensor, *own: Tensor) -> Tensor:
         return density.gauss_newton(v, own[0] if own else theta)
 
-    near = ascend(density, gauss_newton, u, theta, replace(limits, tolerance=1e-2, num_steps=50))
+    near = ascend(density, gauss_newton, u, theta, replace(limits, tolerance=1e-2, num_steps=min(50, limits.num_steps)))
     return ascend(density, curvature, near.u, theta, limits, _scale(near.precision))
 
 
@@ -125,21 +126,26 @@ def _moved(density: Density, found: Mode, rows: Tensor, theta: Tensor, ball: Bal
 
 
 def _best_within(values: Tensor, along: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """Maximiser of ``c'p - p' diag(values) p / 2`` with ``|p| <= radius``, rows ``(R, D)``, by bisection.
+    """Maximiser of ``c'p - p' diag(values) p / 2`` with ``|p| <= radius``, rows ``(R, D)``.
+
+    The shift by Newton's method on ``1 / |p|``, which is nearly a straight line in it.  Nocedal and Wright (2006),
+    algorithm 4.3.
 
     :return: it, and the shift ``(R, 1)`` of the values by which it is a Newton step.
     """
     floor = (-values[:, :1]).clamp(min=0.0)  # shifts below it leave the model unbounded
     floor = floor + 1e-10 * values.abs().amax(-1, keepdim=True)
-    low, high = floor, floor + along.norm(dim=-1, keepdim=True) / radius.unsqueeze(-1)
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        too_long = (along / (values + middle)).norm(dim=-1) > radius
-        low, high = torch.where(too_long[:, None], middle, low), torch.where(too_long[:, None], high, middle)
-    step = along / (values + high)
+    shift, length = floor, radius.unsqueeze(-1)
+    for _ in range(SECULAR):
+        step = along / (values + shift)
+        squares = step.square()
+        size = squares.sum(-1, keepdim=True).sqrt()
+        bend = (squares / (values + shift)).sum(-1, keepdim=True)
+        shift = torch.maximum(floor, shift + (size / length - 1.0) * (size.square() / bend).nan_to_num(0.0))
+    step = along / (values + shift)
     rest = (radius.square() - step.square().sum(-1)).clamp(min=0.0).sqrt()  # of the ball, for the hard case
     lowest = torch.where(step[:, 0] < 0, -rest, rest) * (values[:, 0] < 0)
-    return torch.cat([step[:, :1] + lowest.unsqueeze(-1), step[:, 1:]], -1), high
+    return torch.cat([step[:, :1] + lowest.unsqueeze(-1), step[:, 1:]], -1), shift
 
 
 @dataclass(frozen=True)

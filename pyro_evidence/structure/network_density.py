@@ -5,18 +5,18 @@ which :func:`pyro_evidence.structure.recognise.recognise` verifies before it is 
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.numerics.linear_predictor import Layout, curvature_blocks
+from pyro_evidence.numerics.linear_predictor import Layout, curvature_graph, slope_and_curvature
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import network_layers
-from pyro_evidence.structure.network_layers import Activation, Layer
+from pyro_evidence.structure.network_layers import Activation, Layer, Passed
 from pyro_evidence.threads import without_validation
 
 FLOAT = 8  # bytes
@@ -84,11 +84,9 @@ class NetworkDensity:
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``, detached, by back-propagation."""
         u, theta = u.detach(), theta.detach()
-        precisions, layers = self._precisions(theta), self._layers(u)
-        hidden, slopes = network_layers.forward(self.wiring.X, layers, self.wiring.activation)
-        eta = hidden[-1] @ layers[-1][0] + layers[-1][1].unsqueeze(-2)
-        value, g = derivatives.gradient(lambda e, _: self._log_likelihood(e, precisions), eta, theta)
-        slope = self._flat(network_layers.back(hidden, slopes, layers, g), 1)
+        precisions, passed = self._precisions(theta), self._passed(u)
+        value, g = derivatives.gradient(lambda e, _: self._log_likelihood(e, precisions), passed.outputs, theta)
+        slope = self._flat(network_layers.back(passed, g), 1)
         alpha = self._prior_precision(u, precisions)
         log_prior = 0.5 * ((alpha / math.tau).log() - alpha * u.square()).sum(-1)
         return value + log_prior, slope.double() - alpha * u
@@ -115,38 +113,41 @@ class NetworkDensity:
         return self._curvature(u, theta, bent=False)
 
     def _curvature(self, u: Tensor, theta: Tensor, *, bent: bool) -> Tensor:
-        graph = u.requires_grad or theta.requires_grad
-        precisions, layers = self._precisions(theta), self._layers(u)
-        eta = network_layers.outputs(self.wiring.X, layers, self.wiring.activation)
+        precisions, passed = self._precisions(theta), self._passed(u, order=2 if bent else 1)
+        eta = passed.outputs
         self._require_memory(u, eta)
-        leaf = eta if eta.requires_grad else eta.detach().requires_grad_()
 
         def log_likelihood(e: Tensor) -> Tensor:
             return self._log_likelihood(e, precisions)
 
-        B = curvature_blocks(log_likelihood, Layout(eta.shape[1:], (1,)), leaf, create_graph=graph)
-        J = self._jacobian(layers)
+        layout = Layout(eta.shape[1:], (1,))
+        if u.requires_grad or theta.requires_grad:
+            _, g, B = curvature_graph(log_likelihood, layout, eta)
+        else:
+            _, g, blocks = slope_and_curvature(log_likelihood, layout, eta)
+            B = blocks()
+        J = self._jacobian(passed)
         weighted = (B * J if B.shape[-1] == 1 else B @ J).flatten(1, 2)
         A = (J.flatten(1, 2).mT @ weighted).double() + self._prior_precision(u, precisions).diag_embed()
-        if not bent:
-            return A
-        g = derivatives.pullback(log_likelihood(leaf).sum(), leaf, create_graph=graph)
-        return A - self._bend(layers, g)
+        return A - self._bend(passed, g) if bent else A
+
+    def _passed(self, u: Tensor, X: Tensor | None = None, order: int = 1) -> Passed:
+        """The data, or other inputs, on their way through the network."""
+        inputs = self.wiring.X if X is None else X
+        return network_layers.forward(inputs, self._layers(u), self.wiring.activation, order)
 
     def at_inputs(self, X: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs ``(R, N, C)`` at other inputs, and their Jacobian ``(R, N, C, D)``, in float64."""
-        elsewhere = replace(self, wiring=replace(self.wiring, X=X.to(self.wiring.X)))
-        layers = self._layers(u)
-        eta = network_layers.outputs(elsewhere.wiring.X, layers, self.wiring.activation)
-        return eta.double(), elsewhere._jacobian(layers).double()
+        passed = self._passed(u, X.to(self.wiring.X))
+        return passed.outputs.double(), self._jacobian(passed).double()
 
     def _require_memory(self, u: Tensor, eta: Tensor) -> None:
         needed = FLOAT * (3 * len(u) * u.shape[-1] ** 2 + 3 * eta.numel() * u.shape[-1])
         require_memory(needed, "the dense curvature and the Jacobian of the network's outputs", u.device)
 
-    def _jacobian(self, layers: list[Layer]) -> Tensor:
+    def _jacobian(self, passed: Passed) -> Tensor:
         """``(R, N, C, D)`` in flat order."""
-        return self._flat(network_layers.jacobian(self.wiring.X, layers, self.wiring.activation), 3)
+        return self._flat(network_layers.jacobian(passed), 3)
 
     def _flat(self, found: list[Layer], batch: int) -> Tensor:
         """What belongs to the weights, with ``batch`` axes in front, in flat order."""
@@ -160,14 +161,14 @@ class NetworkDensity:
         parts = [_spread(precisions[self.wiring.alpha[n]], w).expand_as(w).flatten(1) for n, w in values.items()]
         return torch.cat(parts, -1).double()
 
-    def _bend(self, layers: list[Layer], g: Tensor) -> Tensor:
+    def _bend(self, passed: Passed, g: Tensor) -> Tensor:
         """Second derivatives of the outputs weighted by ``g``, ``(R, D, D)``."""
-        within, across = network_layers.bend(self.wiring.X, layers, self.wiring.activation, g)
+        within, across = network_layers.bend(passed, g)
         R, D = len(g), self.joint.latents.size
         values = torch.cat([within.flatten(1), across.flatten(1), across.flatten(1)], -1).double()
-        return values.new_zeros(R, D * D).index_add(1, self._scatter(layers), values).reshape(R, D, D)
+        return values.new_zeros(R, D * D).index_add(1, self._scatter(passed.layers), values).reshape(R, D, D)
 
-    def _scatter(self, layers: list[Layer]) -> Tensor:
+    def _scatter(self, layers: Sequence[Layer]) -> Tensor:
         """Where each number of :meth:`_bend` belongs in the flattened matrix."""
         if not self._places:
             slices, D = self.joint.latents.slices, self.joint.latents.size

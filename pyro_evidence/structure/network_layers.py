@@ -5,6 +5,7 @@ A layer is a pair ``W`` ``(..., I, O)``, ``b`` ``(..., O)``; the activation stan
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -67,75 +68,98 @@ def _same_sign(units: Tensor, gap: Tensor) -> Tensor:
 
 def slope(f: Activation, a: Tensor) -> Tensor:
     """``f'(a)`` of an elementwise function, with a graph where ``a`` has one."""
+    return with_derivatives(f, a, 1)[1]
+
+
+def with_derivatives(f: Activation, a: Tensor, order: int) -> list[Tensor]:
+    """``f(a)`` of an elementwise function and its derivatives up to ``order``, with a graph where ``a`` has one."""
     with torch.enable_grad():
         x = a if a.requires_grad else a.detach().requires_grad_()
-        value = f(x).sum()
-        if not value.requires_grad:
-            return torch.zeros_like(a)
-        found = torch.autograd.grad(value, x, create_graph=True)[0]
-    return found if a.requires_grad else found.detach()
+        found = [f(x)]
+        for level in range(order):
+            graph = a.requires_grad or level + 1 < order
+            last = found[-1]
+            bends = last.requires_grad
+            found.append(torch.autograd.grad(last.sum(), x, create_graph=graph)[0] if bends else torch.zeros_like(a))
+    return found if a.requires_grad else [value.detach() for value in found]
 
 
-def forward(X: Tensor, layers: Sequence[Layer], activation: Activation) -> tuple[list[Tensor], list[Tensor]]:
-    """What enters every layer, ``(R, N, I)`` each, and the slopes of the activations before all layers but the first.
+@dataclass(frozen=True)
+class Passed:
+    """What a pass of the data through a network has met.
+
+    :ivar hidden: what enters every layer, ``(R, N, I)`` each.
+    :ivar slopes: of the activations before all layers but the first, ``(R, N, I)`` each.
+    :ivar bends: their second derivatives, where they were asked for.
+    """
+
+    layers: Sequence[Layer]
+    hidden: list[Tensor]
+    slopes: list[Tensor]
+    bends: list[Tensor]
+
+    @property
+    def outputs(self) -> Tensor:
+        """Activations of the last layer, ``(R, N, C)``."""
+        W, b = self.layers[-1]
+        return self.hidden[-1] @ W + b.unsqueeze(-2)
+
+
+def forward(X: Tensor, layers: Sequence[Layer], activation: Activation, order: int = 1) -> Passed:
+    """A pass of inputs ``(N, D)`` that keeps the activations' derivatives up to ``order``, 1 or 2.
 
     :param layers: with one batch dim in front, ``(R, I, O)`` and ``(R, O)``.
     """
-    hidden, slopes = [X.expand(len(layers[0][0]), *X.shape)], []
+    hidden, slopes, bends = [X.expand(len(layers[0][0]), *X.shape)], [], []
     for W, b in layers[:-1]:
-        a = hidden[-1] @ W + b.unsqueeze(-2)
-        hidden.append(activation(a))
-        slopes.append(slope(activation, a))
-    return hidden, slopes
+        value, first, *second = with_derivatives(activation, hidden[-1] @ W + b.unsqueeze(-2), order)
+        hidden.append(value)
+        slopes.append(first)
+        bends.extend(second)
+    return Passed(layers, hidden, slopes, bends)
 
 
-def back(hidden: Sequence[Tensor], slopes: Sequence[Tensor], layers: Sequence[Layer], g: Tensor) -> list[Layer]:
+def back(passed: Passed, g: Tensor) -> list[Layer]:
     r"""Derivatives of :math:`\sum_{nc} g_{nc} \eta_{nc}` in every layer.  Bishop (2006), eq. 5.53 and 5.56.
 
-    :param hidden: of :func:`forward`, and ``slopes``.
     :param g: ``(R, N, C)``.
     """
     found, delta = [], g
-    for level in reversed(range(len(layers))):
-        found.append((hidden[level].mT @ delta, delta.sum(-2)))
+    for level in reversed(range(len(passed.layers))):
+        found.append((passed.hidden[level].mT @ delta, delta.sum(-2)))
         if level:
-            delta = (delta @ layers[level][0].mT) * slopes[level - 1]
+            delta = (delta @ passed.layers[level][0].mT) * passed.slopes[level - 1]
     return found[::-1]
 
 
-def jacobian(X: Tensor, layers: Sequence[Layer], activation: Activation) -> list[Layer]:
+def jacobian(passed: Passed) -> list[Layer]:
     """Derivatives of every datum's outputs in every layer, ``(R, N, C, I, O)`` and ``(R, N, C, O)``.
 
     Back-propagation with one delta per datum and output: the cost is that of writing the result down.  Bishop (2006),
     eq. 5.74.
-
-    :param layers: with one batch dim in front, ``(R, I, O)`` and ``(R, O)``.
     """
-    hidden, slopes = forward(X, layers, activation)
+    layers, hidden = passed.layers, passed.hidden
     num_outputs = layers[-1][1].shape[-1]
-    eye = torch.eye(num_outputs, dtype=X.dtype, device=X.device)
-    delta = eye.expand(*hidden[0].shape[:2], num_outputs, num_outputs)  # (R, N, C, O)
+    delta = torch.eye(num_outputs).to(hidden[0]).expand(*hidden[0].shape[:2], num_outputs, num_outputs)  # (R, N, C, O)
     found = []
     for level in reversed(range(len(layers))):
         found.append((hidden[level][:, :, None, :, None] * delta.unsqueeze(-2), delta))
         if level:
             back = delta.flatten(1, 2) @ layers[level][0].mT
-            delta = back.unflatten(1, delta.shape[1:3]) * slopes[level - 1].unsqueeze(-2)
+            delta = back.unflatten(1, delta.shape[1:3]) * passed.slopes[level - 1].unsqueeze(-2)
     return found[::-1]
 
 
-def bend(X: Tensor, layers: Sequence[Layer], activation: Activation, g: Tensor) -> tuple[Tensor, Tensor]:
+def bend(passed: Passed, g: Tensor) -> tuple[Tensor, Tensor]:
     r"""Second derivatives of :math:`\sum_{nc} g_{nc} \eta_{nc}` of a network with one hidden layer.
 
+    :param passed: to second order.
     :param g: ``(R, N, C)``.
     :return: of each unit's incoming weights, bias last, ``(R, H, I + 1, I + 1)``; between them and its outgoing ones,
         ``(R, H, I + 1, C)``.  All others are zero.  Bishop (1995), sec. 4.10.
     """
-    (W, b), (V, _) = layers
-    a = X @ W + b.unsqueeze(-2)
-    first = slope(activation, a)
-    second = slope(lambda x: slope(activation, x), a)
+    X, V = passed.hidden[0][0], passed.layers[1][0]
     inputs = torch.cat([X, torch.ones_like(X[:, :1])], -1)
-    weighted = ((g @ V.mT) * second).mT.unsqueeze(-1) * inputs  # (R, H, N, I + 1)
-    across = torch.einsum("rnh,ni,rnc->rhic", first, inputs, g)
+    weighted = ((g @ V.mT) * passed.bends[0]).mT.unsqueeze(-1) * inputs  # (R, H, N, I + 1)
+    across = torch.einsum("rnh,ni,rnc->rhic", passed.slopes[0], inputs, g)
     return weighted.mT @ inputs, across

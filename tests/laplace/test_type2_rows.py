@@ -20,6 +20,7 @@ from pyro_evidence import (
 )
 from pyro_evidence.iterate import Fit, iterate
 from pyro_evidence.laplace import approximation, approximation_rows, type2, type2_rows
+from pyro_evidence.laplace.hyperparameters.merging import is_singular
 from pyro_evidence.models.mlp import MLP, Regression, ard
 from pyro_evidence.numerics import newton, trust_region
 from pyro_evidence.program import LogJoint
@@ -233,10 +234,10 @@ def test_a_curvature_that_becomes_singular_is_called_by_its_name() -> None:
     state = type2.outer_state(
         approximation.laplace_state(problem_of(MLP(1, 2)), torch.zeros(5), torch.randn(7), cold=True)
     )
-    assert not type2.is_singular(state.laplace)
+    assert not is_singular(state.laplace)
     flat = state.laplace.precision
     thin = approximation.replace(state.laplace, precision=type(flat)(1e-3 * flat.tril))
-    assert type2.is_singular(thin)
+    assert is_singular(thin)
     assert "curvature=gauss_newton" in Status.SINGULAR.value
 
 

@@ -44,7 +44,7 @@ def test_outputs_are_those_of_a_module() -> None:  # oracle: torch's own layers
 @pytest.mark.parametrize("activation", [torch.tanh, torch.nn.functional.softplus])
 def test_jacobian_is_that_of_autograd(widths: tuple[int, ...], activation: Activation) -> None:
     u, X = draw(widths)
-    found = network_layers.jacobian(X, layers_of(u, widths), activation)
+    found = network_layers.jacobian(network_layers.forward(X, layers_of(u, widths), activation))
     J = torch.cat([part.flatten(3) for layer in found for part in layer], -1)
     for row in range(len(u)):
         at = u[row].clone().requires_grad_()
@@ -57,7 +57,7 @@ def test_bend_is_the_hessian_of_a_weighted_sum_of_outputs(activation: Activation
     widths = (3, 4, 2)
     u, X = draw(widths)
     g = torch.randn(2, 7, 2, generator=torch.Generator().manual_seed(1))
-    within, across = network_layers.bend(X, layers_of(u, widths), activation, g)
+    within, across = network_layers.bend(network_layers.forward(X, layers_of(u, widths), activation, 2), g)
     total = derivatives.hessian(
         lambda v, _: (g * network_layers.outputs(X, layers_of(v, widths), activation)).sum((-2, -1)), u, u
     )

@@ -1,0 +1,80 @@
+"""Where a network's mode is about to vanish or to merge with others: found by the curvature, and the end of a climb."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import LaplaceEvidence, Start, Status, Stop, exact_hessian, gauss_newton
+from pyro_evidence.compare import linearised
+from pyro_evidence.laplace import restarts, type2
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_problem, laplace_state
+from pyro_evidence.laplace.approximation_rows import LaplaceRows
+from pyro_evidence.laplace.hyperparameters import merging
+from pyro_evidence.models.mlp import MLP
+from pyro_evidence.program import LogJoint
+
+
+def line(num: int = 60) -> tuple[Tensor, Tensor]:
+    """Targets that a straight line explains: hidden units have nothing to bend, and can be turned into one another."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(num, 3, generator=generator)
+    return X, X[:, 0] - 0.5 * X[:, 1] + 0.3 * torch.randn(num, generator=generator)
+
+
+def at_start(num_hidden: int = 2) -> LaplaceState:
+    problem = laplace_problem(LogJoint(MLP(3, num_hidden), line(), {}))
+    u = restarts.starts(problem.joint, 1, 0)[0]
+    return laplace_state(problem, problem.joint.initial_theta, u, cold=True)
+
+
+def least_share(state: LaplaceState) -> float:
+    """Least eigenvalue of the exact curvature in units of Gauss-Newton's, by LAPACK."""
+    density, u = state.problem.density, state.u.unsqueeze(0)
+    exact, positive = (c(density, u, state.theta)[0].detach() for c in (exact_hessian, gauss_newton))
+    tril = torch.linalg.cholesky(positive)
+    half = torch.linalg.solve_triangular(tril, exact, upper=False)
+    return float(torch.linalg.eigvalsh(torch.linalg.solve_triangular(tril, half.mT, upper=False))[0])
+
+
+def test_a_mode_vanishes_where_little_of_gauss_newtons_curvature_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = at_start()
+    share = least_share(state)
+    assert 0.05 < share < 0.95
+    for soft, expected in ((0.99 * share, False), (1.01 * share, True)):
+        monkeypatch.setattr(merging, "SOFT", soft)
+        assert merging.vanishes(state) is expected
+        after = type2.step(type2.outer_state(state))
+        assert (after.verdict is Status.VANISHING) is expected
+
+
+def test_every_start_of_a_network_with_nothing_to_bend_ends_where_it_can_be_used() -> None:
+    X, t = line()
+    engine = LaplaceEvidence(MLP(3, 3), start=Start(restarts=2), stop=Stop(progress=False, throw=False))
+    with pytest.warns(UserWarning, match="the posterior mode is about to vanish"):
+        engine.run(X, t)
+    fine = {Status.CONVERGED.value, Status.VANISHING.value}
+    assert {posterior.status for posterior in engine.posteriors} <= fine
+    new = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
+    mean, _ = linearised(engine.posterior, new)
+    assert float((mean[:, 0] - new[:, 0] + 0.5 * new[:, 1]).square().mean().sqrt()) < 0.15  # noise .3 on 60 rows
+
+
+def test_a_warm_up_goes_on_as_long_as_the_log_evidence_rises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends at the highest that it has seen, one round after which it has looked no further."""
+    problem: Problem = at_start().problem
+    seen: list[LaplaceRows] = []
+    near = restarts.near_mode
+
+    def watched(*given: Any) -> LaplaceRows:
+        seen.append(near(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(restarts, "near_mode", watched)
+    place = restarts.starts(problem.joint, 1, 0)
+    theta, u = restarts.warm_up(problem, problem.joint.initial_theta.unsqueeze(0).clone(), place)
+    heights = [float(found.objective) for found in seen]
+    best = max(range(len(seen)), key=heights.__getitem__)
+    assert 3 <= best == len(seen) - 2 < restarts.ROUNDS
+    assert torch.equal(theta, seen[best].theta) and torch.equal(u, seen[best].u)
