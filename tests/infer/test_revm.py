@@ -16,10 +16,9 @@ from pyro_evidence.datasets import ripley_test, ripley_train
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.revm import REVM, isotropic_evidence
 from pyro_evidence.program.links import hermite, moderated_output
-from pyro_evidence.relevance.axis_priors import GaussianPrior, GroupPrior, L1Prior
+from pyro_evidence.relevance.axis_priors import GaussianPrior, GroupPrior, L1Prior, climbed
 from pyro_evidence.relevance.eigen_state import score_centre
 from pyro_evidence.relevance.posteriors import REVMPosterior
-from pyro_evidence.relevance.axis_priors import climbed
 from pyro_evidence.relevance.quadratic import JaakkolaJordan, LeastKL, empirical_fisher
 from tests.models_for_tests import weight_models as models
 from tests.models_for_tests.weight_models import kernel, labels, problem
