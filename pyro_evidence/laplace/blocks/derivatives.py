@@ -1,21 +1,24 @@
-r"""Integrals of all blocks with their first and second derivatives in what blocks share, the nodes held.
+r"""Integrals of all blocks with their first and second derivatives in what blocks share.
 
-Where data see latents through linear predictors ``eta = X w + Z b``, by Louis's (1982) formula: with ``p_q`` the share
-of each node in a block's integral and ``s_q`` the slope of the block's log density there,
+Nodes follow the modes of their blocks as these follow ``w``, to first order: :math:`b_q + C (w - w_0)`.  Held, they
+would be left behind by a narrow block, and few of them would not tell the slope of its integral.  Where data see
+latents through linear predictors ``eta = X w + Z b``, by Louis's (1982) formula: with ``p_q`` the share of each node in
+a block's integral, ``s_q`` the slope of the block's log density there, ``X_+ = X + Z C`` and the prior precision ``T``,
 
-.. math:: \partial^2_{ww} \log \sum_q \dots = \sum_q p_q\, X' \mathrm{diag}(\ell''_q) X
+.. math:: \partial^2_{ww} \log \sum_q \dots = \sum_q p_q\, X_+' \mathrm{diag}(\ell''_q) X_+ - C' T C
     + \sum_q p_q s_q s_q' - \bar s \bar s'
 
 which takes two derivatives of the likelihood, however many coordinates are shared.  In general, one pass for each.
 Shapes ``(...)`` stand for nothing, or for rows ``(R,)`` with hyperparameters and shared coordinates of their own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.blocks.local import Nodes
+from pyro_evidence.laplace.blocks.local import Nodes, Path
+from pyro_evidence.laplace.blocks.partition import Partition
 from pyro_evidence.laplace.blocks.terms import RowTerms, Terms
 from pyro_evidence.numerics.derivatives import pullback
 
@@ -42,16 +45,19 @@ def integrals(terms: Terms | RowTerms, nodes: Nodes, shared: Tensor) -> Tensor:
     return torch.cat([(found[..., :-1] + nodes.log_weights).logsumexp(-2), found[..., 0, -1:]], -1)
 
 
-def with_derivatives(terms: Terms | RowTerms, nodes: Nodes, shared: Tensor, *, create_graph: bool = False) -> Integrals:
+def with_derivatives(
+    terms: Terms | RowTerms, nodes: Nodes, shared: Tensor, path: Path, *, create_graph: bool = False
+) -> Integrals:
     """The integrals and their derivatives, with a graph of their own on request.
 
+    :param path: on which nodes follow the shared coordinates.
     :param shared: ``(..., P)``, requires a gradient where a graph is wanted.
     """
     with torch.enable_grad():
         if isinstance(terms, Terms) and is_linear(terms, len(nodes.rows)):
-            return _louis(terms, nodes, shared, create_graph)
+            return _louis(terms, nodes, shared, path, create_graph)
         w = shared if create_graph else shared.detach().requires_grad_()
-        each = integrals(terms, nodes, w)
+        each = integrals(terms, replace(nodes, rows=nodes.rows + path.away(w)), w)
         slope = pullback(each.sum(), w, create_graph=True) if w.numel() else w
         if not w.numel() or not slope.requires_grad:
             return Integrals(each, slope, w.detach().new_zeros(*w.shape, w.shape[-1]))
@@ -69,13 +75,12 @@ def is_linear(terms: Terms, num_nodes: int) -> bool:
     return largest <= MOST_NUMBERS and all(view.part.layout.num_coupled == 1 for view in views)
 
 
-def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> Integrals:
-    density, read = terms.density, terms.read
+def _louis(terms: Terms, nodes: Nodes, shared: Tensor, path: Path, create_graph: bool) -> Integrals:
+    density, read, rows = terms.density, terms.read, nodes.rows + path.away(shared)
     assert read is not None and read.prior is not None
-    p, total = density.partition, terms.prior(nodes.rows, shared, read)
-    orders = []
+    total, orders = terms.prior(rows, shared, read), []
     for view, owner, offset in zip(density.views, density.data_owner, read.offsets, strict=True):
-        eta = view.eta(nodes.rows, shared, density.kept, offset)
+        eta = view.eta(rows, shared, density.kept, offset)
         eta = eta if create_graph else eta.detach().requires_grad_()
         value = view.part.slot.log_likelihoods(read.trace)(
             view.part.layout.natural(eta.to(density.joint.dtype))
@@ -84,19 +89,39 @@ def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> In
         second = pullback(first.sum(), eta, create_graph=create_graph)
         kept = (value, first, second) if create_graph else (value.detach(), first.detach(), second.detach())
         total = total.index_add(1, owner, kept[0])
-        orders.append((view.design, owner, kept[1].squeeze(-1), kept[2].squeeze(-1)))
+        orders.append(
+            (
+                view.design + view.of_blocks(path.slope.mT).squeeze(-1).mT,
+                owner,
+                kept[1].squeeze(-1),
+                kept[2].squeeze(-1),
+            )
+        )
     log_terms = total[:, :-1] + nodes.log_weights
     each = torch.cat([log_terms.logsumexp(0), total[0, -1:] + torch.as_tensor(read.rest).to(total)])
     share = torch.cat([log_terms.softmax(0), _first_row(total)], 1)
-    loc, precision = (x[p.shared] for x in read.prior)
-    slope, curvature = -precision * (shared - loc), precision.diag()
-    slopes = total.new_zeros(*share.shape, len(shared))
+    slope, curvature, slopes = _of_prior(density.partition, read.prior, rows, shared, path)
+    slope = slope + (share.unsqueeze(-1) * slopes).sum((0, 1))
     for design, owner, first, second in orders:
         weight = share[:, owner]
         slope = slope + design.mT @ (weight * first).sum(0)
         curvature = curvature - design.mT @ ((weight * second).sum(0).unsqueeze(-1) * design)
         slopes = slopes.index_add(1, owner, first.unsqueeze(-1) * design)
     return Integrals(each, slope, curvature - _spread(share[:, :-1], slopes[:, :-1]))
+
+
+def _of_prior(
+    p: Partition, prior: tuple[Tensor, Tensor], rows: Tensor, shared: Tensor, path: Path
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The Gaussian prior's slope in shared coordinates, minus its curvature, and the slopes of blocks at their nodes.
+
+    :return: ``(P,)`` of the shared coordinates' own, ``(P, P)`` of all, ``(Q, G + 1, P)``.
+    """
+    (loc, precision), C = prior, path.slope
+    slope = -precision[p.shared] * (shared - loc[p.shared])
+    curvature = precision[p.shared].diag() + C.mT @ (precision[p.own].unsqueeze(-1) * C)
+    each = (-precision[p.own] * (rows - loc[p.own])).unsqueeze(-1) * C
+    return slope, curvature, rows.new_zeros(len(rows), p.num_blocks + 1, len(shared)).index_add(1, p.block, each)
 
 
 def _first_row(total: Tensor) -> Tensor:

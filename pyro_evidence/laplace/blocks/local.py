@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.laplace.blocks.partition import Partition
 from pyro_evidence.laplace.blocks.terms import RowTerms, Terms
-from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics.derivatives import Forward, pullback
 from pyro_evidence.numerics.quadrature.block_rules import block_rule, joined
 
 NUM_STEPS = 60
@@ -167,6 +167,44 @@ def _not_curved(name: str) -> NotPositiveDefinite:
         f"the log joint density is not curved downwards in the block of {name}, given all that blocks share; "
         "expected a mode."
     )
+
+
+def beside(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph: bool = False) -> Tensor:
+    """Minus the second derivatives between blocks and shared coordinates, ``(..., n, P)``."""
+    with torch.enable_grad():
+        own = own if create_graph and own.requires_grad else own.detach().requires_grad_()
+        away, num = torch.zeros_like(shared).requires_grad_(), shared.shape[-1]
+        if not shared.numel():
+            return own.new_zeros(*own.shape, num)
+        slope = pullback(terms(own.unsqueeze(-2), shared + away).sum(), own, create_graph=True)
+        directions = torch.eye(num).to(shared).reshape(num, *[1] * (shared.dim() - 1), num).expand(-1, *shared.shape)
+        found = -Forward(slope, away, create_graph=create_graph).along(directions).movedim(0, -1)
+    return found if create_graph else found.detach()
+
+
+@dataclass(frozen=True)
+class Path:
+    """How the blocks' modes follow what they share: to first order, by ``slope (w - start)``.
+
+    :ivar start: ``(..., P)``.
+    :ivar slope: ``(..., n, P)``.
+    """
+
+    start: Tensor
+    slope: Tensor
+
+    def away(self, shared: Tensor) -> Tensor:
+        """How far they are from where they were at the start, ``(..., 1, n)``."""
+        return (shared - self.start).unsqueeze(-2) @ self.slope.mT
+
+
+def path(p: Partition, tril: tuple[Tensor, ...], beside: Tensor, start: Tensor) -> Path:
+    """The derivative of modes by the implicit function theorem, ``-D^-1 B``.
+
+    :param beside: ``B`` as :func:`beside` has it.
+    """
+    columns = [solved(p, tril, column) for column in beside.unbind(-1)]
+    return Path(start, -torch.stack(columns, -1) if columns else beside)
 
 
 @dataclass(frozen=True)

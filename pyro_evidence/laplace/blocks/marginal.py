@@ -4,8 +4,8 @@ r"""Blocks integrated by adaptive Gauss-Hermite quadrature, the coordinates that
     + \tfrac P2 \log 2\pi - \tfrac12 \log|H|
 
 where the integrals are sums over nodes at the mode of each block, in units of its curvature (Naylor and Smith, 1982;
-Liu and Pierce, 1994), and ``H`` is minus the second derivative of their sum in the shared ``w``, the nodes held where
-they are (Louis, 1982).  With more nodes than one both are those of the integrals themselves, up to their error.
+Liu and Pierce, 1994), and ``H`` is minus the second derivative of their sum in the shared ``w``, the nodes moving with
+the modes to first order (Louis, 1982).  With more nodes than one both are those of the integrals, up to their error.
 """
 
 from contextlib import suppress
@@ -20,11 +20,22 @@ from pyro_evidence.curvature.ordering import Fronts, Order
 from pyro_evidence.curvature.pattern import Pattern
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.blocks.derivatives import integrals, with_derivatives
-from pyro_evidence.laplace.blocks.local import Modes, block_modes, local, placed, require_curved, solved
+from pyro_evidence.laplace.blocks.local import (
+    Modes,
+    Nodes,
+    Path,
+    beside,
+    block_modes,
+    local,
+    path,
+    placed,
+    require_curved,
+    solved,
+)
 from pyro_evidence.laplace.blocks.partition import Partition
 from pyro_evidence.laplace.blocks.terms import BlockDensity, RowTerms, Terms
 from pyro_evidence.numerics import evidence
-from pyro_evidence.numerics.derivatives import Forward, pullback
+from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.numerics.linalg import Label, cholesky
 
 NUM_STEPS = 60
@@ -57,12 +68,17 @@ class Place:
     each: Tensor
     slope: Tensor  # (..., P)
     curvature: Tensor  # (..., P, P)
-    beside: Tensor | None = None  # (..., n, P) as :func:`beside` has it; None where it was not yet wanted
+    follows: Tensor  # (..., n, P) derivative of the blocks' modes in shared coordinates
 
     @cached_property
     def step(self) -> Tensor:
         """Newton's step of shared coordinates, ``(P,)``."""
         return torch.cholesky_solve(self.slope.unsqueeze(-1), _shifted(self.curvature)).squeeze(-1)
+
+    def own_at(self, p: Partition, shared: Tensor) -> Tensor:
+        """The modes of all blocks that are expected at other shared coordinates ``(..., P)``, to first order."""
+        moved = (self.follows @ (shared - self.shared).unsqueeze(-1)).squeeze(-1)
+        return self.modes.own + self.modes.step(p) + moved
 
     @property
     def decrement(self) -> float:
@@ -97,11 +113,12 @@ class Marginal:
         modes = block_modes(terms, own, shared, self.limits.tolerance)
         if isinstance(terms, Terms):
             require_curved(terms, modes)
-        own = modes.own + modes.step(self.partition)
-        nodes = placed(self.partition, own, modes.tril, self.num)
-        found = with_derivatives(terms, nodes, shared.detach())
-        numbers = (x.detach() for x in (found.each, found.slope, found.curvature))
-        return Place(shared.detach(), modes, *numbers)
+        p, own = self.partition, modes.own + modes.step(self.partition)
+        nodes = placed(p, own, modes.tril, self.num)
+        along = path(p, modes.tril, beside(terms, own, shared), shared.detach())
+        found = with_derivatives(terms, nodes, shared.detach(), along)
+        each, slope, curvature = (x.detach() for x in (found.each, found.slope, found.curvature))
+        return Place(shared.detach(), modes, each, slope, curvature, along.slope)
 
     def find(self, theta: Tensor, u: Tensor) -> Place:
         """The mode over shared coordinates, searched from ``u`` ``(D,)``.
@@ -135,8 +152,10 @@ class Marginal:
         slack, scale = self.limits.slack * (1.0 + abs(here.value)), 1.0
         for _ in range(30):
             with suppress(ArithmeticError):
-                new = self.place(terms, here.modes.own, here.shared + scale * here.step)
-                if new.decrement <= 0.5 * here.decrement or new.value - here.value > slack:
+                shared = here.shared + scale * here.step
+                new = self.place(terms, here.own_at(self.partition, shared), shared)
+                rise, lost = new.value - here.value, 0.1 * min(here.decrement**0.5, 1.0)
+                if rise > slack or (new.decrement <= 0.5 * here.decrement and rise > -lost):
                     return new
             scale *= 0.5
             if scale * here.decrement < slack:  # nothing that can be told from rounding
@@ -172,26 +191,13 @@ class Marginal:
         :raises NotPositiveDefinite: naming a shared coordinate.
         """
         p, tril = self.partition, cholesky(here.curvature, "curvature of what blocks share", self._named)
-        known = beside(self.density.terms(theta.detach()), here) if here.beside is None else here.beside
-        factors, parts = [], known.split([front.numel() for front in p.fronts])
+        factors, parts = [], here.follows.split([front.numel() for front in p.fronts])
         for front, L, part in zip(p.fronts, here.modes.tril, parts, strict=True):
-            B = part.reshape(*front.shape, -1)
-            factors.append(Factor(L, torch.linalg.solve_triangular(L, B, upper=False)))
+            factors.append(Factor(L, -L.mT @ part.reshape(*front.shape, -1)))
         if len(p.held):
             one = torch.ones(len(p.held), 1, 1).to(here.shared)
             factors.append(Factor(one, one[..., :0]))
         return BlockPrecision(block_plan(Pattern(p.size, ()), _order(p)), tuple(factors), tril)
-
-
-def beside(terms: Terms | RowTerms, here: Place) -> Tensor:
-    """Minus the second derivatives between blocks and shared coordinates, ``(..., n, P)``."""
-    with torch.enable_grad():
-        own, w = (x.detach().clone().requires_grad_() for x in (here.modes.own, here.shared))
-        if not w.numel():
-            return own.detach().new_zeros(*own.shape, w.shape[-1])
-        slope = pullback(terms(own.unsqueeze(-2), w).sum(), own, create_graph=True)
-        directions = torch.eye(w.shape[-1]).to(w).reshape(w.shape[-1], *[1] * (w.dim() - 1), w.shape[-1])
-        return -Forward(slope, w).along(directions.expand(-1, *w.shape)).movedim(0, -1).detach()
 
 
 def _order(p: Partition) -> Order:
@@ -220,16 +226,15 @@ def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tens
 
     .. math:: \frac{dE}{d\theta} = \partial_\theta E - \partial_w E\, J^{-1}\, \partial_\theta g
     """
-    p = marginal.partition
     with torch.enable_grad():
         theta = theta.detach().clone().requires_grad_()
         w, at_nodes = (place.shared.clone().requires_grad_() for _ in range(2))
         terms = marginal.density.terms(theta)
-        centre, tril, joint = _following(terms, place.modes, at_nodes)
-        nodes, partial = placed(p, centre, tril, marginal.num), pullback(joint, theta)
+        nodes, follows, joint = _following(marginal.num, terms, place.modes, at_nodes)
+        partial = pullback(joint, theta)
         if not len(w):
             return pullback(integrals(terms, nodes, w).sum(), theta), partial
-        found = with_derivatives(terms, nodes, w, create_graph=True)
+        found = with_derivatives(terms, nodes, w, follows, create_graph=True)
         W = torch.cholesky_inverse(torch.linalg.cholesky(place.curvature))
         total = found.each.sum() - 0.5 * (W * found.curvature).sum()
         by_theta, by_w, by_nodes = _each(total, (theta, w, at_nodes))
@@ -244,11 +249,12 @@ def _each(value: Tensor, x: tuple[Tensor, ...]) -> list[Tensor]:
     return [torch.zeros_like(each) if d is None else d for each, d in zip(x, found, strict=True)]
 
 
-def _following(terms: Terms, modes: Modes, shared: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-    """Centres and Cholesky factors as functions of shared coordinates and hyperparameters, and the log joint."""
+def _following(num: int, terms: Terms, modes: Modes, shared: Tensor) -> tuple[Nodes, Path, Tensor]:
+    """Nodes and their path as functions of shared coordinates and hyperparameters, and the log joint."""
     p = terms.density.partition
     start = modes.own.detach().clone().requires_grad_()
     value = terms(start.unsqueeze(0), shared).sum()
     centre = start.detach() + solved(p, modes.tril, pullback(value, start, create_graph=True))
-    found = local(terms, centre, shared, create_graph=True)
-    return centre, tuple(torch.linalg.cholesky(D) for D in found.curvature), value
+    tril = tuple(torch.linalg.cholesky(D) for D in local(terms, centre, shared, create_graph=True).curvature)
+    follows = path(p, tril, beside(terms, centre, shared, create_graph=True), shared)
+    return placed(p, centre, tril, num), follows, value

@@ -1,14 +1,14 @@
 """Modes of what blocks share at many hyperparameters at once: the derivatives of all rows are taken together."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.laplace.blocks.local import Local, Modes
-from pyro_evidence.laplace.blocks.marginal import Marginal, Place, beside
+from pyro_evidence.laplace.blocks.marginal import Marginal, Place
 from pyro_evidence.laplace.blocks.terms import RowTerms
-from pyro_evidence.numerics.backtracking import Backtracking, Line, Real, along_step
+from pyro_evidence.numerics.backtracking import Backtracking, Line, Real
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.quadrature.block_rules import block_rule
 
@@ -30,6 +30,7 @@ class Reached(Batched):
     """Where the searches are."""
 
     own: Tensor  # (R, n) modes of all blocks
+    follows: Tensor  # (R, n, P) how these follow what blocks share
     w: Tensor  # (R, P) what blocks share
     step: Tensor  # (R, P) Newton's, nan where the curvature is not positive definite
     decrement: Tensor  # (R,) twice what it promises, nats
@@ -83,7 +84,9 @@ class Rows:
         """After steps that leave half as much to gain, and the rows that have none."""
 
         def trial(rows: Tensor, scale: Tensor) -> Reached:
-            return self._reached(rows, here.own[rows], along_step(here.w[rows], scale, here.step[rows]))
+            moved = scale.unsqueeze(-1) * here.step[rows]
+            own = here.own[rows] + (here.follows[rows] @ moved.unsqueeze(-1)).squeeze(-1)
+            return self._reached(rows, own, here.w[rows] + moved)
 
         return TOGETHER(here, going, Line(here.decrement, torch.zeros_like(here.decrement)), trial)
 
@@ -93,13 +96,11 @@ class Rows:
         step = torch.cholesky_solve(place.slope.unsqueeze(-1), tril).squeeze(-1)
         value = place.each.sum(-1)
         left = torch.where((info == 0) & value.isfinite(), (place.slope * step).sum(-1), torch.nan)
-        return Reached(place.modes.own, shared, step, left, value)
+        own = place.modes.own + place.modes.step(self.marginal.partition)
+        return Reached(own, place.follows, shared, step, left, value)
 
     def _place(self, rows: Tensor, own: Tensor, shared: Tensor) -> Place:
-        return self.marginal.place(self._terms(rows), own, shared)
-
-    def _terms(self, rows: Tensor) -> RowTerms:
-        return RowTerms(self.marginal.density, self.theta[rows])
+        return self.marginal.place(RowTerms(self.marginal.density, self.theta[rows]), own, shared)
 
     def _places(self, here: Reached) -> list[Place | None]:
         """Where rows have arrived, what is there."""
@@ -107,7 +108,6 @@ class Rows:
         enough = (limits.slack * (1.0 + here.value.abs())).clamp(min=limits.tolerance)  # rounding, if that is more
         rows = (here.decrement <= enough).nonzero().flatten()
         places = self._place(rows, here.own[rows], here.w[rows])
-        places = replace(places, beside=beside(self._terms(rows), places))
         known = {row: _row(places, i) for i, row in enumerate(rows.tolist())}
         return [known.get(row) for row in range(len(here.value))]
 
@@ -118,5 +118,4 @@ def _row(all_of: Place, row: int) -> Place:
     inside = Local(here.value[row], here.slope[row], tuple(D[row] for D in here.curvature))
     modes = Modes(all_of.modes.own[row], inside, tuple(L[row] for L in all_of.modes.tril))
     shared, each, slope = all_of.shared[row], all_of.each[row], all_of.slope[row]
-    assert all_of.beside is not None
-    return Place(shared, modes, each, slope, all_of.curvature[row], all_of.beside[row])
+    return Place(shared, modes, each, slope, all_of.curvature[row], all_of.follows[row])
