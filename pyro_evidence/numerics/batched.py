@@ -1,12 +1,13 @@
 """Many rows at once: values that hold them, such as the states of restarts, and functions of one applied to many."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 
 Self = TypeVar("Self", bound="Batched")
 
@@ -37,6 +38,28 @@ class Batched:
 def along(take: Tensor, like: Tensor) -> Tensor:
     """``take`` ``(R,)`` in a shape that broadcasts with ``like`` ``(R, ...)``."""
     return take.reshape(-1, *[1] * (like.dim() - 1))
+
+
+_MAKERS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like", "clone", "eye")
+_METHODS = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "clone")
+MAKERS = frozenset([*(getattr(torch, n) for n in _MAKERS), *(getattr(Tensor, n) for n in _METHODS)])
+
+
+class WithOwnConstants(TorchFunctionMode):
+    """Numbers that a function makes belong to its row of a batch, so that it may write the row's values into them.
+
+    :param row: the arguments of the row.
+    """
+
+    def __init__(self, row: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._nothing = sum(torch.zeros_like(x.detach().reshape(-1)[:1]).sum() for x in row.values() if x.numel())
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in MAKERS and made.is_floating_point():
+            return (made + self._nothing).to(made.dtype)
+        return made
 
 
 BATCH_BYTES = 2**28  # what autograd may keep for the rows that are evaluated together

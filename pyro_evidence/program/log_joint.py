@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -208,6 +209,7 @@ class LogJoint:
         :raises UnsupportedModel: otherwise.
         """
         self._row_bytes: tuple[int | None, int] | None = None
+        self._writes = False  # into tensors that it makes
         try:
             with own_random_numbers():
                 places, first = self._drawn(1, seed=0)
@@ -256,10 +258,17 @@ class LogJoint:
     def row_bytes(self) -> int | None:
         """What autograd keeps for each row of a batch; None where rows are evaluated one by one."""
         if self._row_bytes is None:
-            with own_random_numbers(), torch.enable_grad():
-                self._row_bytes = batched.bytes_per_row(self._one, self._first[0], self.initial_theta), 1
+            self._row_bytes = self._kept_per_row(), 1
         found, times = self._row_bytes
         return None if found is None else found * times
+
+    def _kept_per_row(self) -> int | None:
+        with own_random_numbers(), torch.enable_grad():
+            for self._writes in (False, True):
+                found = batched.bytes_per_row(self._one, self._first[0], self.initial_theta)
+                if found is not None:
+                    break
+        return found
 
     def _usable(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """The density, and whether it and its gradient are finite, both ``(num,)``."""
@@ -292,7 +301,8 @@ class LogJoint:
         sites = self.left_out | latents | {n: hypers[n] for n in self.hyper_sites}
         params = self.held | {n: v for n, v in hypers.items() if n not in self.hyper_sites}
         model = poutine.condition(poutine.substitute(self._enumerated, data=params), data=sites)
-        with quiet(), in_place(params, self.homes), WholeNumbers():
+        own = batched.WithOwnConstants(sites | params) if self._writes else nullcontext()
+        with quiet(), in_place(params, self.homes), WholeNumbers(), own:
             trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)
         checks.check_structure(trace, sites, self._known)
         for name in self._inexact:

@@ -40,6 +40,7 @@ __all__ = ["PrecisionGroups", "Structure", "recognise"]
 Pair = tuple[Probe, Probe]  # a run at u = 0 and one elsewhere, at the same hyperparameters
 
 EASY_JACOBIAN = 2**16  # numbers for which any way will do
+HEAVY_HESSIAN = 2**23  # bytes that one reverse pass for each coordinate writes
 MANY_SITES = 16  # that observe something: where the prior is no diagonal Gaussian, one run of the model is faster
 SMALL_JACOBIAN = 2**24  # numbers that are never too many
 MANY_COUPLED = 64  # elements of one datum that a discrete site or an event ties together
@@ -110,7 +111,7 @@ def recognise(joint: LogJoint, *, factors: bool = False) -> Structure:
     nothing = Structure(None, None, None, AutogradDensity(joint, None))
     try:
         found = probes.near(joint)
-        return nothing if found is None else _recognised(joint, found, factors and _is_large(joint))
+        return nothing if found is None else _recognised(joint, found, factors)
     except probes.Unreadable:
         return nothing
 
@@ -118,6 +119,11 @@ def recognise(joint: LogJoint, *, factors: bool = False) -> Structure:
 def _is_large(joint: LogJoint) -> bool:
     """Whether it may be worth while to look for factors: many coordinates, or a site for each of many steps."""
     return joint.latents.size > SMALL or has_many_sites(joint)
+
+
+def _has_heavy_hessian(origin: Probe) -> bool:
+    """Whether a reverse pass for each coordinate is more work than looking for factors."""
+    return origin.joint.latents.size * origin.kept.num_bytes > HEAVY_HESSIAN
 
 
 def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
@@ -129,9 +135,11 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
     sites = predictors.read(joint, origin.trace, origin.u)
     sites = sites if sites is not None and _holds(sites, found.typical) else None
     settled = None if guess is None or not far else groups.settle(guess, found, far)
-    density = _factors(sites, found, far) if factors else None
+    density = _factors(sites, found, far) if factors and _is_large(joint) else None
     narrow = isinstance(density, Structured) and not density.wide
     linear = None if narrow or sites is None or not far else _linear(sites, found, far)
+    if factors and density is None and linear is None and _has_heavy_hessian(origin):
+        density = _narrow(sites, found)
     latent = None if linear is None else gaussian_process.recognise(linear, origin, far)
     if density is not None and latent is None and joint.latents.size > SMALL:
         density = _with_sums(density, found, process=True)
@@ -160,6 +168,14 @@ def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | 
     if small:
         return density if isinstance(density, Structured) and density.steps is not None else None
     return _with_sums(density, found, process=False)
+
+
+def _narrow(sites: Sites | None, found: Near) -> Structured | None:
+    """The density by factors of few coordinates each, where all of it is made of such."""
+    typical = found.typical
+    followed = follow(found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots)
+    density = structured(followed, None) if isinstance(followed, Followed) else None
+    return density if isinstance(density, Structured) and not density.wide else None
 
 
 def _with_sums(density: Structured | Coupled, found: Near, *, process: bool) -> Structured | Coupled:

@@ -337,3 +337,11 @@ def test_a_posterior_can_be_copied_and_sent() -> None:
     for again in (copy.deepcopy(posterior), pickle.loads(pickle.dumps(posterior))):
         assert torch.equal(again.log_evidence, posterior.log_evidence)
         assert torch.equal(again.get_samples(3, seed=1)["tau"], posterior.get_samples(3, seed=1)["tau"])
+
+
+def test_a_table_and_its_check_solve_each_draw_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = copy.copy(fitted(schools_centred))
+    white = posterior._white(7, torch.Generator().manual_seed(0))
+    first = posterior._drawn(white)
+    monkeypatch.setattr(whole, "drawn", lambda *_: pytest.fail("solved twice"))
+    assert torch.equal(posterior._drawn(white.clone()).u, first.u)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics.quadrature import axis_map, chart, nodes
 from pyro_evidence.numerics.quadrature.interpolated import EDGE, Interpolated, Lattice, Normal, lagrange, spline
+from pyro_evidence.numerics.quadrature.trend import Trend
 
 
 def moment(powers: tuple[int, ...]) -> float:
@@ -192,3 +193,26 @@ def test_a_lattice_knows_its_axes_in_any_order() -> None:
     torch.testing.assert_close(density.permuted((1, 0)).log_prob(z.flip(-1)), density.log_prob(z), rtol=0, atol=1e-3)
     given = density.last_given_others(z[:, :1]).log_prob(z[:, 1])
     torch.testing.assert_close(density.log_prob(z) - given, dist_of_x(z[:, 0]), rtol=0, atol=0.05)
+
+
+def test_a_trend_is_exact_at_nodes_and_wherever_it_is_a_polynomial_of_its_degree() -> None:
+    z = nodes.product(nodes.gauss_hermite(6), 2).nodes
+
+    def value(z: Tensor) -> Tensor:
+        x, y = z.unbind(-1)
+        return torch.stack([1.0 + x - 2.0 * x * y**2, x**4 - y**3 + 1e3], -1)
+
+    between = 2.0 * torch.rand(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1.0
+    found = Trend(z, value(z))
+    assert torch.equal(found(z), value(z))
+    torch.testing.assert_close(found(between), value(between), rtol=0.0, atol=1e-9)
+
+
+def test_a_trend_does_not_run_away_beyond_its_nodes() -> None:
+    z = nodes.gauss_hermite(9).nodes
+    found = Trend(z, z.exp())
+    assert torch.equal(found(z[-1:] + 100.0), z[-1:].exp())
+
+
+def test_a_trend_through_one_node_is_its_value() -> None:
+    assert torch.equal(Trend(torch.zeros(1, 3), torch.ones(1, 5))(torch.ones(4, 3)), torch.ones(4, 5))

@@ -61,7 +61,7 @@ def writes_in_place(t: Tensor) -> None:
 
 
 MODELS = {f.__name__: f for f in (regression, mixture, chain, branches, writes_in_place)}
-AT_ONCE = ("regression", "mixture", "chain")
+AT_ONCE = ("regression", "mixture", "chain", "writes_in_place")
 
 
 @pytest.mark.parametrize("name", list(MODELS))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.curvature.pattern import assembled
 from pyro_evidence.numerics.derivatives import generic, pullback
 from pyro_evidence.numerics.linalg import available_bytes
 from pyro_evidence.program.log_joint import LogJoint
@@ -304,3 +305,35 @@ def test_hidden_dependence_on_wide_hyperparameters_is_no_group() -> None:
             pyro.sample("t", dist.Normal(X @ w, beta.clamp(max=20.0).rsqrt()), obs=t)
 
     assert recognise(LogJoint(model, (X, real))).groups is None
+
+
+def persons_and_items(num: int) -> LogJoint:
+    person, item = torch.arange(num).repeat_interleave(20), torch.arange(20).repeat(num)
+    y = (person * 7 + item * 3) % 4
+
+    def model() -> None:
+        sorting = dist.transforms.OrderedTransform()
+        cuts = pyro.sample("cuts", dist.TransformedDistribution(dist.Normal(torch.zeros(3), 2.0).to_event(1), sorting))
+        with pyro.plate("persons", num):
+            a = pyro.sample("a", dist.Normal(0.0, positive("s", 1.0)))
+        with pyro.plate("items", 20):
+            d = pyro.sample("d", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.OrderedLogistic(a[person] - d[item], cuts), obs=y)
+
+    return LogJoint(model, ())
+
+
+def test_few_coordinates_with_many_rows_that_are_not_linear_have_factors() -> None:
+    joint = persons_and_items(60)
+    found = recognise(joint, factors=True).factors
+    assert found is not None
+    assert found.takes_rows
+    u, theta = points(joint, num=2)
+    of_rows = found.elements_of_rows(u, theta.expand(2, -1))
+    for elements, expected in zip(of_rows, found.precision(u, theta), strict=True):
+        assert_same(assembled(found.pattern, elements), expected)
+
+
+def test_few_rows_are_not_searched_for_factors() -> None:
+    assert recognise(persons_and_items(5), factors=True).factors is None

@@ -139,7 +139,7 @@ def log_priors(problem: Problem, theta: Tensor) -> Tensor:
 def is_batched(problem: Problem) -> bool:
     """Whether rows with outer values of their own are evaluated together."""
     small = problem.joint.latents.size <= MAX_DIMS and problem.curvature in (exact_hessian, gauss_newton)
-    return small and problem.nodes == 1 and problem.joint.row_bytes is not None
+    return small and problem.factors is None and problem.nodes == 1 and problem.joint.row_bytes is not None
 
 
 def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Factors, Tensor]:

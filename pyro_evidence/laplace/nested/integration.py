@@ -23,6 +23,7 @@ from pyro_evidence.numerics.quadrature import student
 from pyro_evidence.numerics.quadrature.chart import PROBES, Chart, chart
 from pyro_evidence.numerics.quadrature.interpolated import Grid, Interpolated, Lattice, Normal, OuterDensity
 from pyro_evidence.numerics.quadrature.nodes import Rule
+from pyro_evidence.numerics.quadrature.trend import Trend
 
 PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
 NODES = (5, 7, 9, 11, 15, 19, 25, 31)  # on each axis
@@ -58,16 +59,18 @@ class Around:
         """The outer mode, unconstrained, ``(d,)``."""
         return self.state.theta[self.outer]
 
-    def inner(self, phi: Tensor, known: tuple[Tensor, Tensor] | None = None, *, thorough: bool = True) -> Inner:
-        """Laplace inside at outer coordinates ``(R, d)``, searched from where the mode is expected to first order.
+    def inner(self, phi: Tensor, start: Tensor | None = None, *, thorough: bool = True) -> Inner:
+        """Laplace inside at outer coordinates ``(R, d)``.
 
-        :param known: outer coordinates and inner modes there, ``(R, d)`` and ``(R, D)``; by default the outer mode's.
+        :param start: of the searches, ``(R, D)``; by default where the mode is expected to first order.
         """
-        place, mode = (self.centre, self.state.u) if known is None else known
-        moved = (phi - place) @ self.follows.mT
-        far = moved.abs().amax(-1, keepdim=True).clamp(min=5.0)  # first order is not to be trusted beyond that
-        start = mode + moved * (5.0 / far)
+        start = self._expected(phi) if start is None else start
         return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough)
+
+    def _expected(self, phi: Tensor) -> Tensor:
+        moved = (phi - self.centre) @ self.follows.mT
+        far = moved.abs().amax(-1, keepdim=True).clamp(min=5.0)  # first order is not to be trusted beyond that
+        return self.state.u + moved * (5.0 / far)
 
     @property
     def names(self) -> list[str]:
@@ -140,10 +143,13 @@ class Integral:
         return None if found is None or z is None else (found, z)
 
     def inner(self, z: Tensor) -> Inner:
-        """Laplace inside at ``z`` ``(R, d)``, searched from the nearest node's mode."""
-        known = torch.nonzero(torch.isfinite(self.nodes.log_density)).squeeze(-1)
-        nearest = known[torch.cdist(z, self.chart.inverse(self.phi[known])).argmin(-1)]
-        return self.around.inner(self.chart.forward(z), (self.phi[nearest], self.nodes.u[nearest]))
+        """Laplace inside at ``z`` ``(R, d)``, searched from where the modes at the nodes lead."""
+        return self.around.inner(self.chart.forward(z), self._modes(z))
+
+    @cached_property
+    def _modes(self) -> Trend:
+        known = torch.isfinite(self.nodes.log_density)
+        return Trend(self.chart.inverse(self.phi[known]), self.nodes.u[known])
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.threads import without_validation
 
+KEPT = 2**20  # numbers of the draws that are remembered
 LEFT_OUT_PLACES = 64  # of the outer sites at which data are left out
 
 
@@ -78,8 +79,20 @@ class NestedPosterior(LaplacePosterior):
     def _places(self) -> Places:
         return whole.places(self._joint, self.integral.around)
 
+    @cached_property
+    def _latest(self) -> list[tuple[Tensor, Drawn]]:
+        """White rows and the draws that were made of them last: a table and its check ask for the same ones."""
+        return []
+
     def _drawn(self, white: Tensor) -> Drawn:
-        return whole.drawn(self.integral, self._places, white)
+        for known, found in self._latest:
+            if torch.equal(known, white):
+                return found
+        drawn = whole.drawn(self.integral, self._places, white)
+        while sum(each.numel() for each, _ in self._latest) + white.numel() > KEPT and self._latest:
+            self._latest.pop(0)
+        self._latest.append((white, drawn))
+        return drawn
 
     def _coloured(self, white: Tensor) -> Tensor:
         """Unconstrained draws ``(S, D)`` from white noise, inner modes solved anew for each."""
