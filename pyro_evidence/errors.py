@@ -1,5 +1,7 @@
 """Every way in which the package says no.  Each message is a letter: what, expected, got, what to do."""
 
+from collections.abc import Callable
+
 
 class BadInput(ValueError):
     """The data or the settings cannot be used as they are.
@@ -36,7 +38,20 @@ class NotPositiveDefinite(ArithmeticError):
     Traceback (most recent call last):
         ...
     pyro_evidence.errors.NotPositiveDefinite: a matrix, shape (2, 2), has smallest eigenvalue -1.00e+00; ...
+
+    :param letter: or what writes it, once somebody reads: it takes eigenvalues, and searches meet many of these.
     """
+
+    def __init__(self, letter: str | Callable[[], str]) -> None:
+        super().__init__(letter)
+
+    def __str__(self) -> str:
+        if callable(self.args[0]):
+            self.args = (self.args[0](),)
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[type["NotPositiveDefinite"], tuple[str]]:
+        return type(self), (str(self),)
 
 
 class NotAMode(ArithmeticError):

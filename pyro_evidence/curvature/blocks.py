@@ -207,7 +207,7 @@ def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> Factor:
         tril, info = torch.linalg.cholesky_ex(D)
         good = (info == 0) & torch.isfinite(tril).flatten(1).all(-1)
     if not bool(good.all()):
-        raise NotPositiveDefinite(_not_positive(D, step, label))
+        raise NotPositiveDefinite(lambda: _not_positive(D, step, label))
     factor = Factor(tril, B)
     return Factor(tril, factor.forward(B))
 

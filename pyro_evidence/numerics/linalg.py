@@ -34,7 +34,7 @@ def cholesky(A: Tensor, name: str, label: Label = coordinate) -> Tensor:
     """
     tril, info = torch.linalg.cholesky_ex(A.double())
     if bool(info.any()) or not math.isfinite(float(tril.detach().diagonal(dim1=-2, dim2=-1).sum())):
-        raise NotPositiveDefinite(_not_positive_definite(A.double(), name, label))
+        raise NotPositiveDefinite(lambda: _not_positive_definite(A.detach().double(), name, label))
     return tril
 
 

@@ -1,5 +1,6 @@
 """Cholesky factors that are right or refused; memory that is there or not."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,12 @@ def test_signs_of_columns_are_the_same_whatever_they_were() -> None:
         torch.testing.assert_close(linalg.signed(V * torch.tensor(flip)), linalg.signed(V), rtol=0.0, atol=0.0)
     torch.testing.assert_close(linalg.signed(V).abs(), V.abs())
     assert not bool(linalg.signed(torch.zeros(3, 2)).any())
+
+
+def test_eigenvalues_are_taken_only_for_whoever_reads_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(NotPositiveDefinite) as refused:
+        patch.setattr(torch.linalg, "eigh", lambda *_: pytest.fail("nobody has read it yet"))
+        cholesky(-torch.eye(3), "A")
+    copied = pickle.loads(pickle.dumps(refused.value))
+    assert str(copied) == str(refused.value)
+    assert "-1.00e+00" in str(copied)

@@ -55,7 +55,8 @@ class Trend:
 
     @property
     def _spread(self) -> Tensor:
-        return (self.z - self._place).square().mean(0).sqrt().clamp(min=torch.finfo(self.z.dtype).tiny)
+        spread = (self.z - self._place).square().mean(0).sqrt()
+        return torch.where(spread > 0, spread, 1.0)
 
     @cached_property
     def _coefficients(self) -> Tensor:
