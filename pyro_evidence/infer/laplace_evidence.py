@@ -1,8 +1,10 @@
 """Laplace-evidence type-II maximum likelihood for any Pyro model."""
 
+import copy
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from pyro_evidence.chunks.join import ALONE, JOIN
 from pyro_evidence.chunks.reading import Chunks
 from pyro_evidence.close_calls import with_close_calls
 from pyro_evidence.curvature.choices import Curvature, exact_hessian
-from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
@@ -26,7 +28,7 @@ from pyro_evidence.laplace.blocks.refine import refined, with_nodes
 from pyro_evidence.laplace.hyperparameters.units import in_units_of_the_data
 from pyro_evidence.laplace.nested.outer_joint import OuterJoint, outer_problem
 from pyro_evidence.laplace.nested.outer_sites import outer_sites
-from pyro_evidence.laplace.nested.posterior import integrated
+from pyro_evidence.laplace.nested.posterior import NestedPosterior, integrated
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.restarts import Restarts, search, starts, without_repeats
 from pyro_evidence.laplace.type2 import TypeII
@@ -36,6 +38,8 @@ from pyro_evidence.settings import Start, check_function, check_model, start_of
 from pyro_evidence.structure.orbits import refuse_orbits
 from pyro_evidence.structure.streamed import linear_rows, streamed_structure
 from pyro_evidence.threads import one_at_a_time
+
+GAIN = 0.05  # share of draws that one more outer site must save
 
 
 class LaplaceEvidence:
@@ -50,7 +54,8 @@ class LaplaceEvidence:
     :param model: any Pyro model whose discrete sites can be summed out.
     :param outer: latent sites to integrate numerically around Laplace.  None: those on positive or bounded support that
         set the spread of another site's prior or of the likelihood, or multiply other sites on their way to the data;
-        ``()``: none, one Gaussian over everything.
+        and beside these, up to three numbers, those without which few draws of the others would survive their
+        importance weights.  ``()``: none, one Gaussian over everything.
     :param hyper: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
         own constrained space); ``()`` holds all hyperparameters fixed.
     :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups
@@ -107,6 +112,7 @@ class LaplaceEvidence:
         self._found: Restarts | None = None
         self._full: Problem | None = None
         self._integrated: dict[int, LaplacePosterior] = {}
+        self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
 
     def resume(self, path: str | Path) -> "LaplaceEvidence":
         """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
@@ -127,12 +133,30 @@ class LaplaceEvidence:
         """
         if JOIN.get() is not ALONE:
             return self.run_chunks([(*args, *kwargs.values())])
+        self._more = ()
+        return self._with_more_outside(self._fitted(args, kwargs))
+
+    def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         self._start(args, kwargs)
         best = self._maximise()
         if not is_certified(best.state.laplace):
             self._start(args, kwargs, factors=False)
             best = self._maximise()
         return self._checked(best)
+
+    def _with_more_outside(self, posterior: LaplacePosterior) -> LaplacePosterior:
+        """With sites outside too without which few draws of the inside are kept, as long as that keeps more."""
+        if self.outer is not None or not isinstance(posterior, NestedPosterior) or self._data is None:
+            return posterior
+        for site in posterior.worth_integrating:
+            other = copy.copy(self)
+            other._more = (*self._more, site)
+            with suppress(ArithmeticError, NotConverged):
+                found = other._fitted(*self._data)
+                if isinstance(found, NestedPosterior) and found.kept > posterior.kept + GAIN:
+                    vars(self).update(vars(other))
+                    return self._with_more_outside(found)
+        return posterior
 
     @one_at_a_time
     @with_close_calls
@@ -242,6 +266,7 @@ class LaplaceEvidence:
         joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
         refuse_orbits(joint)
         full, outer = laplace_problem(joint, self.curvature), outer_sites(joint, self.outer)
+        outer = tuple(sorted((*outer, *self._more)))
         self._full, self._integrated = None, {}
         if not outer:
             self._require_blocks(joint)

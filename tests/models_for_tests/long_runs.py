@@ -213,6 +213,6 @@ LONG_RUNS = {
     "captures": LongRun(captures, lives, ("sigma",), captures_summed, (3, 500, 1500)),
     "regions": LongRun(regions, grown, ("of_levels", "of_rates", "sigma"), regions_in_noise, (2, 300, 600)),
     "germination": LongRun(germination, germinated, ("sigma",), germination_in_noise),
-    "lengths": LongRun(lengths, measured, ("beta", "decay"), named=("beta", "decay")),
+    "lengths": LongRun(lengths, measured, ("beta", "decay")),
     "process": LongRun(process, lambda: FOUND, ("length", "size"), process_in_noise, (2, 300, 500)),
 }

@@ -18,8 +18,8 @@ from pyro_evidence.laplace.blocks.error import EvidenceError
 from pyro_evidence.laplace.nested import archive as nested_archive
 from pyro_evidence.laplace.nested import marginal, whole
 from pyro_evidence.laplace.nested.guide import NestedGuide
-from pyro_evidence.laplace.nested.inner import log_priors
-from pyro_evidence.laplace.nested.integration import Integral, integrate
+from pyro_evidence.laplace.nested.inner import is_batched, log_priors
+from pyro_evidence.laplace.nested.integration import PRODUCT_DIMS, Integral, integrate
 from pyro_evidence.laplace.nested.marginal import Marginal
 from pyro_evidence.laplace.nested.outer_joint import OuterJoint
 from pyro_evidence.laplace.nested.outside import from_the_highest, has_arrived, maximised, surveyed
@@ -28,11 +28,15 @@ from pyro_evidence.laplace.new_data.gaussian_posterior import generator_of
 from pyro_evidence.laplace.new_data.leave_out import OuterPlaces, white
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.threads import without_validation
 
 KEPT = 2**20  # numbers of the draws that are remembered
 LEFT_OUT_PLACES = 64  # of the outer sites at which data are left out
+SMALL = 50  # inner coordinates whose shapes are cheap to look at
+ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as normal
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,6 +118,27 @@ class NestedPosterior(LaplacePosterior):
             log_weights = torch.cat([self._log_ratio(each) for each in found])
         draws = self._constrained(torch.cat([each.u for each in found]))
         return draws, torch.where(log_weights.isnan(), -torch.inf, log_weights)  # beyond the largest float: density 0
+
+    @cached_property
+    def kept(self) -> float:
+        """The share of 500 draws that importance weights leave, 0 to 1; small where the inside is far from normal."""
+        log_weights = self._weighed(500, seed=0)[1]
+        return float(importance.effective_sample_size(log_weights)) / len(log_weights)
+
+    @property
+    def worth_integrating(self) -> tuple[str, ...]:
+        """Inner sites of one number on positive or bounded support, the most skewed first, where few draws are kept.
+
+        None where the inside is normal or large, or three axes are integrated already.
+        """
+        problem, dims = self._inside.problem, self.integral.chart.num_dims
+        latents = problem.joint.latents
+        names = [p.name for p in latents if p.size == 1 and not is_identity(p.transform)]
+        small = 1 < len(latents.parts) and latents.size <= SMALL and dims < PRODUCT_DIMS and is_batched(problem)
+        if not (names and small) or self.kept > ENOUGH or self.integral.margins is None:
+            return ()
+        skew = self.integral.margins.axes(self.integral.phi.new_zeros(1, dims)).skew[0].abs()
+        return tuple(sorted(names, key=lambda name: -float(skew[latents.slices[name]])))
 
     @property
     def guide(self) -> NestedGuide:
