@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -141,7 +141,7 @@ def gram(J: Tensor, B: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gram:
-    """:func:`gram` of a constant ``J`` as a function of ``B``.
+    """:func:`gram` of a constant ``J`` as a function of ``B``, and ``J u`` as one of ``u``.
 
     Where all data have one curvature, as under Gaussian noise, it is that times ``J' J``, which is kept: no further
     pass over the rows.
@@ -149,6 +149,20 @@ class Gram:
 
     J: Tensor  # (N, C, D)
     even: bool = False  # whether all data have one curvature, whatever it hangs on; then so have its derivatives
+    _last: list[tuple[Tensor, Tensor]] = field(default_factory=list, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
+        return vars(self) | {"_last": []}
+
+    def product(self, u: Tensor) -> Tensor:
+        """``J u`` of rows ``(R, D)``, flat; of one row the last is kept, as a search begins where another has ended."""
+        if u.requires_grad or len(u) != 1:
+            return u @ self.J.flatten(0, 1).mT
+        last = self._last[0] if self._last else None
+        if last is None or not torch.equal(last[0], u):
+            last = (u.detach().clone(), u.detach() @ self.J.flatten(0, 1).mT)
+            self._last[:] = [last]
+        return last[1]
 
     @cached_property
     def square(self) -> Tensor:

@@ -168,7 +168,7 @@ class Linear:
 
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
-        return (u @ self.J.flatten(0, 1).mT).reshape(len(u), *self.J.shape[:2]) + offset
+        return self.gram.product(u).reshape(len(u), *self.J.shape[:2]) + offset
 
     @cached_property
     def gram(self) -> Gram:

@@ -202,6 +202,14 @@ def test_parts_of_a_theta_that_was_overwritten_are_read_again() -> None:
     assert_same(linear.log_joint(u, theta), density.log_joint(u, theta))
 
 
+def test_weights_that_were_overwritten_are_multiplied_again() -> None:
+    joint, (density, linear) = both(logistic, X, binary)
+    u, theta = torch.randn(1, 3), joint.initial_theta
+    linear.log_joint(u, theta)
+    u.add_(1.0)
+    assert_same(linear.log_joint(u, theta), density.log_joint(u, theta))
+
+
 def test_parts_that_were_read_without_a_graph_get_one_when_asked() -> None:
     joint, (density, linear) = both(logistic, X, binary)
     u, theta = torch.randn(1, 3), joint.initial_theta.clone().requires_grad_()

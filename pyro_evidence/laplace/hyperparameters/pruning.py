@@ -43,6 +43,9 @@ def prune(
     candidates = groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)
     if move is not None and float(torch.where(candidates, 0.0, move).abs().max()) > NEAR:
         return state, needed
+    if (together := _together(state, groups, candidates)) is not state:
+        state, needed = together, {}
+        candidates = candidates & (groups.size(state.problem.active) > 0)
     for t in torch.nonzero(candidates).flatten().tolist():
         finite = bool(torch.isfinite(groups.loc[groups.member == t]).all())
         if finite and not (t in needed and _still_needed(needed[t], state.theta, groups, size, t)):
@@ -50,6 +53,27 @@ def prune(
             kept = {**needed, t: PruningTried(state.theta, loss)} if loss >= FAR_WORSE else needed
             needed = kept if state is before else {}
     return state, needed
+
+
+def _together(state: LaplaceState, groups: PrecisionGroups, candidates: Tensor) -> LaplaceState:
+    """Without all groups whose removal is foreseen to gain, where that gains; the same state where it does not.
+
+    What another group of them would have been needed for is seen by those who bring groups back.
+    """
+    theta, gone, num = state.theta.clone(), torch.zeros_like(state.problem.active), 0
+    for t in torch.nonzero(candidates).flatten().tolist():
+        member = groups.member == t
+        move = _to_insignificance(state, member) / groups.power[t]
+        foreseen = removal(state, t, move)
+        if foreseen is not None and foreseen[1] > max(foreseen[0], 0.0):
+            theta[t], gone, num = theta[t] + move, gone | member, num + 1
+    if num < 2:
+        return state
+    try:
+        pruned = laplace_state(state.problem.without(gone), theta, torch.where(gone, groups.loc, state.u))
+    except ArithmeticError:
+        return state
+    return pruned if pruned.objective > state.objective else state
 
 
 def _still_needed(found: PruningTried, theta: Tensor, groups: PrecisionGroups, size: Tensor, t: int) -> bool:
