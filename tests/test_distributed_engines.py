@@ -11,8 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from torch.distributions import constraints
 
 from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, OverlapEM, Start, Stop
 from pyro_evidence.models.basis import Linear, Polynomial
@@ -57,6 +60,16 @@ with shards() as ranks:
 QUIET = Stop(progress=False)
 
 
+class Grouped:
+    """An engine that is told which sites are the groups'."""
+
+    def __init__(self, engine: LaplaceEvidence) -> None:
+        self.engine = engine
+
+    def run(self, X: torch.Tensor, t: torch.Tensor) -> Any:
+        return self.engine.run_chunks([(X, t)], own=["a"])
+
+
 class Inputs:
     """An engine that is given the inputs alone."""
 
@@ -67,7 +80,17 @@ class Inputs:
         return self.engine.run(X)
 
 
+def by_row(X: torch.Tensor, y: torch.Tensor) -> None:
+    """A group for each row, so that every share has whole groups."""
+    s = pyro.param("s", torch.tensor(0.7), constraint=constraints.positive)
+    w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    with pyro.plate("rows", len(X)):
+        a = pyro.sample("a", dist.Normal(X @ w, s))
+        pyro.sample("y", dist.Poisson(a.exp()), obs=(3.0 * y + X[:, 2].abs()).round())
+
+
 FITS: dict[str, Any] = {
+    "groups": lambda: Grouped(LaplaceEvidence(by_row, stop=QUIET)),
     "LaplaceEvidence": lambda: LaplaceEvidence(classifier(Linear(), alpha=Learned(torch.tensor(1.0))), stop=QUIET),
     "RVM": lambda: RVM(classifier(Polynomial(2)), stop=QUIET),
     "RVM, noise": lambda: RVM(regression(Linear(), beta=Learned(torch.tensor(1.0))), noise="beta", stop=QUIET),

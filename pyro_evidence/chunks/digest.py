@@ -16,7 +16,7 @@ def digest_of_chunks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
     :param args: of ``run_chunks``: the chunks.
     """
-    (chunks,) = (*args, *kwargs.values())
+    chunks = args[0] if args else kwargs["chunks"]
     require_repeatable(chunks)
     columns: dict[int, Any] = {}
     for number, chunk in enumerate(chunks):

@@ -14,7 +14,7 @@ import torch
 
 from pyro_evidence import checkpoint
 from pyro_evidence.chunks.join import ALONE, JOIN
-from pyro_evidence.chunks.reading import Chunks
+from pyro_evidence.chunks.reading import Chunks, agree_on_kind, first_rows
 from pyro_evidence.close_calls import with_close_calls
 from pyro_evidence.curvature.choices import Curvature, exact_hessian
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
@@ -31,12 +31,17 @@ from pyro_evidence.laplace.nested.outer_sites import outer_sites
 from pyro_evidence.laplace.nested.posterior import NestedPosterior, integrated
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.restarts import Restarts, search, starts, without_repeats
+from pyro_evidence.laplace.streamed.own_sites import own_sites
+from pyro_evidence.laplace.streamed.posterior import with_groups
+from pyro_evidence.laplace.streamed.rows import GroupRows, group_rows
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.parameters import with_nothing
 from pyro_evidence.settings import Start, check_function, check_model, start_of
 from pyro_evidence.structure.orbits import refuse_orbits
-from pyro_evidence.structure.streamed import linear_rows, streamed_structure
+from pyro_evidence.structure.recognise import Structure
+from pyro_evidence.structure.streamed import Making, linear_rows, streamed_structure
 from pyro_evidence.threads import one_at_a_time
 
 GAIN = 0.05  # share of draws that one more outer site must save
@@ -111,6 +116,7 @@ class LaplaceEvidence:
         self._begun: tuple[Fit[TypeII], ...] = ()
         self._found: Restarts | None = None
         self._full: Problem | None = None
+        self._groups: GroupRows | None = None
         self._integrated: dict[int, LaplacePosterior] = {}
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
 
@@ -161,7 +167,7 @@ class LaplaceEvidence:
     @one_at_a_time
     @with_close_calls
     @checkpoint.recorded_chunks
-    def run_chunks(self, chunks: Chunks) -> LaplacePosterior:
+    def run_chunks(self, chunks: Chunks, *, own: Sequence[str] | None = None) -> LaplacePosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
 
         For models whose observed sites see the latents through linear predictors, such as generalised linear ones,
@@ -170,21 +176,54 @@ class LaplaceEvidence:
         on the rows; params begin where the first chunk has them.  The posterior keeps none of the data: what needs
         them asks for them, and importance sampling goes through the chunks once more.
 
+        And for any model of independent groups of which each lies whole in one chunk: sites that a chunk has for its
+        own groups alone are eliminated there, and what is summed is the Schur complement of the others.  The
+        posterior has the groups of all chunks, among several processes those of one's own.
+
         :param chunks: tuples of the model's positional arguments, such as ``Slices(X, t, size=100_000)`` of
             :mod:`pyro_evidence.chunks`, a list, or a ``DataLoader`` that does not shuffle; gone through once a pass.
+        :param own: the sites of groups; ``()`` for none.  None: those of which other chunks have another number.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
-        :raises UnsupportedModel: for predictors that are not linear, and for sites to be integrated around Laplace.
+        :raises UnsupportedModel: for models of neither kind, and for sites to be integrated around Laplace.
         """
         if self.nodes != 1:
             raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
-        joining, make = JOIN.get(), partial(LogJoint, self.model, integrate=self.integrate, hyper=self.hyper)
-        rows = linear_rows(self.model, chunks, joining, make, self._look)
-        active = torch.ones(rows.joint.latents.size, dtype=torch.bool, device=rows.joint.device)
-        self._full, self._integrated = None, {}
-        problem = Problem(rows.joint, streamed_structure(rows), self.curvature or exact_hessian, active)
+        joining, make = JOIN.get(), self._making(self.model)
+        agree_on_kind(self.model, chunks, joining, make)
+        first = make(first_rows(chunks, joining))
+        groups = own_sites(first, chunks, joining, own)
+        self._full, self._integrated, self._groups = None, {}, None
+        problem = self._in_groups(first, chunks, groups) if groups else self._linear(chunks, make)
         self._search(problem, joining.is_first)
         self._data = None
         return self._checked(self._maximise(joining.is_first))
+
+    def _linear(self, chunks: Chunks, make: Making) -> Problem:
+        rows = linear_rows(self.model, chunks, JOIN.get(), make, self._look)
+        return self._of_chunks(rows.joint, streamed_structure(rows), self.curvature or exact_hessian)
+
+    def _making(self, model: Model) -> Making:
+        return partial(LogJoint, model, integrate=self.integrate, hyper=self.hyper)
+
+    def _in_groups(self, first: LogJoint, chunks: Chunks, own: tuple[str, ...]) -> Problem:
+        """Of what all groups share, the groups' own ``own`` sites at their modes given that.
+
+        :raises UnsupportedModel: for another curvature than the exact one.
+        """
+        if self.curvature not in (None, exact_hessian):
+            raise UnsupportedModel(f"curvature={self.curvature} beside groups in chunks; expected exact_hessian.")
+        self._look(first)
+        make = self._making(self.model)
+        if len(own) == len(first.latents.names):  # groups share hyperparameters only
+            zero = torch.zeros((), dtype=first.dtype, device=first.device)
+            make = self._making(partial(with_nothing, self.model, zero))
+            first = make(first.args)
+        self._groups = group_rows(self.model, chunks, JOIN.get(), make, first, own)
+        return self._of_chunks(self._groups.shared, self._groups.structure, exact_hessian)
+
+    def _of_chunks(self, joint: LogJoint, structure: Structure, curvature: Curvature) -> Problem:
+        active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
+        return Problem(joint, structure, curvature, active)
 
     def _look(self, joint: LogJoint) -> None:
         refuse_orbits(joint)
@@ -267,7 +306,7 @@ class LaplaceEvidence:
         refuse_orbits(joint)
         full, outer = laplace_problem(joint, self.curvature), outer_sites(joint, self.outer)
         outer = tuple(sorted((*outer, *self._more)))
-        self._full, self._integrated = None, {}
+        self._full, self._integrated, self._groups = None, {}, None
         if not outer:
             self._require_blocks(joint)
             return full
@@ -314,7 +353,7 @@ class LaplaceEvidence:
     def _nested(self, fit: Fit[TypeII], posterior: LaplacePosterior) -> LaplacePosterior:
         """The posterior with the outer sites integrated, where there are any; done once for each fit."""
         if self._full is None:
-            return posterior
+            return posterior if self._groups is None else with_groups(self._groups, posterior)
         if id(fit) not in self._integrated:
             self._integrated[id(fit)] = integrated(self._full, fit, self.stop.integral, posterior)
         return self._integrated[id(fit)]

@@ -115,6 +115,11 @@ class Problem:
         """This problem without linear predictors, whose density a mode has shown to be another than the model's."""
         return replace(self, structure=self.structure.without_linear)
 
+    def eliminated(self, u: Tensor, theta: Tensor) -> Tensor:
+        """What the integral over groups adds that other chunks or processes hold, nats, ``()``; u ``(1, D)``."""
+        found = self.structure.eliminated
+        return u.new_zeros(()) if found is None else found(u, theta).sum()
+
     def without(self, member: Tensor) -> "Problem":
         """This problem with more coordinates pruned."""
         return replace(self, active=self.active & ~member)
@@ -192,23 +197,20 @@ def _find_modes_without_factors(
 ) -> newton.Mode:
     """Modes by dense matrices, or by diagonal ones."""
     network = problem.structure.known is not None
-    search, approach = (
-        partial(_climb, problem, theta=theta, watch=watch, num_steps=50 if not network else 300 if cold else 60),
-        partial(_approach, problem, theta=theta, watch=watch),
-    )
+    num_steps = 50 if not network else 300 if cold else 60
+    search = partial(_climb, problem, theta=theta, watch=watch, num_steps=num_steps)
+    approach = partial(_approach, problem, theta=theta, watch=watch)
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else problem.curvature
     if cold and problem.structure.linear is None:
         _require_room(problem.density, exact, u[:1].detach(), theta)
         u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
     mode = search(u, exact)
-    if network and bool((~mode.converged & (mode.decrement < 1e-3)).any()):
-        mode = _joined(mode, search(mode.u, exact))  # nearly there
+    if network and bool((~mode.converged & (mode.decrement < 1e-3)).any()):  # nearly there
+        mode = _joined(mode, search(mode.u, exact))
     if not network and not bool(mode.converged.all()):
         mode = _joined(mode, search(approach(mode.u, tolerance=problem.tolerance**0.5, num_steps=1000), exact))
-    if not bool(mode.converged.all()) and exact is not problem.curvature:
-        return _joined(
-            mode, search(mode.u, problem.curvature)
-        )  # where the exact curvature is singular and another was asked for
+    if not bool(mode.converged.all()) and exact is not problem.curvature:  # the exact one is singular
+        return _joined(mode, search(mode.u, problem.curvature))
     if exact is problem.curvature:
         return mode
     return replace(mode, precision=asked_for(problem.curvature, problem.density, mode.u, theta).detach())
@@ -236,9 +238,7 @@ def _climb(
     density = problem.density
     density = Climbing(density.joint, density.slots, density.steps) if isinstance(density, AutogradDensity) else density
     limits = newton.Limits(problem.tolerance, num_steps, watch, slack=45.0 * problem.eps)
-    climb = (
-        newton.climb if problem.structure.known is None else trust_region.climb
-    )  # networks have saddles and curved valleys
+    climb = newton.climb if problem.structure.known is None else trust_region.climb  # networks have curved valleys
     return climb(density, lambda v: curvature(density, v, theta), u, theta, limits)
 
 
@@ -284,8 +284,8 @@ def state_at(
     precision = _factorised(problem, theta, mode, row)
     if not bool(mode.converged[row]):
         raise newton.not_a_mode(mode, row, label, rounded_inside(problem.joint, mode.u[row], theta))
-    num_active = int(problem.active.sum())
-    log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], num_active)
+    log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], int(problem.active.sum()))
+    log_evidence = log_evidence + problem.eliminated(mode.u[row : row + 1].detach(), theta.detach())
     log_hyperprior = problem.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
     numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
     return LaplaceState(problem, theta.detach(), mode.u[row].detach(), *numbers, bool(mode.escaped[row]))
@@ -377,7 +377,7 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
     theta, u = state.theta.clone().requires_grad_(), state.u.unsqueeze(0).requires_grad_()
     found = _orders(state.problem, u, theta)
     log_joint = found.log_joint.sum()
-    half_log_det = 0.5 * (state.precision.adjoint.detach() * found.precision).sum()
+    half_log_det = 0.5 * (state.precision.adjoint.detach() * found.precision).sum() - state.problem.eliminated(u, theta)
     by_u, by_theta = pullbacks(half_log_det, u, theta)
     moved = _solve(state, by_u).detach()
     return pullback(log_joint - (found.gradient * moved).sum(), theta) - by_theta, pullback(log_joint, theta)

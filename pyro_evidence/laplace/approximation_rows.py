@@ -38,6 +38,8 @@ def can_compare(problem: Problem) -> bool:
     """Whether the rows of this problem can be evaluated together, each at its own hyperparameters."""
     largest = DENSE_SEARCH if problem.structure.known is not None else SMALL
     structure = problem.structure
+    if not problem.joint.kept:  # the rows are elsewhere
+        return False
     small = problem.joint.latents.size <= largest and structure.factors is None
     small = small and problem.latent is None
     linear = structure.linear

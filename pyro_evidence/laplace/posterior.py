@@ -173,7 +173,8 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         return NewLevels(shapes)(self._joint.substituted(self.state.theta))
 
     def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, prediction.Rows]:
-        new, guide = (joint.args, joint.kwargs), self.guide if bool(self.state.problem.active.any()) else None
+        process = isinstance(self.state.precision, LatentPrecision) and bool(self.state.problem.active.any())
+        new, guide = (joint.args, joint.kwargs), self.guide if process else None
         known = isinstance(guide, ProcessGuide) and guide.values(num_samples, generator_of(seed), *new[0], **new[1])
         latents = simulate.in_parts(known, joint) if known else self._in_parts(joint, num_samples, seed)
         return prediction.observed_rows(self._joint, self.state.theta, latents, new, seed, kept)

@@ -60,7 +60,7 @@ def automatic(problem: Problem) -> int:
     structure, joint = problem.structure, problem.joint
     parts = structure.linear.linear if structure.linear is not None else ()
     simple = bool(parts) and all(part.slot.mixture is None for part in parts)
-    if joint.latents.size > SMALL or (simple and not joint.discrete):
+    if joint.latents.size > SMALL or (simple and not joint.discrete) or structure.eliminated is not None:
         return 1
     return 1 if joint.row_bytes is None or SEVERAL * joint.row_bytes > BUDGET else SEVERAL
 

@@ -250,10 +250,10 @@ def _directions(state: TypeII, logs: Tensor) -> tuple[Tensor, ...]:
 def _rounds(state: TypeII, logs: Tensor, real: Tensor) -> Tensor:
     """The step of what is in log units after a step of the real numbers; MacKay's own where all are recognised."""
     natural = torch.where(logs, _capped(state, logs), 0.0)
-    on = (logs & (state.metric.diagonal() > 0)).nonzero().flatten()
-    groups = state.laplace.problem.structure.groups
-    known = groups is not None and bool((groups.power[on] != 0).all())
-    if (known and not bool(real.any())) or state.laplace.problem.latent is not None or not len(on):
+    on, structure = (logs & (state.metric.diagonal() > 0)).nonzero().flatten(), state.laplace.problem.structure
+    known = structure.groups is not None and bool((structure.groups.power[on] != 0).all())
+    dear = state.laplace.problem.latent or structure.eliminated
+    if (known and not bool(real.any())) or dear or not len(on):
         return natural
     move = round_of_all(state.laplace, state.slope, on, real, LARGEST_STEP)
     together = torch.zeros_like(real).index_add(0, on, move)

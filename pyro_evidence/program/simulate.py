@@ -1,6 +1,7 @@
 """Running a model forwards: draws from the prior, new data for given latents, densities of many rows."""
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import log_prior
@@ -27,6 +29,25 @@ def unobserved(joint: LogJoint, theta: Tensor) -> Model:
     params, sites = joint.split_hypers(theta.detach())
     model = poutine.uncondition(poutine.substitute(joint.model, data=params) if params else joint.model)
     return poutine.condition(model, data=sites) if sites else model
+
+
+def shapes_on(joint: LogJoint, args: tuple[Any, ...]) -> dict[str, list[int]]:
+    """The shapes of the integrated sites where the model is run on other arguments, once."""
+    with own_random_numbers(), quiet(), torch.no_grad():
+        trace = poutine.trace(joint.substituted(joint.initial_theta)).get_trace(*args)
+    nodes: Any = trace.nodes
+    return {n: list(nodes[n]["value"].shape) for n in joint.latents.names if n in nodes}
+
+
+def prior_of(joint: LogJoint, names: Sequence[str]) -> LogJoint:
+    """The prior density of some latent sites alone, the others held where the search begins; no data in it."""
+    found, held = copy.copy(joint), joint.latents.constrained(joint.initial_u.to(joint.dtype))
+    found.latents = Coordinates({p.name: (p.transform, p.shape) for p in joint.latents if p.name in names})
+    found.left_out = joint.left_out | {n: v for n, v in held.items() if n not in names}
+    found.observed, found.discrete = (), ()
+    found._counted, found._scored = found.latents.names, frozenset(names)
+    found._first = found._drawn(1, seed=0)[0]
+    return found
 
 
 def with_data(joint: LogJoint, theta: Tensor, data: Mapping[str, Tensor]) -> Model:

@@ -1,6 +1,6 @@
 """What a log joint is made of, found by derivatives, verified near and far, never by matching names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -67,6 +67,7 @@ class Structure:
     latent: GaussianLatent | None = None  # the linear predictors' Gaussian prior, where it is dense
     factors: Structured | None = None  # who touches whom, where that spares a dense matrix
     coupled: Coupled | None = None  # or why not
+    eliminated: Callable[[Tensor, Tensor], Tensor] | None = None  # what the integral over groups elsewhere adds, (R,)
 
     @property
     def fastest(self) -> Structured | GaussianLatent | LinearDensity | NetworkDensity | AutogradDensity:

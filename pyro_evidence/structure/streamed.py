@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -121,7 +121,7 @@ def not_linear(joint: LogJoint, number: int = 0) -> UnsupportedModel:
     """The letter for a model whose chunks cannot be added up."""
     return UnsupportedModel(
         f"chunk {number}: chunks of rows need linear predictors, which observed site(s) {', '.join(joint.observed)} do "
-        f"not all have. Pass all data to run(...)."
+        f"not all have, or latent sites of groups that lie whole in one chunk (own=). Pass all data to run(...)."
     )
 
 
@@ -185,15 +185,36 @@ class Totals:
         return Totals(*(a + b for a, b in pairs))
 
 
+class Passes(Protocol):
+    """Rows that are never together."""
+
+    def total(self, of: Callable[[Any], Sums], nothing: Callable[[], Sums]) -> Sums:
+        """One pass: the sum over the rows of all processes."""
+
+
+@dataclass(frozen=True)
+class Summands:
+    """What a pass adds up, of a chunk's density at rows ``(R, D)`` and hyperparameters, each in its graph.
+
+    :ivar totals: value, slope and precision together, without a graph.
+    """
+
+    value: "OfChunk"
+    slope: "OfChunk"
+    precision: "OfChunk"
+    totals: Callable[..., Totals]
+
+
 @dataclass(frozen=True)
 class StreamedDensity(LinearDensity):
     """The density of all rows; its fields are those of the first few, which know the prior."""
 
-    rows: LinearRows | None = None
+    rows: Passes | None = None
+    of: Summands = field(default_factory=lambda: LINEAR)
     _found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the totals at the last points
 
     @property
-    def _rows(self) -> LinearRows:
+    def _rows(self) -> Passes:
         assert self.rows is not None
         return self.rows
 
@@ -201,9 +222,9 @@ class StreamedDensity(LinearDensity):
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``; differentiable, by a pass for each derivative."""
         prior = self._log_prior(u, theta)
         if _wants_graph(u, theta):
-            return prior + _added_up(self._rows, log_likelihood, self._totals(u, theta).value, u, theta)
+            return prior + added_up(self._rows, self.of.value, self._totals(u, theta).value, u, theta)
         if len(u) > MANY:
-            return prior + self._rows.total(lambda d: log_likelihood(d, u, theta), lambda: torch.zeros_like(prior))
+            return prior + self._rows.total(lambda d: self.of.value(d, u, theta), lambda: torch.zeros_like(prior))
         return prior + self._totals(u, theta).value
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,7 +239,7 @@ class StreamedDensity(LinearDensity):
         """The log joint and two derivatives in ``u``, which requires a gradient; theirs are passes again."""
         self._require_dense(u)
         _, rise, A = self._prior_orders(u, theta)
-        gradient = _added_up(self._rows, slope, self._totals(u, theta).gradient, u, theta)
+        gradient = added_up(self._rows, self.of.slope, self._totals(u, theta).gradient, u, theta)
         return Orders(self.log_joint(u, theta), rise + gradient, self._with_prior(A, u, theta))
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -229,10 +250,10 @@ class StreamedDensity(LinearDensity):
     def _with_prior(self, prior: Tensor, u: Tensor, theta: Tensor) -> Tensor:
         prior = prior if prior.dim() == 3 else prior.diag_embed()
         if _wants_graph(u, theta):
-            return prior + _added_up(self._rows, precision, self._totals(u, theta).precision, u, theta)
+            return prior + added_up(self._rows, self.of.precision, self._totals(u, theta).precision, u, theta)
         if len(u) > MANY:
             nothing = lambda: u.new_zeros(*u.shape, u.shape[-1])  # noqa: E731
-            return prior + self._rows.total(lambda d: precision(d, u, theta).detach(), nothing)
+            return prior + self._rows.total(lambda d: self.of.precision(d, u, theta).detach(), nothing)
         return prior + self._totals(u, theta).precision
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -245,7 +266,7 @@ class StreamedDensity(LinearDensity):
         if not ("place" in self._found and all(map(torch.equal, self._found["place"], place))):
             D = u.shape[-1]
             nothing = lambda: Totals(u.new_zeros(len(u)), u.new_zeros(len(u), D), u.new_zeros(len(u), D, D))  # noqa: E731
-            found = self._rows.total(lambda d: _totals_of(d, u, theta), nothing)
+            found = self._rows.total(lambda d: self.of.totals(d, u, theta), nothing)
             self._found.update(place=(u.clone(), theta.clone()), found=found)
         totals: Totals = self._found["found"]
         return totals
@@ -256,6 +277,9 @@ def _totals_of(density: LinearDensity, u: Tensor, theta: Tensor) -> Totals:
     return Totals(value, rise, precision(density, u, theta).detach())
 
 
+LINEAR: Summands = Summands(log_likelihood, slope, precision, _totals_of)
+
+
 def _wants_graph(u: Tensor, theta: Tensor) -> bool:
     return torch.is_grad_enabled() and (u.requires_grad or theta.requires_grad)
 
@@ -263,7 +287,7 @@ def _wants_graph(u: Tensor, theta: Tensor) -> bool:
 OfChunk = Callable[..., Tensor]  # of a chunk's density and of tensors
 
 
-def _added_up(rows: LinearRows, of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
+def added_up(rows: Passes, of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
     """The sum of ``of`` over all chunks, whose value is known, differentiable in ``x`` as often as one likes."""
     found: Tensor = _Sum.apply(rows, of, known, *x)
     return found
@@ -273,7 +297,7 @@ class _Sum(torch.autograd.Function):
     """A sum over a pass; its derivative is a sum over a pass of derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, rows: LinearRows, of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Passes, of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
         ctx.rows, ctx.of, ctx.last = rows, of, None
         ctx.save_for_backward(*x)
         return known.clone()
@@ -287,7 +311,7 @@ class _Sum(torch.autograd.Function):
             held = tuple(v.detach() for v in (*x, cotangent))
             nothing = lambda: x[0].new_zeros(sum(sizes))  # noqa: E731
             ctx.last = held[-1].clone(), ctx.rows.total(lambda d: pulled(d, *held).detach(), nothing)
-        flat = _added_up(ctx.rows, pulled, (sign or 1.0) * ctx.last[1], *x, cotangent)
+        flat = added_up(ctx.rows, pulled, (sign or 1.0) * ctx.last[1], *x, cotangent)
         return None, None, None, *(g.reshape(v.shape) for g, v in zip(flat.split(sizes), x, strict=True))
 
 
@@ -297,7 +321,7 @@ def _sign(known: Tensor, cotangent: Tensor) -> float:
 
 
 @torch.enable_grad()
-def _pulled(of: OfChunk, density: LinearDensity, *x: Tensor) -> Tensor:
+def _pulled(of: OfChunk, density: Any, *x: Tensor) -> Tensor:
     """Derivatives of a chunk's ``of`` in all of its arguments, times the last of ``x``, flat."""
     *points, cotangent = x
     again = any(v.requires_grad for v in x)

@@ -129,13 +129,6 @@ class Once:
         raise StopIteration
 
 
-def by_row(X: Tensor, y: Tensor) -> None:
-    """A latent for each row."""
-    with pyro.plate("data", len(X)):
-        a = pyro.sample("a", dist.Normal(X[:, 0], 1.0))
-        pyro.sample("y", dist.Normal(a, 1.0), obs=y)
-
-
 def of_all_rows(X: Tensor, y: Tensor) -> None:
     """A prior that looks at the data."""
     w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0 / X.std()).to_event(1))
@@ -161,7 +154,6 @@ def scaled(X: Tensor, y: Tensor) -> None:
     [
         (curved, lambda X, t: [(X, t)], UnsupportedModel, "chunk 0: chunks of rows need linear predictors"),
         (scaled, lambda X, t: [(X, t)], UnsupportedModel, r"site\(s\) sigma.*hyper=\['sigma'\]"),
-        (by_row, lambda X, t: [(X[:20], t[:20]), (X[20:50], t[20:50])], BadInput, "chunk 1 has 30 weights"),
         (of_all_rows, lambda X, t: [(X, t), (2.0 * X, t)], BadInput, "prior of w in chunk 1 is another"),
         (regression(Linear()), lambda X, t: [(X, t), (X[:, :2], t)], BadInput, "chunk 1 is"),
         (regression(Linear()), lambda X, t: [(X, t.sign() * t.new_tensor(torch.nan))], BadInput, "nan"),

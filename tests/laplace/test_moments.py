@@ -144,3 +144,14 @@ def test_a_check_that_nobody_gave_a_number_takes_fewer_draws_of_large_models() -
     assert simulate.affordable_draws(small) == 4000
     assert simulate.affordable_draws(small, 10_000) == 10_000
     assert simulate.affordable_draws(wide) == 10**8 // (1000 * 100 + 100)
+
+
+def test_params_alone_are_those_of_the_fit() -> None:
+    def line(X: torch.Tensor, y: torch.Tensor | None = None) -> None:
+        b = pyro.param("b", torch.zeros(2))
+        with pyro.plate("rows", len(X)):
+            pyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+
+    X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    posterior = LaplaceEvidence(line, stop=Stop(progress=False)).run(X, torch.tensor([2.0, -1.0, 1.0]))
+    torch.testing.assert_close(posterior.predict(X), torch.tensor([2.0, -1.0, 1.0]))

@@ -17,12 +17,14 @@ from pyro_evidence import (
     RVM,
     BadInput,
     EvidenceEM,
+    LaplaceEvidence,
     NotAMode,
     NotConverged,
     OverlapEM,
     Start,
     UnsupportedModel,
 )
+from pyro_evidence.chunks import Groups
 from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
 from pyro_evidence.mixture import BoundedInflation
 from pyro_evidence.mixture.expectation import Mixture
@@ -112,6 +114,29 @@ def kernels(update: Any) -> Any:
     return EvidenceEM(gaussian_mixture(2), update=update, start=Start(restarts=2, warm_up=0)).run(BLOBS)
 
 
+CODES = torch.arange(40) % 8
+
+
+def walked(y: Tensor) -> None:
+    """Every value depends on all steps before it."""
+    with pyro.plate("steps", len(y)):
+        dx = pyro.sample("dx", dist.Normal(Y[0] * 0.0, 1.0))
+    observed("y", dist.Normal(0.1 * dx.cumsum(0), 1.0), y)
+
+
+def labelled(g: Tensor, y: Tensor) -> None:
+    """Groups by whatever labels they have."""
+    names, place = g.unique(return_inverse=True)
+    m = normal("m")
+    with pyro.plate("groups", len(names)):
+        a = pyro.sample("a", dist.Normal(m, 1.0))
+    observed("y", dist.Normal(a[place], 1.0), y)
+
+
+def in_chunks(model: Any, chunks: Any, **settings: Any) -> Any:
+    return LaplaceEvidence(model).run_chunks(chunks, **settings)
+
+
 ODD: dict[str, Remedy] = {
     "a model of one value": Remedy(
         UnsupportedModel,
@@ -191,6 +216,24 @@ ODD: dict[str, Remedy] = {
         "Use LaplaceEvidence, which needs none",
         lambda: REVM(two_parameters).run(X, Y),
         lambda: fit(two_parameters, X, Y),
+    ),
+    "groups that a walk ties together": Remedy(
+        UnsupportedModel,
+        r"pass all data to run\(\.\.\.\)",
+        lambda: in_chunks(walked, [(Y.repeat(6),), (Y,)]),
+        lambda: LaplaceEvidence(walked).run(Y.repeat(6)),
+    ),
+    "as many groups in every chunk": Remedy(
+        BadInput,
+        r"run_chunks\(chunks, own=\['a'\]\)",
+        lambda: in_chunks(labelled, [(CODES, Y), (CODES, Y + 1.0)]),
+        lambda: in_chunks(labelled, [(CODES, Y), (CODES, Y + 1.0)], own=["a"]),
+    ),
+    "a group in two chunks": Remedy(
+        BadInput,
+        r"Groups\(labels, \.\.\.\) brings together",
+        lambda: in_chunks(labelled, [(CODES[:30] + 2, Y[:30]), (CODES[:5] + 2, Y[:5])]),
+        lambda: in_chunks(labelled, Groups(CODES + 2, Y, size=25)),
     ),
     "restarts that all fail": Remedy(
         NotConverged,

@@ -197,10 +197,11 @@ class Marginal:
         if len(p.held):
             one = torch.ones(len(p.held), 1, 1).to(here.shared)
             factors.append(Factor(one, one[..., :0]))
-        return BlockPrecision(block_plan(Pattern(p.size, ()), _order(p)), tuple(factors), tril)
+        return BlockPrecision(block_plan(Pattern(p.size, ()), order_of(p)), tuple(factors), tril)
 
 
-def _order(p: Partition) -> Order:
+def order_of(p: Partition) -> Order:
+    """Blocks first, held coordinates with them, then what they share."""
     fronts = [Fronts(front, p.shared.expand(len(front), -1)) for front in p.fronts]
     if len(p.held):
         fronts.append(Fronts(p.held.unsqueeze(-1), p.held.new_zeros(len(p.held), 0)))

@@ -96,6 +96,24 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | Cou
     return Partition(bare.size, bare.fronts, bare.shared, bare.held, owner)
 
 
+def around(joint: LogJoint, shared: Tensor, most: int) -> Partition | Coupled:
+    """The blocks that are left once chosen coordinates are given.
+
+    :param shared: which these are, ``(D,)`` bool.
+    :param most: coordinates of a block.
+    """
+    followed = follow(joint, joint.initial(1, seed=0)[0], joint.initial_theta, ())
+    if isinstance(followed, Coupled):
+        return followed
+    touched = {n: table(g, followed.shapes[n]) for n, g in followed.groups.items() if g}
+    label = _components(_edges(touched, joint.latents.size, joint.device), ~shared, most)
+    if label is None:
+        return Coupled(f"given what chunks share, more than {most} coordinates are tied together")
+    bare = Partition(joint.latents.size, _fronts(label), torch.nonzero(shared).flatten(), label[:0], {})
+    owner = {n: bare.block_of(index) for n, index in touched.items()}
+    return Partition(bare.size, bare.fronts, bare.shared, bare.held, owner)
+
+
 def _of_active(index: Tensor, active: Tensor) -> Tensor:
     """With -1 for coordinates that are held."""
     known = torch.cat([active, active.new_zeros(1)])

@@ -23,6 +23,7 @@ class BlockDensity:
     :ivar linear: its linear predictors, where they were found: the model is then run once for all rows.
     :ivar kept: what pruned coordinates are held at, ``(H,)``.
     :ivar left_out: their log prior density there as a function of the hyperparameters, which does not count, nats.
+    :ivar names: the sites whose terms count, where predictors were not found; None for all.
     """
 
     joint: LogJoint
@@ -30,6 +31,7 @@ class BlockDensity:
     linear: LinearPredictors | None
     kept: Tensor
     left_out: Callable[[Tensor], Tensor]
+    names: tuple[str, ...] | None = None
 
     def terms(self, theta: Tensor) -> "Terms":
         """The density at hyperparameters ``(T,)``, with their graph if they have one."""
@@ -79,7 +81,7 @@ class Terms:
         :param shared: the global coordinates of all rows, ``(P,)``.
         """
         if self.read is None:
-            return self._summed(self._cells(rows, shared, None))
+            return self._summed(self._cells(rows, shared, self.density.names))
         total = self.prior(rows, shared, self.read)
         for view, owner, offset in zip(self.density.views, self.density.data_owner, self.read.offsets, strict=True):
             eta = view.eta(rows, shared, self.density.kept, offset).to(self.density.joint.dtype)

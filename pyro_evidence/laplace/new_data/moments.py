@@ -16,6 +16,7 @@ from pyro_evidence.laplace.process_prediction import HasState, functions_of, pre
 from pyro_evidence.prediction import Moments
 from pyro_evidence.program.links import gauss_hermite
 from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import distribution_of, in_parts, vectorised
 from pyro_evidence.settings import check_count
 from pyro_evidence.threads import own_random_numbers, quiet
@@ -62,7 +63,7 @@ def predictive_moments(
 
 def _model_of(posterior: Any, joint: LogJoint) -> Model:
     """The model that takes values of the user's own latents: with new levels, or below axes that stand for weights."""
-    own = set(joint.latents.names) <= set(getattr(posterior, "mode", {})) and hasattr(posterior.state, "theta")
+    own = set(joint.latents.names) <= {NOTHING, *getattr(posterior, "mode", {})} and hasattr(posterior.state, "theta")
     return posterior.model if own else joint.substituted(joint.initial_theta)
 
 
