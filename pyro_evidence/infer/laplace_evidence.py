@@ -58,9 +58,9 @@ class LaplaceEvidence:
 
     :param model: any Pyro model whose discrete sites can be summed out.
     :param outer: latent sites to integrate numerically around Laplace.  None: those on positive or bounded support that
-        set the spread of another site's prior or of the likelihood, or multiply other sites on their way to the data;
-        and beside these, up to three numbers, those without which few draws of the others would survive their
-        importance weights.  ``()``: none, one Gaussian over everything.
+        set the spread of another site's prior or of the likelihood, multiply other sites on their way to the data, or
+        enter a ``pyro.factor``, which does not say how; and beside these, up to three numbers, those without which few
+        draws of the others would survive their importance weights.  ``()``: none, one Gaussian over everything.
     :param hyper: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
         own constrained space); ``()`` holds all hyperparameters fixed.
     :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups

@@ -1,5 +1,7 @@
 """Which sites are integrated numerically: scales, correlations, kernel settings; never locations, weights, layers."""
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -102,5 +104,37 @@ def test_weights_of_a_mixture_are_no_scale() -> None:
         with pyro.plate("data", 8):
             z = pyro.sample("z", dist.Bernoulli(weight)).long()
             pyro.sample("y", dist.Normal(loc[z], 5.0), obs=y)
+
+    assert found_outer(LogJoint(model, (SCHOOLS,))) == ()
+
+
+def censored(y: Tensor) -> None:
+    """Measurements that nobody reads below 9, their density written by hand."""
+    mu, s = pyro.sample("mu", dist.Normal(0.0, 20.0)), pyro.sample("s", dist.HalfNormal(20.0))
+    noise = dist.Normal(mu, s)
+    with pyro.plate("data", len(y)):
+        pyro.factor("y", torch.where(y > 9.0, noise.log_prob(y), noise.cdf(torch.tensor(9.0)).log()))
+
+
+def test_a_scale_in_a_factor_is_integrated() -> None:
+    """Oracle: the sum over a grid of both."""
+    posterior = LaplaceEvidence(censored).run(SCHOOLS)
+    assert posterior.outer_sites == ("s",)
+    mu, log_s = torch.linspace(-80.0, 80.0, 641), torch.linspace(-2.0, 6.0, 801)
+    noise, s = dist.Normal(mu[:, None, None], log_s.exp()[:, None]), log_s.exp()
+    data = torch.where(SCHOOLS > 9.0, noise.log_prob(SCHOOLS), noise.cdf(torch.tensor(9.0)).log()).sum(-1)
+    prior = dist.Normal(0.0, 20.0).log_prob(mu)[:, None] + dist.HalfNormal(20.0).log_prob(s) + log_s
+    log_evidence = (data + prior).logsumexp((0, 1)) + math.log(0.25 * 0.01)
+    assert float(posterior.log_evidence) == pytest.approx(float(log_evidence), abs=0.05)
+    mass = (data + prior - (data + prior).logsumexp((0, 1))).exp().sum(0)
+    mean = float(mass @ s)
+    assert float(posterior.marginal("s").mean) == pytest.approx(mean, abs=0.05 * float(mass @ (s - mean) ** 2) ** 0.5)
+
+
+def test_a_factor_that_sees_many_positive_numbers_has_none_of_them_outside() -> None:
+    def model(y: Tensor) -> None:
+        names = [pyro.sample(f"r{i}", dist.Gamma(2.0, 0.2)) for i in range(4)]
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        pyro.factor("y", dist.Poisson(sum(names) * slope.exp()).log_prob(y.abs().round()).sum())
 
     assert found_outer(LogJoint(model, (SCHOOLS,))) == ()

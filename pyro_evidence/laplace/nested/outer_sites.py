@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 
 import torch
+from pyro.distributions import Unit
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.nested import dispersion
 from pyro_evidence.laplace.nested.multiplier import multiplies
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import check_kind
 from pyro_evidence.threads import own_random_numbers
 
+FEW = 3  # coordinates that quadrature takes
 NUM_POINTS = 2  # random places at which the densities are looked at
 MOST = 30  # coordinates that are integrated numerically
 
@@ -102,8 +105,20 @@ def found_outer(joint: LogJoint) -> tuple[str, ...]:
         changes = dict(zip(joint.latents.names, here.changes(along), strict=True))
         taken |= {p.name for p in candidates if dispersion.spreads(p.name, changes, here)}
     taken |= {p.name for p in candidates if p.name not in taken and multiplies(joint, p, theta, seed=2)}
+    taken |= _seen_by_factors(here, candidates, taken)
     found = _closed(taken, candidates, changes)
     return found if len(found) < len(joint.latents.parts) else ()
+
+
+def _seen_by_factors(here: dispersion.Run, candidates: Sequence[Coordinate], taken: set[str]) -> set[str]:
+    """Single numbers that a ``pyro.factor`` sees, which does not say what they do there; none where these are many."""
+    u = here.u.clone().requires_grad_()
+    nodes = here.joint.trace(u, here.theta).nodes
+    factors = [nodes[n]["fn"].log_factor.sum() for n in here.joint.observed if isinstance(nodes[n]["fn"], Unit)]
+    slope = pullback(torch.stack(factors).sum(), u) if factors else torch.zeros_like(u)
+    seen = {p.name for p in candidates if p.size == 1 and bool(slope[here.joint.latents.slices[p.name]] != 0)}
+    sizes = [p.size for p in candidates if p.name in seen | taken]
+    return seen if sum(sizes) <= FEW else set()
 
 
 def _along(joint: LogJoint, part: Coordinate, u: Tensor, generator: torch.Generator) -> Tensor:
