@@ -145,6 +145,12 @@ class MPPCA(TensorValue):
         W = pyro.sample("W", dist.Normal(torch.zeros_like(scale), scale).to_event(3))
         return self.latents(Parts(mixing, mu, W, variance), Y)
 
+    def with_components(self, num_components: int) -> "MPPCA | None":
+        """This model with another number of components; None where a setting of its own belongs to each."""
+        own = start_of(self.alpha).shape, torch.as_tensor(start_of(getattr(self.noise, "beta", LEARNED))).shape
+        alike = own[0] in (Size(), Size([1])) and own[1] == Size()
+        return replace(self, num_components=num_components) if alike else None
+
     @property
     def marginalised(self) -> "MPPCA":
         """This model with its latent coordinates integrated out."""

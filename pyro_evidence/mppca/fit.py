@@ -11,12 +11,15 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status, Stop
 from pyro_evidence.mixture.fit import AUTOMATIC, Start
 from pyro_evidence.mixture.number.deletion import Deletion
+from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
 from pyro_evidence.mppca import rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.laplace import laplace_state
+from pyro_evidence.mppca.number import splits
+from pyro_evidence.mppca.number.deletion import greedily_deleted
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
 from pyro_evidence.mppca.rounds import MPPCARestarts
@@ -247,17 +250,50 @@ def run(task: MPPCAFit, start: Start, deletion: Deletion | None, stop: Stop) -> 
     require_any(fit.state, "BoundedInflation()")
     times = len(task.batch.Y) / len(few.Y)
     restarts = torch.where(fit.state.failed, torch.nan, times * fit.state.log_evidence) - task.jacobian
-    fit = replace(fit, state=rounds.best(fit.state))
+    fit, limit = replace(fit, state=rounds.best(fit.state)), ""
     if deletion is not None and fit.status is not Status.INTERRUPTED:
-        fit = fit if times == 1.0 else _on_all(fit, task.batch.Y, deletion.num_steps)
-        fit = rounds.finished(fit, deletion.num_steps, stop)
-    return posterior_of(task, fit, restarts)
+        batch, limit = _numbered(task, fit.state, deletion)
+        fit = Fit(batch, fit.status, fit.objectives if times == 1.0 else (batch.objective,))
+        fit = rounds.finished(fit, stop)
+    structure = enlarged(task.structure, fit.state.it.analysers.W.shape[1])
+    return replace(posterior_of(replace(task, structure=structure), fit, restarts), limit=limit)
 
 
-def _on_all(fit: Fit[MPPCARestarts], Y: Rows, num_steps: int) -> Fit[MPPCARestarts]:
-    """The best restart without what its sample does not need, on all data."""
-    batch = rounds.on(rounds.greedily_deleted(fit.state, num_steps), Y)
-    return Fit(batch, fit.status, (batch.objective,))
+def _numbered(task: MPPCAFit, batch: MPPCARestarts, deletion: Deletion) -> tuple[MPPCARestarts, str]:
+    """The best restart with as many components as its evidence wants, on all data, and what kept it from more."""
+    after, limit = greedily_deleted(batch, deletion.num_steps), ""
+    if bool(after.it.analysers.active.all()):
+        before, room = after, most_components(task.structure, len(task.batch.Y))
+        after, limit = splits.grown(before, deletion.num_steps, getattr(deletion, "splits", 0), room)
+        limit = limit or (f"every one of the model's {room} components is used" if room <= _places(after) else "")
+        after = after if after is before else greedily_deleted(after, deletion.num_steps)
+    if len(task.batch.Y) == len(batch.Y):
+        return after, limit
+    return greedily_deleted(rounds.on(after, task.batch.Y), deletion.num_steps), limit
+
+
+def _places(batch: MPPCARestarts) -> int:
+    return batch.it.analysers.W.shape[1]
+
+
+def most_components(structure: MPPCAStructure, num_rows: int) -> int:
+    """As many as there are data for a model that can be had with more, all alike; else as many as the model has."""
+    num, model = structure.start.W.shape[1], structure.joint.model
+    free = structure.ties.mixing_free and num > 1
+    return num_rows if free and with_components(model, num + 1) is not model else num
+
+
+def enlarged(structure: MPPCAStructure, num_components: int) -> MPPCAStructure:
+    """The same model with at least so many components."""
+    if num_components <= structure.start.W.shape[1]:
+        return structure
+    joint, model = structure.joint, with_components(structure.joint.model, num_components)
+    ours = own_model(model)
+    assert ours is not None  # others have no more
+    found = recognise_mppca(LogJoint(model, (some_rows(ours, joint.args[0]),)))
+    whole = copy.copy(found.joint)
+    whole.args, whole.kept = joint.args, joint.kept
+    return replace(found, joint=whole, Y=structure.Y)
 
 
 def posterior_of(task: MPPCAFit, fit: Fit[MPPCARestarts], restarts: Tensor) -> MPPCAPosterior:

@@ -15,6 +15,7 @@ from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.laplace import archive, report
 from pyro_evidence.laplace.new_data.gaussian_posterior import generator_of
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import expectation, missing, orbit
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.missing import Latent
@@ -104,6 +105,7 @@ class MPPCAPosterior(LaplacePosterior):
         two columns.
     :ivar log_evidence_occam: with an Occam factor for all that is maximised, means included, nats: for choosing the
         number of components.
+    :ivar limit: what kept the number of components from growing, if anything did.
 
     >>> import torch
     >>> from pyro_evidence import EvidenceEM
@@ -119,6 +121,7 @@ class MPPCAPosterior(LaplacePosterior):
     refusal: str = ""
     log_evidence_literal: float = float("nan")
     log_evidence_occam: float = float("nan")
+    limit: str = ""
 
     def __repr__(self) -> str:
         evidence = self.refusal or f"log_evidence={float(self.state.log_evidence):.6g}"
@@ -304,14 +307,14 @@ class MPPCAPosterior(LaplacePosterior):
         else:
             found = self._without_ratios()
         found["notes"] = [*found.get("notes", ()), *self._of_number()]
-        return found | {"num_components": self.num_components, "num_latents": self.num_latents.tolist()}
+        numbers = {"num_components": self.num_components, "num_components_limited_by": self.limit}
+        return found | numbers | {"num_latents": self.num_latents.tolist()}
 
     def _of_number(self) -> list[str]:
-        """That the search for the number of components, which goes downwards, has ended at its upper limit."""
-        num = self.num_components
-        if num == 1 or num < len(self.active):
+        """That the search for the number of components has ended at an upper limit."""
+        if not self.limit or self.num_components == 1:
             return []
-        return [f"all {num} components are used, and more are not tried: offer some more, until one is left out"]
+        return [f"more components are not tried: {self.limit}. Offer some more, until one is left out"]
 
     def _without_ratios(self) -> dict[str, Any]:
         return {
@@ -333,6 +336,7 @@ class MPPCAPosterior(LaplacePosterior):
         numbers = (self.log_evidence_literal, self.log_evidence_occam)
         record = archive.record(self.state) | {"status": self.status, "log_evidences": list(self.log_evidences)}
         record |= {"restarts": self.restarts, "failures": list(self.failures), "analysers": analysers}
+        record |= {"limit": self.limit}
         archive.write(record | self._kept_calls | {"refusal": self.refusal, "other_evidences": list(numbers)}, path)
 
     @classmethod
@@ -344,9 +348,10 @@ class MPPCAPosterior(LaplacePosterior):
         record: Mapping[str, Any] = archive.read(path, map_location)
         if "analysers" not in record:
             raise BadInput(f"{path} holds another kind of posterior; load it with the class that saved it.")
+        model = with_components(model, record["analysers"]["W"].shape[1])
         state = archive.restore(record, model)
         structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
-        rest = (record["refusal"], *record["other_evidences"])
+        rest = (record["refusal"], *record["other_evidences"], record.get("limit", ""))
         paths = (tuple(record["log_evidences"]), record["restarts"], tuple(record["failures"]))
         posterior = cls(state, record["status"], *paths, structure, Analysers(**record["analysers"]), *rest)
         return recalled(posterior, record)

@@ -10,6 +10,7 @@ from pyro_evidence.mixture.updates import BoundedInflation
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.number.deletion import candidates, greedily_deleted
 from pyro_evidence.mppca.updates import Ties
 from pyro_evidence.restarts import advance
 from tests.mppca.test_fit import planes
@@ -39,7 +40,7 @@ def settled(Y: Tensor, K: int, q: int, *, columnwise: bool, restarts: int = 1) -
 
 def test_components_that_the_data_do_not_need_are_deleted() -> None:
     before = settled(standard(), 5, 2, columnwise=False)
-    after = mppca_rounds.greedily_deleted(before, 25)
+    after = greedily_deleted(before, 25)
     assert int(before.it.analysers.active.sum()) > 2 and int(after.it.analysers.active.sum()) == 2
     assert float(after.occam[0]) > float(before.occam[0])
 
@@ -57,21 +58,21 @@ def test_columns_that_the_data_do_not_need_are_deleted() -> None:
     )
     ties = Ties(torch.arange(8).reshape(2, 4), done.it.ties.beta_group)
     before = mppca_rounds.first(done.Y, wide, ties, done.it.variance, RULE)
-    after = mppca_rounds.greedily_deleted(before, 25)
+    after = greedily_deleted(before, 25)
     assert after.it.analysers.columns[0].sum(-1).tolist() == [2, 2]
     assert float(after.occam[0]) > float(before.occam[0])
 
 
 def test_nothing_is_deleted_where_the_evidence_falls() -> None:
     before = settled(standard(), 2, 2, columnwise=True)
-    after = mppca_rounds.greedily_deleted(before, 25)
+    after = greedily_deleted(before, 25)
     assert after is before and int(after.it.analysers.active.sum()) == 2
 
 
 def test_candidates_are_every_component_and_the_shortest_column_of_each() -> None:
     batch = settled(standard(), 3, 2, columnwise=True)
     at = batch.it.analysers
-    keep, columns = mppca_rounds._candidates(batch)
+    keep, columns = candidates(batch)
     num = int(at.active.sum())
     assert len(keep) == num + int((at.columns[0].any(-1) & at.active[0]).sum())
     norms = torch.where(at.columns[0], at.W[0].square().sum(-2), torch.inf)
@@ -83,7 +84,7 @@ def test_a_fixed_mixing_keeps_its_components() -> None:
     batch = settled(standard(), 5, 2, columnwise=False)
     held = Ties(batch.it.ties.alpha_group, batch.it.ties.beta_group, mixing_free=False)
     fixed = mppca_rounds.first(batch.Y, batch.it.analysers, held, batch.it.variance, RULE)
-    assert mppca_rounds.greedily_deleted(fixed, 5) is fixed
+    assert greedily_deleted(fixed, 5) is fixed
 
 
 def test_restarts_as_a_batch_end_where_single_ones_do() -> None:

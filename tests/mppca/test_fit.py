@@ -34,8 +34,9 @@ def test_two_planes_are_found(two: MPPCAPosterior) -> None:
 
 def test_a_search_that_ends_at_its_limit_says_so(two: MPPCAPosterior) -> None:
     assert not any("are used" in note for note in two.diagnostics(100)["notes"])  # three offered
-    full = fit(planes(), mppca(2, 2), stop=SHORT)
-    assert any("all 2 components are used, and more are not tried" in note for note in full.diagnostics(100)["notes"])
+    alpha = Learned(torch.ones(2))  # of two components, and no third
+    full = fit(planes(), mppca(2, 2, alpha=alpha), stop=SHORT)
+    assert any("every one of the model's 2 components is used" in note for note in full.diagnostics(100)["notes"])
 
 
 def test_evidence_agrees_with_importance_sampling(two: MPPCAPosterior) -> None:

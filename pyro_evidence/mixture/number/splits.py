@@ -48,14 +48,14 @@ def split(restarts: MixtureRestarts, ties: Ties, num_steps: int, room: int) -> M
     order = halves.gain.argsort(descending=True, stable=True)
     num = min(int((halves.gain > 0).sum()), room - len(order))
     height = _height(restarts) if num > 0 else 0.0
-    for which in _choices(order, num):
+    for which in choices(order, num):
         tried = settled(with_halves(restarts, ties, halves, which), num_steps)
         if not bool(tried.failed) and _height(tried) > height:
             return tried
     return restarts
 
 
-def _choices(order: Tensor, num: int) -> list[Tensor]:
+def choices(order: Tensor, num: int) -> list[Tensor]:
     """Which to split: all that gain, fewer and fewer of the best, and then the next best ones alone."""
     sizes = [num // 3**i for i in range(num) if num // 3**i > 0]
     return [order[:size] for size in sizes] + [order[i : i + 1] for i in range(1, min(num, ALONE))]

@@ -1,0 +1,1 @@
+"""How many components and columns: which to leave out, which to split."""
