@@ -59,6 +59,8 @@ def test_every_start_of_a_network_with_nothing_to_bend_ends_where_it_can_be_used
     new = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
     mean, _ = linearised(engine.posterior, new)
     assert float((mean[:, 0] - new[:, 0] + 0.5 * new[:, 1]).square().mean().sqrt()) < 0.15  # noise .3 on 60 rows
+    assert "fewer hidden units" in Status.VANISHING.value
+    assert LaplaceEvidence(MLP(3, 1), stop=Stop(progress=False)).run(X, t).log_evidence > engine.posterior.log_evidence
 
 
 def test_a_warm_up_goes_on_as_long_as_the_log_evidence_rises(monkeypatch: pytest.MonkeyPatch) -> None:
