@@ -11,6 +11,8 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 
 Axes = Any  # matplotlib.axes.Axes
+MARKERS = "osD^vPX<>*"  # of classes and components, beside their colours
+DASHES = ("-", "--", "-.", ":")  # of curves, beside their colours
 
 
 def check_axes(axes: Axes) -> None:

@@ -1,12 +1,16 @@
 """Every tutorial runs to its last assertion, and its notebook is that same tutorial, executed."""
 
 import os
+import re
 import runpy
 from pathlib import Path
 
 import jupytext
 import matplotlib.pyplot as plt
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).resolve().parents[1] / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("*.py"))
@@ -23,10 +27,44 @@ def test_there_are_tutorials_and_no_notebook_without_one() -> None:
     assert {path.stem for path in FOLDER.glob("*.ipynb")} <= {path.stem for path in TUTORIALS}
 
 
+def complaints(figure: Figure) -> list[str]:
+    """Axes of numbers that do not say of what, and points whose class is told by colour alone."""
+    figure.canvas.draw()
+    return [
+        f"figure {figure.number}, axes {i}: {what}"
+        for i, axes in enumerate(figure.axes)
+        if axes.axison
+        for what in [*(f"no label on {k}" for k in "xy" if not is_labelled(axes, k)), *colours_alone(axes)]
+    ]
+
+
+def is_labelled(axes: Axes, kind: str) -> bool:
+    """Whether an axis, or one that it shares, has a label, or words in place of numbers."""
+    shared = getattr(axes, f"get_shared_{kind}_axes")().get_siblings(axes)
+    ticks = [label.get_text() for label in getattr(axes, f"get_{kind}ticklabels")()]
+    numbers = [text for text in ticks if re.fullmatch(r"[-+\N{MINUS SIGN}]?[\d.]+|\$.*\$", text)]
+    return not numbers or any(getattr(a, f"get_{kind}label")() for a in shared)
+
+
+def colours_alone(axes: Axes) -> list[str]:
+    values = [c.get_array() for c in axes.collections if isinstance(c, PathCollection) and c.get_array() is not None]
+    return ["colour alone tells classes apart" for found in values if len(set(found.tolist())) < 10]
+
+
+@pytest.mark.parametrize("labelled", [("x", "y"), ("x",), ()])
+def test_an_axis_without_a_label_is_seen(labelled: tuple[str, ...]) -> None:
+    figure, axes = plt.subplots()
+    axes.scatter([0.0, 1.0], [2.0, 3.0], c=[0, 1])
+    axes.set(**{f"{kind}label": "what it is" for kind in labelled})
+    assert len(complaints(figure)) == 3 - len(labelled)
+    plt.close(figure)
+
+
 @each_tutorial
 def test_tutorial_runs(path: Path) -> None:
     try:
         runpy.run_path(str(path))
+        assert [place for number in plt.get_fignums() for place in complaints(plt.figure(number))] == []
     except FileNotFoundError as error:
         if "PYRO_EVIDENCE_DATA" not in str(error) or "PYRO_EVIDENCE_DATA" in os.environ:
             raise

@@ -167,7 +167,7 @@ best = EvidenceEM(gaussian_mixture(6), start=Start(restarts=10)).run(velocities)
 grid = torch.linspace(5.0, 40.0, 400)[:, None]
 ax.hist(velocities[:, 0].tolist(), bins=40, density=True, color="lightgrey")
 ax.plot(grid[:, 0].tolist(), best.log_prob(grid).exp().tolist())
-_ = ax.set(xlabel="velocity / 1000 km/s", title=f"{best.num_components} components")
+_ = ax.set(xlabel="velocity / 1000 km/s", ylabel="density", title=f"{best.num_components} components")
 
 # %% [markdown]
 # ## The claim in numbers

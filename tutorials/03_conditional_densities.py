@@ -89,7 +89,7 @@ plots_mixture.density_strips(axes[0], datasets.stochastic_series_log_density, x,
 for ax, fit in zip(axes[1:], (posterior, plain), strict=True):
     plots_mixture.density_strips(ax, lambda a, b, fit=fit: fit.log_prob(a[:, None], b[:, None]), x, y)
 for ax, title in zip(axes, ("truth", "evidence", "maximum likelihood"), strict=True):
-    ax.set(xlabel="y_t", ylabel="", title=title)
+    ax.set(xlabel="y_t", ylabel="y_{t+1}", title=title)
     ax.collections[0].set_clim(0.0, 8.0)
 
 # %% [markdown]

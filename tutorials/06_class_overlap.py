@@ -52,13 +52,15 @@ def fit_all(model, start, X, t):
 def draw(fits, X, t, plane):
     _, axes = plt.subplots(1, 3, figsize=(12, 4), sharex=True, sharey=True)
     for ax, (name, posterior) in zip(axes, fits.items(), strict=True):
-        ax.scatter(*(X @ plane).T, c=t, cmap="coolwarm", s=6)
+        for label, marker in enumerate("ox"):
+            ax.plot(*(X[t == label] @ plane).T, marker, color=plt.cm.coolwarm(float(label)), markersize=3)
         kernels = zip(posterior.loc @ plane, posterior.covariance, posterior.purity, posterior.overlap, strict=True)
         for centre, matrix, share, delta in kernels:
             circle = plt.Circle(centre.tolist(), float(matrix[0, 0].sqrt()), fill=False)
             circle.set(color=plt.cm.coolwarm(float(share[1])), linewidth=min(1.0 + 40.0 * float(delta), 4.0))
             ax.add_patch(circle)
         ax.set(title=f"{name}: total overlap distance {float(posterior.overlap.sum()):.3f}", aspect="equal")
+        ax.set(xlabel="first direction", ylabel="second direction")
         ax.title.set_fontsize(9)
 
 
@@ -161,7 +163,12 @@ for name, runs in scores.items():
     for ax, line in zip(axes, torch.stack(runs).mean(0), strict=True):
         ax.plot(range(len(multiples)), line, marker="o", label=name)
 for ax, label in zip(axes, ("error / %", "log loss / nats"), strict=True):
-    ax.set(xlabel="c", ylabel=label, xticks=range(len(multiples)), xticklabels=[f"{c:g}" for c in multiples])
+    ax.set(
+        xlabel="weight c of the overlap",
+        ylabel=label,
+        xticks=range(len(multiples)),
+        xticklabels=[f"{c:g}" for c in multiples],
+    )
 _ = axes[0].legend()
 
 # %%

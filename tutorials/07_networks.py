@@ -41,7 +41,7 @@ figure, panels = plt.subplots(1, 3, figsize=(11, 3), sharey=True)
 for panel, sigma_in in zip(panels, (1.0, 4.0, 16.0), strict=True):
     scales = PriorScales(sigma_in=sigma_in, sigma_bias=sigma_in, sigma_out=1.0 / math.sqrt(400))
     panel.plot(x, random_functions(x, 400, scales, num_samples=5, seed=1).T)
-    panel.set(title=f"sigma_in = {sigma_in:g}", xlabel="x")
+    panel.set(title=f"sigma_in = {sigma_in:g}", xlabel="x", ylabel="f(x)")
 
 # %% [markdown]
 # ## How many hidden units?
@@ -117,7 +117,7 @@ figure, ax = plt.subplots()
 ax.fill_between(x[:, 0], mean[:, 0] - 2 * sd, mean[:, 0] + 2 * sd, alpha=0.3)
 ax.plot(x[:, 0], mean)
 ax.plot(X[:, 0], t, "k.")
-_ = ax.set(title=f"{len(modes)} mode(s), shares {[round(float(w), 2) for w in vote.weights]}", xlabel="x")
+_ = ax.set(title=f"{len(modes)} mode(s), shares {[round(float(w), 2) for w in vote.weights]}", xlabel="x", ylabel="t")
 
 # %% [markdown]
 # ## Which inputs matter?

@@ -50,7 +50,7 @@ for ax, (name, kernel) in zip(axes.flat, kernels.items(), strict=True):
     values, vectors = torch.linalg.eigh(kernel(x))
     root = vectors * values.clamp(min=0.0).sqrt()  # exercise 16.7: through the eigenvectors
     ax.plot(x[:, 0], root @ torch.randn(200, 3))
-    ax.set_title(name)
+    ax.set(title=name, xlabel="x", ylabel="f(x)")
 
 # %% [markdown]
 # Two exercises of Schölkopf and Smola. *16.7*: draws under a linear kernel are straight lines, because its
@@ -82,7 +82,7 @@ figure, ax = plt.subplots()
 ax.plot(train[:, 0], t, "k.", label="data")
 ax.plot(x[:, 0], found.mean, label="posterior mean")
 ax.fill_between(x[:, 0], found.mean - 2 * sd, found.mean + 2 * sd, alpha=0.3, label="two standard deviations of f")
-ax.set_title(f"log evidence {float(posterior.log_evidence):.2f}")
+ax.set(title=f"log evidence {float(posterior.log_evidence):.2f}", xlabel="x", ylabel="t")
 ax.legend()
 hypers = {n: float(v) for n, v in posterior.hyperparameters.items()}
 print({n: round(v, 3) for n, v in hypers.items()})
@@ -113,8 +113,12 @@ averaged, plugged = new.probability(), new.mean.sigmoid()
 figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True)
 for ax, p, name in zip(axes, (averaged, plugged), ("averaged", "at the mean"), strict=True):
     ax.contourf(side, side, p.reshape(25, 25).T, levels=torch.linspace(0, 1, 11).tolist(), cmap="coolwarm")
-    ax.scatter(*inputs.T, c=labels, cmap="coolwarm", edgecolor="black", s=15)
-    ax.set_title(f"probability of class 1, {name}")
+    for label, marker in ((0, "o"), (1, "^")):
+        ax.plot(
+            *inputs[labels == label].T, marker, color="black", markersize=4, fillstyle="none", label=f"class {label}"
+        )
+    ax.set(title=f"probability of class 1, {name}", xlabel="input 0", ylabel="input 1")
+_ = ax.legend()
 print(f"log evidence {float(classifier.log_evidence):.2f}; by chance {-120 * math.log(2.0):.2f}")
 assert float(classifier.log_evidence) > -120 * math.log(2.0)
 assert bool(((averaged - 0.5).abs() <= (plugged - 0.5).abs() + 1e-6).all())

@@ -88,10 +88,11 @@ with torch.no_grad():
     vague = Predictive(lambda x: straight(x, spread=10.0), num_samples=300)(temperature)["count"]
     sane = Predictive(straight, num_samples=300)(temperature)["count"]
 figure, axes = plt.subplots(figsize=(6, 3))
-for name, draws in {"spread 10": vague, "spread 1": sane}.items():
-    axes.hist((draws.flatten().double() + 0.5).log10().tolist(), bins=60, alpha=0.6, label=name)
+sizes = {"spread 10": (vague + 0.5).double().log10(), "spread 1": (sane + 0.5).double().log10()}
+drawn = [draws.flatten().tolist() for draws in sizes.values()]
+axes.hist(drawn, bins=60, histtype="stepfilled", alpha=0.6, label=list(sizes))
 axes.axvline(float(customers.max().log10()), color="black")
-axes.set_xlabel("log10 of the number of customers that the prior expects; the line is the largest we saw")
+axes.set(xlabel="log10 of the customers that the prior expects; line: the most we saw", ylabel="draws")
 _ = axes.legend()
 
 # %% [markdown]
@@ -211,16 +212,17 @@ def scatter(counts, rate):
     return ((counts - rate) ** 2 / rate).mean(-1)
 
 
-shares = {}
+shares, scattered = {}, {}
 figure, axes = plt.subplots(figsize=(6, 3))
 for name in ("curved", "varied"):
     drawn = arviz_groups(posteriors[name], num_samples=1000)["posterior_predictive"]["count"].reshape(1000, -1)
     replicates = torch.as_tensor(drawn)
     rate = replicates.mean(0)
     shares[name] = float((scatter(replicates, rate) >= scatter(customers[old], rate)).double().mean())
-    axes.hist(scatter(replicates, rate).tolist(), bins=40, alpha=0.6, label=name)
+    scattered[name] = scatter(replicates, rate).tolist()
+axes.hist(list(scattered.values()), bins=60, histtype="stepfilled", alpha=0.6, label=list(scattered))
 axes.axvline(float(scatter(customers[old], rate)), color="black", label="the customers")
-axes.set_xlabel("mean squared deviation from the curve, in Poisson variances")
+axes.set(xlabel="mean squared deviation from the curve, in Poisson variances", ylabel="sets of new data")
 axes.legend()
 print(shares)
 

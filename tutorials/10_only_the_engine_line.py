@@ -231,12 +231,16 @@ print(f"of all {both.log_evidence:.3f}")
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3.5))
-names = list(checks)
-heights = [max(checks[n].diagnostics["pareto_k"], -0.2) for n in names]
-axes.barh(names, heights, color=["tab:blue" if checks[n].reliable else "tab:red" for n in names])
+styles = (("pass", "tab:blue", ""), ("do not believe it", "tab:orange", "//"))
+for (label, color, hatch), reliable in zip(styles, (True, False), strict=True):
+    heights = {n: check.diagnostics["pareto_k"] for n, check in checks.items() if check.reliable == reliable}
+    shown = [min(max(k, 0.0), 1.5) for k in heights.values()]
+    bars = axes.barh(list(heights), shown, color=color, hatch=hatch, label=label)
+    axes.bar_label(bars, ["exact" if k == -torch.inf else f"{k:.2f}" for k in heights.values()], padding=3)
 axes.axvline(0.7, color="black")
 axes.invert_yaxis()
-axes.set_xlabel("Pareto k-hat: right of the line the Gaussian is not to be trusted")
+axes.set(xlim=(0.0, 1.75), xlabel="Pareto k-hat, cut at 1.5: right of the line the Gaussian is not to be trusted")
+axes.legend(loc="upper right")
 figure.tight_layout()
 
 # %% [markdown]

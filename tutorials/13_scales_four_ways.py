@@ -108,7 +108,9 @@ theta = integrated.marginal("theta")
 axes[1].hist(sampled["theta"][:, 0], bins=40, density=True, alpha=0.4)
 axes[1].plot(theta.values[:, 0], theta.density[:, 0])
 axes[1].hist(maximised.get_samples(4000, seed=0)["theta"][:, 0], bins=60, density=True, histtype="step", color="k")
-axes[1].set(xlabel="effect in the first school", title="what that means for one school", xlim=(-25, 45))
+axes[1].set(
+    xlabel="effect in the first school", ylabel="density", title="what that means for one school", xlim=(-25, 45)
+)
 _ = axes[0].legend()
 
 # %% [markdown]
@@ -154,7 +156,7 @@ for ax, name, truth in zip(axes, ("tau", "sigma"), (0.35, 0.75), strict=True):
     ax.plot(found.values, found.density, label="integrated")
     ax.axvline(maximised.hyperparameters[name].item(), color="k", linestyle=":", label="maximised")
     ax.axvline(truth, color="tab:green", label="truth")
-    ax.set(xlabel=name, xlim=found.quantiles([0.001, 0.999]).tolist())
+    ax.set(xlabel=name, ylabel="density", xlim=found.quantiles([0.001, 0.999]).tolist())
     assert abs(sampled[name].mean() - found.mean) < 0.35 * found.sd
 _ = axes[0].legend()
 

@@ -31,6 +31,7 @@ from pyro_evidence import EvidenceEM, LaplaceEvidence, Stop
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture
+from pyro_evidence.plots import mixture as plots_mixture
 
 torch.set_default_dtype(torch.float64)
 NUM, SIZE = 60_000, 20_000
@@ -86,11 +87,9 @@ print(f"relative difference of the log evidences: {apart:.0e}")
 
 # %%
 few = next(iter(customers))[0][:3000]
-kinds = posterior.responsibilities(few).argmax(-1)
-plt.figure(figsize=(5, 4))
-plt.scatter(*few.T, c=kinds, s=3, cmap="tab10")
-plt.title("3,000 customers and the kinds that were found")
-plt.show()
+figure, ax = plt.subplots(figsize=(5, 4))
+plots_mixture.scatter(ax, together, few)
+_ = ax.set(title="3,000 customers and the kinds that were found", xlabel="first column", ylabel="second column")
 
 # %% [markdown]
 # ## A regression

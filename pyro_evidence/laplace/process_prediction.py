@@ -1,7 +1,7 @@
 """A Gaussian process's latent function at new inputs: mean, covariance, draws, and averages over it."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.guide import LaplaceGuide
 from pyro_evidence.numerics.linalg import cholesky
+from pyro_evidence.numerics.quadrature.nodes import quasi_normal
 from pyro_evidence.prediction import in_pairs
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.links import gauss_hermite, hermite
@@ -96,13 +97,21 @@ class LatentPrediction:
                 f"class_probabilities needs one function per class, mean (C, M); this mean has shape "
                 f"{tuple(self.mean.shape)}. For two classes use probability()."
             )
+        parts = self.at_each_input(num_samples, seed, num_samples)
+        return next(parts).softmax(1).mean(0).mT
+
+    def at_each_input(self, num_samples: int, seed: int, at_once: int) -> Iterator[Tensor]:
+        """Values of ``C`` functions, ``(S, C, M)``, at most ``at_once`` of them: Sobol points, the same at all inputs.
+
+        Functions go together, inputs do not: what is averaged over them at one input is the same whatever others there
+        are.
+        """
         C, M = self.mean.shape
         index = torch.arange(C, device=self.mean.device) * M + torch.arange(M, device=self.mean.device).unsqueeze(-1)
         each = self.covariance[index.unsqueeze(-1), index.unsqueeze(-2)]  # (M, C, C)
         tril = cholesky(each, "the classes' posterior covariance at one input")
-        points = torch.quasirandom.SobolEngine(C, scramble=True, seed=seed).draw(num_samples, dtype=torch.float64)
-        white = torch.special.ndtri(points.clamp(1e-9, 1.0 - 1e-9)).to(tril)  # finite normal scores
-        return (self.mean.mT + torch.einsum("sc,mdc->smd", white, tril)).softmax(-1).mean(0)
+        white = quasi_normal(num_samples, C, seed).to(tril)
+        return (self.mean + torch.einsum("sc,mdc->sdm", part, tril) for part in white.split(at_once))
 
     def expected(self, function: Callable[[Tensor], Tensor], num_nodes: int = 64) -> Tensor:
         """``E function(f)`` of each value, elementwise, by Gauss-Hermite quadrature, in the shape of the mean."""

@@ -4,6 +4,7 @@ matplotlib is an extra and is imported when something is drawn.  Ticks, titles a
 """
 
 import math
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from pyro_evidence.compare.comparison import Comparison
 from pyro_evidence.compare.discrepancy import gaussian_divergence, quantiles
 from pyro_evidence.compare.sbc import Calibration
+from pyro_evidence.drawing import DASHES, MARKERS
 from pyro_evidence.errors import BadInput
 from pyro_evidence.plots.posterior import Axes, check_axes, labels_of
 
@@ -32,12 +34,13 @@ def overlaid(axes: Axes, comparison: Comparison, site: str, element: int = 0) ->
     reference = columns[comparison.reference]
     spread = 4.0 * float(reference.std())
     grid = torch.linspace(float(reference.mean()) - spread, float(reference.mean()) + spread, NUM_GRID).to(reference)
+    dashes = cycle(DASHES)
     for name, values in columns.items():
         height = _density(values, grid).tolist()
         if name == comparison.reference:
             axes.fill_between(grid.tolist(), height, alpha=0.3, label=f"{name} (reference)")
         else:
-            axes.plot(grid.tolist(), height, label=name)
+            axes.plot(grid.tolist(), height, next(dashes), label=name)
     axes.set_xlabel(labels_of(site, comparison.runs[comparison.reference].draws[site][0, 0])[element])
     axes.set_ylabel("density")
     axes.legend()
@@ -64,9 +67,9 @@ def worst_pair(axes: Axes, comparison: Comparison, engine: str) -> Axes:
     if len(names) < 2:
         raise BadInput(f"{names} vary in both; expected two elements at least, for a pair. Draw overlaid(...) instead.")
     i, j = divmod(int(gaussian_divergence(a, b).argmax()), len(names))
-    for name, rows in ((comparison.reference, b), (engine, a)):
+    for marker, name, rows in (("o", comparison.reference, b), ("^", engine, a)):
         kept = rows[:: max(1, len(rows) // MOST_POINTS)]
-        axes.scatter(kept[:, i].tolist(), kept[:, j].tolist(), s=4, alpha=0.5, label=name)
+        axes.scatter(kept[:, i].tolist(), kept[:, j].tolist(), s=6, marker=marker, alpha=0.5, label=name)
     axes.set_xlabel(names[i])
     axes.set_ylabel(names[j])
     axes.legend()
@@ -86,13 +89,13 @@ def calibration(axes: Axes, comparison: Comparison, num_bins: int = 10) -> Axes:
         raise BadInput("the comparison has no predictions; pass compare(..., held_out=(X_new, t_new)).")
     axes.plot([0.0, 1.0], [0.0, 1.0], color="grey", linewidth=1.0)
     binary = all(found.binary for found in comparison.held_out.values())
-    for name, found in comparison.held_out.items():
+    for marker, (name, found) in zip(cycle(MARKERS), comparison.held_out.items(), strict=False):
         if binary:
             x, y = _reliability(found.prediction.mean, found.prediction.observed, num_bins)
         else:
             x = (torch.arange(len(found.pit), dtype=torch.float64) + 1.0) / len(found.pit)
             y, x = x, found.pit.sort().values
-        axes.plot(x.tolist(), y.tolist(), marker=".", label=name)
+        axes.plot(x.tolist(), y.tolist(), marker=marker, markersize=4, label=name)
     axes.set_xlabel("predicted probability of class 1" if binary else "predicted probability of a smaller value")
     axes.set_ylabel("share of the held-out data")
     axes.legend()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.compare.learning_curve import LearningCurve
-from pyro_evidence.drawing import ellipse
+from pyro_evidence.drawing import MARKERS, ellipse
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.posterior import MixturePosterior
@@ -37,6 +37,7 @@ def ellipses(axes: Axes, density: MixtureDensity, *, mass: float = 0.9, outputs:
     for share, loc, scale in zip(shares, plane.loc[0], tril, strict=True):
         if share > 0:
             ellipse(axes, loc, scale, radius, color="black", linewidth=0.5 + 2.5 * float(share))
+    axes.set(xlabel=f"output {outputs[0]}", ylabel=f"output {outputs[1]}")
     return axes
 
 
@@ -52,14 +53,14 @@ def _check_plane(density: MixtureDensity, outputs: tuple[int, int]) -> None:
 
 
 def scatter(axes: Axes, posterior: MixturePosterior, Y: Tensor, *, outputs: tuple[int, int] = (0, 1)) -> Axes:
-    """Data ``(N, m)``, each in the colour of its most responsible component, and the ellipses of all components."""
+    """Data ``(N, m)`` in the colour and shape of their most responsible component, and the ellipses of all."""
     check_axes(axes)
     density = posterior.density()
     _check_plane(density, outputs)
     owner = posterior.responsibilities(Y).argmax(-1)
     for number, component in enumerate(owner.unique()):
         own = Y[owner == component][:, outputs]
-        axes.plot(*own.T.tolist(), ".", color=f"C{number % 10}", markersize=4)
+        axes.plot(*own.T.tolist(), MARKERS[number % len(MARKERS)], color=f"C{number % 10}", markersize=3)
     return ellipses(axes, density, outputs=outputs)
 
 
@@ -175,5 +176,6 @@ def matched_pairs(axes: Axes, pairs: Mapping[str, tuple[Sequence[float], Sequenc
         axes.plot(*pairs[name], marker, label=name, fillstyle="none")
     values = [v for first, second in pairs.values() for v in (*first, *second) if math.isfinite(v)]
     axes.plot([min(values), max(values)], [min(values), max(values)], "--", color="grey")
+    axes.set(xlabel="first of the pair", ylabel="second of the pair")
     axes.legend()
     return axes

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pyro_evidence.drawing import DASHES, MARKERS, rows
 from pyro_evidence.drawing import Axes as Axes
 from pyro_evidence.drawing import check_axes as check_axes
-from pyro_evidence.drawing import rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.nested.posterior import NestedPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
@@ -70,7 +70,9 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
         low, median, high = torch.quantile(values.reshape(len(values), -1), levels, dim=0)
         places = [row - 0.5 + number / (len(draws) + 1) for row in range(len(median))]
         errors = torch.stack([median - low, high - median]).tolist()
-        axes.errorbar(median.tolist(), places, xerr=errors, fmt=".", label=name)
+        axes.errorbar(
+            median.tolist(), places, xerr=errors, fmt=MARKERS[number % len(MARKERS)], markersize=4, label=name
+        )
     rows(axes, labels_of(site, next(iter(draws.values()))[0]))
     axes.set_xlabel(f"{site}, median and 90 % interval")
     axes.legend()
@@ -94,7 +96,9 @@ def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
     ends = found.quantiles([0.001, 0.999]).reshape(2, -1)
     for number, label in enumerate(labels_of(site, found.mean)):
         shown = (values[:, number] >= ends[0, number]) & (values[:, number] <= ends[1, number])
-        (line,) = axes.plot(values[shown, number].tolist(), density[shown, number].tolist(), label=label)
+        (line,) = axes.plot(
+            values[shown, number].tolist(), density[shown, number].tolist(), DASHES[number % len(DASHES)], label=label
+        )
         inside = (
             shown & (values[:, number] >= low.reshape(-1)[number]) & (values[:, number] <= high.reshape(-1)[number])
         )

@@ -264,7 +264,7 @@ class PRBFPosterior(Decided, WithinMemory):
             print(note)  # noqa: T201
 
     def plot(self, axes: drawing.Axes | None = None, *, inputs: tuple[int, int] = (0, 1)) -> drawing.Axes:
-        """The kernels in use: one standard deviation of each, in the colour of the class that most of its data have.
+        """The kernels in use: one standard deviation of each, in colour and dashes of the class of most of its data.
 
         A thick line means a large ``delta_j``: the classes use different sides of the kernel.
 
@@ -282,10 +282,10 @@ class PRBFPosterior(Decided, WithinMemory):
         tril = torch.linalg.cholesky(self.covariance[:, plane.unsqueeze(-1), plane])
         owner = self.purity.argmax(-1)
         for j in (self.mixing > 0).any(0).nonzero().flatten().tolist():
-            style = {"color": f"C{int(owner[j])}", "linewidth": 1.0 + 3.0 * min(float(self.overlap[j]) / THICK, 1.0)}
-            drawing.ellipse(axes, self.loc[j, plane], tril[j], 1.0, **style)
+            width = 1.0 + 3.0 * min(float(self.overlap[j]) / THICK, 1.0)
+            drawing.ellipse(axes, self.loc[j, plane], tril[j], 1.0, **_style(int(owner[j])), linewidth=width)
         for label in owner.unique().tolist():
-            axes.plot([], [], color=f"C{label}", label=f"kernels of class {label}")
+            axes.plot([], [], **_style(label), label=f"kernels of class {label}")
         axes.set(xlabel=f"input {x}", ylabel=f"input {y}")
         axes.legend()
         return axes
@@ -294,6 +294,10 @@ class PRBFPosterior(Decided, WithinMemory):
         num = self.loc.shape[-1]
         if len(set(inputs)) != 2 or not all(0 <= i < num for i in inputs):
             raise BadInput(f"inputs={inputs}; expected two different numbers from 0 to {num - 1}.")
+
+
+def _style(label: int) -> dict[str, Any]:
+    return {"color": f"C{label % 10}", "linestyle": drawing.DASHES[label % len(drawing.DASHES)]}
 
 
 def _kept() -> list[str]:

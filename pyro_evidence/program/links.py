@@ -117,6 +117,23 @@ def candidates(constraint: Any, normalised_logits: bool) -> tuple[Link, ...]:
     return (identity,)
 
 
+LOGISTIC: tuple[Link, ...] = (identity, logit)  # of a Bernoulli's parameter, seen in log odds
+SOFTMAX: tuple[Link, ...] = (baseline_logits, baseline_softmax)
+NUMBERS = 2**22  # of predictors at all points, for the rows that are averaged at a time
+
+
+def softmax_average(mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:
+    """``E softmax`` of logits against the first class under normal distributions, one for each row, ``(N, C)``.
+
+    :param mean: ``(N, C - 1)``, and covariances ``(N, C - 1, C - 1)``.
+    :param points: standard normal, of equal weight, the same for all rows, ``(S, C - 1)``.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    root = (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)) @ vectors.mT  # the symmetric one does not turn
+    rows = zip(*(x.split(max(1, NUMBERS // points.numel())) for x in (mean, root)), strict=True)
+    return torch.cat([_softmax_with_first(m.unsqueeze(1) + points @ r).mean(1) for m, r in rows])
+
+
 def moderated_output(mean: Tensor, variance: Tensor) -> Tensor:
     r"""``E sigmoid(eta)`` by :math:`\sigma(\mu / \sqrt{1 + \pi v / 8})`.  MacKay (1992), eq. 10."""
     return torch.sigmoid(mean / (1.0 + math.pi * variance / 8.0).sqrt())

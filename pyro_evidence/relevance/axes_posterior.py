@@ -1,7 +1,7 @@
 """What a fit on a few axes of weight space returns."""
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Bernoulli, Categorical
 
 from pyro_evidence import prediction
 from pyro_evidence.close_calls import recalled, sentences
@@ -21,8 +22,9 @@ from pyro_evidence.laplace.new_data.gaussian_posterior import GaussianPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
+from pyro_evidence.numerics.quadrature.nodes import quasi_normal
 from pyro_evidence.program.failed_run import new_data
-from pyro_evidence.program.links import identity, logit, moderated_output
+from pyro_evidence.program.links import LOGISTIC, SOFTMAX, Link, hermite, moderated_output, softmax_average
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import unwrapped
 from pyro_evidence.relevance.axis_priors import (
@@ -39,20 +41,15 @@ from pyro_evidence.relevance.axis_priors import (
 )
 from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedTarget
 from pyro_evidence.relevance.weights import Weights, weights_of
+from pyro_evidence.settings import check_count
 from pyro_evidence.tables import Table
 from pyro_evidence.threads import own_random_numbers, put_into_store
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
 CHECKS = (
-    "gradient_norm",
-    "smallest_eigenvalue",
-    "pareto_k",
-    "log_evidence_importance",
-    "log_evidence_importance_se",
-    "effective_sample_size",
-    "largest_mean_shift",
-    "largest_sd_ratio",
-)
+    "gradient_norm smallest_eigenvalue pareto_k log_evidence_importance log_evidence_importance_se "
+    "effective_sample_size largest_mean_shift largest_sd_ratio"
+).split()
 Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
 NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
 
@@ -238,6 +235,13 @@ class AxesPosterior(GaussianPosterior):
         eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
         return eta.detach(), jacobian(eta.reshape(-1), x)
 
+    def _averaged(self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int) -> Tensor:
+        """``E softmax`` at each row by itself, ``(N, C)``."""
+        eta, J = self._tangents(args, kwargs)
+        white = self._whitened(J.mT).mT.reshape(*eta.shape, -1)
+        points = quasi_normal(check_count("num_samples", num_samples), eta.shape[-1], seed)
+        return softmax_average(eta, white @ white.mT, points.to(eta))
+
     def _whitened(self, columns: Tensor) -> Tensor:
         """``L^-1`` times columns ``(K + V, S)``, the posterior precision being ``L L'``."""
         tril = self._fit.precision_tril
@@ -247,23 +251,48 @@ class AxesPosterior(GaussianPosterior):
         latents, new = self._in_parts(joint, num_samples, seed), (joint.args, joint.kwargs)
         return prediction.observed_rows(joint, joint.initial_theta, latents, new, seed, kept)
 
-    def probability(self, *args: Any, integral: Integral = moderated_output, **kwargs: Any) -> Tensor:
+    def probability(
+        self, *args: Any, integral: Integral = moderated_output, num_samples: int = 1000, **kwargs: Any
+    ) -> Tensor:
         """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
 
         :param integral: of the sigmoid under a Gaussian, for a Bernoulli site in log odds: :func:`moderated_output`,
-            :func:`hermite`, or your own; none of the two changes a decision.  Other sites are averaged over draws.
+            :func:`hermite`, or your own; none of the two changes a decision.
+        :param num_samples: points at which several classes are averaged, the same for each row.
         :raises UnsupportedModel: for a site that has no classes.
         """
-        slot = self.of.slots[0]
-        if slot.link in (identity, logit) and slot.layout.num_coupled == 1 and self._is_bernoulli:
+        if self._sees(Bernoulli, *LOGISTIC):
             return integral(*self.predictor(*args, **kwargs))
-        return super().probability(*args, **kwargs)
+        if self._sees(Categorical, *SOFTMAX):
+            return self._averaged(args, kwargs, num_samples, 0)
+        return super().probability(*args, num_samples=num_samples, **kwargs)
 
-    @property
-    def _is_bernoulli(self) -> bool:
-        joint = self.of.joint
-        node = joint.trace(joint.initial_u, joint.initial_theta).nodes[self.of.slots[0].site]
-        return isinstance(unwrapped(node["fn"]).base, torch.distributions.Bernoulli)
+    def predict(
+        self,
+        *args: Any,
+        return_std: bool = False,
+        quantiles: float | Sequence[float] | None = None,
+        site: str | None = None,
+        num_samples: int = 1000,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """As of any Gaussian posterior; probabilities of classes are averaged at each row by itself, without draws."""
+        if not return_std and quantiles is None and site is None:
+            if self._sees(Bernoulli, *LOGISTIC):
+                return hermite(*self.predictor(*args, **kwargs))
+            if self._sees(Categorical, *SOFTMAX):
+                return self._averaged(args, kwargs, num_samples, seed)
+        how = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
+        return super().predict(*args, **(how | kwargs))
+
+    def _sees(self, kind: type[Any], *links: Link) -> bool:
+        """Whether the one observed site is of this kind and sees one predictor for each class but the first."""
+        slot, joint = self.of.slots[0], self.of.joint
+        if slot.link not in links or len(joint.observed) > 1 or (slot.layout.num_coupled > 1 and kind is Bernoulli):
+            return False
+        node = joint.trace(joint.initial_u, joint.initial_theta).nodes[slot.site]
+        return isinstance(unwrapped(node["fn"]).base, kind)
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store; ``alpha`` is none of them."""

@@ -13,9 +13,10 @@ from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Stop, UnsupportedModel, predict_latent
+from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.models.gp import gp_classifier, gp_regression
 from pyro_evidence.models.kernels import RBF
-from pyro_evidence.program.links import moderated_output
+from pyro_evidence.program.links import gauss_hermite, moderated_output
 
 QUIET = Stop(progress=False)
 
@@ -77,6 +78,41 @@ def test_averaged_class_probabilities(num_classes: int) -> None:
     assert drawn["t"].shape == (600, 4) and drawn["f"].reshape(600, -1).shape == (600, 4 * num_classes)
     shares = torch.nn.functional.one_hot(drawn["t"], num_classes).double().mean(0)
     assert float((shares - probability).abs().max()) < 4.0 * 0.5 / 600**0.5
+
+
+def three_classes() -> tuple[LaplacePosterior, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    X = torch.randn(60, 2, generator=generator)
+    labels = (X[:, 0] > 0.0).long() + (X[:, 1] > 0.3).long()
+    return fitted(gp_classifier(RBF(), num_classes=3), X, labels), torch.randn(5, 2, generator=generator)
+
+
+def test_a_stiff_prior_does_not_hide_the_process() -> None:
+    """At the mode the gradient is a difference of terms a million times as large, and rounding is what is left."""
+    posterior, _ = three_classes()
+    assert isinstance(posterior.state.precision, LatentPrecision)
+
+
+def test_classes_of_an_input_do_not_depend_on_the_other_inputs() -> None:
+    posterior, new = three_classes()
+    together = posterior.predict(new)
+    alone = torch.cat([posterior.predict(row.unsqueeze(0)) for row in new])
+    torch.testing.assert_close(together, alone, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(together.sum(-1), torch.ones(5))
+
+
+def test_predicted_classes_are_averages_by_quadrature() -> None:
+    X, t = data()
+    new = torch.tensor([[0.3, -0.2], [2.0, 1.0]])
+    posterior = fitted(gp_classifier(RBF(1.0, 2.0), num_classes=3), X, t.long() + (X[:, 0] > 1.0))
+    found = predict_latent(posterior, new)
+    nodes, weights = gauss_hermite(40, found.mean)
+    grid, volume = torch.cartesian_prod(nodes, nodes, nodes), torch.cartesian_prod(weights, weights, weights).prod(-1)
+    for i, probability in enumerate(posterior.predict(new, num_samples=4096)):
+        each = torch.arange(3) * 2 + i
+        tril = torch.linalg.cholesky(found.covariance[each][:, each])
+        exact = volume @ (found.mean[:, i] + grid @ tril.mT).softmax(-1)
+        torch.testing.assert_close(probability, exact, rtol=0.0, atol=2e-3)
 
 
 def test_predictive_draws_at_new_inputs_and_at_old_ones() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start
 from pyro_evidence.compare.learning_curve import LearningCurve, learning_curve
+from pyro_evidence.drawing import MARKERS
 from pyro_evidence.mixture import MixturePosterior, Unregularised
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
@@ -78,10 +79,11 @@ def test_a_conditional_density_has_no_ellipses(axes: Axes) -> None:
 def test_every_datum_is_in_its_components_colour(axes: Axes, posterior: MixturePosterior) -> None:
     assert plots_mixture.scatter(axes, posterior, data()) is axes
     owner = posterior.responsibilities(data()).argmax(-1)
-    groups = [line for line in axes.lines if line.get_marker() == "."]
+    groups = [line for line in axes.lines if line.get_marker() in MARKERS]
     for line, component in zip(groups, owner.unique(), strict=True):
         assert line.get_xydata().tolist() == data()[owner == component].tolist()
     assert len({line.get_color() for line in groups}) == len(groups) == posterior.num_components
+    assert len({line.get_marker() for line in groups}) == len(groups)
     assert len(axes.lines) == len(groups) + posterior.num_components
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior
+from pyro_evidence.drawing import MARKERS
 from pyro_evidence.plots import posterior as plots_posterior
 
 
@@ -86,7 +87,7 @@ def test_intervals_are_quantiles_of_the_draws(axes: Axes) -> None:
     skew = torch.linspace(0.0, 1.0, 101).square()  # quantiles 0.0025, 0.25 and 0.9025
     first = torch.stack([skew, 10.0 * skew, -skew, 2.0 - skew], 1).reshape(101, 2, 2)
     assert plots_posterior.marginals(axes, {"ours": {"w": first}, "theirs": {"w": first + 1.0}}, site="w") is axes
-    centres = [line for line in axes.lines if line.get_marker() == "."]
+    centres = [line for line in axes.lines if line.get_marker() in MARKERS]
     for line, shift in zip(centres, [0.0, 1.0], strict=True):
         assert line.get_xdata() == pytest.approx([0.25 + shift, 2.5 + shift, -0.25 + shift, 1.75 + shift])
     low, high = zip(*[segment[:, 0] for segment in axes.collections[0].get_segments()], strict=True)
@@ -98,7 +99,7 @@ def test_intervals_are_quantiles_of_the_draws(axes: Axes) -> None:
 
 def test_posteriors_of_one_element_share_its_row(axes: Axes) -> None:
     plots_posterior.marginals(axes, {name: {"w": torch.randn(9)} for name in "abc"}, site="w")
-    heights = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "."]
+    heights = [line.get_ydata()[0] for line in axes.lines if line.get_marker() in MARKERS]
     assert heights == pytest.approx([-0.25, 0.0, 0.25])
     assert texts(axes.get_yticklabels()) == ["w"]
 

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from pyro_evidence import BadInput, OverlapEM, Stop
+from pyro_evidence.drawing import DASHES
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.prbf.posterior import PRBFPosterior
 
@@ -35,7 +36,8 @@ def test_each_kernel_is_drawn_one_standard_deviation_wide(axes: Axes, network: P
         centre, sd = network.loc[j, [0, 2]], network.covariance[j].diagonal().sqrt()[[0, 2]]
         points = torch.as_tensor(line.get_xydata())
         torch.testing.assert_close(points.amax(0), centre + sd, rtol=1e-3, atol=0.0)
-        assert line.get_color() == f"C{int(network.purity[j].argmax())}"
+        label = int(network.purity[j].argmax())
+        assert (line.get_color(), line.get_linestyle()) == (f"C{label}", DASHES[label])
     assert axes.get_xlabel() == "input 0" and axes.get_ylabel() == "input 2"
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["kernels of class 0", "kernels of class 1"]
 

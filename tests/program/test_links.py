@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.numerics.quadrature.nodes import quasi_normal
 from pyro_evidence.program import links
 from pyro_evidence.program.links import Link
 
@@ -125,3 +126,15 @@ def test_candidates_follow_the_constraint(constraint, normalised, first) -> None
     found = links.candidates(constraint, normalised)
     assert found[0] is first
     assert links.identity in found or first in BASELINE
+
+
+def test_an_averaged_softmax_is_the_integral() -> None:  # oracle: a product of Gauss-Hermite rules
+    mean = torch.tensor([[0.3, -1.2], [2.0, 0.5]])
+    root = torch.tensor([[[1.0, 0.0], [0.6, 0.8]], [[2.0, 0.0], [-1.0, 0.5]]])
+    nodes, weights = links.gauss_hermite(60, mean)
+    grid, volume = torch.cartesian_prod(nodes, nodes), torch.cartesian_prod(weights, weights).prod(-1)
+    exact = volume @ links.baseline_softmax.forward(mean.unsqueeze(1) + grid @ root.mT)
+    found = links.softmax_average(mean, root @ root.mT, quasi_normal(4096, 2))
+    torch.testing.assert_close(found, exact, rtol=0.0, atol=1e-3)
+    single = links.softmax_average(mean[:1], (root @ root.mT)[:1], quasi_normal(4096, 2))
+    torch.testing.assert_close(single, found[:1], rtol=1e-12, atol=1e-12)

@@ -12,6 +12,7 @@ from pyro_evidence.laplace.nested.integration import Integral
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
 from pyro_evidence.numerics.quadrature.axis_map import AxisMap
 from pyro_evidence.numerics.quadrature.chart import Chart
+from pyro_evidence.numerics.quadrature.nodes import quasi_normal
 
 NUM_POINTS = 513
 NUM_OTHERS = 256  # values of the other axes that a density is averaged over
@@ -121,8 +122,8 @@ def outer_density(integral: Integral, index: int) -> tuple[Tensor, Tensor]:
     axis = int(where.basis[index].abs().argmax())
     order = (*(a for a in range(where.num_dims) if a != axis), axis)
     density, turned = integral.density.permuted(order), _turned(where, order)
-    white = _quasi_normal(NUM_OTHERS if where.num_dims > 1 else 2, where.num_dims).to(where.centre)
-    wide = turned.forward(density.colour(_quasi_normal(2048, where.num_dims).to(where.centre)))[:, index]
+    white = quasi_normal(NUM_OTHERS if where.num_dims > 1 else 2, where.num_dims).to(where.centre)
+    wide = turned.forward(density.colour(quasi_normal(2048, where.num_dims).to(where.centre)))[:, index]
     margin = 0.3 * (wide.max() - wide.min())
     x = torch.linspace(float(wide.min() - margin), float(wide.max() + margin), NUM_POINTS).to(wide)
     z = density.colour(white)[:, :-1]
@@ -143,9 +144,3 @@ def _turned(where: Chart, order: tuple[int, ...]) -> Chart:
 
 def _axis(axes: AxisMap, index: int) -> AxisMap:
     return AxisMap(*(part[index : index + 1] for part in vars(axes).values()))
-
-
-def _quasi_normal(num: int, num_dims: int) -> Tensor:
-    """Quasi-random standard normal points, ``(num, d)``."""
-    uniform = torch.quasirandom.SobolEngine(num_dims, scramble=True, seed=0).draw(num, dtype=torch.float64)
-    return torch.special.ndtri(uniform.clamp(1e-9, 1.0 - 1e-9))

@@ -25,11 +25,12 @@ from pyro_evidence.laplace.nested.outer_joint import OuterJoint
 from pyro_evidence.laplace.nested.outside import from_the_highest, has_arrived, maximised, surveyed
 from pyro_evidence.laplace.nested.whole import Drawn, Places, Proposal
 from pyro_evidence.laplace.new_data.gaussian_posterior import generator_of
-from pyro_evidence.laplace.new_data.leave_out import OuterPlaces, white
+from pyro_evidence.laplace.new_data.leave_out import OuterPlaces
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.numerics.quadrature.nodes import quasi_normal
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.threads import without_validation
 
@@ -193,7 +194,7 @@ class NestedPosterior(LaplacePosterior):
     def _outer_places(self) -> OuterPlaces:
         """Quasi-random draws of the outer sites, and their weights but for the data."""
         integral, problem = self.integral, self.integral.around.state.problem
-        z = integral.density.colour(white(LEFT_OUT_PLACES, integral.chart.num_dims).to(integral.chart.centre))
+        z = integral.density.colour(quasi_normal(LEFT_OUT_PLACES, integral.chart.num_dims).to(integral.chart.centre))
         phi = integral.chart.forward(z)
         inner = integral.around.inner(phi)
         log_weight = log_priors(problem, inner.theta) + integral.chart.log_slope(z) - integral.density.log_prob(z)

@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, TooLarge
 from pyro_evidence.laplace.approximation import Problem
 from pyro_evidence.numerics import batched, derivatives, importance, newton
+from pyro_evidence.numerics.quadrature.nodes import quasi_normal
 from pyro_evidence.program.log_joint import LogJoint
 
 INNER = 32  # draws at each outer place
@@ -216,7 +217,7 @@ def _log_weights(places: OuterPlaces, masks: Tensor) -> Tensor:
     mode = newton.climb(density, density.precision, start, theta, newton.Limits(tolerance, 30, slack=1e-12))
     tril, info = torch.linalg.cholesky_ex(mode.precision.double())
     sound = (info == 0).unsqueeze(-1)
-    noise = white(INNER if num > 1 else INNER_ALONE, start.shape[-1]).to(start)
+    noise = quasi_normal(INNER if num > 1 else INNER_ALONE, start.shape[-1]).to(start)
     away = torch.linalg.solve_triangular(tril.mT, noise.T.expand(len(start), -1, -1), upper=True).mT  # (R, M, D)
     u = (mode.u.unsqueeze(1) + away).flatten(0, 1)
     with torch.no_grad():
@@ -224,12 +225,6 @@ def _log_weights(places: OuterPlaces, masks: Tensor) -> Tensor:
     log_proposal = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True) + _log_normal(noise)
     found = log_joint - log_proposal + places.log_weight.repeat(len(masks)).unsqueeze(-1)
     return torch.where(sound & torch.isfinite(found), found, -torch.inf).reshape(len(masks), num, -1)
-
-
-def white(num: int, size: int) -> Tensor:
-    """Quasi-random standard normal points, ``(num, D)``."""
-    uniform = torch.quasirandom.SobolEngine(size, scramble=True, seed=0).draw(num, dtype=torch.float64)
-    return torch.special.ndtri(uniform.clamp(1e-9, 1.0 - 1e-9))
 
 
 def _log_normal(white: Tensor) -> Tensor:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.laplace.process_prediction import HasState, functions_of, predict_latent
+from pyro_evidence.laplace.process_prediction import LatentPrediction, predict_latent
 from pyro_evidence.prediction import Moments
 from pyro_evidence.program.links import gauss_hermite
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import NOTHING
-from pyro_evidence.program.simulate import distribution_of, in_parts, vectorised
+from pyro_evidence.program.simulate import distribution_of, in_parts, rows_at_once, vectorised
 from pyro_evidence.settings import check_count
 from pyro_evidence.threads import own_random_numbers, quiet
 
@@ -75,8 +75,9 @@ def _latents(
     if not _is_process(posterior):
         parts = posterior._in_parts(joint, draws.num_samples, draws.seed)
         yield from (({n: part[n] for n in names}, _equal(part)) for part in parts)
-    elif len(names) == 1 and len(joint.latents.parts[0].shape) == 1:
-        yield _nodes(posterior, functions_of(posterior.state)[0], args, kwargs)
+    elif len(names) == 1 and len(joint.latents.parts[0].shape) <= 2:
+        found = predict_latent(posterior, *args, site=names[0], **kwargs)
+        yield from _by_input(names[0], found, draws, rows_at_once(joint))
     else:
         drawn = _from_guide(posterior, args, kwargs, draws)
         yield from ((part, _equal(part)) for part in in_parts(drawn, joint))
@@ -90,11 +91,16 @@ def _equal(rows: Values) -> Tensor:
     return torch.ones(len(next(iter(rows.values()))), dtype=torch.float64)
 
 
-def _nodes(posterior: HasState, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Values, Tensor]:
-    """The function at the nodes of each of its values' own normal distribution."""
-    found = predict_latent(posterior, *args, site=name, **kwargs)
+def _by_input(
+    name: str, found: LatentPrediction, draws: PredictiveDraws, at_once: int
+) -> Iterator[tuple[Values, Tensor]]:
+    """The functions at nodes, or at Sobol points, of the normal distribution at each input by itself."""
+    if found.mean.dim() == 2:
+        parts = found.at_each_input(draws.num_samples, draws.seed, at_once)
+        yield from (({name: part}, torch.ones(len(part), dtype=torch.float64)) for part in parts)
+        return
     nodes, weights = gauss_hermite(NUM_NODES, found.mean)
-    return {name: found.mean + nodes.unsqueeze(-1) * found.variance.clamp(min=0.0).sqrt()}, weights  # rounding below 0
+    yield {name: found.mean + nodes.unsqueeze(-1) * found.variance.clamp(min=0.0).sqrt()}, weights  # rounding below 0
 
 
 def _from_guide(posterior: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: PredictiveDraws) -> Values:

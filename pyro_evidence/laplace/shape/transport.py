@@ -10,6 +10,7 @@ from pyro_evidence.laplace.shape.outer_points import follow
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature import axis_map
 from pyro_evidence.numerics.quadrature.axis_map import AxisMap
+from pyro_evidence.numerics.quadrature.nodes import quasi_normal
 
 POINTS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)  # standard deviations
 STEP = 1.0  # of differences of curvatures, in standard deviations
@@ -82,7 +83,7 @@ def bend(profiles: Profiles, z: Tensor, num_points: int) -> Bend | None:
 def _at(profiles: Profiles, row: int, num_points: int) -> Bend | None:
     """The bend of one row's density, with its moments matched."""
     one = profiles.row(row)
-    raw, white = _third_order(one), _white(num_points, one.u)
+    raw, white = _third_order(one), quasi_normal(num_points, len(one.u)).to(one.u)
     plain = _log_weights(one, white, torch.zeros(len(white)).to(white), white)
     for _ in range(2):
         raw = _matched(one, raw, white)
@@ -114,12 +115,6 @@ def _sections(one: Profile) -> Tensor:
     rows = one.u + (points.unsqueeze(-1) * one.colour.mT.unsqueeze(1)).reshape(-1, size)
     axes = axis_map.fitted(points.expand(size, -1), one.log_joint(rows).reshape(size, -1))
     return torch.stack([axes.loc, axes.scale.log(), axes.skew, axes.tail.log()], -1)
-
-
-def _white(num: int, like: Tensor) -> Tensor:
-    """Quasi-random standard normal points, ``(num, D)``."""
-    uniform = torch.quasirandom.SobolEngine(len(like), scramble=True, seed=0).draw(num, dtype=torch.float64)
-    return torch.special.ndtri(uniform.clamp(1e-9, 1.0 - 1e-9)).to(like)
 
 
 def _matched(one: Profile, raw: Bend, white: Tensor) -> Bend:
