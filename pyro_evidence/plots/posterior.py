@@ -106,7 +106,7 @@ def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
             values[inside, number].tolist(), density[inside, number].tolist(), alpha=0.2, color=line.get_color()
         )
         axes.axvline(float(found.mean.reshape(-1)[number]), linestyle=":", color=line.get_color())
-    axes.set_xlabel(f"{site}, posterior density, mean and 90 %")
+    axes.set(xlabel=f"{site}, mean and 90 %", ylabel="posterior density")
     axes.set_ylim(bottom=0.0)
     axes.legend()
     return axes

@@ -1,5 +1,6 @@
 """What a fit of the probabilistic RBF network returns."""
 
+import html
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from pyro_evidence.memory import WithinMemory
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
 from pyro_evidence.prbf.correlation import CovarianceGain, covariance_gain
 from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
+from pyro_evidence.tables import Table
 
 THICK = 0.1  # nats of overlap at which a kernel's line is thickest
 FORMAT = "pyro_evidence PRBF posterior 1"
@@ -253,15 +255,21 @@ class PRBFPosterior(Decided, WithinMemory):
             "notes": [] if gain is None else gain.notes,
         }
 
+    def table(self) -> Table:
+        """A row for each kernel: its data, ``delta_j``, the classes' shares of it; ``.to_pandas()`` has the numbers."""
+        shares = [f"P(class {k})" for k in range(len(self.mixing))]
+        numbers = torch.cat([self.counts.sum(0).unsqueeze(-1), self.overlap.unsqueeze(-1), self.purity], -1).tolist()
+        columns = {"data": "expected number", "delta": "overlap distance, nats", **dict.fromkeys(shares, "")}
+        rows = {f"kernel {j}": dict(zip(columns, row, strict=True)) for j, row in enumerate(numbers)}
+        return Table(rows, columns, self.diagnostics()["notes"], digits=4)
+
     def summary(self) -> None:
         """Print one line per kernel, with its share of the data, overlap and classes; and what others would gain."""
-        print(f"{self.status}; alpha = {self.alpha:.4g}; eq. 22: {self.objectives[-1]:.4f} nats")  # noqa: T201
-        print(f"{'kernel':>6} {'data':>9} {'delta':>9}  P(class | kernel)")  # noqa: T201
-        for j in range(self.mixing.shape[-1]):
-            shares = " ".join(f"{p:.3f}" for p in self.purity[j].tolist())
-            print(f"{j:6d} {float(self.counts[:, j].sum()):9.1f} {float(self.overlap[j]):9.4f}  {shares}")  # noqa: T201
-        for note in [*self.diagnostics()["notes"], *sentences(self.close_calls)]:
-            print(note)  # noqa: T201
+        head = f"{self.status}; alpha = {self.alpha:.4g}; eq. 22: {self.objectives[-1]:.4f} nats"
+        print("\n".join([head, str(self.table()), *sentences(self.close_calls)]))  # noqa: T201
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.table()._repr_html_()}"
 
     def plot(self, axes: drawing.Axes | None = None, *, inputs: tuple[int, int] = (0, 1)) -> drawing.Axes:
         """The kernels in use: one standard deviation of each, in colour and dashes of the class of most of its data.

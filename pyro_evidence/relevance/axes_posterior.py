@@ -1,6 +1,5 @@
 """What a fit on a few axes of weight space returns."""
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from pyro_evidence import prediction
-from pyro_evidence.close_calls import recalled, sentences
+from pyro_evidence.close_calls import recalled
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
@@ -20,6 +19,7 @@ from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.laplace.guide import LaplaceGuide
 from pyro_evidence.laplace.new_data.gaussian_posterior import GaussianPosterior
 from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.laplace.summary.axes import NO_AXIS, ShownAxes
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.numerics.quadrature.nodes import quasi_normal
@@ -42,7 +42,6 @@ from pyro_evidence.relevance.axis_priors import (
 from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedTarget
 from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count
-from pyro_evidence.tables import Table
 from pyro_evidence.threads import own_random_numbers, put_into_store
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
@@ -51,11 +50,10 @@ CHECKS = (
     "effective_sample_size largest_mean_shift largest_sd_ratio"
 ).split()
 Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
-NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
 
 
 @dataclass(frozen=True, repr=False)
-class AxesPosterior(GaussianPosterior):
+class AxesPosterior(ShownAxes, GaussianPosterior):
     """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
 
     :ivar of: the weights it is of.
@@ -242,6 +240,9 @@ class AxesPosterior(GaussianPosterior):
         points = quasi_normal(check_count("num_samples", num_samples), eta.shape[-1], seed)
         return softmax_average(eta, white @ white.mT, points.to(eta))
 
+    def _deviations(self) -> Tensor:
+        return self._whitened(torch.eye(len(self.state.x)).to(self.state.x)).square().sum(0).sqrt()
+
     def _whitened(self, columns: Tensor) -> Tensor:
         """``L^-1`` times columns ``(K + V, S)``, the posterior precision being ``L L'``."""
         tril = self._fit.precision_tril
@@ -317,27 +318,6 @@ class AxesPosterior(GaussianPosterior):
     def status(self) -> str:
         """Why the fit stopped, as a sentence."""
         return "converged"
-
-    def columns(self) -> dict[str, Tensor]:
-        """What :meth:`summary` tabulates, one number per active axis."""
-        return {"alpha": self.alpha[self.active], "u": self.state.x[: self.num_active]}
-
-    def table(self) -> Table:
-        """The axes that are kept, a row each, and how many are pruned; ``.to_pandas()`` has the numbers."""
-        columns, index = self.columns(), torch.nonzero(self.active).flatten().tolist()
-        rows = {f"axis {i}": {n: float(c[k]) for n, c in columns.items()} for k, i in enumerate(index)}
-        pruned = len(self.active) - len(index)
-        said = [f"{pruned} of {len(self.active)} axes are pruned"] if pruned else []
-        return Table(rows, dict.fromkeys(columns, ""), said, digits=4)
-
-    def summary(self) -> None:
-        """Print the axes that are kept, then the log evidence and how far to trust it."""
-        lines = [str(self.table()), *(f"{k} = {v}" for k, v in self.diagnostics().items())]
-        lines += [f"the log evidence is {self.evidence_note}", *sentences(self.close_calls)]
-        print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{self.table()._repr_html_()}"
 
     def _record(self) -> dict[str, Any]:
         joint, prior = self.of.joint, self.state.prior

@@ -10,7 +10,9 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence import REVM, RVM, BadInput, LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence.models.basis import Linear
+from pyro_evidence.models.regression import regression
 from pyro_evidence.plots import fitted
 
 QUIET = Stop(progress=False)
@@ -98,3 +100,22 @@ def test_every_posterior_draws_its_table(axes: Axes, grouped: LaplacePosterior) 
         grouped.plot("axes")
     corrected = grouped.corrected(500).plot(axes)
     assert not math.isnan(corrected.lines[-1].get_xdata()[0])
+
+
+def test_weights_that_are_kept_have_intervals(axes: Axes) -> None:  # oracle: one weight, conjugate
+    X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    found = RVM(regression(Linear(bias=False), beta=4.0)).run(X, 2.0 * X[:, 0] + 0.1 * torch.cos(40.0 * X[:, 0]))
+    found.plot(axes, prob=0.95)
+    precision = float(found.alpha[0]) + 4.0 * float(X.square().sum())
+    (low, high), middle = axes.collections[0].get_segments()[0][:, 0], axes.lines[-1].get_xdata()[0]
+    assert (high - low) / 2.0 == pytest.approx(1.959964 / precision**0.5)
+    assert middle == pytest.approx((low + high) / 2.0) == pytest.approx(float(found.weights["w"]))
+    assert labels(axes) == ["axis 0"] and axes.get_xlabel() == "weight, 95 % interval"
+
+
+def test_nothing_is_drawn_of_axes_that_are_pruned() -> None:
+    wave = torch.linspace(-1.0, 1.0, 40)
+    found = REVM(regression(Linear(bias=False), beta=1.0)).run(wave[:, None], 0.01 * wave.square())
+    with pytest.raises(BadInput, match="every axis was pruned, so there is nothing to draw"):
+        found.plot(plt.gca())
+    plt.close("all")

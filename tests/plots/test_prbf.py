@@ -46,3 +46,10 @@ def test_each_kernel_is_drawn_one_standard_deviation_wide(axes: Axes, network: P
 def test_inputs_that_are_no_plane_are_refused(axes: Axes, network: PRBFPosterior, inputs: tuple[int, int]) -> None:
     with pytest.raises(BadInput, match=r"expected two different numbers from 0 to 2"):
         network.plot(axes, inputs=inputs)
+
+
+def test_the_table_has_a_row_for_each_kernel(network: PRBFPosterior) -> None:
+    rows = network.table().rows
+    assert sum(row["data"] for row in rows.values()) == pytest.approx(60.0)
+    assert rows["kernel 1"]["P(class 0)"] == pytest.approx(float(network.purity[1, 0]))
+    assert "<td>kernel 1</td>" in network._repr_html_()
