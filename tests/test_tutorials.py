@@ -60,6 +60,16 @@ def test_an_axis_without_a_label_is_seen(labelled: tuple[str, ...]) -> None:
     plt.close(figure)
 
 
+def test_every_picture_is_in_a_tutorial() -> None:
+    modules = (FOLDER.parent / "pyro_evidence" / "plots").glob("*.py")
+    drawn = {
+        name for path in modules for name in re.findall(r"^def ([a-z]\w*)\(\s*axes", path.read_text(), re.MULTILINE)
+    }
+    text = "".join(path.read_text(encoding="utf-8") for path in TUTORIALS)
+    assert len(drawn) > 15
+    assert {name for name in drawn if f".{name}(" not in text} == set()
+
+
 @each_tutorial
 def test_tutorial_runs(path: Path) -> None:
     try:

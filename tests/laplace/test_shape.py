@@ -12,6 +12,7 @@ from pyro_evidence.laplace.shape import marginals, transport
 from pyro_evidence.laplace.shape.conditional import Profiles, is_normal
 from pyro_evidence.laplace.shape.outer_points import follow, outer_points
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.quadrature.nodes import quasi_normal
 from tests.models_for_tests.long_runs import HITS, baseball
 from tests.models_for_tests.sampled_scales import generated
 from tests.models_for_tests.toy_density import Toy
@@ -57,7 +58,7 @@ def test_margins_have_the_moments_of_quadrature(axis: int) -> None:
     profiles = profiled(skewed)
     found = marginals.margins(profiles, torch.zeros(1, 1))
     assert found is not None
-    z = transport._white(4096, torch.zeros(1))
+    z = quasi_normal(4096, 1)
     t = found.axes(torch.zeros(1, 1)).forward(z.expand(-1, 2))[:, axis]
     x = profiles.u[0, axis] + t * profiles.covariance[0, axis, axis].sqrt()
     mean, sd = by_quadrature(skewed, axis)
@@ -70,7 +71,7 @@ def test_bent_noise_has_the_moments_of_quadrature(value: Callable[[Tensor], Tens
     profiles = profiled(value)
     bend = transport.bend(profiles, torch.zeros(1, 1), 512)
     assert bend is not None
-    white = transport._white(4096, torch.zeros(2))
+    white = quasi_normal(4096, 2)
     z = torch.zeros(len(white), 1)
     x = profiles.u[0] + bend.forward(z, white)[0] @ profiles.colour[0].mT
     for axis in (0, 1):
@@ -80,7 +81,7 @@ def test_bent_noise_has_the_moments_of_quadrature(value: Callable[[Tensor], Tens
 
 
 def test_bent_noise_is_worth_more_than_plain() -> None:
-    one, white = profiled(skewed).row(0), transport._white(1024, torch.zeros(2))
+    one, white = profiled(skewed).row(0), quasi_normal(1024, 2)
     bend = transport.bend(profiled(skewed), torch.zeros(1, 1), 512)
     assert bend is not None
     bent, log_growth = bend.forward(torch.zeros(len(white), 1), white)
