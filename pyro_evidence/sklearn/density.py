@@ -62,7 +62,7 @@ class _Density(DensityMixin, Estimator):
 class EvidenceMixture(_Density):
     """A Gaussian mixture that leaves out the components the data do not need.  See :class:`pyro_evidence.EvidenceEM`.
 
-    :param n_components: the most components.
+    :param n_components: to begin with; where all are needed, splits are tried.
     :param noise: the model's noise, such as ``FullNoise()``; None is ``DiagonalNoise()``.
     :param n_init: starts, run as one batch; None leaves that to the engine.
     :param random_state: seed of the starts.
@@ -89,7 +89,7 @@ class EvidenceMixture(_Density):
 class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
     """A mixture of probabilistic PCA: planes that the data lie near, and their dimensions.
 
-    :param n_components: the most planes.
+    :param n_components: planes to begin with; where all are needed, splits are tried.
     :param n_latents: the most dimensions of a plane.
     :param n_init: starts, run as one batch; None leaves that to the engine.
     :param random_state: seed of the starts.
@@ -146,7 +146,7 @@ def _start(n_init: int | None, random_state: int) -> Start:
 class ClassConditionalMixture(Classifier):
     """One mixture for each class; classes by Bayes' rule.
 
-    :param n_components: the most components of each class.
+    :param n_components: of each class, to begin with; where all are needed, splits are tried.
     :param noise: the model's noise; None is ``DiagonalNoise()``.
     :param n_init: starts, run as one batch; None leaves that to the engine.
     :param random_state: seed of the starts.
