@@ -105,10 +105,10 @@ def own_random_numbers() -> Iterator[None]:
 
 
 @contextmanager
-def own_warnings(action: Any) -> Iterator[None]:
-    """Another filter for all warnings inside: ``"ignore"`` or ``"error"``."""
+def own_warnings(action: Any, message: str = "") -> Iterator[None]:
+    """Another filter inside, ``"ignore"`` or ``"error"``, for warnings that match ``message``, all by default."""
     with alone(), warnings.catch_warnings():
-        warnings.simplefilter(action)
+        warnings.filterwarnings(action, message)
         yield
 
 

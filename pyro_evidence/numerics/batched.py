@@ -62,6 +62,7 @@ class WithOwnConstants(TorchFunctionMode):
         return made
 
 
+ROW_BY_ROW = ".*not yet implemented the batching rule"  # derivatives then take memory by the square of the rows
 BATCH_BYTES = 2**28  # what autograd may keep for the rows that are evaluated together
 
 RowFunction = Callable[..., Tensor]  # vectors to a scalar

@@ -263,7 +263,7 @@ class LogJoint:
         return None if found is None else found * times
 
     def _kept_per_row(self) -> int | None:
-        with own_random_numbers(), torch.enable_grad():
+        with own_random_numbers(), torch.enable_grad(), own_warnings("error", batched.ROW_BY_ROW):
             for self._writes in (False, True):
                 found = batched.bytes_per_row(self._one, self._first[0], self.initial_theta)
                 if found is not None:

@@ -1,5 +1,6 @@
 """Many rows at once equal one row at a time, whatever the model's Python is like."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -60,7 +61,14 @@ def writes_in_place(t: Tensor) -> None:
     pyro.sample("t", dist.Normal(W, beta.rsqrt()).to_event(1), obs=t)
 
 
-MODELS = {f.__name__: f for f in (regression, mixture, chain, branches, writes_in_place)}
+def takes_each_row_by_itself(t: Tensor) -> None:
+    """Torch would take the logarithm of normal probabilities row by row, and its derivatives in rows squared."""
+    beta = pyro.param("beta", torch.tensor(2.0), constraint=constraints.positive)
+    w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    pyro.factor("probit", torch.special.log_ndtr(t.sign() * (X @ w) * beta).sum())
+
+
+MODELS = {f.__name__: f for f in (regression, mixture, chain, branches, writes_in_place, takes_each_row_by_itself)}
 AT_ONCE = ("regression", "mixture", "chain", "writes_in_place")
 
 
@@ -220,3 +228,9 @@ def test_what_hangs_on_the_hyperparameters_alone_is_made_once_for_all_rows() -> 
     assert shapes == [0]
     assert_exact(joint.log_joint(u, theta.expand(5, -1)), one_by_one)
     assert shapes == [0]  # a batch of them is a batch
+
+
+def test_what_torch_would_take_row_by_row_is_taken_so_at_once() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert LogJoint(takes_each_row_by_itself, (DATA,)).row_bytes is None
