@@ -155,26 +155,27 @@ def without_repeats(fits: Sequence[Fit[TypeII]]) -> list[Fit[TypeII]]:
 
 
 ROUNDS = 30  # of MacKay's, at most, before modes are found exactly
+PATIENCE = 2  # of them, without a higher log evidence, after which a row is at its end
 
 
 def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Hyperparameters and weights taken most of the way together, from starts ``(R, T)`` and ``(R, D)``.
 
-    MacKay's rounds, as long as they raise a row's log evidence, with the weights near their mode only, to a hundredth
-    of a nat: at the first guess of the hyperparameters a network's mode is far from where it will be, and not worth
-    finding.
+    MacKay's rounds, until some in turn have not raised a row's log evidence, with the weights near their mode only, to
+    a hundredth of a nat: at the first guess of the hyperparameters a network's mode is far from where it will be, and
+    not worth finding.
     """
-    best, going = near_mode(problem, theta, u), torch.ones_like(theta[:, 0], dtype=torch.bool)
-    points = best
+    points = best = near_mode(problem, theta, u)
+    fallen = torch.zeros_like(theta[:, 0])  # rounds since the highest
     for _ in range(ROUNDS):
-        move = torch.where(going.unsqueeze(-1), _round(problem, points), 0.0)
-        going = (move.abs() > 0.1).any(-1)
-        rows = going.nonzero().squeeze(-1)
+        move = _round(problem, points)
+        rows = ((fallen < PATIENCE) & (move.abs() > 0.1).any(-1)).nonzero().squeeze(-1)
         if not len(rows):
             break
         points = points.with_rows(rows, near_mode(problem, (points.theta + move)[rows], points.u[rows]))
-        higher = going & (points.objective > best.objective)
-        best, going = best.with_rows(higher.nonzero().squeeze(-1), points[higher]), higher
+        higher = rows[points.objective[rows] > best.objective[rows]]
+        best, fallen[rows] = best.with_rows(higher, points[higher]), fallen[rows] + 1.0
+        fallen[higher] = 0.0
     return best.theta, best.u
 
 
