@@ -178,8 +178,8 @@ CASES = {
     "clinics, binary": Case(intercepts, recovered, intercepts_in_noise),
     "counts over time": Case(counts_over_time, seen, counts_over_time_in_noise),
     "studies, Student-t": Case(studies, lambda: STUDIES, studies_in_noise),
-    "item response, 7 outer": Case(item_response, lambda: BINARY, nodes=1),
-    "four spreads": Case(four_spreads, sold, four_spreads_in_noise, nodes=1),
+    "item response, 7 outer": Case(item_response, lambda: BINARY),
+    "four spreads": Case(four_spreads, sold, four_spreads_in_noise),
 }
 
 

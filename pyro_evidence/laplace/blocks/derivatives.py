@@ -1,11 +1,12 @@
 r"""Integrals of all blocks with their first and second derivatives in what blocks share.
 
 Nodes follow the modes of their blocks as these follow ``w``, to first order: :math:`b_q + C (w - w_0)`.  Held, they
-would be left behind by a narrow block, and few of them would not tell the slope of its integral.  Where data see
-latents through linear predictors ``eta = X w + Z b``, by Louis's (1982) formula: with ``p_q`` the share of each node in
-a block's integral, ``s_q`` the slope of the block's log density there, ``X_+ = X + Z C`` and the prior precision ``T``,
+would be left behind by a narrow block whose prior moves with ``w``, and few of them would not tell the slope of its
+integral.  They are held where the prior of blocks is Gaussian whatever ``w``, and data see latents through linear
+predictors ``eta = X w + Z b``.  Then Louis's (1982) formula has it: with ``p_q`` the share of each node in a block's
+integral and ``s_q`` the slope of the block's log density there,
 
-.. math:: \partial^2_{ww} \log \sum_q \dots = \sum_q p_q\, X_+' \mathrm{diag}(\ell''_q) X_+ - C' T C
+.. math:: \partial^2_{ww} \log \sum_q \dots = \sum_q p_q\, X' \mathrm{diag}(\ell''_q) X
     + \sum_q p_q s_q s_q' - \bar s \bar s'
 
 which takes two derivatives of the likelihood, however many coordinates are shared.  In general, one pass for each.
@@ -18,8 +19,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.laplace.blocks.local import Nodes, Path
-from pyro_evidence.laplace.blocks.partition import Partition
-from pyro_evidence.laplace.blocks.terms import RowTerms, Terms
+from pyro_evidence.laplace.blocks.terms import BlockDensity, RowTerms, Terms
 from pyro_evidence.numerics.derivatives import pullback
 
 MOST_NUMBERS = 2**26  # of a design matrix of shared coordinates, or of slopes in them
@@ -50,14 +50,15 @@ def with_derivatives(
 ) -> Integrals:
     """The integrals and their derivatives, with a graph of their own on request.
 
-    :param path: on which nodes follow the shared coordinates.
+    :param path: on which nodes follow the shared coordinates; not looked at where they are held.
     :param shared: ``(..., P)``, requires a gradient where a graph is wanted.
     """
     with torch.enable_grad():
-        if isinstance(terms, Terms) and is_linear(terms, len(nodes.rows)):
-            return _louis(terms, nodes, shared, path, create_graph)
+        held = is_linear(terms.density, nodes.rows.shape[-2])
+        if held and isinstance(terms, Terms):
+            return _louis(terms, nodes, shared, create_graph)
         w = shared if create_graph else shared.detach().requires_grad_()
-        each = integrals(terms, replace(nodes, rows=nodes.rows + path.away(w)), w)
+        each = integrals(terms, nodes if held else replace(nodes, rows=nodes.rows + path.away(w)), w)
         slope = pullback(each.sum(), w, create_graph=True) if w.numel() else w
         if not w.numel() or not slope.requires_grad:
             return Integrals(each, slope, w.detach().new_zeros(*w.shape, w.shape[-1]))
@@ -66,21 +67,22 @@ def with_derivatives(
     return Integrals(each, slope, -0.5 * (rows + rows.mT))
 
 
-def is_linear(terms: Terms, num_nodes: int) -> bool:
+def is_linear(density: BlockDensity, num_nodes: int) -> bool:
     """Whether shared coordinates, not too many, act through linear predictors of one element each, priors Gaussian."""
-    views, p = terms.density.views, terms.density.partition
-    if terms.read is None or terms.read.prior is None or not len(p.shared):
+    views, p = density.views, density.partition
+    if density.linear is None or not density.linear.gaussian or not len(p.shared):
         return False
     largest = max(num_nodes * p.num_blocks, *(view.num_data for view in views)) * len(p.shared)
     return largest <= MOST_NUMBERS and all(view.part.layout.num_coupled == 1 for view in views)
 
 
-def _louis(terms: Terms, nodes: Nodes, shared: Tensor, path: Path, create_graph: bool) -> Integrals:
-    density, read, rows = terms.density, terms.read, nodes.rows + path.away(shared)
+def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> Integrals:
+    density, read = terms.density, terms.read
     assert read is not None and read.prior is not None
-    total, orders = terms.prior(rows, shared, read), []
+    p, total = density.partition, terms.prior(nodes.rows, shared, read)
+    orders = []
     for view, owner, offset in zip(density.views, density.data_owner, read.offsets, strict=True):
-        eta = view.eta(rows, shared, density.kept, offset)
+        eta = view.eta(nodes.rows, shared, density.kept, offset)
         eta = eta if create_graph else eta.detach().requires_grad_()
         value = view.part.slot.log_likelihoods(read.trace)(
             view.part.layout.natural(eta.to(density.joint.dtype))
@@ -89,39 +91,19 @@ def _louis(terms: Terms, nodes: Nodes, shared: Tensor, path: Path, create_graph:
         second = pullback(first.sum(), eta, create_graph=create_graph)
         kept = (value, first, second) if create_graph else (value.detach(), first.detach(), second.detach())
         total = total.index_add(1, owner, kept[0])
-        orders.append(
-            (
-                view.design + view.of_blocks(path.slope.mT).squeeze(-1).mT,
-                owner,
-                kept[1].squeeze(-1),
-                kept[2].squeeze(-1),
-            )
-        )
+        orders.append((view.design, owner, kept[1].squeeze(-1), kept[2].squeeze(-1)))
     log_terms = total[:, :-1] + nodes.log_weights
     each = torch.cat([log_terms.logsumexp(0), total[0, -1:] + torch.as_tensor(read.rest).to(total)])
     share = torch.cat([log_terms.softmax(0), _first_row(total)], 1)
-    slope, curvature, slopes = _of_prior(density.partition, read.prior, rows, shared, path)
-    slope = slope + (share.unsqueeze(-1) * slopes).sum((0, 1))
+    loc, precision = (x[p.shared] for x in read.prior)
+    slope, curvature = -precision * (shared - loc), precision.diag()
+    slopes = total.new_zeros(*share.shape, len(shared))
     for design, owner, first, second in orders:
         weight = share[:, owner]
         slope = slope + design.mT @ (weight * first).sum(0)
         curvature = curvature - design.mT @ ((weight * second).sum(0).unsqueeze(-1) * design)
         slopes = slopes.index_add(1, owner, first.unsqueeze(-1) * design)
     return Integrals(each, slope, curvature - _spread(share[:, :-1], slopes[:, :-1]))
-
-
-def _of_prior(
-    p: Partition, prior: tuple[Tensor, Tensor], rows: Tensor, shared: Tensor, path: Path
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The Gaussian prior's slope in shared coordinates, minus its curvature, and the slopes of blocks at their nodes.
-
-    :return: ``(P,)`` of the shared coordinates' own, ``(P, P)`` of all, ``(Q, G + 1, P)``.
-    """
-    (loc, precision), C = prior, path.slope
-    slope = -precision[p.shared] * (shared - loc[p.shared])
-    curvature = precision[p.shared].diag() + C.mT @ (precision[p.own].unsqueeze(-1) * C)
-    each = (-precision[p.own] * (rows - loc[p.own])).unsqueeze(-1) * C
-    return slope, curvature, rows.new_zeros(len(rows), p.num_blocks + 1, len(shared)).index_add(1, p.block, each)
 
 
 def _first_row(total: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ r"""Blocks integrated by adaptive Gauss-Hermite quadrature, the coordinates that
 
 where the integrals are sums over nodes at the mode of each block, in units of its curvature (Naylor and Smith, 1982;
 Liu and Pierce, 1994), and ``H`` is minus the second derivative of their sum in the shared ``w``, the nodes moving with
-the modes to first order (Louis, 1982).  With more nodes than one both are those of the integrals, up to their error.
+the modes to first order, or held (Louis, 1982).  With more nodes than one both are those of the
+integrals, up to their error.
 """
 
 from contextlib import suppress
@@ -19,7 +20,7 @@ from pyro_evidence.curvature.blocks import BlockPrecision, Factor, block_plan
 from pyro_evidence.curvature.ordering import Fronts, Order
 from pyro_evidence.curvature.pattern import Pattern
 from pyro_evidence.errors import NotAMode
-from pyro_evidence.laplace.blocks.derivatives import integrals, with_derivatives
+from pyro_evidence.laplace.blocks.derivatives import integrals, is_linear, with_derivatives
 from pyro_evidence.laplace.blocks.local import (
     Modes,
     Nodes,
@@ -257,5 +258,7 @@ def _following(num: int, terms: Terms, modes: Modes, shared: Tensor) -> tuple[No
     value = terms(start.unsqueeze(0), shared).sum()
     centre = start.detach() + solved(p, modes.tril, pullback(value, start, create_graph=True))
     tril = tuple(torch.linalg.cholesky(D) for D in local(terms, centre, shared, create_graph=True).curvature)
-    follows = path(p, tril, beside(terms, centre, shared, create_graph=True), shared)
-    return placed(p, centre, tril, num), follows, value
+    nodes = placed(p, centre, tril, num)
+    if is_linear(terms.density, len(nodes.rows)):
+        return nodes, Path(shared, shared.new_zeros(len(start), len(shared))), value
+    return nodes, path(p, tril, beside(terms, centre, shared, create_graph=True), shared), value

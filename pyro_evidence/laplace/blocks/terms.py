@@ -189,18 +189,14 @@ class View:
 
     def eta(self, rows: Tensor, shared: Tensor, kept: Tensor, offset: Tensor) -> Tensor:
         """Predictors of rows ``(Q, n)`` with ``c = offset``, blocks ``(Q, N, C)``."""
-        others, base = torch.cat([shared, kept]), offset
+        others = torch.cat([shared, kept])
         if self.dense is not None:
             base = offset + (self.dense[1] @ others).reshape(offset.shape)
+            return base + (rows @ self.dense[0].mT).reshape(len(rows), *offset.shape)
+        base = offset
         for index, value in self.rest:
             base = base + (others[index] if len(index) > 1 else others[index[0]]).unsqueeze(-1) * value
-        return base + self.of_blocks(rows)
-
-    def of_blocks(self, rows: Tensor) -> Tensor:
-        """What blocks ``(Q, n)`` add to the predictors, ``(Q, N, C)``."""
-        if self.dense is not None:
-            return (rows @ self.dense[0].mT).reshape(len(rows), self.num_data, -1)
-        total = rows.new_zeros(len(rows), self.num_data, 1)
+        total = base.expand(len(rows), *base.shape)
         for index, value in self.own:
             total = total + rows.index_select(1, index).unsqueeze(-1) * value
         return total
