@@ -5,7 +5,7 @@
     OMP_NUM_THREADS=1 python benchmarks/whole_fits.py --numbers       # K = 5 and K = 15 offered for twelve clusters
 
 Every fit runs in a fresh process.  Seconds are those of the process from the call of ``run`` or ``fit`` to its end,
-after a fit of a hundred rows that loads what is loaded once; memory is the most that the process ever held, less what
+after a fit of 200 rows that loads what is loaded once; memory is the most that the process ever held, less what
 it had held before the call, the data included.  One thread.
 """
 
@@ -17,7 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ def theirs(case: Case, Y: torch.Tensor) -> float:
 def measured(fit: Callable[[Case, torch.Tensor], float], case: Case) -> dict[str, float]:
     """CPU seconds, MiB and components of one fit in this process."""
     Y = data(case)
-    few = Case(100, 2, 2, case.m, starts=1, full=case.full, planes=case.planes)
+    few = replace(case, N=200, starts=1)
     fit(few, data(few))
     before, begin = high_water(), time.process_time()
     found = fit(case, Y)
