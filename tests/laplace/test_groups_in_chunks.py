@@ -67,7 +67,8 @@ def cut(sizes: list[int]) -> list[tuple[Tensor, ...]]:
 @pytest.mark.parametrize(("model", "sizes"), [(intercepts, [8, 0, 12]), (curves, [1, 19])])
 def test_any_cut_by_groups_gives_the_posterior_of_all_rows(model: Model, sizes: list[int]) -> None:
     whole = LaplaceEvidence(model, outer=(), stop=QUIET).run(*data())
-    found = LaplaceEvidence(model, outer=(), stop=QUIET).run_chunks(cut(sizes))
+    engine, site = LaplaceEvidence(model, outer=(), stop=QUIET), "a" if model is intercepts else "c"
+    found = engine.run_chunks(cut(sizes), own=[site])
     assert_close(found.log_evidence, whole.log_evidence)
     for name, value in whole.hyperparameters.items():
         assert_close(found.hyperparameters[name], value, rtol=1e-5, atol=1e-6)
@@ -116,17 +117,25 @@ def by_row(X: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Poisson(a.exp()), obs=y.abs().round())
 
 
-def test_equally_many_groups_need_a_word() -> None:
-    """What the letter advises is tried."""
+def test_rows_that_are_groups_need_no_word() -> None:
+    """Also where all chunks have equally many."""
     _, X, y = (x[:60] for x in data())
     y = y.exp()
-    chunks = [(X[:30], y[:30]), (X[30:], y[30:])]
-    with pytest.raises(BadInput, match=r"run_chunks\(chunks, own=\['a'\]\)"):
-        LaplaceEvidence(by_row, stop=QUIET).run_chunks(chunks)
     whole = LaplaceEvidence(by_row, stop=QUIET).run(X, y)
-    found = LaplaceEvidence(by_row, stop=QUIET).run_chunks(chunks, own=["a"])
+    found = LaplaceEvidence(by_row, stop=QUIET).run_chunks([(X[:30], y[:30]), (X[30:], y[30:])])
     assert_close(found.log_evidence, whole.log_evidence)
     assert_close(found.mode["a"], whole.mode["a"], rtol=1e-5, atol=1e-6)
+
+
+def test_numbers_alone_do_not_say_whose_groups_they_are() -> None:
+    """Equally many: a letter; a chunk that has fewer, which may lack some that all share: a warning."""
+    engine = LaplaceEvidence(intercepts, hyper=(), stop=Stop(progress=False, num_steps=1, throw=False))
+    with pytest.raises(BadInput, match=r"run_chunks\(chunks, own=\['a'\]\)"):
+        engine.run_chunks(cut([10, 10]))
+    told = engine.run_chunks(cut([10, 10]), own=["a"])
+    with pytest.warns(UserWarning, match=r"site\(s\) a have another number of elements in every chunk"):
+        found = engine.run_chunks(cut([9, 11]))
+    assert_close(found.log_evidence, told.log_evidence)
 
 
 def labelled(g: Tensor, y: Tensor) -> None:
