@@ -197,7 +197,7 @@ def _find_modes_without_factors(
 ) -> newton.Mode:
     """Modes by dense matrices, or by diagonal ones."""
     network = problem.structure.known is not None
-    num_steps = 50 if not network else 300 if cold else 60
+    num_steps = 50 if not network else 300 if cold else trust_region.FOLLOWED
     search = partial(_climb, problem, theta=theta, watch=watch, num_steps=num_steps)
     approach = partial(_approach, problem, theta=theta, watch=watch)
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else problem.curvature

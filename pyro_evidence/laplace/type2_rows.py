@@ -19,12 +19,11 @@ from pyro_evidence.laplace.hyperparameters.merging import largest_inflation, van
 from pyro_evidence.laplace.hyperparameters.metric import metric_of
 from pyro_evidence.laplace.hyperparameters.pruning import to_insignificance
 from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, TypeII, updated
-from pyro_evidence.numerics import evidence
+from pyro_evidence.numerics import evidence, trust_region
 from pyro_evidence.numerics.backtracking import Backtracking, Line, along_step, to_peak_or_half
 from pyro_evidence.progress import bar_of
 
 SEARCH = Backtracking(shorter=to_peak_or_half, num_trials=12)  # then a row is left to the single loop
-FOLLOWED = 20  # Newton steps in which a mode is found again, unless the trial has lost it
 
 
 def natural(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
@@ -38,7 +37,7 @@ def line_search(problem: Problem, old: LaplaceRows, direction: Tensor, slope: Te
 
     def trial(rows: Tensor, scale: Tensor) -> LaplaceRows:
         theta = along_step(old.theta[rows], scale, direction[rows])
-        return laplace_rows(problem, theta, old.active[rows], old.u[rows], FOLLOWED)
+        return laplace_rows(problem, theta, old.active[rows], old.u[rows], trust_region.FOLLOWED)
 
     rise = (direction * slope).sum(-1)
     line = Line(rise, problem.slack * (1.0 + old.objective.abs()))

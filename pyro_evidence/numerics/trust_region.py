@@ -9,6 +9,7 @@ from pyro_evidence.numerics.newton import CurvatureAt, Density, Limits, Mode, of
 
 FIRST = 1.0  # radius, in units of each coordinate's own curvature scale
 LARGEST = 1e6
+FOLLOWED = 20  # steps in which a mode is found again near hyperparameters where it is known, unless it is lost
 TRIALS = 15  # radii, each a quarter of the last, before a row is given up
 ENOUGH = 0.1  # of what a step promises: corrections that gain less are not worth a gradient
 SECULAR = 6  # Newton steps for the shift that belongs to a radius
