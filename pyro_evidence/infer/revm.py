@@ -35,9 +35,13 @@ Ridge = Callable[[Weights, REVMSettings], float]
 
 
 def isotropic_evidence(weights: Weights, settings: REVMSettings) -> float:
-    """The ridge of highest Laplace evidence when all weights share it, by golden section from 1e-4 to 1e4."""
+    """The ridge of highest Laplace evidence when all weights share it, by golden section over eight decades.
+
+    They lie around the largest curvature of the likelihood at weights of zero: the columns' units count for nothing.
+    """
     start = torch.zeros(len(weights.order), dtype=torch.float64)
-    low, high, ratio = -4.0, 4.0, 0.6180339887498949
+    middle, ratio = _log_curvature(weights, start), 0.6180339887498949
+    low, high = middle - 5.0, middle + 3.0
     inner = [high - ratio * (high - low), low + ratio * (high - low)]
     heights = [_isotropic(weights, 10.0**p, start) for p in inner]
     while high - low > 0.02:  # of a decade
@@ -48,6 +52,13 @@ def isotropic_evidence(weights: Weights, settings: REVMSettings) -> float:
             low, inner = inner[0], [inner[1], inner[0] + ratio * (high - inner[0])]
             heights = [heights[1], _isotropic(weights, 10.0 ** inner[1], start)]
     return float(10.0 ** (0.5 * (low + high)))
+
+
+def _log_curvature(weights: Weights, start: Tensor) -> float:
+    """Decimal logarithm of the largest second derivative of the likelihood by a weight; 0 where there is none."""
+    free = Penalised(weights.target, torch.zeros_like(start))
+    largest = float(free.precision(start.unsqueeze(0), start.new_zeros(0))[0].diagonal()[: weights.num_weights].max())
+    return math.log10(largest) if 0.0 < largest < math.inf else 0.0
 
 
 def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:
@@ -159,7 +170,8 @@ class REVM:
 
     def _fitted(self, weights: Weights, start: torch.Tensor) -> REVMPosterior:
         state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.settings)
-        refuse_if_outweighed(state)
+        if not callable(self.ridge):  # one that the evidence has chosen may say that there is nothing
+            refuse_if_outweighed(state)
         warn_if_meaningless(state)
         self._posterior = REVMPosterior(weights, state)
         return self._posterior

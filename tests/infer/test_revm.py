@@ -310,6 +310,10 @@ def test_ridges_by_function() -> None:
     ridge = float(evidence.hyperparameters["ridge"])
     assert 0.3 < ridge < 5.0  # mean square of the true weights is 0.875
 
+    for unit in (1e-6, 1e6):
+        scaled = REVM(models.logistic, ridge=isotropic_evidence).run(unit * Phi, t)
+        assert float(scaled.log_evidence) == pytest.approx(float(evidence.log_evidence), abs=1e-6)
+
     def isotropic(value: float) -> float:
         """Oracle: Laplace's log evidence by the generic engine."""
         from pyro_evidence import LaplaceEvidence
