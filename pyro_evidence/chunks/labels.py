@@ -28,7 +28,7 @@ class Groups:
     >>> import torch
     >>> from pyro_evidence.chunks import Groups
     >>> [(g.tolist(), t.tolist()) for g, t in Groups(torch.tensor([7, 3, 7, 5]), torch.arange(4), size=2)]
-    [([0], [1]), ([0], [3]), ([0, 0], [0, 2])]
+    [([0, 1], [1, 3]), ([0, 0], [0, 2])]
     """
 
     def __init__(self, labels: Any, *arrays: Any, size: int = 100_000) -> None:

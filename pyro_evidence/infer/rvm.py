@@ -200,8 +200,8 @@ def check_likelihood(weights: Weights) -> None:
     """
     joint = weights.joint
     refuse_offsets(weights)
-    refuse_flat(weights)
     certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, _unit(weights))
+    refuse_flat(weights)
 
 
 def _unit(weights: Weights) -> Tensor:

@@ -71,7 +71,7 @@ class EvidenceMLPClassifier(Classifier):
     >>> import numpy as np
     >>> from pyro_evidence.sklearn import EvidenceMLPClassifier
     >>> X = np.linspace(-1.0, 1.0, 24)[:, None]
-    >>> y = (X[:, 0] + np.cos(40.0 * X[:, 0]) > 0.0).astype(int)
+    >>> y = (np.abs(X[:, 0]) + 0.4 * np.cos(40.0 * X[:, 0]) > 0.5).astype(int)
     >>> EvidenceMLPClassifier(2).fit(X, y).predict_proba(X).shape
     (24, 2)
     """
