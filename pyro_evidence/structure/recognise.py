@@ -160,26 +160,30 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
 
 def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled | None:
     """The density by its factors, those of linear predictors joined where there are any; or why not."""
-    require_room(found.origin.joint, found.origin.kept.num_bytes)
-    joint, typical = found.origin.joint, found.typical
-    followed = follow(joint, typical.u, typical.theta, () if sites is None else sites.slots)
-    if isinstance(followed, Followed):
-        linear = None if sites is None or not far else _predictors(sites, found, far, followed)
-        density = structured(followed, linear)
-    else:
-        density = followed
-    small = joint.latents.size <= SMALL
-    if small:
+    joint = found.origin.joint
+    require_room(joint, found.origin.kept.num_bytes)
+    density = _followed(sites, found, far)
+    if joint.latents.size <= SMALL:
         return density if isinstance(density, Structured) and density.steps is not None else None
     return _with_sums(density, found, process=False)
 
 
 def _narrow(sites: Sites | None, found: Near) -> Structured | None:
     """The density by factors of few coordinates each, where all of it is made of such."""
+    density = _followed(sites, found, [])
+    return density if isinstance(density, Structured) and not density.wide else None
+
+
+def _followed(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled:
+    """The density by the factors that two derivatives find, or why not.
+
+    :param far: where linear predictors are verified, so that their factors are joined; empty for none.
+    """
     typical = found.typical
     followed = follow(found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots)
-    density = structured(followed, None) if isinstance(followed, Followed) else None
-    return density if isinstance(density, Structured) and not density.wide else None
+    if not isinstance(followed, Followed):
+        return followed
+    return structured(followed, None if sites is None or not far else _predictors(sites, found, far, followed))
 
 
 def _with_sums(density: Structured | Coupled, found: Near, *, process: bool) -> Structured | Coupled:
