@@ -56,6 +56,38 @@ def intervals(
     rows(axes, labels)
 
 
+def check_plane(name: str, pair: tuple[int, int], num: int) -> None:
+    """Refuse what names no plane of ``num`` dimensions.
+
+    :raises BadInput: unless these are two different numbers from 0 to ``num - 1``.
+    """
+    if num < 2:
+        raise BadInput(f"there is {num} column; expected two at least, for a picture of a plane.")
+    if len(set(pair)) != 2 or not all(0 <= i < num for i in pair):
+        raise BadInput(f"{name}={pair}; expected two different numbers from 0 to {num - 1}.")
+
+
+def line_of(number: int) -> dict[str, Any]:
+    """Colour and dashes of the lines of a class."""
+    return {"color": f"C{number % 10}", "linestyle": DASHES[number % len(DASHES)]}
+
+
+def points_of(number: int) -> dict[str, Any]:
+    """Colour and shape of the points of a class."""
+    return {"color": f"C{number % 10}", "marker": MARKERS[number % len(MARKERS)], "linestyle": "none"}
+
+
+def ellipses(axes: Axes, shares: Tensor, centres: Tensor, trils: Tensor, *, mass: float, **style: Any) -> None:
+    """A line around each kernel ``(K, 2)``, which holds ``mass`` of it, the wider the larger its share ``(K,)``.
+
+    A kernel of share 0 has none.
+    """
+    radius = math.sqrt(-2.0 * math.log1p(-mass))  # chi-square with two degrees of freedom
+    for share, centre, tril in zip(shares.tolist(), centres, trils.expand(*centres.shape, 2), strict=True):
+        if share > 0:
+            ellipse(axes, centre, tril, radius, **style, linewidth=0.5 + 2.5 * share)
+
+
 def ellipse(axes: Axes, centre: Tensor, tril: Tensor, radius: float, **style: Any) -> None:
     """The line ``radius`` standard deviations around a centre ``(2,)``, of the covariance's Cholesky factor."""
     angle = torch.linspace(0.0, math.tau, 101, dtype=centre.dtype)

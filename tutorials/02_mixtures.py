@@ -128,6 +128,8 @@ _ = ax.set(xlabel="test NLL, plain EM", ylabel="test NLL, evidence")
 classifier = class_conditional(EvidenceEM(gaussian_mixture(10)), train.X, train.t)
 error = float((classifier.labels(test.X) != test.t).double().mean())
 print(f"test error {100 * error:.1f} %, components {[p.num_components for p in classifier.posteriors]}")
+figure, ax = plt.subplots(figsize=(5, 4))
+_ = classifier.plot(ax, X=train.X, labels=train.t)
 
 # %% [markdown]
 # ## Galaxies: how many clusters?

@@ -8,8 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence import drawing
+from pyro_evidence.drawing import Axes
 from pyro_evidence.errors import BadInput
 from pyro_evidence.memory import WithinMemory, within_memory
+from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.numerics.backtracking import Backtracking, first_accepted
 
 NEWTON_STEPS = 100
@@ -64,6 +67,11 @@ class ClassConditional(WithinMemory):
 
         :raises BadInput: on a label that no density was fitted for.
         """
+        place = self._places(labels)
+        return self.log_proba(X).gather(-1, place.unsqueeze(-1)).squeeze(-1)
+
+    def _places(self, labels: Tensor) -> Tensor:
+        """Where the labels stand among the classes, shape ``(N,)``."""
         classes, own = (x.long() if x.dtype == torch.bool else x for x in (self.classes, labels.contiguous()))
         place = torch.searchsorted(classes, own).clamp(max=len(classes) - 1)  # which does not compare truth values
         if not bool((self.classes[place] == labels).all()):
@@ -72,7 +80,7 @@ class ClassConditional(WithinMemory):
                 f"labels {unknown} are none of {self.classes.tolist()}, for which there are densities. Fit these "
                 "classes too, or leave their rows out."
             )
-        return self.log_proba(X).gather(-1, place.unsqueeze(-1)).squeeze(-1)
+        return place
 
     def predict(self, X: Tensor) -> Tensor:
         """``p(class | x_n)``, in the order of :attr:`classes`, shape ``(N, C)``; rows add up to 1."""
@@ -85,6 +93,62 @@ class ClassConditional(WithinMemory):
     def labels(self, X: Tensor) -> Tensor:
         """The likeliest label of each datum, shape ``(N,)``."""
         return self.classes[self.log_proba(X).argmax(-1)]
+
+    def plot(
+        self,
+        axes: Axes | None = None,
+        *,
+        X: Tensor | None = None,
+        labels: Tensor | None = None,
+        inputs: tuple[int, int] = (0, 1),
+    ) -> Axes:
+        """The components of each class over data: a line around nine tenths of each, in colour and dashes of its class.
+
+        The wider a line, the larger the component's share of its class.
+
+        >>> posterior.plot(X=X, labels=labels)  # doctest: +SKIP
+
+        :param axes: to draw on; None takes matplotlib's present ones.
+        :param X: data to draw, ``(N, m)``, as points in colour and shape of their class; None for none.
+        :param labels: theirs, ``(N,)``.
+        :param inputs: the two columns on the axes.
+        :raises BadInput: for columns that are not there, data without their labels, and densities without components.
+        :raises ImportError: without matplotlib.
+        """
+        axes = drawing.matplotlib("pyplot").gca() if axes is None else axes
+        drawing.check_axes(axes)
+        given = self._by_class(X, labels)
+        for number, (label, posterior) in enumerate(zip(self.classes.tolist(), self.posteriors, strict=True)):
+            plane, line, points = _plane(posterior, inputs), drawing.line_of(number), drawing.points_of(number)
+            if given:
+                axes.plot(*given[number][:, inputs].T.tolist(), **points, markersize=3, alpha=0.4)
+            drawing.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=0.9, **line)
+            name = f"{label:g}" if isinstance(label, float) else label
+            axes.plot([], [], **(points | line), label=f"class {name}")
+        axes.set(xlabel=f"input {inputs[0]}", ylabel=f"input {inputs[1]}")
+        axes.legend()
+        return axes
+
+    def _by_class(self, X: Tensor | None, labels: Tensor | None) -> list[Tensor]:
+        """The rows of each class; none where there are no data."""
+        if X is None and labels is None:
+            return []
+        if X is None or labels is None or labels.shape != X.shape[:1]:
+            raise BadInput("plot(X=..., labels=...): expected both or neither, and a label for each row of X.")
+        place = self._places(labels)
+        return [X[place == number] for number in range(len(self.classes))]
+
+
+def _plane(posterior: Any, inputs: tuple[int, int]) -> MixtureDensity:
+    """The components of a density in two of its columns."""
+    if not hasattr(posterior, "density"):
+        raise BadInput(
+            f"a {type(posterior).__name__} has no density() of components in closed form; expected mixtures, as "
+            f"EvidenceEM(gaussian_mixture(...)) fits them. Draw log_density(X) over a grid."
+        )
+    density: MixtureDensity = posterior.density()
+    drawing.check_plane("inputs", inputs, density.loc.shape[-1])
+    return density.marginal(inputs)
 
 
 ClassPrior = Callable[[Tensor, Tensor], Tensor]  # log densities (N, C) and class numbers (N,) to log probabilities (C,)

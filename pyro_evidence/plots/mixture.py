@@ -10,8 +10,8 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from pyro_evidence import drawing
 from pyro_evidence.compare.learning_curve import LearningCurve
-from pyro_evidence.drawing import MARKERS, ellipse
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.posterior import MixturePosterior
@@ -31,25 +31,18 @@ def ellipses(axes: Axes, density: MixtureDensity, *, mass: float = 0.9, outputs:
     check_axes(axes)
     _check_plane(density, outputs)
     plane = density.marginal(outputs)
-    radius = math.sqrt(-2.0 * math.log1p(-mass))  # chi-square with two degrees of freedom
-    shares = plane.log_mixing[0].exp()
-    tril = plane.tril.expand(1, *plane.loc.shape[1:], 2)[0]
-    for share, loc, scale in zip(shares, plane.loc[0], tril, strict=True):
-        if share > 0:
-            ellipse(axes, loc, scale, radius, color="black", linewidth=0.5 + 2.5 * float(share))
+    drawing.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=mass, color="black")
     axes.set(xlabel=f"output {outputs[0]}", ylabel=f"output {outputs[1]}")
     return axes
 
 
 def _check_plane(density: MixtureDensity, outputs: tuple[int, int]) -> None:
-    num_outputs = density.loc.shape[-1]
     if len(density.loc) != 1:
         raise BadInput(
             f"the density is another one for each of {len(density.loc)} data; expected one for all. For p(y | x) draw "
             f"density_strips."
         )
-    if len(set(outputs)) != 2 or not all(0 <= i < num_outputs for i in outputs):
-        raise BadInput(f"outputs={outputs}; expected two different numbers from 0 to {num_outputs - 1}.")
+    drawing.check_plane("outputs", outputs, density.loc.shape[-1])
 
 
 def scatter(axes: Axes, posterior: MixturePosterior, Y: Tensor, *, outputs: tuple[int, int] = (0, 1)) -> Axes:
@@ -60,7 +53,7 @@ def scatter(axes: Axes, posterior: MixturePosterior, Y: Tensor, *, outputs: tupl
     owner = posterior.responsibilities(Y).argmax(-1)
     for number, component in enumerate(owner.unique()):
         own = Y[owner == component][:, outputs]
-        axes.plot(*own.T.tolist(), MARKERS[number % len(MARKERS)], color=f"C{number % 10}", markersize=3)
+        axes.plot(*own.T.tolist(), **drawing.points_of(number), markersize=3)
     return ellipses(axes, density, outputs=outputs)
 
 

@@ -285,27 +285,18 @@ class PRBFPosterior(Decided, WithinMemory):
         """
         axes = drawing.matplotlib("pyplot").gca() if axes is None else axes
         drawing.check_axes(axes)
-        self._check_plane(inputs)
+        drawing.check_plane("inputs", inputs, self.loc.shape[-1])
         plane, (x, y) = torch.tensor(inputs), inputs
         tril = torch.linalg.cholesky(self.covariance[:, plane.unsqueeze(-1), plane])
         owner = self.purity.argmax(-1)
         for j in (self.mixing > 0).any(0).nonzero().flatten().tolist():
             width = 1.0 + 3.0 * min(float(self.overlap[j]) / THICK, 1.0)
-            drawing.ellipse(axes, self.loc[j, plane], tril[j], 1.0, **_style(int(owner[j])), linewidth=width)
+            drawing.ellipse(axes, self.loc[j, plane], tril[j], 1.0, **drawing.line_of(int(owner[j])), linewidth=width)
         for label in owner.unique().tolist():
-            axes.plot([], [], **_style(label), label=f"kernels of class {label}")
+            axes.plot([], [], **drawing.line_of(label), label=f"kernels of class {label}")
         axes.set(xlabel=f"input {x}", ylabel=f"input {y}")
         axes.legend()
         return axes
-
-    def _check_plane(self, inputs: tuple[int, int]) -> None:
-        num = self.loc.shape[-1]
-        if len(set(inputs)) != 2 or not all(0 <= i < num for i in inputs):
-            raise BadInput(f"inputs={inputs}; expected two different numbers from 0 to {num - 1}.")
-
-
-def _style(label: int) -> dict[str, Any]:
-    return {"color": f"C{label % 10}", "linestyle": drawing.DASHES[label % len(drawing.DASHES)]}
 
 
 def _kept() -> list[str]:
