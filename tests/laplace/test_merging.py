@@ -8,9 +8,9 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Start, Status, Stop, exact_hessian, gauss_newton
 from pyro_evidence.compare import linearised
-from pyro_evidence.laplace import restarts, type2
+from pyro_evidence.laplace import restarts, type2, type2_rows
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_problem, laplace_state
-from pyro_evidence.laplace.approximation_rows import LaplaceRows
+from pyro_evidence.laplace.approximation_rows import LaplaceRows, laplace_rows
 from pyro_evidence.laplace.hyperparameters import merging
 from pyro_evidence.models.mlp import MLP
 from pyro_evidence.program import LogJoint
@@ -47,6 +47,20 @@ def test_a_mode_vanishes_where_little_of_gauss_newtons_curvature_is_left(monkeyp
         assert merging.vanishes(state) is expected
         after = type2.step(type2.outer_state(state))
         assert (after.verdict is Status.VANISHING) is expected
+
+
+@pytest.mark.parametrize(("soft", "moves"), [(-10.0, True), (10.0, False)])
+def test_rows_whose_mode_is_about_to_vanish_stand_still(
+    monkeypatch: pytest.MonkeyPatch, soft: float, moves: bool
+) -> None:
+    """They are left to the climb of one row, which says so."""
+    state = at_start()
+    points = laplace_rows(
+        state.problem, state.theta.unsqueeze(0), state.problem.active.unsqueeze(0), state.u.unsqueeze(0), 200
+    )
+    monkeypatch.setattr(merging, "SOFT", soft)
+    after = type2_rows.step(state.problem, type2_rows.started(state.problem, points), Stop(progress=False))
+    assert after.moving.tolist() == [moves]
 
 
 def test_every_start_of_a_network_with_nothing_to_bend_ends_where_it_can_be_used() -> None:

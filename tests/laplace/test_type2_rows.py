@@ -73,6 +73,26 @@ def test_a_batch_arrives_where_single_loops_arrive() -> None:
         torch.testing.assert_close(moved.state.laplace.theta, alone.state.laplace.theta, rtol=1e-2, atol=1e-2)
 
 
+def test_a_row_that_rises_by_no_more_than_rounding_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has gained the log evidence cannot tell, so that other steps gain nothing; the others go on."""
+    at = problem_of(MLP(1, 2, alpha={"b1": 1.0, "b2": 1.0}))
+    weights = torch.randn(7, generator=torch.Generator().manual_seed(1))
+    start = type2.outer_state(approximation.laplace_state(at, at.joint.initial_theta, weights, cold=True))
+    top = iterate(type2.step, start, LOOSE, "x").state.laplace
+    near_and_far = top.theta + torch.tensor([[0.01], [0.3]])
+    points = approximation_rows.laplace_rows(at, near_and_far, at.active.expand(2, -1), top.u.expand(2, -1), 200)
+    before = type2_rows.started(at, points)
+    never = Stop(tolerance=0.0, gradient_tolerance=0.0, progress=False)
+    after = type2_rows.step(at, before, never)
+    near, far = ((after.points.objective - points.objective) / (1.0 + points.objective.abs())).tolist()
+    assert 1e-10 < near < 0.1 * far and after.moving.tolist() == [True, True]
+    between = math.sqrt(near * far)
+    monkeypatch.setattr(approximation.Problem, "slack", property(lambda _: between))
+    coarse = type2_rows.step(at, before, never)
+    assert coarse.moving.tolist() == [False, True]
+    torch.testing.assert_close(coarse.points.theta, after.points.theta)  # it has stepped all the same
+
+
 def linear_given_the_unit(w: Tensor, b: Tensor, x: Tensor, t: Tensor) -> Tensor:
     """``log p(t | w, b)`` of one tanh unit with ``v, c ~ N(0, 1)`` and noise precision 25 integrated out."""
     h = torch.tanh(x * w[:, None] + b[:, None])

@@ -133,6 +133,17 @@ def labelled(g: Tensor, y: Tensor) -> None:
     observed("y", dist.Normal(a[place], 1.0), y)
 
 
+def numbered(g: Tensor, y: Tensor) -> None:
+    """As many groups as the largest number says."""
+    m = normal("m")
+    with pyro.plate("groups", int(g.max()) + 1):
+        a = pyro.sample("a", dist.Normal(m, 1.0))
+    observed("y", dist.Normal(a[g], 1.0), y)
+
+
+PARTS = [(CODES[CODES < 3], Y[CODES < 3]), (CODES[CODES >= 3], Y[CODES >= 3])]  # of three groups, and of five
+
+
 def in_chunks(model: Any, chunks: Any, **settings: Any) -> Any:
     return LaplaceEvidence(model).run_chunks(chunks, **settings)
 
@@ -228,6 +239,24 @@ ODD: dict[str, Remedy] = {
         r"run_chunks\(chunks, own=\['a'\]\)",
         lambda: in_chunks(labelled, [(CODES, Y), (CODES, Y + 1.0)]),
         lambda: in_chunks(labelled, [(CODES, Y), (CODES, Y + 1.0)], own=["a"]),
+    ),
+    "groups numbered from elsewhere": Remedy(
+        BadInput,
+        r"as pyro_evidence\.chunks\.Groups numbers them",
+        lambda: in_chunks(numbered, PARTS),
+        lambda: in_chunks(numbered, Groups(CODES, Y, size=15)),
+    ),
+    "groups of a site that is none": Remedy(
+        BadInput,
+        r"own=\['b'\]; expected latent sites among a, m",
+        lambda: in_chunks(labelled, PARTS, own=["b"]),
+        lambda: in_chunks(labelled, PARTS, own=["a"]),
+    ),
+    "other groups, and said to be shared": Remedy(
+        BadInput,
+        "chunk 1 has 6 weights and the first 4; chunks must differ in their rows only",
+        lambda: in_chunks(labelled, PARTS, own=()),
+        lambda: in_chunks(labelled, [(CODES, Y), (CODES, Y + 1.0)], own=()),
     ),
     "a group in two chunks": Remedy(
         BadInput,
