@@ -28,6 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import pyro_evidence.sklearn as estimators
+from benchmarks import estimator_overhead
 from pyro_evidence.sklearn.sparse import RVM_STOP, kernel_basis
 
 NAMES_ITS_CHECKS = "on_fail" in signature(check_estimator).parameters  # from scikit-learn 1.6 on
@@ -175,6 +176,17 @@ def test_probabilities_of_a_row_do_not_depend_on_the_others(name: str) -> None:
     together, alone = fitted.predict_proba(X), np.vstack([fitted.predict_proba(row[None]) for row in X])
     np.testing.assert_allclose(together, alone, rtol=0.0, atol=1e-7)
     np.testing.assert_allclose(together.sum(-1), 1.0)
+
+
+@pytest.mark.parametrize("name", ["EvidenceMixture", "PRBFClassifier", "PyroRegressor"])
+def test_an_estimator_takes_little_beside_its_engine(name: str) -> None:
+    """Five milliseconds, or a twentieth of the engine: of a fit, and of predictions."""
+    X, labels, t = estimator_overhead.data()
+    made = {"EvidenceMixture": estimators.EvidenceMixture(2), "PRBFClassifier": estimators.PRBFClassifier(2)}
+    estimator = made.get(name, estimators.PyroRegressor(regression_of(Linear())))
+    found = estimator_overhead.measured(estimator, X, labels if "Classifier" in name else t, calls=3)
+    assert [call for call, seconds in found.items() if not estimator_overhead.is_fine(*seconds)] == []
+    assert all(engine > 0.0 and more > 0.0 for engine, more in found.values())
 
 
 def test_pipelines_searches_clones_and_pickles() -> None:
