@@ -125,7 +125,9 @@ class RVM:
 
     def _climbed(self, start: Any) -> RVMPosterior:
         stop = replace(self.stop, progress=self.stop.progress and JOIN.get().is_first)
-        self._fit = iterate(self._step, start, stop, "RVM")
+        _ = start.gradient_norm  # what is kept of the design is made here, where autograd may use it later
+        with torch.inference_mode(start.is_closed):
+            self._fit = iterate(self._step, start, stop, "RVM")
         posterior = self.posterior
         require_convergence("RVM", self._fit.status, posterior, self.stop)
         return posterior
@@ -165,7 +167,8 @@ class RVM:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         state = self._fit.state
         of = self._of if self.noise is None else state.weights
-        return RVMPosterior(of, RVMState(state.alpha, state.x), self._fit.status.value, self._fit.objectives)
+        found = RVMState(state.alpha.clone(), state.x.clone())  # outside of inference mode, so fit for derivatives
+        return RVMPosterior(of, found, self._fit.status.value, self._fit.objectives)
 
 
 def linear_weights(

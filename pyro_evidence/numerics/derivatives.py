@@ -228,10 +228,10 @@ class Forward:
         most = min(self.at_once, CHUNK_BYTES // (64 * max(value.numel(), x.numel())))  # some numbers per pass
         return _filled(lambda i: passes(value, x, _one_hot(i, value), self.create_graph), value, most, into)
 
-    def columns(self, block: slice, guesses: Iterable[Tensor]) -> Tensor:
-        """The columns in ``block``, shape ``(n, block)``; a guess itself when it, each row scaled, is right.
+    def guessed(self, block: slice, guesses: Iterable[Tensor]) -> Tensor | None:
+        """The columns in ``block``, shape ``(n, block)``, where a guess, each row scaled, is right; else None.
 
-        Whether it is, products with two generic vectors tell; without a right guess one pass per column is made.
+        Whether it is, products with two generic vectors tell.
         """
         size, n = block.stop - block.start, self.value.numel()
         probes = generic(2, size, self.x)
@@ -244,7 +244,11 @@ class Forward:
                     scale = _row_scale(design.to(probes) @ probes.mT, expected, guess.dtype)
                     if scale is not None:
                         return design.double() if bool((scale == 1).all()) else design * scale.unsqueeze(-1)
-        into = self.x.new_empty(n, size)
+        return None
+
+    def columns(self, block: slice) -> Tensor:
+        """The columns in ``block``, shape ``(n, block)``, one pass each."""
+        into = self.x.new_empty(self.value.numel(), block.stop - block.start)
         index = torch.arange(block.start, block.stop, device=self.x.device)
         return _filled(lambda i: self.along(_one_hot(index[i], self.x)), into[0], self.at_once, into.mT).mT
 

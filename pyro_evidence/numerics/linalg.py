@@ -33,7 +33,8 @@ def cholesky(A: Tensor, name: str, label: Label = coordinate) -> Tensor:
     :raises NotPositiveDefinite: with the smallest eigenvalue and the row it points at.
     """
     tril, info = torch.linalg.cholesky_ex(A.double())
-    if bool(info.any()) or not math.isfinite(float(tril.detach().diagonal(dim1=-2, dim2=-1).sum())):
+    failed = bool(info) if info.dim() == 0 else bool(info.any())  # one number is looked at without an operation
+    if failed or not math.isfinite(float(tril.detach().diagonal(dim1=-2, dim2=-1).sum())):
         raise NotPositiveDefinite(lambda: _not_positive_definite(A.detach().double(), name, label))
     return tril
 

@@ -19,7 +19,6 @@ from pyro_evidence.close_calls import noted
 from pyro_evidence.iterate import Status
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
-from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.relevance.axis_priors import climbed
 from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedTarget, Sums
 from pyro_evidence.relevance.weights import LinearTarget
@@ -46,10 +45,15 @@ class FastState:
     start: Tensor  # (M,) where the mode is searched from
     settled: bool = False  # no change that is promised raises the log evidence
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether steps are formulas, which ask nothing of autograd."""
+        return isinstance(self.target, LinearTarget) and all(part.is_closed for part in self.target.parts)
+
     @cached_property
     def active(self) -> Tensor:
         """Weights in the model, bool, shape ``(M,)``."""
-        return torch.isfinite(self.alpha)
+        return self.alpha < torch.inf
 
     @cached_property
     def index(self) -> Tensor:
@@ -69,7 +73,7 @@ class FastState:
             found = self._at(alpha, x)
             if not len(x):
                 return found
-            slope = found.local.gradient - alpha * x
+            slope = found.local.slope(-alpha * x)
             move = torch.cholesky_solve(slope.unsqueeze(-1), found.tril).squeeze(-1)
             if float(slope @ move) <= 1e-15:
                 return found
@@ -79,7 +83,7 @@ class FastState:
     def _at(self, alpha: Tensor, x: Tensor) -> "Mode":
         """The relevant weights at ``x`` with the local quadratic and the posterior precision there."""
         local = self._local(x)
-        A = local.precision + alpha.diag()
+        A = local.precision(alpha.diag())
         return Mode(x, local, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
 
     def _local(self, x: Tensor) -> "Local":
@@ -128,11 +132,12 @@ class FastState:
         S, Q, _ = self.factors
         variance = self.alpha.reciprocal()
         rest = 1.0 - variance * S
-        s, q = S / rest, Q / rest
         usable = S > torch.finfo(S.dtype).tiny
-        best = ((q.square() - s) / s.square()).where(usable, 0.0).clamp(min=0.0)  # a variance is >= 0
+        square = Q.square()
+        best = ((square - rest * S) / S.square()).where(usable, 0.0).clamp(min=0.0)  # a variance is >= 0
         move = best - variance
-        gain = 0.5 * (Q.square() * move / (1.0 + S * move) - (S * move).log1p())
+        grown = S * move
+        gain = 0.5 * (square * move / (1.0 + grown) - grown.log1p())
         gain = gain.where(usable & ~gain.isnan(), 0.0)
         if len(self.index) == 1 and float(best[self.index]) == 0.0:
             gain[self.index] = 0.0  # an empty model is not a step
@@ -166,13 +171,11 @@ class Local(Protocol):
     def value(self) -> Tensor:
         """Nats, shape ``()``."""
 
-    @property
-    def gradient(self) -> Tensor:
-        """In the relevant weights, shape ``(K,)``."""
+    def slope(self, prior: Tensor) -> Tensor:
+        """The gradient in the relevant weights, added to the prior's ``(K,)``."""
 
-    @property
-    def precision(self) -> Tensor:
-        """Minus the Hessian in them, shape ``(K, K)``."""
+    def precision(self, prior: Tensor) -> Tensor:
+        """Minus the Hessian in them, added to the prior's ``(K, K)``."""
 
     @property
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,46 +193,49 @@ class ByRows:
     target: LinearTarget
     sub: LinearTarget
     etas: tuple[Tensor, ...]  # (1, N, C) each
-    slopes: tuple[Tensor, ...]  # (N, C) each
+    slopes: tuple[Tensor, ...]  # (N C,) each
     curvatures: tuple[Tensor, ...]  # (N, C, C) each
+    weighted: tuple[Tensor, ...]  # (K, N C) each
 
     @staticmethod
     def evaluated(target: LinearTarget, sub: LinearTarget, x: Tensor) -> "ByRows":
         """Around ``x`` ``(K,)``."""
-        etas = tuple(p.eta(x.unsqueeze(0)) for p in sub.parts)
+        etas = tuple(p.predictor(x) for p in sub.parts)
         found = [p.derivatives(e) for p, e in zip(sub.parts, etas, strict=True)]
-        return ByRows(target, sub, etas, tuple(s[0] for s, _ in found), tuple(B[0] for _, B in found))
+        curvatures = tuple(B[0] for _, B in found)
+        weighted = tuple(p.weighted(B) for p, B in zip(sub.parts, curvatures, strict=True))
+        return ByRows(target, sub, etas, tuple(s.flatten() for s, _ in found), curvatures, weighted)
 
     @property
     def value(self) -> Tensor:
-        return torch.stack([p.log_likelihood(e)[0] for p, e in zip(self.sub.parts, self.etas, strict=True)]).sum()
+        return _total([p.log_likelihood(e)[0] for p, e in zip(self.sub.parts, self.etas, strict=True)])
 
-    @property
-    def gradient(self) -> Tensor:
-        return self._slope(self.sub)
+    def slope(self, prior: Tensor) -> Tensor:
+        for part, slope in zip(self.sub.parts, self.slopes, strict=True):
+            prior = torch.addmv(prior, part.columns, slope)
+        return prior
 
-    def _slope(self, target: LinearTarget) -> Tensor:
-        found = [s.flatten() @ p.J.flatten(0, 1) for p, s in zip(target.parts, self.slopes, strict=True)]
-        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
-
-    @property
-    def precision(self) -> Tensor:
-        found = [gram(p.J, B.unsqueeze(0))[0] for p, B in zip(self.sub.parts, self.curvatures, strict=True)]
-        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+    def precision(self, prior: Tensor) -> Tensor:
+        for part, weighted in zip(self.sub.parts, self.weighted, strict=True):
+            prior = torch.addmm(prior, weighted, part.columns.mT)
+        return prior
 
     @property
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        Q = self._slope(self.target)
-        S, cross = torch.zeros_like(Q), Q.new_zeros(self.sub.parts[0].J.shape[-1], len(Q))
-        for part, own, B in zip(self.target.parts, self.sub.parts, self.curvatures, strict=True):
-            S = S + part.precision_diagonal(B)
-            cross = cross + (B @ own.J).flatten(0, 1).mT @ part.J.flatten(0, 1)
-        return S, Q, cross
+        parts = self.target.parts
+        S = [p.precision_diagonal(B) for p, B in zip(parts, self.curvatures, strict=True)]
+        Q = [p.columns @ slope for p, slope in zip(parts, self.slopes, strict=True)]
+        cross = [weighted @ p.columns.mT for p, weighted in zip(parts, self.weighted, strict=True)]
+        return _total(S), _total(Q), _total(cross)
 
     @property
     def squares(self) -> Tensor:
-        slope, B = self.slopes[0].flatten(), self.curvatures[0].flatten()
+        slope, B = self.slopes[0], self.curvatures[0].flatten()
         return (slope.square() / torch.where(B > 0, B, 1.0)).sum()  # a masked datum has no slope either
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 @dataclass(frozen=True)
@@ -248,13 +254,11 @@ class BySums:
     def value(self) -> Tensor:
         return self._found.value
 
-    @property
-    def gradient(self) -> Tensor:
-        return self._found.gradient[self.index]
+    def slope(self, prior: Tensor) -> Tensor:
+        return prior + self._found.gradient[self.index]
 
-    @property
-    def precision(self) -> Tensor:
-        return self._found.precision[self.index][:, self.index]
+    def precision(self, prior: Tensor) -> Tensor:
+        return prior + self._found.precision[self.index][:, self.index]
 
     @property
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,8 +283,7 @@ def columns(target: AnyTarget, index: Tensor, like: Tensor) -> AnyTarget:
     """The target as a function of some weights, the others 0."""
     if not isinstance(target, LinearTarget):
         return target.along(torch.eye(len(like), dtype=like.dtype, device=like.device)[:, index])
-    parts = [replace(p, J=p.J.index_select(-1, index)) for p in target.parts]
-    return replace(target, parts=tuple(parts), rest=None)
+    return replace(target, parts=tuple(p.some(index) for p in target.parts), rest=None)
 
 
 def empty(target: LinearTarget) -> FastState:

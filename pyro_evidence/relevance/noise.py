@@ -200,6 +200,11 @@ class NoisyState:
     fast: FastState
 
     @property
+    def is_closed(self) -> bool:
+        """Whether steps are formulas: never, as the noise is found in the user's model."""
+        return False
+
+    @property
     def essence(self) -> tuple[Noise, float, Tensor, Tensor, bool]:
         """What :meth:`of_essence` takes: for checkpoints, because likelihoods are functions."""
         return self.noise, self.log_scale, self.fast.alpha, self.fast.start, self.fast.settled

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.linear_predictor import Layout, curvature_blocks, gram_diagonal
+from pyro_evidence.numerics.linear_predictor import Layout, curvature_blocks, gram_diagonal, slope_and_curvature
 
 Function = Callable[[Tensor], Tensor]  # rows (R, D) -> (R,)
 EPS = torch.finfo(torch.float64).eps
-KEPT = 2**24  # numbers of a design whose squares may be kept beside it: 128 MiB
+PLACES = (0.0, 0.7, -2.9, 6.1)  # predictors at which a likelihood is looked at
+KEPT = 2**24  # numbers of a design whose transpose and squares may be kept beside it: 128 MiB each
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,15 @@ class Part:
         """Predictors of rows ``(R, D)``, shape ``(R, N, C)``."""
         return (y @ self.J.flatten(0, 1).mT).view(-1, *self.c.shape) + self.c
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether derivatives are formulas, which ask nothing of autograd."""
+        return False
+
+    def predictor(self, y: Tensor) -> Tensor:
+        """Predictors of one row ``(D,)``, shape ``(1, N, C)``."""
+        return torch.addmv(self.c.flatten(), self.columns.mT, y).view(1, *self.c.shape)
+
     def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """Log likelihood ``(R,)`` and its derivative in ``eta``, shape ``(R, N, C)``."""
         return derivatives.gradient(lambda e, _: self.log_likelihood(e), eta, eta)
@@ -40,7 +50,22 @@ class Part:
 
     def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivative ``(R, N, C)`` and :meth:`curvature` in ``eta``."""
-        return self.slope(eta)[1], self.curvature(eta)
+        _, slope, blocks = slope_and_curvature(self.log_likelihood, Layout(self.c.shape, ()), eta)
+        return slope, blocks()
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """``J`` with a row for each weight, ``(D, N C)``; a small one is copied, so that each is in one piece."""
+        transposed = self.J.flatten(0, 1).mT
+        return transposed.contiguous() if self.J.numel() <= KEPT else transposed
+
+    def weighted(self, B: Tensor) -> Tensor:
+        """``J' B`` for curvatures ``(N, C, C)``, shape ``(D, N C)``."""
+        return self.columns * B.flatten() if self.c.shape[1] == 1 else (B @ self.J).flatten(0, 1).mT
+
+    def some(self, index: Tensor) -> "Part":
+        """This part as a function of the weights ``index`` ``(K,)``, the others 0."""
+        return replace(self, J=self.columns.index_select(0, index).mT.unflatten(0, self.c.shape))
 
     def precision_diagonal(self, B: Tensor) -> Tensor:
         """Diagonal of ``J' B J`` for curvatures ``(N, C, C)``, shape ``(D,)``; keeps the squares of a small ``J``."""
@@ -64,6 +89,10 @@ class LogisticPart(Part):
     half: Tensor  # (N, 1) t - 1/2, times the datum's weight
     trials: Tensor  # (N, 1) the datum's weight
 
+    @property
+    def is_closed(self) -> bool:
+        return True
+
     def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """Log likelihood ``(R,)`` and its derivative in ``eta``."""
         return self.log_likelihood(eta), self.half - 0.5 * self.trials * (0.5 * eta).tanh()
@@ -73,34 +102,33 @@ class LogisticPart(Part):
         return (self.trials * eta.sigmoid() * (-eta).sigmoid()).unsqueeze(-1)
 
     def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        s = eta.sigmoid()
-        slope = self.half - self.trials * (s - 0.5)
-        return slope, (self.trials * s * (-eta).sigmoid()).unsqueeze(-1)
+        s = self.trials * eta.sigmoid()
+        return self.top - s, s.mul_((-eta).sigmoid_()).unsqueeze(-1)
+
+    @cached_property
+    def top(self) -> Tensor:
+        """The slope far to the left, ``(N, 1)``."""
+        return self.half + 0.5 * self.trials
 
 
 def logistic(part: Part) -> Part:
     """The part in closed form when its derivatives say that it is Bernoulli in log odds; else itself."""
     if part.c.shape[1] != 1:
         return part
-    zero = torch.zeros_like(part.c).unsqueeze(0)
-    value, half = part.slope(zero)
-    trials = 4.0 * part.curvature(zero)[..., 0]
-    constant = value + math.log(2.0) * trials.sum()
+    places = part.c.new_tensor(PLACES).reshape(-1, 1, 1).expand(-1, *part.c.shape)
+    value, slope, blocks = slope_and_curvature(part.log_likelihood, Layout(part.c.shape, ()), places)
+    curvature = blocks()
+    half, trials = slope[0], 4.0 * curvature[0, ..., 0]
+    constant = value[0] + math.log(2.0) * trials.sum()
 
     def log_likelihood(eta: Tensor) -> Tensor:
-        log_cosh = (0.5 * eta).abs() + (-eta.abs()).exp().log1p()  # log 2 cosh(eta/2)
+        log_cosh = torch.logaddexp(0.5 * eta, -0.5 * eta)  # log 2 cosh(eta/2)
         return constant + (half * eta - trials * log_cosh).sum((-2, -1))
 
-    closed = LogisticPart(log_likelihood, part.J, part.c, half[0], trials[0])
-    places = [zero + x for x in (0.7, -2.9, 6.1)]
-    same = all(
-        torch.allclose(a, b, rtol=1e-9, atol=1e-9)
-        for eta in places
-        for a, b in zip(
-            (*closed.slope(eta), closed.curvature(eta)), (*part.slope(eta), part.curvature(eta)), strict=True
-        )
-    )
-    return closed if same else part
+    closed = LogisticPart(log_likelihood, part.J, part.c, half, trials)
+    found = (*closed.slope(places), closed.curvature(places))
+    pairs = zip(found, (value, slope, curvature), strict=True)
+    return closed if all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in pairs) else part
 
 
 def part_of(log_likelihood: Function, layout: Layout, predictor: tuple[Tensor, Tensor], dtype: torch.dtype) -> Part:

@@ -39,7 +39,7 @@ __all__ = ["PrecisionGroups", "Structure", "recognise"]
 
 Pair = tuple[Probe, Probe]  # a run at u = 0 and one elsewhere, at the same hyperparameters
 
-EASY_JACOBIAN = 2**16  # numbers for which any way will do
+FEW_PASSES = 32  # that are as fast as looking for the model's own design matrix
 HEAVY_HESSIAN = 2**23  # bytes that one reverse pass for each coordinate writes
 MANY_SITES = 16  # that observe something: where the prior is no diagonal Gaussian, one run of the model is faster
 SMALL_JACOBIAN = 2**24  # numbers that are never too many
@@ -343,10 +343,13 @@ def read_again(joint: LogJoint, slots: Sequence[Slot]) -> LinearDensity:
 
 def _jacobian(slope: Forward, origin: Probe) -> Tensor:
     """``J``, shape ``(N C, D)``; the model's own design matrix, where it has one, without a pass or a copy."""
-    if slope.value.numel() * slope.x.numel() <= EASY_JACOBIAN:
+    n, guesses = slope.value.numel(), origin.kept.tensors.values()
+    if min(n, slope.x.numel()) <= FEW_PASSES:
         return slope.matrix()
-    guesses = origin.kept.tensors.values()
-    parts = [slope.columns(block, guesses) for block in origin.joint.latents.slices.values()]
+    found = [(block, slope.guessed(block, guesses)) for block in origin.joint.latents.slices.values()]
+    if n < sum(block.stop - block.start for block, part in found if part is None):
+        return slope.matrix()
+    parts = [slope.columns(block) if part is None else part for block, part in found]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 

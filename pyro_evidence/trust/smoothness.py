@@ -17,7 +17,7 @@ from pyro_evidence.numerics.derivatives import generic, pullback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import unwrapped
-from pyro_evidence.program.sites import sample_nodes
+from pyro_evidence.program.sites import Node, sample_nodes
 from pyro_evidence.threads import without_validation
 
 WRONG = "its second derivatives are not those of its slope"
@@ -178,25 +178,34 @@ def _said(gap: Gap, name: str, where: str, what: str) -> str:
 
 def _site_gaps(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dict[str, Gap]:
     """Every site's slope at both ends of ``u`` plus and minus ``step`` ``(D,)``, beside its second derivative."""
-    here, ahead, behind = (_site_slopes(joint, u + s * step, theta, step) for s in (0.0, 1.0, -1.0))
-    kinds = {n: _kind(node["fn"]) for n, node in sample_nodes(joint.trace(u, theta)).items()}
-    return {n: Gap(ahead[n][0] - behind[n][0], 2.0 * here[n][1], kinds[n]) for n in here}
-
-
-def _site_slopes(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dict[str, tuple[float, float]]:
-    """First and second derivative along ``step`` of each site's log density."""
     point = u.detach().requires_grad_()
+    here, sides = _sites(joint, point, theta), []
+    for sign in (1.0, -1.0):
+        end = (u + sign * step).detach().requires_grad_()
+        sides.append({n: _slope(node, end) @ step for n, node in _sites(joint, end, theta).items()})
+    return {
+        n: Gap(float(sides[0][n] - sides[1][n]), 2.0 * float(_second(node, point, step) @ step), _kind(node["fn"]))
+        for n, node in here.items()
+    }
+
+
+def _sites(joint: LogJoint, point: Tensor, theta: Tensor) -> dict[str, Node]:
+    """The sites of a run, with their log densities."""
     trace = joint.trace(point, theta)
     with without_validation():
         trace.compute_log_prob()
-    return {n: _along(node["log_prob_sum"], point, step) for n, node in sample_nodes(trace).items()}
+    return sample_nodes(trace)
 
 
-def _along(value: Any, point: Tensor, step: Tensor) -> tuple[float, float]:
-    if not isinstance(value, Tensor):
-        return 0.0, 0.0
-    slope = pullback(value, point, create_graph=True)
-    return float(slope.detach() @ step), float(pullback(slope, point, step) @ step)
+def _slope(node: Node, point: Tensor, *, create_graph: bool = False) -> Tensor:
+    """The gradient of a site's log density, ``(D,)``."""
+    value = node["log_prob_sum"]
+    return pullback(value, point, create_graph=create_graph) if isinstance(value, Tensor) else torch.zeros_like(point)
+
+
+def _second(node: Node, point: Tensor, step: Tensor) -> Tensor:
+    """The Hessian of a site's log density times ``step``, ``(D,)``."""
+    return pullback(_slope(node, point, create_graph=True), point, step)
 
 
 def _kind(fn: Any) -> str:

@@ -119,6 +119,33 @@ def test_the_diagonal_of_the_precision_with_and_without_kept_squares(monkeypatch
     torch.testing.assert_close(part.precision_diagonal(B), expected)
 
 
+def test_formulas_and_derivatives_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    Phi, w = problem()
+    t = labels(Phi, w)
+    by_formulas = RVM(models.logistic).run(Phi, t)
+    assert by_formulas.of.target.parts[0].is_closed  # type: ignore[attr-defined]
+    monkeypatch.setattr("pyro_evidence.structure.observed_parts.logistic", lambda part: part)
+    by_derivatives = RVM(models.logistic).run(Phi, t)
+    assert not by_derivatives.of.target.parts[0].is_closed  # type: ignore[attr-defined]
+    expected = torch.tensor(by_derivatives.log_evidences)
+    torch.testing.assert_close(torch.tensor(by_formulas.log_evidences), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(by_formulas.weights["w"], by_derivatives.weights["w"], rtol=1e-8, atol=1e-10)
+
+
+def test_what_a_fit_leaves_can_be_differentiated() -> None:
+    """Its steps are taken in inference mode, whose tensors cannot."""
+    Phi, w = problem()
+    engine = RVM(models.logistic)
+    posterior = engine.run(Phi, labels(Phi, w))
+    part = posterior.of.target.parts[0]  # type: ignore[attr-defined]
+    made = [posterior.alpha, posterior.state.x, part.J, part.columns, part.precision_diagonal(torch.ones(100, 1, 1))]
+    assert not any(x.is_inference() for x in (*made, part.top, part.half, posterior.log_evidence))
+    y = torch.zeros(8).requires_grad_()
+    (slope,) = torch.autograd.grad(part.log_likelihood(part.predictor(y))[0], y)
+    torch.testing.assert_close(slope, Phi.T @ (labels(Phi, w) - 0.5))
+    assert engine.step(Phi, labels(Phi, w)) > engine.step(Phi, labels(Phi, w))
+
+
 def test_threads_do_not_change_the_result() -> None:
     X = torch.randn(150, 2)  # enough for two threads to share a product, and to add its terms in another order
     t = labels(X, torch.tensor([3.0, 0.0]))

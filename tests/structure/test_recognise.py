@@ -287,12 +287,27 @@ def test_the_models_own_design_matrix_is_used(monkeypatch: pytest.MonkeyPatch) -
         with pyro.plate("data", len(X)):
             pyro.sample("t", dist.Bernoulli(logits=X @ w + b), obs=t)
 
-    monkeypatch.setattr(structure, "EASY_JACOBIAN", 0)
+    monkeypatch.setattr(structure, "FEW_PASSES", 0)
     alone = recognise(looked_at("logistic_by_logits")[0]).linear
     beside = recognise(LogJoint(model, (X, binary))).linear
     assert alone is not None and beside is not None
     assert alone.linear[0].J.data_ptr() == X.data_ptr()
     assert torch.equal(beside.linear[0].J[:, 0], torch.cat([torch.ones(30, 1), X], -1))
+
+
+@pytest.mark.parametrize("num", [50, 35])  # more than there are data, and fewer
+def test_a_predictor_that_is_no_design_of_the_models_is_differentiated(num: int) -> None:
+    Phi, turned = torch.randn(40, 36), torch.randn(40, num)
+
+    def model(X, t):
+        b = pyro.sample("b", dist.Normal(0.0, 1.0).expand([num]).to_event(1))
+        w = pyro.sample("w", dist.Normal(torch.zeros(36), 1.0).to_event(1))
+        with pyro.plate("data", 40):
+            pyro.sample("t", dist.Bernoulli(logits=X @ w + (2.0 * turned.flip(1)) @ b.flip(0)), obs=t)
+
+    found = recognise(LogJoint(model, (Phi, torch.ones(40)))).linear
+    assert found is not None
+    torch.testing.assert_close(found.linear[0].J[:, 0], torch.cat([2.0 * turned, Phi], -1))
 
 
 def test_hidden_dependence_on_wide_hyperparameters_is_no_group() -> None:
