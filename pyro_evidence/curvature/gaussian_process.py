@@ -13,6 +13,10 @@ from pyro_evidence.curvature.gaussian_process_mode import Mode, scaled
 class ObservationMap(Protocol):
     """The matrix ``J`` through which predictors see the latents."""
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether each predictor is the latent of its own place."""
+
     def apply(self, M: Tensor) -> Tensor:
         """``J M``, shape ``(n, k)``."""
 
@@ -28,16 +32,16 @@ class Selection:
     size: int  # D
 
     @cached_property
-    def _all_in_order(self) -> bool:
+    def is_identity(self) -> bool:
         return torch.equal(self.index, torch.arange(self.size, device=self.index.device))
 
     def apply(self, M: Tensor) -> Tensor:
         """``J u``: rows of ``u`` ``(D, ...)``, one for each predictor."""
-        return M if self._all_in_order else M[self.index]
+        return M if self.is_identity else M[self.index]
 
     def adjoint(self, v: Tensor) -> Tensor:
         """``J' v``: sums of ``v`` over the predictors that read the same element."""
-        return v if self._all_in_order else v.new_zeros(self.size, v.shape[-1]).index_add(0, self.index, v)
+        return v if self.is_identity else v.new_zeros(self.size, v.shape[-1]).index_add(0, self.index, v)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class Design:
     """A predictor with any matrix ``J``."""
 
     J: Tensor  # (n, D)
+
+    @property
+    def is_identity(self) -> bool:
+        return False
 
     def apply(self, M: Tensor) -> Tensor:
         """``J u``."""
@@ -89,6 +97,8 @@ class LatentPrecision:
     @cached_property
     def variance(self) -> Tensor:
         """Posterior variances, ``(1, D)``."""
+        if self.seen.is_identity:
+            return self.mode.factor.variance(self.covariance).unsqueeze(0)
         return (self.covariance.diagonal() - self.mode.factor.explained_diagonal(self.cross)).unsqueeze(0)
 
     @cached_property

@@ -54,9 +54,8 @@ class Factor(Protocol):
     def curvature(self) -> Tensor:
         """``W``, blocks ``(N, C, C)``."""
 
-    @property
     def matrix(self) -> Tensor:
-        """``R``, shape ``(n, n)``."""
+        """``R``, shape ``(n, n)``, made anew at each call."""
 
     def apply(self, v: Tensor) -> Tensor:
         """``R v``, shape ``(n, k)``."""
@@ -93,7 +92,6 @@ class RootFactor:
         """``B^-1``."""
         return torch.cholesky_inverse(self.tril)
 
-    @cached_property
     def matrix(self) -> Tensor:
         """``S B^-1 S``."""
         return sandwiched(self.S, self._inverse)
@@ -144,7 +142,6 @@ class WhitenedFactor:
         """``H`` with ``W Sigma W = H' H``."""
         return torch.linalg.solve_triangular(self.tril, scaled(self.curvature, self.L).mT, upper=False)
 
-    @cached_property
     def matrix(self) -> Tensor:
         """``W - W Sigma W``."""
         return block_matrix(self.curvature) - self._half.mT @ self._half
@@ -372,8 +369,8 @@ def cotangents(K: Tensor, mode: Mode, here: Likelihood) -> Cotangents:
     blocks = _posterior_blocks(K, mode.factor, here.eta.shape[-1])
     s = derivatives.pullback(-0.5 * (blocks * here.curvature).sum(), here.eta).reshape(-1, 1).double()
     v = (s - mode.factor.apply(K @ s)).squeeze(-1)
-    outer = torch.outer(mode.dual, 0.5 * mode.dual + v)
-    G = 0.5 * (outer + outer.mT - mode.factor.matrix)
+    half = 0.25 * mode.dual + 0.5 * v
+    G = mode.factor.matrix().mul_(-0.5).addr_(mode.dual, half).addr_(half, mode.dual)
     return Cotangents(G, mode.dual + v, blocks, K @ v)
 
 

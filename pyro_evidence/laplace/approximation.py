@@ -161,7 +161,7 @@ class LaplaceState:
         """Number of well-determined parameters per hyperparameter, nan for those that hold no precision, ``(T,)``."""
         groups = self.problem.structure.groups
         total = torch.full_like(self.theta, torch.nan)
-        if groups is None:
+        if groups is None or not bool(groups.is_weight.any()):
             return total
         each = evidence.well_determined(groups.log_precision(self.theta).exp(), self.precision.variance[0])
         each = torch.where(self.problem.active, each, 0.0)[groups.member >= 0]

@@ -80,9 +80,9 @@ class LatentFunction(TensorValue):
     def _made(self, kernel: Kernel, mean: Tensor, X: Tensor) -> Any:
         K = kernel(X)
         if self.jitter:
-            K = K + torch.diag_embed(K.new_full((len(X),), self.jitter))
-        try:
-            return dist.MultivariateNormal(mean.expand(len(X)), covariance_matrix=K)
+            K = _Jittered.apply(K, self.jitter)
+        try:  # symmetric by its making, and if it is not positive definite, that is said below
+            return dist.MultivariateNormal(mean.expand(len(X)), covariance_matrix=K, validate_args=False)
         except (LinAlgError, ValueError) as error:
             raise self._singular(X, K) from error
 
@@ -96,6 +96,26 @@ class LatentFunction(TensorValue):
             f"positive definite. Inputs {first} and {second} are {float(distance[first, second]):.3g} apart. Give it "
             f"more jitter (jitter={JITTER:g} is the default), or leave out inputs that occur twice."
         )
+
+
+class _Jittered(torch.autograd.Function):
+    """A square matrix plus a multiple of the unit matrix, without a second matrix for that."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(K: Tensor, jitter: float) -> Tensor:
+        found = K.clone()
+        found.diagonal(dim1=-2, dim2=-1).add_(jitter)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        return cotangents[0], None
 
 
 def _double(X: Tensor) -> Tensor:

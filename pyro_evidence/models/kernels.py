@@ -28,12 +28,13 @@ def squared_distance(X: Tensor, Z: Tensor) -> Tensor:
     derivatives, which are matrix products, may be taken again.
     """
     if not (torch.is_grad_enabled() and (X.requires_grad or Z.requires_grad)):
-        return _distance(X, Z).square()
+        return _squared(X, Z)
     return _Squared.apply(X, Z)
 
 
-def _distance(X: Tensor, Z: Tensor) -> Tensor:
-    return torch.cdist(X, Z, compute_mode="donot_use_mm_for_euclid_dist")
+def _squared(X: Tensor, Z: Tensor) -> Tensor:
+    distance = torch.cdist(X, Z, compute_mode="donot_use_mm_for_euclid_dist")
+    return distance.mul_(distance)  # in its own memory
 
 
 class _Squared(torch.autograd.Function):
@@ -43,7 +44,7 @@ class _Squared(torch.autograd.Function):
 
     @staticmethod
     def forward(X: Tensor, Z: Tensor) -> Tensor:
-        return _distance(X.detach(), Z.detach()).square()
+        return _squared(X.detach(), Z.detach())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -294,7 +295,7 @@ class RBF(Stationary):
 
     def profile(self, squared: Tensor) -> Tensor:
         """``exp(-r^2 / 2)``."""
-        return (-0.5 * squared).exp()
+        return (-0.5 * squared).exp_()
 
 
 @dataclass(frozen=True, eq=False)

@@ -185,6 +185,18 @@ def pullbacks(value: Tensor, *places: Tensor) -> list[Tensor]:
     return [torch.zeros_like(x) if g is None else g for x, g in zip(places, found, strict=True)]
 
 
+def takes_part(value: Tensor, leaves: Sequence[Tensor]) -> list[bool]:
+    """Which leaves the graph of ``value`` leads to, without a derivative."""
+    seen, ahead, ends = set(), [value.grad_fn], set()
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ends.add(id(getattr(node, "variable", None)))
+            ahead += [before for before, _ in node.next_functions]
+    return [id(leaf) in ends for leaf in leaves]
+
+
 class Forward:
     """The derivative of a vector ``(n,)`` in a vector ``(D,)`` as a linear map.
 
@@ -229,7 +241,7 @@ class Forward:
         return _filled(lambda i: passes(value, x, _one_hot(i, value), self.create_graph), value, most, into)
 
     def guessed(self, block: slice, guesses: Iterable[Tensor]) -> Tensor | None:
-        """The columns in ``block``, shape ``(n, block)``, where a guess, each row scaled, is right; else None.
+        """The columns in ``block``, shape ``(n, block)``, where a guess or one, each row scaled, is right; else None.
 
         Whether it is, products with two generic vectors tell.
         """
@@ -238,7 +250,8 @@ class Forward:
         directions = self.x.new_zeros(2, self.x.numel())
         directions[:, block] = probes
         expected = self.along(directions).mT.double()
-        for guess in guesses:
+        own = [torch.eye(n, dtype=self.x.dtype, device=self.x.device)] if n == size else []
+        for guess in chain(own, guesses):
             if guess.numel() == n * size and guess.is_floating_point():
                 for design in (guess.reshape(n, size), guess.reshape(size, n).mT):
                     scale = _row_scale(design.to(probes) @ probes.mT, expected, guess.dtype)

@@ -10,6 +10,7 @@ from torch.distributions import biject_to
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity, unconstrained_shape
+from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program.failed_run import bad_entries, describe
 from pyro_evidence.program.numbers import check_kinds
 from pyro_evidence.program.sites import Node, Trace, is_discrete, is_empty, is_observation, is_plate, sample_nodes
@@ -260,8 +261,7 @@ def _check_influence(joint: Joint, density: Tensor, values: Mapping[str, Tensor]
     params = [n for n in values if n not in joint.hyper_sites]
     idle = params
     if density.requires_grad:
-        slopes = torch.autograd.grad(density, [values[n] for n in params], allow_unused=True)
-        idle = [n for n, slope in zip(params, slopes, strict=True) if slope is None]
+        idle = [n for n, felt in zip(params, takes_part(density, [values[n] for n in params]), strict=True) if not felt]
     if idle:
         raise UnsupportedModel(
             f"the log joint density does not depend on hyperparameter(s) {', '.join(idle)}, so nothing can "

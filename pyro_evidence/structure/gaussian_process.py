@@ -291,7 +291,8 @@ class GaussianLatent(LinearDensity):
         total = loc @ reading.loc + found.mean @ offsets
         for b in reading.blocks:
             piece = G[b.where, b.where]
-            total = total + ((piece.diagonal() if b.covariance.dim() == 1 else piece) * b.covariance).sum()
+            weights = piece.diagonal() if b.covariance.dim() == 1 else piece.flatten()
+            total = total + weights @ b.covariance.flatten()  # a product would be another matrix
         return total
 
 

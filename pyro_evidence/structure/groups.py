@@ -1,12 +1,15 @@
 """Hyperparameters that are the precision of Gaussian latents, or of Gaussian noise, and nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from pyro_evidence.numerics.derivatives import Forward, generic, pullback
+from pyro_evidence.program import predictors
 from pyro_evidence.structure.probes import Near, Probe
 
 WIDE = 20.0  # change of a log prior precision under which a group must stay one: a factor of e^20
@@ -158,9 +161,37 @@ def _surprising(guess: Guess, before: Probe, after: Probe) -> Tensor:
 def _acts_elsewhere(guess: Guess, probe: Probe) -> Tensor:
     """Which hyperparameters change the log joint otherwise than through the precisions they own, shape ``(T,)``."""
     density = probe.cells.log_density[guess.owner >= 0].sum()
-    held, total = pullback(density, probe.theta).double(), pullback(probe.log_joint, probe.theta).double()
+    held, total = pullback(density, probe.theta).double(), _slope(probe, guess.power != 0).double()
     count = torch.bincount(guess.owner[guess.owner >= 0], minlength=len(held))
     return (total - held).abs() > _tolerance(probe) * (1.0 + total.abs() + held.abs() + count)
+
+
+def _slope(probe: Probe, wanted: Tensor) -> Tensor:
+    """The slope of the log joint in the ``wanted`` hyperparameters, ``(T,)``, without that of a covariance's factor."""
+    joint, nodes = probe.joint, probe.trace.nodes
+    dense = [n for n in joint.latents.names if _is_dense(nodes[n])]
+    if not dense or joint.discrete or any(_is_moved(nodes[n], probe, wanted) for n in dense):
+        return pullback(probe.log_joint, probe.theta)
+    others = [n for n in (*joint.latents.names, *joint.observed) if n not in dense]
+    return pullback(torch.as_tensor(predictors.log_prob_sum(probe.trace, others)), probe.theta)
+
+
+def _is_dense(node: Mapping[str, Any]) -> bool:
+    """Whether a site's density is that of a multivariate normal."""
+    base = predictors.unwrapped(node["fn"]).base
+    return predictors.is_plain(node) and predictors.is_like(base, MultivariateNormal, node["value"].shape[:-1])
+
+
+def _is_moved(node: Mapping[str, Any], probe: Probe, wanted: Tensor) -> bool:
+    """Whether what a multivariate normal is made of depends on one of the ``wanted`` hyperparameters."""
+    base = predictors.unwrapped(node["fn"]).base
+    spread = next(n for n in ("covariance_matrix", "scale_tril", "precision_matrix") if n in vars(base))
+    for value in (base.loc, getattr(base, spread)):
+        rows = (value @ generic(1, value.shape[-1], value)[0]).flatten()
+        weighed = rows @ generic(2, len(rows), rows)[1]
+        if bool((pullback(weighed, probe.theta)[wanted] != 0).any()):
+            return True
+    return False
 
 
 def settle(guess: Guess, found: Near, far: Sequence[tuple[Probe, Probe]]) -> PrecisionGroups | None:

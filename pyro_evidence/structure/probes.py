@@ -145,6 +145,9 @@ def far(origin: Probe, bases: Sequence[Probe | None]) -> list[Probe | None]:
     step = torch.where(known, FAR * spread.clamp(min=1.0), FAR_UNKNOWN)  # at least FAR units
     step = step * generic(2, len(spread), spread)[1]
     other = step * (-1.0) ** torch.arange(len(spread), device=step.device)
-    pairs = zip((step, -step, -other, other), (*bases, *bases), strict=True)
-    centre = _centre(origin)
-    return [None if base is None else run(origin.joint, centre + s, base.theta) for s, base in pairs]
+    steps, centre = (step, -step, -other, other), _centre(origin)
+    found: list[Probe | None] = [None] * len(steps)
+    for i in (1, 3, 0, 2):  # first those of the last run, whose covariance a model may have kept
+        base = bases[i % 2]
+        found[i] = None if base is None else run(origin.joint, centre + steps[i], base.theta)
+    return found

@@ -111,7 +111,7 @@ def test_mode_covariance_and_evidence_are_the_dense_ones(name: str) -> None:
     torch.testing.assert_close(
         mode.factor.explained_diagonal(at.covariance), mode.factor.explained(at.covariance).diagonal()
     )
-    torch.testing.assert_close(mode.factor.apply(at.covariance), mode.factor.matrix @ at.covariance)
+    torch.testing.assert_close(mode.factor.apply(at.covariance), mode.factor.matrix() @ at.covariance)
 
 
 def test_posterior_variances_are_those_of_the_dense_matrix() -> None:  # from data that say nothing to ones that say all

@@ -216,3 +216,10 @@ def test_generic_directions_are_fixed_and_stay_away_from_zero() -> None:
     assert torch.equal(v, generic(2, 1000, torch.zeros(1)))
     assert 1.0 <= float(v.abs().min()) and float(v.abs().max()) <= 2.0
     assert 0.4 < float((v > 0).double().mean()) < 0.6
+
+
+def test_leaves_that_take_part_are_those_with_a_derivative() -> None:
+    a, b, c = (torch.tensor(x, requires_grad=True) for x in (1.0, 2.0, 3.0))
+    value = (a * b.detach()).exp() + c * 0.0
+    assert derivatives.takes_part(value, [a, b, c]) == [True, False, True]
+    assert derivatives.takes_part(torch.ones(()), [a]) == [False]

@@ -25,7 +25,9 @@ from pyro_evidence.laplace import approximation, type2
 from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
 from pyro_evidence.models.kernels import RBF, Linear, Matern32, Matern52, RationalQuadratic
+from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.program import LogJoint
+from pyro_evidence.structure import groups, probes
 from pyro_evidence.structure import recognise as structure
 
 QUIET = Stop(progress=False)
@@ -328,3 +330,36 @@ def test_few_evaluations_find_the_hyperparameters(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(type2, "laplace_state", counted)
     LaplaceEvidence(gp_classifier(RBF()), stop=QUIET).run(X, t)
     assert len(calls) < 25
+
+
+def noisy(X: Tensor, t: Tensor, shared: bool) -> None:
+    """A noise precision to learn, which may be the precision of the function as well."""
+    beta = pyro.param("beta", torch.tensor(1.3), constraint=constraints.positive)
+    K = (-0.5 * torch.cdist(X, X).square()).exp() + 0.01 * torch.eye(len(X))
+    f = pyro.sample("f", dist.MultivariateNormal(torch.zeros(len(X)), K / beta if shared else K))
+    with pyro.plate("data", len(X)):
+        pyro.sample("t", dist.Normal(f, beta.rsqrt()), obs=t)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_slope_that_a_group_is_judged_by_is_that_of_the_log_joint(shared: bool) -> None:
+    X, t = data()
+    joint = LogJoint(noisy, (X, t, shared))
+    near, wanted = probes.near(joint), torch.tensor([True])
+    assert near is not None
+    expected = pullback(near.typical.log_joint, near.typical.theta)
+    torch.testing.assert_close(groups._slope(near.typical, wanted), expected, rtol=1e-10, atol=1e-10)
+    assert (approximation.laplace_problem(joint).structure.groups is None) == shared
+
+
+def test_no_variance_is_computed_where_no_weight_has_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    variance = LatentPrecision.variance.func  # type: ignore[attr-defined]
+
+    def counted(precision: LatentPrecision) -> Tensor:
+        asked.append(1)
+        return variance(precision)
+
+    monkeypatch.setattr(LatentPrecision, "variance", property(counted))
+    LaplaceEvidence(gp_regression(RBF()), stop=QUIET).run(*data(40))
+    assert len(asked) <= 2  # where the search begins and ends, for the look around the mode

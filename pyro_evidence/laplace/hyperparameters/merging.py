@@ -21,9 +21,12 @@ def is_singular(laplace: LaplaceState) -> bool:
     groups = laplace.problem.structure.groups
     if groups is None:
         return False
-    inflation = laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp()
     alone = (groups.member >= 0) & torch.isfinite(groups.loc)  # elsewhere other latents add to the prior variance
-    most, inflation = largest_inflation(laplace.problem), inflation[laplace.problem.active & alone]
+    alone = alone & laplace.problem.active
+    if not bool(alone.any()):
+        return False
+    inflation = (laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp())[alone]
+    most = largest_inflation(laplace.problem)
     noted("whether the mode is about to merge with another", inflation - most, most, laplace.problem.eps)
     return bool((inflation > most).any())
 
