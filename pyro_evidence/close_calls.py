@@ -60,11 +60,16 @@ def noted(decision: str, distance: Tensor | float, size: Tensor | float = 0.0, e
 
 
 def _nearest(distance: Tensor | float, size: Tensor | float) -> float:
-    """Least distance in units of its number; loops note one number a step, which must cost them nothing."""
-    if all(not isinstance(x, Tensor) or x.numel() == 1 for x in (distance, size)):
-        return abs(float(distance)) / (1.0 + abs(float(size)))
-    roundings = torch.as_tensor(distance).detach().abs() / (1.0 + torch.as_tensor(size).detach().abs())
-    return float(roundings.min()) if roundings.numel() else math.inf
+    """Least distance in units of its number; loops note one in every step, which must cost them little."""
+    if not isinstance(size, Tensor) or size.numel() == 1:
+        return _least(distance) / (1.0 + abs(float(size)))
+    return _least(torch.as_tensor(distance).detach() / (1.0 + size.detach().abs()))
+
+
+def _least(distance: Tensor | float) -> float:
+    if not isinstance(distance, Tensor) or distance.numel() == 1:
+        return abs(float(distance))
+    return float(distance.detach().abs().min()) if distance.numel() else math.inf
 
 
 @contextmanager

@@ -64,6 +64,10 @@ class Layout:
         """Sums of ``y_i`` squared, shape ``(..., m)``."""
         return sums[..., self._first[1] : self.num_diagonal]
 
+    def products_of(self, sums: Tensor) -> Tensor:
+        """Sums of ``y_i y_j``, shape ``(..., m, m)``."""
+        return sums.index_select(-1, self.square.flatten()).unflatten(-1, self.square.shape)
+
     def presence_of(self, sums: Tensor) -> Tensor:
         """Sums over the data in which an output was observed, shape ``(..., m)``."""
         if self.is_plain:

@@ -103,7 +103,7 @@ class PointwiseJoint:
         """``log p(y_n | w)``, shape ``(R, N)``."""
         return self._log_norm + self.log_share
 
-    @property
+    @cached_property
     def resp(self) -> Tensor:
         """``p(k | y_n, w)``, shape ``(R, K, N)``."""
         if self.floor is None:
@@ -149,13 +149,19 @@ def _rows(mixture: Mixture) -> int:
 
 def gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """The log joint, nats, ``(R,)``, and its derivative in the weights, ``(R, K, m, B)``; by residuals."""
+    return with_prior(
+        data.total(_rows(mixture), lambda part: gradient_of(pointwise_joint(part, mixture), part)), mixture
+    )
 
-    def of_part(part: MixtureData) -> Tensor:
-        pointwise = pointwise_joint(part, mixture)
-        slope = pointwise.u @ (pointwise.resp * _each(part))[..., None, :, None]
-        return torch.cat([_height(pointwise, part).unsqueeze(-1), slope.flatten(1)], -1)
 
-    both = data.total(_rows(mixture), of_part)
+def gradient_of(pointwise: PointwiseJoint, part: MixtureData) -> Tensor:
+    """What some data add to the log likelihood and its derivative in the weights, ``(R, 1 + K m B)``."""
+    slope = pointwise.u @ (pointwise.resp * _each(part))[..., None, :, None]
+    return torch.cat([_height(pointwise, part).unsqueeze(-1), slope.flatten(1)], -1)
+
+
+def with_prior(both: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    """The log joint and its derivative, as :func:`gradient`, from those of the likelihood."""
     slope = mixture.alpha * (mixture.loc - mixture.w)
     return both[:, 0] + log_prior(mixture), both[:, 1:].reshape(slope.shape) + slope
 
@@ -186,9 +192,13 @@ def _added(of_shard: MixtureCurvature) -> MixtureCurvature:
 @_added
 def full_by_residuals(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     """The exact Hessian as :func:`full` gives it, from every datum; differentiable."""
-    pointwise = pointwise_joint(data, mixture)
+    return hessian_of(pointwise_joint(data, mixture), data, mixture).unsqueeze(-3)
+
+
+def hessian_of(pointwise: PointwiseJoint, data: MixtureData, mixture: Mixture) -> Tensor:
+    """Minus the Hessian of the log likelihood of some data, shape ``(R, K m B, K m B)``."""
     own = _expected(data, mixture, pointwise.resp * _each(data))
-    return (_block_diagonal(own) + _responsible(pointwise, data)).unsqueeze(-3)
+    return _block_diagonal(own) + _responsible(pointwise, data)
 
 
 def _responsible(pointwise: PointwiseJoint, data: MixtureData) -> Tensor:
@@ -269,9 +279,9 @@ def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
 def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     """Coordinate curvature for a constant basis, from ``sum r (1 - r)`` of the features."""
     layout, w = data.layout, mixture.w.squeeze(-1)
-    mixed = w.unsqueeze(-1) * layout.cross_of(stats.spread).mT
-    squares = w.unsqueeze(-1) * w.unsqueeze(-2) * stats.spread[..., :1, None]
-    products = stats.spread[..., layout.square] - mixed - mixed.mT + squares
+    half = layout.cross_of(stats.spread).squeeze(-1) - 0.5 * stats.spread[..., :1] * w
+    mixed = w.unsqueeze(-1) * half.unsqueeze(-2)
+    products = layout.products_of(stats.spread) - mixed - mixed.mT
     if mixture.noise.dim() == 3:
         weights = mixture.noise.unsqueeze(-1) * mixture.noise.unsqueeze(-2)
         return (mixture.noise * stats.counts.unsqueeze(-1)).diag_embed() - weights * products
@@ -336,6 +346,9 @@ def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
 
 def _is_positive(A: Tensor) -> Tensor:
     """Rows of ``(R, groups, d, d)`` without an eigenvalue below zero; weights that no datum touches are left out."""
+    tril, info = torch.linalg.cholesky_ex(A)
+    if not bool(info.any()) and math.isfinite(float(tril.diagonal(dim1=-2, dim2=-1).sum())):
+        return torch.ones_like(info[:, 0], dtype=torch.bool)
     untouched = A.diagonal(dim1=-2, dim2=-1) == 0
     info = torch.linalg.cholesky_ex(A + untouched.to(A).diag_embed())[1]
     return (info == 0).all(-1) & A.isfinite().flatten(1).all(-1)

@@ -16,11 +16,19 @@ from pyro_evidence.mixture import evidence, mode, rounds, rows
 from pyro_evidence.mixture.data import ResponseUnits, response_units
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
-from pyro_evidence.mixture.number.deletion import Deletion
+from pyro_evidence.mixture.number.deletion import Deletion, GreedyDeletion
 from pyro_evidence.mixture.posterior import AtMode, MixturePosterior
 from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognised
 from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
-from pyro_evidence.mixture.updates import Ties, Update
+from pyro_evidence.mixture.updates import (
+    BoundedInflation,
+    Ties,
+    Unregularised,
+    Update,
+    WeightDecay,
+    as_published,
+    corrected,
+)
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.restarts import advance, crawling, require_any
 from pyro_evidence.settings import check_count, check_positive, check_seed, outside, seeded
@@ -169,9 +177,21 @@ def begin(
     return MixtureFit(structure, units, data, ties, batch)
 
 
-def finish(
+@dataclass(frozen=True)
+class Chosen:
+    """The restart that a posterior is made of."""
+
+    fit: Fit[MixtureRestarts]
+    at_mode: Mixture  # one row, its weights at a mode
+    number: int
+    heights: Tensor  # (R,) log evidence of every restart in the engine's units, nan where it failed
+    reasons: tuple[str, ...]  # what those that failed said
+    limit: str  # what kept it from further splits
+
+
+def choose(
     task: MixtureFit, fit: Fit[MixtureRestarts], deletion: Deletion | None, stop: Stop, journal: ErrorJournal
-) -> MixturePosterior:
+) -> Chosen:
     """From all restarts to one: deletion, choice, and, if anything was deleted, rounds of the chosen one alone.
 
     :raises NotConverged: when every restart has failed, with all reasons.
@@ -181,14 +201,13 @@ def finish(
     batch, modes = fit.state, fit.state.modes
     best = mode.first_highest(torch.where(batch.failed, -torch.inf, modes.occam)).reshape(1)
     at_mode, limit = modes.mixture[best], ""
-    restarts = torch.where(batch.failed, torch.nan, task.times * modes.log_evidence)
+    heights = torch.where(batch.failed, torch.nan, task.times * modes.log_evidence)
     if (deletion or task.times > 1.0) and fit.status is not Status.INTERRUPTED:
         fit, limit = _alone(task, fit, best, (deletion, stop, journal))
         at_mode = mode.find_mode(task.data, fit.state.expected.mixture)
     elif fit.status is Status.STEP_LIMIT and float(batch.change[best]) <= stop.gradient_tolerance:
         fit = Fit(batch, Status.CONVERGED, fit.objectives)  # the others are not
-    found = posterior_of(task, fit, at_mode, (restarts, batch.reasons))
-    return replace(found, paths=path_of(journal.entries, int(best)), limit=limit)
+    return Chosen(fit, at_mode, int(best), heights, batch.reasons, limit)
 
 
 def _alone(
@@ -228,13 +247,9 @@ def _may_grow(task: MixtureFit) -> bool:
 
 def current_posterior(task: MixtureFit, stop: Stop) -> MixturePosterior:
     """The posterior where the best restart stands."""
-    return finish(task, Fit(task.batch, Status.BY_HAND, (task.batch.objective,)), None, stop, _first_entry(task))
-
-
-def _first_entry(task: MixtureFit) -> ErrorJournal:
-    journal = task.journal()
+    journal, fit = task.journal(), Fit(task.batch, Status.BY_HAND, (task.batch.objective,))
     journal.note(task.batch)
-    return journal
+    return posterior_of(task, choose(task, fit, None, stop, journal), journal)
 
 
 def _deleted(fit: Fit[MixtureRestarts], deletion: Deletion) -> Fit[MixtureRestarts]:
@@ -248,26 +263,27 @@ def _deleted(fit: Fit[MixtureRestarts], deletion: Deletion) -> Fit[MixtureRestar
         return Fit(fit.state, Status.INTERRUPTED, fit.objectives)
 
 
-def posterior_of(
-    task: MixtureFit, fit: Fit[MixtureRestarts], at_mode: Mixture, restarts: tuple[Tensor, tuple[str, ...]]
-) -> MixturePosterior:
-    """One mixture in the model's units.
-
-    :param at_mode: one row, its weights at a mode.
-    :param restarts: log evidence of each in the engine's units, and what those that failed said.
-    """
-    structure = enlarged(task.structure, len(at_mode.loc))
-    found = AtMode(structure, task.units, task.data, at_mode)
+def posterior_of(task: MixtureFit, chosen: Chosen, journal: ErrorJournal) -> MixturePosterior:
+    """One mixture in the model's units."""
+    structure, fit = enlarged(task.structure, len(chosen.at_mode.loc)), chosen.fit
+    found = AtMode(structure, task.units, task.data, _fit_for_derivatives(chosen.at_mode))
     return MixturePosterior(
         found.laplace_state(),
         fit.status.value,
         tuple(v - float(task.jacobian) for v in fit.objectives),
-        restarts[0] - task.jacobian,
-        restarts[1],
+        chosen.heights - task.jacobian,
+        chosen.reasons,
         recognised=structure,
         mixture=found.mixture,
         num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
+        paths=path_of(journal.entries, chosen.number),
+        limit=chosen.limit,
     )
+
+
+def _fit_for_derivatives(mixture: Mixture) -> Mixture:
+    """A copy, of what inference mode has made perhaps."""
+    return replace(mixture.rebuilt(lambda _, x: x.clone()), loc=mixture.loc.clone())
 
 
 Found = TypeVar("Found", bound=LaplacePosterior)
@@ -289,10 +305,23 @@ def run(task: MixtureFit, settings: Settings, journal: ErrorJournal) -> MixtureP
     """
     stop, deletion = settings.stop, settings.deletion
     together = stop if deletion is None else replace(stop, num_steps=min(stop.num_steps, deletion.after))
-    journal.note(task.batch)
-    step = journal if deletion is not None else _leaping(journal, stop)
-    fit = rounds.em(task.batch, settings.update, settings.start.warm_up, together, step)
-    return warn_unless_converged(finish(task, fit, deletion, stop, journal), stop)
+    _ = task.data.num_data  # is kept with the data, where autograd may use it later
+    with torch.inference_mode(is_closed(task, settings)):
+        journal.note(task.batch)
+        step = journal if deletion is not None else _leaping(journal, stop)
+        fit = rounds.em(task.batch, settings.update, settings.start.warm_up, together, step)
+        chosen = choose(task, fit, deletion, stop, journal)
+    return warn_unless_converged(posterior_of(task, chosen, journal), stop)
+
+
+FORMULAS = (as_published, corrected, evidence.full, evidence.coordinate, evidence.block)
+KINDS = (BoundedInflation, Unregularised, WeightDecay, GreedyDeletion, type(None))
+
+
+def is_closed(task: MixtureFit, settings: Settings) -> bool:
+    """Whether rounds are formulas of ours on data in memory, which ask nothing of autograd."""
+    given = settings.update, settings.deletion, task.batch.expected.curvature
+    return type(task.data) is MixtureData and all(x in FORMULAS or type(x) in KINDS for x in given)
 
 
 def warn_unless_converged(posterior: Found, stop: Stop) -> Found:

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from pyro_evidence.close_calls import noted
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import expectation
+from pyro_evidence.mixture.evidence import PointwiseJoint, pointwise_joint
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
 from pyro_evidence.mixture.updates import EStep, estep
 from pyro_evidence.numerics import newton
@@ -46,10 +47,31 @@ class _Rows:
 
     def precision(self, u: Tensor) -> Tensor:
         data, mixture = self.unpacked(u)
-        A = mixture_evidence.full(data, mixture, e_step(data, mixture)).squeeze(1)
-        H = pad(A + mixture.alpha.flatten(1).diag_embed(), (0, 1, 0, 1))
+        H = pad(self.curvature(u, data, mixture) + mixture.alpha.flatten(1).diag_embed(), (0, 1, 0, 1))
         H[:, -1, -1] = 1.0
         return H
+
+    def curvature(self, u: Tensor, data: MixtureData, mixture: Mixture) -> Tensor:
+        """Minus the Hessian of the log likelihood, shape ``(R, K m B, K m B)``."""
+        return mixture_evidence.full(data, mixture, e_step(data, mixture)).squeeze(1)
+
+
+@dataclass
+class _InOnePiece(_Rows):
+    """Rows over data that are all at hand: what every datum says at a gradient gives the curvature there."""
+
+    seen: tuple[Tensor, PointwiseJoint] | None = None
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        data, mixture = self.unpacked(u)
+        self.seen = u, pointwise_joint(data, mixture)
+        value, slope = mixture_evidence.with_prior(mixture_evidence.gradient_of(self.seen[1], data), mixture)
+        return value, pad(slope.flatten(1), (0, 1))
+
+    def curvature(self, u: Tensor, data: MixtureData, mixture: Mixture) -> Tensor:
+        if self.seen is not None and torch.equal(self.seen[0], u):
+            return mixture_evidence.hessian_of(self.seen[1], data, mixture)
+        return mixture_evidence.hessian_of(pointwise_joint(data, mixture), data, mixture)
 
 
 @dataclass
@@ -98,7 +120,8 @@ def chunks(data: MixtureData, mixture: Mixture) -> tuple[Tensor, ...]:
 def _polished(data: MixtureData, mixture: Mixture, num_newton: int) -> Tensor:
     """Weights of all rows at their modes."""
     many = mixture.w.numel() * data.num_rows > expectation.SHARD
-    density: Any = _OneOfMany(data, mixture) if many else _Rows(data, mixture)
+    kind = _OneOfMany if many else _InOnePiece if type(data) is MixtureData else _Rows
+    density: Any = kind(data, mixture)
     number = torch.arange(len(mixture.w)).to(mixture.w).unsqueeze(-1)
     start, limits = torch.cat([mixture.w.flatten(1), number], -1), newton.Limits(TOLERANCE, num_newton)
     found = newton.climb(density, density.precision, start, start.new_zeros(0), limits)

@@ -206,12 +206,13 @@ def _double(x: Tensor) -> Tensor:
 def _recognise(joint: LogJoint) -> MixtureStructure:
     points = [_Point.drawn(joint, seed) for seed in (1, 2)]
     index = _weight_index(joint, points[0])
-    G, offset = _basis(joint, index, points[0])
+    origin = _Point.drawn(joint, None)
+    G, offset = _basis(joint, index, origin)
     loc, alpha = _prior(joint, points, index)
     beta, correlation = _noise(joint, points)
     mixing = _mixing(joint, points[0], [alpha, beta], correlation)
     kernels = points[0].kernels
-    start = _start(_Point.drawn(joint, None).kernels, alpha, joint.initial_theta, loc)
+    start = _start(origin.kernels, alpha, joint.initial_theta, loc)
     Y = (kernels.value - offset).double()
     structure = MixtureStructure(
         joint, index, Y, G, kernels.weight.double(), loc, alpha, beta, correlation, mixing, start,
@@ -230,7 +231,7 @@ class _Point:
 
     @staticmethod
     def drawn(joint: LogJoint, seed: int | None, u: Tensor | None = None) -> "_Point":
-        """Random weights and hyperparameters near the start; ``None``: the start itself."""
+        """Random weights and hyperparameters near the start; ``None``: the start itself, at weights of zero."""
         generator = torch.Generator().manual_seed(seed or 0)
         scale = 0.0 if seed is None else 1.0
         noise = [
@@ -264,10 +265,9 @@ def _weight_index(joint: LogJoint, point: _Point) -> Tensor:
     return order.reshape(num_components, -1, num_basis)
 
 
-def _basis(joint: LogJoint, index: Tensor, point: _Point) -> tuple[Tensor | None, Tensor]:
+def _basis(joint: LogJoint, index: Tensor, at_origin: _Point) -> tuple[Tensor | None, Tensor]:
     """Basis functions ``(N, B)``, None for the constant 1, and the mean without weights ``(N or 1, m)``."""
-    zero = torch.zeros_like(point.u.detach())
-    origin = _Point.drawn(joint, None, zero.clone()).kernels.loc.detach()
+    zero, origin = at_origin.u.detach(), at_origin.kernels.loc.detach()
     if not bool((origin - origin[:1]).abs().max() <= _tolerance(joint) * (1.0 + origin.abs().max())):
         raise NoMixture("its components have different fixed parts of the mean")
     columns = []
@@ -277,7 +277,7 @@ def _basis(joint: LogJoint, index: Tensor, point: _Point) -> tuple[Tensor | None
     G = torch.stack(columns, -1).double()
     if G.shape == (1, 1) and bool((G - 1.0).abs().max() <= _tolerance(joint)):
         return None, origin[0]
-    return G.expand(len(point.kernels.value), -1).contiguous(), origin[0]
+    return G.expand(len(at_origin.kernels.value), -1).contiguous(), origin[0]
 
 
 def _prior(joint: LogJoint, points: list[_Point], index: Tensor) -> tuple[Tensor, Scaling]:

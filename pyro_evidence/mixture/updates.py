@@ -379,14 +379,13 @@ def _survivors(expected: EStep, subtracted: Tensor) -> Tensor | None:
     """Components with more data than well-determined parameters; at least one, shape ``(R, K)`` bool; None for all."""
     margin = expected.stats.counts - subtracted.amax(-1)
     above = margin - 1e-6  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
-    keep = above > 0.0
     whole = expected.mixture.all_active
     distance = above if whole else torch.where(expected.mixture.active, above, torch.inf)
     noted("whether a component dies", distance, margin.max())
-    if whole and bool(keep.all()):
+    if whole and float(above.amin()) > 0.0:
         return None
     best = torch.where(expected.mixture.active, margin, -torch.inf).argmax(-1, keepdim=True)
-    return (expected.mixture.active & keep).scatter(-1, best, True)
+    return (expected.mixture.active & (above > 0.0)).scatter(-1, best, True)
 
 
 def pruned(mixture: Mixture, keep: Tensor) -> Mixture:

@@ -1,6 +1,7 @@
 """The engine: numbers on Ripley's data, laws of units and weights, agreement of its ways, and what it refuses."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from pyro_evidence.infer.class_conditional import class_conditional
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.iterate import Stop
 from pyro_evidence.mixture import evidence as mixture_evidence
+from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.fit import Start
 from pyro_evidence.mixture.posterior import MixturePosterior
-from pyro_evidence.mixture.updates import Unregularised, WeightDecay, stationary
+from pyro_evidence.mixture.updates import BoundedInflation, EStep, Unregularised, WeightDecay, stationary
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.mixture import (
     DiagonalNoise,
@@ -47,6 +49,28 @@ def fit(Y: Tensor, num_components: int = 6, **settings: object) -> MixturePoster
     found = EvidenceEM(gaussian_mixture(num_components), **settings).run(Y)  # type: ignore[arg-type]
     assert isinstance(found, MixturePosterior)
     return found
+
+
+@pytest.mark.parametrize("num_components", [2, 6])  # all kept, and not
+def test_rounds_in_inference_mode_are_the_same_rounds(num_components: int) -> None:
+    """An update of one's own may take derivatives; what a fit leaves can be differentiated."""
+    Y, update = two_blobs(), BoundedInflation()
+
+    def of_ones_own(expected: EStep) -> Mixture:
+        w = expected.mixture.w.detach().requires_grad_()
+        height = mixture_evidence.log_joint(expected.data, replace(expected.mixture, w=w)).sum()
+        (slope,) = torch.autograd.grad(height, w)
+        assert_approx(slope, mixture_evidence.gradient(expected.data, expected.mixture)[1])
+        return update(expected)
+
+    of_ones_own.rho = update.rho  # type: ignore[attr-defined]
+    ours, own = (fit(Y, num_components, update=u) for u in (update, of_ones_own))
+    assert_exact(torch.tensor(ours.log_evidences), torch.tensor(own.log_evidences))
+    assert_exact(ours.restarts, own.restarts)
+    parts = [*vars(ours.mixture).values(), *vars(ours.recognised).values(), *ours.paths, *ours.mode.values()]
+    made = [*parts, ours.restarts, ours.log_evidence, ours.state.u, ours.state.precision.log_det]
+    assert not any(x.is_inference() for x in made if isinstance(x, Tensor))
+    assert bool(ours.log_weights(10).isfinite().all())
 
 
 @pytest.mark.parametrize("num_components", [2, 10, 20])

@@ -79,6 +79,19 @@ def test_gradient_is_autograds() -> None:
     assert_exact(actual[1], expected)
 
 
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_search_measures_the_curvature_where_it_stands(separate: bool) -> None:
+    """Of the residuals of its last gradient, or of others; all rows, or some."""
+    data, at = case((3, 2, 1), separate=separate)
+    density = mixture_mode._InOnePiece(data, at)
+    u = torch.cat([at.w.flatten(1), torch.arange(NUM_RESTARTS).unsqueeze(-1).to(at.w)], -1)
+    H = mixture_evidence.full(data, at, e_step(data, at)).squeeze(1) + at.alpha.flatten(1).diag_embed()
+    for seen in (u, u + 0.5 * (torch.arange(7) < 6), u[1:]):
+        density.gradient(seen, u)
+        assert_exact(density.precision(u)[:, :-1, :-1], H)
+        assert_exact(density.precision(u[1:])[:, :-1, :-1], H[1:])
+
+
 @pytest.mark.parametrize("kind", [mixture_evidence.block, mixture_evidence.coordinate, mixture_evidence.full])
 def test_shards_do_not_matter(kind: mixture_evidence.MixtureCurvature, monkeypatch: pytest.MonkeyPatch) -> None:
     data, at = case((3, 1, 3))

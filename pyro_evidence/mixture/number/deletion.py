@@ -129,9 +129,9 @@ class GreedyDeletion:
     def _refitted(self, restarts: MixtureRestarts, rows: Tensor, height: Tensor) -> tuple[MixtureRestarts, Tensor]:
         """Candidates after all rounds, but those that cannot reach the height of their restart any more."""
         for left in range(self.num_steps - SCREENING, 0, -1):
-            before, restarts = restarts.occam, advance(restarts)
+            before, restarts = restarts, advance(restarts)
             if left % SCREENING == 1:
-                rise = (restarts.occam - before).clamp(min=0.0)  # the Occam factor may fall
+                rise = (restarts.occam - before.occam).clamp(min=0.0)  # the Occam factor may fall
                 hopeful = (restarts.occam + SAFETY * left * rise >= height[rows]).nonzero().flatten()
                 if len(hopeful) < len(rows):
                     restarts, rows = _on(restarts, restarts.expected.data, hopeful, hopeful), rows[hopeful]
