@@ -1,5 +1,6 @@
 """Functions recorded once and run with equal operations side by side: the same numbers and derivatives."""
 
+import pickle
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -45,7 +46,24 @@ def running(x: Tensor, scale: Tensor) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("f", [walk, vectors, mixed_lengths, running])
+def lists(x: Tensor, scale: Tensor) -> list[Tensor]:
+    """Operations on lists of tensors, of constants among them, and on arguments by name."""
+    one, found = torch.ones(1).double(), []
+    for i in range(0, len(x) - 1, 2):
+        both = torch.cat([x[i : i + 1].exp(), one, scale * x[i + 1]])
+        table = torch.stack([both, both.square(), one.expand(3)], dim=-1)
+        found += [table.sum(dim=0, keepdim=True), table[:, torch.tensor([0, 2])], both.clamp(min=0.1)]
+    return found
+
+
+@pytest.mark.parametrize("f", [walk, vectors, mixed_lengths, running, lists])
+def test_a_replay_is_the_same_from_a_pickle(f: Callable[..., Sequence[Tensor]]) -> None:
+    x, scale = torch.linspace(-1.0, 1.0, 12).double(), torch.tensor([0.4]).double()
+    again = replay(f, x, scale)
+    assert torch.equal(pickle.loads(pickle.dumps(again))(x, scale), again(x, scale))
+
+
+@pytest.mark.parametrize("f", [walk, vectors, mixed_lengths, running, lists])
 def test_values_and_derivatives_are_those_of_the_function(f: Callable[..., Sequence[Tensor]]) -> None:
     torch.manual_seed(0)
     again = replay(f, torch.randn(12).double(), torch.zeros(1).double())

@@ -1,6 +1,8 @@
 """A site a step: loops over hundreds of sites against the same density with all steps in one site."""
 
+import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -15,6 +17,7 @@ from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_p
 from pyro_evidence.numerics.newton import Limits
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
+from pyro_evidence.structure.factors import steps as factors_steps
 
 
 def counts(num: int, seed: int = 0) -> Tensor:
@@ -53,6 +56,44 @@ def test_a_loop_of_markov_is_the_site_of_all_its_steps() -> None:
     density = found.state.problem.structure.factors
     assert density is not None and density.steps is not None
     assert len(density.steps.replay.batches) < 40
+
+
+def chains(y: Tensor) -> None:
+    """Hidden states of several sequences, summed out step by step."""
+    stay = pyro.sample("stay", dist.Beta(4.0, 2.0).expand([2]).to_event(1))
+    mean = pyro.sample("mean", dist.Normal(torch.tensor([-1.0, 1.0]).double(), 1.0).to_event(1))
+    for n, row in enumerate(y):
+        x: Any = 0
+        for t in pyro.markov(range(len(row))):
+            x = pyro.sample(f"x_{n}_{t}", dist.Bernoulli(stay[x]), infer={"enumerate": "parallel"}).long()
+            pyro.sample(f"y_{n}_{t}", dist.Normal(mean[x], 0.7), obs=row[t])
+
+
+def many_sites(y: Tensor) -> None:
+    """Few latents, seen through other curves at each of many sites."""
+    a, b = (pyro.sample(name, dist.Normal(y.new_zeros(()), 1.0)) for name in "ab")
+    for n, row in enumerate(y):
+        with pyro.plate(f"rows_{n}", len(row)):
+            pyro.sample(f"y_{n}", dist.StudentT(4.0, a * torch.tanh(b * n / len(y)), 0.5), obs=row)
+
+
+@pytest.mark.parametrize(("model", "shape"), [(chains, (6, 5)), (many_sites, (40, 2))])
+def test_loops_over_sites_that_are_summed_out_or_observed(
+    model: Callable[..., None], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    y = torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
+    found = LaplaceEvidence(model).run(y)
+    density = found.state.problem.structure.density
+    assert density.steps is not None and 2 * len(density.steps.replay.batches) < density.steps.replay.num_operations
+    u = torch.randn(3, len(found.state.u), generator=torch.Generator().manual_seed(1)).double()
+    theta = found.state.theta
+    torch.testing.assert_close(density.log_joint(u, theta), density.joint.log_joint(u, theta), rtol=1e-10, atol=1e-10)
+    copied = pickle.loads(pickle.dumps(density.steps))
+    assert torch.equal(copied.log_joint(u, theta), density.steps.log_joint(u, theta))
+    monkeypatch.setattr(factors_steps, "SITES", 1000)
+    expected = LaplaceEvidence(model).run(y)
+    assert expected.state.problem.structure.density.steps is None
+    torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-8)
 
 
 def second_order(y: Tensor) -> None:

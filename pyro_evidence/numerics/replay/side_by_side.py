@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
 
-from pyro_evidence.numerics.replay.tape import Function, Made, Operation, Picked, StandIns, recorded
+from pyro_evidence.numerics.replay.tape import Form, Function, Made, Operation, Picked, StandIns, recorded
 
 Table = tuple[int, int]  # a batch and which of its results; -1 - i for the function's argument i
 Tables = Sequence[Sequence[Tensor]]  # for each batch its results, rows (n, ...)
@@ -28,6 +28,8 @@ class Rows:
         whole = found[0] if len(found) == 1 else torch.cat(found)
         if self.rows is None:
             return whole
+        if self.rows.dim() == 1:
+            return whole.index_select(0, self.rows)
         return whole.index_select(0, self.rows.reshape(-1)).reshape(*self.rows.shape, *whole.shape[1:])
 
 
@@ -61,7 +63,7 @@ class Batch:
     """Operations that differ in their numbers only."""
 
     func: Any
-    spec: Any
+    form: Form
     leaves: tuple[Leaf, ...]
     count: int
     dim: int  # of the result of one
@@ -70,17 +72,32 @@ class Batch:
     def run(self, arguments: Sequence[Tensor], tables: Tables) -> list[Tensor]:
         """Their results, rows ``(n, ...)``."""
         given = [leaf.read(arguments, tables) for leaf in self.leaves]
-        many = [i for i, leaf in enumerate(self.leaves) if not isinstance(leaf, Shared)]
         if self.elementwise:
-            return [self._call({i: _aligned(given[i], self.dim) for i in many}, given)]
+            return [self._called(given, [_aligned(given[i], self.dim) for i in self._many])]
         if self.count == 1:
-            return [x.unsqueeze(0) for x in _listed(self._call({i: given[i][0] for i in many}, given))]
-        found = torch.vmap(lambda *own: self._call(dict(zip(many, own, strict=True)), given))(*(given[i] for i in many))
-        return _listed(found)
+            return [x.unsqueeze(0) for x in _listed(self._called(given, [given[i][0] for i in self._many]))]
+        return _listed(torch.vmap(lambda *own: self._called(given, own))(*(given[i] for i in self._many)))
 
-    def _call(self, own: dict[int, Tensor], given: Sequence[Any]) -> Any:
-        args, kwargs = tree_unflatten([own.get(i, x) for i, x in enumerate(given)], self.spec)
+    @cached_property
+    def _many(self) -> tuple[int, ...]:
+        """Leaves of which each operation has its own."""
+        return tuple(i for i, leaf in enumerate(self.leaves) if not isinstance(leaf, Shared))
+
+    def _called(self, given: Sequence[Any], own: Sequence[Tensor]) -> Any:
+        """One operation, or all of them, with their own in the place of what is given of :attr:`_many`."""
+        leaves = list(given)
+        for i, x in zip(self._many, own, strict=True):
+            leaves[i] = x
+        args, kwargs = self.form.arguments(leaves)
         return self.func(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        func = self.func
+        return vars(self) | {"func": (func.namespace, func.overloadpacket.__name__, func._overloadname)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        namespace, packet, overload = state["func"]
+        self.__dict__.update(state, func=getattr(getattr(getattr(torch.ops, namespace), packet), overload))
 
 
 def _listed(value: Any) -> list[Tensor]:
@@ -89,7 +106,7 @@ def _listed(value: Any) -> list[Tensor]:
 
 def _aligned(x: Tensor, dim: int) -> Tensor:
     """Rows of tensors as they broadcast with rows of others of ``dim`` dims."""
-    return x.reshape(len(x), *(1,) * (dim + 1 - x.dim()), *x.shape[1:])
+    return x if x.dim() == dim + 1 else x.reshape(len(x), *(1,) * (dim + 1 - x.dim()), *x.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -176,7 +193,7 @@ class _Builder:
         columns = zip(*(operation.leaves for operation in group), strict=True)
         leaves = tuple(self._leaf(column, first.results[0][1]) for column in columns)
         elementwise = torch.Tag.pointwise in first.func.tags and len(first.results) == 1
-        return Batch(first.func, first.spec, leaves, len(group), len(first.results[0][0]), elementwise)
+        return Batch(first.func, first.form, leaves, len(group), len(first.results[0][0]), elementwise)
 
     def _leaf(self, column: Sequence[Any], dtype: torch.dtype) -> Leaf:
         first = column[0]
@@ -226,6 +243,7 @@ class Agenda:
         for operation in reversed(operations):
             self.way[id(operation)] = 1 + max((self.way[id(user)] for user in self._users(operation)), default=0)
         self.ready: dict[Any, list[Operation]] = {}
+        self.longest: dict[Any, int] = {}  # way among those that are ready, of each kind
         self._put(operations)
 
     def _users(self, operation: Operation) -> list[Operation]:
@@ -234,12 +252,15 @@ class Agenda:
     def _put(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
             if not self.missing[id(operation)]:
-                self.ready.setdefault(_key(operation), []).append(operation)
+                key = _key(operation)
+                self.ready.setdefault(key, []).append(operation)
+                self.longest[key] = max(self.way[id(operation)], self.longest.get(key, 0))
 
     def take(self) -> list[Operation]:
         """All of the next kind that are ready."""
-        key = max(self.ready, key=lambda key: max(self.way[id(operation)] for operation in self.ready[key]))
+        key = max(self.longest, key=lambda key: self.longest[key])
         group = self.ready.pop(key)
+        del self.longest[key]
         for user in [user for operation in group for user in self._users(operation)]:
             self.missing[id(user)] -= 1
             self._put([user])
@@ -253,7 +274,7 @@ def _taken(operation: Operation) -> set[int]:
 
 def _key(operation: Operation) -> Any:
     """Equal for operations that can be carried out as one."""
-    return operation.func, repr(operation.spec), tuple(_sign(leaf) for leaf in operation.leaves)
+    return operation.func, operation.form, tuple(_sign(leaf) for leaf in operation.leaves)
 
 
 def _sign(leaf: Any) -> Any:

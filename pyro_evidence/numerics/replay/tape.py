@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 aten = torch.ops.aten
@@ -46,13 +45,44 @@ class Made:
     number: int  # which of its results
 
 
+@dataclass(frozen=True)
+class Form:
+    """How the arguments of an operation are made of leaves: each is one, or a list of some."""
+
+    sizes: tuple[int, ...]  # of each list, -1 for a leaf
+    names: tuple[str, ...]  # of the last ones, which are passed by name
+
+    @staticmethod
+    def taken(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], "Form"]:
+        """The leaves of arguments, and their form; a list without tensors is a leaf."""
+        leaves, sizes = list[Any](), list[int]()
+        for x in (*args, *kwargs.values()):
+            many = isinstance(x, list | tuple) and any(isinstance(y, Tensor) for y in x)
+            sizes.append(len(x) if many else -1)
+            leaves.extend(x if many else [x])
+        return leaves, Form(tuple(sizes), tuple(kwargs))
+
+    def arguments(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments that such leaves make."""
+        found = list(leaves) if max(self.sizes, default=0) < 0 else self._in_lists(leaves)
+        num = len(found) - len(self.names)
+        return found[:num], dict(zip(self.names, found[num:], strict=True))
+
+    def _in_lists(self, leaves: Sequence[Any]) -> list[Any]:
+        found, place = list[Any](), 0
+        for size in self.sizes:
+            found.append(leaves[place] if size < 0 else list(leaves[place : place + size]))
+            place += abs(size)
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class Operation:
     """One operation on what came before it."""
 
     func: Any
-    leaves: tuple[Any, ...]  # Picked, Made, constant tensors and other values, as tree_flatten lists them
-    spec: Any
+    leaves: tuple[Any, ...]  # Picked, Made, constant tensors and other values
+    form: Form  # of its arguments
     level: int  # operations on the longest way to it
     results: tuple[Any, ...] = field(repr=False)  # shape and dtype of each, None where it is no tensor
 
@@ -97,25 +127,25 @@ class Tape(TorchDispatchMode):
         """Carry out an operation, and write it down if it is on what is made of the arguments."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if any(isinstance(x, Tensor) and x in self.known for x in tree_leaves((args, kwargs))):
-            self._write(func, args, kwargs, result)
+        given, form = Form.taken(args, kwargs)
+        num_known = sum(isinstance(x, Tensor) and x in self.known for x in given)
+        if num_known:
+            self._write(func, (given, form), result, alone=num_known == 1)
         return result
 
-    def _write(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _write(self, func: Any, taken: tuple[list[Any], Form], result: Any, *, alone: bool) -> None:
+        given, form = taken
         _require_plain(func, result)
-        if torch.Tag.dynamic_output_shape in func.tags and not (
-            func.overloadpacket in CHOOSE and self._is_alone(args, kwargs)
-        ):
+        if torch.Tag.dynamic_output_shape in func.tags and not (func.overloadpacket in CHOOSE and alone):
             raise Unrecordable("as many elements as there are")
-        first = self.value(args[0]) if args and isinstance(args[0], Tensor) else None
-        if func.overloadpacket in PICKS and isinstance(first, Picked) and self._is_alone(args, kwargs):
-            self.known[result] = Picked(first.argument, func(first.index, *args[1:], **kwargs))
-            return
-        given, spec = tree_flatten((tuple(args), dict(kwargs)))
         leaves = tuple(self.value(x) for x in given)
+        if alone and func.overloadpacket in PICKS and isinstance(leaves[0], Picked):
+            args, kwargs = form.arguments([leaves[0].index, *given[1:]])
+            self.known[result] = Picked(leaves[0].argument, func(*args, **kwargs))
+            return
         made = list(result) if isinstance(result, tuple | list) else [result]
         signs = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in made)
-        operation = Operation(func, leaves, spec, 1 + max(map(_level, leaves)), signs)
+        operation = Operation(func, leaves, form, 1 + max(map(_level, leaves)), signs)
         self.operations.append(operation)
         for number, x in enumerate(made):
             if isinstance(x, Tensor):
@@ -124,9 +154,6 @@ class Tape(TorchDispatchMode):
     def value(self, x: Any) -> Any:
         """What is known of a tensor; the tensor itself where it is a constant."""
         return self.stand_ins.picked.get(x, self.known.get(x, x)) if isinstance(x, Tensor) else x
-
-    def _is_alone(self, args: Any, kwargs: Any) -> bool:
-        return sum(isinstance(x, Tensor) and x in self.known for x in tree_leaves((args, kwargs))) == 1
 
 
 def _require_plain(func: Any, result: Any) -> None:

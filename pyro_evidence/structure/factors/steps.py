@@ -16,7 +16,7 @@ from pyro_evidence.structure.factors.families import Family
 
 MANY = 500  # operations of one run
 SITES = 25
-GAIN = 4  # operations that become one, on average
+GAIN = 2  # operations that become one, on average
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,13 @@ class Steps:
 
 
 def has_many_sites(joint: LogJoint) -> bool:
-    """Whether so many sites are drawn that there may be a loop around them."""
+    """Whether so many sites are integrated that there may be a loop around them."""
     return len(joint.latents.names) >= SITES
+
+
+def _has_many_terms(joint: LogJoint) -> bool:
+    """Whether there may be a loop around its sites, of any kind."""
+    return len(joint.latents.names) + len(joint.discrete) + len(joint.observed) >= SITES
 
 
 def steps(joint: LogJoint, families: Sequence[Family], u: Tensor, theta: Tensor) -> Steps | None:
@@ -64,7 +69,7 @@ def steps(joint: LogJoint, families: Sequence[Family], u: Tensor, theta: Tensor)
         own = [member.of(found) for family in families for member in family.members]
         return own + [x for name, x in found.items() if name not in with_families]
 
-    if not has_many_sites(joint):
+    if not _has_many_terms(joint):
         return None
     try:
         made = replay(terms, u, theta)
