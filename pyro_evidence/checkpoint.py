@@ -241,8 +241,10 @@ class Recorder:
 
     def __init__(self, path: str | Path, every: float, header: dict[str, Any], earlier: Sequence[Any] = ()) -> None:
         self.path, self.every, self.header = path, every, header
-        self.earlier, self.done = list(earlier), [loop for loop in earlier if loop["done"]]
-        self.count, self.over, self.written = 0, False, time.monotonic()
+        self.earlier: list[Any] = list(earlier)
+        self.done: list[Any] = [loop for loop in earlier if loop["done"]]
+        self.count, self.over = 0, False
+        self.written: float = time.monotonic()
         self.quiet = False  # another process writes the file
 
     def begun(self, name: str, begin: Progress, start: float) -> Loop:

@@ -1,6 +1,7 @@
 """Every way in which the package says no.  Each message is a letter: what, expected, got, what to do."""
 
 from collections.abc import Callable
+from typing import Any
 
 
 class BadInput(ValueError):
@@ -41,6 +42,8 @@ class NotPositiveDefinite(ArithmeticError):
 
     :param letter: or what writes it, once somebody reads: it takes eigenvalues, and searches meet many of these.
     """
+
+    args: tuple[Any, ...]
 
     def __init__(self, letter: str | Callable[[], str]) -> None:
         super().__init__(letter)

@@ -12,7 +12,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.posterior import LaplacePosterior
-from pyro_evidence.laplace.round.coordinates import round_coordinates
+from pyro_evidence.laplace.round.coordinates import Round, round_coordinates
 from pyro_evidence.laplace.round.fused import WithGradient, fused
 from pyro_evidence.program.checks import same_arguments
 from pyro_evidence.program.log_joint import Model
@@ -52,7 +52,7 @@ class LaplaceNUTS(MCMCKernel):
         self.settings: dict[str, Any] = {"max_tree_depth": max_tree_depth, "target_accept_prob": target_accept_prob}
         latents = posterior.state.problem.joint.latents
         self.transforms: dict[str, Any] = {part.name: part.transform.inv for part in latents}
-        self.round = round_coordinates(posterior)
+        self.round: Round = round_coordinates(posterior)
         self._nuts: NUTS | None = None
         self._value: WithGradient | None = None
         self._num_drawn, self._adapted = 0, False

@@ -27,7 +27,7 @@ class NestedGuide(LaplaceGuide):
 
     def __init__(self, state: LaplaceState, integral: Integral, places: Places) -> None:
         super().__init__(state)
-        self.gaussian = NestedMixture(integral, places)
+        self.gaussian: Any = NestedMixture(integral, places)
 
 
 class NestedMixture(TorchDistribution):

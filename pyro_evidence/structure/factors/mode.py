@@ -240,10 +240,13 @@ class Rows:
     """
 
     def __init__(self, problem: StructuredProblem, u: Tensor, theta: Tensor, limits: newton.Limits) -> None:
-        self.problem, self.density, self.limits = problem, problem.density, limits
-        self.u, self.theta = u.detach().clone(), theta
-        self.going = torch.arange(len(u), device=u.device)
-        self.decrement = torch.full_like(u[:, 0], torch.inf)
+        self.problem: StructuredProblem = problem
+        self.density: Structured = problem.density
+        self.limits: newton.Limits = limits
+        self.u: Tensor = u.detach().clone()
+        self.theta: Tensor = theta
+        self.going: Tensor = torch.arange(len(u), device=u.device)
+        self.decrement: Tensor = torch.full_like(u[:, 0], torch.inf)
         self.found: list[StructuredMode | None] = [None] * len(u)
 
     def step(self) -> None:

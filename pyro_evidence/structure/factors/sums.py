@@ -69,7 +69,9 @@ class FollowSums(Follow):
 
     def __init__(self, origin: Tensor, stand_ins: StandIns) -> None:
         super().__init__(origin)
-        self.size, self.num, self.stand_ins = len(origin), 0, stand_ins
+        self.size: int = len(origin)
+        self.num: int = 0
+        self.stand_ins: StandIns = stand_ins
 
     def _ruled(self, packet: Any, args: Any, kwargs: Any, result: Any) -> Groups:
         few = isinstance(result, Tensor) and result.numel() <= MOST and self.num + result.numel() <= NOTED

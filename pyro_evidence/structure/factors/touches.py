@@ -106,7 +106,8 @@ class Follow(TorchDispatchMode):
     def __init__(self, origin: Tensor) -> None:
         super().__init__()
         self.notes: Any = WeakTensorKeyDictionary()
-        self.most, self.widest = 0, Lost("nothing")
+        self.most: int = 0
+        self.widest: Lost = Lost("nothing")
         self.notes[origin] = (torch.arange(len(origin), device=origin.device).unsqueeze(-1),)
 
     def gathered(self, group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: bool, op: str) -> Tensor:
