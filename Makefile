@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: benchmarks clean coverage demo docs format help lint lock picture portable serve test test-oldest tests tutorials types
+.PHONY: benchmarks clean coverage demo docs format help lint lock picture portable recipe serve test test-oldest tests tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
@@ -55,6 +55,9 @@ benchmarks: $(READY)  ## speed beside peers and the last release, one thread; AR
 
 portable: $(READY)  ## before a release: suite and 23 fits as four processors compute them
 	$(BIN)/python benchmarks/portable.py --suite --numprocesses $(WORKERS) $(ARGS)
+
+recipe: $(READY)  ## at a release: the hash of the archive in dist into conda/meta.yaml
+	$(BIN)/python conda/fill_in.py $(ARGS)
 
 docs: $(VENV)/.docs  ## the site, in build/site; fails on a warning or a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site

@@ -5,6 +5,7 @@ No network: the dependencies are links to the distributions that run this test.
 
 import ast
 import email
+import hashlib
 import os
 import re
 import shutil
@@ -147,6 +148,34 @@ def test_the_conda_recipe_needs_what_the_project_needs() -> None:
     }
     assert wanted - {"python>={{python_min}}"} == set(declared)
     assert f'version = "{__version__}"' in recipe
+
+
+def test_one_command_writes_the_archives_hash_into_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "conda").mkdir()
+    (tmp_path / "dist").mkdir()
+    for name in ("meta.yaml", "fill_in.py"):
+        shutil.copy(ROOT / "conda" / name, tmp_path / "conda")
+    before = (tmp_path / "conda/meta.yaml").read_text(encoding="utf-8")
+    archive = tmp_path / f"dist/pyro_evidence-{__version__}.tar.gz"
+    archive.write_bytes(b"what was uploaded")
+    run(sys.executable, tmp_path / "conda/fill_in.py", cwd=tmp_path)
+    after = (tmp_path / "conda/meta.yaml").read_text(encoding="utf-8")
+    changed = [b for a, b in zip(before.splitlines(), after.splitlines(), strict=True) if a != b]
+    assert changed == [f"  sha256: {hashlib.sha256(b'what was uploaded').hexdigest()}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "letter"),
+    [
+        ("pyro_evidence-9.9.9.tar.gz", "not of the recipe's version"),
+        (f"pyro_evidence-{__version__}.tar.gz", "there is no"),
+    ],
+)
+def test_another_archive_or_none_leaves_the_recipe_alone(name: str, letter: str) -> None:
+    before = (ROOT / "conda/meta.yaml").read_bytes()
+    done = subprocess.run([sys.executable, ROOT / "conda/fill_in.py", name], capture_output=True, text=True)
+    assert done.returncode == 1 and letter in done.stderr
+    assert (ROOT / "conda/meta.yaml").read_bytes() == before
 
 
 def test_the_version_stands_in_one_place_and_the_citation_agrees() -> None:
