@@ -28,6 +28,15 @@ def drawing() -> ModuleType:
         sys.path.pop(0)
 
 
+@pytest.fixture(scope="module")
+def docstrings() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "docs/rendering"))
+    try:
+        return importlib.import_module("docstrings")
+    finally:
+        sys.path.pop(0)
+
+
 def leaves(menu: object) -> list[str]:
     """The addresses in a menu of mkdocs."""
     if isinstance(menu, str):
@@ -56,6 +65,22 @@ def test_every_public_name_has_its_place(pages: ModuleType) -> None:
 def test_links_of_pages_at_the_top_go_where_the_site_has_them(pages: ModuleType) -> None:
     given = "[a](docs/which_engine.md) [b](tutorials/01_swap_the_engine.ipynb) [c](CONTRIBUTING.md) [d](LICENSE)"
     assert pages.moved(given) == "[a](which_engine.md) [b](tutorials/01_swap_the_engine.md) [c](contributing.md) d"
+
+
+@pytest.mark.parametrize("fields", [":param x: a number,\n    or two.\n:return: one.", ""])
+def test_examples_stand_as_code_above_the_fields(docstrings: ModuleType, fields: str) -> None:
+    """Below, the parser takes them for a part of the last field."""
+    example = ">>> for x in (1, 2):\n...     print(f(x))  # doctest: +SKIP\n1\n  2"
+    for text in (f"What it is.\n\nMore.\n\n{example}\n\n{fields}", f"What it is.\n\nMore.\n\n{fields}\n\n{example}"):
+        code = "```pycon\n>>> for x in (1, 2):\n...     print(f(x))\n1\n  2\n```"
+        assert docstrings.readable(text.strip()) == f"What it is.\n\nMore.\n\n{code}\n\n{fields}".strip()
+    assert docstrings.readable("One line.\n\n:param x: a number.") == "One line.\n\n:param x: a number."
+
+
+@pytest.mark.parametrize("title", ["Tutorial 01: swap the engine", "1. Swap the engine", "Swap the engine"])
+def test_titles_of_tutorials_have_no_number(pages: ModuleType, title: str) -> None:
+    """The menu has them in the order of need."""
+    assert pages.titled(f"# {title}\n\n## 2. steps\n") == "# Swap the engine\n\n## 2. steps\n"
 
 
 def test_boxes_stand_below_all_that_point_to_them(drawing: ModuleType) -> None:

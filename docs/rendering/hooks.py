@@ -14,6 +14,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import docstrings  # noqa: F401 - roles.py finds it loaded: the path is put back after this file
 from drawing import svg
 from pages import made, menu
 

@@ -102,8 +102,13 @@ def tutorials() -> dict[str, str | bytes]:
         for name, data in resources["outputs"].items():
             found[f"tutorials/{path.stem}/{name}"] = data
             text = text.replace(f"({name})", f"({path.stem}/{name})")
-        found[f"tutorials/{path.stem}.md"] = text.replace("\x1b", "").replace("(../docs/", "(../")
+        found[f"tutorials/{path.stem}.md"] = titled(text.replace("\x1b", "").replace("(../docs/", "(../"))
     return found
+
+
+def titled(text: str) -> str:
+    """A tutorial without a number in its title: the menu has them in the order of need."""
+    return re.sub(r"^# (?:Tutorial )?\d+[.:] (\w)", lambda m: f"# {m[1].upper()}", text, count=1, flags=re.MULTILINE)
 
 
 def menu() -> list[dict[str, object]]:
