@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Home
 from pyro_evidence.program.simulate import NewLevels, affordable_draws
 from pyro_evidence.settings import check_count
+from pyro_evidence.structure.network_density import tangent_at
 from pyro_evidence.threads import own_random_numbers, put_into_store, without_validation
 from pyro_evidence.trust.rounding import rounded_inside
 
@@ -178,6 +180,9 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         known = isinstance(guide, ProcessGuide) and guide.values(num_samples, generator_of(seed), *new[0], **new[1])
         latents = simulate.in_parts(known, joint) if known else self._in_parts(joint, num_samples, seed)
         return prediction.observed_rows(self._joint, self.state.theta, latents, new, seed, kept)
+
+    def _straightened(self) -> AbstractContextManager[None]:
+        return tangent_at(None if self.state.problem.structure.known is None else self.mode)
 
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at the data of the fit, where they were not kept."""

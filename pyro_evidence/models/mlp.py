@@ -24,7 +24,7 @@ from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_p
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count, check_function, check_methods, seeded
 from pyro_evidence.structure import network_layers
-from pyro_evidence.structure.network_density import NetworkDensity, Wiring
+from pyro_evidence.structure.network_density import TANGENT, NetworkDensity, Wiring
 from pyro_evidence.structure.network_layers import Activation, Layer
 
 
@@ -270,7 +270,11 @@ class MLP(PyroModule):
 
     def _last_layer(self, X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Outputs, shape ``(N, C)``; also inside plates around the model, whose last axis is that of the data."""
-        eta = network_layers.outputs(X, self._layers(weights), self.activation)
+        touched, layers = TANGENT.get(), self._layers(weights)
+        if touched is None:
+            eta = network_layers.outputs(X, layers, self.activation)
+        else:
+            eta = network_layers.tangent(X, layers, self._layers(touched), self.activation)
         return eta if eta.dim() == 2 else eta.squeeze(-3)
 
     def _layers(self, weights: Mapping[str, Tensor]) -> list[Layer]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -166,6 +166,8 @@ class PyroClassifier(WeighingClassifier):
     (24, 2)
     """
 
+    _required_parameters: ClassVar[list[str]] = ["model"]  # asked by scikit-learn before 1.6
+
     def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
         self.model = model
         self.engine = engine
@@ -189,6 +191,8 @@ class PyroRegressor(WeighingRegressor):
     >>> PyroRegressor(regression(Linear())).fit(X, y).predict(X).shape
     (24,)
     """
+
+    _required_parameters: ClassVar[list[str]] = ["model"]  # asked by scikit-learn before 1.6
 
     def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
         self.model = model

@@ -5,7 +5,9 @@ which :func:`pyro_evidence.structure.recognise.recognise` verifies before it is 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
@@ -20,8 +22,22 @@ from pyro_evidence.structure.network_layers import Activation, Layer, Passed
 from pyro_evidence.threads import without_validation
 
 FLOAT = 8  # bytes
+TANGENT: ContextVar[Mapping[str, Tensor] | None] = ContextVar("tangent", default=None)  # see tangent_at
 
 LogLikelihood = Callable[[Tensor, Mapping[str, Tensor]], Tensor]  # eta (R, N, C), precisions (R, 1, ...) -> (R,)
+
+
+@contextmanager
+def tangent_at(weights: Mapping[str, Tensor] | None) -> Iterator[None]:
+    """Let a network that runs within be its own tangent at these weights; None leaves it as it is.
+
+    :param weights: values of its sites, as ``posterior.mode`` has them.
+    """
+    token = TANGENT.set(weights)
+    try:
+        yield
+    finally:
+        TANGENT.reset(token)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,20 @@ def outputs(X: Tensor, layers: Sequence[Layer], activation: Activation) -> Tenso
     return hidden @ W + b.unsqueeze(-2)
 
 
+def tangent(X: Tensor, layers: Sequence[Layer], touched: Sequence[Layer], activation: Activation) -> Tensor:
+    """Outputs of the tangent at the weights ``touched``, linear in those of ``layers``, shape ``(..., N, C)``.
+
+    Bishop (2006), eq. 5.169.
+    """
+    hidden, move = X, torch.zeros_like(X)
+    for (W, b), (V, c) in zip(touched[:-1], layers[:-1], strict=True):
+        along = move @ W + hidden @ (V - W) + (c - b).unsqueeze(-2)
+        hidden, bend = with_derivatives(activation, hidden @ W + b.unsqueeze(-2), 1)
+        move = bend * along
+    (W, b), (V, c) = touched[-1], layers[-1]
+    return move @ W + hidden @ V + c.unsqueeze(-2)
+
+
 def is_odd(activation: Activation) -> bool:
     """Whether ``f(-x) = -f(x)``, at 33 points: then a hidden unit and its negative do the same."""
     x = torch.linspace(0.0, 4.0, 33, dtype=torch.float64)

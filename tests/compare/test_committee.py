@@ -9,9 +9,11 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, UnsupportedModel, committee
 from pyro_evidence.compare import linearised
-from pyro_evidence.models.mlp import MLP, Regression, Softmax
+from pyro_evidence.models.mlp import MLP, Binary, Regression, Softmax
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.plots import posterior as plots_posterior
+from pyro_evidence.program.links import hermite
+from pyro_evidence.structure.network_density import tangent_at
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -36,6 +38,40 @@ def test_linearised_outputs_have_the_variance_of_the_tangent() -> None:
     mean, variance = linearised(posterior, new)
     torch.testing.assert_close(mean, eta.detach())
     torch.testing.assert_close(variance, (J @ covariance @ J.T).diagonal().reshape(4, 3).detach())
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_network_predicts_by_its_tangent(scale: float) -> None:
+    """Oracles: a Gaussian's mean and variance beside the noise's; the logistic function under it, by quadrature."""
+    X, t = data()
+    new = scale * X + 0.3
+    real = fitted(3)
+    (mean, variance), (found, sd) = linearised(real, new), real.predict(new, return_std=True)
+    torch.testing.assert_close(found, mean[:, 0])
+    torch.testing.assert_close(sd.square(), variance[:, 0] + 1.0 / 25.0, rtol=0.2, atol=0.0)  # of 1,000 draws
+    low, high = real.predict(new, quantiles=[0.05, 0.95], num_samples=4000)
+    reach = 1.645 * (variance[:, 0] + 1.0 / 25.0).sqrt()
+    torch.testing.assert_close((high - low) / 2.0, reach, rtol=0.15, atol=0.0)
+    labels = LaplaceEvidence(MLP(2, 3, alpha=1.0, output=Binary())).run(X, (t > 0).double())
+    mean, variance = linearised(labels, new)
+    for probability in (labels.predict(new), labels.probability(new)):
+        torch.testing.assert_close(probability, hermite(mean[:, 0], variance[:, 0]), rtol=0.0, atol=0.03)
+
+
+def test_a_network_is_its_tangent_only_while_it_predicts() -> None:
+    X, _ = data()
+    posterior, weights = fitted(2), {"W1": torch.ones(2, 2), "b1": torch.ones(2), "W2": torch.ones(2, 1)}
+    weights["b2"] = torch.zeros(1)
+    before = poutine.condition(posterior.model, weights)
+    with tangent_at(posterior.mode):
+        straight = poutine.trace(before).get_trace(X).nodes["t"]["fn"].mean
+    with pytest.raises(BadInput):
+        posterior.predict(X[:, :1])
+    posterior.predict(X)
+    curved = poutine.trace(before).get_trace(X).nodes["t"]["fn"].mean
+    expected = 2.0 * torch.tanh(X.sum(-1) + 1.0)
+    torch.testing.assert_close(curved, expected)
+    assert not torch.allclose(straight, expected, atol=0.1)
 
 
 def test_a_committee_adds_the_spread_between_its_members() -> None:

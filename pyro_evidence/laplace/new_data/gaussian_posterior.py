@@ -3,6 +3,7 @@
 import copy
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,10 @@ class GaussianPosterior(Decided, WithinMemory):
     def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, Rows]:
         """Every observed site at the arguments of ``joint``, over draws of the latents; rows that are kept, or 0."""
         raise NotImplementedError
+
+    def _straightened(self) -> AbstractContextManager[None]:
+        """Within, what is predicted is of a model that draws from the Gaussian fit: a network is its tangent."""
+        return nullcontext()
 
     def _record(self) -> dict[str, Any]:
         """What a file holds of it."""
@@ -160,6 +165,7 @@ class GaussianPosterior(Decided, WithinMemory):
         """Means of new data, or class probabilities, averaged over the posterior at fixed hyperparameters.
 
         Means of the likelihood are averaged, not draws of it; a Gaussian process by itself is integrated by quadrature.
+        A network is replaced by its tangent at the mode: draws of its weights are far wilder than what it has learned.
 
         :param args: the model's arguments at new inputs; targets may be left out.  Without any, the training inputs.
         :param return_std: with the predictive standard deviation, noise included.
@@ -174,11 +180,12 @@ class GaussianPosterior(Decided, WithinMemory):
         >>> mean, sd = posterior.predict(X_new, return_std=True)  # doctest: +SKIP
         """
         joint = self._with(args, kwargs)
-        if quantiles is None and site is None and len(joint.observed) == 1 and not joint.discrete:
-            draws = PredictiveDraws(num_samples, seed)
-            with new_data(joint.args, joint.kwargs):
-                return predicted(self, joint, joint.args, joint.kwargs, draws, return_std=return_std)
-        rows = self._observed_rows(joint, num_samples, seed, 0 if quantiles is None else num_samples)
+        with self._straightened():
+            if quantiles is None and site is None and len(joint.observed) == 1 and not joint.discrete:
+                draws = PredictiveDraws(num_samples, seed)
+                with new_data(joint.args, joint.kwargs):
+                    return predicted(self, joint, joint.args, joint.kwargs, draws, return_std=return_std)
+            rows = self._observed_rows(joint, num_samples, seed, 0 if quantiles is None else num_samples)
         return prediction.answer(prediction.chosen(rows, site), return_std, quantiles)
 
     def probability(self, *args: Any, site: str | None = None, num_samples: int = 1000, **kwargs: Any) -> Tensor:
@@ -186,7 +193,9 @@ class GaussianPosterior(Decided, WithinMemory):
 
         :raises UnsupportedModel: for a site that is not Bernoulli, Categorical or OneHotCategorical.
         """
-        rows = self._observed_rows(self._with(args, kwargs), num_samples, 0, kept=0)
+        joint = self._with(args, kwargs)
+        with self._straightened():
+            rows = self._observed_rows(joint, num_samples, 0, kept=0)
         return prediction.probabilities(prediction.chosen(rows, site), site)
 
 
