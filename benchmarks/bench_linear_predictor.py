@@ -22,6 +22,7 @@ from torch.distributions import constraints
 
 from pyro_evidence.curvature.dense import factorise
 from pyro_evidence.laplace import approximation
+from pyro_evidence.laplace.hyperparameters.gradient import slope
 from pyro_evidence.program.log_joint import LogJoint
 
 N, D = 5000, 1000
@@ -98,7 +99,7 @@ def main() -> None:
     at, looking = watched(lambda: approximation.laplace_problem(joint))
     assert at.structure.linear is not None
     state, fitting = watched(lambda: approximation.laplace_state(at, theta, joint.initial_u, cold=True))
-    step, gradient = fastest(lambda: newton_step(at, state)), fastest(lambda: approximation.slope(state))
+    step, gradient = fastest(lambda: newton_step(at, state)), fastest(lambda: slope(state))
     numbers = 8 * (D * D + N * D)
     print(f"N = {N}, D = {D}; log evidence {float(state.log_evidence):.6f}")
     print(f"{'':34}{'seconds':>9}{'products':>10}{'MB':>8}{'x (D^2 + N D)':>15}")

@@ -45,6 +45,11 @@ class Status(Enum):
         "side of that: the posterior is of the last mode. Other starts may lead to another one, "
         "start=Start(restarts=8), and a network with fewer hidden units may have none that vanish"
     )
+    INTERPOLATING = (
+        "the data are met so nearly that the noise goes to nothing and the posterior mode can no longer be followed, "
+        "while the log evidence still rises: the posterior is of the last mode. Fix the noise precision, or take a "
+        "network with fewer hidden units"
+    )
     BY_HAND = "stepped by hand, not run to convergence"
     FAILED = "a step failed: this is the last good state"
     INTERRUPTED = "interrupted: this is the last good state"

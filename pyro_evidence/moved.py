@@ -193,6 +193,8 @@ NAMES: dict[str, str] = {
     "infer.overlap_task.Task": "prbf.fit.PRBFFit",
     "infer.type2.Needed": "laplace.type2.PruningTried",
     "laplace.problem": "laplace.approximation.laplace_problem",
+    "laplace.Slope": "laplace.hyperparameters.gradient.Slope",
+    "laplace.slope": "laplace.hyperparameters.gradient.slope",
     "laplace_rows.Points": "laplace.approximation_rows.LaplaceRows",
     "laplace_rows.measured": "laplace.approximation_rows.laplace_rows",
     "laplace_rows.still_slopes": "laplace.approximation_rows.slopes_at_fixed_mode",

@@ -7,16 +7,14 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.curvature.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
-from pyro_evidence.curvature.dense import Precision, factorise, precision_of
-from pyro_evidence.curvature.gaussian_process import LatentPrecision
+from pyro_evidence.curvature.dense import Precision, precision_of
 from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
 from pyro_evidence.laplace.blocks import marginal as blocks
 from pyro_evidence.laplace.blocks.quadrature import marginal_of
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
-from pyro_evidence.numerics.derivatives import Orders, pullback, pullbacks
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.density import AutogradDensity, Climbing, LinearDensity
+from pyro_evidence.structure.density import AutogradDensity, Climbing
 from pyro_evidence.structure.factors.mode import StructuredProblem
 from pyro_evidence.structure.factors.propose import Coupled
 from pyro_evidence.structure.factors.structured import Structured
@@ -28,6 +26,7 @@ from pyro_evidence.trust import properness, smoothness
 from pyro_evidence.trust.rounding import rounded_inside
 
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
+NEARLY = 1e-3  # nats, twice what a step promises to a row that is nearly there
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
 
 
@@ -205,15 +204,23 @@ def _find_modes_without_factors(
         _require_room(problem.density, exact, u[:1].detach(), theta)
         u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
     mode = search(u, exact)
-    if network and bool((~mode.converged & (mode.decrement < 1e-3)).any()):  # nearly there
+    if network and bool((~mode.converged & (mode.decrement < NEARLY)).any()):  # nearly there
         mode = _joined(mode, search(mode.u, exact))
     if not network and not bool(mode.converged.all()):
         mode = _joined(mode, search(approach(mode.u, tolerance=problem.tolerance**0.5, num_steps=1000), exact))
     if not bool(mode.converged.all()) and exact is not problem.curvature:  # the exact one is singular
-        return _joined(mode, search(mode.u, problem.curvature))
+        near = cold or not network or _is_near(problem, mode, theta)
+        return _joined(mode, search(mode.u, problem.curvature)) if near else mode
     if exact is problem.curvature:
         return mode
     return replace(mode, precision=asked_for(problem.curvature, problem.density, mode.u, theta).detach())
+
+
+def _is_near(problem: Problem, mode: newton.Mode, theta: Tensor) -> bool:
+    """Whether a step by the problem's own curvature promises next to nothing in some row."""
+    tril, info = torch.linalg.cholesky_ex(problem.curvature(problem.density, mode.u, theta).detach())
+    white = torch.linalg.solve_triangular(tril, mode.gradient.unsqueeze(-1), upper=False).squeeze(-1)
+    return bool(((info == 0) & (white.square().sum(-1) < NEARLY)).any())
 
 
 def _require_room(density: Density, curvature: Curvature, u: Tensor, theta: Tensor) -> None:
@@ -339,62 +346,3 @@ def require_proper(state: LaplaceState) -> None:
     if problem.curvature is exact_hessian:
         products = smoothness.of_precision(state.precision, problem.active)
         smoothness.certify(problem.joint, problem.density, state.u, state.theta, products)
-
-
-@dataclass(frozen=True)
-class Slope:
-    """First derivatives in the unconstrained hyperparameters, nats, shape ``(T,)``."""
-
-    total: Tensor  # of log evidence + log hyperprior, the mode's dependence included
-    joint: Tensor  # of the log joint at the fixed mode
-
-
-def slope(state: LaplaceState) -> Slope:
-    r"""Exact derivatives of the Laplace log evidence.
-
-    .. math:: \frac{d}{d\theta}\Bigl[\log p(D, \hat w) - \tfrac12\log|A|\Bigr] =
-        \partial_\theta \log p - \tfrac12 \partial_\theta \log|A|
-        - \tfrac12 (\partial_w \log|A|)\, A^{-1} \partial_w \partial_\theta \log p
-
-    The last term is the implicit function theorem at the mode; with a curvature that is not the exact Hessian its
-    ``A`` is the exact one all the same.
-    """
-    theta = state.theta.clone().requires_grad_()
-    prior = pullback(state.problem.joint.log_hyperprior(theta), theta)
-    total, joint = evidence_slope(state)
-    return Slope((total + prior).double(), joint.double())
-
-
-def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
-    """Derivatives of the log evidence alone, and of the log joint at the fixed mode."""
-    if state.place is not None and state.problem.marginal is not None:
-        return blocks.slope(state.problem.marginal, state.place, state.theta)
-    if state.problem.latent is not None:
-        assert isinstance(state.precision, LatentPrecision)
-        return state.problem.latent.slope(state.precision, state.theta)
-    if state.problem.factors is not None:
-        return state.problem.factors.slope(state.precision, state.u, state.theta)
-    theta, u = state.theta.clone().requires_grad_(), state.u.unsqueeze(0).requires_grad_()
-    found = _orders(state.problem, u, theta)
-    log_joint = found.log_joint.sum()
-    half_log_det = 0.5 * (state.precision.adjoint.detach() * found.precision).sum() - state.problem.eliminated(u, theta)
-    by_u, by_theta = pullbacks(half_log_det, u, theta)
-    moved = _solve(state, by_u).detach()
-    return pullback(log_joint - (found.gradient * moved).sum(), theta) - by_theta, pullback(log_joint, theta)
-
-
-def _orders(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
-    """The log joint, its gradient and the curvature that was asked for, all to be differentiated."""
-    density, curvature = problem.density, problem.curvature
-    if curvature is exact_hessian and isinstance(density, AutogradDensity | LinearDensity):
-        return density.orders(u, theta)
-    log_joint = density.log_joint(u, theta)
-    return Orders(log_joint, pullback(log_joint.sum(), u, create_graph=True), curvature(density, u, theta))
-
-
-def _solve(state: LaplaceState, b: Tensor) -> Tensor:
-    """``A^-1 b`` with the exact Hessian."""
-    if state.problem.curvature is exact_hessian:
-        return state.precision.solve(b)
-    A = exact_hessian(state.problem.density, state.u.unsqueeze(0), state.theta)
-    return factorise(A, state.problem.joint.latents.label).solve(b)

@@ -13,12 +13,12 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
-    evidence_slope,
     find_modes,
     laplace_problem,
     laplace_state,
     state_at,
 )
+from pyro_evidence.laplace.hyperparameters.gradient import evidence_slope
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_model, seeded
 from pyro_evidence.threads import alone

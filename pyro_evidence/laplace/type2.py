@@ -9,15 +9,24 @@ from torch import Tensor
 
 from pyro_evidence.close_calls import noted
 from pyro_evidence.iterate import Status
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope, laplace_state, slope
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
 from pyro_evidence.laplace.hyperparameters.differences import curvature
 from pyro_evidence.laplace.hyperparameters.foresight import worth_trying
+from pyro_evidence.laplace.hyperparameters.gradient import Slope, slope
+from pyro_evidence.laplace.hyperparameters.interpolation import met_nearly_exactly
 from pyro_evidence.laplace.hyperparameters.merging import is_singular, vanishes
-from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, natural_metric, round_of_all
+from pyro_evidence.laplace.hyperparameters.metric import (
+    inverted,
+    log_units,
+    natural_metric,
+    rescaled,
+    round_of_all,
+    updated,
+)
 from pyro_evidence.laplace.hyperparameters.plateaus import unfelt
 from pyro_evidence.laplace.hyperparameters.pruning import PruningTried, brought_back, prune
-from pyro_evidence.numerics.backtracking import Backtracking, first_accepted, to_peak_or_half
+from pyro_evidence.numerics.backtracking import Backtracking, first_accepted, to_peak_or_half, to_peak_or_quarter
 from pyro_evidence.numerics.derivatives import generic
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
@@ -31,8 +40,12 @@ KEPT = 0.75  # share of its promise that a step must keep, for the metric to go 
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
 PLATEAU = (-8.0, -5.0, -2.5, 2.5, 5.0, 8.0)  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
+LEAP = 1.0  # nats that must be promised, and gained, by going over to another mode
+LONGER = 4.0  # times the share of the last step
+CUT = 0.1  # share of a step, less of which means that modes cannot be followed
 NEAR = 1.0  # largest natural step in log units at which they are
 SEARCH = Backtracking(shorter=to_peak_or_half, shortest=0.5**24)
+SEARCH_FOR_MODES = Backtracking(shorter=to_peak_or_quarter, shortest=0.5**24)  # a network's are lost as a rule
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,7 @@ class TypeII:
     needed: Mapping[int, PruningTried] = field(default_factory=dict)  # by group
     scanned: bool = False  # whether plateaus have been looked across
     begun_again: bool = False  # whether the fit has left a plateau by beginning again
+    share: float = 1.0  # of the last step that was taken
 
     @property
     def objective(self) -> float:
@@ -92,7 +106,7 @@ def outer_state(laplace: LaplaceState) -> TypeII:
 def step(state: TypeII) -> TypeII:
     """One outer iteration: a step uphill in the hyperparameters, mode re-found, then pruning where that gains."""
     if not state.trusted and vanishes(state.laplace):
-        return replace(state, verdict=Status.VANISHING)
+        return _leapt(state)
     logs = log_units(state.laplace.problem)
     natural = _directions(state, logs)
     far = _is_far(state, natural[0], logs)
@@ -104,7 +118,7 @@ def step(state: TypeII) -> TypeII:
     direction, found = _best_of(state, directions)
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
-    new = _arrived(state, found, direction * logs)
+    new = _taken(state, found, direction, logs)
     if far and not state.learned:
         new = _further(state, new, direction * logs)
     if new.verdict is None and new.laplace.problem is state.laplace.problem and not far:
@@ -113,6 +127,20 @@ def step(state: TypeII) -> TypeII:
         new = _off_plateaus(new)
     done = new.learned and 0.5 * new.gradient_norm**2 <= new.laplace.problem.slack
     return replace(new, verdict=Status.CONVERGED) if done else new
+
+
+def _leapt(state: TypeII) -> TypeII:
+    """Over to the mode that a search begun a step further on finds, where that is higher by a nat; else the end."""
+    gone, laplace = replace(state, verdict=Status.VANISHING), state.laplace
+    if state.promised <= LEAP:
+        return gone
+    logs = log_units(laplace.problem)
+    move = torch.where(logs, _directions(outer_state(laplace), logs)[0].clamp(-NEAR, NEAR), 0.0)
+    try:
+        found = laplace_state(laplace.problem, laplace.theta + move, laplace.u, cold=True)
+    except ArithmeticError:
+        return gone
+    return _arrived(state, found, move) if found.objective > state.objective + LEAP else gone
 
 
 def _rounding(state: TypeII) -> float:
@@ -219,6 +247,14 @@ def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> 
     return replace(new, verdict=Status.SINGULAR) if is_singular(new.laplace) else new
 
 
+def _taken(state: TypeII, found: LaplaceState, direction: Tensor, logs: Tensor) -> TypeII:
+    """The iterate there, with the share of the step that it is; the end where that is little for want of any noise."""
+    share = float((found.theta - state.laplace.theta) @ direction / (direction @ direction))
+    new = replace(_arrived(state, found, direction * logs), share=share)
+    exact = new.verdict is None and share < CUT and met_nearly_exactly(state.laplace, state.slope)
+    return replace(new, verdict=Status.INTERPOLATING) if exact else new
+
+
 def _is_far(state: TypeII, direction: Tensor, logs: Tensor) -> bool:
     """Whether a step is so long that what is known here does not hold there."""
     if float((direction * logs).abs().max()) > NEAR + 1e-9:  # the first step in a plain metric has length 1
@@ -279,22 +315,9 @@ def _sharpened(state: TypeII) -> TypeII:
 def _learned(old: TypeII, new: TypeII) -> TypeII:
     """With the old metric, and what the step has taught."""
     moved, before, after = new.laplace.theta - old.laplace.theta, old.slope.total, new.slope.total
-    start = old.metric if old.learned else _rescaled(old, moved, before - after)
+    start = old.metric if old.learned else rescaled(old.laplace.problem, old.metric, moved, before - after)
     metric = updated(start, new.metric, moved, before, after)
     return replace(new, metric=metric, learned=True, trusted=new.objective - old.objective > KEPT * old.promised)
-
-
-def _rescaled(old: TypeII, s: Tensor, y: Tensor) -> Tensor:
-    """The natural metric before its first update, where nothing was known of the scale.
-
-    Nocedal and Wright (2006), eq. 6.20, over the hyperparameters that hold no recognised precision.
-    """
-    groups = old.laplace.problem.structure.groups
-    plain = log_units(old.laplace.problem) & (True if groups is None else groups.power == 0)
-    sy, yy = s[plain] @ y[plain], y[plain] @ y[plain]
-    if not float(sy) > 1e-12 * float(yy):
-        return old.metric
-    return torch.where(plain.diag(), sy / yy, old.metric)
 
 
 def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:
@@ -324,6 +347,8 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
         return replace(state, verdict=Status.CONVERGED)
     if state.learned:
         return replace(state, metric=natural_metric(state.laplace, state.slope), learned=False)
+    if met_nearly_exactly(state.laplace, state.slope):
+        return replace(state, verdict=Status.INTERPOLATING)
     return replace(state, verdict=Status.UNBOUNDED if _is_flat(state) or _is_lost(state) else Status.STUCK)
 
 
@@ -351,8 +376,13 @@ def _change(state: TypeII, move: Tensor) -> float:
 
 
 def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
-    """The first of the ever shorter steps that raises the objective (Armijo), or None."""
-    before = state.laplace
+    """The first of the ever shorter steps that raises the objective (Armijo), or None.
+
+    A network whose mode could be followed a part of the last step only is not asked for much more at once.
+    """
+    before, network = state.laplace, state.laplace.problem.structure.known is not None
+    if network and state.promised > SHARP:
+        direction = direction * min(1.0, LONGER * state.share)
 
     def trial(scale: float) -> tuple[float, LaplaceState] | None:
         try:
@@ -362,20 +392,4 @@ def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
         return new.objective, new
 
     promised = float(direction @ state.slope.total)
-    return first_accepted(trial, before.objective, promised, _rounding(state), SEARCH)
-
-
-def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """BFGS update of a metric after a step ``s``, or a fresh one.  Nocedal and Wright (2006), eq. 6.17.
-
-    :param metric: approximate inverse of minus the Hessian of the objective, ``(..., T, T)``.
-    :param fresh: what to fall back on where the step shows no negative curvature.
-    :param s: ``(..., T)``.
-    :param before: slopes before the step, and ``after`` it, ``(..., T)``.
-    """
-    y = before - after
-    sy = (s * y).sum(-1)[..., None, None]
-    bends = sy > 1e-12 * y.square().sum(-1)[..., None, None]
-    safe = torch.where(bends, sy, 1.0)
-    left = torch.eye(s.shape[-1]).to(s) - s.unsqueeze(-1) * y.unsqueeze(-2) / safe
-    return torch.where(bends, left @ metric @ left.mT + s.unsqueeze(-1) * s.unsqueeze(-2) / safe, fresh)
+    return first_accepted(trial, before.objective, promised, _rounding(state), SEARCH_FOR_MODES if network else SEARCH)

@@ -13,12 +13,13 @@ from torch import Tensor
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.iterate import Fit, Stop
 from pyro_evidence.laplace import type2
-from pyro_evidence.laplace.approximation import Problem, Slope, laplace_state
+from pyro_evidence.laplace.approximation import Problem, laplace_state
 from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, slopes
+from pyro_evidence.laplace.hyperparameters.gradient import Slope
 from pyro_evidence.laplace.hyperparameters.merging import largest_inflation, vanishing
-from pyro_evidence.laplace.hyperparameters.metric import metric_of
+from pyro_evidence.laplace.hyperparameters.metric import metric_of, updated
 from pyro_evidence.laplace.hyperparameters.pruning import to_insignificance
-from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, TypeII, updated
+from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, TypeII
 from pyro_evidence.numerics import evidence, trust_region
 from pyro_evidence.numerics.backtracking import Backtracking, Line, along_step, to_peak_or_half
 from pyro_evidence.progress import bar_of

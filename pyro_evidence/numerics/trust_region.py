@@ -10,6 +10,7 @@ from pyro_evidence.numerics.newton import CurvatureAt, Density, Limits, Mode, of
 FIRST = 1.0  # radius, in units of each coordinate's own curvature scale
 LARGEST = 1e6
 FOLLOWED = 20  # steps in which a mode is found again near hyperparameters where it is known, unless it is lost
+LOST = 1.0  # nats, twice what a step still promises: too much to be at a mode soon
 TRIALS = 15  # radii, each a quarter of the last, before a row is given up
 ENOUGH = 0.1  # of what a step promises: corrections that gain less are not worth a gradient
 SECULAR = 6  # Newton steps for the shift that belongs to a radius
@@ -26,6 +27,8 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, li
         return density.gauss_newton(v, own[0] if own else theta)
 
     near = ascend(density, gauss_newton, u, theta, replace(limits, tolerance=1e-2, num_steps=min(50, limits.num_steps)))
+    if limits.num_steps <= FOLLOWED and bool((near.decrement > LOST).all()):
+        return replace(near, converged=torch.zeros_like(near.converged))
     return ascend(density, curvature, near.u, theta, limits, _scale(near.precision))
 
 

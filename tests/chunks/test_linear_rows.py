@@ -16,7 +16,8 @@ from pyro_evidence import RVM, BadInput, LaplaceEvidence, Stop, UnsupportedModel
 from pyro_evidence.chunks import Slices
 from pyro_evidence.chunks.join import ALONE
 from pyro_evidence.curvature.choices import exact_hessian
-from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state, slope
+from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state
+from pyro_evidence.laplace.hyperparameters.gradient import slope
 from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.regression import Learned, regression

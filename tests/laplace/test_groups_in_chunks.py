@@ -14,7 +14,8 @@ from pyro_evidence import BadInput, LaplaceEvidence, Stop, UnsupportedModel
 from pyro_evidence.chunks import Groups
 from pyro_evidence.chunks.join import ALONE
 from pyro_evidence.curvature.choices import exact_hessian
-from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state, slope
+from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state
+from pyro_evidence.laplace.hyperparameters.gradient import slope
 from pyro_evidence.laplace.streamed.rows import group_rows
 from pyro_evidence.program.log_joint import LogJoint
 

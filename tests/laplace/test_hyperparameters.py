@@ -10,8 +10,9 @@ from pyro.distributions.constraints import ordered_vector, softplus_lower_choles
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.laplace.approximation import LaplaceState, laplace_problem, laplace_state, slope
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_problem, laplace_state
 from pyro_evidence.laplace.hyperparameters.differences import curvature, exact_curvature
+from pyro_evidence.laplace.hyperparameters.gradient import slope
 from pyro_evidence.laplace.hyperparameters.metric import (
     information,
     inverted,

@@ -1,5 +1,7 @@
 """Where a network's mode is about to vanish or to merge with others: found by the curvature, and the end of a climb."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +43,7 @@ def least_share(state: LaplaceState) -> float:
 def test_a_mode_vanishes_where_little_of_gauss_newtons_curvature_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     state = at_start()
     share = least_share(state)
+    monkeypatch.setattr(type2, "LEAP", math.inf)
     assert 0.05 < share < 0.95
     for soft, expected in ((0.99 * share, False), (1.01 * share, True)):
         monkeypatch.setattr(merging, "SOFT", soft)
@@ -61,6 +64,44 @@ def test_rows_whose_mode_is_about_to_vanish_stand_still(
     monkeypatch.setattr(merging, "SOFT", soft)
     after = type2_rows.step(state.problem, type2_rows.started(state.problem, points), Stop(progress=False))
     assert after.moving.tolist() == [moves]
+
+
+def test_where_a_mode_vanishes_the_climb_goes_over_to_a_higher_one_a_round_on() -> None:
+    begun = type2.outer_state(at_start())
+    after = type2._leapt(begun)
+    assert after.verdict is None and after.objective > begun.objective + type2.LEAP
+    move = after.laplace.theta - begun.laplace.theta
+    kept = after.laplace.problem.active.all()
+    assert 0.0 < float(move.abs().max()) <= type2.NEAR + 1e-12 or not bool(kept)
+
+
+def test_where_none_is_higher_by_a_nat_that_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = type2.outer_state(at_start())
+    found = type2.laplace_state
+
+    def no_higher(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
+        assert cold
+        return replace(found(problem, theta, start, cold=cold), log_evidence=begun.laplace.log_evidence + 0.9)
+
+    monkeypatch.setattr(type2, "laplace_state", no_higher)
+    after = type2._leapt(begun)
+    assert after.verdict is Status.VANISHING and after.laplace is begun.laplace
+
+
+@pytest.mark.parametrize(("share", "first"), [(1.0, 1.0), (0.01, 0.04), (0.5, 1.0)])
+def test_after_a_short_step_the_next_is_begun_four_times_as_long(
+    share: float, first: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = replace(type2.outer_state(at_start()), share=share)
+    direction, tried = 0.1 * torch.ones(5), []
+
+    def no_mode(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
+        tried.append(float((theta - begun.laplace.theta)[0] / 0.1))
+        raise ArithmeticError
+
+    monkeypatch.setattr(type2, "laplace_state", no_mode)
+    assert type2._line_search(begun, direction) is None
+    torch.testing.assert_close(tried[:3], [first, first / 4.0, first / 16.0])
 
 
 def test_every_start_of_a_network_with_nothing_to_bend_ends_where_it_can_be_used() -> None:

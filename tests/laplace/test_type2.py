@@ -12,7 +12,7 @@ from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Status, Stop
 from pyro_evidence.laplace import approximation, type2
-from pyro_evidence.laplace.hyperparameters import pruning
+from pyro_evidence.laplace.hyperparameters import gradient, pruning
 from pyro_evidence.laplace.hyperparameters.merging import is_singular
 from pyro_evidence.program import LogJoint
 from tests.models_for_tests.engine_models import (
@@ -174,7 +174,7 @@ def test_where_a_step_promises_less_than_rounding_the_slope_decides(monkeypatch:
     promise = 0.5 * float(direction.sum())  # of the step back along it
     moved = state.laplace.theta + (0.5 * rounding / promise) ** 0.5 * direction
     laplace = approximation.laplace_state(state.laplace.problem, moved, state.laplace.u)
-    state = type2.TypeII(laplace, approximation.slope(laplace), state.metric, learned=True, trusted=True, scanned=True)
+    state = type2.TypeII(laplace, gradient.slope(laplace), state.metric, learned=True, trusted=True, scanned=True)
     assert 0.2 * rounding < state.promised < rounding
 
     def rounded(*args):  # type: ignore[no-untyped-def]

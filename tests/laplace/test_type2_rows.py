@@ -20,6 +20,7 @@ from pyro_evidence import (
 )
 from pyro_evidence.iterate import Fit, iterate
 from pyro_evidence.laplace import approximation, approximation_rows, type2, type2_rows
+from pyro_evidence.laplace.hyperparameters import gradient
 from pyro_evidence.laplace.hyperparameters.merging import is_singular
 from pyro_evidence.models.mlp import MLP, Regression, ard
 from pyro_evidence.numerics import newton, trust_region
@@ -52,7 +53,7 @@ def test_rows_have_the_numbers_and_slopes_of_single_states() -> None:
     for row in range(3):
         single = approximation.laplace_state(approximation.replace(at, active=active[row]), theta[row], points.u[row])
         torch.testing.assert_close(points.objective[row], single.log_evidence, rtol=1e-10, atol=1e-9)
-        slope = approximation.slope(single)
+        slope = gradient.slope(single)
         torch.testing.assert_close(found.total[row], slope.total, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(found.joint[row], slope.joint, rtol=1e-6, atol=1e-7)
 

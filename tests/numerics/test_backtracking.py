@@ -17,6 +17,7 @@ from pyro_evidence.numerics.backtracking import (
     first_accepted,
     to_peak,
     to_peak_or_half,
+    to_peak_or_quarter,
 )
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-12, atol=0.0)
@@ -64,6 +65,7 @@ def test_a_step_is_shortened_to_between_a_tenth_and_a_half() -> None:
     rise = torch.tensor([-1e6, 0.99, torch.nan, -torch.inf])
     assert to_peak(rise, torch.ones(4), line).tolist() == [0.1, 0.5, 0.1, 0.1]
     assert to_peak_or_half(rise, torch.ones(4), line).tolist() == [0.1, 0.5, 0.5, 0.1]
+    assert to_peak_or_quarter(rise, torch.ones(4), line).tolist() == [0.1, 0.5, 0.25, 0.1]
 
 
 def test_rules_on_the_edge() -> None:

@@ -131,6 +131,41 @@ def test_a_correction_that_gains_little_is_the_last(worth: float, gradients: int
     assert len(asked) == gradients and float(reached.value) == -0.5 * 0.25 ** (gradients - 1)
 
 
+class Known(Toy):
+    """A density whose Gauss-Newton curvature is its own."""
+
+    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
+        return self.precision(u, theta)
+
+
+@pytest.mark.parametrize(("away", "looked"), [(1e7, False), (1.0, True)])
+def test_a_mode_that_is_far_is_not_followed_further(away: float, looked: bool) -> None:
+    density, calls = Known(gaussian), []
+
+    def exact(u: Tensor) -> Tensor:
+        calls.append(u)
+        return density.precision(u, NONE)
+
+    for num_steps, expected in ((trust_region.FOLLOWED, looked), (200, True)):
+        calls.clear()
+        start = torch.full((1, 3), away, dtype=torch.float64)
+        mode = trust_region.climb(density, exact, start, NONE, Limits(1e-14, num_steps))
+        assert bool(calls) is expected is bool(mode.converged.all())
+
+
+@pytest.mark.parametrize(("followed", "given_up"), [(5, True), (4, False)])
+def test_only_a_search_that_follows_gives_up(followed: int, given_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust_region, "FOLLOWED", followed)
+    density, calls = Known(gaussian), []
+
+    def exact(u: Tensor) -> Tensor:
+        calls.append(u)
+        return density.precision(u, NONE)
+
+    trust_region.climb(density, exact, torch.full((1, 3), 1e7, dtype=torch.float64), NONE, Limits(1e-14, 5))
+    assert bool(calls) is not given_up
+
+
 def test_a_batch_of_rows_is_a_loop() -> None:
     u = torch.tensor([[-1.2, 1.0], [1.0, 1.0], [0.0, 3.0]])
     for f in (banana, wells):

@@ -17,14 +17,8 @@ from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.curvature.pattern import assembled
 from pyro_evidence.errors import TooLarge, UnsupportedModel
-from pyro_evidence.laplace.approximation import (
-    LaplaceState,
-    Problem,
-    is_certified,
-    laplace_problem,
-    laplace_state,
-    slope,
-)
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, is_certified, laplace_problem, laplace_state
+from pyro_evidence.laplace.hyperparameters.gradient import slope
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
 from pyro_evidence.structure.factors.structured import Structured

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import LaplaceState, Slope, laplace_state, slope
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
+from pyro_evidence.laplace.hyperparameters.gradient import Slope, slope
 
 FORWARD = 0.2  # power of the rounding that a one-sided difference steps, in a hyperparameter's own measure
 CENTRAL = 1.0 / 6.0  # the same for two-sided ones

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, Slope
+from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.hyperparameters.gradient import Slope
 from pyro_evidence.numerics.backtracking import Backtracking, any_rise, first_accepted
 from pyro_evidence.numerics.derivatives import passes, pullback
 from pyro_evidence.numerics.evidence import reestimated_log_precision
@@ -145,3 +146,33 @@ def _newton(f: Callable[[Tensor], Tensor], x: Tensor, farthest: float) -> Tensor
 
     found = first_accepted(trial, float(height.detach()), search=Backtracking(any_rise, num_trials=6))
     return x.detach() if found is None else found
+
+
+def rescaled(problem: Problem, metric: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    """A natural metric before its first update by a step ``s`` that fell the slope by ``y``, ``(T,)`` both.
+
+    Nocedal and Wright (2006), eq. 6.20, over the hyperparameters that hold no recognised precision, of which the
+    natural metric does not know the scale.
+    """
+    groups = problem.structure.groups
+    plain = log_units(problem) & (True if groups is None else groups.power == 0)
+    sy, yy = s[plain] @ y[plain], y[plain] @ y[plain]
+    if not float(sy) > 1e-12 * float(yy):
+        return metric
+    return torch.where(plain.diag(), sy / yy, metric)
+
+
+def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """BFGS update of a metric after a step ``s``, or a fresh one.  Nocedal and Wright (2006), eq. 6.17.
+
+    :param metric: approximate inverse of minus the Hessian of the objective, ``(..., T, T)``.
+    :param fresh: what to fall back on where the step shows no negative curvature.
+    :param s: ``(..., T)``.
+    :param before: slopes before the step, and ``after`` it, ``(..., T)``.
+    """
+    y = before - after
+    sy = (s * y).sum(-1)[..., None, None]
+    bends = sy > 1e-12 * y.square().sum(-1)[..., None, None]
+    safe = torch.where(bends, sy, 1.0)
+    left = torch.eye(s.shape[-1]).to(s) - s.unsqueeze(-1) * y.unsqueeze(-2) / safe
+    return torch.where(bends, left @ metric @ left.mT + s.unsqueeze(-1) * s.unsqueeze(-2) / safe, fresh)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotAMode
-from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, slope
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.hyperparameters.differences import exact_curvature
+from pyro_evidence.laplace.hyperparameters.gradient import slope
 from pyro_evidence.laplace.hyperparameters.metric import inverted, log_units, natural_metric
 from pyro_evidence.numerics.backtracking import Backtracking, first_accepted
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
-from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, slope
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
+from pyro_evidence.laplace.hyperparameters.gradient import slope
 from pyro_evidence.laplace.nested.inner import Inner, is_affordable, profiles, solve_inner
 from pyro_evidence.laplace.shape import marginals, transport
 from pyro_evidence.laplace.shape.conditional import Profiles

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, slope
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.hyperparameters.gradient import slope
 from pyro_evidence.laplace.nested.integration import PRODUCT_DIMS, Around, around
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.quadrature import nodes as quadrature

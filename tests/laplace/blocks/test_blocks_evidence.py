@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from pyro_evidence.laplace.approximation import laplace_state, slope
+from pyro_evidence.laplace.approximation import laplace_state
 from pyro_evidence.laplace.blocks import derivatives
 from pyro_evidence.laplace.blocks.terms import RowTerms
+from pyro_evidence.laplace.hyperparameters.gradient import slope
 from tests.models_for_tests.engine_models import positive
 from tests.models_for_tests.grouped_models import (
     Model,
