@@ -22,12 +22,12 @@ from pyro_evidence.numerics.linear_predictor import (
     curvature_graph,
     gram,
     gram_diagonal,
-    slope_and_curvature,
 )
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Slot
 from pyro_evidence.structure.factors.steps import Steps
+from pyro_evidence.structure.observed_parts import Derivatives
 
 FLOAT = 8  # bytes
 
@@ -79,8 +79,7 @@ class AutogradDensity:
         return Orders(value, slope, -A)
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        graph = _wants_graph(u, theta)
-        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=graph)
+        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=_wants_graph(u, theta))
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         """Prior precision plus ``J' diag(-l'') J`` at each row, shape ``(R, D, D)``.
@@ -104,11 +103,10 @@ class AutogradDensity:
             trace = self.joint.trace(u, theta)
         for slot in self.slots or ():
             eta = slot.blocks(trace)
-            slope = derivatives.Forward(eta.reshape(-1), u, at_once=kept.passes_at_once, create_graph=graph)
-            J = slope.matrix().reshape(*eta.shape, -1)
+            J = derivatives.Forward(eta.reshape(-1), u, at_once=kept.passes_at_once, create_graph=graph).matrix()
             leaf = (eta if graph else eta.detach().requires_grad_()).unsqueeze(0)
             B = curvature_blocks(slot.log_likelihood(trace), slot.layout, leaf, create_graph=graph)
-            A = A + gram(J.double(), B.double())[0]
+            A = A + gram(J.reshape(*eta.shape, -1).double(), B.double())[0]
         return A
 
 
@@ -174,6 +172,10 @@ class Linear:
     def gram(self) -> Gram:
         """``sum_n J_n' B_n J_n`` as a function of curvatures."""
         return Gram(self.J, self.even)
+
+    @cached_property
+    def _derivatives(self) -> Derivatives:
+        return Derivatives(self.slot)
 
     def reach(self, u: Tensor) -> Tensor:
         """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
@@ -295,7 +297,7 @@ class LinearDensity(LinearPredictors):
         value, slope = self._prior_gradient(u, theta)
         value, blocks = value + torch.as_tensor(parts.rest).detach(), []
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
-            found, by_eta, block = slope_and_curvature(part.slot.log_likelihood(parts.trace), part.layout, eta)
+            found, by_eta, block = part._derivatives.of(parts.trace, eta)
             value, slope = value + found.double(), slope + by_eta.double().flatten(1) @ part.J.flatten(0, 1)
             blocks.append(block)
         self._last.append(_Visited(u, parts, blocks))
@@ -336,13 +338,12 @@ class LinearDensity(LinearPredictors):
 
     def curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
         """Minus the second derivatives of the likelihoods in their predictors, ``(R, N, C, C)`` each."""
-        if self._last and not _wants_graph(u, theta) and self._last[0].is_of(u, self.parts(theta)):
+        graph, parts = _wants_graph(u, theta), self.parts(theta)
+        if self._last and not graph and self._last[0].is_of(u, parts):
             return [block().double() for block in self._last.pop().blocks]
-        graph = _wants_graph(u, theta)
-        trace = self.parts(theta).trace
         etas = [e if e.requires_grad else e.requires_grad_() for e in self._etas(u, theta)]
         return [
-            curvature_blocks(p.slot.log_likelihood(trace), p.layout, eta, create_graph=graph).double()
+            curvature_blocks(p.slot.log_likelihood(parts.trace), p.layout, eta, create_graph=graph).double()
             for p, eta in zip(self.linear, etas, strict=True)
         ]
 

@@ -210,6 +210,29 @@ def test_weights_that_were_overwritten_are_multiplied_again() -> None:
     assert_same(linear.log_joint(u, theta), density.log_joint(u, theta))
 
 
+def weighed(X, t, weight, seen):
+    w = pyro.sample("w", dist.Normal(torch.zeros(3), positive("alpha", 1.0).rsqrt()).to_event(1))
+    with (
+        pyro.plate("data", len(X)),
+        pyro.poutine.scale(scale=weight * positive("s", 1.0)),
+        pyro.poutine.mask(mask=seen),
+    ):
+        pyro.sample("t", dist.Bernoulli(logits=X @ w), obs=t)
+
+
+def test_formulas_of_a_likelihood_are_its_derivatives_at_every_theta() -> None:
+    """Labels that count differently, some not at all; how much they count is a hyperparameter, so it is read again."""
+    weight, shown = torch.linspace(0.5, 2.0, 30), torch.arange(30) % 5 > 0
+    joint, (plain, linear) = both(weighed, X, binary, weight, shown)
+    assert isinstance(linear, LinearDensity)
+    u = torch.randn(2, 3)
+    for theta in (joint.initial_theta, joint.initial_theta + 0.5, joint.initial_theta):
+        for found, expected in zip(linear.gradient(u, theta), plain.gradient(u, theta), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+        assert linear.linear[0]._derivatives._last[0][2] is not None
+        torch.testing.assert_close(linear.precision(u, theta), plain.precision(u, theta), rtol=1e-11, atol=1e-11)
+
+
 def test_parts_that_were_read_without_a_graph_get_one_when_asked() -> None:
     joint, (density, linear) = both(logistic, X, binary)
     u, theta = torch.randn(1, 3), joint.initial_theta.clone().requires_grad_()
