@@ -31,8 +31,9 @@ def tangent(X: Tensor, layers: Sequence[Layer], touched: Sequence[Layer], activa
     hidden, move = X, torch.zeros_like(X)
     for (W, b), (V, c) in zip(touched[:-1], layers[:-1], strict=True):
         along = move @ W + hidden @ (V - W) + (c - b).unsqueeze(-2)
-        hidden, bend = with_derivatives(activation, hidden @ W + b.unsqueeze(-2), 1)
-        move = bend * along
+        reached = hidden @ W + b.unsqueeze(-2)
+        bend = torch.func.grad(lambda x: activation(x).sum())(reached)  # also within a batch of rows, unlike autograd
+        hidden, move = activation(reached), bend * along
     (W, b), (V, c) = touched[-1], layers[-1]
     return move @ W + hidden @ V + c.unsqueeze(-2)
 

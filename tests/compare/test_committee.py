@@ -13,6 +13,7 @@ from pyro_evidence.models.mlp import MLP, Binary, Regression, Softmax
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.plots import posterior as plots_posterior
 from pyro_evidence.program.links import hermite
+from pyro_evidence.structure import network_layers
 from pyro_evidence.structure.network_density import tangent_at
 
 
@@ -56,6 +57,13 @@ def test_a_network_predicts_by_its_tangent(scale: float) -> None:
     mean, variance = linearised(labels, new)
     for probability in (labels.predict(new), labels.probability(new)):
         torch.testing.assert_close(probability, hermite(mean[:, 0], variance[:, 0]), rtol=0.0, atol=0.03)
+
+
+def test_draws_along_a_tangent_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, tangent = [], network_layers.tangent
+    monkeypatch.setattr(network_layers, "tangent", lambda *given: calls.append(given) or tangent(*given))
+    fitted(2).predict(data()[0], num_samples=400)
+    assert 1 <= len(calls) < 10
 
 
 def test_a_network_is_its_tangent_only_while_it_predicts() -> None:
