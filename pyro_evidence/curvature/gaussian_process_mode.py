@@ -98,7 +98,10 @@ class RootFactor:
 
     def apply(self, v: Tensor) -> Tensor:
         """``S B^-1 S v``."""
-        return scaled(self.S, torch.cholesky_solve(scaled(self.S, v), self.tril))
+        half = torch.linalg.solve_triangular(
+            self.tril.mT, self._half(v), upper=True
+        )  # a solver of both copies the factor
+        return scaled(self.S, half)
 
     def _half(self, cross: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.tril, scaled(self.S, cross), upper=False)

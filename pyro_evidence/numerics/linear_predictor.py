@@ -23,12 +23,12 @@ class Layout:
     shape: torch.Size
     coupled: tuple[int, ...]  # dims of shape that couple; the others run over data
 
-    @property
+    @cached_property
     def num_coupled(self) -> int:
         """``C``: classes, components, coordinates of one datum."""
         return torch.Size([self.shape[d] for d in self.coupled]).numel()
 
-    @property
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """The dims of ``shape``, those of data first."""
         return (*(d for d in range(len(self.shape)) if d not in self.coupled), *self.coupled)

@@ -283,6 +283,25 @@ class GaussianLatent(LinearDensity):
         joint = joint + sum(_diagonal_log_prior(b, u) for b in reading.blocks if b.covariance.dim() == 1)
         return derivatives.pullback(total, theta), derivatives.pullback(joint, theta)
 
+    def information(self, precision: LatentPrecision, theta: Tensor, index: Tensor) -> Tensor | None:
+        r"""Minus the second derivatives of the log joint along its mode in hyperparameters ``index``, ``(P, P)``.
+
+        With :math:`M` and :math:`S` the derivatives of the predictor's prior mean and of the likelihood's slope,
+        :math:`M^\top R M - S^\top \Sigma S - M^\top (I - R K) S - S^\top (I - K R) M` less the second derivatives of
+        :math:`\log p(D|\eta) + a^\top m`; no covariance is factorised.  None where a covariance depends on them.
+        """
+        (theta, reading), mode = self.graph(theta), precision.mode
+        K, R = reading.detached.latent.covariance, mode.factor.apply
+        left, right = derivatives.generic(2, len(K), K)
+        if bool((derivatives.pullback(left @ reading.latent.covariance @ right, theta)[index] != 0).any()):
+            return None
+        here, mean = gaussian_process_mode.likelihood_at(reading.latent, mode.eta), reading.latent.mean.reshape(-1)
+        unit = torch.eye(len(theta)).to(theta)[index]
+        M, S = (derivatives.Forward(x, theta).along(unit).mT.double() for x in (mean, here.slope))
+        moved = K @ (S - R(K @ S)) + M - K @ R(M)  # how the predictor's mode follows
+        held = here.value + mean @ mode.dual + torch.as_tensor(reading.parts.rest).double()
+        return M.mT @ (R(M) - S + R(K @ S)) - S.mT @ moved - _second(held, theta, index)
+
     def _explained(self, reading: Reading, found: Cotangents) -> Tensor:
         """A number whose derivative is that of the log evidence through prior and offsets."""
         G = self.seen.adjoint(self.seen.adjoint(found.covariance).mT)
@@ -294,6 +313,13 @@ class GaussianLatent(LinearDensity):
             weights = piece.diagonal() if b.covariance.dim() == 1 else piece.flatten()
             total = total + weights @ b.covariance.flatten()  # a product would be another matrix
         return total
+
+
+def _second(value: Tensor, theta: Tensor, index: Tensor) -> Tensor:
+    """Second derivatives of a number in some elements of ``theta``, shape ``(P, P)``."""
+    first = derivatives.pullback(value, theta, create_graph=True)[index]
+    rows = [derivatives.pullback(slope, theta)[index] for slope in first]
+    return torch.stack(rows).double()
 
 
 @dataclass(frozen=True)

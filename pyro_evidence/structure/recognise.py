@@ -16,17 +16,9 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Sites, Slot
 from pyro_evidence.structure import gaussian_process, groups, probes
 from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity, LinearPart, LinearPredictors
+from pyro_evidence.structure.factors import propose
 from pyro_evidence.structure.factors.edges import refuse_edges
-from pyro_evidence.structure.factors.propose import (
-    SMALL,
-    Coupled,
-    Followed,
-    follow,
-    require_room,
-    sparse_rows,
-    structured,
-    with_sums,
-)
+from pyro_evidence.structure.factors.propose import SMALL, Coupled, Followed
 from pyro_evidence.structure.factors.rows import SparseLinear
 from pyro_evidence.structure.factors.steps import has_many_sites, steps
 from pyro_evidence.structure.factors.structured import Structured
@@ -139,12 +131,16 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
     sites = predictors.read(joint, origin.trace, origin.u)
     sites = sites if sites is not None and _holds(sites, found.typical) else None
     settled = None if guess is None or not far else groups.settle(guess, found, far)
-    density = _factors(sites, found, far) if factors and _is_large(joint) else None
-    narrow = isinstance(density, Structured) and not density.wide
-    linear = None if narrow or sites is None or not far else _linear(sites, found, far)
-    if factors and density is None and linear is None and _has_heavy_hessian(origin):
+    large = factors and _is_large(joint)
+    process = large and gaussian_process.is_mostly_one(origin.joint, origin.trace)  # without factors, as a rule
+    density = _factors(sites, found, far) if large and not process else None
+    linear = None if _is_narrow(density) or sites is None or not far else _linear(sites, found, far)
+    if factors and not process and density is None and linear is None and _has_heavy_hessian(origin):
         density = _narrow(sites, found)
     latent = None if linear is None else gaussian_process.recognise(linear, origin, far)
+    if process and latent is None:
+        density = _factors(sites, found, far)
+        linear = None if _is_narrow(density) else linear
     if density is not None and latent is None and joint.latents.size > SMALL:
         density = _with_sums(density, found, process=True)
     if isinstance(density, Structured) and latent is None:
@@ -161,7 +157,7 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
 def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled | None:
     """The density by its factors, those of linear predictors joined where there are any; or why not."""
     joint = found.origin.joint
-    require_room(joint, found.origin.kept.num_bytes)
+    propose.require_room(joint, found.origin.kept.num_bytes)
     density = _followed(sites, found, far)
     if joint.latents.size <= SMALL:
         return density if isinstance(density, Structured) and density.steps is not None else None
@@ -171,7 +167,12 @@ def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | 
 def _narrow(sites: Sites | None, found: Near) -> Structured | None:
     """The density by factors of few coordinates each, where all of it is made of such."""
     density = _followed(sites, found, [])
-    return density if isinstance(density, Structured) and not density.wide else None
+    return density if isinstance(density, Structured) and _is_narrow(density) else None
+
+
+def _is_narrow(density: Structured | Coupled | None) -> bool:
+    """Whether all of a density is made of factors of few coordinates each."""
+    return isinstance(density, Structured) and not density.wide
 
 
 def _followed(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled:
@@ -180,10 +181,10 @@ def _followed(sites: Sites | None, found: Near, far: list[Pair]) -> Structured |
     :param far: where linear predictors are verified, so that their factors are joined; empty for none.
     """
     typical = found.typical
-    followed = follow(found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots)
+    followed = propose.follow(found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots)
     if not isinstance(followed, Followed):
         return followed
-    return structured(followed, None if sites is None or not far else _predictors(sites, found, far, followed))
+    return propose.structured(followed, None if sites is None or not far else _predictors(sites, found, far, followed))
 
 
 def _with_sums(density: Structured | Coupled, found: Near, *, process: bool) -> Structured | Coupled:
@@ -192,10 +193,9 @@ def _with_sums(density: Structured | Coupled, found: Near, *, process: bool) -> 
     :param process: whether to look in what is most likely a Gaussian process, which has none: that comes last.
     """
     origin, typical = found.origin, found.typical
-    narrow = isinstance(density, Structured) and not density.wide
-    if narrow or gaussian_process.is_mostly_one(origin.joint, origin.trace) != process:
+    if _is_narrow(density) or gaussian_process.is_mostly_one(origin.joint, origin.trace) != process:
         return density
-    return with_sums(origin.joint, typical.u, typical.theta.detach()) or density
+    return propose.with_sums(origin.joint, typical.u, typical.theta.detach()) or density
 
 
 def _with_known(structure: Structure) -> Structure:
@@ -316,7 +316,7 @@ def _with_jacobian(part: Slot, slope: Forward, runs: Pair, followed: Followed | 
     """The linear predictor with its ``J``, or None where that would be too large."""
     num_coupled = part.layout.num_coupled
     if followed is not None:
-        rows = sparse_rows(followed, part, slope, num_coupled)
+        rows = propose.sparse_rows(followed, part, slope, num_coupled)
         return None if rows is None else SparseLinear(part, rows)
     if not _affordable(part, runs[0]):
         return None

@@ -22,7 +22,9 @@ from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.curvature.gaussian_process_mode import WhitenedFactor
 from pyro_evidence.datasets import ripley_train
 from pyro_evidence.laplace import approximation, type2
+from pyro_evidence.laplace.approximation import laplace_state
 from pyro_evidence.laplace.hyperparameters import gradient
+from pyro_evidence.laplace.hyperparameters.metric import information
 from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
 from pyro_evidence.models.kernels import RBF, Linear, Matern32, Matern52, RationalQuadratic
@@ -351,6 +353,37 @@ def test_the_slope_that_a_group_is_judged_by_is_that_of_the_log_joint(shared: bo
     expected = pullback(near.typical.log_joint, near.typical.theta)
     torch.testing.assert_close(groups._slope(near.typical, wanted), expected, rtol=1e-10, atol=1e-10)
     assert (approximation.laplace_problem(joint).structure.groups is None) == shared
+
+
+def bent(X: Tensor, t: Tensor) -> None:
+    """Numbers of any sign: in the mean of the function, in heavy-tailed noise, and in the covariance."""
+    level, noise, turn = (pyro.param(n, torch.tensor(x)) for n, x in (("level", 0.4), ("noise", -0.3), ("turn", 0.7)))
+    K = (1.0 + turn**2) * (-0.5 * torch.cdist(X, X).square()).exp() + 0.01 * torch.eye(len(X))
+    f = pyro.sample("f", dist.MultivariateNormal(level.sin() * X[:, 0] + level**2, K))
+    with pyro.plate("data", len(X)):
+        pyro.sample("t", dist.StudentT(4.0, f + noise * X[:, 1], noise.exp()), obs=t)
+
+
+@pytest.mark.parametrize("names", [["level"], ["level", "noise"], ["turn", "level"]])
+def test_information_about_real_numbers_is_that_of_the_dense_path(names: list[str]) -> None:
+    ours, dense = problems(bent)
+    theta, start = ours.joint.initial_theta + 0.1, ours.joint.initial(1, seed=0)[0]
+    index = torch.tensor([ours.joint.hypers.slices[n].start for n in names])
+    found, expected = (information(laplace_state(at, theta, start, cold=True), index) for at in (ours, dense))
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-8)
+
+
+def test_a_mean_is_learned_without_a_derivative_of_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, _ = problems(gp_regression(RBF(), mean=Learned(0.5)))
+    state = laplace_state(at, at.joint.initial_theta, at.joint.initial_u)
+    monkeypatch.setattr(type(at.density), "log_joint", None)
+    mean = at.joint.hypers.slices["mean"].start
+    assert float(information(state, torch.tensor([mean]))) > 0.0
+
+
+def test_no_factors_are_looked_for_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "_factors", None)
+    assert approximation.laplace_problem(LogJoint(gp_classifier(RBF()), data(structure.SMALL + 1))).latent is not None
 
 
 def test_no_variance_is_computed_where_no_weight_has_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.hyperparameters.gradient import Slope
 from pyro_evidence.numerics.backtracking import Backtracking, any_rise, first_accepted
@@ -71,6 +72,11 @@ def information(laplace: LaplaceState, index: Tensor) -> Tensor:
     Exact for the log evidence where ``|A|`` does not depend on them: fixed effects under Gaussian noise, which it
     profiles out.
     """
+    process, precision = laplace.problem.latent, laplace.precision
+    if process is not None and isinstance(precision, LatentPrecision):
+        found = process.information(precision, laplace.theta, index)
+        if found is not None:
+            return found
     theta, u = laplace.theta.clone().requires_grad_(), laplace.u.unsqueeze(0).requires_grad_()
     log_joint = laplace.problem.density.log_joint(u, theta).sum()
     first = pullback(log_joint, theta, create_graph=True)[index]
