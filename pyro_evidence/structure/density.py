@@ -19,7 +19,6 @@ from pyro_evidence.numerics.linear_predictor import (
     Gram,
     Layout,
     curvature_blocks,
-    curvature_graph,
     gram,
     gram_diagonal,
 )
@@ -323,7 +322,7 @@ class LinearDensity(LinearPredictors):
         value, slope, A = self._prior_orders(u, theta)
         value = value + parts.rest
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
-            found, by_eta, B = curvature_graph(part.slot.log_likelihood(parts.trace), part.layout, eta)
+            found, by_eta, B = part._derivatives.in_graph(parts.trace, eta)
             value, slope = value + found.double(), slope + by_eta.double().flatten(1) @ part.J.flatten(0, 1)
             A = _added(part.gram(B.double()), A)
         return Orders(value, slope, A)

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.linear_predictor import Layout, curvature_blocks, gram_diagonal, slope_and_curvature
+from pyro_evidence.numerics.linear_predictor import (
+    Layout,
+    curvature_blocks,
+    curvature_graph,
+    gram_diagonal,
+    slope_and_curvature,
+)
 
 Function = Callable[[Tensor], Tensor]  # rows (R, D) -> (R,)
 EPS = torch.finfo(torch.float64).eps
@@ -203,13 +209,23 @@ class Derivatives:
             return slope_and_curvature(self.slot.log_likelihood(trace), self.slot.layout, eta)
         return *part.slope(eta), lambda: part.curvature(eta)
 
+    def in_graph(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same three in one graph."""
+        part = self._formula(trace, eta)
+        if part is None:
+            return curvature_graph(self.slot.log_likelihood(trace), self.slot.layout, eta)
+        return *part.slope(eta), part.curvature(eta)
+
     def _formula(self, trace: Any, eta: Tensor) -> LogisticPart | None:
+        """That of the site, unless the rest of it carries a graph, of which a formula would know nothing."""
         if eta.dtype != torch.float64 or eta.shape[-1] > 1 or self.slot.mixture is not None:
             return None
         known = self._last[0] if self._last else None
         if known is not None and known[0] is trace:
             return known[2]
         others = self.slot.others(trace)
+        if any(isinstance(x, Tensor) and x.requires_grad for x in others):
+            return None
         found = known[2] if known is not None and _are_equal(known[1], others) else self._read(trace, eta, others)
         self._last[:] = [(trace, others, found)]
         return found

@@ -233,6 +233,23 @@ def test_formulas_of_a_likelihood_are_its_derivatives_at_every_theta() -> None:
         torch.testing.assert_close(linear.precision(u, theta), plain.precision(u, theta), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("model", [weighed, logistic])
+def test_orders_by_formula_have_the_derivatives_in_theta(model) -> None:
+    """Where a hyperparameter is in the likelihood itself there is no formula of it."""
+    args = (X, binary, torch.linspace(0.5, 2.0, 30), torch.arange(30) % 5 > 0)[: 4 if model is weighed else 2]
+    joint, densities = both(model, *args)
+    slopes = []
+    for density in densities:
+        u, theta = (
+            torch.linspace(-1.0, 1.0, 3).unsqueeze(0).requires_grad_(),
+            (joint.initial_theta + 0.3).requires_grad_(),
+        )
+        found = density.orders(u, theta)
+        mix = found.log_joint.sum() + (found.gradient * torch.arange(3)).sum() + found.precision.square().sum()
+        slopes.append(torch.autograd.grad(mix, (u, theta)))
+    torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)
+
+
 def test_parts_that_were_read_without_a_graph_get_one_when_asked() -> None:
     joint, (density, linear) = both(logistic, X, binary)
     u, theta = torch.randn(1, 3), joint.initial_theta.clone().requires_grad_()
