@@ -19,12 +19,12 @@ from pyro_evidence.laplace.hyperparameters.gradient import Slope
 from pyro_evidence.laplace.hyperparameters.merging import largest_inflation, vanishing
 from pyro_evidence.laplace.hyperparameters.metric import metric_of, updated
 from pyro_evidence.laplace.hyperparameters.pruning import to_insignificance
-from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, TypeII
+from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, LONGER, SHARP, TypeII
 from pyro_evidence.numerics import evidence, trust_region
-from pyro_evidence.numerics.backtracking import Backtracking, Line, along_step, to_peak_or_half
+from pyro_evidence.numerics.backtracking import Backtracking, Line, along_step, to_peak_or_quarter
 from pyro_evidence.progress import bar_of
 
-SEARCH = Backtracking(shorter=to_peak_or_half, num_trials=12)  # then a row is left to the single loop
+SEARCH = Backtracking(shorter=to_peak_or_quarter, num_trials=6)  # then a row is left to the single loop
 
 
 def natural(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
@@ -88,12 +88,14 @@ class Batch:
     slope: Slope  # (R, T) each
     metric: Tensor  # (R, T, T)
     moving: Tensor  # (R,) bool
+    share: Tensor  # (R,) of the last step that was taken
 
 
 def started(problem: Problem, points: LaplaceRows) -> Batch:
     """An iterate with fresh slopes, in MacKay's metric."""
     found = slopes(problem, points)
-    return Batch(points, found, natural(problem, points, found), torch.isfinite(found.total).all(-1))
+    metric, moving = natural(problem, points, found), torch.isfinite(found.total).all(-1)
+    return Batch(points, found, metric, moving, torch.ones_like(points.objective))
 
 
 def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
@@ -104,7 +106,9 @@ def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
     direction = (metric @ slope.total.unsqueeze(-1)).squeeze(-1)
     length = direction.abs().amax(-1, keepdim=True)
     direction = direction * (LARGEST_STEP / length.clamp(min=LARGEST_STEP))  # cap, direction kept
-    new, rose = line_search(problem, old, direction, slope.total)
+    tried = direction * _worth_asking(direction, slope.total, batch.share[rows]).unsqueeze(-1)
+    new, rose = line_search(problem, old, tried, slope.total)
+    share = _taken(old, new, direction)
     new = pruned(problem, new)
     new = replace(new, escaped=old.escaped | new.escaped)
     found = slopes(problem, new)
@@ -119,7 +123,20 @@ def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
         Slope(batch.slope.total.index_copy(0, rows, found.total), batch.slope.joint.index_copy(0, rows, found.joint)),
         batch.metric.index_copy(0, rows, torch.where(kept[:, None, None], learned, fresh)),
         batch.moving.index_copy(0, rows, moving),
+        batch.share.index_copy(0, rows, share),
     )
+
+
+def _worth_asking(direction: Tensor, slope: Tensor, share: Tensor) -> Tensor:
+    """The part of each step to try first, ``(R,)``: not much more than modes could be followed along the last."""
+    promised = 0.5 * (direction * slope).sum(-1)
+    return torch.where(promised > SHARP, LONGER * share, 1.0).clamp(max=1.0)
+
+
+def _taken(old: LaplaceRows, new: LaplaceRows, direction: Tensor) -> Tensor:
+    """The share of each step that was taken, ``(R,)``."""
+    along = ((new.theta - old.theta) * direction).sum(-1) / direction.square().sum(-1)
+    return torch.where(along > 0, along, 1.0)
 
 
 def _arrived(old: LaplaceRows, new: LaplaceRows, found: Slope, stop: Stop, rose: Tensor) -> Tensor:

@@ -104,6 +104,29 @@ def test_after_a_short_step_the_next_is_begun_four_times_as_long(
     torch.testing.assert_close(tried[:3], [first, first / 4.0, first / 16.0])
 
 
+@pytest.mark.parametrize(("share", "first"), [(1.0, 1.0), (0.01, 0.04), (0.5, 1.0)])
+def test_rows_remember_how_far_modes_could_be_followed(
+    share: float, first: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, stop = at_start(), Stop(progress=False)
+    place = (state.theta.unsqueeze(0), state.problem.active.unsqueeze(0), state.u.unsqueeze(0), 200)
+    begun = replace(
+        type2_rows.started(state.problem, laplace_rows(state.problem, *place)), share=torch.tensor([share]).double()
+    )
+    tried, found = [], type2_rows.laplace_rows
+
+    def watched(problem: Problem, theta: Tensor, *rest: Any) -> LaplaceRows:
+        tried.append(float((theta - state.theta).abs().max()))
+        return found(problem, theta, *rest)
+
+    full = (begun.metric @ begun.slope.total.unsqueeze(-1)).abs().max().clamp(max=type2.LARGEST_STEP)
+    monkeypatch.setattr(type2_rows, "laplace_rows", watched)
+    after = type2_rows.step(state.problem, begun, stop)
+    assert tried[0] == pytest.approx(first * float(full), rel=1e-9)
+    taken = float((after.points.theta - state.theta).abs().max() / full)
+    assert float(after.share) == pytest.approx(taken, rel=1e-9) or not bool(after.points.active.all())
+
+
 def test_every_start_of_a_network_with_nothing_to_bend_ends_where_it_can_be_used() -> None:
     X, t = line()
     engine = LaplaceEvidence(MLP(3, 3), start=Start(restarts=2), stop=Stop(progress=False, throw=False))
