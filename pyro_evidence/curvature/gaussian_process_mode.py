@@ -20,6 +20,7 @@ from pyro_evidence.numerics.backtracking import first_accepted
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, curvature_graph, slope_and_curvature
 
+Sloped = Callable[[Tensor], tuple[Tensor, Tensor, Callable[[], Tensor]]]  # as of slope_and_curvature
 LEAST_SHARE = 1e-3  # W times a posterior variance, below which one minus it has lost three digits
 
 
@@ -31,16 +32,20 @@ class Latent:
     covariance: Tensor  # (n, n)
     log_likelihood: LogLikelihood  # blocks (R, N, C) -> (R,)
     root: Callable[[], Tensor]  # (n, r) with covariance = root root'; asked for only where W has a negative eigenvalue
+    formula: Sloped | None = None  # value, slope and curvature of the log likelihood at blocks; None: by autograd
 
     @property
     def layout(self) -> Layout:
         """Data, and the elements of one datum."""
         return Layout(self.mean.shape, (1,))
 
-    def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """Log likelihood, nats ``()``, and its gradient ``(n,)`` at ``eta`` ``(N, C)``."""
-        value, slope = derivatives.gradient(lambda e, _: self.log_likelihood(e), eta.unsqueeze(0), eta)
-        return value[0].double(), slope.reshape(-1).double()
+    def slope(self, eta: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+        """Log likelihood, nats ``()``, its gradient ``(n,)`` at ``eta`` ``(N, C)``, and what gives its curvature."""
+        if self.formula is None:
+            value, slope, curvature = slope_and_curvature(self.log_likelihood, self.layout, eta.unsqueeze(0))
+        else:
+            value, slope, curvature = self.formula(eta.unsqueeze(0))
+        return value[0].double(), slope.reshape(-1).double(), curvature
 
 
 class Factor(Protocol):
@@ -254,8 +259,7 @@ class _Point:
 
 def _point(latent: Latent, dual: Tensor, away: Tensor) -> _Point:
     eta = latent.mean + away.reshape(latent.mean.shape)
-    values, slopes, curvature = slope_and_curvature(latent.log_likelihood, latent.layout, eta.unsqueeze(0))
-    log_likelihood, slope = values[0].double(), slopes.reshape(-1).double()
+    log_likelihood, slope, curvature = latent.slope(eta)
     return _Point(dual, away, float(log_likelihood - 0.5 * dual @ away), log_likelihood, slope, curvature)
 
 
@@ -289,7 +293,7 @@ def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = no
 def _start(latent: Latent, start: Tensor) -> _Point:
     """The better of the prior mean and of what the slope at ``start`` says."""
     if not torch.equal(start, latent.mean):
-        _, dual = latent.slope(start)
+        _, dual, _ = latent.slope(start)
         if bool(dual.isfinite().all()):
             warm = _point(latent, dual, latent.covariance @ dual)
             with torch.no_grad():

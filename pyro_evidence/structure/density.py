@@ -173,7 +173,8 @@ class Linear:
         return Gram(self.J, self.even)
 
     @cached_property
-    def _derivatives(self) -> Derivatives:
+    def of_likelihood(self) -> Derivatives:
+        """Value, slope and curvature of the likelihood as functions of ``eta``."""
         return Derivatives(self.slot)
 
     def reach(self, u: Tensor) -> Tensor:
@@ -275,7 +276,6 @@ class _Visited:
     blocks: list[Callable[[], Tensor]]  # of each linear predictor
 
     def is_of(self, u: Tensor, parts: Parts) -> bool:
-        """Whether it was here."""
         return self.parts is parts and self.u.shape == u.shape and torch.equal(self.u, u)
 
 
@@ -296,7 +296,7 @@ class LinearDensity(LinearPredictors):
         value, slope = self._prior_gradient(u, theta)
         value, blocks = value + torch.as_tensor(parts.rest).detach(), []
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
-            found, by_eta, block = part._derivatives.of(parts.trace, eta)
+            found, by_eta, block = part.of_likelihood.of(parts.trace, eta)
             value, slope = value + found.double(), slope + by_eta.double().flatten(1) @ part.J.flatten(0, 1)
             blocks.append(block)
         self._last.append(_Visited(u, parts, blocks))
@@ -322,7 +322,7 @@ class LinearDensity(LinearPredictors):
         value, slope, A = self._prior_orders(u, theta)
         value = value + parts.rest
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
-            found, by_eta, B = part._derivatives.in_graph(parts.trace, eta)
+            found, by_eta, B = part.of_likelihood.in_graph(parts.trace, eta)
             value, slope = value + found.double(), slope + by_eta.double().flatten(1) @ part.J.flatten(0, 1)
             A = _added(part.gram(B.double()), A)
         return Orders(value, slope, A)

@@ -18,7 +18,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.curvature import gaussian_process_mode
 from pyro_evidence.curvature.gaussian_process import LatentPrecision, ObservationMap, seen_by
-from pyro_evidence.curvature.gaussian_process_mode import Cotangents, Latent
+from pyro_evidence.curvature.gaussian_process_mode import Cotangents, Latent, Sloped
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.numerics.coordinates import is_identity
@@ -126,7 +126,7 @@ class Reading:
     def detached(self) -> "Reading":
         """This reading without the hyperparameters' graph."""
         old = self.latent
-        latent = Latent(old.mean.detach(), old.covariance.detach(), old.log_likelihood, old.root)
+        latent = Latent(old.mean.detach(), old.covariance.detach(), old.log_likelihood, old.root, old.formula)
         blocks = tuple(Block(b.where, b.loc.detach(), b.covariance.detach(), b.tril.detach()) for b in self.blocks)
         return Reading(self.parts, blocks, self.loc.detach(), self.covariance.detach(), latent)
 
@@ -216,7 +216,13 @@ class GaussianLatent(LinearDensity):
         mean = mean + torch.cat([c.reshape(-1, mean.shape[-1]) for c in parts.offsets])
         covariance = self.seen.apply(self.seen.apply(K.mT).mT)
         root = _Root(self.seen, blocks)
-        return Reading(parts, tuple(blocks), loc, K, Latent(mean, covariance, self._likelihood(parts), root))
+        latent = Latent(mean, covariance, self._likelihood(parts), root, self._formula(parts))
+        return Reading(parts, tuple(blocks), loc, K, latent)
+
+    def _formula(self, parts: Parts) -> Sloped | None:
+        """Value, slope and curvature of the only observed site, by formula where there is one."""
+        first, *others = self.linear
+        return None if others else lambda eta: first.of_likelihood.of(parts.trace, eta.to(self.joint.dtype))
 
     def _likelihood(self, parts: Parts) -> LogLikelihood:
         """All observed sites as one function of blocks ``(R, N, C)``."""
