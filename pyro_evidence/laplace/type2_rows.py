@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.iterate import Fit, Stop
 from pyro_evidence.laplace import type2
-from pyro_evidence.laplace.approximation import Problem, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, slopes
 from pyro_evidence.laplace.hyperparameters.gradient import Slope
 from pyro_evidence.laplace.hyperparameters.merging import largest_inflation, vanishing
@@ -160,20 +160,28 @@ def _needs_care(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
 def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:
     """Every mode, all of one problem, moved to where its log evidence is highest, or as far as rows go together.
 
-    A row for which no mode is found stays where it was.
+    A row for which no mode is found, or another one than its own, stays where it was.
     """
     states = [fit.state.laplace for fit in fits]
     problem, active = states[0].problem, torch.stack([s.problem.active for s in states])
     points = laplace_rows(problem, torch.stack([s.theta for s in states]), active, torch.stack([s.u for s in states]))
     points = replace(points, escaped=points.escaped | torch.tensor([s.escaped for s in states]).to(active))
-    batch, path = started(problem, points), [points.objective]
+    own, batch, path = _is_found(states, points), started(problem, points), [points.objective]
+    batch = replace(batch, moving=batch.moving & own)
     with bar_of("restarts", stop.progress) as bar:
         while bool(batch.moving.any()) and len(path) <= stop.num_steps:
             batch = step(problem, batch, stop)
             path.append(batch.points.objective)
             bar.set_postfix_str(f"{int(batch.moving.sum())} of {len(states)} on their way", refresh=False)
             bar.update()
-    return tuple(_alone(fit, batch.points, row, _path(path, row)) for row, fit in enumerate(fits))
+    rows = enumerate(zip(fits, own.tolist(), strict=True))
+    return tuple(_alone(fit, batch.points, row, _path(path, row)) if same else fit for row, (fit, same) in rows)
+
+
+def _is_found(states: Sequence[LaplaceState], points: LaplaceRows) -> Tensor:
+    """Which rows, whose modes were searched for once more, are as high as before: the others have lost theirs."""
+    before = torch.tensor([s.objective for s in states]).to(points.objective)
+    return points.objective >= before - states[0].problem.tolerance ** 0.5 * (1.0 + before.abs())
 
 
 def _alone(fit: Fit[TypeII], points: LaplaceRows, row: int, path: tuple[float, ...]) -> Fit[TypeII]:

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from pyro_evidence import (
 )
 from pyro_evidence.iterate import Fit, iterate
 from pyro_evidence.laplace import approximation, approximation_rows, type2, type2_rows
+from pyro_evidence.laplace.approximation_rows import LaplaceRows
 from pyro_evidence.laplace.hyperparameters import gradient
 from pyro_evidence.laplace.hyperparameters.merging import is_singular
 from pyro_evidence.models.mlp import MLP, Regression, ard
@@ -92,6 +94,29 @@ def test_a_row_that_rises_by_no_more_than_rounding_stands_still(monkeypatch: pyt
     coarse = type2_rows.step(at, before, never)
     assert coarse.moving.tolist() == [False, True]
     torch.testing.assert_close(coarse.points.theta, after.points.theta)  # it has stepped all the same
+
+
+@pytest.mark.parametrize("lower", [math.inf, 5.0])
+def test_a_row_that_does_not_find_its_mode_again_stays_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, lower: float
+) -> None:
+    """Anything is higher than nothing: it would climb to whatever it meets, a network without weights say."""
+    problem = problem_of(MLP(1, 2, alpha={"b1": 1.0, "b2": 1.0}))
+    weights = torch.randn(2, 7, generator=torch.Generator().manual_seed(1))
+    states = [approximation.laplace_state(problem, problem.joint.initial_theta, w, cold=True) for w in weights]
+    fits = [Fit(type2.outer_state(s), Status.BY_HAND, (s.objective,)) for s in states]
+    found = type2_rows.laplace_rows
+
+    def lost(*given: Any) -> LaplaceRows:
+        """The first search, of both rows, ends elsewhere for one."""
+        monkeypatch.setattr(type2_rows, "laplace_rows", found)
+        points = found(*given)
+        return approximation.replace(points, objective=points.objective - torch.tensor([lower, 0.0]))
+
+    monkeypatch.setattr(type2_rows, "laplace_rows", lost)
+    together = type2_rows.climb(fits, LOOSE)
+    assert together[0] is fits[0]
+    assert together[1].state.objective > fits[1].state.objective + 0.1
 
 
 def linear_given_the_unit(w: Tensor, b: Tensor, x: Tensor, t: Tensor) -> Tensor:
