@@ -1,6 +1,7 @@
 """Restarts as one batch against the same restarts one by one, and the evidence of networks against quadrature."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_a_row_that_does_not_find_its_mode_again_stays_where_it_was(
         """The first search, of both rows, ends elsewhere for one."""
         monkeypatch.setattr(type2_rows, "laplace_rows", found)
         points = found(*given)
-        return approximation.replace(points, objective=points.objective - torch.tensor([lower, 0.0]))
+        return replace(points, objective=points.objective - torch.tensor([lower, 0.0]))
 
     monkeypatch.setattr(type2_rows, "laplace_rows", lost)
     together = type2_rows.climb(fits, LOOSE)
