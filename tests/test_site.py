@@ -10,31 +10,28 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module")
-def pages() -> ModuleType:
+def rendering(name: str) -> ModuleType:
+    """A module of those that draw the site, which are no package."""
     sys.path.insert(0, str(ROOT / "docs/rendering"))
     try:
-        return importlib.import_module("pages")
+        return importlib.import_module(name)
     finally:
         sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    return rendering("pages")
 
 
 @pytest.fixture(scope="module")
 def drawing() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "docs/rendering"))
-    try:
-        return importlib.import_module("drawing")
-    finally:
-        sys.path.pop(0)
+    return rendering("drawing")
 
 
 @pytest.fixture(scope="module")
 def docstrings() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "docs/rendering"))
-    try:
-        return importlib.import_module("docstrings")
-    finally:
-        sys.path.pop(0)
+    return rendering("docstrings")
 
 
 def leaves(menu: object) -> list[str]:

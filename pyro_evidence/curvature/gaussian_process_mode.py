@@ -103,10 +103,8 @@ class RootFactor:
 
     def apply(self, v: Tensor) -> Tensor:
         """``S B^-1 S v``."""
-        half = torch.linalg.solve_triangular(
-            self.tril.mT, self._half(v), upper=True
-        )  # a solver of both copies the factor
-        return scaled(self.S, half)
+        # One solver of both triangles would copy the factor.
+        return scaled(self.S, torch.linalg.solve_triangular(self.tril.mT, self._half(v), upper=True))
 
     def _half(self, cross: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.tril, scaled(self.S, cross), upper=False)

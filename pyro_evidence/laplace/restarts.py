@@ -22,7 +22,7 @@ from pyro_evidence.laplace.approximation import (
     state_at,
 )
 from pyro_evidence.laplace.approximation_rows import SMALL, LaplaceRows, density, laplace_rows, slopes_at_fixed_mode
-from pyro_evidence.laplace.hyperparameters.interpolation import is_far, noise_precisions
+from pyro_evidence.laplace.hyperparameters.interpolation import far_noise
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural
 from pyro_evidence.numerics import evidence, newton, trust_region
@@ -170,7 +170,7 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
     fallen = torch.zeros_like(theta[:, 0])  # rounds since the highest
     for _ in range(ROUNDS):
         move = _round(problem, points)
-        exact = (is_far(problem, points.theta) & noise_precisions(problem)).any(-1)
+        exact = far_noise(problem, points.theta).any(-1)
         rows = ((fallen < PATIENCE) & ~exact & (move.abs() > 0.1).any(-1)).nonzero().squeeze(-1)
         if not len(rows):
             break

@@ -135,7 +135,7 @@ def _leapt(state: TypeII) -> TypeII:
     if state.promised <= LEAP:
         return gone
     logs = log_units(laplace.problem)
-    move = torch.where(logs, _directions(outer_state(laplace), logs)[0].clamp(-NEAR, NEAR), 0.0)
+    move = torch.where(logs, _directions(_in_natural_metric(state), logs)[0].clamp(-NEAR, NEAR), 0.0)
     try:
         found = laplace_state(laplace.problem, laplace.theta + move, laplace.u, cold=True)
     except ArithmeticError:
@@ -346,10 +346,14 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
     if promised <= state.laplace.problem.eps**0.5 * (1.0 + abs(state.objective)):  # and cannot be had: noise
         return replace(state, verdict=Status.CONVERGED)
     if state.learned:
-        return replace(state, metric=natural_metric(state.laplace, state.slope), learned=False)
+        return _in_natural_metric(state)
     if met_nearly_exactly(state.laplace, state.slope):
         return replace(state, verdict=Status.INTERPOLATING)
     return replace(state, verdict=Status.UNBOUNDED if _is_flat(state) or _is_lost(state) else Status.STUCK)
+
+
+def _in_natural_metric(state: TypeII) -> TypeII:
+    return replace(state, metric=natural_metric(state.laplace, state.slope), learned=False)
 
 
 def _is_lost(state: TypeII) -> bool:

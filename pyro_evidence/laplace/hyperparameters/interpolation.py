@@ -17,16 +17,15 @@ def met_nearly_exactly(laplace: LaplaceState, slope: Slope) -> bool:
     """
     if laplace.problem.structure.known is None:
         return False
-    noise = noise_precisions(laplace.problem)
-    return bool((noise & (slope.total > 0) & is_far(laplace.problem, laplace.theta)).any())
+    return bool((far_noise(laplace.problem, laplace.theta) & (slope.total > 0)).any())
 
 
-def is_far(problem: Problem, theta: Tensor) -> Tensor:
-    """Which hyperparameters ``(..., T)`` in log units are a factor of a million above where they began."""
-    return log_units(problem) & (theta - problem.joint.initial_theta > EXACT)
+def far_noise(problem: Problem, theta: Tensor) -> Tensor:
+    """Which hyperparameters ``(..., T)`` of a network are noise precisions a million times what they began with."""
+    return noise_precisions(problem) & (theta - problem.joint.initial_theta > EXACT)
 
 
 def noise_precisions(problem: Problem) -> Tensor:
     """Which hyperparameters of a network are no prior precision of weights, ``(T,)`` bool."""
-    groups = problem.structure.groups
-    return log_units(problem) if groups is None else log_units(problem) & ~groups.is_weight
+    groups, scale = problem.structure.groups, log_units(problem)
+    return scale if groups is None else scale & ~groups.is_weight
