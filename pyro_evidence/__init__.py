@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from pyro_evidence import moved
 from pyro_evidence.errors import (
     BadInput,
     ImproperPosterior,
@@ -14,7 +13,7 @@ from pyro_evidence.errors import (
 )
 from pyro_evidence.on_demand import on_demand
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence import distributed as distributed
     from pyro_evidence.compare.committee import committee
     from pyro_evidence.compare.comparison import compare
@@ -91,45 +90,4 @@ __all__ = [
     "to_inference_data",
 ]
 
-moved.install()
-__getattr__ = moved.top
-
-on_demand(
-    __name__,
-    {
-        "EvidenceEM": "infer.evidence_em",
-        "LaplaceEvidence": "infer.laplace_evidence",
-        "LaplaceKernel": "infer.laplace_kernel",
-        "LaplaceMarginal": "laplace.marginal",
-        "LaplaceNUTS": "infer.laplace_nuts",
-        "LaplacePosterior": "laplace.posterior",
-        "NestedPosterior": "laplace.nested.posterior",
-        "OverlapEM": "infer.overlap_em",
-        "REVM": "infer.revm",
-        "RVM": "infer.rvm",
-        "Start": "mixture.fit",
-        "Status": "iterate",
-        "Stop": "iterate",
-        "VRVM": "infer.vrvm",
-        "block_diagonal": "curvature.choices",
-        "bridge_sampling": "evidence_check",
-        "class_conditional": "infer.class_conditional",
-        "committee": "compare.committee",
-        "compare": "compare.comparison",
-        "compare_evidence": "compare.evidence",
-        "damped": "curvature.choices",
-        "diagonal": "curvature.choices",
-        "distributed": "distributed",
-        "exact_hessian": "curvature.choices",
-        "find_modes": "evidence_check",
-        "gauss_newton": "curvature.choices",
-        "importance_sampling": "evidence_check",
-        "predict_latent": "laplace.process_prediction",
-        "sbc": "compare.sbc",
-        "tempered_smc": "evidence_check",
-        "thames": "evidence_check.thames",
-        "thermodynamic_integration": "evidence_check",
-        "to_datatree": "compare.to_arviz",
-        "to_inference_data": "compare.to_arviz",
-    },
-)
+on_demand(__name__)

@@ -9,13 +9,11 @@ from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 from pyro_evidence import checkpoint
-from pyro_evidence.close_calls import NEAR, VALUE, noted
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.progress import bar_of
 from pyro_evidence.settings import check_count, check_flag, check_instance, check_number, check_path, outside
 from pyro_evidence.threads import as_before
 
-EPS = 2.2e-16  # rounding in float64, in which loops compare
 NOTHING = 1e-12  # nats: a slope at rounding, at which a loop that begins there has ended
 
 
@@ -125,18 +123,9 @@ class Stop:
         """The reason to stop after ``step`` steps, or None."""
         size, gap = 1.0 + abs(state.objective), abs(state.objective - before)
         small, level = gap <= self.tolerance * size, state.gradient_norm <= self.gradient_tolerance
-        if level:
-            self._note(gap - self.tolerance * size, size, self.tolerance * size)
-        if small:
-            self._note(state.gradient_norm - self.gradient_tolerance, state.gradient_norm, self.gradient_tolerance)
         if small and level:
             return Status.CONVERGED
         return state.verdict or (Status.STEP_LIMIT if step >= self.num_steps else None)
-
-    def _note(self, distance: float, size: float, tolerance: float) -> None:
-        """Note how near the end of the loop is to its margin, where that is no matter of rounding in any case."""
-        if VALUE * EPS * NEAR * (1.0 + size) < tolerance:
-            noted("whether the search has converged, or takes one step more", distance, size, EPS)
 
 
 def check_stop(stop: Any) -> None:

@@ -1,5 +1,6 @@
 """Names of a folder that are imported when they are first asked for: one engine does not cost the import of all."""
 
+import ast
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -35,12 +36,18 @@ class _Folder(ModuleType):
             self.__dict__[name] = getattr(value, name, value)
 
 
-def on_demand(package: str, names: Mapping[str, str]) -> None:
-    """Let the names of a package be found in modules below it when they are asked for.
+def on_demand(package: str) -> None:
+    """Let the names that a package imports for type checkers be found when they are asked for.
 
-    :param package: its ``__name__``.
-    :param names: public name -> module, as a path below the package; a module itself by its own name.
+    :param package: its ``__name__``; the names are those that its block ``if TYPE_CHECKING:`` imports.
     """
     module = sys.modules[package]
-    module.__dict__["on_demand"] = {name: f"{package}.{path}" for name, path in names.items()}
+    source = module.__spec__.loader.get_source(package)  # type: ignore[union-attr]
+    (block,) = (node for node in ast.parse(source).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    module.__dict__["on_demand"] = {
+        alias.name: f"{package}.{alias.name}" if node.module == package else node.module
+        for node in imports
+        for alias in node.names
+    }
     module.__class__ = _Folder

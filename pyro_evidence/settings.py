@@ -3,9 +3,8 @@
 import math
 import os
 import sys
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -46,23 +45,6 @@ class Start:
         :param automatic: where none was asked for.
         """
         return automatic if self.restarts is None else int(self.restarts)
-
-
-def start_of(start: Start, deprecated: dict[str, Any]) -> Start:
-    """The setting, with ``restarts`` and ``seed`` of the form before this one taken out of ``deprecated``.
-
-    :raises BadInput: for anything but a :class:`Start`.
-    """
-    check_instance("start", start, Start)
-    old = {name: deprecated.pop(name) for name in ("restarts", "seed") if name in deprecated}
-    if not old:
-        return start
-    said = ", ".join(f"{name}={value!r}" for name, value in old.items())
-    message = f"{said} will go with the next release; write start=Start({said})."
-    warnings.warn(message, DeprecationWarning, stacklevel=3)
-    if "restarts" in old:
-        old["restarts"] = check_count("restarts", old["restarts"])
-    return replace(start, **old)
 
 
 def check_object(name: str, value: Any) -> None:

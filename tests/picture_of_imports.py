@@ -11,13 +11,12 @@ from tests.test_architecture import ORDER, PACKAGE, imported_parts, part, source
 
 PAGE = PACKAGE.parent / "docs/architecture.md"
 MARK = "<!-- {}: written by make picture -->"
-ASIDE = {"moved"}  # the table of old names, which goes when the release after this one does
 
 
 def parts(root: Path) -> list[str]:
     """The parts that there are, in their order."""
     there = {part(root, path) for path in sources(root)}
-    return [name for name in ORDER if name in there - ASIDE]
+    return [name for name in ORDER if name in there]
 
 
 def imports(root: Path) -> dict[str, set[str]]:

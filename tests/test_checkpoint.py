@@ -15,7 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, OverlapEM, Stop, checkpoint, tensor_file
+from pyro_evidence import (
+    RVM,
+    VRVM,
+    BadInput,
+    EvidenceEM,
+    LaplaceEvidence,
+    OverlapEM,
+    Start,
+    Stop,
+    checkpoint,
+    tensor_file,
+)
 from pyro_evidence.checkpoint import Recorder, places, put_down, taken_up
 from pyro_evidence.errors import NotWritten
 from pyro_evidence.models.basis import Polynomial
@@ -52,7 +63,10 @@ def own_precisions() -> LaplaceEvidence:
 
 FITS: dict[str, tuple[Any, Any]] = {
     "LaplaceEvidence": (own_precisions, labels),
-    "LaplaceEvidence, restarts": (lambda: LaplaceEvidence(gaussian_mixture(3), restarts=2, stop=STOP), heaps),
+    "LaplaceEvidence, restarts": (
+        lambda: LaplaceEvidence(gaussian_mixture(3), start=Start(restarts=2), stop=STOP),
+        heaps,
+    ),
     "RVM": (lambda: RVM(classifier(Polynomial(2)), stop=MANY), labels),
     "RVM, noise": (lambda: RVM(regression(Polynomial(2)), noise="beta", stop=MANY), data),
     "VRVM": (lambda: VRVM(classifier(Polynomial(1)), stop=MANY), labels),

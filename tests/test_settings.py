@@ -41,7 +41,7 @@ def test_a_stop_that_is_none_is_refused(engine, stop) -> None:
 @pytest.mark.parametrize("restarts", [0, -1, 2.5, True, "8"])
 def test_restarts_that_are_no_number_of_starts_are_refused(restarts) -> None:
     with pytest.raises(BadInput, match=r"restarts=.*at least 1"):
-        LaplaceEvidence(linear, restarts=restarts)
+        LaplaceEvidence(linear, start=Start(restarts=restarts))
 
 
 def test_a_name_in_place_of_a_function_is_refused() -> None:
@@ -82,12 +82,9 @@ def test_settings_of_mixtures_that_cannot_be_meant_are_refused(setting, letter) 
         EvidenceEM(linear, **setting)
 
 
-def test_the_form_before_start_warns_and_works() -> None:
-    with pytest.warns(DeprecationWarning, match=r"write start=Start\(restarts=3, seed=2\)"):
-        engine = LaplaceEvidence(linear, restarts=3, seed=2)
-    assert (engine.start.restarts, engine.start.seed) == (3, 2)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'restart'"):
-        LaplaceEvidence(linear, restart=3)
+def test_settings_that_are_none_are_refused() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'restarts'"):
+        LaplaceEvidence(linear, restarts=3)  # type: ignore[call-arg]
     with pytest.raises(BadInput, match="restarts=0; expected a whole number of at least 1"):
         Start(restarts=0)
 

@@ -12,7 +12,7 @@ import torch
 from pyro.infer import MCMC
 from torch.distributions import constraints
 
-from pyro_evidence import BadInput, LaplaceEvidence, LaplaceKernel, LaplacePosterior
+from pyro_evidence import BadInput, LaplaceEvidence, LaplaceKernel, LaplacePosterior, Start
 from tests.models_for_tests.posterior_models import Module, inputs, linear, mixture, mixture_data, regression_data
 
 
@@ -78,7 +78,7 @@ def test_save_and_load_change_nothing(posterior, tmp_path: Path) -> None:
 def test_run_and_step_change_nothing(validate, stored) -> None:
     pyro.enable_validation(validate)
     before = surroundings()
-    LaplaceEvidence(linear, restarts=2).run(*regression_data())
+    LaplaceEvidence(linear, start=Start(restarts=2)).run(*regression_data())
     LaplaceEvidence(mixture).run(*mixture_data())
     LaplaceEvidence(linear).step(*regression_data())
     assert surroundings() == before

@@ -7,7 +7,6 @@ from pyro_evidence.compare.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.compare.runs import NUTSRun, SVIRun
 from pyro_evidence.compare.sbc import Calibration, sbc
 from pyro_evidence.compare.to_arviz import arviz_groups, to_datatree, to_inference_data
-from pyro_evidence.moved import folder
 
 __all__ = [
     "Calibration",
@@ -27,5 +26,3 @@ __all__ = [
     "to_datatree",
     "to_inference_data",
 ]
-
-__getattr__ = folder("compare")

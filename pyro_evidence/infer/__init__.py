@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from pyro_evidence.on_demand import on_demand
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.infer.class_conditional import (
         ClassConditional,
         class_conditional,
@@ -34,20 +34,4 @@ __all__ = [
     "isotropic_evidence",
 ]
 
-on_demand(
-    __name__,
-    {
-        "ClassConditional": "class_conditional",
-        "EvidenceEM": "evidence_em",
-        "LaplaceEvidence": "laplace_evidence",
-        "LaplaceKernel": "laplace_kernel",
-        "OverlapEM": "overlap_em",
-        "REVM": "revm",
-        "RVM": "rvm",
-        "VRVM": "vrvm",
-        "class_conditional": "class_conditional",
-        "empirical_class_prior": "class_conditional",
-        "fitted_class_prior": "class_conditional",
-        "isotropic_evidence": "revm",
-    },
-)
+on_demand(__name__)

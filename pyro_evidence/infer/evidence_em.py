@@ -11,7 +11,6 @@ from torch import Tensor
 from pyro_evidence import checkpoint
 from pyro_evidence.chunks.join import ALONE, JOIN
 from pyro_evidence.chunks.reading import Chunks
-from pyro_evidence.close_calls import with_close_calls
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import type2
@@ -187,7 +186,6 @@ class EvidenceEM:
         return checkpoint.resumed(self, path)
 
     @one_at_a_time
-    @with_close_calls
     @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
@@ -219,7 +217,6 @@ class EvidenceEM:
         return mixture_fit.run(task, self, task.journal(unseen))
 
     @one_at_a_time
-    @with_close_calls
     @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> MixturePosterior | MPPCAPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +14,6 @@ import torch
 from pyro_evidence import checkpoint
 from pyro_evidence.chunks.join import ALONE, JOIN
 from pyro_evidence.chunks.reading import Chunks, agree_on_kind, first_rows
-from pyro_evidence.close_calls import with_close_calls
 from pyro_evidence.curvature.choices import Curvature, exact_hessian
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
@@ -38,7 +36,7 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_nothing
-from pyro_evidence.settings import Start, check_function, check_model, start_of
+from pyro_evidence.settings import Start, check_function, check_instance, check_model
 from pyro_evidence.structure.orbits import refuse_orbits
 from pyro_evidence.structure.recognise import Structure
 from pyro_evidence.structure.streamed import Making, linear_rows, streamed_structure
@@ -73,8 +71,6 @@ class LaplaceEvidence:
     :param stop: tolerances, the most steps, whether to raise and to show a progress bar.
     :param start: number of random starts for the mode, climbed as one batch, and their seed; by default one where a
         single mode is to be expected and four where not.
-    :param deprecated: ``integrate``, sites for Laplace, is still understood (what is neither in ``hyper`` nor in
-        ``outer`` is integrated by Laplace), and so are ``restarts`` and ``seed``.
 
     >>> import torch
     >>> from pyro_evidence import LaplaceEvidence
@@ -97,15 +93,14 @@ class LaplaceEvidence:
         curvature: Curvature | None = None,
         stop: Stop = Stop(),
         start: Start = Start(),
-        **deprecated: Any,
     ) -> None:
         check_model(model)
         if curvature is not None:
             check_function("curvature", curvature, "exact_hessian")
         check_stop(stop)
-        self.start: Start = start_of(start, deprecated)
-        self.integrate: Sequence[str] | None = _integrate(deprecated)
-        self.outer: Sequence[str] | None = () if self.integrate is not None and outer is None else outer
+        check_instance("start", start, Start)
+        self.start = start
+        self.outer = outer
         self.model = model
         self.hyper = hyper
         self.nodes: int | str = check_nodes(nodes, curvature)
@@ -128,7 +123,6 @@ class LaplaceEvidence:
         return checkpoint.resumed(self, path)
 
     @one_at_a_time
-    @with_close_calls
     @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
@@ -165,7 +159,6 @@ class LaplaceEvidence:
         return posterior
 
     @one_at_a_time
-    @with_close_calls
     @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks, *, own: Sequence[str] | None = None) -> LaplacePosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -203,7 +196,7 @@ class LaplaceEvidence:
         return self._of_chunks(rows.joint, streamed_structure(rows), self.curvature or exact_hessian)
 
     def _making(self, model: Model) -> Making:
-        return partial(LogJoint, model, integrate=self.integrate, hyper=self.hyper)
+        return partial(LogJoint, model, hyper=self.hyper)
 
     def _in_groups(self, first: LogJoint, chunks: Chunks, own: tuple[str, ...]) -> Problem:
         """Of what all groups share, the groups' own ``own`` sites at their modes given that.
@@ -302,7 +295,7 @@ class LaplaceEvidence:
 
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
         """What Laplace is to approximate: everything, or what is inside of the outer sites."""
-        joint = LogJoint(self.model, args, kwargs, integrate=self.integrate, hyper=self.hyper)
+        joint = LogJoint(self.model, args, kwargs, hyper=self.hyper)
         refuse_orbits(joint)
         full, outer = laplace_problem(joint, self.curvature), outer_sites(joint, self.outer)
         outer = tuple(sorted((*outer, *self._more)))
@@ -371,18 +364,3 @@ def require_nothing_outside(sites: Sequence[str]) -> None:
             f"rows must be at hand: pass them to run(...). Or pass hyper={list(sites)} to maximise them, or outer=() "
             f"for one Gaussian over everything."
         )
-
-
-def _integrate(deprecated: dict[str, Any]) -> Sequence[str] | None:
-    """The old setting ``integrate``, where it was given."""
-    unknown = sorted(set(deprecated) - {"integrate"})
-    if unknown:
-        raise TypeError(f"LaplaceEvidence() got an unexpected keyword argument {unknown[0]!r}")
-    if "integrate" in deprecated:
-        warnings.warn(
-            "integrate= is deprecated: what is neither in hyper= nor in outer= is integrated by Laplace. Name the "
-            "sites to be maximised in hyper=[...], and pass outer=() for one Gaussian over all others.",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-    return deprecated.get("integrate")

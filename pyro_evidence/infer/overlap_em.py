@@ -9,7 +9,6 @@ from torch import Tensor
 from pyro_evidence import checkpoint
 from pyro_evidence.chunks.join import ALONE, JOIN
 from pyro_evidence.chunks.reading import Chunks
-from pyro_evidence.close_calls import with_close_calls
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
@@ -111,7 +110,6 @@ class OverlapEM:
         return checkpoint.resumed(self, path)
 
     @one_at_a_time
-    @with_close_calls
     @checkpoint.recorded
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch; the best restart by eq. 22.
@@ -128,7 +126,6 @@ class OverlapEM:
         return self._finished(self._begin(X, labels), self.stop)
 
     @one_at_a_time
-    @with_close_calls
     @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> PRBFPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.

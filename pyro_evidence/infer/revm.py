@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pyro_evidence.chunks.join import ALONE, JOIN
 from pyro_evidence.chunks.reading import Chunks
-from pyro_evidence.close_calls import with_close_calls
 from pyro_evidence.errors import BadInput
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
@@ -125,7 +124,6 @@ class REVM:
         self._posterior: REVMPosterior | None = None
 
     @one_at_a_time
-    @with_close_calls
     def run(self, *args: Any, **kwargs: Any) -> REVMPosterior:
         """Fit to data.
 
@@ -140,7 +138,6 @@ class REVM:
         return self._fitted(weights, starting_point(weights))
 
     @one_at_a_time
-    @with_close_calls
     def run_chunks(self, chunks: Chunks) -> REVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time; the likelihood is the chunks' product.
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from pyro_evidence import checkpoint
 from pyro_evidence.chunks.join import ALONE, JOIN
 from pyro_evidence.chunks.reading import Chunks
-from pyro_evidence.close_calls import with_close_calls
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.program.checks import Arguments, same_arguments
@@ -88,7 +87,6 @@ class RVM:
         return checkpoint.resumed(self, path)
 
     @one_at_a_time
-    @with_close_calls
     @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
         """Fit to data.
@@ -102,7 +100,6 @@ class RVM:
         return self._climbed(self._start(args, kwargs))
 
     @one_at_a_time
-    @with_close_calls
     @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> RVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from pyro_evidence import checkpoint
-from pyro_evidence.close_calls import with_close_calls
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.rvm import linear_weights
 from pyro_evidence.iterate import Fit, Stop, check_stop, iterate, require_convergence
@@ -72,7 +71,6 @@ class VRVM:
         return checkpoint.resumed(self, path)
 
     @one_at_a_time
-    @with_close_calls
     @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
         """Fit to data.

@@ -3,8 +3,5 @@
 from pyro_evidence.laplace.marginal import LaplaceMarginal
 from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.process_prediction import LatentPrediction, predict_latent
-from pyro_evidence.moved import folder
 
 __all__ = ["LaplaceMarginal", "LaplacePosterior", "LatentPrediction", "predict_latent"]
-
-__getattr__ = folder("laplace")

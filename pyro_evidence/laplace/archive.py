@@ -1,9 +1,5 @@
 """A Laplace state as a file of tensors and settings, and back."""
 
-import io
-import pickle
-import warnings
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,19 +13,16 @@ from pyro_evidence.curvature.dense import Dense, Diagonal, Precision
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.blocks.marginal import Place
-from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_path, outside
+from pyro_evidence.settings import check_path
 from pyro_evidence.structure.recognise import recognise
 from pyro_evidence.tensor_file import Record
 from pyro_evidence.threads import empty_store, without_validation
 
 FORMAT = "pyro_evidence laplace posterior 1"
 NAMED: dict[str, Curvature] = {f.__name__: f for f in (exact_hessian, gauss_newton, block_diagonal, diagonal)}
-ZIP = b"PK\x03\x04"  # the first bytes of a file in the earlier format
-SAFE = (2, 10)  # the first torch whose weights_only unpickler has no known hole
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -155,57 +148,12 @@ def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> 
     :raises FileNotFoundError: where there is none.
     """
     check_path("path", path)
-    content = _older(path, map_location) if _is_older(path) else tensor_file.read(path, map_location)
+    content = tensor_file.read(path, map_location)
     if content.get("format") != expected:
         raise BadInput(
             f"{path} is not a saved {expected.split(maxsplit=1)[1]}; expected a file that posterior.save(path) wrote."
         )
-    if content.get("older"):
-        letter = f"{path} is in the earlier format, which the next release does not read; save the posterior again."
-        warnings.warn(letter, FutureWarning, stacklevel=outside())
     return content
-
-
-def _is_older(path: str | Path) -> bool:
-    """Whether a file begins as those in the earlier format do, which torch has written."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(4) == ZIP
-    except IsADirectoryError:
-        return False
-
-
-def _older(path: str | Path, map_location: Any) -> Record:
-    """The content of a file in the earlier format, which torch's unpickler reads.
-
-    :raises BadInput: for a damaged file, one that is not from end to end the archive that it begins as, or a torch
-        whose unpickler can be made to run a file's code (CVE-2025-32434, CVE-2026-24747).
-    """
-    if tuple(int(n) for n in torch.__version__.split(".")[:2]) < SAFE:
-        raise BadInput(
-            f"{path} is in the earlier format, which torch {torch.__version__} cannot read safely (CVE-2026-24747): "
-            f"load it with torch 2.10 or newer and save it again; the new file can be read with any torch."
-        )
-    try:
-        whole = io.BytesIO(Path(path).read_bytes())
-        with zipfile.ZipFile(whole) as archive:
-            _require_sound(archive)
-        whole.seek(0)
-        content = torch.load(whole, map_location=map_location, weights_only=True)
-        record = Record(content.items(), path)
-    except (*tensor_file.UNFIT, OSError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise tensor_file.unreadable(path, type(error).__name__) from error
-    record["older"] = True
-    return record
-
-
-def _require_sound(archive: zipfile.ZipFile) -> None:
-    """Refuse an archive appended to something else, and one whose check sums do not fit: torch looks at neither.
-
-    :raises ValueError: in these cases.
-    """
-    if min((item.header_offset for item in archive.infolist()), default=-1) != 0 or archive.testzip():
-        raise ValueError("a zip file that is damaged or does not begin at the first byte")
 
 
 def restore(content: Mapping[str, Any], model: Model, *, with_outer: bool = False) -> LaplaceState:
@@ -218,32 +166,21 @@ def restore(content: Mapping[str, Any], model: Model, *, with_outer: bool = Fals
         raise BadInput("the file holds a posterior with outer sites; load it with NestedPosterior.load(path, model).")
     joint = _joint(content, model)
     structure = recognise(joint, factors=content["precision"] is None)
-    nodes = int(content.get("nodes", 1))  # older files do not say
-    problem = Problem(joint, structure, _curvature(content["curvature"]), content["active"], nodes)
+    problem = Problem(joint, structure, _curvature(content["curvature"]), content["active"], int(content["nodes"]))
     numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
-    escaped = bool(content.get("escaped", False))  # older files do not say
     precision, place = _precision(content, problem)
     state = LaplaceState(
-        problem, content["theta"], content["u"], content["log_joint"], precision, *numbers, escaped, place
+        problem,
+        content["theta"],
+        content["u"],
+        content["log_joint"],
+        precision,
+        *numbers,
+        bool(content["escaped"]),
+        place,
     )
     _require_same_density(state, content)
-    if content.get("older") and "analysers" not in content:
-        _require_same_evidence(state)
     return state
-
-
-def _require_same_evidence(state: LaplaceState) -> None:
-    """Compare the saved log evidence with what mode and curvature say, in a file that bears no signature.
-
-    :raises BadInput: where they differ by more than rounding.
-    """
-    num_active = int(state.problem.active.sum())
-    found = evidence.log_evidence(state.log_joint, state.precision.log_det[0], num_active)
-    if not torch.allclose(found, state.log_evidence, rtol=1e-6, atol=1e-6):  # rounding of a sum over the data
-        raise BadInput(
-            f"the file says that the log evidence is {float(state.log_evidence):.6g}; its mode and curvature say "
-            f"{float(found):.6g}. Somebody has changed it: fit again."
-        )
 
 
 def _precision(content: Mapping[str, Any], problem: Problem) -> tuple[Precision, Place | None]:

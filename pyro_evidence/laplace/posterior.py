@@ -12,7 +12,6 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_evidence import prediction
-from pyro_evidence.close_calls import recalled
 from pyro_evidence.curvature.dense import Dense, Diagonal
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.errors import BadInput
@@ -356,7 +355,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         record: Mapping[str, Any] = archive.read(path, map_location)
         state = archive.restore(record, model)
         path_there, failures = tuple(record["log_evidences"]), tuple(record["failures"])
-        return recalled(cls(state, record["status"], path_there, record["restarts"], failures), record)
+        return cls(state, record["status"], path_there, record["restarts"], failures)
 
 
 def _overwritten(homes: Sequence[Home], value: Tensor) -> bool:

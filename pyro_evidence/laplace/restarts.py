@@ -8,7 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.curvature.choices import gauss_newton
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import NotAMode
@@ -140,7 +139,6 @@ def _index(states: list[LaplaceState], state: LaplaceState) -> int:
 def _same_height(a: LaplaceState, b: LaplaceState) -> bool:
     tolerance = a.problem.tolerance**0.5 * (1.0 + abs(a.objective))
     gap = max(abs(a.objective - b.objective), abs(float(a.log_joint - b.log_joint)))
-    noted("whether two modes are one and the same", gap - tolerance, a.objective, a.problem.eps)
     return gap <= tolerance
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
@@ -241,7 +240,6 @@ def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> 
     pruned, needed = prune(found, state.needed, move)
     new = outer_state(replace(pruned, escaped=pruned.escaped or state.laplace.escaped))
     new = replace(new, needed=needed, scanned=state.scanned, begun_again=state.begun_again)
-    noted("whether a hyperparameter runs to infinity", new.away - FARTHEST, FARTHEST, new.laplace.problem.eps)
     if bool((new.away > FARTHEST).any()):
         return replace(new, verdict=Status.UNBOUNDED)
     return replace(new, verdict=Status.SINGULAR) if is_singular(new.laplace) else new

@@ -11,7 +11,6 @@ from pyro_evidence.mixture.updates import (
     corrected,
     stationary,
 )
-from pyro_evidence.moved import folder
 
 __all__ = [
     "BoundedInflation",
@@ -24,5 +23,3 @@ __all__ = [
     "corrected",
     "stationary",
 ]
-
-__getattr__ = folder("mixture")

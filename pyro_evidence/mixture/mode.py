@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import expectation
 from pyro_evidence.mixture.evidence import PointwiseJoint, pointwise_joint
@@ -189,7 +188,6 @@ def first_highest(heights: Tensor) -> Tensor:
     """The first along the last axis that is as high as any, up to rounding."""
     top = heights.amax(-1, keepdim=True)
     away = heights - (top - SAME * (1.0 + top.abs()))
-    noted("which of several restarts or candidates is the first that is highest", away[away.isfinite()], top.max())
     return (away >= 0.0).to(torch.int8).argmax(-1)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import recalled
 from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import BadInput
@@ -338,7 +337,7 @@ class MixturePosterior(LaplacePosterior):
             data came in chunks and were not kept.
         """
         own = {"paths": self.paths, "num_components": len(self.active), "limit": self.limit}
-        archive.write(self._record() | self._kept_calls | own, path)
+        archive.write(self._record() | own, path)
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MixturePosterior":
@@ -358,10 +357,10 @@ class MixturePosterior(LaplacePosterior):
             record["restarts"],
             tuple(record["failures"]),
         )
-        paths = tuple(record.get("paths", ()))  # older files do not say
-        limit = record.get("limit", "")
-        posterior = cls(state, *numbers, recognised=structure, mixture=mixture, paths=paths, limit=limit)
-        return recalled(posterior, record)
+        posterior = cls(
+            state, *numbers, recognised=structure, mixture=mixture, paths=tuple(record["paths"]), limit=record["limit"]
+        )
+        return posterior
 
 
 def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:

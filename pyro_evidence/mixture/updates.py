@@ -12,7 +12,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture import evidence
 from pyro_evidence.mixture.evidence import MixtureCurvature, WellDetermined, log_prior, well_determined
@@ -380,8 +379,6 @@ def _survivors(expected: EStep, subtracted: Tensor) -> Tensor | None:
     margin = expected.stats.counts - subtracted.amax(-1)
     above = margin - 1e-6  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
     whole = expected.mixture.all_active
-    distance = above if whole else torch.where(expected.mixture.active, above, torch.inf)
-    noted("whether a component dies", distance, margin.max())
     if whole and float(above.amin()) > 0.0:
         return None
     best = torch.where(expected.mixture.active, margin, -torch.inf).argmax(-1, keepdim=True)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import recalled
 from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.laplace import archive, report
@@ -337,7 +336,7 @@ class MPPCAPosterior(LaplacePosterior):
         record = archive.record(self.state) | {"status": self.status, "log_evidences": list(self.log_evidences)}
         record |= {"restarts": self.restarts, "failures": list(self.failures), "analysers": analysers}
         record |= {"limit": self.limit}
-        archive.write(record | self._kept_calls | {"refusal": self.refusal, "other_evidences": list(numbers)}, path)
+        archive.write(record | {"refusal": self.refusal, "other_evidences": list(numbers)}, path)
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MPPCAPosterior":
@@ -351,7 +350,7 @@ class MPPCAPosterior(LaplacePosterior):
         model = with_components(model, record["analysers"]["W"].shape[1])
         state = archive.restore(record, model)
         structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
-        rest = (record["refusal"], *record["other_evidences"], record.get("limit", ""))
+        rest = (record["refusal"], *record["other_evidences"], record["limit"])
         paths = (tuple(record["log_evidences"]), record["restarts"], tuple(record["failures"]))
         posterior = cls(state, record["status"], *paths, structure, Analysers(**record["analysers"]), *rest)
-        return recalled(posterior, record)
+        return posterior

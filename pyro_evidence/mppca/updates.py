@@ -11,7 +11,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.expectation import Analysers, Moments, Statistics
 from pyro_evidence.numerics.linalg import signed
@@ -161,7 +160,6 @@ class Rule:
         """Components with more data than well-determined parameters, at least one, shape ``(R, K)`` bool."""
         margin = it.stats.counts - gamma.mean(-2).sum(-1)
         above = margin - 1e-6  # Husmeier (2000), below eq. 3.26: N_k <= gamma_k / m is pruned
-        noted("whether a component dies", torch.where(it.analysers.active, above, torch.inf), margin.max())
         keep = it.analysers.active & (above > 0.0)
         best = torch.where(it.analysers.active, margin, -torch.inf).argmax(-1, keepdim=True)
         return keep.scatter(-1, best, True)

@@ -1,6 +1,5 @@
 """The probabilistic RBF network with class-overlap regularisation, whole."""
 
-from pyro_evidence.moved import folder
 from pyro_evidence.prbf.choice import (
     AlphaChoice,
     KernelPath,
@@ -38,5 +37,3 @@ __all__ = [
     "log_loss",
     "plain",
 ]
-
-__getattr__ = folder("prbf")

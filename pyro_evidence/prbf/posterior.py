@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import drawing
-from pyro_evidence.close_calls import Decided, recalled, sentences
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.memory import WithinMemory
@@ -61,7 +60,7 @@ def _settings(text: str) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class PRBFPosterior(Decided, WithinMemory):
+class PRBFPosterior(WithinMemory):
     """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.
 
     :ivar model: the Pyro model it was fitted for.
@@ -209,7 +208,6 @@ class PRBFPosterior(Decided, WithinMemory):
         """Write tensors and numbers to a file; no code, and not the training data."""
         own = {name: getattr(self, name) for name in _kept()}
         content = own | {name: [tuple(item) for item in own[name]] for name in EVENTS}
-        content |= self._kept_calls
         archive.write(content | {"format": FORMAT, "model": repr(self.model), "network": parts_of(self.network)}, path)
 
     @classmethod
@@ -225,7 +223,7 @@ class PRBFPosterior(Decided, WithinMemory):
             raise BadInput(f"{path} holds the network of {saved}; the model is {found}. Load it with its own model.")
         own = {name: content[name] for name in _kept()}
         own |= {name: tuple(kind(*item) for item in own[name]) for name, kind in EVENTS.items()}
-        return recalled(cls(model=model, network=Network(*content["network"]), **own), content)
+        return cls(model=model, network=Network(*content["network"]), **own)
 
     @property
     def covariance_gain(self) -> CovarianceGain | None:
@@ -266,7 +264,7 @@ class PRBFPosterior(Decided, WithinMemory):
     def summary(self) -> None:
         """Print one line per kernel, with its share of the data, overlap and classes; and what others would gain."""
         head = f"{self.status}; alpha = {self.alpha:.4g}; eq. 22: {self.objectives[-1]:.4f} nats"
-        print("\n".join([head, str(self.table()), *sentences(self.close_calls)]))  # noqa: T201
+        print("\n".join([head, str(self.table())]))  # noqa: T201
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{self.table()._repr_html_()}"

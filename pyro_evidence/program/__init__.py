@@ -1,8 +1,5 @@
 """The gate to Pyro: one model as one density, and what it may not do."""
 
-from pyro_evidence.moved import folder
 from pyro_evidence.program.log_joint import LogJoint
 
 __all__ = ["LogJoint"]
-
-__getattr__ = folder("program")

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from pyro_evidence import prediction
-from pyro_evidence.close_calls import recalled
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
@@ -361,7 +360,7 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
                 f"with {float(record['log_evidence']):.6g}. It is another density: load it with the model that it "
                 "was fitted to."
             )
-        return recalled(posterior, record)
+        return posterior
 
     @staticmethod
     def restored(record: Mapping[str, Any], prior: AxisPrior) -> SparseState:

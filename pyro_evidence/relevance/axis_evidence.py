@@ -15,10 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.errors import NotPositiveDefinite
 
-PRUNED = "whether an axis is pruned, by its Wald statistic"
 SAME = 1e-8  # relative gap below which eigenvalues count as one
 EVERY = 10  # steps of Lanczos between looks at the eigenvalues
 
@@ -156,7 +154,6 @@ def gaussian_alpha(h: Tensor, u: Tensor) -> Tensor:
     Kropotov and Vetrov (2007), eq. 11.
     """
     excess = h * u.square() - 1.0
-    noted(PRUNED, excess)
     kept = excess > 0.0
     return torch.where(kept, h / torch.where(kept, excess, 1.0), torch.inf)
 
@@ -180,7 +177,6 @@ def group_gaussian_alpha(h: Tensor, u: Tensor, block: Tensor) -> Tensor:
     :param block: index of each axis' block, int64, shape ``(M,)`` as ``h`` and ``u``.
     """
     excess = _block_mean(h * u.square(), block) - 1.0
-    noted(PRUNED, excess)
     kept = excess > 0.0
     return torch.where(kept, h / torch.where(kept, excess, 1.0), torch.inf)
 
@@ -238,7 +234,6 @@ def laplace_alpha(h: Tensor, u: Tensor) -> Tensor:
     The threshold :math:`h u^2 > 1` is the Gaussian's: to second order in its scale, every symmetric prior of
     finite variance gains :math:`(z^2 - 1)/2` times that variance.
     """
-    noted(PRUNED, h * u.square() - 1.0)
     a = scaled_laplace_alpha(h.sqrt() * u.abs())
     return torch.where(torch.isfinite(a), 2.0 * h.sqrt() * a, torch.inf)
 

@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.iterate import Status
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
@@ -303,11 +302,9 @@ def step(state: FastState) -> FastState:
     fail; were such a change made, the search could go round in circles.
     """
     gain = state.changes[1].clone()
-    noted("whether the search has converged, or changes one weight more", gain.max() - SETTLED)
     while float(gain.max()) > SETTLED:
         chosen = first_of_best(gain)
         new = changed(state, chosen)
-        noted(f"whether a change of weight {chosen} is made", new.objective - state.objective, state.objective)
         if new.objective > state.objective:
             return _better(state, new)
         gain[chosen] = 0.0
@@ -322,8 +319,6 @@ def first_of_best(gain: Tensor) -> int:
 def changed(state: FastState, chosen: int) -> FastState:
     """Add, re-estimate or delete one weight."""
     variance = float(state.changes[0][chosen])
-    if bool(state.active[chosen]):
-        noted(f"whether weight {chosen} is deleted", state.excess(chosen))
     start = state.mode_after(chosen, variance - 1.0 / float(state.alpha[chosen]))
     alpha = state.alpha.clone()
     alpha[chosen] = 1.0 / variance if variance else torch.inf

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.curvature.dense import Precision
 from pyro_evidence.errors import ImproperPosterior
 from pyro_evidence.numerics.coordinates import Coordinates
@@ -59,18 +58,11 @@ def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -
     moves = torch.cat([steps, -steps, *(r for _, r in rays)])
     falls = torch.cat([summit.fall(part) for part in moves.split(most)])
     along = falls[:most].reshape(2, len(steps))
-    _note(along[:, : len(FAR)].amax(-1) - LEAST, summit)
     if _stays_up(along[:, : len(FAR)]):
         raise _letter(latents.label(int(direction.abs().argmax())), f"{FAR[-1]:g} posterior standard deviations away")
     if _level(along[:, len(FAR) :]):
         raise _letter(latents.label(int(direction.abs().argmax())), f"{NEAR:g} posterior standard deviations away")
-    _note(falls[most:].abs().reshape(-1, 2).amax(-1) - LEAST_FALL, summit)
     _require_fall(rays, falls[most:], latents)
-
-
-def _note(distance: Tensor, summit: Summit) -> None:
-    eps = torch.finfo(summit.u.dtype).eps
-    noted("whether the posterior is proper, or its mode at infinity", distance, summit.height, eps)
 
 
 def _falls_at_once(summit: Summit, direction: Tensor, latents: Coordinates) -> bool:
@@ -79,10 +71,7 @@ def _falls_at_once(summit: Summit, direction: Tensor, latents: Coordinates) -> b
     moves = torch.cat([places, *(ends[:1] for _, ends in _rays(summit, latents))])
     falls = torch.cat([summit.fall(part) for part in moves.split(AT_ONCE)])
     above = torch.cat([falls[:2] - LEAST, falls[2:].abs() - LEAST_FALL])
-    if not bool((above >= 0.0).all()):
-        return False
-    _note(above, summit)
-    return True
+    return bool((above >= 0.0).all())
 
 
 def require_fall_on_rays(summit: Summit, latents: Coordinates) -> None:

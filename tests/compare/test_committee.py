@@ -7,7 +7,7 @@ from pyro import poutine
 from pyro.infer import Predictive
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, UnsupportedModel, committee
+from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Start, UnsupportedModel, committee
 from pyro_evidence.compare import linearised
 from pyro_evidence.models.mlp import MLP, Binary, Regression, Softmax
 from pyro_evidence.numerics.derivatives import jacobian
@@ -97,7 +97,7 @@ def test_only_plain_networks_have_a_tangent() -> None:
     X, t = data()
     model = poutine.condition(MLP(2, 2, alpha=1.0, output=Regression(beta=9.0)), {"b1": torch.zeros(2)})
     with pytest.raises(UnsupportedModel, match="no site conditioned"):
-        linearised(LaplaceEvidence(model, restarts=2).run(X, t), X)
+        linearised(LaplaceEvidence(model, start=Start(restarts=2)).run(X, t), X)
 
 
 def test_prediction_leaves_no_param_behind() -> None:

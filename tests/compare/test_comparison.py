@@ -12,7 +12,7 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, compare
+from pyro_evidence import BadInput, LaplaceEvidence, Start, compare
 from pyro_evidence.compare import Comparison, NUTSRun, SVIRun
 from pyro_evidence.compare.labels import matched
 from pyro_evidence.program import LogJoint
@@ -173,7 +173,10 @@ def test_labels_are_matched_before_anything_is_compared() -> None:
     x = two_normals_data(6.0)
     joint = LogJoint(two_normals, (x,), hyper=())
     draws = (
-        LaplaceEvidence(two_normals, hyper=(), restarts=2).run(x).get_samples(200, seed=0)["centre"].reshape(1, 200, 2)
+        LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2))
+        .run(x)
+        .get_samples(200, seed=0)["centre"]
+        .reshape(1, 200, 2)
     )
     switched = draws.clone()
     switched[0, 50:120] = switched[0, 50:120].flip(-1)
@@ -186,7 +189,7 @@ def test_labels_are_matched_before_anything_is_compared() -> None:
 
 def test_mixture_engines_stuck_in_different_labellings_agree() -> None:
     x = two_normals_data(6.0)
-    flipped = LaplaceEvidence(two_normals, hyper=(), restarts=2).run(x)
+    flipped = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2)).run(x)
     other = SimpleNamespace(
         run=lambda *_: SimpleNamespace(
             model=two_normals,
@@ -196,7 +199,7 @@ def test_mixture_engines_stuck_in_different_labellings_agree() -> None:
     found = compare(
         two_normals,
         x,
-        engines={"other": other, "laplace": LaplaceEvidence(two_normals, hyper=(), restarts=2)},
+        engines={"other": other, "laplace": LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2))},
     )
     assert found.rows["other"]["mean"] < 0.2
     assert found.rows["other"]["switches"] == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, compare_evidence
+from pyro_evidence import BadInput, LaplaceEvidence, Start, compare_evidence
 from pyro_evidence.compare.evidence import EvidenceComparison, Row
 from pyro_evidence.evidence_check import EvidenceEstimate
 from tests.models_for_tests.engine_models import linear, logistic_shared, targets
@@ -88,7 +88,7 @@ def test_bad_pareto_k_is_refused() -> None:
 
 def test_hyperparameters_and_labels_are_listed_beside() -> None:
     x = two_normals_data(6.0)
-    mixture = LaplaceEvidence(two_normals, hyper=(), restarts=2).run(x)
+    mixture = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2)).run(x)
     row = compare_evidence(a=mixture, b=mixture).rows[0]
     assert row.log_labels == pytest.approx(math.log(2.0))
     assert row.num_hyperparameters == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, sbc
+from pyro_evidence import LaplaceEvidence, Start, sbc
 from tests.compare.test_sbc import laplace
 from tests.models_for_tests.exact_models import location
 
@@ -41,7 +41,10 @@ def test_logistic_regression() -> None:
 @pytest.mark.slow
 def test_small_mixture() -> None:
     found = sbc(
-        ordered_mixture, lambda m: LaplaceEvidence(m, hyper=(), restarts=2), torch.zeros(40), num_simulations=300
+        ordered_mixture,
+        lambda m: LaplaceEvidence(m, hyper=(), start=Start(restarts=2)),
+        torch.zeros(40),
+        num_simulations=300,
     )
     assert set(found.names) == {"left", "right"}
     assert found.p_value > 0.01, str(found)

@@ -13,7 +13,7 @@ import torch
 from pyro.infer import MCMC, NUTS
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, TooLarge
+from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Start, TooLarge
 from pyro_evidence.compare.to_arviz import arviz_groups, to_datatree, to_inference_data
 from tests.models_for_tests.exact_models import straight, straight_data, two_normals, two_normals_data
 
@@ -116,7 +116,7 @@ def test_divergences_are_marked_where_they_were() -> None:
 
 def test_discrete_sites_are_summed_out() -> None:
     x = two_normals_data(6.0)
-    posterior = LaplaceEvidence(two_normals, hyper=(), restarts=2).run(x)
+    posterior = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2)).run(x)
     groups = arviz_groups(posterior, num_samples=8)
     centre = torch.as_tensor(groups["posterior"]["centre"]).unsqueeze(-2)
     expected = dist.Normal(centre, 1.0).log_prob(x.unsqueeze(-1)).logsumexp(-1) - math.log(2.0)

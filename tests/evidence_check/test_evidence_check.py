@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start
 from pyro_evidence.evidence_check import (
     EvidenceEstimate,
     bridge_sampling,
@@ -118,7 +118,7 @@ def nuts(posterior: LaplacePosterior, *args: Tensor, num_samples: int, seed: int
 @pytest.mark.parametrize("separation", [6.0, 2.0, 0.0])
 def test_sum_over_labelled_modes_is_the_quadrature(separation: float) -> None:
     x = two_normals_data(separation)
-    modes = find_modes(LaplaceEvidence(two_normals, hyper=(), restarts=4).run(x))
+    modes = find_modes(LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=4)).run(x))
     assert len(modes.states) == 2
     assert modes.num_components == 2
     found, exact = importance_sampling(modes), two_normals_log_evidence(x)
@@ -132,7 +132,7 @@ def test_sum_over_labelled_modes_is_the_quadrature(separation: float) -> None:
 @pytest.mark.slow
 def test_one_mode_misses_log_two_and_thames_does_not() -> None:
     x = two_normals_data(6.0)
-    posterior = LaplaceEvidence(two_normals, hyper=(), restarts=4).run(x)
+    posterior = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=4)).run(x)
     exact, draws = two_normals_log_evidence(x), nuts(posterior, x, num_samples=600)
     one = importance_sampling(posterior)
     assert one.log_evidence == pytest.approx(exact - math.log(2.0), abs=0.01)
@@ -161,7 +161,7 @@ def test_errors_know_of_autocorrelation(estimator: Any) -> None:
 
 def test_thames_where_the_labellings_overlap() -> None:
     x = two_normals_data(0.0)
-    posterior = LaplaceEvidence(two_normals, hyper=(), restarts=4).run(x)
+    posterior = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=4)).run(x)
     draws = {"centre": two_normals_draws(x, 20_000).unsqueeze(0)}
     found = thames(posterior, draws, num_volume=50_000)
     assert abs(found.log_evidence - two_normals_log_evidence(x)) < 3.0 * found.standard_error
@@ -169,7 +169,7 @@ def test_thames_where_the_labellings_overlap() -> None:
 
 
 def test_volume_of_a_region_that_is_its_own_image() -> None:
-    posterior = LaplaceEvidence(two_normals, hyper=(), restarts=2).run(two_normals_data(6.0))
+    posterior = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2)).run(two_normals_data(6.0))
     space = _Space(target_of(posterior), {"centre": 0}, [(0, 1), (1, 0)])
     region = _Region(space, torch.ones(2), 0.1 * torch.eye(2), -math.inf)
     log_volume, error = region.log_volume(500, seed=0)
@@ -191,7 +191,7 @@ def mixed(x: Tensor) -> None:
 def test_thames_with_latent_proportions_agrees_with_all_modes() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(45, generator=generator) * 0.5 + torch.tensor([-4.0, 0.0, 4.0]).repeat(15)
-    posterior = LaplaceEvidence(mixed, hyper=(), restarts=8).run(x)
+    posterior = LaplaceEvidence(mixed, hyper=(), start=Start(restarts=8)).run(x)
     modes = find_modes(posterior, restarts=4)
     assert len(modes.states) >= 6
     sampled = importance_sampling(modes)
@@ -365,7 +365,7 @@ def test_thames_refuses_labels_that_mean_something() -> None:
     from tests.models_for_tests.engine_models import mixture, two_clusters
 
     x = two_clusters()
-    posterior = LaplaceEvidence(mixture, restarts=2).run(x)
+    posterior = LaplaceEvidence(mixture, start=Start(restarts=2)).run(x)
     draws = {n: v.unsqueeze(0) for n, v in posterior.get_samples(200, seed=0).items()}
     with pytest.raises(BadInput, match="changes the log joint by up to"):
         thames(posterior, draws)

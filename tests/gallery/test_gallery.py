@@ -11,7 +11,7 @@ from pyro.infer import Predictive
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
-from pyro_evidence import LaplaceEvidence, find_modes, importance_sampling
+from pyro_evidence import LaplaceEvidence, Start, find_modes, importance_sampling
 from pyro_evidence.program import LogJoint
 
 SCHOOLS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
@@ -73,7 +73,7 @@ def gaussian_mixture(data: Tensor) -> None:
 
 def test_gaussian_mixture_has_both_labellings_and_right_responsibilities() -> None:
     data = torch.tensor([0.0, 1.0, 10.0, 11.0, 12.0])
-    posterior = LaplaceEvidence(gaussian_mixture, restarts=8).run(data)
+    posterior = LaplaceEvidence(gaussian_mixture, start=Start(restarts=8)).run(data)
     modes = find_modes(posterior, restarts=8)
     assert modes.num_components == 2
     pairs = {tuple(s.problem.joint.latents.constrained(s.u)["locs"].round().tolist()) for s in modes.states}
@@ -97,7 +97,7 @@ def test_toy_mixture_of_ten_thousand_points_says_that_it_is_not_identified() -> 
     a = torch.bernoulli(torch.full((10_000,), 0.5), generator=generator())
     b = torch.bernoulli(torch.where(a > 0, 0.8, 0.2), generator=generator(1))
     c = torch.bernoulli(torch.where(b > 0, 0.9, 0.1), generator=generator(2))
-    posterior = LaplaceEvidence(toy_mixture, restarts=4).run(torch.stack([a, c], -1))
+    posterior = LaplaceEvidence(toy_mixture, start=Start(restarts=4)).run(torch.stack([a, c], -1))
     assert float(posterior.mode["p_A"]) == pytest.approx(float(a.mean()), abs=1e-3)
     assert not importance_sampling(posterior, num_samples=1000).reliable
 
@@ -258,7 +258,7 @@ def network(x: Tensor, y: Tensor) -> None:
 def test_bnn_has_symmetric_modes_and_k_hat_says_so() -> None:
     x = torch.linspace(-2.0, 2.0, 40)
     y = torch.tanh(1.5 * x) + 0.2 * torch.randn(40, generator=generator())
-    posterior = LaplaceEvidence(network, restarts=8).run(x, y)
+    posterior = LaplaceEvidence(network, start=Start(restarts=8)).run(x, y)
     assert not importance_sampling(posterior, num_samples=2000).reliable
     fitted = torch.tanh(torch.stack([x, torch.ones(40)], -1) @ posterior.mode["first"]) @ posterior.mode["second"]
     assert float((fitted - y).square().mean().sqrt()) < 0.3

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, NotConverged, Status, Stop, exact_hessian, gauss_newton
+from pyro_evidence import LaplaceEvidence, NotConverged, Start, Status, Stop, exact_hessian, gauss_newton
 from pyro_evidence.iterate import iterate
 from pyro_evidence.laplace import approximation, type2
 from pyro_evidence.program import LogJoint
@@ -183,16 +183,6 @@ def test_type_ii_map_counts_the_prior_of_the_site() -> None:
     torch.testing.assert_close(posterior.log_hyperposterior - posterior.log_evidence, prior)
 
 
-def test_integrate_leaves_the_other_sites_to_be_maximised() -> None:
-    X, t = classes()
-    named = LaplaceEvidence(hierarchical, hyper=["tau"]).run(X, t)
-    with pytest.warns(DeprecationWarning, match=r"integrate= is deprecated: .* outer=\(\)"):
-        engine = LaplaceEvidence(hierarchical, integrate=["w"])
-    left_out = engine.run(X, t)
-    torch.testing.assert_close(named.log_evidence, left_out.log_evidence)
-    assert set(left_out.mode) == {"w"}
-
-
 def test_an_irrelevant_input_is_pruned_by_a_mask() -> None:
     generator = torch.Generator().manual_seed(5)
     X, y = targets(200)
@@ -294,7 +284,7 @@ def test_nothing_global_is_touched() -> None:
     X, t = classes()
     pyro.param("other", torch.tensor(3.0))
     random_state, dtype = torch.get_rng_state(), torch.get_default_dtype()
-    posterior = LaplaceEvidence(logistic_ard, restarts=3).run(X, t)
+    posterior = LaplaceEvidence(logistic_ard, start=Start(restarts=3)).run(X, t)
     posterior.get_samples(5)
     posterior.diagnostics(500)
     assert torch.equal(random_state, torch.get_rng_state()) and torch.get_default_dtype() == dtype

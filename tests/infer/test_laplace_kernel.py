@@ -12,7 +12,7 @@ from pyro.infer.mcmc import StreamingMCMC
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import RVM, BadInput, EvidenceEM, LaplaceEvidence, LaplaceKernel, exact_hessian
+from pyro_evidence import RVM, BadInput, EvidenceEM, LaplaceEvidence, LaplaceKernel, Start, exact_hessian
 from tests.models_for_tests.posterior_models import (
     Module,
     assert_approx,
@@ -172,7 +172,7 @@ def test_first_params_are_the_mode() -> None:
 
 
 def test_settings_of_the_engine_are_kept_and_the_engine_is_left_alone() -> None:
-    engine = LaplaceEvidence(mixture, restarts=4, curvature=exact_hessian)
+    engine = LaplaceEvidence(mixture, start=Start(restarts=4), curvature=exact_hessian)
     kernel = LaplaceKernel(engine)
     run(kernel, *mixture_data(), num_samples=2)
     assert kernel.posterior is not None

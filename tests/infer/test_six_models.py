@@ -11,7 +11,7 @@ import torch
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start
 
 
 def eight_schools(sigma: Tensor, y: Tensor) -> None:
@@ -141,7 +141,7 @@ def wider_importance_estimate(posterior: LaplacePosterior, num_samples: int) -> 
 @pytest.mark.parametrize("name", CASES)
 def test_laplace_runs_and_its_check_can_be_believed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     model, data, restarts = CASES[name]
-    posterior = LaplaceEvidence(model, restarts=restarts).run(*data)
+    posterior = LaplaceEvidence(model, start=Start(restarts=restarts)).run(*data)
     found = posterior.diagnostics(4000)
     assert posterior.restarts.shape == (restarts,) and not posterior.failures
     assert found["gradient_norm"] < 1e-6 and found["smallest_eigenvalue"] > 0

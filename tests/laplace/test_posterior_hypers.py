@@ -14,7 +14,7 @@ from pyro.optim import ClippedAdam
 from torch import Tensor
 from torch.distributions import Gamma, constraints
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start
 from tests.models_for_tests.posterior_models import (
     Module,
     ard,
@@ -71,7 +71,7 @@ def learned_mixture(x: Tensor) -> None:
 
 
 def test_updating_twice_is_updating_once_and_draws_nothing() -> None:
-    posterior = LaplaceEvidence(learned_mixture, restarts=4).run(*mixture_data())
+    posterior = LaplaceEvidence(learned_mixture, start=Start(restarts=4)).run(*mixture_data())
     before = torch.get_rng_state()
     posterior.update_param_store()
     posterior.update_param_store()

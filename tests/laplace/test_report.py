@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop, damped, diagonal, exact_hessian
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, Stop, damped, diagonal, exact_hessian
 from pyro_evidence.laplace.report import importance_check
 from tests.models_for_tests.posterior_models import (
     class_data,
@@ -149,7 +149,7 @@ def test_summary_reports_different_modes(capsys) -> None:
 
 
 def test_one_mode_reached_by_many_restarts_is_no_news(capsys) -> None:
-    posterior = LaplaceEvidence(logistic, restarts=3).run(*class_data())
+    posterior = LaplaceEvidence(logistic, start=Start(restarts=3)).run(*class_data())
     assert len(posterior.diagnostics()["log_evidence_per_restart"]) == 3
     assert "different modes" not in printed(posterior, capsys)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, NotAMode
+from pyro_evidence import BadInput, LaplaceEvidence, NotAMode, Start
 from pyro_evidence.laplace import approximation
 from pyro_evidence.laplace.restarts import search
 from pyro_evidence.program import LogJoint
@@ -20,7 +20,7 @@ def double_well(height: Tensor) -> None:
 
 
 def test_modes_of_different_height_are_all_found_and_reported() -> None:
-    posterior = LaplaceEvidence(double_well, restarts=12).run(torch.tensor(0.5))
+    posterior = LaplaceEvidence(double_well, start=Start(restarts=12)).run(torch.tensor(0.5))
     assert float(posterior.mode["x"]) > 0
     levels = sorted(set(posterior.restarts.round(decimals=6).tolist()))
     assert len(levels) == 2 and posterior.restarts.shape == (12,)
@@ -34,7 +34,7 @@ def test_modes_of_different_height_are_all_found_and_reported() -> None:
 
 
 def test_mirrored_modes_count_once() -> None:
-    posterior = LaplaceEvidence(double_well, restarts=12).run(torch.tensor(0.0))
+    posterior = LaplaceEvidence(double_well, start=Start(restarts=12)).run(torch.tensor(0.0))
     assert len(set(posterior.restarts.round(decimals=6).tolist())) == 1
 
 
@@ -57,7 +57,7 @@ def test_a_batch_of_restarts_equals_a_loop(model, data) -> None:  # type: ignore
 
 
 def test_results_do_not_depend_on_anything_but_the_seed() -> None:
-    a, b = (LaplaceEvidence(network, restarts=4, seed=7).run(*curve()) for _ in range(2))
+    a, b = (LaplaceEvidence(network, start=Start(restarts=4, seed=7)).run(*curve()) for _ in range(2))
     assert torch.equal(a.restarts, b.restarts) and torch.equal(a.state.u, b.state.u)
 
 
@@ -73,7 +73,7 @@ def test_all_restarts_failing_says_why_each_did() -> None:
 
 def test_no_restart_at_all_is_refused() -> None:
     with pytest.raises(BadInput, match="restarts=0"):
-        LaplaceEvidence(network, restarts=0)
+        LaplaceEvidence(network, start=Start(restarts=0))
 
 
 def narrow_bump(X: Tensor, y: Tensor, where: Tensor) -> None:

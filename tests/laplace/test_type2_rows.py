@@ -15,6 +15,7 @@ from pyro_evidence import (
     LaplacePosterior,
     NotAMode,
     NotConverged,
+    Start,
     Status,
     Stop,
     committee,
@@ -132,7 +133,7 @@ def test_evidence_plus_log_copies_is_the_integral_over_all_modes() -> None:
     x = torch.linspace(-2.0, 2.0, 12)
     t = torch.tanh(1.5 * x + 0.5)
     net = MLP(1, 1, alpha=1.0, output=Regression(beta=25.0))
-    posterior = LaplaceEvidence(net, restarts=4).run(x[:, None], t)
+    posterior = LaplaceEvidence(net, start=Start(restarts=4)).run(x[:, None], t)
     axis = torch.linspace(-6.0, 6.0, 161)
     w, b = (g.reshape(-1) for g in torch.meshgrid(axis, axis, indexing="ij"))
     prior = -0.5 * (w.square() + b.square()) - math.log(2.0 * math.pi)
@@ -147,7 +148,7 @@ def test_evidence_plus_log_copies_is_the_integral_over_all_modes() -> None:
 def test_posteriors_are_the_distinct_modes_and_make_a_committee() -> None:
     X, t = wave()
     engine = LaplaceEvidence(
-        MLP(1, 2, alpha=1.0, output=Regression(beta=50.0)), curvature=gauss_newton, restarts=6, stop=STOP
+        MLP(1, 2, alpha=1.0, output=Regression(beta=50.0)), curvature=gauss_newton, start=Start(restarts=6), stop=STOP
     )
     best = engine.run(X, t)
     modes = engine.posteriors
@@ -291,4 +292,4 @@ def test_a_curvature_that_becomes_singular_is_called_by_its_name() -> None:
 def test_failures_of_all_restarts_are_told() -> None:
     X, t = wave()
     with pytest.raises((NotAMode, NotConverged, BadInput)):
-        LaplaceEvidence(MLP(1, 2), restarts=2).run(X, t * torch.nan)
+        LaplaceEvidence(MLP(1, 2), start=Start(restarts=2)).run(X, t * torch.nan)

@@ -9,7 +9,7 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
@@ -162,7 +162,7 @@ def fitted_supports() -> LaplacePosterior:
 
 @cache
 def fitted_mixture() -> LaplacePosterior:
-    return fit(LaplaceEvidence(mixture, restarts=4), *mixture_data())
+    return fit(LaplaceEvidence(mixture, start=Start(restarts=4)), *mixture_data())
 
 
 def linear_posterior(X: Tensor, t: Tensor, alpha: float = 0.5, beta: float = 4.0) -> tuple[Tensor, Tensor]:

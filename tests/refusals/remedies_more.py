@@ -6,7 +6,6 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.infer import NUTS
 from torch import Tensor
 
@@ -75,13 +74,6 @@ def typed(X: Tensor, y: Tensor) -> None:
     a = pyro.sample("a", dist.Normal(torch.zeros(2), 1.0).to_event(1))
     b = pyro.sample("b", dist.Normal(torch.zeros((), dtype=torch.float32), torch.ones((), dtype=torch.float32)))
     observed("y", dist.Normal(X @ a + b, 0.5), y)
-
-
-def held(given: bool) -> Any:
-    model = named
-    if given:
-        model = poutine.condition(model, data={"tau": T.clone()})
-    return fit(model, X, Y, hyper=(), integrate=["w"])
 
 
 def named(X: Tensor, y: Tensor) -> None:
@@ -171,15 +163,6 @@ MORE: dict[str, Remedy] = {
         "Take more data of it",
         lambda: choose_alpha(OverlapEM(prbf(2)), BLOBS[:21], BELONGS[:21], num_folds=2),
         lambda: choose_alpha(OverlapEM(prbf(2)), BLOBS, BELONGS, num_folds=2).alpha,
-    ),
-    "hyperparameters without a value": Remedy(
-        BadInput, r"poutine\.condition\(model", lambda: held(False), lambda: held(True)
-    ),
-    "hyperparameters without a value, maximised": Remedy(
-        BadInput,
-        "leave hyper out to maximise them",
-        lambda: held(False),
-        lambda: fit(named, X, Y, integrate=["w"]),
     ),
     "weights of two dtypes": Remedy(
         BadInput,

@@ -102,7 +102,7 @@ def test_seeds_are_whole_numbers(seed) -> None:
         *(lambda p=p: p.get_samples(2, seed=seed) for p in posteriors().values()),
         lambda: posteriors()["mixture"].sample(2, seed=seed),
         lambda: posteriors()["planes"].sample(2, seed=seed),
-        lambda: LaplaceEvidence(linear, seed=seed),
+        lambda: LaplaceEvidence(linear, start=Start(seed=seed)),
         lambda: Start(seed=seed),
         lambda: find_modes(posteriors()["laplace"], seed=seed),
     ):

@@ -17,7 +17,7 @@ from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop, gauss_newton
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, Stop, gauss_newton
 from pyro_evidence.curvature import gaussian_process_mode
 from pyro_evidence.curvature.gaussian_process import LatentPrecision
 from pyro_evidence.curvature.gaussian_process_mode import WhitenedFactor
@@ -286,7 +286,7 @@ def test_a_saved_posterior_loads(tmp_path: Path) -> None:
 
 def test_restarts_of_a_concave_posterior_are_one_mode() -> None:
     X, t = data()
-    posterior = LaplaceEvidence(by_hand, restarts=3, stop=QUIET).run(X, t)
+    posterior = LaplaceEvidence(by_hand, start=Start(restarts=3), stop=QUIET).run(X, t)
     assert posterior.restarts.shape == (3,) and float(posterior.restarts.std()) == 0.0
 
 

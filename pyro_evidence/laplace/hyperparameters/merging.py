@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.curvature.choices import exact_hessian, gauss_newton
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.numerics.newton import Density
@@ -26,9 +25,7 @@ def is_singular(laplace: LaplaceState) -> bool:
     if not bool(alone.any()):
         return False
     inflation = (laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp())[alone]
-    most = largest_inflation(laplace.problem)
-    noted("whether the mode is about to merge with another", inflation - most, most, laplace.problem.eps)
-    return bool((inflation > most).any())
+    return bool((inflation > largest_inflation(laplace.problem)).any())
 
 
 def largest_inflation(problem: Problem) -> float:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.hyperparameters.foresight import may_lie_elsewhere, removal
 from pyro_evidence.numerics.evidence import well_determined
@@ -100,26 +99,18 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[Lapl
     stand_in[t] += move
     foreseen = removal(state, t, move)
     if foreseen is not None:
-        _note(state, t, margin := foreseen[1] - max(foreseen[0], 0.0))
-        if margin < 0.0:
+        if foreseen[1] < max(foreseen[0], 0.0):
             return state, -foreseen[1]
     start = torch.where(member, groups.loc, state.u)
     try:
         pruned = laplace_state(state.problem.without(member), stand_in, start)
         loss = state.objective - pruned.objective
-        _note(state, t, loss)
         if loss > 0 or foreseen is not None:
             return (state if loss > 0 else pruned), loss
         before = laplace_state(state.problem, stand_in, start)
     except ArithmeticError:
         return state, FAR_WORSE
-    _note(state, t, pruned.objective - before.objective)
     return (pruned if pruned.objective >= before.objective else state), loss
-
-
-def _note(state: LaplaceState, t: int, gain: float) -> None:
-    problem = state.problem
-    noted(f"whether the weights behind {problem.joint.hypers.label(t)} are pruned", gain, state.objective, problem.eps)
 
 
 def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:

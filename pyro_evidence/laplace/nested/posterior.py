@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import recalled
 from pyro_evidence.errors import BadInput
 from pyro_evidence.iterate import Fit, Status
 from pyro_evidence.laplace import archive
@@ -228,7 +227,7 @@ class NestedPosterior(LaplacePosterior):
             tuple(content["failures"]),
             integral=integral,
         )
-        return recalled(posterior, content)
+        return posterior
 
 
 def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: LaplacePosterior) -> NestedPosterior:

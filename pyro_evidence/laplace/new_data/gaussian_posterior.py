@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import prediction
-from pyro_evidence.close_calls import Decided
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace import archive
 from pyro_evidence.laplace.new_data.moments import PredictiveDraws, predicted
@@ -26,7 +25,7 @@ from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.threads import own_random_numbers
 
 
-class GaussianPosterior(Decided, WithinMemory):
+class GaussianPosterior(WithinMemory):
     """A Gaussian at a mode, in as many directions as it has white noise, and what it says of latents and of data."""
 
     @property
@@ -150,7 +149,7 @@ class GaussianPosterior(Decided, WithinMemory):
         :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
         :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
         """
-        archive.write(self._record() | self._kept_calls, path)
+        archive.write(self._record(), path)
 
     def predict(
         self,

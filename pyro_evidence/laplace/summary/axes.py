@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import drawing
-from pyro_evidence.close_calls import sentences
 from pyro_evidence.drawing import Axes
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_probability
@@ -35,7 +34,7 @@ class ShownAxes:
     def summary(self: Any) -> None:
         """Print the axes that are kept, then the log evidence and how far to trust it."""
         lines = [str(self.table()), *(f"{k} = {v}" for k, v in self.diagnostics().items())]
-        lines += [f"the log evidence is {self.evidence_note}", *sentences(self.close_calls)]
+        lines.append(f"the log evidence is {self.evidence_note}")
         print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
 
     def _repr_html_(self: Any) -> str:

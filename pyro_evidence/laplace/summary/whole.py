@@ -4,7 +4,6 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_evidence.close_calls import Decided, sentences
 from pyro_evidence.laplace import report
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.hyperparameters.uncertainty import HyperparameterCovariance, letter
@@ -13,7 +12,7 @@ from pyro_evidence.laplace.summary.hypers import hyper_rows
 from pyro_evidence.laplace.summary.shown import Shown
 
 
-class ShownWhole(Decided, Shown):
+class ShownWhole(Shown):
     """Hyperparameters above the sites of the table, evidence and warnings below it."""
 
     state: LaplaceState
@@ -50,4 +49,4 @@ class ShownWhole(Decided, Shown):
     def _below(self, spread: HyperparameterCovariance | None) -> list[str]:
         edges = () if spread is None else spread.edges
         said = [*(letter(edge) for edge in edges), *self._said_of_blocks()]
-        return [*report.lines(self.diagnostics(), said), *sentences(self.close_calls)]
+        return report.lines(self.diagnostics(), said)

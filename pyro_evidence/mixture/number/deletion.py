@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.mixture import mode
 from pyro_evidence.mixture import rows as mixture_rows
 from pyro_evidence.mixture.data import Mixture, MixtureData, rows_of
@@ -191,7 +190,6 @@ def _adopted(
     which = mode.first_highest(table)
     best = table.gather(-1, which.unsqueeze(-1)).squeeze(-1)
     gained = best > height
-    noted("whether a component is left out", best - height, height)
     mixtures = mixture_rows.padded(mixtures, expected.mixture)
     mixture = mixtures[which].where(gained, expected.mixture)
     after = estep(expected.data, mixture, expected.ties, expected.curvature)

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.mixture.mode import first_highest
 from pyro_evidence.mppca.rounds import MPPCARestarts, first, of_rows
 from pyro_evidence.mppca.updates import pruned
@@ -27,7 +26,6 @@ def greedily_deleted(batch: MPPCARestarts, num_steps: int) -> MPPCARestarts:
         many = of_rows(batch, torch.zeros(len(keep), dtype=torch.long, device=keep.device))
         begun = first(batch.Y, pruned(many.it.analysers, keep, columns), batch.it.ties, batch.it.variance, batch.rule)
         tried = hopeful(begun, height, num_steps)
-        noted("whether a component or a column is left out", tried.occam.max() - height, height)
         if not float(tried.occam.max()) > height:
             return batch
         height, batch = float(tried.occam.max()), of_rows(tried, first_highest(tried.occam).reshape(1))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.close_calls import noted
 from pyro_evidence.mixture.mode import first_highest
 from pyro_evidence.mixture.number.splits import choices
 from pyro_evidence.mppca import missing, rounds
@@ -68,7 +67,6 @@ def split(batch: MPPCARestarts, num_steps: int, room: int) -> MPPCARestarts:
     for which in choices(order, num):
         tried = hopeful(with_halves(batch, halves, which), height, num_steps)
         found = float(tried.occam.max())
-        noted("whether components are split", tried.occam.max() - height, height)
         if found > height:
             return tried
     return batch
