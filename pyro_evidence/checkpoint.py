@@ -8,167 +8,34 @@ structures and functions; these stand in the file only as places in the state th
 import copy
 import dataclasses
 import hashlib
-import importlib
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from enum import Enum
 from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from pyro_evidence import tensor_file
 from pyro_evidence.chunks.digest import digest_of_chunks
 from pyro_evidence.chunks.join import JOIN
+from pyro_evidence.codec import WORDS, Known, children, places, put_down, taken_up
 from pyro_evidence.errors import BadInput, NotWritten
 from pyro_evidence.settings import outside
 
-FORMAT = "pyro_evidence checkpoint 1"
-PACKAGE = __name__.split(".", maxsplit=1)[0]
-WORDS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+FORMAT = "pyro_evidence checkpoint 2"
 SAME = 1e-6  # relative difference between two objectives that may be rounding on two machines
-CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "dict": dict}
-Place = list[Any]  # keys that lead from the root to an object inside
-Known = Mapping[int, tuple[Place, Any]]  # by identity, which is one's own as long as the object is kept
 
 
-@runtime_checkable
-class Essential(Protocol):
-    """A state that holds more than files can, and is made again from less."""
-
-    @property
-    def essence(self) -> tuple[Any, ...]:
-        """What :meth:`of_essence` takes."""
-
-    @classmethod
-    def of_essence(cls, *parts: Any) -> Any:
-        """The same state again."""
-
-
-def children(value: Any) -> list[tuple[Any, Any]]:
-    """What a value is made of, by key: fields, entries, items; nothing for what is taken as a whole."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
-    if isinstance(value, Mapping):
-        return list(value.items())
-    return list(enumerate(value)) if isinstance(value, list | tuple) and not isinstance(value, torch.Size) else []
-
-
-def places(root: Any) -> Known:
-    """Where each object inside ``root`` is, by its identity; without lists and dicts, which may change in place."""
-    found: dict[int, tuple[Place, Any]] = {}
-    pending: list[tuple[Any, Place]] = [(root, [])]
-    while pending:
-        value, place = pending.pop()
-        if isinstance(value, WORDS) or id(value) in found:
-            continue
-        if not isinstance(value, list | dict):
-            found[id(value)] = place, value
-        pending += [(child, [*place, key]) for key, child in children(value)]
-    return found
-
-
-def put_down(value: Any, known: Known) -> Any:
-    """A value as tensors, words and containers; what is ``known`` as its place.
-
-    :raises BadInput: for what can be neither.
-    """
-    if isinstance(value, WORDS) and not isinstance(value, Enum):
-        return value
-    if id(value) in known:
-        return {"same": list(known[id(value)][0])}
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, Essential):
-        return {**_named(type(value)), "essence": [put_down(part, known) for part in value.essence]}
-    inside = [[key, put_down(child, known)] for key, child in children(value)]
-    if type(value) in (list, tuple, dict):
-        return {type(value).__name__: inside}
-    return {**_named(value), "inside": inside if _has_parts(value) else None}
-
-
-def _has_parts(value: Any) -> bool:
-    """Whether a value is an object with fields or items, no class, function or member."""
-    return not isinstance(value, type) and (dataclasses.is_dataclass(value) or isinstance(value, tuple))
-
-
-def _named(value: Any) -> dict[str, Any]:
-    """The class or function of this package that a value is, or is one of."""
-    if isinstance(value, Enum):
-        return {"member": value.name, **_named(type(value))}
-    named = type(value) if _has_parts(value) else value
-    module, name = getattr(named, "__module__", ""), getattr(named, "__qualname__", "")
-    if module.split(".")[0] != PACKAGE or "." in name or not name:
-        raise BadInput(
-            f"the fit holds a {type(value).__name__} that came up on the way, which a file without code cannot hold."
-        )
-    return {"module": module, "name": name}
-
-
-def taken_up(stored: Any, root: Any) -> Any:
-    """The value that :func:`put_down` has put down, its places looked up in ``root``; no code of the file's is run."""
-    if not isinstance(stored, dict):
-        return stored
-    if "same" in stored:
-        return _at(root, stored["same"])
-    kind = next(iter(stored))
-    if kind in CONTAINERS:
-        items = [(key, taken_up(child, root)) for key, child in stored[kind]]
-        return dict(items) if kind == "dict" else CONTAINERS[kind](v for _, v in items)
-    return _object(stored, root)
-
-
-def _object(stored: Mapping[str, Any], root: Any) -> Any:
-    """An object of a class of this package, or such a class, function or member itself."""
-    named = _find(stored["module"], stored["name"])
-    if "member" in stored:
-        return named[stored["member"]]
-    if "essence" in stored:
-        return _essential(named)(*(taken_up(part, root) for part in stored["essence"]))
-    if stored["inside"] is None:
-        return named
-    return _built(named, {key: taken_up(child, root) for key, child in stored["inside"]})
-
-
-def _at(root: Any, place: Sequence[Any]) -> Any:
-    for key in place:
-        root = dict(children(root))[key]
-    return root
-
-
-def _find(module: str, name: str) -> Any:
-    """A class or function of this package.
-
-    :raises ValueError: for any other.
-    """
-    if module.split(".")[0] != PACKAGE:
-        raise ValueError(f"it names {module[:60]}")
-    return getattr(importlib.import_module(module), name)
-
-
-def _essential(kind: Any) -> Callable[..., Any]:
-    """How to make a state again; of a class that says so itself."""
-    if not isinstance(kind, type) or "of_essence" not in vars(kind):
-        raise ValueError("it names what makes no state")
-    return kind.of_essence  # type: ignore[attr-defined]
-
-
-def _built(kind: type, inside: dict[Any, Any]) -> Any:
-    """An object of this kind with these fields or items; nothing of its class is called."""
-    if issubclass(kind, tuple):
-        return tuple.__new__(kind, inside.values())
-    if not dataclasses.is_dataclass(kind):
-        raise ValueError(f"it holds a {kind.__name__}")
-    found: Any = object.__new__(kind)
-    for name in (f.name for f in dataclasses.fields(kind)):
-        object.__setattr__(found, name, inside[name])
-    return found
+def _require_kinds(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Refuse a step or a state of another class than those that the loop began with."""
+    for one, other in zip(found, expected, strict=True):
+        if type(one) is not type(other):
+            raise ValueError(f"it holds a {type(one).__name__} where a {type(other).__name__} belongs")
 
 
 def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -231,7 +98,7 @@ class Loop:
 
     def stored(self, state: Any, objectives: Sequence[float], status: Any = None) -> dict[str, Any]:
         """For the file; ``status`` where the loop is done."""
-        known = {k: v for k, v in self.known.items() if k != id(self.begin.step) or not _has_parts(self.begin.step)}
+        known = {k: v for k, v in self.known.items() if k != id(self.begin.step) or not dataclasses.is_dataclass(v[1])}
         progress = put_down((self.begin.step, state, list(objectives), status), known)
         return {"name": self.name, "start": self.start, "done": status is not None, "progress": progress}
 
@@ -268,8 +135,10 @@ class Recorder:
             )
         try:
             step, state, objectives, status = taken_up(earlier["progress"], root)
+            _require_kinds((step, state), root)
         except tensor_file.UNFIT as error:
-            raise tensor_file.unreadable(self.path, f"{type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise tensor_file.unreadable(self.path, reason, "checkpoint", "Stop(checkpoint=path)") from error
         if step is not root[0]:  # a step that keeps a journal goes on with it
             vars(root[0]).update(vars(step))
         return Progress(root[0], state, tuple(objectives), status)
@@ -390,7 +259,7 @@ def resumed(engine: Engine, path: str | Path) -> Engine:
     """
     content = tensor_file.read(path)
     if content.get("format") != FORMAT or content["engine"] != type(engine).__name__:
-        kind = content.get("engine", content.get("format"))
+        kind = content.get("engine" if content.get("format") == FORMAT else "format")
         raise BadInput(
             f"{path} holds a {str(kind)[:60]}; expected a checkpoint of {type(engine).__name__}, which "
             f"Stop(checkpoint=path) writes while it runs."

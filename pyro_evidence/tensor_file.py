@@ -101,11 +101,12 @@ def read(path: str | Path, map_location: MapLocation = None) -> Record:
         raise unreadable(path, _reason(error)) from error
 
 
-def unreadable(path: str | Path, reason: str) -> BadInput:
+def unreadable(
+    path: str | Path, reason: str, kind: str = "saved posterior", writer: str = "posterior.save(path)"
+) -> BadInput:
     """The letter for a file that is none of ours."""
     return BadInput(
-        f"{path} cannot be read as a saved posterior ({reason}): it is damaged or foreign; expected a file "
-        f"that posterior.save(path) wrote."
+        f"{path} cannot be read as a {kind} ({reason}): it is damaged or foreign; expected a file that {writer} wrote."
     )
 
 

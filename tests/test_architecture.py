@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 
 # One method, one folder: a part may import those before it, and nothing after it.
 ORDER = (
-    "on_demand errors memory tables drawing progress threads settings tensor_file chunks checkpoint "
+    "on_demand errors memory tables drawing progress threads settings tensor_file chunks codec checkpoint "
     "iterate restarts numerics curvature program structure models trust prediction laplace mixture relevance mppca "
     "prbf infer evidence_check datasets distributed compare plots sklearn __main__"
 ).split()

@@ -1,13 +1,18 @@
 """A fit that was cut short goes on from its last good state to the end that it would have come to."""
 
+import dataclasses
+import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +32,20 @@ from pyro_evidence import (
     checkpoint,
     tensor_file,
 )
-from pyro_evidence.checkpoint import Recorder, places, put_down, taken_up
+from pyro_evidence.checkpoint import Recorder
+from pyro_evidence.codec import KINDS, places, put_down, taken_up
+from pyro_evidence.curvature.choices import diagonal
 from pyro_evidence.errors import NotWritten
 from pyro_evidence.models.basis import Polynomial
 from pyro_evidence.models.classifier import classifier
+from pyro_evidence.models.gp import gp_classifier
+from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.models.regression import Learned, regression
+from tests.models_for_tests.engine_models import logistic_ard
+from tests.models_for_tests.grouped_models import groups, intercepts
 
 ROOT = Path(__file__).parents[1]
 STOP = Stop(progress=False, throw=False)
@@ -61,8 +72,15 @@ def own_precisions() -> LaplaceEvidence:
     return LaplaceEvidence(classifier(Polynomial(1), alpha=Learned(torch.ones(4))), stop=STOP)
 
 
+def process() -> Any:
+    return gp_classifier(RBF(Learned(1.0), Learned(1.0)))
+
+
 FITS: dict[str, tuple[Any, Any]] = {
     "LaplaceEvidence": (own_precisions, labels),
+    "LaplaceEvidence, process": (lambda: LaplaceEvidence(process(), stop=STOP), labels),
+    "LaplaceEvidence, independent": (lambda: LaplaceEvidence(logistic_ard, curvature=diagonal, stop=STOP), labels),
+    "LaplaceEvidence, nodes": (lambda: LaplaceEvidence(intercepts, nodes=5, stop=STOP), lambda: groups(20, 4)),
     "LaplaceEvidence, restarts": (
         lambda: LaplaceEvidence(gaussian_mixture(3), start=Start(restarts=2), stop=STOP),
         heaps,
@@ -247,24 +265,83 @@ def test_values_come_back_from_their_places() -> None:
     assert again["x"][1].tolist() == [1.0, 1.0] and again["x"][2:] == [1.5, None]
 
 
-def test_what_is_not_known_and_not_ours_is_refused() -> None:
-    with pytest.raises(BadInput, match="a function that came up on the way"):
-        put_down(lambda: 0, {})
+def test_parts_of_an_array_come_back() -> None:
+    assert taken_up(put_down((slice(2, 5), slice(None)), {}), None) == (slice(2, 5), slice(None))
+
+
+@pytest.mark.parametrize("value", [lambda: 0, STOP.__call__, Killed, Stop, torch.nn.Tanh(), {1, 2}, Path("a")])
+def test_what_is_not_known_and_not_in_the_table_is_refused(value: Any) -> None:
+    with pytest.raises(BadInput, match="that came up on the way, which no checkpoint can hold"):
+        put_down([value], {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_names_classes_that_have_fields_members_or_an_essence(kind: str) -> None:
+    module, name = KINDS[kind].split(":")
+    found = getattr(importlib.import_module(f"pyro_evidence.{module}"), name)
+    assert isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, Enum))
+    assert f"{found.__module__}:{found.__qualname__}" == f"pyro_evidence.{KINDS[kind]}"
+    assert hasattr(found, "essence") == hasattr(found, "of_essence")
 
 
 @pytest.mark.parametrize(
-    "stored",
+    ("stored", "reason"),
     [
-        {"module": "os", "name": "system", "inside": None},
-        {"module": "pyro_evidence.tensor_file", "name": "write", "essence": [{}, "file"]},
-        {"module": "pyro_evidence.checkpoint", "name": "Recorder", "inside": [["path", "a"]]},
-        {"module": "pyro_evidence.checkpoint", "name": "nothing", "inside": None},
-        {"same": [99]},
+        ({"kind": "os.system", "inside": []}, "it holds a 'os.system', which is no state of a fit"),
+        ({"kind": "iterate:Stop", "inside": []}, "it holds a 'iterate:Stop', which is no state of a fit"),
+        ({"kind": "Recorder", "inside": [["path", "a"]]}, "it holds a 'Recorder', which is no state of a fit"),
+        ({"kind": "Dense", "inside": []}, r"a Dense in it lacks fields \['tril'\] and has unknown ones \[\]"),
+        ({"kind": "Dense", "inside": [["tril", 1], ["variance", 2]]}, r"lacks fields \[\] and .* ones \['variance'\]"),
+        ({"kind": "Dense", "essence": [1]}, "inside"),
+        ({"kind": "NoisyState", "inside": [["noise", 1]]}, "essence"),
+        ({"kind": "Status", "member": "__class__"}, "__class__"),
+        ({"kind": ["Dense"]}, "unhashable"),
+        ({"set": [[0, 1]]}, "set"),
+        ({"list": [], "tuple": []}, "too many values"),
+        ({"same": [99]}, "99"),
     ],
 )
-def test_a_forged_state_runs_nothing(stored) -> None:
-    with pytest.raises((ValueError, AttributeError, KeyError)):
-        taken_up(stored, (1, 2))
+def test_a_forged_state_is_refused(stored: Any, reason: str) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError), match=reason):
+        taken_up({"tuple": [[0, stored]]}, (1, 2))
+
+
+def forged(path: Path, change: Callable[[dict[Any, Any]], Any]) -> None:
+    """The last state in a file replaced."""
+    content = dict(tensor_file.read(path))
+    *loops, last = content["loops"]
+    step, (_, state), *rest = last["progress"]["tuple"]
+    last = dict(last) | {"progress": {"tuple": [step, [1, change(dict(state))], *rest]}}
+    tensor_file.write(content | {"loops": [*loops, last]}, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda state: state | {"inside": [[n, {"kind": "_compiled", "inside": []}] for n, _ in state["inside"]]},
+            "it holds a '_compiled', which is no state of a fit",
+        ),
+        (
+            lambda state: state | {"inside": [[n, {"module": "os", "name": "system"}] for n, _ in state["inside"]]},
+            "too many values",
+        ),
+        (lambda state: state | {"inside": state["inside"][1:]}, "lacks fields ['failed']"),
+        (lambda state: {"kind": "Status", "member": "STUCK"}, "it holds a Status where a MixtureRestarts belongs"),
+    ],
+)
+def test_a_fit_does_not_go_on_from_a_forged_file(change: Any, reason: str, tmp_path: Path) -> None:
+    make, args = FITS["EvidenceEM"]
+    assert killed_at(make(), args(), tmp_path / "file", 9)
+    forged(tmp_path / "file", change)
+    with pytest.raises(BadInput, match=f"cannot be read as a checkpoint .*{re.escape(reason)}.*Stop.checkpoint=path"):
+        run(make().resume(tmp_path / "file"), *args())
+
+
+def test_a_checkpoint_of_an_older_release_is_named(tmp_path: Path) -> None:
+    tensor_file.write({"format": "pyro_evidence checkpoint 1", "engine": "RVM"}, tmp_path / "file")
+    with pytest.raises(BadInput, match="holds a pyro_evidence checkpoint 1; expected a checkpoint of RVM"):
+        RVM(classifier(Polynomial(1))).resume(tmp_path / "file")
 
 
 # Processes that are killed, and that may not have much memory

@@ -134,7 +134,7 @@ def _check_pairs(name: str, node: Node, batch: torch.Size) -> None:
 
 
 def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
-    """Refuse an accidental outer product of data and parameters, and axes that a discrete site might take."""
+    """Refuse an accidental outer product of data, parameters and plates, and axes that a discrete site might take."""
     if "log_prob" not in node:
         return
     shape = node["log_prob"].shape
@@ -142,12 +142,29 @@ def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
     _check_pairs(name, node, node["fn"].batch_shape)
     plates = {f.dim for f in node["cond_indep_stack"] if f.vectorized}
     loose = [d for d in range(-len(shape), 0) if shape[d] > 1 and d not in plates]
+    if plates and loose and (is_observation(node) or not node["is_observed"]):
+        _check_counted_once(name, node, loose[-1])
     if has_discrete and loose:
         raise UnsupportedModel(
             f"site '{name}', batch shape {tuple(shape)}: no plate declares axis {loose[-1]}, size "
             f"{shape[loose[-1]]}, which a discrete site of this model could then take for its own. Put the "
             f"site into a pyro.plate, or call .to_event({len(shape)})."
         )
+
+
+def _check_counted_once(name: str, node: Node, axis: int) -> None:
+    """Refuse an ``axis`` of the log density that no plate of the site declares, unless each cell has a datum."""
+    shape, value = tuple(node["log_prob"].shape), tuple(torch.as_tensor(node["value"]).shape)
+    if node["is_observed"] and value[: len(value) - node["fn"].event_dim] == shape:
+        return
+    plates = ", ".join(f"'{f.name}' of size {f.size} at axis {f.dim}" for f in node["cond_indep_stack"] if f.vectorized)
+    what = "each datum would count" if node["is_observed"] else "it would be drawn"
+    raise BadInput(
+        f"site '{name}': values of shape {value} have a log density of shape {shape} in plate(s) {plates}. No plate "
+        f"declares axis {axis}, along which {what} {shape[axis]} times. Expected one number for each cell of the "
+        f"plates, such as parameters and data of shape (N,) in a plate of size N: for (N, 1) take .squeeze(-1), or "
+        f"call .to_event(1) if the last axis is of one datum; else declare axis {axis} by pyro.plate(..., dim={axis})."
+    )
 
 
 def _check_dtypes(latent: Mapping[str, Node], nodes: Mapping[str, Node]) -> None:

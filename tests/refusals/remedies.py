@@ -121,6 +121,15 @@ def moving(fixed: bool) -> Model:
     return model
 
 
+def column_in_plate(squeezed: bool) -> Model:
+    def model(X: Tensor, y: Tensor) -> None:
+        mean = X @ normal("w", 2, 1)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mean.squeeze(-1) if squeezed else mean, 0.5), obs=y)
+
+    return model
+
+
 def in_plate(declared: bool) -> Model:
     @config_enumerate
     def model(y: Tensor) -> None:
@@ -264,6 +273,12 @@ REMEDIES: dict[str, Remedy] = {
     ),
     "a loose axis": Remedy(
         UnsupportedModel, r"call \.to_event\(1\)", lambda: fit(in_plate(False), Y), lambda: fit(in_plate(True), Y)
+    ),
+    "a column in a plate": Remedy(
+        BadInput,
+        r"take \.squeeze\(-1\)",
+        lambda: fit(column_in_plate(False), X, Y),
+        lambda: fit(column_in_plate(True), X, Y),
     ),
     "a param as a float": Remedy(
         UnsupportedModel,
