@@ -94,6 +94,12 @@ def failing() -> None:
     raise ZeroDivisionError("of this rank, before its fit")
 
 
+def share(Y: Tensor, few: int, rank: int, size: int) -> Tensor:
+    """The rows of a rank where the last has so few of them, and the others have the rest."""
+    most, least = Y.split([len(Y) - few, few])
+    return least if rank == size - 1 else most.chunk(size - 1)[rank]
+
+
 def prepared(name: str, rank: int, size: int) -> Fit:
     """The fit of one rank, ready to be run."""
     Y, labels = (x.chunk(size)[rank] for x in rows())
@@ -103,14 +109,8 @@ def prepared(name: str, rank: int, size: int) -> Fit:
         other: LaplaceEvidence(logistic(last, other), stop=Stop(progress=False))
         for other in ("prior", "site", "link", "error", "delay")
     }
-    everything, answers = rows()
-    shares = {  # everything on the first ranks, so many rows on the last
-        few: (
-            everything[len(everything) - few :] if last else everything[: len(everything) - few].chunk(size - 1)[rank]
-        )
-        for few in (0, 1)
-        if last or size > 1
-    }
+    everything = rows()[0]
+    shares = {0: share(everything, 0, rank, size), 1: share(everything, 1, rank, size)}
     long = mixture(12, 4, stop=Stop(num_steps=4000, tolerance=0.0, progress=False, throw=False))
     fits: dict[str, Fit] = {
         "nothing": lambda: em.run(Y),
@@ -206,4 +206,4 @@ def main(name: str, size: int, strike: str = "") -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])))
+    sys.stdout.write(json.dumps(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])))
