@@ -1,0 +1,197 @@
+"""Data frames and formulas of other people: names and levels that look like code, that collide, or that are new."""
+
+from pathlib import Path
+
+import pandas as pd
+import pyro
+import pytest
+import torch
+
+from pyro_evidence import BadInput, LaplaceEvidence, Stop, compare_evidence
+from pyro_evidence.models.formula import mixed
+from tests.cases.expect import reached, refusal, says
+
+QUIET = Stop(progress=False)
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(60, generator=GENERATOR, dtype=torch.float64)
+Y = X + 0.3 * torch.randn(60, generator=GENERATOR, dtype=torch.float64)
+KINDS = torch.randint(0, 4, (60,), generator=GENERATOR).tolist()
+
+
+def table(**columns: object) -> pd.DataFrame:
+    """Sixty rows: a response y, a covariate x, six groups g, and further columns."""
+    return pd.DataFrame({"y": Y.numpy(), "x": X.numpy(), "g": [f"g{i % 6}" for i in range(60)]} | columns)
+
+
+def evidence(formula: str, frame: pd.DataFrame, **settings: object) -> float:
+    model, args = mixed(formula, frame, **settings)  # type: ignore[arg-type]
+    return float(LaplaceEvidence(model, stop=QUIET).run(*args).log_evidence)
+
+
+# --- what looks like code ---
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 1: levels are pasted into a program")
+def test_a_level_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    levels = ["a", "b\n    __import__('os').mkdir('executed')#"] * 30
+    model, args = mixed("y ~ c", table(c=levels))
+    model(*args)
+    reached(args[0].shape == (60, 2), "the level has no column of its own")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 1: names are pasted into a program")
+def test_the_name_of_a_column_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "x\n    __import__('os').mkdir('executed')#"
+    try:
+        model, args = mixed(f"y ~ `{name}`", table(**{name: X.numpy()}))
+        model(*args)
+        reached(args[0].shape == (60, 2), "the column is not in the design")
+    except BadInput as error:  # or the name is refused, and said
+        reached("mkdir('executed')" in str(error), "refused for another reason")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.xfail(strict=True, raises=IndentationError, reason="issue 1: the formula is pasted into a program")
+def test_a_line_break_inside_a_term_is_a_blank() -> None:
+    assert evidence("y ~ x + (1 +\n x | g)", table()) == pytest.approx(evidence("y ~ x + (1 + x | g)", table()))
+
+
+# --- names that collide: the evidence does not depend on what things are called ---
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: classes -1 and 1 share params")
+def test_classes_may_have_numbers_for_names() -> None:
+    numbers, words = (
+        evidence("k ~ x", table(k=[names[i] for i in KINDS]), family="categorical")
+        for names in ([-2, -1, 1, 2], ["a", "b", "c", "d"])
+    )
+    assert numbers == pytest.approx(words, abs=1e-6)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: levels joined by ':' become one")
+def test_levels_may_hold_a_colon() -> None:
+    """Two groups of thirty rows, whose joined names are equal: 'a:b' with 'c', and 'a' with 'b:c'."""
+    ambiguous = table(p=["a:b", "a"] * 30, q=["c", "b:c"] * 30)
+    plain = table(p=["a", "b"] * 30, q=["c", "d"] * 30)
+    assert mixed("y ~ x + (1 | p:q)", plain)[1][2] == 2
+    assert mixed("y ~ x + (1 | p:q)", ambiguous)[1][2] == 2
+
+
+def colliding(error: type[Exception]) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, raises=error, reason="issue 2: names of the program itself")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("u", marks=colliding(BadInput)),
+        pytest.param("sd_g", marks=colliding(BadInput)),
+        pytest.param("len", marks=colliding(TypeError)),
+        "scale",
+        "sigma",
+        "dist",
+        "torch",
+    ],
+)
+def test_a_response_may_have_any_name(name: str) -> None:
+    found = evidence(f"{name} ~ x + (1 | g)", table().rename(columns={"y": name}))
+    assert found == pytest.approx(evidence("y ~ x + (1 | g)", table()), abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("u", marks=colliding(BadInput)), pytest.param("len", marks=colliding(TypeError)), "scale"]
+)
+def test_a_group_may_have_any_name(name: str) -> None:
+    found = evidence(f"y ~ x + (1 | {name})", table().rename(columns={"g": name}))
+    assert found == pytest.approx(evidence("y ~ x + (1 | g)", table()), abs=1e-8)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: the effects are observed in its place")
+def test_a_response_called_u_with_a_group_for_each_row() -> None:
+    """Effects and response have one shape, so that the collision is no error of shapes; the density is another."""
+    frame = table(g=[str(i) for i in range(60)])
+    densities = []
+    for name in ("w", "u"):
+        model, args = mixed(f"{name} ~ x + (1 | g)", frame.rename(columns={"y": name}), priors="weak")
+        pyro.set_rng_seed(0)
+        densities.append(float(pyro.poutine.trace(model).get_trace(*args).log_prob_sum()))
+    assert densities[0] == pytest.approx(densities[1])
+
+
+# --- a group that was not in the fit ---
+
+
+@pytest.fixture(scope="module")
+def sleep(data_dir) -> tuple[object, object, object]:
+    """A fit of reaction times, its model, and the arguments of two rows of a new subject, of days 0 and 9."""
+    torch.set_default_dtype(torch.float64)
+    frame = pd.read_csv(data_dir / "sleepstudy.csv")
+    model, args = mixed("Reaction ~ Days + (Days | Subject)", frame)
+    posterior = LaplaceEvidence(model, stop=QUIET).run(*args)
+    new = pd.DataFrame({"Days": [0.0, 9.0], "Subject": ["somebody", "somebody"]})
+    return posterior, model, model.arguments(new)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: effects of new groups are drawn")
+def test_the_mean_of_a_new_group_is_that_of_the_fixed_effects(sleep) -> None:
+    """Their effects have mean zero: 251.405 + 10.467 days, the coefficients of lme4 for this table."""
+    posterior, _, new = sleep
+    mean = posterior.predict(*new, seed=0)
+    torch.testing.assert_close(mean, torch.tensor([251.405, 251.405 + 9 * 10.467]), rtol=0, atol=0.01)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: seed= does nothing for new groups")
+def test_a_prediction_for_a_new_group_depends_on_the_seed_alone(sleep) -> None:
+    posterior, _, new = sleep
+    means = []
+    for state in (1, 5):
+        torch.manual_seed(state)
+        means.append(posterior.predict(*new, seed=0))
+    assert torch.equal(*means)
+
+
+@pytest.mark.xfail(strict=True, raises=BadInput, reason="issue 2: quantiles of new groups raise")
+def test_quantiles_of_a_new_group_are_those_of_the_normal(sleep) -> None:
+    """At given params Reaction is Normal: its variance is the noise's and z' S z, z = (1, days), S of lme4.
+
+    S has standard deviations 23.781 and 5.717 and correlation .081, the noise 25.592 (maximum likelihood); the
+    estimated fixed effects add to it: standard errors 6.632 and 1.502, correlation -.138.
+    """
+    posterior, _, new = sleep
+    low, high = posterior.predict(*new, quantiles=[0.05, 0.95])
+    z = torch.tensor([[1.0, 0.0], [1.0, 9.0]])
+    of_groups = torch.tensor([[23.781**2, 0.081 * 23.781 * 5.717], [0.081 * 23.781 * 5.717, 5.717**2]])
+    of_means = torch.tensor([[6.632**2, -0.138 * 6.632 * 1.502], [-0.138 * 6.632 * 1.502, 1.502**2]])
+    variance = 25.592**2 + ((z @ (of_groups + of_means)) * z).sum(-1)
+    torch.testing.assert_close((high - low) / 2, 1.6449 * variance.sqrt(), rtol=0.05, atol=0.0)
+
+
+# --- evidences that cannot be compared ---
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: a maximum is weighed against an integral")
+def test_maximised_params_are_not_weighed_against_integrated_sites(data_dir) -> None:
+    """One formula, once with params and once with priors: their difference says nothing about models."""
+    frame = pd.read_csv(data_dir / "sleepstudy.csv")
+    fits = {}
+    for name, settings in {"maximised": {}, "integrated": {"priors": "weak"}}.items():
+        model, args = mixed("Reaction ~ Days + (1 | Subject)", frame, **settings)
+        fits[name] = LaplaceEvidence(model, stop=QUIET).run(*args)
+    reached(float(fits["maximised"].log_evidence) > float(fits["integrated"].log_evidence), "the fits are not those")
+    says(refusal(lambda: compare_evidence(**fits)), "maximised", "integrated", "throw=False")
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: an improper evidence is weighed")
+def test_evidences_under_flat_priors_are_not_compared(data_dir) -> None:
+    """REML in days and in hours is one model, and differs by log 24 = 3.178 nats."""
+    frame = pd.read_csv(data_dir / "sleepstudy.csv").assign(Hours=lambda f: 24.0 * f["Days"])
+    fits = {}
+    for unit in ("Days", "Hours"):
+        model, args = mixed(f"Reaction ~ {unit} + (1 | Subject)", frame, priors={"b": "flat"})
+        fits[unit] = LaplaceEvidence(model, stop=QUIET).run(*args)
+    difference = float(fits["Days"].log_evidence - fits["Hours"].log_evidence)
+    reached(abs(difference - 3.178) < 0.01, f"the evidences differ by {difference}")
+    says(refusal(lambda: compare_evidence(**fits)), "flat", "throw=False")
