@@ -340,7 +340,7 @@ def table(rows: Mapping[str, Row], before: Mapping[str, Row]) -> str:
 
 def releases() -> dict[str, dict[str, Any]]:
     """Every release's figures, the oldest first."""
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")}
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("[0-9]*.json")}
     return dict(sorted(found.items(), key=lambda item: tuple(int(n) for n in item[0].split(".") if n.isdigit())))
 
 
