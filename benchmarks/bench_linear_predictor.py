@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.curvature.dense import factorise
 from pyro_evidence.laplace import approximation
-from pyro_evidence.laplace.hyperparameters.gradient import slope
+from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.precision.dense import factorise
 from pyro_evidence.program.log_joint import LogJoint
 
 N, D = 5000, 1000

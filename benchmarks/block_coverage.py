@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
-from pyro_evidence.laplace.blocks.error import by_laplace
-from pyro_evidence.numerics.quadrature.interpolated import spline
+from pyro_evidence.laplace.evidence_error import by_laplace
+from pyro_evidence.numerics.quadrature.densities import spline
 from pyro_evidence.program.log_joint import LogJoint
 
 CASES = ((500, 2, math.log(2.0)), (50, 10, 0.0))  # groups, rows, mean of the log scale

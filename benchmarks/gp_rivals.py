@@ -8,8 +8,7 @@ By itself gpytorch takes conjugate gradients from 800 data on; the last column s
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace import approximation
-from pyro_evidence.laplace.hyperparameters import gradient
+from pyro_evidence.laplace import approximation, gradient
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.regression import Learned

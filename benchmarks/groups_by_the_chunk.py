@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Stop
-from pyro_evidence.distributed import shards
-from pyro_evidence.laplace.streamed.rows import GroupRows
+from pyro_evidence.data.distributed import shards
+from pyro_evidence.laplace.grouped_chunks import GroupRows
 
 ROWS = 10  # of a group
 

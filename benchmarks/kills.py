@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence import RVM, EvidenceEM, LaplaceEvidence, OverlapEM, Start, Stop, tensor_file
+from pyro_evidence import RVM, EvidenceEM, LaplaceEvidence, OverlapEM, Start, Stop, files
 from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture
@@ -101,7 +101,7 @@ def one(name: str, expected: float, seconds: float, draw: random.Random) -> Kill
         if not path.exists():
             return Kill(name, share, -1, whole=True, same=True)
         try:
-            loops = tensor_file.read(path)["loops"]
+            loops = files.read(path)["loops"]
         except Exception:
             return Kill(name, share, 0, whole=False, same=False)
         found = height(make(stop_of(None)).resume(path).run(*args))

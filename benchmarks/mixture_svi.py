@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, datasets
 from pyro_evidence.compare import learning_curve
+from pyro_evidence.fitting.restarts import advance
 from pyro_evidence.infer import evidence_em
 from pyro_evidence.mixture import rounds as mixture_rounds
 from pyro_evidence.mixture.density import MixtureDensity
@@ -34,7 +35,6 @@ from pyro_evidence.mixture.fit import begin
 from pyro_evidence.models.basis import RandomVectorFunctionalLink
 from pyro_evidence.models.mixture import GaussianMixture, LinearMixture, gaussian_mixture, linear_mixture
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.restarts import advance
 
 NUM_STEPS = 1000
 ONE = Start(restarts=1)

@@ -21,13 +21,13 @@ from timing import seconds
 from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, Stop, datasets
+from pyro_evidence.fitting.restarts import advance
 from pyro_evidence.mixture.updates import BoundedInflation
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.updates import Rule, Ties, no_gamma
-from pyro_evidence.restarts import advance
 
 K = Q = 10
 

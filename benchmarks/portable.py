@@ -25,18 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import (
-    REVM,
-    RVM,
-    VRVM,
-    EvidenceEM,
-    LaplaceEvidence,
-    OverlapEM,
-    Start,
-    Stop,
-    datasets,
-    gauss_newton,
-)
+from pyro_evidence import REVM, RVM, VRVM, EvidenceEM, LaplaceEvidence, OverlapEM, Start, Stop, datasets, gauss_newton
 from pyro_evidence.models.basis import Learned, Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.gp import gp_classifier, gp_regression

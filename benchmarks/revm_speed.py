@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pyro_evidence import REVM, RVM, Stop
 from pyro_evidence.datasets import csv, ripley_test, ripley_train
-from pyro_evidence.iterate import iterate
+from pyro_evidence.fitting.iterate import iterate
 from pyro_evidence.program import LogJoint
 from pyro_evidence.relevance import L1Prior, fast_marginal
 from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianPrior

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import RVM, EvidenceEM, LaplaceEvidence, Start, Stop
-from pyro_evidence.distributed import shards
+from pyro_evidence.data.distributed import shards
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture

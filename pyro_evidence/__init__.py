@@ -11,16 +11,14 @@ from pyro_evidence.errors import (
     TooLarge,
     UnsupportedModel,
 )
-from pyro_evidence.on_demand import on_demand
+from pyro_evidence.lazy_import import import_on_demand
 
 if TYPE_CHECKING:  # at run time each is imported when it is first asked for
-    from pyro_evidence import distributed as distributed
     from pyro_evidence.compare.committee import committee
     from pyro_evidence.compare.comparison import compare
     from pyro_evidence.compare.evidence import compare_evidence
     from pyro_evidence.compare.sbc import sbc
     from pyro_evidence.compare.to_arviz import to_datatree, to_inference_data
-    from pyro_evidence.curvature.choices import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
     from pyro_evidence.evidence_check import (
         bridge_sampling,
         find_modes,
@@ -29,21 +27,22 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
         thermodynamic_integration,
     )
     from pyro_evidence.evidence_check.thames import thames
+    from pyro_evidence.fitting.iterate import Status, Stop
     from pyro_evidence.infer.class_conditional import class_conditional
     from pyro_evidence.infer.evidence_em import EvidenceEM
     from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
     from pyro_evidence.infer.laplace_kernel import LaplaceKernel
+    from pyro_evidence.infer.laplace_marginal import LaplaceMarginal
     from pyro_evidence.infer.laplace_nuts import LaplaceNUTS
     from pyro_evidence.infer.overlap_em import OverlapEM
     from pyro_evidence.infer.revm import REVM
     from pyro_evidence.infer.rvm import RVM
     from pyro_evidence.infer.vrvm import VRVM
-    from pyro_evidence.iterate import Status, Stop
-    from pyro_evidence.laplace.marginal import LaplaceMarginal
-    from pyro_evidence.laplace.nested.posterior import NestedPosterior
-    from pyro_evidence.laplace.posterior import LaplacePosterior
-    from pyro_evidence.laplace.process_prediction import predict_latent
     from pyro_evidence.mixture.fit import Start
+    from pyro_evidence.posterior.laplace import LaplacePosterior
+    from pyro_evidence.posterior.nested import NestedPosterior
+    from pyro_evidence.posterior.process import predict_latent
+    from pyro_evidence.precision.choices import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
 
 __version__ = "0.1.0"
 
@@ -90,4 +89,4 @@ __all__ = [
     "to_inference_data",
 ]
 
-on_demand(__name__)
+import_on_demand(__name__)

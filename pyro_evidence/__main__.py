@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
-from pyro_evidence.iterate import Stop
 
 ASKED = (
     "pyro-evidence pyro-ppl torch numpy opt_einsum tqdm "

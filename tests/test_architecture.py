@@ -19,31 +19,29 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 
 # One method, one folder: a part may import those before it, and nothing after it.
 ORDER = (
-    "on_demand errors memory tables drawing progress threads settings tensor_file chunks codec checkpoint "
-    "iterate restarts numerics curvature program structure models trust prediction laplace mixture relevance mppca "
-    "prbf infer evidence_check datasets distributed compare plots sklearn __main__"
+    "lazy_import errors display settings files data fitting numerics precision program structure models blocks "
+    "laplace nested posterior mixture relevance mppca prbf infer evidence_check datasets compare sklearn plots __main__"
 ).split()
 RUN_MODELS = {
-    "threads.py",
     "program",
     "models",
-    "prediction",
-    "laplace/guide.py",
-    "laplace/marginal.py",
-    "laplace/nested/guide.py",
-    "laplace/posterior.py",
+    "fitting/process_state.py",
+    "infer/laplace_marginal.py",
+    "posterior/guide.py",
+    "posterior/laplace.py",
+    "posterior/predict.py",
     "relevance/axis_priors.py",
     "compare/runs.py",
     "compare/comparison.py",
 }
 EQUATIONS = {  # files of published equations: torch, one another and errors only
     "numerics": "*",
-    "curvature": "*",
-    "mixture": "data expectation updates evidence mode rows",
-    "mppca": "expectation missing updates start evidence curvature orbit",
-    "prbf": "densities updates",
+    "precision": "*",
+    "mixture": "data expectation updates evidence mode",
+    "mppca": "expectation missing updates start evidence curvature",
+    "prbf": "densities",
     "relevance": "axis_evidence",
-    "structure": "network_layers observed_parts",
+    "structure": "observed",
 }
 
 Rule = Callable[[Path], list[str]]
@@ -124,14 +122,16 @@ def holds_equations(relative: Path) -> bool:
     return named == ["*"] or relative.stem in named
 
 
-def global_switches_outside_threads(root: Path) -> list[str]:
+def global_switches_outside_process_state(root: Path) -> list[str]:
     """What belongs to the whole process is changed in one file, under one lock."""
     switches = {"validation_enabled", "enable_validation", "fork_rng", "catch_warnings"}
     return [
-        f"{path.relative_to(root)}:{node.lineno} calls {node.attr}: see threads.py"
+        f"{path.relative_to(root)}:{node.lineno} calls {node.attr}: see fitting/process_state.py"
         for path in sources(root)
         for node in nodes(path)
-        if isinstance(node, ast.Attribute) and node.attr in switches and part(root, path) != "threads"
+        if isinstance(node, ast.Attribute)
+        and node.attr in switches
+        and path.relative_to(root).as_posix() != "fitting/process_state.py"
     ]
 
 
@@ -161,14 +161,17 @@ def file_imports(root: Path) -> dict[str, set[str]]:
 
 
 def circles(root: Path) -> list[str]:
-    """Circles among files, and among folders."""
+    """Circles among files, among folders with their sub-folders, and among sub-folders by themselves.
+
+    Imports inside functions and those for type checkers count; what stands at the top is a folder of its own.
+    """
     files = file_imports(root)
-    folders: dict[str, set[str]] = {}
-    for name, wanted in files.items():
-        here = name.split(".")[1]
-        folders.setdefault(here, set()).update(w.split(".")[1] for w in wanted if w.split(".")[1] != here)
     found = []
-    for graph in (files, folders):
+    for folder in (lambda parts: parts, lambda parts: parts[:1], lambda parts: parts[:-1] or parts):
+        graph: dict[str, set[str]] = {}
+        for name, wanted in files.items():
+            here, *there = (".".join(folder(m.split(".")[1:])) for m in (name, *sorted(wanted)))
+            graph.setdefault(here, set()).update(set(there) - {here})
         try:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
@@ -242,7 +245,7 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (upward_imports, "numerics/linalg.py", "from pyro_evidence.program.log_joint import LogJoint"),
     (upward_imports, "program/log_joint.py", "from pyro_evidence.structure import recognise"),
     (upward_imports, "program/log_joint.py", "def f():\n    import pyro_evidence.infer.revm"),
-    (upward_imports, "models/gp.py", "from pyro_evidence.laplace.posterior import LaplacePosterior"),
+    (upward_imports, "models/gp.py", "from pyro_evidence.posterior.laplace import LaplacePosterior"),
     (upward_imports, "laplace/type2.py", "from pyro_evidence.mppca.fit import Planes"),
     (upward_imports, "infer/revm.py", "from pyro_evidence.compare.labels import table"),
     (upward_imports, "infer/revm.py", "import pyro_evidence"),
@@ -257,9 +260,13 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (more_than_torch_in_equations, "numerics/linalg.py", "import numpy as np"),
     (more_than_torch_in_equations, "mixture/evidence.py", "import pyro"),
     (more_than_torch_in_equations, "numerics/linalg.py", "from pyro.distributions import Normal"),
-    (more_than_torch_in_equations, "curvature/dense.py", "def f():\n    from scipy.special import erf"),
-    (global_switches_outside_threads, "program/sites.py", "import pyro\nwith pyro.validation_enabled(False): x = 1"),
-    (global_switches_outside_threads, "infer/revm.py", "import torch\nwith torch.random.fork_rng(): x = 1"),
+    (more_than_torch_in_equations, "precision/dense.py", "def f():\n    from scipy.special import erf"),
+    (
+        global_switches_outside_process_state,
+        "program/sites.py",
+        "import pyro\nwith pyro.validation_enabled(False): x = 1",
+    ),
+    (global_switches_outside_process_state, "infer/revm.py", "import torch\nwith torch.random.fork_rng(): x = 1"),
     (unexplained_safety_constants, "datasets.py", "x = y + 1e-6"),
     (unexplained_safety_constants, "datasets.py", "# said too early\nx = y + 0.000001"),
     (unexplained_safety_constants, "numerics/linalg.py", "x = y.clamp(min=0.0)"),
@@ -278,13 +285,13 @@ KEPT: list[tuple[Rule, str, str]] = [
     (strangers, "infer/revm.py", ""),
     (upward_imports, "__init__.py", "from pyro_evidence.infer.laplace_evidence import LaplaceEvidence"),
     (upward_imports, "structure/probes.py", "from pyro_evidence.program.log_joint import LogJoint"),
-    (upward_imports, "infer/revm.py", "from pyro_evidence.iterate import iterate"),
+    (upward_imports, "infer/revm.py", "from pyro_evidence.fitting.iterate import iterate"),
     (upward_imports, "numerics/linalg.py", "from pyro_evidence.errors import NotPositiveDefinite"),
     (upward_imports, "numerics/linalg.py", "import pyro_evidence_of_somebody_else"),
     (relative_imports, "numerics/newton.py", "from pyro_evidence.numerics.linalg import cholesky"),
     (poutine_outside_its_modules, "program/log_joint.py", "from pyro import poutine"),
     (poutine_outside_its_modules, "models/gp.py", "from pyro import poutine"),
-    (poutine_outside_its_modules, "laplace/guide.py", "from pyro import poutine"),
+    (poutine_outside_its_modules, "posterior/guide.py", "from pyro import poutine"),
     (poutine_outside_its_modules, "infer/revm.py", "from pyro.infer import MCMC"),
     (more_than_torch_in_equations, "numerics/linalg.py", "import math\nfrom torch import Tensor"),
     (more_than_torch_in_equations, "mixture/fit.py", "import pyro"),
@@ -293,8 +300,8 @@ KEPT: list[tuple[Rule, str, str]] = [
     (unexplained_safety_constants, "datasets.py", 'x = "pass curvature=damped(exact_hessian, 1e-6)"'),
     (unexplained_safety_constants, "datasets.py", "x = y.clamp(min=0.0)  # a variance is >= 0"),
     (unexplained_safety_constants, "datasets.py", "x = 1e-60 + y.clamp(max=1.0)"),
-    (prints, "laplace/posterior.py", "class P:\n    def summary(self):\n        print(1)"),
-    (prints, "laplace/posterior.py", "from pyro.infer.mcmc.util import print_summary"),
+    (prints, "posterior/laplace.py", "class P:\n    def summary(self):\n        print(1)"),
+    (prints, "posterior/laplace.py", "from pyro.infer.mcmc.util import print_summary"),
     (values_called_at, "numerics/linalg.py", 'x = "not at a mode"  # at it'),
     (drawers_for_everything, "infer/revm.py", "from pyro.infer.mcmc.util import print_summary"),
 ]
@@ -332,6 +339,18 @@ def test_a_circle_is_seen(first: str, second: str, tmp_path: Path) -> None:
     (root / second).parent.mkdir(exist_ok=True)
     (root / second).write_text(f"import pyro_evidence.{dotted[0]}")
     assert circles(root)
+
+
+def test_a_circle_of_sub_folders_for_type_checkers_is_seen(tmp_path: Path) -> None:
+    root = small_tree(tmp_path, "laplace/a.py", "def f():\n    from pyro_evidence.laplace.inside import b")
+    (root / "laplace/inside").mkdir()
+    (root / "laplace/inside/b.py").write_text("")
+    assert circles(root) == []
+    (root / "laplace/inside/c.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pyro_evidence.laplace import d"
+    )
+    (root / "laplace/d.py").write_text("")
+    assert circles(root) == ["laplace imports laplace.inside imports laplace"]
 
 
 @pytest.mark.parametrize(("rule", "name", "text"), KEPT, ids=[rule.__name__ for rule, _, _ in KEPT])

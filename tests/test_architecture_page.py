@@ -34,14 +34,14 @@ def test_the_arrows_reach_what_the_imports_reach() -> None:
 
 
 def test_a_new_import_changes_the_picture(tmp_path: Path) -> None:
-    for name, text in {"errors.py": "", "settings.py": "", "iterate.py": "import pyro_evidence.settings"}.items():
+    for name, text in {"errors.py": "", "settings.py": "", "files.py": "import pyro_evidence.settings"}.items():
         (tmp_path / "pyro_evidence").mkdir(exist_ok=True)
         (tmp_path / "pyro_evidence" / name).write_text(text)
     root = tmp_path / "pyro_evidence"
-    assert arrows(imports(root)) == [("iterate", "settings")]
+    assert arrows(imports(root)) == [("files", "settings")]
     (root / "settings.py").write_text("from pyro_evidence.errors import BadInput")
-    (root / "iterate.py").write_text("import pyro_evidence.settings\nimport pyro_evidence.errors")
-    assert arrows(imports(root)) == [("settings", "errors"), ("iterate", "settings")]
+    (root / "files.py").write_text("import pyro_evidence.settings\nimport pyro_evidence.errors")
+    assert arrows(imports(root)) == [("settings", "errors"), ("files", "settings")]
     assert "settings --> errors" in picture(root)
     page = "\n".join(mark + "\n\n" + mark for mark in map(MARK.format, ("picture", "table")))
     assert written(written(page, root), root) == written(page, root) != page

@@ -42,7 +42,7 @@ QUIET = Stop(progress=False)
 # ## Chunks
 # A chunk is a tuple of the model's arguments for some of the rows. What is handed over is anything that gives the same
 # chunks every time it is gone through: a list, a `DataLoader` without shuffling, `Slices(numpy.load(path,
-# mmap_mode="r"))` or `Parquet(path, ["x", "y"])` of `pyro_evidence.chunks`, or one's own class. This one makes its rows
+# mmap_mode="r"))` or `Parquet(path, ["x", "y"])` of `pyro_evidence.data`, or one's own class. This one makes its rows
 # when they are asked for, so that nothing is stored at all; it counts how often that is.
 
 
@@ -118,7 +118,7 @@ print({name: value.tolist() for name, value in bought.mode.items()}, purchases.p
 # The same under `torchrun --nproc-per-node=8 fit.py`: every process has its own rows, and only sums travel.
 #
 # ```python
-# from pyro_evidence.distributed import shards
+# from pyro_evidence.data.distributed import shards
 #
 # with shards() as ranks:
 #     mine = ...  # the rows of process number ranks.rank, all together or in chunks

@@ -18,7 +18,7 @@ from pyro_evidence import datasets
 from pyro_evidence.mixture import BoundedInflation, Unregularised, WeightDecay, corrected
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import mode as mixture_mode
-from pyro_evidence.mixture import rows as mixture_rows
+from pyro_evidence.mixture import rounds as mixture_rows
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, mixture_data, natural_parameters, responsibilities
 from pyro_evidence.mixture.updates import Ties, Update, estep
 

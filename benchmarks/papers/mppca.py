@@ -25,6 +25,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_evidence import EvidenceEM, Start, Stop, class_conditional, datasets
+from pyro_evidence.fitting.restarts import advance, moved_to
 from pyro_evidence.mixture import Unregularised
 from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.mppca import mppca
@@ -33,7 +34,6 @@ from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.updates import Rule, Ties, literal_gamma, no_gamma
-from pyro_evidence.restarts import advance, moved_to
 
 Record = dict[str, float]
 Simulations = list[list[float]]  # of each: E1, E2, error % of plain training, of the evidence scheme, of best rounds

@@ -24,6 +24,7 @@ from torch.distributions import Chi2
 from tqdm import tqdm
 
 from pyro_evidence import EvidenceEM, Start, Stop, datasets
+from pyro_evidence.fitting.restarts import advance
 from pyro_evidence.mixture import BoundedInflation, Unregularised
 from pyro_evidence.models.mppca import DiagonalNoise, IsotropicNoise, Noise, PerColumn, mppca
 from pyro_evidence.mppca import MPPCAPosterior
@@ -34,7 +35,6 @@ from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import updates as mppca_updates
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.updates import Iterate, Rule, Ties
-from pyro_evidence.restarts import advance
 
 CACHE = Path(".benchmarks/mppca_evidence.jsonl")
 OUT = Path(__file__).with_suffix(".md")

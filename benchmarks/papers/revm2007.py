@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyro_evidence.datasets import csv
-from pyro_evidence.iterate import Stop, iterate
+from pyro_evidence.fitting.iterate import Stop, iterate
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.relevance import fast_marginal, variational
 from pyro_evidence.relevance.axis_priors import GaussianPrior, L1Prior

@@ -13,7 +13,7 @@ from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
 from pyro_evidence.infer.laplace_nuts import LaplaceNUTS
-from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.settings import check_count
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from pyro_evidence.compare.evidence import different_data
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.laplace.posterior import LaplacePosterior
-from pyro_evidence.memory import WithinMemory, within_memory
+from pyro_evidence.fitting.process_state import WithinMemory, own_random_numbers, within_memory
+from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.settings import seeded
-from pyro_evidence.threads import own_random_numbers
 
 
 @dataclass(frozen=True)

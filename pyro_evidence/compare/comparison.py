@@ -15,12 +15,12 @@ from pyro_evidence.compare.evidence import data_hash
 from pyro_evidence.compare.held_out import HeldOut, Loss, held_out, misclassified_or_squared
 from pyro_evidence.compare.labels import matched
 from pyro_evidence.compare.runs import EngineRun, run_engine
+from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.modes import num_states
-from pyro_evidence.memory import within_memory
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import seeded
-from pyro_evidence.tables import Table
 
 NUM_DIRECTIONS = 50
 

@@ -9,22 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence import drawing
-from pyro_evidence.drawing import Axes
+from pyro_evidence import display
+from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
-from pyro_evidence.evidence_check.many import in_parts
+from pyro_evidence.evidence_check.importance import in_parts
 from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.evidence_check.target import Posterior, rounding
-from pyro_evidence.laplace.nested.posterior import NestedPosterior
-from pyro_evidence.laplace.posterior import LaplacePosterior
-from pyro_evidence.laplace.report import MANY
-from pyro_evidence.memory import within_memory
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.mixture.posterior import MixturePosterior
+from pyro_evidence.posterior.diagnostics import MANY
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.relevance.posteriors import REVMPosterior, RVMPosterior
-from pyro_evidence.tables import Table
 
 Estimates = Mapping[str, EvidenceEstimate]
 NESTED_DRAWS = 2_000  # of a posterior whose outer sites were integrated
@@ -121,11 +120,11 @@ class EvidenceComparison:
         :param axes: to draw on; None takes matplotlib's present ones.
         :raises ImportError: without matplotlib.
         """
-        axes = drawing.matplotlib("pyplot").gca() if axes is None else axes
-        drawing.check_axes(axes)
+        axes = display.matplotlib("pyplot").gca() if axes is None else axes
+        display.check_axes(axes)
         behind = [(0.0, 0.0), *(self.log_bayes_factor(row.name, self.rows[0].name) for row in self.rows[1:])]
         low, high = ([value + side * error for value, error in behind] for side in (-2.0, 2.0))
-        drawing.intervals(axes, [row.name for row in self.rows], [value for value, _ in behind], low, high)
+        display.intervals(axes, [row.name for row in self.rows], [value for value, _ in behind], low, high)
         axes.set_xlabel(f"log Bayes factor against {self.rows[0].name}, nats, two standard errors")
         return axes
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.memory import within_memory
+from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import from_prior, with_data
 from pyro_evidence.settings import check_count, check_seed
-from pyro_evidence.threads import own_random_numbers
 
 
 def rank(truth: Tensor, draws: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from pyro_evidence.compare import chains as sampled
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.laplace.corrected import CorrectedPosterior
-from pyro_evidence.laplace.posterior import LaplacePosterior
-from pyro_evidence.laplace.summary.names import Coords, Dims, names_of
-from pyro_evidence.memory import within_memory
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.numerics.linalg import require_memory
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows, rows_at_once
+from pyro_evidence.structure.names import Coords, Dims, names_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Groups = dict[str, Arrays]

@@ -18,7 +18,7 @@ from pyro_evidence.evidence_check.target import (
     target_of,
     undefined,
 )
-from pyro_evidence.memory import within_memory
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.settings import seeded
 
 

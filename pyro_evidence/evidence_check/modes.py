@@ -9,17 +9,11 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.evidence_check.target import (
-    NormalMixture,
-    Posterior,
-    Target,
-    laplace_posterior,
-    target_of,
-)
+from pyro_evidence.evidence_check.target import NormalMixture, Posterior, Target, laplace_posterior, target_of
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState, state_at
 from pyro_evidence.laplace.approximation import find_modes as climb
-from pyro_evidence.laplace.posterior import LaplacePosterior
-from pyro_evidence.memory import within_memory
+from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count, check_seed
 

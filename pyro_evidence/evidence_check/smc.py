@@ -1,13 +1,206 @@
 """The evidence by tempered sequential Monte Carlo from the prior: slow, and independent of any Gaussian."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from pyro_evidence.evidence_check import particles
-from pyro_evidence.evidence_check.particles import NUM_GROUPS, Particles, after_moves, reweighed, start
-from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding
-from pyro_evidence.memory import within_memory
-from pyro_evidence.numerics import importance
-from pyro_evidence.threads import without_validation
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.evidence_check.target import ROWS, EvidenceEstimate, Source, Target, rounding, target_of, undefined
+from pyro_evidence.fitting.process_state import within_memory, without_validation
+from pyro_evidence.numerics import derivatives, importance
+from pyro_evidence.program.simulate import latents_from_prior, log_prior_rows
+from pyro_evidence.settings import check_count, seeded
+
+ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]  # (R, D) -> (R,), (R, D)
+
+
+def next_temperature(log_ratio: Tensor, before: float, share: float = 0.5) -> float:
+    """The inverse temperature at which the pooled effective sample size has fallen to ``share``; at most 1.
+
+    :param log_ratio: ``log p(u, D) - log reference(u)`` of all particles, any shape.
+    """
+    if _effective_share((1.0 - before) * log_ratio) >= share:
+        return 1.0
+    low, high = before, 1.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if _effective_share((middle - before) * log_ratio) >= share else (low, middle)
+    return high
+
+
+def _effective_share(log_weights: Tensor) -> float:
+    w = (log_weights - log_weights.max()).exp()
+    return float(w.sum().square() / w.square().sum() / w.numel())
+
+
+def resample(log_weights: Tensor, uniform: Tensor) -> Tensor:
+    """Systematic resampling inside each group: index of each particle's parent, shape ``(G, P)``.
+
+    :param log_weights: shape ``(G, P)``.
+    :param uniform: one number in ``[0, 1)`` for each group, shape ``(G, 1)``.
+    """
+    num = log_weights.shape[-1]
+    cumulative = log_weights.softmax(-1).cumsum(-1)
+    positions = (torch.arange(num).to(log_weights) + uniform) / num
+    return torch.searchsorted(cumulative, positions).clamp(max=num - 1)
+
+
+def leapfrog(
+    density: ValueAndGradient,
+    start: tuple[Tensor, Tensor, Tensor],
+    scale_tril: Tensor,
+    step: Tensor,
+    num_steps: int,
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """Hamiltonian dynamics with the mass matrix of covariance ``scale_tril scale_tril'``.
+
+    :param start: positions ``(R, D)``, log densities ``(R,)``, gradients ``(R, D)`` there.
+    :param step: step sizes ``(R, 1)``; its shape also carries the momentum: pass ``(R, 1 + D)``, size first.
+    :return: the same three at the end, and the change of the log joint density of position and momentum,
+        ``(R,)``.
+    """
+    u, value, gradient = start
+    size, momentum = step[:, :1], step[:, 1:]
+    before = value - 0.5 * momentum.square().sum(-1)
+    for _ in range(num_steps):
+        momentum = momentum + 0.5 * size * (gradient @ scale_tril)
+        u = u + size * (momentum @ scale_tril.mT)
+        value, gradient = density(u)
+        momentum = momentum + 0.5 * size * (gradient @ scale_tril)
+    after = value - 0.5 * momentum.square().sum(-1)
+    return (u, value, gradient), after - before
+
+
+NUM_GROUPS = 16  # independent runs, whose spread is the standard error
+LEAPFROGS = 5
+LONGEST = math.pi / LEAPFROGS  # a path of half an orbit of the particles' normal; longer ones come back
+
+
+@dataclass(frozen=True)
+class Particles:
+    """All particles at one power of the likelihood; ``seeds`` is the one generator of the run."""
+
+    target: Target
+    seeds: torch.Generator
+    x: Tensor  # (G * P, D)
+    log_prior: Tensor  # (G * P,)
+    log_joint: Tensor  # (G * P,)
+    power: float
+    log_evidences: Tensor  # (G,) of the likelihood to that power
+    step: float
+    num_steps: int = 0
+    acceptance: tuple[float, ...] = ()  # at each power
+    doubts: tuple[str, ...] = ()  # of the densities at the start
+
+    @property
+    def log_likelihood(self) -> Tensor:
+        """Of each particle, nats; -inf where the joint density is zero."""
+        value = self.log_joint - self.log_prior
+        return torch.where(value.isnan(), -torch.inf, value)
+
+    def tempered(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``log p(w) + power log p(D | w)`` and its gradient."""
+        prior, prior_slope = _prior(self.target, x)
+        joint, joint_slope = self.target.gradient(x)
+        return _mix(prior, joint, self.power), _mix(prior_slope, joint_slope, self.power)
+
+
+def _mix(prior: Tensor, joint: Tensor, power: float) -> Tensor:
+    return (1.0 - power) * prior + power * joint
+
+
+def _prior(target: Target, x: Tensor) -> tuple[Tensor, Tensor]:
+    parts = [
+        derivatives.gradient(lambda v, theta: log_prior_rows(target.joint, v, theta), part, target.theta)
+        for part in x.split(ROWS)
+    ]
+    value, slope = (torch.cat(p) for p in zip(*parts, strict=True))
+    return value, slope
+
+
+def start(of: Source, num_particles: int, seed: int) -> Particles:
+    """Draws from the prior, in sixteen groups of equal size.
+
+    :raises BadInput: when there are fewer particles than four per dimension and group, when hyperparameters are
+        pruned, or when the likelihood is zero at all draws from the prior.
+    """
+    target = target_of(of)
+    _check(target, num_particles)
+    num = num_particles // NUM_GROUPS * NUM_GROUPS
+    x = target.coordinates(latents_from_prior(target.joint, target.theta, num, seed))[0]
+    prior, joint_or_nan = _prior(target, x)[0], target.log_joint_or_nan(x)
+    doubts = undefined(joint_or_nan, "the prior")
+    joint = torch.where(joint_or_nan.isnan(), -math.inf, joint_or_nan)
+    if not bool((joint > -math.inf).any()):
+        raise BadInput(
+            f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can produce. "
+            f"Bring both to the same units.{''.join(' And ' + text for text in doubts)}"
+        )
+    seeds = seeded(seed)
+    return Particles(target, seeds, x, prior, joint, 0.0, x.new_zeros(NUM_GROUPS), 0.5, doubts=doubts)
+
+
+def _check(target: Target, num_particles: int) -> None:
+    advice = f"There are {NUM_GROUPS} groups of particles and {target.size} unconstrained coordinates."
+    num_particles = check_count("num_particles", num_particles, max(4 * NUM_GROUPS, 4 * target.size), advice)
+    if target.size < len(target.active):
+        raise BadInput(
+            f"{len(target.active) - target.size} coordinates are pruned and have no proper prior left to start "
+            "from; use importance_sampling or bridge_sampling."
+        )
+
+
+def reweighed(swarm: Particles, power: float) -> Particles:
+    """The particles at another power of the likelihood, the evidence it takes, and the survivors."""
+    log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
+    log_weights = (power - swarm.power) * log_likelihood
+    size = log_weights.shape[-1]
+    gained = log_weights.logsumexp(-1) - math.log(size)
+    uniform = torch.rand(NUM_GROUPS, 1, generator=swarm.seeds, dtype=torch.float64).to(log_weights)
+    first = size * torch.arange(NUM_GROUPS, device=log_weights.device).unsqueeze(-1)
+    parent = (first + resample(log_weights, uniform)).reshape(-1)
+    kept = {name: getattr(swarm, name)[parent] for name in ("x", "log_prior", "log_joint")}
+    return replace(
+        swarm, **kept, power=power, log_evidences=swarm.log_evidences + gained, num_steps=swarm.num_steps + 1
+    )
+
+
+def after_moves(swarm: Particles, num_moves: int) -> Particles:
+    """Some moves at one power, with the share of them that was accepted."""
+    shares = []
+    for _ in range(num_moves):
+        swarm, share = hmc_step(swarm)
+        shares.append(share)
+    return replace(swarm, acceptance=(*swarm.acceptance, sum(shares) / num_moves))
+
+
+def hmc_step(swarm: Particles) -> tuple[Particles, float]:
+    """One Hamiltonian move of every particle, and a step size nearer to accepting 7 of 10."""
+    num, size = swarm.x.shape
+    momentum = torch.randn(num, size, generator=swarm.seeds, dtype=torch.float64)
+    lengths = swarm.step * torch.rand(num, 1, generator=swarm.seeds, dtype=torch.float64)  # of random phase
+
+    threshold = torch.rand(num, generator=swarm.seeds, dtype=torch.float64).log().to(swarm.x)
+    before = (swarm.x, *swarm.tempered(swarm.x))
+    kicks = torch.cat([lengths, momentum], -1).to(swarm.x)
+    (x, _, _), gain = leapfrog(swarm.tempered, before, _spread(swarm.x), kicks, LEAPFROGS)
+    accept = (threshold < gain) & torch.isfinite(x).all(-1)
+    x = torch.where(accept.unsqueeze(-1), x, swarm.x)
+    share = float(accept.double().mean())
+    step = min(swarm.step * math.exp(2.0 * (share - 0.7)), LONGEST)
+    after = replace(swarm, x=x, log_prior=_prior(swarm.target, x)[0], log_joint=swarm.target.log_joint(x), step=step)
+    return after, share
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Cholesky factor of the particles' covariance; of its diagonal where that is singular."""
+    covariance = torch.cov(x.mT).reshape(x.shape[1], x.shape[1])
+    tril, info = torch.linalg.cholesky_ex(covariance)
+    return tril if not bool(info.any()) else covariance.diagonal().sqrt().diag_embed()
+
 
 MOST_TEMPERATURES = 500
 
@@ -33,7 +226,7 @@ def tempered_smc(of: Source, *, num_particles: int = 1024, num_moves: int = 3, s
         swarm = start(of, num_particles, seed)
         while swarm.power < 1.0 and swarm.num_steps < MOST_TEMPERATURES:
             log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
-            swarm = reweighed(swarm, particles.next_temperature(log_likelihood, swarm.power))
+            swarm = reweighed(swarm, next_temperature(log_likelihood, swarm.power))
             swarm = swarm if swarm.power == 1.0 else after_moves(swarm, num_moves)
     return _estimate(swarm)
 

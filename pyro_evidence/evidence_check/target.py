@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.dense import Dense, Precision
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace.nested.posterior import NestedPosterior
-from pyro_evidence.laplace.nested.whole import Proposal
-from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.fitting.process_state import without_validation
+from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.newton import Density
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.nested import NestedPosterior
+from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import rows_at_once
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.structure.recognise import Structure, recognise
-from pyro_evidence.threads import without_validation
 
 
 @dataclass(frozen=True)

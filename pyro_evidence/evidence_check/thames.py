@@ -20,7 +20,7 @@ from pyro_evidence.evidence_check.target import (
     rounding,
     target_of,
 )
-from pyro_evidence.memory import within_memory
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import Coordinate
 from pyro_evidence.settings import seeded

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.particles import NUM_GROUPS, Particles, hmc_step, reweighed, start
+from pyro_evidence.evidence_check.smc import NUM_GROUPS, Particles, hmc_step, reweighed, start
 from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding
-from pyro_evidence.memory import within_memory
-from pyro_evidence.threads import without_validation
+from pyro_evidence.fitting.process_state import within_memory, without_validation
 
 
 def powers(num_temperatures: int, exponent: float = 5.0) -> Tensor:

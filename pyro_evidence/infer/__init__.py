@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pyro_evidence.on_demand import on_demand
+from pyro_evidence.lazy_import import import_on_demand
 
 if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.infer.class_conditional import (
@@ -34,4 +34,4 @@ __all__ = [
     "isotropic_evidence",
 ]
 
-on_demand(__name__)
+import_on_demand(__name__)

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pyro_evidence import drawing
-from pyro_evidence.drawing import Axes
+from pyro_evidence import display
+from pyro_evidence.display import Axes
 from pyro_evidence.errors import BadInput
-from pyro_evidence.memory import WithinMemory, within_memory
+from pyro_evidence.fitting.process_state import WithinMemory, within_memory
 from pyro_evidence.mixture.density import MixtureDensity
-from pyro_evidence.numerics.backtracking import Backtracking, first_accepted
+from pyro_evidence.numerics.line_search import Backtracking, first_accepted
 
 NEWTON_STEPS = 100
 SMALLEST_STEP = 1e-8  # below, a Newton step is lost in rounding
@@ -115,14 +115,14 @@ class ClassConditional(WithinMemory):
         :raises BadInput: for columns that are not there, data without their labels, and densities without components.
         :raises ImportError: without matplotlib.
         """
-        axes = drawing.matplotlib("pyplot").gca() if axes is None else axes
-        drawing.check_axes(axes)
+        axes = display.matplotlib("pyplot").gca() if axes is None else axes
+        display.check_axes(axes)
         given = self._by_class(X, labels)
         for number, (label, posterior) in enumerate(zip(self.classes.tolist(), self.posteriors, strict=True)):
-            plane, line, points = _plane(posterior, inputs), drawing.line_of(number), drawing.points_of(number)
+            plane, line, points = _plane(posterior, inputs), display.line_of(number), display.points_of(number)
             if given:
                 axes.plot(*given[number][:, inputs].T.tolist(), **points, markersize=3, alpha=0.4)
-            drawing.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=0.9, **line)
+            display.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=0.9, **line)
             name = f"{label:g}" if isinstance(label, float) else label
             axes.plot([], [], **(points | line), label=f"class {name}")
         axes.set(xlabel=f"input {inputs[0]}", ylabel=f"input {inputs[1]}")
@@ -147,7 +147,7 @@ def _plane(posterior: Any, inputs: tuple[int, int]) -> MixtureDensity:
             f"EvidenceEM(gaussian_mixture(...)) fits them. Draw log_density(X) over a grid."
         )
     density: MixtureDensity = posterior.density()
-    drawing.check_plane("inputs", inputs, density.loc.shape[-1])
+    display.check_plane("inputs", inputs, density.loc.shape[-1])
     return density.marginal(inputs)
 
 

@@ -8,34 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence import checkpoint
-from pyro_evidence.chunks.join import ALONE, JOIN
-from pyro_evidence.chunks.reading import Chunks
+from pyro_evidence.data.chunks import Chunks
+from pyro_evidence.data.ranks import ALONE, JOIN
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.iterate import Fit, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.process_state import one_at_a_time, without_validation
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import laplace_problem
-from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.laplace.restarts import Restarts, search
 from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.mixture import chunked_fit as streamed_fit
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import fit as mixture_fit
+from pyro_evidence.mixture.components import Deletion, GreedyDeletion
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.fit import MixtureFit, Start, begin, current_posterior
-from pyro_evidence.mixture.kernels import joint_of_rows
-from pyro_evidence.mixture.number.deletion import Deletion, GreedyDeletion
 from pyro_evidence.mixture.posterior import MixturePosterior, without_data
-from pyro_evidence.mixture.streamed import fit as streamed_fit
+from pyro_evidence.mixture.recognise import joint_of_rows
 from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.wrappers import Missing, gaps_explained, marginalised, parsed
+from pyro_evidence.mppca import chunked_fit as streamed_mppca
 from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.posterior import MPPCAPosterior
-from pyro_evidence.mppca.streamed import fit as streamed_mppca
 from pyro_evidence.numerics import derivatives, newton
+from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_family, check_function, check_instance, check_methods, check_model
-from pyro_evidence.threads import one_at_a_time, without_validation
 
 
 @dataclass(frozen=True)

@@ -11,36 +11,34 @@ from typing import Any
 
 import torch
 
-from pyro_evidence import checkpoint
-from pyro_evidence.chunks.join import ALONE, JOIN
-from pyro_evidence.chunks.reading import Chunks, agree_on_kind, first_rows
-from pyro_evidence.curvature.choices import Curvature, exact_hessian
+from pyro_evidence.blocks.block_density import check_nodes, require_blocks
+from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
+from pyro_evidence.data.ranks import ALONE, JOIN
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
-from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.process_state import one_at_a_time
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
 from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, require_proper
 from pyro_evidence.laplace.approximation_rows import can_batch
-from pyro_evidence.laplace.blocks.quadrature import check_nodes, require_blocks
-from pyro_evidence.laplace.blocks.refine import refined, with_nodes
-from pyro_evidence.laplace.hyperparameters.units import in_units_of_the_data
-from pyro_evidence.laplace.nested.outer_joint import OuterJoint, outer_problem
-from pyro_evidence.laplace.nested.outer_sites import outer_sites
-from pyro_evidence.laplace.nested.posterior import NestedPosterior, integrated
-from pyro_evidence.laplace.posterior import LaplacePosterior
-from pyro_evidence.laplace.restarts import Restarts, search, starts, without_repeats
-from pyro_evidence.laplace.streamed.own_sites import own_sites
-from pyro_evidence.laplace.streamed.posterior import with_groups
-from pyro_evidence.laplace.streamed.rows import GroupRows, group_rows
+from pyro_evidence.laplace.evidence_error import refined, with_nodes
+from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, own_sites
+from pyro_evidence.laplace.restarts import Restarts, in_units_of_the_data, search, starts, without_repeats
 from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.nested.outer_joint import OuterJoint, outer_problem
+from pyro_evidence.nested.roles import outer_sites
+from pyro_evidence.posterior.groups import with_groups
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.nested import NestedPosterior, integrated
+from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_nothing
 from pyro_evidence.settings import Start, check_function, check_instance, check_model
-from pyro_evidence.structure.orbits import refuse_orbits
 from pyro_evidence.structure.recognise import Structure
 from pyro_evidence.structure.streamed import Making, linear_rows, streamed_structure
-from pyro_evidence.threads import one_at_a_time
+from pyro_evidence.structure.symmetries import refuse_orbits
 
 GAIN = 0.05  # share of draws that one more outer site must save
 
@@ -174,7 +172,7 @@ class LaplaceEvidence:
         posterior has the groups of all chunks, among several processes those of one's own.
 
         :param chunks: tuples of the model's positional arguments, such as ``Slices(X, t, size=100_000)`` of
-            :mod:`pyro_evidence.chunks`, a list, or a ``DataLoader`` that does not shuffle; gone through once a pass.
+            :mod:`pyro_evidence.data`, a list, or a ``DataLoader`` that does not shuffle; gone through once a pass.
         :param own: the sites of groups; ``()`` for none.  None: those of which other chunks have another number.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         :raises UnsupportedModel: for models of neither kind, and for sites to be integrated around Laplace.

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
-from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import Model
 
 

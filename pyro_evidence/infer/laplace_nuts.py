@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace.posterior import LaplacePosterior
-from pyro_evidence.laplace.round.coordinates import Round, round_coordinates
-from pyro_evidence.laplace.round.fused import WithGradient, fused
+from pyro_evidence.fitting.process_state import without_validation
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.whitening import Round, WithGradient, fused, round_coordinates
 from pyro_evidence.program.checks import same_arguments
 from pyro_evidence.program.log_joint import Model
-from pyro_evidence.threads import without_validation
 
 MANY = 0.05  # share of divergent draws that shows the metric at the mode to be wrong
 TRIAL = 20  # draws after warm-up by which that is judged

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pyro_evidence import checkpoint
-from pyro_evidence.chunks.join import ALONE, JOIN
-from pyro_evidence.chunks.reading import Chunks
+from pyro_evidence.data.chunks import Chunks
+from pyro_evidence.data.ranks import ALONE, JOIN
 from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.process_state import one_at_a_time
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
 from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, letter, posterior_of
@@ -21,7 +22,6 @@ from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.failed_run import as_tensors
 from pyro_evidence.settings import check_family, check_function, outside
-from pyro_evidence.threads import one_at_a_time
 
 STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds are cheap and go slowly at the end
 ALPHA, UPDATES, START = AlphaPerKernel(20.0), Ascent(), RandomPoints()

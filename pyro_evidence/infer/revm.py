@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.chunks.join import ALONE, JOIN
-from pyro_evidence.chunks.reading import Chunks
+from pyro_evidence.data.chunks import Chunks
+from pyro_evidence.data.ranks import ALONE, JOIN
 from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.process_state import one_at_a_time
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -28,7 +29,6 @@ from pyro_evidence.relevance.posteriors import REVMPosterior
 from pyro_evidence.relevance.quadratic import Approximation, laplace_at_base
 from pyro_evidence.relevance.weights import LinearTarget, Penalised, Weights, refuse_offsets, weights_of
 from pyro_evidence.settings import check_function, check_methods, check_model, check_result, check_ridge
-from pyro_evidence.threads import one_at_a_time
 
 Ridge = Callable[[Weights, REVMSettings], float]
 

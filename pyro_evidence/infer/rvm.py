@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence import checkpoint
-from pyro_evidence.chunks.join import ALONE, JOIN
-from pyro_evidence.chunks.reading import Chunks
+from pyro_evidence.data.chunks import Chunks
+from pyro_evidence.data.ranks import ALONE, JOIN
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.process_state import one_at_a_time
+from pyro_evidence.laplace.mode_checks import certify_sites
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance import fast_marginal
@@ -23,8 +25,6 @@ from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.weights import LinearTarget, Weights, refuse_flat, refuse_offsets, weights_of
 from pyro_evidence.settings import check_model
 from pyro_evidence.structure.recognise import obstacle
-from pyro_evidence.threads import one_at_a_time
-from pyro_evidence.trust.smoothness import certify_sites
 
 
 class RVM:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyro_evidence import checkpoint
 from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.process_state import one_at_a_time
 from pyro_evidence.infer.rvm import linear_weights
-from pyro_evidence.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.relevance import variational
 from pyro_evidence.relevance.axis_priors import GaussianFit
@@ -16,7 +17,6 @@ from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.variational import Quadratic, VariationalState
 from pyro_evidence.relevance.weights import LinearTarget, Weights
 from pyro_evidence.settings import check_model
-from pyro_evidence.threads import one_at_a_time
 
 SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none
 

@@ -6,24 +6,24 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
-from pyro_evidence.curvature.dense import Precision, precision_of
+from pyro_evidence.blocks import marginal as blocks
+from pyro_evidence.blocks.block_density import marginal_of
 from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
-from pyro_evidence.laplace.blocks import marginal as blocks
-from pyro_evidence.laplace.blocks.quadrature import marginal_of
+from pyro_evidence.laplace import mode_checks
+from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
 from pyro_evidence.numerics.newton import Density
+from pyro_evidence.precision.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
+from pyro_evidence.precision.dense import Precision, precision_of
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity, Climbing
-from pyro_evidence.structure.factors.mode import StructuredProblem
-from pyro_evidence.structure.factors.propose import Coupled
-from pyro_evidence.structure.factors.structured import Structured
+from pyro_evidence.structure.factor_density import Structured
+from pyro_evidence.structure.factor_mode import StructuredProblem
+from pyro_evidence.structure.factors import Coupled
 from pyro_evidence.structure.gaussian_process import GaussianLatent
-from pyro_evidence.structure.hidden_units import has_hidden_units
 from pyro_evidence.structure.pruned import Pruned
 from pyro_evidence.structure.recognise import Structure, recognise
-from pyro_evidence.trust import properness, smoothness
-from pyro_evidence.trust.rounding import rounded_inside
+from pyro_evidence.structure.symmetries import has_hidden_units
 
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 NEARLY = 1e-3  # nats, twice what a step promises to a row that is nearly there
@@ -308,8 +308,8 @@ def _factorised(problem: Problem, theta: Tensor, mode: newton.Mode, row: int) ->
     try:
         return precision_of(mode, row, latents.label)
     except NotPositiveDefinite:
-        summit = properness.Summit(problem.density, mode.u[row], theta, mode.log_joint[row], problem.active)
-        properness.require_fall_on_rays(summit, latents)
+        summit = mode_checks.Summit(problem.density, mode.u[row], theta, mode.log_joint[row], problem.active)
+        mode_checks.require_fall_on_rays(summit, latents)
         raise
 
 
@@ -318,7 +318,7 @@ def _refuse_kinks(problem: Problem, theta: Tensor, mode: newton.Mode, row: int) 
 
     :raises NotSmooth: with the site and its distribution.
     """
-    letter = smoothness.kink_letter(problem.joint, problem.density, mode.u[row], theta, mode.gradient[row])
+    letter = mode_checks.kink_letter(problem.joint, problem.density, mode.u[row], theta, mode.gradient[row])
     if letter is not None:
         raise NotSmooth(letter)
 
@@ -341,8 +341,8 @@ def require_proper(state: LaplaceState) -> None:
     problem = state.problem
     if problem.curvature not in PLAIN or not bool(problem.active.any()):
         return  # damping was asked for, so a flat direction is intended
-    summit = properness.Summit(problem.density, state.u, state.theta, state.log_joint, problem.active)
-    properness.require_proper(summit, state.precision, problem.joint.latents)
+    summit = mode_checks.Summit(problem.density, state.u, state.theta, state.log_joint, problem.active)
+    mode_checks.require_proper(summit, state.precision, problem.joint.latents)
     if problem.curvature is exact_hessian:
-        products = smoothness.of_precision(state.precision, problem.active)
-        smoothness.certify(problem.joint, problem.density, state.u, state.theta, products)
+        products = mode_checks.of_precision(state.precision, problem.active)
+        mode_checks.certify(problem.joint, problem.density, state.u, state.theta, products)

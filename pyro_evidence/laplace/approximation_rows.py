@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.choices import exact_hessian, gauss_newton
-from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.laplace.approximation import DENSE_SEARCH, Problem
-from pyro_evidence.laplace.hyperparameters.gradient import Slope
+from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.numerics import evidence, newton, trust_region
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.precision.choices import exact_hessian, gauss_newton
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.structure.pruned import PrunedRows
 
 SMALL = 200  # coordinates up to which rows of any model are worth a batch of third derivatives
@@ -80,7 +80,7 @@ def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor,
 def slopes(problem: Problem, points: LaplaceRows) -> Slope:
     """Exact derivatives of each row's log evidence in its hyperparameters.
 
-    See :func:`pyro_evidence.laplace.hyperparameters.gradient.slope`.
+    See :func:`pyro_evidence.laplace.gradient.slope`.
     """
     theta, u = points.theta.clone().requires_grad_(), points.u.clone().requires_grad_()
     rows, by_rows = torch.cat([theta, points.active.to(theta)], -1), density(problem)

@@ -1,5 +1,6 @@
 """Many starts climbed as one batch, the distinct modes among them, and the hyperparameters taken most of the way."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,10 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.choices import gauss_newton
-from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import NotAMode
-from pyro_evidence.iterate import Fit, Status
+from pyro_evidence.fitting.iterate import Fit, Status, bar_of
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
@@ -21,13 +20,16 @@ from pyro_evidence.laplace.approximation import (
     state_at,
 )
 from pyro_evidence.laplace.approximation_rows import SMALL, LaplaceRows, density, laplace_rows, slopes_at_fixed_mode
-from pyro_evidence.laplace.hyperparameters.interpolation import far_noise
+from pyro_evidence.laplace.remedies import far_noise
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural
 from pyro_evidence.numerics import evidence, newton, trust_region
+from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
+from pyro_evidence.precision.choices import gauss_newton
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import submodules
-from pyro_evidence.progress import bar_of
+from pyro_evidence.structure.density import LinearDensity
 
 SEVERAL = 4  # starts where there may be several modes
 BUDGET = 2**26  # bytes that autograd may keep for their rows
@@ -211,3 +213,64 @@ def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts
 
 def _alone(problem: Problem, points: LaplaceRows, row: int) -> LaplaceState:
     return replace(laplace_state(problem, points.theta[row], points.u[row]), escaped=bool(points.escaped[row]))
+
+
+UNFELT, OVERWHELMED = (
+    1e-4,
+    1e9,
+)  # curvature of the data over that of the prior, beyond: units
+
+
+def in_units_of_the_data(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
+    """Starts at which priors and data are of a size, whatever the units of the columns; ordinary ones as they are.
+
+    Beside a prior of unit precision a column in units of 1e-6 is not felt: the log evidence is flat there, and weights
+    look as if no datum needed them.  Beside one of 1e12 the search for the mode would begin where every class is sure.
+    So precisions that are hyperparameters begin where the prior weighs as one datum does, and weights at random in the
+    posterior's units.  Neither changes what is maximised.
+
+    :param places: starts for the mode, ``(R, D)``.
+    """
+    density = problem.structure.linear
+    if not isinstance(density, LinearDensity) or problem.latent is not None:
+        return problem, places
+    theta = problem.joint.initial_theta
+    prior = density.parts(theta).prior
+    if prior is None:
+        return problem, places
+    loc, precision = (x.detach() for x in prior)
+    felt = (_of_the_data(density, loc.unsqueeze(0), theta) / precision).nan_to_num(0.0)
+    extreme = (felt > 0) & ((felt < UNFELT) | (felt > OVERWHELMED))
+    if not bool(extreme.any()):
+        return problem, places
+    ratio = felt / max(1, sum(p.slot.layout.shape.numel() for p in density.linear))  # of one datum
+    begun, moved = _balanced(problem, extreme, ratio)
+    spread = torch.where(extreme, moved | (ratio > 1.0), False)
+    unit = torch.where(spread, ratio * precision, 1.0).rsqrt()  # the posterior's, if all data were one
+    return begun, torch.where(spread, loc + (places - loc) * unit, places)
+
+
+def _of_the_data(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
+    """Diagonal of the data's part of the precision at a row ``(1, D)``, however small beside the prior's, ``(D,)``."""
+    parts, total = density.parts(theta), torch.zeros_like(u[0])
+    for part, offset in zip(density.linear, parts.offsets, strict=True):
+        eta = part.eta(u, offset).to(density.joint.dtype).detach().requires_grad_()
+        B = curvature_blocks(part.slot.log_likelihood(parts.trace), part.layout, eta, create_graph=False)
+        total = total + gram_diagonal(part.J.double(), B.double())[0]
+    return total.detach()
+
+
+def _balanced(problem: Problem, extreme: Tensor, ratio: Tensor) -> tuple[Problem, Tensor]:
+    """The problem with other first precisions, and the coordinates whose prior is another now, ``(D,)`` bool."""
+    groups, theta = problem.structure.groups, problem.joint.initial_theta.clone()
+    moved = torch.zeros_like(extreme)
+    if groups is None:
+        return problem, moved
+    for t in groups.is_weight.nonzero().flatten().tolist():
+        member = groups.member == t
+        if bool((extreme | (ratio == 0))[member].all()) and bool(extreme[member].any()):
+            theta[t] += float(ratio[member].amax().log() / groups.power[t])
+            moved |= member
+    joint = copy.copy(problem.joint)
+    joint.initial_theta = theta
+    return replace(problem, joint=joint), moved

@@ -7,26 +7,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.iterate import Status
+from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
-from pyro_evidence.laplace.hyperparameters.differences import curvature
-from pyro_evidence.laplace.hyperparameters.foresight import worth_trying
-from pyro_evidence.laplace.hyperparameters.gradient import Slope, slope
-from pyro_evidence.laplace.hyperparameters.interpolation import met_nearly_exactly
-from pyro_evidence.laplace.hyperparameters.merging import is_singular, vanishes
-from pyro_evidence.laplace.hyperparameters.metric import (
-    inverted,
-    log_units,
-    natural_metric,
-    rescaled,
-    round_of_all,
-    updated,
-)
-from pyro_evidence.laplace.hyperparameters.plateaus import unfelt
-from pyro_evidence.laplace.hyperparameters.pruning import PruningTried, brought_back, prune
-from pyro_evidence.numerics.backtracking import Backtracking, first_accepted, to_peak_or_half, to_peak_or_quarter
+from pyro_evidence.laplace.gradient import Slope, curvature, slope
+from pyro_evidence.laplace.metric import inverted, log_units, natural_metric, rescaled, round_of_all, updated
+from pyro_evidence.laplace.pruning import PruningTried, brought_back, prune, worth_trying
+from pyro_evidence.laplace.remedies import is_singular, met_nearly_exactly, unfelt, vanishes
 from pyro_evidence.numerics.derivatives import generic
+from pyro_evidence.numerics.line_search import Backtracking, first_accepted, to_peak_or_half, to_peak_or_quarter
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FAR, FARTHEST = 14.0, 120.0  # log units from the start: a factor of a million; one on its way to infinity

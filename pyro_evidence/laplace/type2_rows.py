@@ -10,25 +10,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.dense import Dense
-from pyro_evidence.iterate import Fit, Stop
+from pyro_evidence.fitting.iterate import Fit, Stop, bar_of
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, slopes
-from pyro_evidence.laplace.hyperparameters.gradient import Slope
-from pyro_evidence.laplace.hyperparameters.merging import largest_inflation, vanishing
-from pyro_evidence.laplace.hyperparameters.metric import metric_of, updated
-from pyro_evidence.laplace.hyperparameters.pruning import to_insignificance
+from pyro_evidence.laplace.gradient import Slope
+from pyro_evidence.laplace.metric import metric_of, updated
+from pyro_evidence.laplace.pruning import to_insignificance
+from pyro_evidence.laplace.remedies import largest_inflation, vanishing
 from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, LONGER, SHARP, TypeII
 from pyro_evidence.numerics import evidence, trust_region
-from pyro_evidence.numerics.backtracking import Backtracking, Line, along_step, to_peak_or_quarter
-from pyro_evidence.progress import bar_of
+from pyro_evidence.numerics.line_search import Backtracking, Line, along_step, to_peak_or_quarter
+from pyro_evidence.precision.dense import Dense
 
 SEARCH = Backtracking(shorter=to_peak_or_quarter, num_trials=6)  # then a row is left to the single loop
 
 
 def natural(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
-    """MacKay's metric of each row, ``(R, T, T)``: see :mod:`pyro_evidence.laplace.hyperparameters.metric`."""
+    """MacKay's metric of each row, ``(R, T, T)``: see :mod:`pyro_evidence.laplace.metric`."""
     groups = problem.structure.groups
     return metric_of(groups, None if groups is None else groups.size(points.active), found).diag_embed()
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_evidence.chunks.join import Sums
+from pyro_evidence.data.ranks import Sums
 from pyro_evidence.numerics.batched import Batched
 
 SCATTER = 2654435761  # odd, 2^32 times the golden ratio: multiples of it modulo 2^32 are spread evenly

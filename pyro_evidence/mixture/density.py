@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.memory import WithinMemory
+from pyro_evidence.fitting.process_state import WithinMemory
 from pyro_evidence.mixture.expectation import MixtureData
 from pyro_evidence.program.distributions import Background
 

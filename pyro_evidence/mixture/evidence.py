@@ -19,13 +19,7 @@ from torch import Tensor
 
 from pyro_evidence.mixture import expectation
 from pyro_evidence.mixture.data import Layout, Mixture, MixtureData, some
-from pyro_evidence.mixture.expectation import (
-    Statistics,
-    data_precision,
-    e_step,
-    natural_parameters,
-    responsibilities,
-)
+from pyro_evidence.mixture.expectation import Statistics, data_precision, e_step, natural_parameters, responsibilities
 from pyro_evidence.numerics.evidence import log_evidence as laplace
 
 

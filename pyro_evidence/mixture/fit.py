@@ -10,13 +10,14 @@ from torch import Tensor
 
 from pyro_evidence import settings
 from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Fit, Status, Stop, iterate, require_convergence
-from pyro_evidence.laplace.posterior import LaplacePosterior
-from pyro_evidence.mixture import evidence, mode, rounds, rows
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
+from pyro_evidence.fitting.process_state import as_before
+from pyro_evidence.fitting.restarts import advance, crawling, require_any
+from pyro_evidence.mixture import evidence, mode, rounds
+from pyro_evidence.mixture.components import Deletion, GreedyDeletion
 from pyro_evidence.mixture.data import ResponseUnits, response_units
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
-from pyro_evidence.mixture.number.deletion import Deletion, GreedyDeletion
 from pyro_evidence.mixture.posterior import AtMode, MixturePosterior
 from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognised
 from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
@@ -29,10 +30,9 @@ from pyro_evidence.mixture.updates import (
     as_published,
     corrected,
 )
+from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.restarts import advance, crawling, require_any
 from pyro_evidence.settings import check_count, check_positive, check_seed, outside, seeded
-from pyro_evidence.threads import as_before
 
 ErrorJournal = Journal[tuple[Tensor, ...]]
 Starting = Callable[[MixtureData, Mixture, Ties], Mixture]
@@ -80,13 +80,13 @@ class Start(settings.Start):
 
         :param model: one row, the model's own hyperparameters; those that are fixed are kept.
         """
-        rows = self.number(AUTOMATIC)
+        rounds = self.number(AUTOMATIC)
         generator = seeded(self.seed)
-        noise = torch.randn(rows, *model.loc.shape, generator=generator, dtype=torch.float64).to(model.loc)
+        noise = torch.randn(rounds, *model.loc.shape, generator=generator, dtype=torch.float64).to(model.loc)
         alpha = torch.where(ties.alpha_free, self.alpha * ties.alpha_ratio, model.alpha[0])
         flat = torch.zeros_like(model.log_mixing) if ties.mixing_free else model.log_mixing
         start = replace(model, alpha=alpha, log_mixing=flat.log_softmax(-1), noise=self._noise(model, ties), w=noise)
-        wide = [v.expand(rows, *v.shape[-d:]) for v, d in ((start.alpha, 3), (start.log_mixing, 1))]
+        wide = [v.expand(rounds, *v.shape[-d:]) for v, d in ((start.alpha, 3), (start.log_mixing, 1))]
         return replace(start, w=model.loc + self.spread * noise, alpha=wide[0], log_mixing=wide[1])
 
     def _noise(self, model: Mixture, ties: Ties) -> torch.Tensor:
@@ -171,7 +171,7 @@ def begin(
     products = curvature is not evidence.block or structure.correlation is not None
     data = units.data(structure.Y, structure.G, structure.weight, products=products)
     data = structure.spread(data, structure.background, units.unit)
-    ties, own = rows.in_units(structure.ties, units.unit), units.standard(structure.start)
+    ties, own = rounds.in_units(structure.ties, units.unit), units.standard(structure.start)
     few = data if most is None else data.sampled(max(most, SAMPLE_EACH * len(own.loc)))
     batch = rounds.first(few, start(few, own, ties), ties, curvature, update)
     return MixtureFit(structure, units, data, ties, batch)
@@ -242,7 +242,7 @@ def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tup
 
 def _may_grow(task: MixtureFit) -> bool:
     """Whether another component would be as good as any: more than one, and all alike."""
-    return len(task.structure.loc) > 1 and rows.is_exchangeable(task.ties, task.structure.loc)
+    return len(task.structure.loc) > 1 and rounds.is_exchangeable(task.ties, task.structure.loc)
 
 
 def current_posterior(task: MixtureFit, stop: Stop) -> MixturePosterior:

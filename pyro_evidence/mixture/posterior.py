@@ -10,29 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.choices import exact_hessian
-from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace import archive, report
+from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
-from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.mixture import evidence as mixture_evidence
-from pyro_evidence.mixture import rows
+from pyro_evidence.mixture import rounds
+from pyro_evidence.mixture.correlation import CorrelationGain, correlation_gain
 from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.evidence import well_determined
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step
-from pyro_evidence.mixture.kernels import Kernels, kernels
-from pyro_evidence.mixture.number.correlation import CorrelationGain, correlation_gain
-from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture, with_components
+from pyro_evidence.mixture.recognise import Kernels, MixtureStructure, kernels, recognise_mixture, with_components
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
+from pyro_evidence.posterior import archive, diagnostics
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.precision.choices import exact_hessian
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.failed_run import as_tensors, new_data, require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_seed, seeded
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
-from pyro_evidence.threads import own_random_numbers
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class AtMode:
     @cached_property
     def mixture(self) -> Mixture:
         """One row in the model's units, pruned components in their place."""
-        whole = rows.padded(self.inside, self.units.standard(self.structure.start))
+        whole = rounds.padded(self.inside, self.units.standard(self.structure.start))
         return self.structure.consistent(self.units.original(whole))
 
     def laplace_state(self) -> LaplaceState:
@@ -320,7 +319,7 @@ class MixturePosterior(LaplacePosterior):
         return super().log_weights(num_samples, seed)
 
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
-        return super()._importance_check(num_samples, seed) if self._joint.kept else report.not_checked()
+        return super()._importance_check(num_samples, seed) if self._joint.kept else diagnostics.not_checked()
 
     @property
     def correlation_gain(self) -> CorrelationGain | None:

@@ -8,23 +8,136 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_evidence import restarts
-from pyro_evidence.iterate import Fit, Stop
-from pyro_evidence.mixture import mode, rows
+from pyro_evidence.fitting import restarts
+from pyro_evidence.fitting.iterate import Fit, Stop
+from pyro_evidence.fitting.restarts import Phase, Restarts, advance, leap_together, repeated
+from pyro_evidence.mixture import mode
 from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of
 from pyro_evidence.mixture.mode import Modes
-from pyro_evidence.mixture.updates import EStep, Ties, Unregularised, Update, estep
-from pyro_evidence.restarts import Phase, Restarts, advance, leap_together, repeated
+from pyro_evidence.mixture.updates import EStep, Ties, Unregularised, Update, estep, pruned
 from pyro_evidence.settings import check_result
+
+ALIKE = 1e-5  # relative: what counts as the same prior mean or ratio, those of models in float32 included
+
+
+def change(old: Mixture, new: Mixture) -> Tensor:
+    """Largest change of a log precision or of a share, shape ``(R,)``; not finite where ``new`` is no mixture."""
+    ratio = torch.cat([(new.alpha / old.alpha).flatten(1), (new.noise_diagonal / old.noise_diagonal).flatten(1)], -1)
+    shares = (new.log_mixing.exp() - old.log_mixing.exp()).abs().amax(-1)
+    nothing = 0.0 * new.w.flatten(1).sum(-1)  # nan where a weight is not finite
+    return torch.maximum(ratio.log().abs().amax(-1), shares) + nothing
+
+
+def is_sound(mixture: Mixture) -> Tensor:
+    """Rows whose numbers are finite and whose precisions are positive, shape ``(R,)`` bool."""
+    return change(mixture, mixture).isfinite()
+
+
+def complaint(mixture: Mixture, index: int) -> str:
+    """What is wrong with one row, in words."""
+    logs = (mixture.noise_diagonal.log(), mixture.alpha.log(), mixture.log_mixing.unsqueeze(-1))
+    names = ("weights", "noise precisions", "prior precisions", "mixing")
+    on = mixture.log_mixing[index] != -torch.inf  # nan is no pruned component
+    wrong = [on & ~x[index].flatten(1).isfinite().all(-1) for x in (mixture.w, *logs)]
+    bad = [f"{name} of component {int(w.int().argmax())}" for name, w in zip(names, wrong, strict=True) if w.any()]
+    return f"{', '.join(bad) or 'the log likelihood'} left the finite numbers, or the positive ones"
+
+
+def is_exchangeable(ties: Ties, loc: Tensor) -> bool:
+    """Whether components differ in nothing but their number, so that any order of them is as good."""
+    same = (loc, ties.alpha_ratio, ties.beta_ratio, ties.alpha_free, ties.beta_free)
+    alike = all(bool(((x - x[:1]).abs() <= ALIKE * (1.0 + x[:1].abs())).all()) for x in map(_numbers, same))
+    return alike and _same_pattern(ties.alpha_group) and _same_pattern(ties.beta_group)
+
+
+def _numbers(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.double()
+
+
+def _same_pattern(group: Tensor) -> bool:
+    """Groups shared by all components in the same way, or each component's own in the same way."""
+    offset = group.flatten(1)[:, :1]
+    own = group - offset.reshape(-1, *[1] * (group.dim() - 1))
+    size = int(group[0].max() - group[0].min()) + 1
+    steps = offset.flatten().diff()
+    return bool((group == group[:1]).all()) or bool((own == own[:1]).all() and (steps >= size).all())
+
+
+def packed(mixture: Mixture, ties: Ties) -> tuple[Mixture, Ties]:
+    """Components that are not pruned moved to the front and the rest cut off; for exchangeable components."""
+    num = int(mixture.active.sum(-1).max())
+    order = mixture.active.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :num]
+    rows = torch.arange(len(order), device=order.device).unsqueeze(-1)
+    smaller = mixture.rebuilt(lambda _, x: x[rows, order])
+    return replace(smaller, loc=mixture.loc[:num]), _first_of(ties, num)
+
+
+def _first_of(ties: Ties, num: int) -> Ties:
+    alpha = (ties.alpha_group[:num], ties.alpha_ratio[:num])
+    beta = (ties.beta_group[:num], ties.beta_ratio[:num])
+    return Ties(*alpha, *beta, ties.alpha_free[:num], ties.beta_free[:num], ties.mixing_free)
+
+
+def grown(ties: Ties, num: int) -> Ties:
+    """Ties of ``num`` components, more or fewer, for exchangeable ones: what is shared stays shared.
+
+    :param ties: of two components at least, or nobody knows what is shared.
+    """
+    if num <= len(ties.alpha_group):
+        return _first_of(ties, num)
+
+    def alike(x: Tensor) -> Tensor:
+        return x[:1].expand(num, *x.shape[1:])
+
+    alpha = _grown_group(ties.alpha_group, num), alike(ties.alpha_ratio)
+    beta = _grown_group(ties.beta_group, num), alike(ties.beta_ratio)
+    return Ties(*alpha, *beta, alike(ties.alpha_free), alike(ties.beta_free), ties.mixing_free)
+
+
+def _grown_group(group: Tensor, num: int) -> Tensor:
+    more = num - len(group)
+    if bool((group == group[:1]).all()):
+        return group[:1].expand(num, *group.shape[1:])
+    size = int(group[-1].max() - group[-1].min()) + 1
+    steps = 1 + torch.arange(more, device=group.device)
+    return torch.cat([group, group[-1:] + size * steps.reshape(-1, *[1] * (group.dim() - 1))])
+
+
+def padded(mixture: Mixture, like: Mixture) -> Mixture:
+    """The mixture with pruned components appended, until it has as many as ``like``."""
+    missing = like.w.shape[1] - mixture.w.shape[1]
+    if not missing:
+        return mixture
+
+    def longer(field: str, x: Tensor) -> Tensor:
+        more = getattr(like, field)[:1, -missing:]
+        return torch.cat([x, more.expand(len(x), *more.shape[1:])], 1)
+
+    keep = torch.arange(like.w.shape[1], device=like.w.device) < mixture.w.shape[1]
+    whole = replace(mixture.rebuilt(longer), loc=like.loc)
+    return pruned(whole, keep & whole.active)
+
+
+def in_units(ties: Ties, unit: Tensor) -> Ties:
+    """Ties with ratios where responses are measured in ``unit`` ``(m,)``, of geometric mean 1 within each group."""
+    alpha = _centred(ties.alpha_ratio * unit.square().unsqueeze(-1), ties.alpha_group)
+    return replace(ties, alpha_ratio=alpha, beta_ratio=_centred(ties.beta_ratio * unit.square(), ties.beta_group))
+
+
+def _centred(ratio: Tensor, group: Tensor) -> Tensor:
+    logs, size = ratio.log(), int(group.max()) + 1
+    sums = logs.new_zeros(2, size).index_add(1, group.flatten(), torch.stack([logs, torch.ones_like(logs)]).flatten(1))
+    return (logs - (sums[0] / sums[1])[group]).exp()
+
 
 SETTLED = 1e-3  # change of every log precision and share in one round, below which rounds that only compare end
 
 
 @dataclass(frozen=True)
 class MixtureRestarts(Restarts):
-    """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.restarts.advance`."""
+    """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.fitting.restarts.advance`."""
 
     expected: EStep
     update: Update
@@ -64,14 +177,14 @@ class MixtureRestarts(Restarts):
         return replace(self, expected=estep(old.data, new, ties, old.curvature))
 
     def change_to(self, parameters: Mixture) -> Tensor:
-        return rows.change(self.parameters, parameters)
+        return change(self.parameters, parameters)
 
     def ahead(self, before: Mixture, after: Mixture) -> Mixture:
         """Where three rounds lead; what is held fixed stays."""
         return _ahead(before, self.parameters, after)
 
     def complaint(self, parameters: Mixture, row: int) -> str:
-        return rows.complaint(parameters, row)
+        return complaint(parameters, row)
 
 
 def _ahead(before: Mixture, here: Mixture, after: Mixture) -> Mixture:
@@ -118,9 +231,9 @@ def first(
 
 def _packed(mixture: Mixture, ties: Ties) -> tuple[Mixture, Ties]:
     """A component pruned in every restart?  Then go on without it."""
-    if bool(mixture.active.all(-1).any()) or not rows.is_exchangeable(ties, mixture.loc):
+    if bool(mixture.active.all(-1).any()) or not is_exchangeable(ties, mixture.loc):
         return mixture, ties
-    return rows.packed(mixture, ties)
+    return packed(mixture, ties)
 
 
 def rounds(batch: MixtureRestarts, update: Update, num_steps: int) -> MixtureRestarts:
@@ -165,8 +278,8 @@ def _with(update: Update) -> restarts.Step[MixtureRestarts]:
 def alone(batch: MixtureRestarts, row: Tensor) -> MixtureRestarts:
     """One restart ``(1,)`` of the batch, as a batch of its own."""
     mixture, ties = batch.expected.mixture[row], batch.expected.ties
-    if rows.is_exchangeable(ties, mixture.loc):
-        mixture, ties = rows.packed(mixture, ties)
+    if is_exchangeable(ties, mixture.loc):
+        mixture, ties = packed(mixture, ties)
     expected = estep(rows_of(batch.expected.data, row), mixture, ties, batch.expected.curvature)
     return replace(batch, expected=expected, failed=batch.failed[row], change=batch.change[row], failures={})
 

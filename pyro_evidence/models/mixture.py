@@ -18,10 +18,10 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.models.basis import Basis, TensorValue, check_basis, design_matrix
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value, start_of
 from pyro_evidence.settings import check_count, check_function, check_tensors
-from pyro_evidence.threads import without_validation
 
 Units = Callable[[Tensor], tuple[Tensor, Tensor]]
 ROWS = 2**16  # that are copied together

@@ -23,9 +23,8 @@ from pyro_evidence.models.basis import TensorValue
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count, check_function, check_methods, seeded
-from pyro_evidence.structure import network_layers
-from pyro_evidence.structure.network_density import TANGENT, NetworkDensity, Wiring
-from pyro_evidence.structure.network_layers import Activation, Layer
+from pyro_evidence.structure import network
+from pyro_evidence.structure.network import TANGENT, Activation, Layer, NetworkDensity, Wiring
 
 
 class Output(Protocol):
@@ -240,7 +239,7 @@ class MLP(PyroModule):
             ``posterior.get_samples()`` give them.
         """
         self._check_inputs(X)
-        return network_layers.outputs(X, self._layers(weights), self.activation)
+        return network.outputs(X, self._layers(weights), self.activation)
 
     def known_density(self, joint: LogJoint) -> NetworkDensity | None:
         """The density of ``joint`` by back-propagation, where it is this network's alone: a claim to be verified."""
@@ -272,9 +271,9 @@ class MLP(PyroModule):
         """Outputs, shape ``(N, C)``; also inside plates around the model, whose last axis is that of the data."""
         touched, layers = TANGENT.get(), self._layers(weights)
         if touched is None:
-            eta = network_layers.outputs(X, layers, self.activation)
+            eta = network.outputs(X, layers, self.activation)
         else:
-            eta = network_layers.tangent(X, layers, self._layers(touched), self.activation)
+            eta = network.tangent(X, layers, self._layers(touched), self.activation)
         return eta if eta.dim() == 2 else eta.squeeze(-3)
 
     def _layers(self, weights: Mapping[str, Tensor]) -> list[Layer]:
@@ -301,8 +300,8 @@ class MLP(PyroModule):
         Exchanging units, and for an odd activation mirroring them, maps each mode to another of the same height, so a
         log evidence of one mode lacks this much, if all those modes are different and far apart.
         """
-        odd = network_layers.is_odd(self.activation)
-        return sum(network_layers.log_symmetries(H, odd) for H in self.num_hidden)
+        odd = network.is_odd(self.activation)
+        return sum(network.log_symmetries(H, odd) for H in self.num_hidden)
 
     def log_copies(self, weights: Mapping[str, Tensor], tolerance: float = 1e-4) -> float:
         """Log number of *different* modes that relabelling makes of this one, nats, at most :meth:`log_symmetries`.
@@ -313,8 +312,8 @@ class MLP(PyroModule):
         :param weights: one value of every weight site, such as ``posterior.mode``.
         :param tolerance: weights that differ by less, in units of the largest, are one.
         """
-        odd, layers = network_layers.is_odd(self.activation), self._layers(weights)
-        held = [network_layers.log_stabiliser(a, b[0], odd, tolerance) for a, b in pairwise(layers)]
+        odd, layers = network.is_odd(self.activation), self._layers(weights)
+        held = [network.log_stabiliser(a, b[0], odd, tolerance) for a, b in pairwise(layers)]
         return self.log_symmetries() - sum(held)
 
     def _check_inputs(self, X: Tensor) -> None:

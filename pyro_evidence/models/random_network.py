@@ -18,8 +18,8 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED
 from pyro_evidence.models.kernels import Kernel, Read, Setting, per_input, root, value_of
 from pyro_evidence.settings import check_count, seeded
-from pyro_evidence.structure import network_layers
-from pyro_evidence.structure.network_layers import Activation
+from pyro_evidence.structure import network
+from pyro_evidence.structure.network import Activation
 
 
 class Network(Kernel):
@@ -193,4 +193,4 @@ def _drawn(
     shapes = [(num, X.shape[-1], units), (num, units), (num, units, 1)]
     W, b, V = (torch.randn(*s, generator=generator, dtype=torch.float64).to(X) for s in shapes)
     layers = [(scales.sigma_in * W, scales.sigma_bias * b), (scales.sigma_out * V, X.new_zeros(num, 1))]
-    return network_layers.outputs(X, layers, activation).squeeze(-1)
+    return network.outputs(X, layers, activation).squeeze(-1)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mppca import evidence, expectation, missing
+from pyro_evidence.mppca.chunks import Rows, added_up, has_gaps
 from pyro_evidence.mppca.expectation import Analysers, Statistics
-from pyro_evidence.mppca.streamed.data import Rows, added_up, has_gaps
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.linalg import cholesky, signed
 

@@ -8,25 +8,24 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Fit, Status, Stop
+from pyro_evidence.fitting.iterate import Fit, Status, Stop
+from pyro_evidence.fitting.restarts import advance, require_any
+from pyro_evidence.mixture.components import Deletion
 from pyro_evidence.mixture.fit import AUTOMATIC, Start
-from pyro_evidence.mixture.number.deletion import Deletion
 from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
-from pyro_evidence.mppca import rounds
+from pyro_evidence.mppca import components, rounds
 from pyro_evidence.mppca import start as mppca_start
+from pyro_evidence.mppca.chunks import Rows, column_variances, filled, has_gaps, sampled, shared_sample
+from pyro_evidence.mppca.components import greedily_deleted
 from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.laplace import laplace_state
-from pyro_evidence.mppca.number import splits
-from pyro_evidence.mppca.number.deletion import greedily_deleted
+from pyro_evidence.mppca.orbit import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
 from pyro_evidence.mppca.rounds import MPPCARestarts
-from pyro_evidence.mppca.streamed.data import Rows, column_variances, filled, has_gaps, sampled, shared_sample
 from pyro_evidence.mppca.updates import Rule, Ties
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.restarts import advance, require_any
 
 SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
 SLICE_SIZE = 2**21  # most numbers in their loadings, which Pyro expands to one set for each datum
@@ -264,7 +263,7 @@ def _numbered(task: MPPCAFit, batch: MPPCARestarts, deletion: Deletion) -> tuple
     after, limit = greedily_deleted(batch, deletion.num_steps), ""
     if bool(after.it.analysers.active.all()):
         before, room = after, most_components(task.structure, len(task.batch.Y))
-        after, limit = splits.grown(before, deletion.num_steps, getattr(deletion, "splits", 0), room)
+        after, limit = components.grown(before, deletion.num_steps, getattr(deletion, "splits", 0), room)
         limit = limit or (f"every one of the model's {room} components is used" if room <= _places(after) else "")
         after = after if after is before else greedily_deleted(after, deletion.num_steps)
     if len(task.batch.Y) == len(batch.Y):

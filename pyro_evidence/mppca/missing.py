@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mppca import expectation
+from pyro_evidence.mppca.chunks import Rows, added_up, has_gaps
 from pyro_evidence.mppca.expectation import Analysers, Statistics
-from pyro_evidence.mppca.streamed.data import Rows, added_up, has_gaps
 
 BLOCK = 2**20  # numbers in one block of latent precisions
 

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.curvature.dense import Dense
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
-from pyro_evidence.laplace import archive, report
-from pyro_evidence.laplace.new_data.gaussian_posterior import generator_of
-from pyro_evidence.laplace.posterior import LaplacePosterior
 from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import expectation, missing, orbit
+from pyro_evidence.mppca.chunks import has_gaps
 from pyro_evidence.mppca.expectation import Analysers
 from pyro_evidence.mppca.missing import Latent
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
-from pyro_evidence.mppca.streamed.data import has_gaps
+from pyro_evidence.posterior import archive, diagnostics
+from pyro_evidence.posterior.base import generator_of
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_seed, seeded
@@ -326,7 +326,7 @@ class MPPCAPosterior(LaplacePosterior):
             "smallest_eigenvalue": self._smallest_eigenvalue(),
             "curvature": "exact_hessian" if isinstance(self.state.precision, Dense) else "responsibilities held",
             "num_pruned": int((~self.state.problem.active).sum()),
-            **report.not_checked(),
+            **diagnostics.not_checked(),
         }
 
     def save(self, path: str | Path) -> None:

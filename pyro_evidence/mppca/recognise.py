@@ -11,8 +11,8 @@ from torch import Size, Tensor
 from torch.distributions import LowRankMultivariateNormal, constraints
 
 from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.mppca.chunks import Rows, StreamedRows, added_up, has_gaps
 from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.streamed.data import Rows, StreamedRows, added_up, has_gaps
 from pyro_evidence.mppca.updates import Ties
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity
 from pyro_evidence.program import predictors

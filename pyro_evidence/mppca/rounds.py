@@ -8,24 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence import restarts
 from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Fit, Stop, iterate
+from pyro_evidence.fitting import restarts
+from pyro_evidence.fitting.iterate import Fit, Stop, iterate
+from pyro_evidence.fitting.restarts import Phase, Restarts, advance, crawling, leap_together, moved_to, repeated
 from pyro_evidence.mixture import updates as mixture_updates
 from pyro_evidence.mixture.mode import first_highest
 from pyro_evidence.mppca import evidence, expectation, missing, start
+from pyro_evidence.mppca.chunks import Rows, has_gaps
 from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.streamed.data import Rows, has_gaps
-from pyro_evidence.mppca.updates import (
-    Iterate,
-    Rule,
-    Ties,
-    best_within_span,
-    literal_gamma,
-    no_gamma,
-    orbit_gamma,
-)
-from pyro_evidence.restarts import Phase, Restarts, advance, crawling, leap_together, moved_to, repeated
+from pyro_evidence.mppca.updates import Iterate, Rule, Ties, best_within_span, literal_gamma, no_gamma, orbit_gamma
 
 DIRECT = 5  # rounds of the warm-up that take loadings straight from covariances; Husmeier (2000), footnote 14
 
@@ -60,7 +52,7 @@ def rule_of(update: object) -> Rule:
 
 @dataclass(frozen=True)
 class MPPCARestarts(Restarts):
-    """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.restarts.advance`."""
+    """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.fitting.restarts.advance`."""
 
     Y: Rows  # (N, m) in standard units, nan where missing
     it: Iterate

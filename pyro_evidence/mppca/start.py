@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mppca import expectation
+from pyro_evidence.mppca.chunks import Rows, added_up
 from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.streamed.data import Rows, added_up
 from pyro_evidence.mppca.updates import LARGEST_NOISE
 from pyro_evidence.numerics.linalg import signed
 

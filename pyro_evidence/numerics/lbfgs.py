@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.backtracking import Backtracking, Line, Place, along_step, to_peak
+from pyro_evidence.numerics.line_search import Backtracking, Line, Place, along_step, to_peak
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 Watch = Callable[[Tensor], None]  # told every row's value once per step

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotAMode
-from pyro_evidence.numerics.backtracking import Backtracking, Line, Place, along_step, clear_rise
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
 from pyro_evidence.numerics.linalg import Label
+from pyro_evidence.numerics.line_search import Backtracking, Line, Place, along_step, clear_rise
 
 SEARCH = Backtracking(clear_rise)
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence.compare.comparison import Comparison
 from pyro_evidence.compare.discrepancy import gaussian_divergence, quantiles
 from pyro_evidence.compare.sbc import Calibration
-from pyro_evidence.drawing import DASHES, MARKERS
+from pyro_evidence.display import DASHES, MARKERS
 from pyro_evidence.errors import BadInput
 from pyro_evidence.plots.posterior import Axes, check_axes, labels_of
 

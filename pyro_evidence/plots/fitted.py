@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.drawing import Axes, check_axes, intervals
+from pyro_evidence.display import Axes, check_axes, intervals
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.failed_run import as_tensors
 from pyro_evidence.program.simulate import from_predictive
 from pyro_evidence.settings import check_count

@@ -10,7 +10,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from pyro_evidence import drawing
+from pyro_evidence import display
 from pyro_evidence.compare.learning_curve import LearningCurve
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture.density import MixtureDensity
@@ -31,7 +31,7 @@ def ellipses(axes: Axes, density: MixtureDensity, *, mass: float = 0.9, outputs:
     check_axes(axes)
     _check_plane(density, outputs)
     plane = density.marginal(outputs)
-    drawing.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=mass, color="black")
+    display.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=mass, color="black")
     axes.set(xlabel=f"output {outputs[0]}", ylabel=f"output {outputs[1]}")
     return axes
 
@@ -42,7 +42,7 @@ def _check_plane(density: MixtureDensity, outputs: tuple[int, int]) -> None:
             f"the density is another one for each of {len(density.loc)} data; expected one for all. For p(y | x) draw "
             f"density_strips."
         )
-    drawing.check_plane("outputs", outputs, density.loc.shape[-1])
+    display.check_plane("outputs", outputs, density.loc.shape[-1])
 
 
 def scatter(axes: Axes, posterior: MixturePosterior, Y: Tensor, *, outputs: tuple[int, int] = (0, 1)) -> Axes:
@@ -53,7 +53,7 @@ def scatter(axes: Axes, posterior: MixturePosterior, Y: Tensor, *, outputs: tupl
     owner = posterior.responsibilities(Y).argmax(-1)
     for number, component in enumerate(owner.unique()):
         own = Y[owner == component][:, outputs]
-        axes.plot(*own.T.tolist(), **drawing.points_of(number), markersize=3)
+        axes.plot(*own.T.tolist(), **display.points_of(number), markersize=3)
     return ellipses(axes, density, outputs=outputs)
 
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pyro_evidence.drawing import DASHES, MARKERS, rows
-from pyro_evidence.drawing import Axes as Axes
-from pyro_evidence.drawing import check_axes as check_axes
+from pyro_evidence.display import DASHES, MARKERS, rows
+from pyro_evidence.display import Axes as Axes
+from pyro_evidence.display import check_axes as check_axes
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace.nested.posterior import NestedPosterior
-from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.nested import NestedPosterior
 
 
 def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.memory import WithinMemory, within_memory
+from pyro_evidence.fitting.process_state import WithinMemory, within_memory
 from pyro_evidence.models.prbf import Labels, Shared
 from pyro_evidence.prbf.densities import Network, Point, column_variance, log_density, parts_of, stacked_data
 from pyro_evidence.prbf.fit import AlphaPerKernel, first, labelled_data, require_survivors

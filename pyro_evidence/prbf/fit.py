@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.chunks.join import Join
-from pyro_evidence.chunks.reading import Chunks
+from pyro_evidence.data.chunks import Chunks
+from pyro_evidence.data.ranks import Join
 from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Fit
+from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.mixture.mode import first_highest
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs
 from pyro_evidence.prbf import rounds

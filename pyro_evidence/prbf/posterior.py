@@ -11,14 +11,14 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_evidence import drawing
+from pyro_evidence import display
+from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace import archive
-from pyro_evidence.memory import WithinMemory
+from pyro_evidence.fitting.process_state import WithinMemory
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
-from pyro_evidence.prbf.correlation import CovarianceGain, covariance_gain
+from pyro_evidence.posterior import archive
 from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
-from pyro_evidence.tables import Table
+from pyro_evidence.prbf.updates import CovarianceGain, covariance_gain
 
 THICK = 0.1  # nats of overlap at which a kernel's line is thickest
 FORMAT = "pyro_evidence PRBF posterior 1"
@@ -269,7 +269,7 @@ class PRBFPosterior(WithinMemory):
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{self.table()._repr_html_()}"
 
-    def plot(self, axes: drawing.Axes | None = None, *, inputs: tuple[int, int] = (0, 1)) -> drawing.Axes:
+    def plot(self, axes: display.Axes | None = None, *, inputs: tuple[int, int] = (0, 1)) -> display.Axes:
         """The kernels in use: one standard deviation of each, in colour and dashes of the class of most of its data.
 
         A thick line means a large ``delta_j``: the classes use different sides of the kernel.
@@ -281,17 +281,17 @@ class PRBFPosterior(WithinMemory):
         :raises BadInput: for inputs that are not there.
         :raises ImportError: without matplotlib.
         """
-        axes = drawing.matplotlib("pyplot").gca() if axes is None else axes
-        drawing.check_axes(axes)
-        drawing.check_plane("inputs", inputs, self.loc.shape[-1])
+        axes = display.matplotlib("pyplot").gca() if axes is None else axes
+        display.check_axes(axes)
+        display.check_plane("inputs", inputs, self.loc.shape[-1])
         plane, (x, y) = torch.tensor(inputs), inputs
         tril = torch.linalg.cholesky(self.covariance[:, plane.unsqueeze(-1), plane])
         owner = self.purity.argmax(-1)
         for j in (self.mixing > 0).any(0).nonzero().flatten().tolist():
             width = 1.0 + 3.0 * min(float(self.overlap[j]) / THICK, 1.0)
-            drawing.ellipse(axes, self.loc[j, plane], tril[j], 1.0, **drawing.line_of(int(owner[j])), linewidth=width)
+            display.ellipse(axes, self.loc[j, plane], tril[j], 1.0, **display.line_of(int(owner[j])), linewidth=width)
         for label in owner.unique().tolist():
-            axes.plot([], [], **drawing.line_of(label), label=f"kernels of class {label}")
+            axes.plot([], [], **display.line_of(label), label=f"kernels of class {label}")
         axes.set(xlabel=f"input {x}", ylabel=f"input {y}")
         axes.legend()
         return axes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence.iterate import Status
+from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.prbf.densities import Network, Point, moved
 from pyro_evidence.prbf.updates import Update, numerators, plain
 from pyro_evidence.settings import check_result

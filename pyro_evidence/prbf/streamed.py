@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.chunks.join import ALONE, Join
-from pyro_evidence.chunks.reading import Chunks, arguments, looked_through, with_rows
+from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_rows
+from pyro_evidence.data.ranks import ALONE, Join
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture.data import SCATTER
 from pyro_evidence.models.prbf import PRBF, check_inputs, class_labels

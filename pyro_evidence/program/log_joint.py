@@ -15,6 +15,14 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.fitting.process_state import (
+    alone,
+    empty_store,
+    own_random_numbers,
+    own_warnings,
+    quiet,
+    without_validation,
+)
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates, unconstrained_shape
 from pyro_evidence.program import checks, enumeration, failed_run, numbers, parameters
@@ -30,7 +38,6 @@ from pyro_evidence.program.sites import (
     sample_nodes,
 )
 from pyro_evidence.settings import seeded
-from pyro_evidence.threads import alone, empty_store, own_random_numbers, own_warnings, quiet, without_validation
 
 Model = Callable[..., Any]
 Trace = Any

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints, transform_to
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.process_state import quiet
 from pyro_evidence.program.sites import Node, central_value, is_discrete, sample_nodes
-from pyro_evidence.threads import quiet
 
 
 class Constants(Messenger):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal
 
 from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood
 from pyro_evidence.numerics.log_sum_exp import log_sum_exp
@@ -19,7 +20,6 @@ from pyro_evidence.program import links
 from pyro_evidence.program.exact import exact
 from pyro_evidence.program.links import Link
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.threads import without_validation
 
 Trace = Any
 Node = Mapping[str, Any]

@@ -9,12 +9,12 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyro_evidence.fitting.process_state import own_random_numbers, own_warnings, quiet, without_validation
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import log_prior
 from pyro_evidence.program.sites import is_observation, sample_nodes
-from pyro_evidence.threads import own_random_numbers, own_warnings, quiet, without_validation
 
 Values = dict[str, Tensor]
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
-from pyro_evidence import prediction
 from pyro_evidence.errors import BadInput
-from pyro_evidence.laplace import archive
+from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
-from pyro_evidence.laplace.corrected import CorrectedPosterior
-from pyro_evidence.laplace.guide import LaplaceGuide
-from pyro_evidence.laplace.new_data.gaussian_posterior import GaussianPosterior
-from pyro_evidence.laplace.posterior import LaplacePosterior
-from pyro_evidence.laplace.summary.axes import NO_AXIS, ShownAxes
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
-from pyro_evidence.numerics.quadrature.nodes import quasi_normal
+from pyro_evidence.numerics.quadrature.rules import quasi_normal
+from pyro_evidence.posterior import archive, predict
+from pyro_evidence.posterior.base import GaussianPosterior
+from pyro_evidence.posterior.guide import LaplaceGuide
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.reweighted import CorrectedPosterior
+from pyro_evidence.posterior.summary import NO_AXIS, ShownAxes
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.links import LOGISTIC, SOFTMAX, Link, hermite, moderated_output, softmax_average
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -41,7 +41,6 @@ from pyro_evidence.relevance.axis_priors import (
 from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedTarget
 from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count
-from pyro_evidence.threads import own_random_numbers, put_into_store
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
 CHECKS = (
@@ -247,9 +246,9 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         tril = self._fit.precision_tril
         return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
 
-    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, prediction.Rows]:
+    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, predict.Rows]:
         latents, new = self._in_parts(joint, num_samples, seed), (joint.args, joint.kwargs)
-        return prediction.observed_rows(joint, joint.initial_theta, latents, new, seed, kept)
+        return predict.observed_rows(joint, joint.initial_theta, latents, new, seed, kept)
 
     def probability(
         self, *args: Any, integral: Integral = moderated_output, num_samples: int = 1000, **kwargs: Any

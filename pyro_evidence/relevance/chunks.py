@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.chunks import join as joining
-from pyro_evidence.chunks.join import ALONE, Join
-from pyro_evidence.chunks.reading import Chunks
+from pyro_evidence.data import ranks as joining
+from pyro_evidence.data.chunks import Chunks
+from pyro_evidence.data.ranks import ALONE, Join
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.derivatives import generic
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance.weights import LinearTarget, Weights, linear_parts, weights_of
-from pyro_evidence.structure.observed_parts import EPS, Part
+from pyro_evidence.structure.observed import EPS, Part
 from pyro_evidence.structure.streamed import LinearRows, linear_rows
 
 Passes = Callable[[], Iterator[Part]]  # one pass over the data: the predictors of a chunk at a time

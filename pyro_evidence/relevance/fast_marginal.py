@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyro_evidence.iterate import Status
+from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance.axis_priors import climbed

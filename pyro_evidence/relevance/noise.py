@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.chunks import join as joining
+from pyro_evidence.data import ranks as joining
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.iterate import Status
+from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.program.parameters import transform_of
 from pyro_evidence.relevance import fast_marginal
 from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedWeights, Sums, sums_of
 from pyro_evidence.relevance.fast_marginal import SETTLED, FastState
 from pyro_evidence.relevance.weights import LinearTarget, Weights
-from pyro_evidence.structure.observed_parts import Part, part_of
+from pyro_evidence.structure.observed import Part, part_of
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.program.links import gauss_hermite
 from pyro_evidence.relevance.chunks import Local, StreamedTarget
 from pyro_evidence.relevance.weights import AutogradTarget, LinearTarget, Target
-from pyro_evidence.structure.observed_parts import Part
+from pyro_evidence.structure.observed import Part
 
 
 @dataclass(frozen=True)

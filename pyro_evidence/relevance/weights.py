@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, NotSmooth, UnsupportedModel
+from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import require_memory
@@ -16,9 +17,8 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.numbers import check_offset
 from pyro_evidence.program.predictors import Slot
 from pyro_evidence.structure.density import LinearDensity
-from pyro_evidence.structure.observed_parts import EPS, Function, Part, in_blocks, part_of
+from pyro_evidence.structure.observed import EPS, Function, Part, in_blocks, part_of
 from pyro_evidence.structure.recognise import Structure, recognise
-from pyro_evidence.threads import without_validation
 
 FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.iterate import Stop
+from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.models.wrappers import weighted
 from pyro_evidence.program.log_joint import Model
 

@@ -5,10 +5,10 @@ from typing import Any
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.infer.revm import REVM, Ridge, isotropic_evidence
 from pyro_evidence.infer.rvm import RVM
 from pyro_evidence.infer.vrvm import VRVM
-from pyro_evidence.iterate import Stop
 from pyro_evidence.models.basis import Basis, GaussianRBF, Learned
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.regression import regression

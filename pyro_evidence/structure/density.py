@@ -1,6 +1,6 @@
 """One log joint density with its derivatives: by autograd for any model, by linear algebra where predictors are linear.
 
-Both satisfy :class:`pyro_evidence.curvature.choices.Density`, and must agree: the second is only a faster way.
+Both satisfy :class:`pyro_evidence.precision.choices.Density`, and must agree: the second is only a faster way.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,12 @@ from torch import Tensor
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import Orders
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.numerics.linear_predictor import (
-    CHUNK,
-    Gram,
-    Layout,
-    curvature_blocks,
-    gram,
-    gram_diagonal,
-)
+from pyro_evidence.numerics.linear_predictor import CHUNK, Gram, Layout, curvature_blocks, gram, gram_diagonal
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Slot
-from pyro_evidence.structure.factors.steps import Steps
-from pyro_evidence.structure.observed_parts import Derivatives
+from pyro_evidence.structure.factor_derivatives import Steps
+from pyro_evidence.structure.observed import Derivatives
 
 FLOAT = 8  # bytes
 

@@ -2,7 +2,7 @@
 
 Gaussian processes above all, alone or with other Gaussian latents beside them (an intercept, a second process).  Mode,
 curvature and the exact gradient of the Laplace evidence then are those of
-:mod:`pyro_evidence.curvature.gaussian_process_mode`.
+:mod:`pyro_evidence.precision.gaussian_process_mode`.
 """
 
 import math
@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence.curvature import gaussian_process_mode
-from pyro_evidence.curvature.gaussian_process import LatentPrecision, ObservationMap, seen_by
-from pyro_evidence.curvature.gaussian_process_mode import Cotangents, Latent, Sloped
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.lbfgs import Watch
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.linear_predictor import LogLikelihood
+from pyro_evidence.precision import gaussian_process_mode
+from pyro_evidence.precision.gaussian_process import LatentPrecision, ObservationMap, seen_by
+from pyro_evidence.precision.gaussian_process_mode import Cotangents, Latent, Sloped
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import LinearDensity, Parts

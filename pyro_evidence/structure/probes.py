@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.derivatives import Kept, generic, measured
 from pyro_evidence.program import enumeration, predictors
 from pyro_evidence.program.log_joint import LogJoint, Trace
-from pyro_evidence.threads import without_validation
 
 TYPICAL = 0.5  # prior standard deviations, but at most that many units; times 1 to 2
 FAR = 20.0  # prior standard deviations, but at least that many units; times 1 to 2

@@ -14,17 +14,15 @@ from pyro_evidence.program import parameters, predictors
 from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import Sites, Slot
-from pyro_evidence.structure import gaussian_process, groups, probes
+from pyro_evidence.structure import factors, gaussian_process, groups, probes
 from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity, LinearPart, LinearPredictors
-from pyro_evidence.structure.factors import propose
-from pyro_evidence.structure.factors.edges import refuse_edges
-from pyro_evidence.structure.factors.propose import SMALL, Coupled, Followed
-from pyro_evidence.structure.factors.rows import SparseLinear
-from pyro_evidence.structure.factors.steps import has_many_sites, steps
-from pyro_evidence.structure.factors.structured import Structured
+from pyro_evidence.structure.factor_density import Structured
+from pyro_evidence.structure.factor_derivatives import has_many_sites, steps
+from pyro_evidence.structure.factor_linear import SparseLinear
+from pyro_evidence.structure.factors import SMALL, Coupled, Followed, refuse_edges
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import Guess, PrecisionGroups
-from pyro_evidence.structure.network_density import NetworkDensity
+from pyro_evidence.structure.network import NetworkDensity
 from pyro_evidence.structure.probes import Near, Probe
 
 __all__ = ["PrecisionGroups", "Structure", "recognise"]
@@ -157,7 +155,7 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
 def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled | None:
     """The density by its factors, those of linear predictors joined where there are any; or why not."""
     joint = found.origin.joint
-    propose.require_room(joint, found.origin.kept.num_bytes)
+    factors.require_room(joint, found.origin.kept.num_bytes)
     density = _followed(sites, found, far)
     if joint.latents.size <= SMALL:
         return density if isinstance(density, Structured) and density.steps is not None else None
@@ -181,10 +179,10 @@ def _followed(sites: Sites | None, found: Near, far: list[Pair]) -> Structured |
     :param far: where linear predictors are verified, so that their factors are joined; empty for none.
     """
     typical = found.typical
-    followed = propose.follow(found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots)
+    followed = factors.follow(found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots)
     if not isinstance(followed, Followed):
         return followed
-    return propose.structured(followed, None if sites is None or not far else _predictors(sites, found, far, followed))
+    return factors.structured(followed, None if sites is None or not far else _predictors(sites, found, far, followed))
 
 
 def _with_sums(density: Structured | Coupled, found: Near, *, process: bool) -> Structured | Coupled:
@@ -195,7 +193,7 @@ def _with_sums(density: Structured | Coupled, found: Near, *, process: bool) -> 
     origin, typical = found.origin, found.typical
     if _is_narrow(density) or gaussian_process.is_mostly_one(origin.joint, origin.trace) != process:
         return density
-    return propose.with_sums(origin.joint, typical.u, typical.theta.detach()) or density
+    return factors.with_sums(origin.joint, typical.u, typical.theta.detach()) or density
 
 
 def _with_known(structure: Structure) -> Structure:
@@ -316,7 +314,7 @@ def _with_jacobian(part: Slot, slope: Forward, runs: Pair, followed: Followed | 
     """The linear predictor with its ``J``, or None where that would be too large."""
     num_coupled = part.layout.num_coupled
     if followed is not None:
-        rows = propose.sparse_rows(followed, part, slope, num_coupled)
+        rows = factors.sparse_rows(followed, part, slope, num_coupled)
         return None if rows is None else SparseLinear(part, rows)
     if not _affordable(part, runs[0]):
         return None

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pyro_evidence.chunks import join as joining
-from pyro_evidence.chunks.join import Join, Sums
-from pyro_evidence.chunks.reading import Chunks, agree_on_kind, first_rows, looked_through, with_rows
+from pyro_evidence.data import ranks as joining
+from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, looked_through, with_rows
+from pyro_evidence.data.ranks import Join, Sums
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import Orders, generic

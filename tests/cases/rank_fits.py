@@ -21,7 +21,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_evidence import EvidenceEM, LaplaceEvidence, Start, Stop, distributed
+from pyro_evidence import EvidenceEM, LaplaceEvidence, Start, Stop
+from pyro_evidence.data import distributed
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, Start, Stop
-from pyro_evidence.chunks import Groups, Parquet
+from pyro_evidence.data import Groups, Parquet
 from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import EvidenceEM, LaplaceEvidence, LaplacePosterior, Stop, settings, tensor_file
-from pyro_evidence.checkpoint import digest
+from pyro_evidence import EvidenceEM, LaplaceEvidence, LaplacePosterior, Stop, files, settings
+from pyro_evidence.fitting.checkpoint import digest
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture
 from tests.cases.expect import reached, refusal, says
-from tests.test_checkpoint import heaps, killed_at
+from tests.fitting.test_checkpoint import heaps, killed_at
 
 QUIET = Stop(progress=False, throw=False)
 GENERATOR = torch.Generator().manual_seed(0)
@@ -67,12 +67,12 @@ def test_a_checkpoint_calls_no_function_that_it_names(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(settings, "planted", planted, raising=False)
     reached(killed_at(mixture(), heaps(), path, 5), "the fit was over before it was killed")
-    content = thawed(tensor_file.read(path))
+    content = thawed(files.read(path))
     updates = [entry for entry in entries(content["loops"][-1]["progress"]) if entry[0] == "update"]
     reached(len(updates) > 0, "the checkpoint holds no update")
     for entry in updates:
         entry[1] = {"module": settings.__name__, "name": "planted", "inside": None}
-    tensor_file.write(content, path)
+    files.write(content, path)
     try:
         message = refusal(lambda: mixture().resume(path).run(*heaps()))
     finally:
@@ -119,9 +119,9 @@ def test_a_changed_evidence_is_noticed_though_it_was_signed_again(tmp_path: Path
     posterior.save(path)
     model = classifier(Linear())
     reached(float(LaplacePosterior.load(path, model).log_evidence) == float(posterior.log_evidence), "no copy")
-    content = dict(tensor_file.read(path))
+    content = dict(files.read(path))
     reached(isinstance(content["log_evidence"], Tensor), "the file holds no log evidence")
-    tensor_file.write(content | {"log_evidence": torch.tensor(value)}, path)
+    files.write(content | {"log_evidence": torch.tensor(value)}, path)
     says(refusal(lambda: LaplacePosterior.load(path, model)), str(path), "log_evidence")
 
 
@@ -129,7 +129,7 @@ def test_a_changed_evidence_is_noticed_though_it_was_signed_again(tmp_path: Path
 def test_other_peoples_unfinished_files_stay(tmp_path: Path) -> None:
     foreign = tmp_path / "fit.pt.download.part"
     foreign.write_text("half of a download")
-    tensor_file.write({"a": 1}, tmp_path / "fit.pt")
+    files.write({"a": 1}, tmp_path / "fit.pt")
     reached((tmp_path / "fit.pt").exists(), "nothing was written")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fit.pt", "fit.pt.download.part"]
 
@@ -138,8 +138,8 @@ def test_other_peoples_unfinished_files_stay(tmp_path: Path) -> None:
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: 0600 becomes 0644")
 def test_a_private_file_stays_private(tmp_path: Path) -> None:
     path = tmp_path / "fit.pt"
-    tensor_file.write({"a": 1}, path)
+    files.write({"a": 1}, path)
     os.chmod(path, 0o600)
-    tensor_file.write({"a": 2}, path)
-    reached(tensor_file.read(path)["a"] == 2, "the second content was not written")
+    files.write({"a": 2}, path)
+    reached(files.read(path)["a"] == 2, "the second content was not written")
     assert path.stat().st_mode & 0o777 == 0o600

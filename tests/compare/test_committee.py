@@ -13,8 +13,8 @@ from pyro_evidence.models.mlp import MLP, Binary, Regression, Softmax
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.plots import posterior as plots_posterior
 from pyro_evidence.program.links import hermite
-from pyro_evidence.structure import network_layers
-from pyro_evidence.structure.network_density import tangent_at
+from pyro_evidence.structure import network
+from pyro_evidence.structure.network import tangent_at
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -60,8 +60,8 @@ def test_a_network_predicts_by_its_tangent(scale: float) -> None:
 
 
 def test_draws_along_a_tangent_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, tangent = [], network_layers.tangent
-    monkeypatch.setattr(network_layers, "tangent", lambda *given: calls.append(given) or tangent(*given))
+    calls, tangent = [], network.tangent
+    monkeypatch.setattr(network, "tangent", lambda *given: calls.append(given) or tangent(*given))
     fitted(2).predict(data()[0], num_samples=400)
     assert 1 <= len(calls) < 10
 

@@ -22,10 +22,10 @@ from pyro_evidence import (
     find_modes,
     importance_sampling,
 )
-from pyro_evidence.curvature.dense import Dense, Diagonal, Precision
-from pyro_evidence.laplace.guide import PrecisionNormal
 from pyro_evidence.models.gp import gp_classifier, gp_regression
 from pyro_evidence.models.kernels import RBF, Matern52
+from pyro_evidence.posterior.guide import PrecisionNormal
+from pyro_evidence.precision.dense import Dense, Diagonal, Precision
 
 Fitted = Callable[[], Any]
 

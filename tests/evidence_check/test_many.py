@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Stop, compare_evidence, importance_sampling
 from pyro_evidence.compare.evidence import EvidenceComparison, Row
-from pyro_evidence.laplace import report
-from pyro_evidence.laplace.posterior import LaplacePosterior
+from pyro_evidence.posterior import diagnostics
+from pyro_evidence.posterior.laplace import LaplacePosterior
 
 QUIET = Stop(progress=False)
 NUM = 1_500
@@ -107,7 +107,7 @@ def test_crossed_effects_have_the_error_of_the_series() -> None:
     assert row.log_evidence == float(posterior.log_evidence)
     assert row.standard_error == pytest.approx(abs(posterior.log_evidence_error.signed))
     assert not row.doubts
-    said = "\n".join(report.lines(posterior.diagnostics(200)))
+    said = "\n".join(diagnostics.lines(posterior.diagnostics(200)))
     assert "in 1,650 dimensions says little" in said and "far from Gaussian" not in said
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pyro_evidence import datasets
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.infer import evidence_em
 from pyro_evidence.infer.class_conditional import class_conditional
 from pyro_evidence.infer.evidence_em import EvidenceEM
-from pyro_evidence.iterate import Stop
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.fit import Start

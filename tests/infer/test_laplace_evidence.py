@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, NotConverged, Start, Status, Stop, exact_hessian, gauss_newton
-from pyro_evidence.iterate import iterate
+from pyro_evidence.fitting.iterate import iterate
 from pyro_evidence.laplace import approximation, type2
 from pyro_evidence.program import LogJoint
 from tests.models_for_tests.engine_models import (

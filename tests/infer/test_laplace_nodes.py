@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
-from pyro_evidence.curvature.choices import diagonal
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.laplace import evidence_error
 from pyro_evidence.laplace.approximation import laplace_state
-from pyro_evidence.laplace.blocks import refine
-from pyro_evidence.laplace.blocks.error import EvidenceError
-from pyro_evidence.laplace.blocks.second_order import second_order
+from pyro_evidence.laplace.evidence_error import EvidenceError, second_order
 from pyro_evidence.numerics import importance
+from pyro_evidence.precision.choices import diagonal
 from tests.models_for_tests.engine_models import positive
 from tests.models_for_tests.grouped_models import fixed, groups, intercepts, problem_of, state_of
 
@@ -74,7 +73,7 @@ def test_nodes_grow_until_the_error_is_what_was_asked_for() -> None:
 
 
 def test_what_does_not_settle_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refine, "GROWING", (3,))
+    monkeypatch.setattr(evidence_error, "GROWING", (3,))
     with pytest.warns(UserWarning, match=r"nodes='auto' ends at 3 nodes with an error of .* most of it is from b\["):
         LaplaceEvidence(fixed, nodes="auto").run(*groups(60, 2, variance=4.0, seed=4))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_evidence import LaplaceEvidence, LaplaceNUTS, LaplacePosterior, Stop
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer import laplace_nuts
-from pyro_evidence.laplace.round.fused import with_gradient
+from pyro_evidence.posterior.whitening import with_gradient
 from tests.models_for_tests.sampled_scales import SCHOOLS, schools_centred
 
 GEWEKE = 100  # turns

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
-from pyro_evidence.curvature.choices import Curvature
-from pyro_evidence.laplace import approximation
-from pyro_evidence.laplace.hyperparameters import gradient
+from pyro_evidence.laplace import approximation, gradient
+from pyro_evidence.precision.choices import Curvature
 from pyro_evidence.program import LogJoint
 from tests.models_for_tests.engine_models import (
     classes,

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence.laplace import pruning
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_problem, laplace_state
-from pyro_evidence.laplace.hyperparameters import pruning
-from pyro_evidence.laplace.hyperparameters.foresight import is_gaussian, removal, rises, worth_trying
+from pyro_evidence.laplace.pruning import is_gaussian, removal, rises, worth_trying
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.regression import Learned
 from pyro_evidence.models.regression import regression as linear_regression

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import BadInput, LaplaceEvidence, Stop, UnsupportedModel
-from pyro_evidence.chunks import Groups
-from pyro_evidence.chunks.join import ALONE
-from pyro_evidence.curvature.choices import exact_hessian
+from pyro_evidence.data import Groups
+from pyro_evidence.data.ranks import ALONE
 from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state
-from pyro_evidence.laplace.hyperparameters.gradient import slope
-from pyro_evidence.laplace.streamed.rows import group_rows
+from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.laplace.grouped_chunks import group_rows
+from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 
 Model = Any

@@ -11,16 +11,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_problem, laplace_state
-from pyro_evidence.laplace.hyperparameters.differences import curvature, exact_curvature
-from pyro_evidence.laplace.hyperparameters.gradient import slope
-from pyro_evidence.laplace.hyperparameters.metric import (
-    information,
-    inverted,
-    log_units,
-    natural_metric,
-    response,
-    round_of_all,
-)
+from pyro_evidence.laplace.gradient import curvature, exact_curvature, slope
+from pyro_evidence.laplace.metric import information, inverted, log_units, natural_metric, response, round_of_all
 from pyro_evidence.program import LogJoint
 from pyro_evidence.program.parameters import RelativeCholesky, transform_of
 from tests.models_for_tests.engine_models import linear, positive, targets

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Status, Stop
 from pyro_evidence.compare import linearised
+from pyro_evidence.laplace import remedies
 from pyro_evidence.laplace.approximation import laplace_problem
-from pyro_evidence.laplace.hyperparameters import interpolation
 from pyro_evidence.laplace.restarts import starts, warm_up
 from pyro_evidence.models.mlp import MLP, Regression
 from pyro_evidence.program import LogJoint
@@ -55,6 +55,6 @@ def test_noise_that_is_small_but_there_is_found(noise: float) -> None:
 def test_the_warm_up_leaves_a_row_whose_noise_is_nothing() -> None:
     problem = laplace_problem(LogJoint(MLP(2, 3), clusters(), {}))
     theta, _ = warm_up(problem, problem.joint.initial_theta.unsqueeze(0), starts(problem.joint, 1, 0))
-    noise = interpolation.noise_precisions(problem)
+    noise = remedies.noise_precisions(problem)
     above = (theta - problem.joint.initial_theta)[0, noise]
-    assert interpolation.EXACT < float(above) < interpolation.EXACT + 1.0
+    assert remedies.EXACT < float(above) < remedies.EXACT + 1.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Stop
-from pyro_evidence.laplace.nested.posterior import NestedPosterior
+from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.program.log_joint import LogJoint
 from tests.models_for_tests.long_runs import LONG_RUNS, captures, captures_summed, lives
 from tests.models_for_tests.sampled_scales import generated

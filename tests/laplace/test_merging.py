@@ -10,10 +10,9 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Start, Status, Stop, exact_hessian, gauss_newton
 from pyro_evidence.compare import linearised
-from pyro_evidence.laplace import restarts, type2, type2_rows
+from pyro_evidence.laplace import remedies, restarts, type2, type2_rows
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_problem, laplace_state
 from pyro_evidence.laplace.approximation_rows import LaplaceRows, laplace_rows
-from pyro_evidence.laplace.hyperparameters import merging
 from pyro_evidence.models.mlp import MLP
 from pyro_evidence.program import LogJoint
 
@@ -46,8 +45,8 @@ def test_a_mode_vanishes_where_little_of_gauss_newtons_curvature_is_left(monkeyp
     monkeypatch.setattr(type2, "LEAP", math.inf)
     assert 0.05 < share < 0.95
     for soft, expected in ((0.99 * share, False), (1.01 * share, True)):
-        monkeypatch.setattr(merging, "SOFT", soft)
-        assert merging.vanishes(state) is expected
+        monkeypatch.setattr(remedies, "SOFT", soft)
+        assert remedies.vanishes(state) is expected
         after = type2.step(type2.outer_state(state))
         assert (after.verdict is Status.VANISHING) is expected
 
@@ -61,7 +60,7 @@ def test_rows_whose_mode_is_about_to_vanish_stand_still(
     points = laplace_rows(
         state.problem, state.theta.unsqueeze(0), state.problem.active.unsqueeze(0), state.u.unsqueeze(0), 200
     )
-    monkeypatch.setattr(merging, "SOFT", soft)
+    monkeypatch.setattr(remedies, "SOFT", soft)
     after = type2_rows.step(state.problem, type2_rows.started(state.problem, points), Stop(progress=False))
     assert after.moving.tolist() == [moves]
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Status, Stop
-from pyro_evidence.laplace import approximation, type2
-from pyro_evidence.laplace.hyperparameters import gradient, pruning
-from pyro_evidence.laplace.hyperparameters.merging import is_singular
+from pyro_evidence.laplace import approximation, gradient, pruning, type2
+from pyro_evidence.laplace.remedies import is_singular
 from pyro_evidence.program import LogJoint
 from tests.models_for_tests.engine_models import (
     classes,

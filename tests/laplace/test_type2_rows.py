@@ -21,11 +21,10 @@ from pyro_evidence import (
     committee,
     gauss_newton,
 )
-from pyro_evidence.iterate import Fit, iterate
-from pyro_evidence.laplace import approximation, approximation_rows, type2, type2_rows
+from pyro_evidence.fitting.iterate import Fit, iterate
+from pyro_evidence.laplace import approximation, approximation_rows, gradient, type2, type2_rows
 from pyro_evidence.laplace.approximation_rows import LaplaceRows
-from pyro_evidence.laplace.hyperparameters import gradient
-from pyro_evidence.laplace.hyperparameters.merging import is_singular
+from pyro_evidence.laplace.remedies import is_singular
 from pyro_evidence.models.mlp import MLP, Regression, ard
 from pyro_evidence.numerics import newton, trust_region
 from pyro_evidence.program import LogJoint

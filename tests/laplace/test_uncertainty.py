@@ -13,7 +13,7 @@ from torch.distributions import constraints
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
-from pyro_evidence.laplace.hyperparameters.uncertainty import hyperparameter_covariance
+from pyro_evidence.laplace.uncertainty import hyperparameter_covariance
 from pyro_evidence.program import LogJoint
 from tests.laplace.test_hyperparameters import GROUP, covariance, data, log_evidence, mixed
 from tests.models_for_tests.engine_models import positive

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import EvidenceEM, Start, Stop, restarts
+from pyro_evidence import EvidenceEM, Start, Stop
+from pyro_evidence.fitting import restarts
+from pyro_evidence.fitting.restarts import CRAWLING, advance, leapt
 from pyro_evidence.mixture import evidence, updates
 from pyro_evidence.mixture.fit import begin
 from pyro_evidence.mixture.posterior import MixturePosterior
@@ -16,7 +18,6 @@ from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca.fit import begin as begin_planes
 from pyro_evidence.mppca.rounds import MPPCARestarts
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.restarts import CRAWLING, advance, leapt
 
 
 def overlapping(num: int = 2000, clusters: int = 3, columns: int = 2) -> Tensor:

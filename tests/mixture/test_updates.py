@@ -15,7 +15,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 from pyro_evidence import datasets
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import mode as mixture_mode
-from pyro_evidence.mixture import rows as mixture_rows
+from pyro_evidence.mixture import rounds as mixture_rows
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, mixture_data
 from pyro_evidence.mixture.updates import (
     BoundedInflation,

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_evidence import LaplaceEvidence
-from pyro_evidence.curvature import damped, exact_hessian
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf import AR1, BYM2, ICAR, GaussianField, Neighbours, RandomWalk
+from pyro_evidence.precision import damped, exact_hessian
 from tests.oracles import gmrf as oracle
 
 SQUARE = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [3, 4], [4, 1]])

@@ -6,13 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.fitting.restarts import advance
 from pyro_evidence.mixture.updates import BoundedInflation
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
+from pyro_evidence.mppca.components import candidates, greedily_deleted
 from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.number.deletion import candidates, greedily_deleted
 from pyro_evidence.mppca.updates import Ties
-from pyro_evidence.restarts import advance
 from tests.mppca.test_fit import planes
 
 RULE = mppca_rounds.rule_of(BoundedInflation())

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop, UnsupportedModel
-from pyro_evidence.chunks import Slices
-from pyro_evidence.chunks.join import ALONE
+from pyro_evidence.data import Slices
+from pyro_evidence.data.ranks import ALONE
 from pyro_evidence.models.mppca import DiagonalNoise, PerColumn, mppca
 from pyro_evidence.mppca import curvature, fit, missing, start
+from pyro_evidence.mppca.chunks import StreamedRows
 from pyro_evidence.mppca.posterior import MPPCAPosterior
-from pyro_evidence.mppca.streamed.data import StreamedRows
 
 assert_close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
 QUIET = Stop(progress=False, throw=False)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.quadrature.block_rules import block_rule
-from pyro_evidence.numerics.quadrature.nodes import Rule, gauss_hermite, product
+from pyro_evidence.numerics.quadrature.rules import Rule, block_rule, gauss_hermite, product
 
 
 @pytest.mark.parametrize("num_dims", range(4, 11))

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.quadrature import axis_map, chart, nodes
-from pyro_evidence.numerics.quadrature.interpolated import EDGE, Interpolated, Lattice, Normal, lagrange, spline
-from pyro_evidence.numerics.quadrature.trend import Trend
+from pyro_evidence.numerics.quadrature import reparameterise, rules
+from pyro_evidence.numerics.quadrature.densities import EDGE, Interpolated, Lattice, Normal, Trend, lagrange, spline
 
 
 def moment(powers: tuple[int, ...]) -> float:
@@ -18,39 +17,39 @@ def moment(powers: tuple[int, ...]) -> float:
     return math.prod(0 if p % 2 else math.prod(range(p - 1, 0, -2)) for p in powers)
 
 
-def weighted(rule: nodes.Rule, powers: tuple[int, ...]) -> float:
+def weighted(rule: rules.Rule, powers: tuple[int, ...]) -> float:
     values = (rule.nodes ** torch.tensor(powers, dtype=torch.float64)).prod(-1)
     return float((rule.log_weights.exp() * values).sum())
 
 
 @pytest.mark.parametrize("num", [1, 2, 5, 9, 25])
 def test_gauss_hermite_is_exact_to_its_degree(num: int) -> None:
-    rule = nodes.gauss_hermite(num)
+    rule = rules.gauss_hermite(num)
     for degree in range(min(2 * num, 16)):
         assert weighted(rule, (degree,)) == pytest.approx(moment((degree,)), rel=1e-11, abs=1e-11)
 
 
 def test_a_product_is_exact_on_every_axis_the_last_one_fastest() -> None:
-    rule = nodes.product(nodes.gauss_hermite(4), 3)
+    rule = rules.product(rules.gauss_hermite(4), 3)
     assert weighted(rule, (2, 4, 6)) == pytest.approx(moment((2, 4, 6)))
     assert torch.equal(rule.nodes[:4, 0], rule.nodes[:1, 0].expand(4))
 
 
 @pytest.mark.parametrize("num_dims", range(1, 9))
 def test_central_composite_designs_are_exact_to_degree_four(num_dims: int) -> None:
-    rule = nodes.central_composite(num_dims)
+    rule = rules.central_composite(num_dims)
     assert len(rule.nodes) == 1 + 2 * num_dims + {5: 16, 6: 32, 7: 64, 8: 64}.get(num_dims, 2**num_dims)
     for degree in range(5):
         for axes in itertools.combinations_with_replacement(range(num_dims), degree):
             powers = tuple(axes.count(i) for i in range(num_dims))
             assert weighted(rule, powers) == pytest.approx(moment(powers), abs=1e-11)
             if degree <= 3:
-                assert weighted(nodes.axes_of(rule), powers) == pytest.approx(moment(powers), abs=1e-11)
+                assert weighted(rules.axes_of(rule), powers) == pytest.approx(moment(powers), abs=1e-11)
 
 
-def bent() -> axis_map.AxisMap:
+def bent() -> reparameterise.AxisMap:
     parts = ([0.3, -1.0], [0.7, 2.0], [-0.6, 0.4], [0.8, 1.2])
-    return axis_map.AxisMap(*(torch.tensor(p) for p in parts))
+    return reparameterise.AxisMap(*(torch.tensor(p) for p in parts))
 
 
 def test_the_axis_map_has_its_inverse_and_its_slope() -> None:
@@ -63,23 +62,23 @@ def test_the_axis_map_has_its_inverse_and_its_slope() -> None:
 def test_the_fitted_map_makes_a_density_of_its_family_normal() -> None:
     t = torch.linspace(-4.0, 4.0, 13).expand(2, -1)
     z = bent().inverse(t.mT).mT
-    each = [axis_map.AxisMap(*(p[i : i + 1] for p in vars(bent()).values())) for i in range(2)]
+    each = [reparameterise.AxisMap(*(p[i : i + 1] for p in vars(bent()).values())) for i in range(2)]
     log_slope = torch.stack([one.log_slope(row.unsqueeze(-1)) for one, row in zip(each, z, strict=True)])
-    found = axis_map.fitted(t, -0.5 * z.square() - log_slope)
+    found = reparameterise.fitted(t, -0.5 * z.square() - log_slope)
     for ours, exact in zip(vars(found).values(), vars(bent()).values(), strict=True):
         torch.testing.assert_close(ours, exact, rtol=2e-3, atol=2e-3)  # pulled a little to the identity
 
 
 def test_a_normal_density_keeps_the_identity() -> None:
     t = torch.linspace(-3.0, 3.0, 9).expand(1, -1)
-    found = axis_map.fitted(t, -0.5 * t.square())
-    for ours, exact in zip(vars(found).values(), vars(axis_map.identity(1)).values(), strict=True):
+    found = reparameterise.fitted(t, -0.5 * t.square())
+    for ours, exact in zip(vars(found).values(), vars(reparameterise.identity(1)).values(), strict=True):
         torch.testing.assert_close(ours, exact, rtol=0, atol=1e-9)
 
 
 def test_a_chart_goes_there_and_back() -> None:
     precision = torch.tensor([[2.0, 0.8], [0.8, 1.0]])
-    where = chart.chart(torch.tensor([1.0, -2.0]), precision)
+    where = reparameterise.chart(torch.tensor([1.0, -2.0]), precision)
     probes = where.probes()
     along = (probes - where.centre).reshape(2, -1, 2)
     drop = -0.5 * torch.einsum("dji,ik,djk->dj", along, precision, along)
@@ -92,10 +91,10 @@ def test_a_chart_goes_there_and_back() -> None:
 
 def interpolated() -> Interpolated:
     """A density over two correlated axes whose log ratio to the normal is a polynomial."""
-    rule = nodes.gauss_hermite(7)
-    z = nodes.product(rule, 2).nodes
+    rule = rules.gauss_hermite(7)
+    z = rules.product(rule, 2).nodes
     log_ratio = ratio(z)
-    log_norm = (nodes.product(rule, 2).log_weights + log_ratio).logsumexp(0)
+    log_norm = (rules.product(rule, 2).log_weights + log_ratio).logsumexp(0)
     return Interpolated(rule, (log_ratio - log_norm).reshape(7, 7))
 
 
@@ -104,7 +103,7 @@ def ratio(z: Tensor) -> Tensor:
 
 
 def test_an_interpolated_density_is_the_polynomials() -> None:
-    density, rule = interpolated(), nodes.product(nodes.gauss_hermite(25), 2)
+    density, rule = interpolated(), rules.product(rules.gauss_hermite(25), 2)
     near = rule.nodes[(rule.nodes.abs() < 2.5).all(-1)]
     log_norm = rule.log_mean(ratio(rule.nodes))
     exact = ratio(near) - log_norm - 0.5 * near.square().sum(-1) - math.log(math.tau)
@@ -137,28 +136,28 @@ def test_draws_have_the_density_that_is_said(density: Interpolated | Normal) -> 
 
 
 def test_a_spline_and_a_polynomial_go_through_their_nodes() -> None:
-    nodes = torch.tensor([-2.0, -0.7, 0.1, 1.3, 2.5])
+    rules = torch.tensor([-2.0, -0.7, 0.1, 1.3, 2.5])
     for basis in (lagrange, spline):
-        torch.testing.assert_close(basis(nodes, nodes.unsqueeze(-1)), torch.eye(5), rtol=0, atol=1e-12)
+        torch.testing.assert_close(basis(rules, rules.unsqueeze(-1)), torch.eye(5), rtol=0, atol=1e-12)
     z = torch.linspace(-2.0, 2.5, 31).unsqueeze(-1)
-    cubic, line = nodes**3 - nodes, 2.0 * nodes - 1.0
-    torch.testing.assert_close(lagrange(nodes, z) @ cubic, (z**3 - z)[:, 0])
-    torch.testing.assert_close(spline(nodes, z) @ line, (2.0 * z - 1.0)[:, 0])
+    cubic, line = rules**3 - rules, 2.0 * rules - 1.0
+    torch.testing.assert_close(lagrange(rules, z) @ cubic, (z**3 - z)[:, 0])
+    torch.testing.assert_close(spline(rules, z) @ line, (2.0 * z - 1.0)[:, 0])
 
 
 def test_a_spline_does_not_magnify_rounding() -> None:
-    nodes = torch.linspace(-8.0, 8.0, 25)
+    rules = torch.linspace(-8.0, 8.0, 25)
     noise = 1e-8 * (-1.0) ** torch.arange(25.0)
     z = torch.linspace(-8.0, 8.0, 501).unsqueeze(-1)
-    assert float((spline(nodes, z) @ noise).abs().max()) < 3e-8
-    assert float((lagrange(nodes, z) @ noise).abs().max()) > 1e-5
-    assert float((spline(nodes, z) @ (0.3 * nodes).cos() - (0.3 * z[:, 0]).cos()).abs().max()) < 2e-3
+    assert float((spline(rules, z) @ noise).abs().max()) < 3e-8
+    assert float((lagrange(rules, z) @ noise).abs().max()) > 1e-5
+    assert float((spline(rules, z) @ (0.3 * rules).cos() - (0.3 * z[:, 0]).cos()).abs().max()) < 2e-3
 
 
 @pytest.mark.parametrize("num", [1, 7, 45, 95])
 def test_small_weights_are_right_to_all_digits(num: int) -> None:  # oracle: numpy
     points, weights = np.polynomial.hermite_e.hermegauss(num)
-    rule = nodes.gauss_hermite(num)
+    rule = rules.gauss_hermite(num)
     assert rule.nodes[:, 0].tolist() == pytest.approx(points.tolist(), abs=1e-12)
     log_weights = np.log(weights) - 0.5 * np.log(2.0 * np.pi)
     assert rule.log_weights.tolist() == pytest.approx(log_weights.tolist(), abs=1e-11)
@@ -196,7 +195,7 @@ def test_a_lattice_knows_its_axes_in_any_order() -> None:
 
 
 def test_a_trend_is_exact_at_nodes_and_wherever_it_is_a_polynomial_of_its_degree() -> None:
-    z = nodes.product(nodes.gauss_hermite(6), 2).nodes
+    z = rules.product(rules.gauss_hermite(6), 2).nodes
 
     def value(z: Tensor) -> Tensor:
         x, y = z.unbind(-1)
@@ -209,7 +208,7 @@ def test_a_trend_is_exact_at_nodes_and_wherever_it_is_a_polynomial_of_its_degree
 
 
 def test_a_trend_does_not_run_away_beyond_its_nodes() -> None:
-    z = nodes.gauss_hermite(9).nodes
+    z = rules.gauss_hermite(9).nodes
     found = Trend(z, z.exp())
     assert torch.equal(found(z[-1:] + 100.0), z[-1:].exp())
 

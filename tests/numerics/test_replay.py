@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.replay.side_by_side import replay
-from pyro_evidence.numerics.replay.tape import Unrecordable
+from pyro_evidence.numerics.recorded import Unrecordable, replay
 
 A = torch.tensor([[2.0, 0.3], [0.3, 1.0]], dtype=torch.float64)
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop, class_conditional
-from pyro_evidence.drawing import DASHES, MARKERS
+from pyro_evidence.display import DASHES, MARKERS
 from pyro_evidence.infer import ClassConditional
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
 

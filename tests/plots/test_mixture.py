@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start
 from pyro_evidence.compare.learning_curve import LearningCurve, learning_curve
-from pyro_evidence.drawing import MARKERS
+from pyro_evidence.display import MARKERS
 from pyro_evidence.mixture import MixturePosterior, Unregularised
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture

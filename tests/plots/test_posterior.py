@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior
-from pyro_evidence.drawing import MARKERS
+from pyro_evidence.display import MARKERS
 from pyro_evidence.plots import posterior as plots_posterior
 
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from pyro_evidence import BadInput, OverlapEM, Stop
-from pyro_evidence.drawing import DASHES
+from pyro_evidence.display import DASHES
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.prbf.posterior import PRBFPosterior
 

@@ -10,8 +10,8 @@ from torch.distributions import MultivariateNormal
 from pyro_evidence import OverlapEM
 from pyro_evidence.models.covariances import Covariance, Diagonal, Spherical
 from pyro_evidence.models.prbf import Full, prbf
-from pyro_evidence.prbf.correlation import FOLDS, covariance_gain
 from pyro_evidence.prbf.posterior import PRBFPosterior
+from pyro_evidence.prbf.updates import FOLDS, covariance_gain
 
 
 def classes(correlation: float, num: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -5,14 +5,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.models.covariances import Covariance, Diagonal, Full, Spherical
-from pyro_evidence.prbf.densities import (
-    Network,
-    Point,
-    class_data,
-    evaluate,
-    log_density,
-    stacked_data,
-)
+from pyro_evidence.prbf.densities import Network, Point, class_data, evaluate, log_density, stacked_data
 from tests.models_for_tests.prbf_cases import random_network, three_classes
 from tests.oracles import prbf as naive
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.numerics.quadrature.nodes import quasi_normal
+from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.program import links
 from pyro_evidence.program.links import Link
 

@@ -24,7 +24,6 @@ from pyro_evidence import (
     thames,
     to_inference_data,
 )
-from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.models.basis import GaussianRBF, Linear
 from pyro_evidence.models.formula.mixed import mixed
 from pyro_evidence.models.gp import gp_regression
@@ -35,6 +34,7 @@ from pyro_evidence.models.regression import regression
 from pyro_evidence.models.wrappers import marginalised, with_background
 from pyro_evidence.mppca import MPPCAPosterior
 from pyro_evidence.prbf.posterior import PRBFPosterior
+from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.relevance.posteriors import RVMPosterior
 from tests.refusals.remedies import LABELS, LINE, Remedy, X, Y, fit, normal, observed, plain
 from tests.refusals.remedies import regression as by_hand

@@ -24,7 +24,7 @@ from pyro_evidence import (
     Start,
     UnsupportedModel,
 )
-from pyro_evidence.chunks import Groups
+from pyro_evidence.data import Groups
 from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
 from pyro_evidence.mixture import BoundedInflation
 from pyro_evidence.mixture.expectation import Mixture

@@ -28,7 +28,7 @@ from pyro_evidence import (
     to_inference_data,
 )
 from pyro_evidence.compare import NUTSRun, SVIRun, compare
-from pyro_evidence.distributed import shards
+from pyro_evidence.data.distributed import shards
 from pyro_evidence.errors import TooLarge
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.regression import regression as of_basis
@@ -121,24 +121,6 @@ def chain_in_a_corner() -> Any:
     return chains.get_samples()["m"]
 
 
-def older(path: Path, **changes: Any) -> Path:
-    """A file as earlier releases wrote it."""
-    torch.save(fit(LINE, X, Y)._record() | changes, path)
-    return path
-
-
-def load_by(version: str, path: Path) -> Any:
-    with mock.patch.object(torch, "__version__", version):
-        return LaplacePosterior.load(path, LINE)
-
-
-def saved_again(path: Path) -> Any:
-    with mock.patch.object(torch, "__version__", "2.13.0"):
-        found = LaplacePosterior.load(older(path), LINE)
-    found.save(path)
-    return load_by("2.9.1", path)
-
-
 def on(place: str) -> Any:
     """A posterior read on a machine without another device."""
 
@@ -193,7 +175,7 @@ def without_first() -> Any:
 
 
 def left_out(**by: Any) -> Any:
-    with mock.patch("pyro_evidence.laplace.new_data.leave_out.NUMBERS", 1000):
+    with mock.patch("pyro_evidence.posterior.reweighted.NUMBERS", 1000):
         return fit(LINE, X, Y).loo(**by).elpd
 
 
@@ -278,18 +260,6 @@ RARE: dict[str, Remedy] = {
     ),
     "a mode in a corner": Remedy(
         BadInput, r"run NUTS on posterior\.model", lambda: in_a_corner().corrected(100), chain_in_a_corner
-    ),
-    "a file that torch reads unsafely": Remedy(
-        BadInput,
-        r"load it with torch 2\.10 or newer and save it again",
-        lambda: in_a_folder(lambda path: load_by("2.9.1", older(path))),
-        lambda: in_a_folder(saved_again),
-    ),
-    "a file that somebody has changed": Remedy(
-        BadInput,
-        "fit again",
-        lambda: in_a_folder(lambda path: load_by("2.13.0", older(path, log_evidence=torch.tensor(1.0)))),
-        lambda: fit(LINE, X, Y),
     ),
     "a device that is not here": Remedy(BadInput, r"Pass map_location='cpu'", lambda: on("cuda"), lambda: on("cpu")),
     "a covariance away from the maximum": Remedy(

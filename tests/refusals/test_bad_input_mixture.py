@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, NotConverged, Start, Stop, class_conditional
-from pyro_evidence.iterate import Status
+from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.mixture import GreedyDeletion, Unregularised, WeightDecay
 from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.posterior import MixturePosterior

@@ -6,9 +6,9 @@ from pyro.infer import Predictive
 from torch import Tensor
 
 from pyro_evidence import REVM, RVM, BadInput
-from pyro_evidence.laplace.corrected import CorrectedPosterior
 from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
+from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 
 

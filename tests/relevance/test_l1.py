@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_evidence.relevance import axis_evidence, mode
 from pyro_evidence.relevance.weights import LinearTarget, Penalised
-from pyro_evidence.structure.observed_parts import Part
+from pyro_evidence.structure.observed import Part
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pyro_evidence.relevance import mode
 from pyro_evidence.relevance.weights import LinearTarget
-from pyro_evidence.structure.observed_parts import Part
+from pyro_evidence.structure.observed import Part
 
 
 def logistic_target(Phi: Tensor, t: Tensor) -> LinearTarget:

@@ -12,9 +12,9 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.curvature import choices
 from pyro_evidence.errors import TooLarge, UnsupportedModel
 from pyro_evidence.numerics import linalg
+from pyro_evidence.precision import choices
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity, Climbing, LinearDensity
 from pyro_evidence.structure.recognise import Structure, recognise

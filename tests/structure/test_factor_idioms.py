@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, laplace_state
-from pyro_evidence.laplace.hyperparameters.gradient import slope
+from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
-from pyro_evidence.structure.factors.cells import Summands, cells
+from pyro_evidence.structure.factor_cells import Summands, cells
 from tests.models_for_tests.hierarchies import positive
 
 NUM = 24  # groups

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
-from pyro_evidence.curvature.choices import exact_hessian
-from pyro_evidence.curvature.pattern import assembled
 from pyro_evidence.errors import TooLarge, UnsupportedModel
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, is_certified, laplace_problem, laplace_state
-from pyro_evidence.laplace.hyperparameters.gradient import slope
+from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.precision.choices import exact_hessian
+from pyro_evidence.precision.dense import assembled
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
-from pyro_evidence.structure.factors.structured import Structured
+from pyro_evidence.structure.factor_density import Structured
 from tests.models_for_tests import hierarchies
 from tests.models_for_tests.hierarchies import CASES, LIKELIHOODS, positive
 
@@ -201,7 +201,7 @@ def test_a_fit_whose_certificate_fails_is_made_dense(monkeypatch: pytest.MonkeyP
     torch.manual_seed(0)
     model, args = hierarchies.crossed("bernoulli", 5, False)
     expected = LaplaceEvidence(model, stop=Stop(progress=False)).run(*args)
-    monkeypatch.setattr("pyro_evidence.structure.factors.mode.CLOSE", 0.0)
+    monkeypatch.setattr("pyro_evidence.structure.factor_mode.CLOSE", 0.0)
     found = LaplaceEvidence(model, stop=Stop(progress=False)).run(*args)
     assert expected.state.problem.factors is not None and found.state.problem.factors is None
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-8, atol=1e-8)

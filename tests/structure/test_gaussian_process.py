@@ -18,20 +18,19 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, Stop, gauss_newton
-from pyro_evidence.curvature import gaussian_process_mode
-from pyro_evidence.curvature.gaussian_process import LatentPrecision
-from pyro_evidence.curvature.gaussian_process_mode import WhitenedFactor
 from pyro_evidence.datasets import ripley_train
-from pyro_evidence.laplace import approximation, type2
+from pyro_evidence.laplace import approximation, gradient, type2
 from pyro_evidence.laplace.approximation import laplace_state
-from pyro_evidence.laplace.hyperparameters import gradient
-from pyro_evidence.laplace.hyperparameters.metric import information
+from pyro_evidence.laplace.metric import information
 from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
 from pyro_evidence.models.kernels import RBF, Linear, Matern32, Matern52, RationalQuadratic
 from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.precision import gaussian_process_mode
+from pyro_evidence.precision.gaussian_process import LatentPrecision
+from pyro_evidence.precision.gaussian_process_mode import WhitenedFactor
 from pyro_evidence.program import LogJoint
-from pyro_evidence.structure import groups, observed_parts, probes
+from pyro_evidence.structure import groups, observed, probes
 from pyro_evidence.structure import recognise as structure
 
 QUIET = Stop(progress=False)
@@ -386,7 +385,7 @@ def test_the_mode_of_labels_is_found_by_formulas(monkeypatch: pytest.MonkeyPatch
     at, dense = problems(gp_classifier(RBF(), jitter=1e-2))
     laplace_state(at, at.joint.initial_theta, at.joint.initial_u)  # where the formula is recognised
     expected = laplace_state(dense, at.joint.initial_theta + 0.3, at.joint.initial_u)
-    monkeypatch.setattr(observed_parts, "slope_and_curvature", None)
+    monkeypatch.setattr(observed, "slope_and_curvature", None)
     monkeypatch.setattr(gaussian_process_mode, "slope_and_curvature", None)
     state = laplace_state(at, at.joint.initial_theta + 0.3, at.joint.initial_u)
     torch.testing.assert_close(state.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-9)

@@ -13,8 +13,8 @@ from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, exact_hessian, gauss_newton
 from pyro_evidence.laplace.approximation import laplace_problem
-from pyro_evidence.laplace.nested.outer_joint import OuterJoint
 from pyro_evidence.models.mlp import MLP
+from pyro_evidence.nested.outer_joint import OuterJoint
 from pyro_evidence.program.log_joint import LogJoint
 
 

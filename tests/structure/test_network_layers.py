@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.structure import network_layers
-from pyro_evidence.structure.network_layers import Activation, Layer
+from pyro_evidence.structure import network
+from pyro_evidence.structure.network import Activation, Layer
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-11)
 
@@ -40,12 +40,12 @@ def test_a_tangent_is_linear_in_the_weights_and_touches_the_network() -> None:
 
     def both(step: float) -> tuple[Tensor, Tensor]:
         layers = layers_of(u[:1] + step * away, widths)
-        found = (f(layers) for f in (lambda w: network_layers.outputs(X, w, torch.tanh), tangent))
+        found = (f(layers) for f in (lambda w: network.outputs(X, w, torch.tanh), tangent))
         exact, straight = found
         return exact, straight
 
     def tangent(layers: list[Layer]) -> Tensor:
-        return network_layers.tangent(X, layers, at, torch.tanh)
+        return network.tangent(X, layers, at, torch.tanh)
 
     here = both(0.0)[0]
     assert_exact(both(0.0)[1], here)
@@ -59,18 +59,18 @@ def test_outputs_are_those_of_a_module() -> None:  # oracle: torch's own layers
     (W, b), (V, c) = layers_of(u, (3, 5, 2))
     module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
     module.load_state_dict({"0.weight": W[0].mT, "0.bias": b[0], "2.weight": V[0].mT, "2.bias": c[0]})
-    assert_exact(network_layers.outputs(X, [(W, b), (V, c)], torch.tanh)[0], module(X).detach())
+    assert_exact(network.outputs(X, [(W, b), (V, c)], torch.tanh)[0], module(X).detach())
 
 
 @pytest.mark.parametrize("widths", [(1, 1, 1), (3, 4, 1), (2, 3, 3), (2, 4, 3, 2)])
 @pytest.mark.parametrize("activation", [torch.tanh, torch.nn.functional.softplus])
 def test_jacobian_is_that_of_autograd(widths: tuple[int, ...], activation: Activation) -> None:
     u, X = draw(widths)
-    found = network_layers.jacobian(network_layers.forward(X, layers_of(u, widths), activation))
+    found = network.jacobian(network.forward(X, layers_of(u, widths), activation))
     J = torch.cat([part.flatten(3) for layer in found for part in layer], -1)
     for row in range(len(u)):
         at = u[row].clone().requires_grad_()
-        eta = network_layers.outputs(X, layers_of(at.unsqueeze(0), widths), activation)[0]
+        eta = network.outputs(X, layers_of(at.unsqueeze(0), widths), activation)[0]
         assert_exact(J[row].flatten(0, 1), derivatives.jacobian(eta.reshape(-1), at))
 
 
@@ -79,9 +79,9 @@ def test_bend_is_the_hessian_of_a_weighted_sum_of_outputs(activation: Activation
     widths = (3, 4, 2)
     u, X = draw(widths)
     g = torch.randn(2, 7, 2, generator=torch.Generator().manual_seed(1))
-    within, across = network_layers.bend(network_layers.forward(X, layers_of(u, widths), activation, 2), g)
+    within, across = network.bend(network.forward(X, layers_of(u, widths), activation, 2), g)
     total = derivatives.hessian(
-        lambda v, _: (g * network_layers.outputs(X, layers_of(v, widths), activation)).sum((-2, -1)), u, u
+        lambda v, _: (g * network.outputs(X, layers_of(v, widths), activation)).sum((-2, -1)), u, u
     )
     into = torch.cat([torch.arange(12).reshape(3, 4), torch.arange(12, 16).reshape(1, 4)]).mT  # (H, I + 1)
     out = torch.arange(16, 24).reshape(4, 2)
@@ -97,7 +97,7 @@ def test_bend_is_the_hessian_of_a_weighted_sum_of_outputs(activation: Activation
 
 def test_slope_of_a_constant_is_zero() -> None:
     a = torch.randn(3)
-    assert_exact(network_layers.slope(torch.ones_like, a), torch.zeros(3))
+    assert_exact(network.slope(torch.ones_like, a), torch.zeros(3))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_slope_of_a_constant_is_zero() -> None:
     [(torch.tanh, True), (torch.erf, True), (lambda a: a, True), (torch.relu, False), (torch.cos, False)],
 )
 def test_odd_activations_are_told_from_others(activation: Activation, odd: bool) -> None:
-    assert network_layers.is_odd(activation) is odd
+    assert network.is_odd(activation) is odd
 
 
 def relabelled(W: Tensor, b: Tensor, V: Tensor, odd: bool) -> list[Tensor]:
@@ -131,12 +131,12 @@ def test_symmetries_are_counted(kind: str, odd: bool) -> None:
     W[:, zero], b[zero], V[zero] = 0.0, 0.0, 0.0
     all_of_them = torch.stack(relabelled(W, b, V, odd)) + 0.0  # no -0
     different = len(all_of_them.unique(dim=0))
-    assert math.exp(network_layers.log_symmetries(4, odd)) == pytest.approx(len(all_of_them))
-    left = network_layers.log_symmetries(4, odd) - network_layers.log_stabiliser((W, b), V, odd, 1e-9)
+    assert math.exp(network.log_symmetries(4, odd)) == pytest.approx(len(all_of_them))
+    left = network.log_symmetries(4, odd) - network.log_stabiliser((W, b), V, odd, 1e-9)
     assert math.exp(left) == pytest.approx(different)
 
 
 def test_units_that_differ_by_less_than_the_tolerance_are_copies() -> None:
     W, b, V = torch.tensor([[1.0, 1.0 + 1e-6]]), torch.zeros(2), torch.ones(2, 1)
-    assert network_layers.log_stabiliser((W, b), V, True, 1e-4) == pytest.approx(math.log(2.0))
-    assert network_layers.log_stabiliser((W, b), V, True, 1e-8) == pytest.approx(0.0)
+    assert network.log_stabiliser((W, b), V, True, 1e-4) == pytest.approx(math.log(2.0))
+    assert network.log_stabiliser((W, b), V, True, 1e-8) == pytest.approx(0.0)

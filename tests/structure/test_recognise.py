@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.curvature.pattern import assembled
 from pyro_evidence.numerics.derivatives import generic, pullback
 from pyro_evidence.numerics.linalg import available_bytes
+from pyro_evidence.precision.dense import assembled
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise as structure
 from pyro_evidence.structure.density import AutogradDensity, LinearDensity

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence
-from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, laplace_state
-from pyro_evidence.laplace.hyperparameters.gradient import slope
+from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.numerics.newton import Limits
+from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure import factor_derivatives as factors_steps
 from pyro_evidence.structure import recognise
-from pyro_evidence.structure.factors import steps as factors_steps
 
 
 def counts(num: int, seed: int = 0) -> Tensor:

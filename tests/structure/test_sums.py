@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Stop
-from pyro_evidence.curvature.choices import exact_hessian
 from pyro_evidence.errors import TooLarge
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, is_certified, laplace_problem, laplace_state
-from pyro_evidence.laplace.hyperparameters.gradient import slope
+from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
 from tests.models_for_tests.hierarchies import positive

@@ -16,7 +16,6 @@ Rue and Held (2005), Gaussian Markov Random Fields, chapters 2 and 3.
 """
 
 from pyro_evidence.models.gmrf.field import GaussianField
-from pyro_evidence.models.gmrf.graph import BYM2, ICAR, Neighbours
-from pyro_evidence.models.gmrf.walk import AR1, RandomWalk
+from pyro_evidence.models.gmrf.fields import AR1, BYM2, ICAR, Neighbours, RandomWalk
 
 __all__ = ["AR1", "BYM2", "ICAR", "GaussianField", "Neighbours", "RandomWalk"]

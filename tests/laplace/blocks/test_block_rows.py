@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyro_evidence.blocks.marginal import Marginal, Place, near_places
 from pyro_evidence.laplace.approximation import Problem, laplace_state
-from pyro_evidence.laplace.blocks.marginal import Marginal, Place
-from pyro_evidence.laplace.blocks.rows import near_places
-from pyro_evidence.laplace.nested import inner
+from pyro_evidence.nested import inner
 from tests.models_for_tests.grouped_models import (
     Model,
     enumerated,

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyro_evidence.blocks import local
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_problem, laplace_state
-from pyro_evidence.laplace.blocks import local
-from pyro_evidence.laplace.nested.outer_joint import OuterJoint, outer_problem
+from pyro_evidence.nested.outer_joint import OuterJoint, outer_problem
 from pyro_evidence.program.log_joint import LogJoint
 from tests.models_for_tests.sampled_scales import COUNTS, beta_binomial
 

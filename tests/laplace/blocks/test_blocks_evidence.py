@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from pyro_evidence.blocks import integrals
+from pyro_evidence.blocks.terms import RowTerms
 from pyro_evidence.laplace.approximation import laplace_state
-from pyro_evidence.laplace.blocks import derivatives
-from pyro_evidence.laplace.blocks.terms import RowTerms
-from pyro_evidence.laplace.hyperparameters.gradient import slope
+from pyro_evidence.laplace.gradient import slope
 from tests.models_for_tests.engine_models import positive
 from tests.models_for_tests.grouped_models import (
     Model,
@@ -220,7 +220,7 @@ def with_more_data(X: Tensor, group: Tensor, num: int, y: Tensor) -> None:
 def test_louis_formula_is_what_derivatives_give(model: Model) -> None:
     state = state_of(model, *SMALL, nodes=5)
     marginal = state.problem.marginal
-    assert marginal is not None and derivatives.is_linear(marginal.density, 5)
+    assert marginal is not None and integrals.is_linear(marginal.density, 5)
     p, terms = marginal.partition, marginal.density.terms(state.theta)
     own, shared = state.u[p.own], state.u[p.shared] + torch.tensor([0.4, -0.3])
     found = marginal.place(terms, own, shared)

@@ -2,7 +2,7 @@
 
 import torch
 
-from pyro_evidence.laplace.blocks.error import element_names
+from pyro_evidence.laplace.evidence_error import element_names
 from pyro_evidence.program.log_joint import LogJoint
 from tests.evidence_check.test_many import centred, counts
 

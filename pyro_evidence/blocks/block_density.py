@@ -1,0 +1,101 @@
+"""From a model to its blocks, and the letter where there are none."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.blocks.marginal import Limits, Marginal
+from pyro_evidence.blocks.partition import partition
+from pyro_evidence.blocks.terms import BlockDensity
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.precision.choices import Curvature, exact_hessian
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.settings import check_count
+from pyro_evidence.structure.density import LinearPredictors
+from pyro_evidence.structure.factors import Coupled
+from pyro_evidence.structure.recognise import Structure
+
+
+def block_density(joint: LogJoint, structure: Structure, active: Tensor) -> BlockDensity | Coupled:
+    """The log joint density by its independent blocks, or why there are none.
+
+    :param active: coordinates that are not pruned, ``(D,)`` bool.
+    """
+    theta = joint.initial_theta
+    found = partition(joint, active, theta)
+    if isinstance(found, Coupled):
+        return found
+    groups = structure.groups
+    kept = active.new_zeros(0, dtype=torch.float64) if groups is None else groups.loc[found.held]
+    linear = _linear(structure)
+    density = BlockDensity(joint, found, linear, kept, _left_out(structure, active))
+    if linear is not None and not density.explains(theta):
+        return BlockDensity(joint, found, None, kept, density.left_out)
+    return density
+
+
+def _linear(structure: Structure) -> LinearPredictors | None:
+    return structure.linear or (structure.factors.linear if structure.factors is not None else None)
+
+
+def _left_out(structure: Structure, active: Tensor) -> Callable[[Tensor], Tensor]:
+    """The log prior density of pruned coordinates at their mean, nats."""
+    groups = structure.groups
+    if groups is None or bool(active.all()):
+        return lambda theta: theta.new_zeros(())
+    half_log_tau = 0.5 * float(torch.tensor(torch.pi * 2.0).log())
+
+    def left_out(theta: Tensor) -> Tensor:
+        return torch.where(active, 0.0, 0.5 * groups.log_precision(theta) - half_log_tau).sum()
+
+    return left_out
+
+
+def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int, limits: Limits) -> Marginal | None:
+    """What blocks share with the blocks integrated by ``num`` nodes on each axis; None where there are no blocks."""
+    density = block_density(joint, structure, active)
+    return None if isinstance(density, Coupled) else Marginal(density, num, limits, joint.latents.label)
+
+
+def check_nodes(nodes: Any, curvature: Curvature | None) -> int | str:
+    """The setting ``nodes``, checked.
+
+    :raises BadInput: for what is neither a whole number of at least 1 nor ``"auto"``, and beside a curvature that is
+        not the exact Hessian.
+    """
+    if isinstance(nodes, str) and nodes != "auto":
+        raise BadInput(f"nodes={nodes!r}; expected a whole number of at least 1, such as 7, or 'auto'.")
+    number = nodes if isinstance(nodes, str) else check_count("nodes", nodes)
+    if number != 1 and curvature not in (None, exact_hessian):
+        raise BadInput(
+            f"nodes={nodes!r} asks for quadrature about each block's own curvature, which must be the exact Hessian; "
+            f"it came with curvature={getattr(curvature, '__name__', curvature)}. Leave one of them out."
+        )
+    return number
+
+
+def require_blocks(joint: LogJoint, nodes: int | str) -> None:
+    """Refuse quadrature where no coordinates are independent of the others.
+
+    :raises UnsupportedModel: with what ties them together.
+    """
+    active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
+    if isinstance(partition(joint, active, joint.initial_theta), Coupled):
+        raise no_blocks(joint, f"nodes={nodes!r}")
+
+
+def no_blocks(joint: LogJoint, asked: str) -> UnsupportedModel:
+    """The letter for a model whose coordinates are tied together.
+
+    :param asked: the setting or the call that asks for blocks.
+    """
+    active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
+    found = partition(joint, active, joint.initial_theta)
+    reason = found.reason if isinstance(found, Coupled) else "all of them are pruned"
+    return UnsupportedModel(
+        f"{asked} asks for independent blocks, such as groups, but this model has none: {reason}. Crossed effects, "
+        "chains and graphs have none; leave nodes=1, whose posterior.log_evidence_error then estimates Laplace's error "
+        "to second order."
+    )

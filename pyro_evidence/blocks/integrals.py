@@ -1,0 +1,118 @@
+r"""Integrals of all blocks with their first and second derivatives in what blocks share.
+
+Nodes follow the modes of their blocks as these follow ``w``, to first order: :math:`b_q + C (w - w_0)`.  Held, they
+would be left behind by a narrow block whose prior moves with ``w``, and few of them would not tell the slope of its
+integral.  They are held where the prior of blocks is Gaussian whatever ``w``, and data see latents through linear
+predictors ``eta = X w + Z b``.  Then Louis's (1982) formula has it: with ``p_q`` the share of each node in a block's
+integral and ``s_q`` the slope of the block's log density there,
+
+.. math:: \partial^2_{ww} \log \sum_q \dots = \sum_q p_q\, X' \mathrm{diag}(\ell''_q) X
+    + \sum_q p_q s_q s_q' - \bar s \bar s'
+
+which takes two derivatives of the likelihood, however many coordinates are shared.  In general, one pass for each.
+Shapes ``(...)`` stand for nothing, or for rows ``(R,)`` with hyperparameters and shared coordinates of their own.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.blocks.local import Nodes, Path
+from pyro_evidence.blocks.terms import BlockDensity, RowTerms, Terms
+from pyro_evidence.numerics.derivatives import pullback
+
+MOST_NUMBERS = 2**26  # of a design matrix of shared coordinates, or of slopes in them
+
+
+@dataclass(frozen=True)
+class Integrals:
+    """The log integral of each block, and last what belongs to none, with derivatives of their sum.
+
+    :ivar each: nats, ``(..., G + 1)``.
+    :ivar slope: in shared coordinates, ``(..., P)``.
+    :ivar curvature: minus the second derivatives, ``(..., P, P)``.
+    """
+
+    each: Tensor
+    slope: Tensor
+    curvature: Tensor
+
+
+def integrals(terms: Terms | RowTerms, nodes: Nodes, shared: Tensor) -> Tensor:
+    """The log integral of each block, and last what belongs to none, nats, ``(..., G + 1)``."""
+    found = terms(nodes.rows, shared)
+    return torch.cat([(found[..., :-1] + nodes.log_weights).logsumexp(-2), found[..., 0, -1:]], -1)
+
+
+def with_derivatives(
+    terms: Terms | RowTerms, nodes: Nodes, shared: Tensor, path: Path, *, create_graph: bool = False
+) -> Integrals:
+    """The integrals and their derivatives, with a graph of their own on request.
+
+    :param path: on which nodes follow the shared coordinates; not looked at where they are held.
+    :param shared: ``(..., P)``, requires a gradient where a graph is wanted.
+    """
+    with torch.enable_grad():
+        held = is_linear(terms.density, nodes.rows.shape[-2])
+        if held and isinstance(terms, Terms):
+            return _louis(terms, nodes, shared, create_graph)
+        w = shared if create_graph else shared.detach().requires_grad_()
+        each = integrals(terms, nodes if held else replace(nodes, rows=nodes.rows + path.away(w)), w)
+        slope = pullback(each.sum(), w, create_graph=True) if w.numel() else w
+        if not w.numel() or not slope.requires_grad:
+            return Integrals(each, slope, w.detach().new_zeros(*w.shape, w.shape[-1]))
+        columns = [pullback(one.sum(), w, create_graph=create_graph) for one in slope.unbind(-1)]
+        rows = torch.stack(columns, -2)
+    return Integrals(each, slope, -0.5 * (rows + rows.mT))
+
+
+def is_linear(density: BlockDensity, num_nodes: int) -> bool:
+    """Whether shared coordinates, not too many, act through linear predictors of one element each, priors Gaussian."""
+    views, p = density.views, density.partition
+    if density.linear is None or not density.linear.gaussian or not len(p.shared):
+        return False
+    largest = max(num_nodes * p.num_blocks, *(view.num_data for view in views)) * len(p.shared)
+    return largest <= MOST_NUMBERS and all(view.part.layout.num_coupled == 1 for view in views)
+
+
+def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> Integrals:
+    density, read = terms.density, terms.read
+    assert read is not None and read.prior is not None
+    p, total = density.partition, terms.prior(nodes.rows, shared, read)
+    orders = []
+    for view, owner, offset in zip(density.views, density.data_owner, read.offsets, strict=True):
+        eta = view.eta(nodes.rows, shared, density.kept, offset)
+        eta = eta if create_graph else eta.detach().requires_grad_()
+        value = view.part.slot.log_likelihoods(read.trace)(
+            view.part.layout.natural(eta.to(density.joint.dtype))
+        ).double()
+        first = pullback(value.sum(), eta, create_graph=True)
+        second = pullback(first.sum(), eta, create_graph=create_graph)
+        kept = (value, first, second) if create_graph else (value.detach(), first.detach(), second.detach())
+        total = total.index_add(1, owner, kept[0])
+        orders.append((view.design, owner, kept[1].squeeze(-1), kept[2].squeeze(-1)))
+    log_terms = total[:, :-1] + nodes.log_weights
+    each = torch.cat([log_terms.logsumexp(0), total[0, -1:] + torch.as_tensor(read.rest).to(total)])
+    share = torch.cat([log_terms.softmax(0), _first_row(total)], 1)
+    loc, precision = (x[p.shared] for x in read.prior)
+    slope, curvature = -precision * (shared - loc), precision.diag()
+    slopes = total.new_zeros(*share.shape, len(shared))
+    for design, owner, first, second in orders:
+        weight = share[:, owner]
+        slope = slope + design.mT @ (weight * first).sum(0)
+        curvature = curvature - design.mT @ ((weight * second).sum(0).unsqueeze(-1) * design)
+        slopes = slopes.index_add(1, owner, first.unsqueeze(-1) * design)
+    return Integrals(each, slope, curvature - _spread(share[:, :-1], slopes[:, :-1]))
+
+
+def _first_row(total: Tensor) -> Tensor:
+    """The share of nodes in what belongs to no block, which is the same at all of them: the first counts."""
+    return torch.nn.functional.pad(total.new_ones(1, 1), (0, 0, 0, len(total) - 1))
+
+
+def _spread(share: Tensor, slopes: Tensor) -> Tensor:
+    """The covariance of slopes ``(Q, G, P)`` over nodes, summed over blocks, ``(P, P)``."""
+    mean = (share.unsqueeze(-1) * slopes).sum(0)
+    weighted = (share.unsqueeze(-1) * slopes).flatten(0, 1)
+    return weighted.mT @ slopes.flatten(0, 1) - mean.mT @ mean

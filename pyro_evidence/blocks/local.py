@@ -1,0 +1,248 @@
+"""The mode and curvature inside each block given what the blocks share, for all blocks at once.
+
+Shapes ``(...)`` stand for nothing, or for rows ``(R,)`` with hyperparameters and shared coordinates of their own.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.blocks.partition import Partition
+from pyro_evidence.blocks.terms import RowTerms, Terms
+from pyro_evidence.errors import NotPositiveDefinite
+from pyro_evidence.numerics.derivatives import Forward, pullback
+from pyro_evidence.numerics.quadrature.rules import block_rule, joined
+
+NUM_STEPS = 60
+HALVINGS = 40
+
+
+@dataclass(frozen=True)
+class Local:
+    """Value, slope and curvature of each block at one point.
+
+    :ivar value: log joint density of each block, and last what belongs to none, ``(..., G + 1)``.
+    :ivar slope: in the coordinates of all blocks, ``(..., n)``.
+    :ivar curvature: minus the second derivatives, ``(..., G, d, d)`` for each width.
+    """
+
+    value: Tensor
+    slope: Tensor
+    curvature: tuple[Tensor, ...]
+
+
+def local(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph: bool = False) -> Local:
+    """At blocks ``(..., n)`` and shared coordinates ``(..., P)``; with a graph in these and theta on request."""
+    p = terms.density.partition
+    with torch.enable_grad():
+        own = own if create_graph and own.requires_grad else own.detach().requires_grad_()
+        value = terms(own.unsqueeze(-2), shared)[..., 0, :]
+        slope = pullback(value.sum(), own, create_graph=True)
+        rows = [_row(slope, own, mask, create_graph) for mask in _masks(p, own)]
+    curvature, start = [], 0
+    for front in p.fronts:
+        part, shape = slice(start, start + front.numel()), (*own.shape[:-1], *front.shape)
+        curvature.append(-torch.stack([row[..., part].reshape(shape) for row in rows[: front.shape[-1]]], -2))
+        start = part.stop
+    if create_graph:
+        return Local(value, slope, tuple(curvature))
+    return Local(value.detach(), slope.detach(), tuple(c.detach() for c in curvature))
+
+
+def _masks(p: Partition, like: Tensor) -> list[Tensor]:
+    """For each place in a block, which coordinates have it."""
+    place = torch.cat([torch.arange(f.shape[-1], device=f.device).repeat(len(f)) for f in p.fronts])
+    return [(place == k).to(like) for k in range(p.width)]
+
+
+def _row(slope: Tensor, own: Tensor, mask: Tensor, create_graph: bool) -> Tensor:
+    if not slope.requires_grad:
+        return torch.zeros_like(own)
+    return pullback((slope * mask).sum(), own, create_graph=create_graph)
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The mode of every block, and what is known there."""
+
+    own: Tensor  # (..., n)
+    here: Local
+    tril: tuple[Tensor, ...]  # (..., G, d, d) lower Cholesky factor of the curvature, nan where there is none
+
+    def step(self, p: Partition) -> Tensor:
+        """Newton's step of all blocks, ``(..., n)``."""
+        return solved(p, self.tril, self.here.slope)
+
+
+def solved(p: Partition, tril: tuple[Tensor, ...], b: Tensor) -> Tensor:
+    """``D^-1 b`` of all blocks, ``(..., n)``."""
+    parts = zip(p.fronts, tril, b.split([front.numel() for front in p.fronts], -1), strict=True)
+    each = [torch.cholesky_solve(x.reshape(*x.shape[:-1], *f.shape, 1), L) for f, L, x in parts]
+    return torch.cat([x.flatten(-3) for x in each], -1)
+
+
+def block_modes(terms: Terms | RowTerms, own: Tensor, shared: Tensor, tolerance: float) -> Modes:
+    """Newton in every block by itself, from ``own`` ``(..., n)``, steps halved block by block where they do not climb.
+
+    :param tolerance: squared length of a step in posterior standard deviations that counts as none.
+    """
+    p = terms.density.partition
+    here = local(terms, own, shared)
+    gained = torch.zeros_like(here.value[..., :-1])
+    before = torch.full_like(gained, math.inf)
+    for _ in range(NUM_STEPS):
+        step = solved(p, tuple(_positive(D) for D in here.curvature), here.slope)
+        decrement = _by_block(p, step * here.slope)
+        moving = (gained > _slack(terms, here)) | (decrement <= 0.5 * before)  # else it has come to rest, by rounding
+        if not bool((moving & (decrement > tolerance)).any()):
+            break
+        own, new = _climbed(terms, own, shared, step, here, decrement)
+        before, gained, here = decrement, (new.value - here.value)[..., :-1], new
+    return Modes(own, here, tuple(_factor(D) for D in here.curvature))
+
+
+def _by_block(p: Partition, each: Tensor) -> Tensor:
+    return each.new_zeros(*each.shape[:-1], p.num_blocks).index_add(-1, p.block, each)
+
+
+def _slack(terms: Terms | RowTerms, here: Local) -> Tensor:
+    """Rounding of the log joint density of each block, nats, ``(..., G)``."""
+    return 10.0 * float(torch.finfo(terms.density.joint.dtype).eps) * (1.0 + here.value[..., :-1].abs())
+
+
+def _climbed(
+    terms: Terms | RowTerms, own: Tensor, shared: Tensor, step: Tensor, here: Local, decrement: Tensor
+) -> tuple[Tensor, Local]:
+    """The first of ever shorter steps of each block that does not lower it.
+
+    A block stays where what is left of its step promises less than can be told from rounding.
+    """
+    p, slack = terms.density.partition, _slack(terms, here)
+    scale = torch.ones_like(slack)
+    for _ in range(HALVINGS):
+        trial = own + scale[..., p.block] * step
+        new = local(terms, trial, shared)
+        bad = ~((new.value - here.value)[..., :-1] >= 1e-4 * scale * decrement - slack) & (scale > 0)
+        if not bool(bad.any()):
+            return trial, new
+        scale = torch.where(bad, torch.where(scale * decrement > slack, 0.25 * scale, 0.0), scale)
+    trial = own + torch.where(bad, 0.0, scale)[..., p.block] * step
+    return trial, local(terms, trial, shared)
+
+
+def _positive(D: Tensor) -> Tensor:
+    """Cholesky factors of the curvature ``(..., G, d, d)``, eigenvalues in absolute value where it is not positive."""
+    tril = _factor(D)
+    bad = tril.isnan().any(-1).any(-1)
+    if not bool(bad.any()):
+        return tril
+    finite = torch.where(torch.isfinite(D[bad]), D[bad], 0.0)
+    values, vectors = torch.linalg.eigh(finite)
+    values = values.abs().clamp(min=1e-8)  # a flat direction: a long step, halved where it does not climb
+    return tril.index_put((bad,), torch.linalg.cholesky((vectors * values.unsqueeze(-2)) @ vectors.mT))
+
+
+def _factor(D: Tensor) -> Tensor:
+    """Cholesky factors ``(..., G, d, d)``, nan where there is none."""
+    tril, info = torch.linalg.cholesky_ex(D)
+    bad = (info != 0) | ~torch.isfinite(tril).flatten(-2).all(-1)
+    return torch.where(bad[..., None, None], torch.nan, tril) if bool(bad.any()) else tril
+
+
+def require_curved(terms: Terms, modes: Modes) -> None:
+    """Refuse blocks without a mode.
+
+    :raises NotPositiveDefinite: where the curvature of a block is not positive definite at the end of its search.
+    """
+    for L, front in zip(modes.tril, terms.density.partition.fronts, strict=True):
+        bad = L.isnan().flatten(1).any(-1)
+        if bool(bad.any()):
+            raise _not_curved(terms.density.joint.latents.label(int(front[torch.nonzero(bad)[0, 0], 0])))
+
+
+def _not_curved(name: str) -> NotPositiveDefinite:
+    return NotPositiveDefinite(
+        f"the log joint density is not curved downwards in the block of {name}, given all that blocks share; "
+        "expected a mode."
+    )
+
+
+def beside(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph: bool = False) -> Tensor:
+    """Minus the second derivatives between blocks and shared coordinates, ``(..., n, P)``."""
+    with torch.enable_grad():
+        own = own if create_graph and own.requires_grad else own.detach().requires_grad_()
+        away, num = torch.zeros_like(shared).requires_grad_(), shared.shape[-1]
+        if not shared.numel():
+            return own.new_zeros(*own.shape, num)
+        slope = pullback(terms(own.unsqueeze(-2), shared + away).sum(), own, create_graph=True)
+        directions = torch.eye(num).to(shared).reshape(num, *[1] * (shared.dim() - 1), num).expand(-1, *shared.shape)
+        found = -Forward(slope, away, create_graph=create_graph).along(directions).movedim(0, -1)
+    return found if create_graph else found.detach()
+
+
+@dataclass(frozen=True)
+class Path:
+    """How the blocks' modes follow what they share: to first order, by ``slope (w - start)``.
+
+    :ivar start: ``(..., P)``.
+    :ivar slope: ``(..., n, P)``.
+    """
+
+    start: Tensor
+    slope: Tensor
+
+    def away(self, shared: Tensor) -> Tensor:
+        """How far they are from where they were at the start, ``(..., 1, n)``."""
+        return (shared - self.start).unsqueeze(-2) @ self.slope.mT
+
+
+def path(p: Partition, tril: tuple[Tensor, ...], beside: Tensor, start: Tensor) -> Path:
+    """The derivative of modes by the implicit function theorem, ``-D^-1 B``.
+
+    :param beside: ``B`` as :func:`beside` has it.
+    """
+    columns = [solved(p, tril, column) for column in beside.unbind(-1)]
+    return Path(start, -torch.stack(columns, -1) if columns else beside)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Quadrature nodes in every block, ``own = centre + spread z``.
+
+    :ivar rows: ``(..., Q, n)``.
+    :ivar log_weights: of each node and block, the density of the nodes taken out, ``(..., Q, G)``; minus infinity where
+        a block has fewer nodes than others.
+    """
+
+    rows: Tensor
+    log_weights: Tensor
+
+
+def spread(tril: Tensor) -> Tensor:
+    """``S`` with ``S S' = D^-1``, upper triangular, from the Cholesky factor of ``D``, ``(..., G, d, d)``."""
+    if tril.shape[-1] == 1:
+        return tril.reciprocal()
+    identity = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device).expand_as(tril)
+    return torch.linalg.solve_triangular(tril, identity, upper=False).mT
+
+
+def placed(p: Partition, centre: Tensor, tril: tuple[Tensor, ...], num: int) -> Nodes:
+    """The nodes of all blocks about ``centre`` ``(..., n)``, in units of the curvature's Cholesky factors.
+
+    Liu and Pierce (1994), eq. 3; Naylor and Smith (1982).
+
+    :param num: nodes on each axis.
+    """
+    nodes, weights = joined([block_rule(num, front.shape[-1]) for front in p.fronts])
+    rows, log_weights = [], []
+    parts = zip(p.fronts, tril, centre.split([f.numel() for f in p.fronts], -1), nodes, weights, strict=True)
+    for front, L, mean, z, log_weight in parts:
+        z, log_weight = z.to(centre), log_weight.to(centre)
+        away = torch.einsum("...gij,qj->...qgi", spread(L), z)
+        rows.append((mean.reshape(*mean.shape[:-1], 1, *front.shape) + away).flatten(-2))
+        constant = log_weight + 0.5 * z.square().sum(-1) + 0.5 * front.shape[-1] * math.log(math.tau)
+        log_det = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_weights.append(constant.unsqueeze(-1) - log_det.unsqueeze(-2))
+    return Nodes(torch.cat(rows, -1), torch.cat(log_weights, -1))

@@ -1,0 +1,182 @@
+"""Which coordinates fall into independent blocks once the others, the global ones, are given."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.precision.dense import Pattern
+from pyro_evidence.precision.elimination import graph_of
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.factor_cells import distinct, table
+from pyro_evidence.structure.factors import Coupled, follow
+
+NARROW = 3  # dimensions of a block up to which a product of axes is affordable
+MOST_DIMS = 10  # of a block
+MOST_GLOBALS = 100  # coordinates around which the blocks are integrated
+WIDEST = 128  # coordinates of one term, beyond which there are no blocks worth looking for
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Blocks that no term of the log joint density joins, and the coordinates that they share.
+
+    Blocks are numbered in the order of :attr:`fronts`; the number :attr:`num_blocks` stands for none of them.
+    """
+
+    size: int  # D
+    fronts: tuple[Tensor, ...]  # (G, d) coordinates of the blocks of one width, for each width
+    shared: Tensor  # (P,) the global coordinates
+    held: Tensor  # (H,) those that are pruned
+    owner: Mapping[str, Tensor]  # the block of each term of the log joint density, flat, by name
+
+    @cached_property
+    def own(self) -> Tensor:
+        """The coordinates of all blocks, one block after the other, ``(n,)``."""
+        return torch.cat([front.flatten() for front in self.fronts]) if self.fronts else self.shared[:0]
+
+    @cached_property
+    def block(self) -> Tensor:
+        """The block of each of :attr:`own`, ``(n,)``."""
+        widths = [torch.full((len(front),), front.shape[-1], device=front.device) for front in self.fronts]
+        every = torch.arange(self.num_blocks, device=self.shared.device)
+        return every.repeat_interleave(torch.cat(widths)) if widths else every
+
+    @property
+    def num_blocks(self) -> int:
+        """How many there are."""
+        return sum(len(front) for front in self.fronts)
+
+    @property
+    def width(self) -> int:
+        """Coordinates of the widest block."""
+        return max((front.shape[-1] for front in self.fronts), default=0)
+
+    @cached_property
+    def place(self) -> Tensor:
+        """Where each of the ``D`` coordinates stands in ``own``, then ``shared``, then ``held``."""
+        order = torch.cat([self.own, self.shared, self.held])
+        return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+    def block_of(self, index: Tensor) -> Tensor:
+        """The block that coordinates ``(..., k)`` belong to, -1 for none of them, shape ``(...)``."""
+        known = torch.full((self.size + 1,), self.num_blocks, device=index.device)
+        known[self.own] = self.block
+        return known[index].amin(-1) if index.shape[-1] else known.new_full(index.shape[:-1], self.num_blocks)
+
+    @property
+    def sentence(self) -> str:
+        """What was found, for the reader."""
+        parts = [f"{len(f):,} block{'s' if len(f) > 1 else ''} of {f.shape[-1]}" for f in self.fronts]
+        return f"{' and '.join(parts)} by quadrature; {len(self.shared)} global coordinates around them"
+
+
+def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | Coupled:
+    """The blocks of a model, or why there are none.
+
+    :param active: coordinates that are not pruned, ``(D,)`` bool.
+    :param theta: hyperparameters at which a run of the model is followed, ``(T,)``.
+    """
+    followed = follow(joint, joint.initial(1, seed=0)[0], theta, ())
+    if isinstance(followed, Coupled):
+        return followed
+    touched = {n: _of_active(table(g, followed.shapes[n]), active) for n, g in followed.groups.items() if g}
+    widest = max((index.shape[-1] for index in touched.values()), default=0)
+    if widest > WIDEST:
+        return Coupled(f"{followed.widest} ties {widest:,} coordinates together", followed.widest.coordinates)
+    edges = _edges(touched, joint.latents.size, joint.device)
+    found = _best(edges, active)
+    if found is None:
+        return Coupled("no set of at most 100 coordinates, given which the others fall into small blocks, was found")
+    label, shared = found
+    bare = Partition(joint.latents.size, _fronts(label), shared, torch.nonzero(~active).flatten(), {})
+    owner = {n: bare.block_of(index) for n, index in touched.items()}
+    return Partition(bare.size, bare.fronts, bare.shared, bare.held, owner)
+
+
+def around(joint: LogJoint, shared: Tensor, most: int) -> Partition | Coupled:
+    """The blocks that are left once chosen coordinates are given.
+
+    :param shared: which these are, ``(D,)`` bool.
+    :param most: coordinates of a block.
+    """
+    followed = follow(joint, joint.initial(1, seed=0)[0], joint.initial_theta, ())
+    if isinstance(followed, Coupled):
+        return followed
+    touched = {n: table(g, followed.shapes[n]) for n, g in followed.groups.items() if g}
+    label = _components(_edges(touched, joint.latents.size, joint.device), ~shared, most)
+    if label is None:
+        return Coupled(f"given what chunks share, more than {most} coordinates are tied together")
+    bare = Partition(joint.latents.size, _fronts(label), torch.nonzero(shared).flatten(), label[:0], {})
+    owner = {n: bare.block_of(index) for n, index in touched.items()}
+    return Partition(bare.size, bare.fronts, bare.shared, bare.held, owner)
+
+
+def _of_active(index: Tensor, active: Tensor) -> Tensor:
+    """With -1 for coordinates that are held."""
+    known = torch.cat([active, active.new_zeros(1)])
+    return torch.where(known[index], index, -1)
+
+
+def _edges(touched: Mapping[str, Tensor], size: int, device: torch.device) -> Tensor:
+    """Pairs of coordinates that meet in a term, both ways, ``(2, E)``."""
+    every = torch.arange(size, device=device).unsqueeze(-1)
+    joined = [part for index in touched.values() for _, part in distinct(index) if part.shape[-1] > 1]
+    return graph_of(Pattern(size, (every, *joined))).edges
+
+
+def _best(edges: Tensor, active: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Blocks of at most three coordinates around the fewest others; wider ones where there are none such."""
+    wider: tuple[Tensor, Tensor] | None = None
+    for shared in _candidates(edges, active):
+        label = _components(edges, active & ~shared, MOST_DIMS)
+        if label is not None and bool((label >= 0).any()) and _is_shared(edges, label, shared):
+            found = label, torch.nonzero(shared).flatten()
+            if int(torch.bincount(label[label >= 0]).max()) <= NARROW:
+                return found
+            wider = wider or found
+    return wider
+
+
+def _is_shared(edges: Tensor, label: Tensor, shared: Tensor) -> bool:
+    """Whether at least half of the coordinates outside of blocks are seen by two blocks or more; not so in a chain."""
+    if not bool(shared.any()):
+        return True
+    here, there = edges[:, shared[edges[0]] & (label[edges[1]] >= 0)]
+    pairs = torch.unique(here * len(label) + label[there])
+    blocks = torch.bincount(pairs // len(label), minlength=len(label))
+    return 2 * int((blocks[shared] >= 2).sum()) >= int(shared.sum())
+
+
+def _candidates(edges: Tensor, active: Tensor) -> Iterator[Tensor]:
+    """Sets of coordinates that touch most others, ``(D,)`` bool, the smallest first."""
+    degree = torch.bincount(edges[0], minlength=len(active)) if edges.numel() else torch.zeros_like(active).long()
+    for limit in degree[active].unique().flip(0).tolist():
+        shared = active & (degree > limit)
+        if int(shared.sum()) > MOST_GLOBALS:
+            return
+        yield shared
+
+
+def _components(edges: Tensor, local: Tensor, most: int) -> Tensor | None:
+    """For each local coordinate the lowest one that it is joined to, -1 for the others; None for larger sets."""
+    here, there = edges[:, local[edges[0]] & local[edges[1]]] if edges.numel() else edges.new_zeros(2, 0)
+    label = torch.arange(len(local), device=local.device)
+    for _ in range(most):
+        lower = label.scatter_reduce(0, here, label[there], "amin")
+        if torch.equal(lower, label):
+            counts = torch.bincount(label[local], minlength=1)
+            return torch.where(local, label, -1) if int(counts.max()) <= most else None
+        label = lower
+    return None
+
+
+def _fronts(label: Tensor) -> tuple[Tensor, ...]:
+    """The members of each label ``(G, d)``, labels of one size together."""
+    members = torch.nonzero(label >= 0).flatten()
+    members = members[label[members].argsort(stable=True)]
+    counts = torch.unique_consecutive(label[members], return_counts=True)[1]
+    size = counts.repeat_interleave(counts)
+    return tuple(members[size == d].reshape(-1, d) for d in counts.unique().tolist())

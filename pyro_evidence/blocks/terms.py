@@ -1,0 +1,224 @@
+"""The log joint density of many rows at once, summed block by block."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.blocks.partition import Partition
+from pyro_evidence.numerics import batched
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.density import LinearPart, LinearPredictors, Parts
+from pyro_evidence.structure.factor_cells import cells
+from pyro_evidence.structure.factor_linear import SparseLinear
+
+
+@dataclass(frozen=True)
+class BlockDensity:
+    """A log joint density by its blocks.
+
+    :ivar linear: its linear predictors, where they were found: the model is then run once for all rows.
+    :ivar kept: what pruned coordinates are held at, ``(H,)``.
+    :ivar left_out: their log prior density there as a function of the hyperparameters, which does not count, nats.
+    :ivar names: the sites whose terms count, where predictors were not found; None for all.
+    """
+
+    joint: LogJoint
+    partition: Partition
+    linear: LinearPredictors | None
+    kept: Tensor
+    left_out: Callable[[Tensor], Tensor]
+    names: tuple[str, ...] | None = None
+
+    def terms(self, theta: Tensor) -> "Terms":
+        """The density at hyperparameters ``(T,)``, with their graph if they have one."""
+        if self.linear is None:
+            return Terms(self, theta, None)
+        trace = self.joint.trace(self.joint.initial_u, theta)
+        return Terms(self, theta, self.linear.parts_at(theta, trace))
+
+    @cached_property
+    def views(self) -> tuple["View", ...]:
+        """How each linear predictor sees blocks and shared coordinates."""
+        parts = () if self.linear is None else self.linear.linear
+        return tuple(_view(part, self.partition) for part in parts)
+
+    @cached_property
+    def data_owner(self) -> tuple[Tensor, ...]:
+        """The block of each datum of each linear predictor, ``(N,)``."""
+        return tuple(self.partition.owner[view.part.slot.site] for view in self.views)
+
+    def explains(self, theta: Tensor) -> bool:
+        """Whether linear predictors and terms of the model, block by block, are the same at a point without pattern."""
+        p = self.partition
+        draw = 0.3 * torch.arange(1.0, p.size + 1.0).double().sin().to(self.joint.device)
+        rows, shared = draw[p.own].unsqueeze(0), draw[p.shared]
+        with torch.no_grad():
+            try:
+                found = self.terms(theta)(rows, shared)
+            except (RuntimeError, KeyError, ValueError):
+                return False
+            expected = Terms(self, theta, None)(rows, shared)
+        tolerance = 10.0 * torch.finfo(self.joint.dtype).eps ** 0.64
+        return bool(((found - expected).abs() <= tolerance * (1.0 + expected.abs())).all())
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The log joint density at one setting of the hyperparameters, as a function of blocks and shared coordinates."""
+
+    density: BlockDensity
+    theta: Tensor
+    read: Parts | None
+
+    def __call__(self, rows: Tensor, shared: Tensor) -> Tensor:
+        """The terms of each block, and last those that belong to none, nats, ``(Q, G + 1)``.
+
+        :param rows: the coordinates of all blocks, one after the other, ``(Q, n)``.
+        :param shared: the global coordinates of all rows, ``(P,)``.
+        """
+        if self.read is None:
+            return self._summed(self._cells(rows, shared, self.density.names))
+        total = self.prior(rows, shared, self.read)
+        for view, owner, offset in zip(self.density.views, self.density.data_owner, self.read.offsets, strict=True):
+            eta = view.eta(rows, shared, self.density.kept, offset).to(self.density.joint.dtype)
+            each = view.part.slot.log_likelihoods(self.read.trace)(view.part.layout.natural(eta))
+            total = total.index_add(1, owner, each.double())
+        rest = torch.as_tensor(self.read.rest).to(total)
+        return torch.cat([total[:, :-1], total[:, -1:] + rest], 1)
+
+    def prior(self, rows: Tensor, shared: Tensor, read: Parts) -> Tensor:
+        """The log prior density of each block, and last that of what belongs to none, nats, ``(Q, G + 1)``."""
+        density = self.density
+        if read.prior is None:
+            return self._summed(self._cells(rows, shared, density.joint.latents.names))
+        p, (loc, precision) = density.partition, read.prior
+        log_norm = 0.5 * (precision / torch.pi / 2).log()
+        own = log_norm[p.own] - 0.5 * precision[p.own] * (rows - loc[p.own]).square()
+        rest = (log_norm[p.shared] - 0.5 * precision[p.shared] * (shared - loc[p.shared]).square()).sum()
+        total = rows.new_zeros(len(rows), p.num_blocks + 1).index_add(1, p.block, own)
+        return torch.cat([total[:, :-1], total[:, -1:] + rest], 1)
+
+    def _summed(self, found: dict[str, Tensor]) -> Tensor:
+        """Terms ``(Q, F)`` of each name, block by block."""
+        p = self.density.partition
+        num = len(next(iter(found.values())))
+        total = torch.zeros(num, p.num_blocks + 1, dtype=torch.float64, device=self.density.joint.device)
+        for name, each in found.items():
+            flat = each.flatten(1)
+            owner = p.owner.get(name)
+            owner = torch.full_like(flat[0], p.num_blocks, dtype=torch.long) if owner is None else owner
+            total = total.index_add(1, owner, flat)
+        return torch.cat([total[:, :-1], total[:, -1:] - self.density.left_out(self.theta)], 1)
+
+    def _cells(self, rows: Tensor, shared: Tensor, names: tuple[str, ...] | None) -> dict[str, Tensor]:
+        """The terms of the model run at every row."""
+        p, joint = self.density.partition, self.density.joint
+        kept = self.density.kept.expand(len(rows), -1)
+        u = torch.cat([rows, shared.expand(len(rows), -1), kept], 1)[:, p.place]
+        shapes: dict[str, torch.Size] = {}
+
+        def one(row: Tensor) -> Tensor:
+            found = cells(joint, row, self.theta, names)
+            shapes.update({n: x.shape for n, x in found.items()})
+            return torch.cat([x.reshape(-1) for x in found.values()])
+
+        flat = _rows(one, u, joint.row_bytes)
+        return dict(zip(shapes, flat.split([s.numel() for s in shapes.values()], 1), strict=True))
+
+
+@dataclass(frozen=True)
+class RowTerms:
+    """The same at many settings of the hyperparameters, each with blocks and shared coordinates of its own."""
+
+    density: BlockDensity
+    theta: Tensor  # (R, T)
+
+    def __call__(self, rows: Tensor, shared: Tensor) -> Tensor:
+        """The terms of each block, and last those that belong to none, nats, ``(R, Q, G + 1)``.
+
+        :param rows: the coordinates of all blocks, ``(R, Q, n)``.
+        :param shared: the global coordinates, ``(R, P)``.
+        """
+        return torch.vmap(lambda t, b, w: self.density.terms(t)(b, w))(self.theta, rows, shared)
+
+
+def _rows(one: Callable[[Tensor], Tensor], u: Tensor, row_bytes: int | None) -> Tensor:
+    """A function of one row applied to all, at once where it takes a batch."""
+    if row_bytes is not None and len(u) > 1:
+        try:
+            return torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // row_bytes))(u)
+        except Exception:
+            pass  # one bad row; what one() raises below is what the caller sees
+    return torch.stack([one(row) for row in u])
+
+
+@dataclass(frozen=True)
+class View:
+    """A linear predictor whose coordinates are those of blocks, shared ones and held ones side by side.
+
+    :ivar own: columns of ``J`` that see blocks: for each, where ``(N,)`` and with which value ``(N, C)``.
+    :ivar rest: the same of the other coordinates.
+    """
+
+    part: Any
+    partition: Partition
+    own: tuple[tuple[Tensor, Tensor], ...]
+    rest: tuple[tuple[Tensor, Tensor], ...]
+    dense: tuple[Tensor, Tensor] | None = None  # J of blocks and of the others, (N C, n) and (N C, P + H)
+
+    @property
+    def num_data(self) -> int:
+        """``N``."""
+        return len(self.partition.owner[self.part.slot.site])
+
+    @cached_property
+    def design(self) -> Tensor:
+        """``J`` of the shared coordinates for predictors of one element, ``(N, P)``."""
+        P = len(self.partition.shared)
+        if self.dense is not None:
+            return self.dense[1][:, :P]
+        total = torch.zeros(self.num_data, P + 1, dtype=torch.float64, device=self.partition.shared.device)
+        for index, value in self.rest:
+            column = index.expand(self.num_data).clamp(max=P).unsqueeze(-1)  # held coordinates: past the end
+            total.scatter_add_(1, column, value.expand(self.num_data, 1).double())
+        return total[:, :P].contiguous()
+
+    def eta(self, rows: Tensor, shared: Tensor, kept: Tensor, offset: Tensor) -> Tensor:
+        """Predictors of rows ``(Q, n)`` with ``c = offset``, blocks ``(Q, N, C)``."""
+        others = torch.cat([shared, kept])
+        if self.dense is not None:
+            base = offset + (self.dense[1] @ others).reshape(offset.shape)
+            return base + (rows @ self.dense[0].mT).reshape(len(rows), *offset.shape)
+        base = offset
+        for index, value in self.rest:
+            base = base + (others[index] if len(index) > 1 else others[index[0]]).unsqueeze(-1) * value
+        total = base.expand(len(rows), *base.shape)
+        for index, value in self.own:
+            total = total + rows.index_select(1, index).unsqueeze(-1) * value
+        return total
+
+
+def _view(part: LinearPart, partition: Partition) -> View:
+    num = len(partition.own)
+    if isinstance(part, SparseLinear):
+        columns = [(partition.place[index], part.rows.value[..., j]) for j, index in enumerate(part.rows.index.mT)]
+        own = [_masked(place, value, place < num, 0) for place, value in columns]
+        rest = [_masked(place, value, place >= num, num) for place, value in columns]
+        return View(part, partition, tuple(x for x in own if x), tuple(x for x in rest if x))
+    J: Tensor = part.J.flatten(0, 1)  # type: ignore[attr-defined]
+    others = torch.cat([partition.shared, partition.held])
+    return View(part, partition, (), (), (J[:, partition.own], J[:, others]))
+
+
+def _masked(place: Tensor, value: Tensor, inside: Tensor, first: int) -> tuple[Tensor, Tensor] | None:
+    """A column where it sees these coordinates, nothing elsewhere; None where it sees none of them."""
+    if not bool(inside.any()):
+        return None
+    if bool(inside.all()):
+        same = bool((place == place[0]).all()) and first > 0
+        return (place[:1] if same else place) - first, value
+    return torch.where(inside, place - first, 0), torch.where(inside.unsqueeze(-1), value, 0.0)

@@ -1,5 +1,0 @@
-"""Which curvature to take, and posterior precisions as values with one face."""
-
-from pyro_evidence.curvature.choices import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
-
-__all__ = ["block_diagonal", "damped", "diagonal", "exact_hessian", "gauss_newton"]

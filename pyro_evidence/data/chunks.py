@@ -1,0 +1,179 @@
+"""Chunks as they are handed over: tuples of a model's arguments for some of the rows, gone through once a pass."""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence import files
+from pyro_evidence.data.ranks import ALONE, JOIN, Join
+from pyro_evidence.errors import BadInput
+
+FEW = 256  # rows on which a model is recognised where others hold more
+Chunks = Iterable[Sequence[Any]]  # the model's positional arguments for some of the rows, as often as asked
+
+
+def require_repeatable(chunks: Any) -> None:
+    """Refuse what can be gone through only once, or not at all.
+
+    :raises BadInput: naming its type.
+    """
+    if not isinstance(chunks, Iterable):
+        raise BadInput(f"chunks is a {type(chunks).__name__}; expected a list of tuples of the model's arguments.")
+    if iter(chunks) is chunks:
+        raise BadInput(
+            f"chunks is a {type(chunks).__name__}, which can be gone through only once; expected a list, a DataLoader, "
+            "or another object that starts anew each time it is iterated."
+        )
+
+
+def arguments(number: int, chunk: Any) -> tuple[Any, ...]:
+    """One chunk as arguments; arrays of NumPy's, mapped from a file or not, become tensors.
+
+    :raises BadInput: for what is no tuple.
+    """
+    if not isinstance(chunk, tuple | list) or not chunk:
+        raise BadInput(f"chunk {number} is a {type(chunk).__name__}; expected a tuple of the model's arguments.")
+    return tuple(as_tensor(x) for x in chunk)
+
+
+def as_tensor(value: Any) -> Any:
+    """A copy of an array of numbers as a tensor; anything else as it is."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return torch.tensor(value) if hasattr(value, "__array__") and kind in tuple("fiub") else value
+
+
+def num_rows(args: Sequence[Any]) -> int:
+    """Rows of a chunk: those of the first tensor among its arguments.
+
+    :raises BadInput: where there is none.
+    """
+    first = next((x for x in args if isinstance(x, Tensor) and x.dim()), None)
+    if first is None:
+        raise BadInput("a chunk holds no tensor with rows; expected the model's arguments, as (X, t).")
+    return len(first)
+
+
+def kind(model: Any, args: Sequence[Any]) -> str:
+    """What model and what arguments these are, whatever the number of rows: to compare chunks, and processes."""
+    shapes = ", ".join(_shape(x) for x in args)
+    return f"{re.sub(' at 0x[0-9a-f]+', '', repr(model))} on {shapes}"  # addresses differ between processes
+
+
+def _shape(x: Any) -> str:
+    if not isinstance(x, Tensor) or not x.dim():
+        return type(x).__name__
+    return f"(., {', '.join(map(str, x.shape[1:]))}) {str(x.dtype).removeprefix('torch.')}"
+
+
+def with_rows(chunks: Chunks) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """The chunks that are not empty, with their numbers."""
+    for number, chunk in enumerate(chunks):
+        args = arguments(number, chunk)
+        if num_rows(args):
+            yield number, args
+
+
+def looked_through(
+    model: Any, chunks: Chunks, join: Join, check: Callable[[int, tuple[Any, ...]], Any]
+) -> tuple[int, ...]:
+    """One pass in which every chunk is checked, here and elsewhere; the rows of each process.
+
+    :param check: raises for what is wrong with a chunk; told its number and its arguments.
+    :raises BadInput: on every process what is wrong on one of them, and where they are of different kinds.
+    """
+    num, first = 0, ""
+    wrong: Exception | None = None
+    try:
+        require_repeatable(chunks)
+        for number, chunk in enumerate(chunks):
+            args = arguments(number, chunk)
+            here, rows = kind(model, args), num_rows(args)
+            first = first or here
+            if here != first:
+                raise BadInput(f"chunk {number} is {here}, the first {first}: expected the same.")
+            if rows:
+                check(number, args)
+            num += rows
+    except Exception as error:  # every process hears of it before one raises
+        wrong = error
+    join.raise_together(wrong)
+    join.agree("models, columns or dtypes", first or "no chunk, not even an empty one")
+    counts = tuple(int(x) for x in join.gathered(torch.tensor([float(num)], dtype=torch.float64)))
+    if not sum(counts):
+        raise BadInput("the chunks hold no rows; expected at least one.")
+    return counts
+
+
+def agree_on_kind(
+    model: Any, chunks: Chunks, join: Join, make: Callable[[tuple[Any, ...]], Any] = lambda _: None
+) -> None:
+    """Refuse processes with different models, columns or dtypes, as their first chunks show them.
+
+    :param make: raises for what is wrong with the first rows of a process, before they are shared.
+    :raises BadInput: on all of them; also for what can be gone through only once.
+    """
+    if join is ALONE:
+        return require_repeatable(chunks)
+    wrong: Exception | None = None
+    first = "no chunk, not even an empty one"
+    try:
+        require_repeatable(chunks)
+        for chunk in chunks:
+            first = kind(model, arguments(0, chunk))
+            break
+        for _, args in with_rows(chunks):
+            make(few(args))
+            break
+    except Exception as error:  # every process hears of it before one raises
+        wrong = error
+    join.raise_together(wrong)
+    join.agree("models, columns or dtypes", first)
+
+
+def first_rows(chunks: Chunks, join: Join) -> tuple[Any, ...]:
+    """The first chunk that has rows; among several processes the first few rows of all, the same on each.
+
+    Arguments that are no tensors with as many rows as the first one are taken as they are.
+
+    :raises BadInput: where there are none.
+    """
+    if join is ALONE:
+        found = next((args for _, args in with_rows(chunks)), None)
+        if found is None:
+            raise BadInput("the chunks hold no rows; expected at least one tuple of the model's arguments with some.")
+        return found
+    some = next((args for _, args in with_rows(chunks)), None)
+    args = few(some or next(arguments(number, chunk) for number, chunk in enumerate(chunks)))
+    size = num_rows(args)
+    return tuple(join.gathered(x)[:FEW] if _has_rows(x, size) else x for x in args)
+
+
+def few(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The first few rows of some."""
+    size = num_rows(args)
+    return tuple(x[:FEW].contiguous() if _has_rows(x, size) else x for x in args)
+
+
+def _has_rows(x: Any, size: int) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 0 and len(x) == size
+
+
+def digest_of_chunks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """A hash of all bytes of the columns, one chunk after the other, and of those of other processes; one pass.
+
+    :param args: of ``run_chunks``: the chunks.
+    """
+    chunks = args[0] if args else kwargs["chunks"]
+    require_repeatable(chunks)
+    columns: dict[int, Any] = {}
+    for number, chunk in enumerate(chunks):
+        for place, value in enumerate(arguments(number, chunk)):
+            column = columns.setdefault(place, hashlib.sha256())
+            if isinstance(value, Tensor):
+                column.update(files.bytes_of(value.detach()))
+    said = JOIN.get().said(" ".join(c.hexdigest() for c in columns.values()))
+    return hashlib.sha256(" ".join(said).encode()).hexdigest()

@@ -1,0 +1,163 @@
+"""A table of short texts, as plain text, Markdown and HTML."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+
+Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers under named columns, with remarks below.
+
+    :ivar rows: label -> column -> number; nan is shown as nothing, and a column of nothing but nan not at all.
+    :ivar columns: column -> what it says, in the order to show.
+    :ivar notes: a line each.
+    :ivar corner: heading of the labels.
+    :ivar digits: significant ones that are shown; ``rows`` has them all.
+
+    >>> print(Table({"w[0]": {"value": 1.23456, "sd": 0.5}}, {"value": "the mean", "sd": "its standard deviation"}))
+          value   sd
+    w[0]   1.23  0.5
+    """
+
+    rows: Mapping[str, Numbers]
+    columns: Mapping[str, str]
+    notes: Sequence[str] = ()
+    corner: str = ""
+    digits: int = 3
+    cells: list[list[str]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        used = [c for c in self.columns if any(not math.isnan(row.get(c, math.nan)) for row in self.rows.values())]
+        body = [[label, *(_short(row.get(c, math.nan), self.digits) for c in used)] for label, row in self.rows.items()]
+        object.__setattr__(self, "cells", [[self.corner, *used], *body])
+
+    def __str__(self) -> str:
+        widths = [max(len(row[i]) for row in self.cells) for i in range(len(self.cells[0]))]
+        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in self.cells]
+        return "\n".join([*lines, *self.notes])
+
+    def to_markdown(self) -> str:
+        """The table for a README or an issue."""
+        head, *body = self.cells
+        lines = [head, ["---"] * len(head), *body]
+        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return "\n".join([table, *(["", *(f"- {note}" for note in self.notes)] if self.notes else [])])
+
+    def _repr_html_(self) -> str:
+        head, *body = self.cells
+        titles = "".join(f'<th title="{html.escape(self.columns.get(c, ""))}">{html.escape(c)}</th>' for c in head)
+        rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in body)
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return f"<table><tr>{titles}</tr>{rows}</table>{notes}"
+
+    def to_pandas(self) -> Any:
+        """The numbers as a ``pandas.DataFrame``, one row per label.
+
+        :raises ImportError: when pandas is missing.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas.") from error
+        found = pandas.DataFrame.from_dict({n: dict(row) for n, row in self.rows.items()}, orient="index")
+        return found[[c for c in self.columns if c in found] + [c for c in found if c not in self.columns]]
+
+
+def _short(value: float, digits: int) -> str:
+    return "" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+Axes = Any  # matplotlib.axes.Axes
+MARKERS = "osD^vPX<>*"  # of classes and components, beside their colours
+DASHES = ("-", "--", "-.", ":")  # of curves, beside their colours
+
+
+def check_axes(axes: Axes) -> None:
+    """Refuse what cannot be drawn on.
+
+    :raises ImportError: without matplotlib.
+    :raises BadInput: unless ``axes`` are Axes of matplotlib.
+    """
+    expected = matplotlib("axes").Axes
+    if not isinstance(axes, expected):
+        raise BadInput(
+            f"axes is a {type(axes).__name__}; expected matplotlib's Axes first: plt.gca(), or those that "
+            f"plt.subplots() makes."
+        )
+
+
+def matplotlib(part: str) -> Any:
+    """A module of matplotlib.
+
+    :raises ImportError: where it is missing.
+    """
+    try:
+        return import_module(f"matplotlib.{part}")
+    except ImportError as error:
+        raise ImportError("Pictures need matplotlib, which is missing: pip install 'pyro-evidence[plots]'.") from error
+
+
+def rows(axes: Axes, labels: Sequence[str]) -> None:
+    """One row per label, the first on top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def intervals(
+    axes: Axes, labels: Sequence[str], middle: Sequence[float], low: Sequence[float], high: Sequence[float]
+) -> None:
+    """A point and an interval in each row; nothing where a number is nan."""
+    places = range(len(labels))
+    axes.hlines(places, low, high)
+    axes.plot(middle, places, "o", markersize=4)
+    rows(axes, labels)
+
+
+def check_plane(name: str, pair: tuple[int, int], num: int) -> None:
+    """Refuse what names no plane of ``num`` dimensions.
+
+    :raises BadInput: unless these are two different numbers from 0 to ``num - 1``.
+    """
+    if num < 2:
+        raise BadInput(f"there is {num} column; expected two at least, for a picture of a plane.")
+    if len(set(pair)) != 2 or not all(0 <= i < num for i in pair):
+        raise BadInput(f"{name}={pair}; expected two different numbers from 0 to {num - 1}.")
+
+
+def line_of(number: int) -> dict[str, Any]:
+    """Colour and dashes of the lines of a class."""
+    return {"color": f"C{number % 10}", "linestyle": DASHES[number % len(DASHES)]}
+
+
+def points_of(number: int) -> dict[str, Any]:
+    """Colour and shape of the points of a class."""
+    return {"color": f"C{number % 10}", "marker": MARKERS[number % len(MARKERS)], "linestyle": "none"}
+
+
+def ellipses(axes: Axes, shares: Tensor, centres: Tensor, trils: Tensor, *, mass: float, **style: Any) -> None:
+    """A line around each kernel ``(K, 2)``, which holds ``mass`` of it, the wider the larger its share ``(K,)``.
+
+    A kernel of share 0 has none.
+    """
+    radius = math.sqrt(-2.0 * math.log1p(-mass))  # chi-square with two degrees of freedom
+    for share, centre, tril in zip(shares.tolist(), centres, trils.expand(*centres.shape, 2), strict=True):
+        if share > 0:
+            ellipse(axes, centre, tril, radius, **style, linewidth=0.5 + 2.5 * share)
+
+
+def ellipse(axes: Axes, centre: Tensor, tril: Tensor, radius: float, **style: Any) -> None:
+    """The line ``radius`` standard deviations around a centre ``(2,)``, of the covariance's Cholesky factor."""
+    angle = torch.linspace(0.0, math.tau, 101, dtype=centre.dtype)
+    x, y = (centre.unsqueeze(-1) + radius * tril @ torch.stack([angle.cos(), angle.sin()])).tolist()
+    axes.plot(x, y, **style)

@@ -1,0 +1,269 @@
+"""The last good state of a long fit in a file, and the same fit again from there.
+
+A run is a sequence of loops.  The file holds where each of them has got to: of those that are done the end, of the one
+that is going on the last state.  A run that is resumed makes all its preparations anew, which leads to the same models,
+structures and functions; these stand in the file only as places in the state that a loop began with.
+"""
+
+import copy
+import dataclasses
+import hashlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from pyro_evidence import files
+from pyro_evidence.data.chunks import digest_of_chunks
+from pyro_evidence.data.ranks import JOIN
+from pyro_evidence.errors import BadInput, NotWritten
+from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, taken_up
+from pyro_evidence.settings import outside
+
+FORMAT = "pyro_evidence checkpoint 2"
+SAME = 1e-6  # relative difference between two objectives that may be rounding on two machines
+
+
+def _require_kinds(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Refuse a step or a state of another class than those that the loop began with."""
+    for one, other in zip(found, expected, strict=True):
+        if type(one) is not type(other):
+            raise ValueError(f"it holds a {type(one).__name__} where a {type(other).__name__} belongs")
+
+
+def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What tells data from other data: all bytes of the tensors among the arguments, with their places."""
+    found = hashlib.sha256()
+    pending: list[tuple[str, Any]] = [("", [list(args), dict(kwargs)])]
+    while pending:
+        place, value = pending.pop()
+        pending += [(f"{place}/{key}", child) for key, child in children(value)]
+        if isinstance(value, Tensor):
+            found.update(f"{place} {value.dtype} {tuple(value.shape)}".encode())
+            found.update(files.bytes_of(value.detach()))
+        elif isinstance(value, WORDS):
+            found.update(f"{place} {value!r}".encode())
+    return found.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a loop stands.
+
+    :ivar step: what is repeated; where it keeps a journal, that counts as well.
+    :ivar status: why the loop is at its end; None while it goes on.
+    """
+
+    step: Any
+    state: Any
+    objectives: tuple[float, ...]
+    status: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """One loop of a run that may be recorded.
+
+    :ivar begin: where it begins, for an earlier run has been here: where that had got to.
+    """
+
+    begin: Progress
+    name: str
+    start: float  # the objective of its own beginning
+    number: int = 0
+    recorder: "Recorder | None" = None
+    known: Known = dataclasses.field(default_factory=dict)
+
+    def note(self, state: Any, objectives: Sequence[float]) -> None:
+        """After a step: to the disk when it is time."""
+        if self.recorder is not None and self.recorder.is_time:
+            self.recorder.write(self, state, objectives)
+
+    def end(self, state: Any, objectives: Sequence[float], status: Any, interrupted: bool) -> None:
+        """After the last step; at an interrupt the file is written, and what follows is no part of it."""
+        if self.recorder is None or self.recorder.over:
+            return
+        if interrupted:
+            self.recorder.write(self, state, objectives)
+            self.recorder.over = True
+        elif self.number >= len(self.recorder.done):
+            self.recorder.finish(self, state, objectives, status)
+
+    def stored(self, state: Any, objectives: Sequence[float], status: Any = None) -> dict[str, Any]:
+        """For the file; ``status`` where the loop is done."""
+        known = {k: v for k, v in self.known.items() if k != id(self.begin.step) or not dataclasses.is_dataclass(v[1])}
+        progress = put_down((self.begin.step, state, list(objectives), status), known)
+        return {"name": self.name, "start": self.start, "done": status is not None, "progress": progress}
+
+
+class Recorder:
+    """Writes down where a run has got to, and knows where an earlier one had."""
+
+    def __init__(self, path: str | Path, every: float, header: dict[str, Any], earlier: Sequence[Any] = ()) -> None:
+        self.path, self.every, self.header = path, every, header
+        self.earlier: list[Any] = list(earlier)
+        self.done: list[Any] = [loop for loop in earlier if loop["done"]]
+        self.count, self.over = 0, False
+        self.written: float = time.monotonic()
+        self.quiet = False  # another process writes the file
+
+    def begun(self, name: str, begin: Progress, start: float) -> Loop:
+        """The next loop of the run.
+
+        :raises BadInput: when the earlier run's loop was another.
+        """
+        number, root = self.count, (begin.step, begin.state)
+        self.count, known = self.count + 1, places(root)
+        if number < len(self.earlier):
+            begin = self._taken_up(self.earlier[number], (name, start), root)
+        return Loop(begin, name, start, number, self, known)
+
+    def _taken_up(self, earlier: Mapping[str, Any], here: tuple[str, float], root: tuple[Any, Any]) -> Progress:
+        """Where an earlier run's loop had got to."""
+        if earlier["name"] != here[0] or not math.isclose(earlier["start"], here[1], rel_tol=SAME, abs_tol=SAME):
+            raise BadInput(
+                f"{self.path}: {earlier['name']} began at {earlier['start']:.10g}; here {here[0]} begins at "
+                f"{here[1]:.10g}. It is of another model or of other settings: resume with the engine that was "
+                f"interrupted, or fit anew."
+            )
+        try:
+            step, state, objectives, status = taken_up(earlier["progress"], root)
+            _require_kinds((step, state), root)
+        except files.UNFIT as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise files.unreadable(self.path, reason, "checkpoint", "Stop(checkpoint=path)") from error
+        if step is not root[0]:  # a step that keeps a journal goes on with it
+            vars(root[0]).update(vars(step))
+        return Progress(root[0], state, tuple(objectives), status)
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the last writing is long ago."""
+        return not (self.over or self.quiet) and time.monotonic() - self.written >= self.every
+
+    def finish(self, loop: Loop, state: Any, objectives: Sequence[float], status: Any) -> None:
+        """Keep the end of a loop; where it cannot be put down, nothing more is written."""
+        try:
+            self.done.append(loop.stored(state, objectives, status))
+        except BadInput as error:
+            self.over = True
+            _warn(error)
+
+    def write(self, loop: Loop, state: Any, objectives: Sequence[float]) -> None:
+        """Everything to the disk; where that fails the fit goes on, and says so."""
+        try:
+            self.save(loop.stored(state, objectives))
+        except (NotWritten, BadInput) as error:
+            _warn(error)
+        self.written = time.monotonic()
+
+    def save(self, *going_on: dict[str, Any]) -> None:
+        """The same, loudly.
+
+        :raises NotWritten: where the file cannot be written.
+        """
+        files.write(self.header | {"loops": [*self.done, *going_on]}, self.path)
+
+
+def _warn(error: Exception) -> None:
+    warnings.warn(f"no checkpoint: {error} The fit goes on.", stacklevel=outside())
+
+
+_CURRENT: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+def begun(name: str, begin: Progress, start: float) -> Loop:
+    """The next loop of the run that is going on, which may be recorded.
+
+    :param begin: where it would begin.
+    :param start: its objective there.
+    """
+    recorder = _CURRENT.get()
+    return Loop(begin, name, start) if recorder is None else recorder.begun(name, begin, start)
+
+
+@contextmanager
+def recording(recorder: Recorder | None) -> Iterator[None]:
+    """Loops inside are recorded; a run within a run belongs to the outer one."""
+    if recorder is None or _CURRENT.get() is not None:
+        yield
+        return
+    token = _CURRENT.set(recorder)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+def recorded(run: Run, known_by: Callable[..., str] = digest) -> Run:
+    """An engine's ``run`` that keeps a checkpoint where its ``stop`` says so, and goes on from one after ``resume``."""
+
+    @wraps(run)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with recording(_recorder(self, lambda: known_by(args, kwargs))):
+            return run(self, *args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def recorded_chunks(run: Run) -> Run:
+    """A ``run_chunks`` that keeps a checkpoint; of several processes the first writes the file, all of them read it."""
+    return recorded(run, digest_of_chunks)
+
+
+def _recorder(engine: Any, data: Callable[[], str]) -> Recorder | None:
+    earlier: Mapping[str, Any] | None = getattr(engine, "_earlier", None)
+    path: str | Path | None = engine.stop.checkpoint or (earlier["path"] if earlier else None)
+    if path is None or _CURRENT.get() is not None:
+        return None
+    header = {"format": FORMAT, "engine": type(engine).__name__, "data": data()}
+    if earlier is not None:
+        _require_same(earlier, header)
+    recorder = Recorder(path, engine.stop.every, header, () if earlier is None else earlier["loops"])
+    recorder.quiet = not JOIN.get().is_first
+    if not (recorder.quiet or Path(path).exists()):  # an older one stays until there is something better
+        recorder.save()
+    return recorder
+
+
+def _require_same(earlier: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    """Refuse other data.
+
+    :raises BadInput: naming the file.
+    """
+    if earlier["data"] != header["data"]:
+        raise BadInput(
+            f"{earlier['path']} is of a fit to other data: values, shapes or dtypes of the arguments differ. Pass "
+            f"run(...) what the interrupted fit was given, or fit anew without resume(...)."
+        )
+
+
+Engine = TypeVar("Engine")
+
+
+def resumed(engine: Engine, path: str | Path) -> Engine:
+    """A copy of the engine whose next ``run`` goes on where the checkpoint's fit was.
+
+    :raises BadInput: for a file that is no checkpoint of such an engine.
+    :raises FileNotFoundError: where there is none.
+    """
+    content = files.read(path)
+    if content.get("format") != FORMAT or content["engine"] != type(engine).__name__:
+        kind = content.get("engine" if content.get("format") == FORMAT else "format")
+        raise BadInput(
+            f"{path} holds a {str(kind)[:60]}; expected a checkpoint of {type(engine).__name__}, which "
+            f"Stop(checkpoint=path) writes while it runs."
+        )
+    found = copy.copy(engine)
+    found._earlier = dict(content) | {"path": path}  # type: ignore[attr-defined]
+    return found

@@ -1,0 +1,228 @@
+"""What Pyro and torch keep once for a whole process, taken by one thread at a time and left as it was.
+
+Pyro's stack of handlers, its param store and its switch for validation belong to the process, and so do torch's random
+numbers and Python's filters of warnings.  Whatever touches them here holds one lock meanwhile: fits in several threads
+take turns at running models, and do the rest side by side.
+"""
+
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, wraps
+from types import FunctionType
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import pyro
+import torch
+from pyro.params.param_store import ParamStoreDict
+from pyro.poutine import runtime
+from torch import Tensor
+
+from pyro_evidence.errors import TooLarge
+
+# The words of torch, on either device, and of NumPy.
+ASKED = re.compile(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|[KMGT]i?B)", re.IGNORECASE)
+POWER = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def within_memory(function: Function) -> Function:
+    """A function whose failed allocations are a letter, whatever was made of them on the way up.
+
+    It takes derivatives as it needs, also where the caller has switched gradients off.
+
+    >>> import torch
+    >>> from pyro_evidence.fitting.process_state import within_memory
+    >>> within_memory(torch.empty)(2**58, dtype=torch.float64)
+    Traceback (most recent call last):
+        ...
+    pyro_evidence.errors.TooLarge: 2,305,843,009,213,693,952 bytes were asked for at once...
+    """
+
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with torch.enable_grad():
+                return function(*args, **kwargs)
+        except Exception as error:
+            asked = None if isinstance(error, TooLarge) else next(filter(None, map(bytes_asked, _causes(error))), None)
+            if asked is None:
+                raise
+            raise _letter(asked) from error
+
+    return wrapped  # type: ignore[return-value]
+
+
+class WithinMemory:
+    """A class whose public methods, and those of its children, answer failed allocations by a letter."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, member in list(vars(cls).items()):
+            if not name.startswith("_"):
+                _wrap(cls, name, member)
+
+
+def _wrap(cls: type, name: str, member: Any) -> None:
+    if isinstance(member, FunctionType):
+        setattr(cls, name, within_memory(member))
+    elif isinstance(member, property) and member.fget is not None:
+        setattr(cls, name, property(within_memory(member.fget), member.fset, member.fdel, member.__doc__))
+    elif isinstance(member, cached_property):
+        member.func = within_memory(member.func)
+
+
+def bytes_asked(error: BaseException) -> int | None:
+    """How many bytes an allocation that failed had asked for; None for another error.
+
+    >>> bytes_asked(RuntimeError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has ..."))
+    1610612736
+    """
+    if not isinstance(error, RuntimeError | MemoryError) or (found := ASKED.search(str(error))) is None:
+        return None
+    return round(float(found[1]) * 1024 ** POWER[found[2][0].lower()])
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that led to it, the last first."""
+    seen: set[int] = set()
+    now: BaseException | None = error
+    while now is not None and id(now) not in seen:
+        seen.add(id(now))
+        yield now
+        now = now.__cause__ or now.__context__
+
+
+def _letter(asked: int) -> TooLarge:
+    return TooLarge(
+        f"{asked:,} bytes were asked for at once and could not be had; expected room for them beside what is held "
+        f"already. Ask for fewer draws (num_samples=), give fewer rows or starts at a time (run_chunks(...), "
+        f"start=Start(restarts=1)), maximise sites rather than integrate them (hyper=[...]), or pass "
+        f"curvature=diagonal: one number a coordinate."
+    )
+
+
+class _Locks:
+    """One lock for what is global, and one for each engine that has been run."""
+
+    def __init__(self) -> None:
+        self.renew()
+        if hasattr(os, "register_at_fork"):  # a child must not wait for a thread that it does not have
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Locks that nobody holds."""
+        self.common = threading.RLock()
+        self.engines: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+
+    def of(self, engine: Any) -> Any:
+        """The lock of one engine."""
+        with self.common:
+            return self.engines.setdefault(engine, threading.RLock())
+
+
+_LOCKS = _Locks()
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+_SWITCHES = (pyro.distributions, pyro.infer, pyro.poutine)
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Whatever is thrown inside, Pyro's handlers, plates and switches, and torch's for gradients, are those of before.
+
+    An interrupt may come while Pyro enters or leaves a plate, and leave it entered for ever.
+    """
+    stacks: list[list[Any]] = [runtime._PYRO_STACK, runtime._DIM_ALLOCATOR._stack]
+    with _LOCKS.common:  # no other thread is amid a model
+        before = [list(stack) for stack in stacks]
+        switches, gradients = [part.is_validation_enabled() for part in _SWITCHES], torch.is_grad_enabled()
+    try:
+        yield
+    except BaseException:
+        with _LOCKS.common:
+            for stack, content in zip(stacks, before, strict=True):
+                stack[:] = content
+            for part, on in zip(_SWITCHES, switches, strict=True):
+                part.enable_validation(on)
+        torch.set_grad_enabled(gradients)
+        raise
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, no other thread of this package touches what is global; what is thrown leaves it :func:`as_before`."""
+    with _LOCKS.common, as_before():
+        yield
+
+
+def one_at_a_time(run: Run) -> Run:
+    """A method of an engine that changes it: each of several threads waits for the one before; memory has a letter."""
+
+    @wraps(run)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _LOCKS.of(self), as_before():
+            return within_memory(run)(self, *args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+@contextmanager
+def without_validation() -> Iterator[None]:
+    """Pyro's validation off inside."""
+    with alone(), pyro.validation_enabled(False):
+        yield
+
+
+@contextmanager
+def own_random_numbers() -> Iterator[None]:
+    """The caller's random state is as it was afterwards, on every device that is in use."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with alone(), torch.random.fork_rng(devices):
+        yield
+
+
+@contextmanager
+def own_warnings(action: Any, message: str = "") -> Iterator[None]:
+    """Another filter inside, ``"ignore"`` or ``"error"``, for warnings that match ``message``, all by default."""
+    with alone(), warnings.catch_warnings():
+        warnings.filterwarnings(action, message)
+        yield
+
+
+@contextmanager
+def empty_store() -> Iterator[None]:
+    """An empty param store inside; outside the very same one as before."""
+    with alone():
+        contents = vars(pyro.get_param_store())
+        before = dict(contents)
+        contents.update(vars(ParamStoreDict()))
+        try:
+            yield
+        finally:
+            contents.update(before)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Validation off and an empty param store inside."""
+    with without_validation(), empty_store():
+        yield
+
+
+def put_into_store(values: Mapping[str, Tensor], limits: Mapping[str, Any]) -> None:
+    """Write params to Pyro's global store, whatever stands there under their names.
+
+    :param limits: their constraints, by name.
+    """
+    with alone():
+        store = pyro.get_param_store()
+        for name, value in values.items():
+            if name in store:  # perhaps of another shape or constraint
+                del store[name]
+            store.setdefault(name, value.detach().clone(), limits[name])

@@ -1,0 +1,276 @@
+"""How far a log evidence is off because Laplace, or few nodes, stand for integrals: in nats, and where."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.blocks.block_density import block_density
+from pyro_evidence.blocks.marginal import Limits, Marginal, Place
+from pyro_evidence.blocks.partition import Partition
+from pyro_evidence.blocks.terms import BlockDensity
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.fitting.process_state import without_validation
+from pyro_evidence.laplace import type2
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
+from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.numerics import evidence
+from pyro_evidence.precision.choices import exact_hessian
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.settings import outside
+from pyro_evidence.structure.factors import Coupled
+from pyro_evidence.structure.names import Names, names_of
+
+NUM_DRAWS = 400
+STEPS = (0.15, 0.3)  # of a draw, at which differences are taken
+
+Error = TypeVar("Error")
+
+
+def second_order(state: LaplaceState, made: Callable[[float, str, float, float, str], Error]) -> Error:
+    """The estimate, made into what stands for an error.
+
+    :param made: from nats, block, its share, that of shared coordinates, and the method.
+    """
+    third, fourth = _terms(state)
+    signed = float(fourth.mean() + 0.5 * third.square().mean())
+    return made(signed, "", 0.0, 0.0, f"the second-order term of Laplace's series, by {NUM_DRAWS} draws")
+
+
+def _terms(state: LaplaceState) -> tuple[Tensor, Tensor]:
+    """Third and fourth order terms along each draw, ``(S,)`` each."""
+    generator = torch.Generator().manual_seed(0)
+    white = torch.randn(NUM_DRAWS, len(state.u), generator=generator, dtype=torch.float64).to(state.u)
+    white = white * state.problem.active
+    away = state.precision.colour(white)
+    odd, even = zip(*(_differences(state, away, white, h) for h in STEPS), strict=True)
+    return _extrapolated(*odd), _extrapolated(*even)
+
+
+def _differences(state: LaplaceState, away: Tensor, white: Tensor, h: float) -> tuple[Tensor, Tensor]:
+    """``T_3`` and ``T_4`` to second order in ``h``."""
+    with torch.no_grad(), without_validation():
+        ahead, behind = (_log_joint(state, sign * h * away) for sign in (1.0, -1.0))
+        here = _log_joint(state, 0.0 * away[:1])
+    third = (ahead - behind) / (2.0 * h**3)
+    fourth = (ahead + behind - 2.0 * here + (h * white).square().sum(-1)) / (2.0 * h**4)
+    return third, fourth
+
+
+def _log_joint(state: LaplaceState, away: Tensor) -> Tensor:
+    rows = max(1, 2**22 // max(1, len(state.u)))
+    density, theta = state.problem.density, state.theta
+    return torch.cat([density.log_joint(state.u + part, theta) for part in away.split(min(rows, 64))])
+
+
+def _extrapolated(near: Tensor, far: Tensor) -> Tensor:
+    """Richardson's: the second order in the step taken out."""
+    ratio = (STEPS[1] / STEPS[0]) ** 2
+    return (ratio * near - far) / (ratio - 1.0)
+
+
+COMPARED = 7  # nodes that Laplace is compared with
+COMPARED_OF_MANY = 5  # the same where there are many blocks
+MANY = 20_000
+
+
+class EvidenceError(float):
+    """An estimate of the error of a log evidence, nats, not negative; a float that knows where it comes from.
+
+    :ivar signed: what the better number is higher by, nats.
+    :ivar block: the block that contributes most, by its first coordinate; empty where there are no blocks.
+    :ivar of_block: what that block contributes, nats.
+    :ivar shared: what integrating the coordinates that blocks share around them, instead of beside them, changes, nats.
+    :ivar method: how it was estimated, for the reader.
+    :ivar num_blocks: how many independent blocks there are, and ``num_shared`` how many coordinates they share.
+
+    >>> error = EvidenceError.of(-0.25, "a[3]", -0.2, 0.0, "5 against 7 nodes")
+    >>> error < 0.3, error.block, error.signed
+    (True, 'a[3]', -0.25)
+    """
+
+    signed: float
+    block: str
+    of_block: float
+    shared: float
+    method: str
+    num_blocks: int = 0
+    num_shared: int = 0
+
+    @classmethod
+    def of(cls, signed: float, block: str, of_block: float, shared: float, method: str) -> "EvidenceError":
+        """With all that is known of it."""
+        found = cls(abs(signed))
+        found.signed, found.block, found.of_block, found.shared, found.method = signed, block, of_block, shared, method
+        return found
+
+    def among(self, partition: Partition) -> "EvidenceError":
+        """The same error, which knows how many blocks it is of."""
+        self.num_blocks, self.num_shared = partition.num_blocks, len(partition.shared)
+        return self
+
+    def beside(self, other: float) -> "EvidenceError":
+        """This error with that of an integral around it added, nats."""
+        found = type(self)(self + other)
+        vars(found).update(vars(self))
+        return found
+
+
+def evidence_error(state: LaplaceState) -> EvidenceError:
+    """The error of a state's log evidence at its hyperparameters.
+
+    With ``n`` nodes, against ``n + 2``.  By Laplace, against quadrature in its independent blocks; where it has none
+    (crossed effects, chains, graphs), the next term of Laplace's series.
+    """
+    marginal = state.problem.marginal
+    if marginal is not None and state.place is not None:
+        return _of_nodes(state, marginal, state.place)
+    problem = state.problem
+    if problem.curvature is not exact_hessian:
+        return second_order(state, EvidenceError.of)
+    density = block_density(problem.joint, problem.structure, problem.active)
+    if isinstance(density, Coupled):
+        return second_order(state, EvidenceError.of)
+    num = COMPARED if density.partition.num_blocks <= MANY else COMPARED_OF_MANY
+    return _of_laplace(state, _marginal(state, density, num))
+
+
+def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
+    """A better number than an error's: two more nodes, around the mode of what blocks share with these integrated.
+
+    The same error where the state is by quadrature already, or has no blocks.
+    """
+    problem = state.problem
+    density = None if state.place is not None else block_density(problem.joint, problem.structure, problem.active)
+    if density is None or isinstance(density, Coupled):
+        return error
+    num = COMPARED if density.partition.num_blocks <= MANY else COMPARED_OF_MANY
+    more = _marginal(state, density, num + 2)
+    place = more.find(state.theta, state.u)
+    gain, method = place.each[:-1] - by_laplace(place), f"1 against {more.num} nodes"
+    signed = float(more.log_evidence(place) - state.log_evidence)
+    return EvidenceError.of(signed, *_worst(more, gain), signed - float(gain.sum()), method).among(more.partition)
+
+
+def _marginal(state: LaplaceState, density: BlockDensity, num: int) -> Marginal:
+    problem = state.problem
+    return Marginal(density, num, Limits(problem.tolerance, problem.slack), problem.joint.latents.label)
+
+
+def _of_nodes(state: LaplaceState, marginal: Marginal, place: Place) -> EvidenceError:
+    more = replace(marginal, num=marginal.num + 2)
+    better = more.find(state.theta, state.u)
+    gain = (better.each - place.each)[:-1]
+    signed = float(more.log_evidence(better) - state.log_evidence)
+    method = f"{marginal.num} against {more.num} nodes"
+    return EvidenceError.of(signed, *_worst(marginal, gain), 0.0, method).among(marginal.partition)
+
+
+def _worst(marginal: Marginal, gain: Tensor) -> tuple[str, float]:
+    """The block that contributes most, by name, and its contribution."""
+    worst = int(gain.abs().argmax())
+    first = torch.nonzero(marginal.partition.block == worst)[0, 0]
+    return element_names(marginal.density.joint, marginal.partition.own[first].reshape(1))[0], float(gain[worst])
+
+
+def element_names(joint: LogJoint, index: Tensor) -> tuple[str, ...]:
+    """What tables call flat coordinates ``(n,)``, such as ``b[3]``; by unconstrained places where shapes differ."""
+    known, found = names_of(joint), [""] * len(index)
+    for part in joint.latents:
+        inside = joint.latents.slices[part.name]
+        rows = torch.nonzero((index >= inside.start) & (index < inside.stop)).flatten().cpu()
+        names = known if part.shape == part.unconstrained_shape else Names({}, {})
+        along = torch.unravel_index(index[rows].cpu() - inside.start, part.unconstrained_shape)
+        places = zip(*(x.tolist() for x in along), strict=True) if along else [()] * len(rows)
+        for row, place in zip(rows.tolist(), places, strict=True):
+            found[row] = names.label(part.name, place)
+    return tuple(found)
+
+
+def _of_laplace(state: LaplaceState, marginal: Marginal) -> EvidenceError:
+    """One step from the mode of everything: integrals of blocks there, and the quadratic that shared ones see."""
+    p = marginal.partition
+    here = marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
+    gain = here.each[:-1] - by_laplace(here)
+    rest = marginal.log_evidence(here)
+    if len(p.shared):
+        rest = rest + 0.5 * here.slope @ torch.linalg.solve(here.curvature, here.slope)
+    signed = float(rest - state.log_evidence)
+    blocks = float(gain.sum())
+    method = f"1 against {marginal.num} nodes, at the mode"
+    return EvidenceError.of(signed, *_worst(marginal, gain), signed - blocks, method).among(p)
+
+
+def by_laplace(here: Place) -> Tensor:
+    """Laplace's approximation of the log integral of each block, nats, ``(G,)``."""
+    parts = [
+        evidence.log_evidence(torch.zeros(()), 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1), L.shape[-1])
+        for L in here.modes.tril
+    ]
+    return here.modes.here.value[:-1] + torch.cat(parts)
+
+
+def letters(error: EvidenceError, nodes: int, most: float = 1.0) -> list[str]:
+    """What there is to say of an error, where it is above so many nats."""
+    if not (error > most or abs(error.shared) > most):
+        return []
+    where = f"; most from {error.block}: {error.of_block:.2g}" if error.block else ""
+    said = f"the log evidence is off by about {error.signed:+.3g} nats ({error.method}{where})"
+    if not error.block:
+        return [said]
+    if nodes > 1:
+        return [f"{said}: pass nodes={nodes + 4}"]
+    beside = f", {error.shared:+.3g} of them because what blocks share is not integrated around them"
+    return [f"{said}{beside if math.isfinite(error.shared) else ''}: pass nodes=7"]
+
+
+GROWING = (7, 11, 15, 21, 31, 45, 65, 95)
+
+
+def with_nodes(fit: Fit[TypeII], nodes: int | str) -> Fit[TypeII]:
+    """The same hyperparameters with blocks integrated by so many nodes, in the metric that was learned."""
+    state = _at(fit.state.laplace, _numbers(nodes)[0])
+    new = type2.outer_state(state)
+    learned = fit.state.learned and new.metric.shape == fit.state.metric.shape
+    new = replace(new, metric=fit.state.metric, learned=True, trusted=True) if learned else new
+    return Fit(replace(new, scanned=True), Status.BY_HAND, (new.objective,))
+
+
+def _at(laplace: LaplaceState, nodes: int) -> LaplaceState:
+    """The state with blocks integrated, from the mode of the whole."""
+    return laplace_state(replace(laplace.problem, nodes=nodes), laplace.theta, laplace.u)
+
+
+def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) -> Fit[TypeII]:
+    """The fit gone on with blocks integrated; from its very beginning where Laplace has led it to an end of its range.
+
+    :param nodes: on each axis of a block; ``"auto"``: as many as bring the error below ``stop.integral``.
+    """
+    active, full = (f.state.laplace.problem.active for f in (fit, begun))
+    fit = fit if fit.status is Status.CONVERGED and torch.equal(active, full) else begun
+    for num in _numbers(nodes):
+        begin = with_nodes(fit, num)
+        fit = iterate(type2.step, begin.state, stop, "LaplaceEvidence", before=begin.objectives)
+        if fit.status is Status.INTERRUPTED or not isinstance(nodes, str):
+            return fit
+        error = evidence_error(fit.state.laplace)
+        if error <= stop.integral:
+            return fit
+    warnings.warn(_unsettled(num, error, stop.integral), stacklevel=outside())
+    return fit
+
+
+def _unsettled(num: int, error: EvidenceError, wanted: float) -> str:
+    return (
+        f"nodes='auto' ends at {num} nodes with an error of {float(error):.2g} nats, where stop.integral asks for "
+        f"{wanted:g}; most of it is from {error.block}, whose density is far from normal. Take the log evidence as "
+        "good to that error, or ask for less by Stop(integral=...)."
+    )
+
+
+def _numbers(nodes: int | str) -> tuple[int, ...]:
+    return GROWING if isinstance(nodes, str) else (nodes,)

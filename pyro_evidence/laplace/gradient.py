@@ -1,0 +1,116 @@
+"""Exact derivatives of Laplace's log evidence in the hyperparameters."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.blocks import marginal as blocks
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.numerics.derivatives import Orders, pullback, pullbacks
+from pyro_evidence.precision.choices import exact_hessian
+from pyro_evidence.precision.dense import factorise
+from pyro_evidence.precision.gaussian_process import LatentPrecision
+from pyro_evidence.structure.density import AutogradDensity, LinearDensity
+
+
+@dataclass(frozen=True)
+class Slope:
+    """First derivatives in the unconstrained hyperparameters, nats, shape ``(T,)``."""
+
+    total: Tensor  # of log evidence + log hyperprior, the mode's dependence included
+    joint: Tensor  # of the log joint at the fixed mode
+
+
+def slope(state: LaplaceState) -> Slope:
+    r"""Exact derivatives of the Laplace log evidence.
+
+    .. math:: \frac{d}{d\theta}\Bigl[\log p(D, \hat w) - \tfrac12\log|A|\Bigr] =
+        \partial_\theta \log p - \tfrac12 \partial_\theta \log|A|
+        - \tfrac12 (\partial_w \log|A|)\, A^{-1} \partial_w \partial_\theta \log p
+
+    The last term is the implicit function theorem at the mode; with a curvature that is not the exact Hessian its
+    ``A`` is the exact one all the same.
+    """
+    theta = state.theta.clone().requires_grad_()
+    prior = pullback(state.problem.joint.log_hyperprior(theta), theta)
+    total, joint = evidence_slope(state)
+    return Slope((total + prior).double(), joint.double())
+
+
+def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
+    """Derivatives of the log evidence alone, and of the log joint at the fixed mode."""
+    if state.place is not None and state.problem.marginal is not None:
+        return blocks.slope(state.problem.marginal, state.place, state.theta)
+    if state.problem.latent is not None:
+        assert isinstance(state.precision, LatentPrecision)
+        return state.problem.latent.slope(state.precision, state.theta)
+    if state.problem.factors is not None:
+        return state.problem.factors.slope(state.precision, state.u, state.theta)
+    theta, u = state.theta.clone().requires_grad_(), state.u.unsqueeze(0).requires_grad_()
+    found = _orders(state.problem, u, theta)
+    log_joint = found.log_joint.sum()
+    half_log_det = 0.5 * (state.precision.adjoint.detach() * found.precision).sum() - state.problem.eliminated(u, theta)
+    by_u, by_theta = pullbacks(half_log_det, u, theta)
+    moved = _solve(state, by_u).detach()
+    return pullback(log_joint - (found.gradient * moved).sum(), theta) - by_theta, pullback(log_joint, theta)
+
+
+def _orders(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
+    """The log joint, its gradient and the curvature that was asked for, all to be differentiated."""
+    density, curvature = problem.density, problem.curvature
+    if curvature is exact_hessian and isinstance(density, AutogradDensity | LinearDensity):
+        return density.orders(u, theta)
+    log_joint = density.log_joint(u, theta)
+    return Orders(log_joint, pullback(log_joint.sum(), u, create_graph=True), curvature(density, u, theta))
+
+
+def _solve(state: LaplaceState, b: Tensor) -> Tensor:
+    """``A^-1 b`` with the exact Hessian."""
+    if state.problem.curvature is exact_hessian:
+        return state.precision.solve(b)
+    A = exact_hessian(state.problem.density, state.u.unsqueeze(0), state.theta)
+    return factorise(A, state.problem.joint.latents.label).solve(b)
+
+
+FORWARD = 0.2  # power of the rounding that a one-sided difference steps, in a hyperparameter's own measure
+CENTRAL = 1.0 / 6.0  # the same for two-sided ones
+
+
+def curvature(laplace: LaplaceState, found: Slope, measure: Tensor) -> Tensor:
+    """Minus the Hessian of the objective by one-sided differences, shape ``(T, T)``: good to three digits.
+
+    :param found: the slope there.
+    :param measure: the unit of each hyperparameter, its standard deviation or so; those of 0 are left out.
+    :raises ArithmeticError: where the mode is lost on the way.
+    """
+    step = measure * laplace.problem.eps**FORWARD
+    rows = [(found.total - _slope(laplace, t, float(step[t]))) / step[t] for t in measure.nonzero().flatten().tolist()]
+    return _symmetric(rows, measure)
+
+
+def exact_curvature(laplace: LaplaceState, measure: Tensor) -> Tensor:
+    """The same by two-sided differences: good to about six digits."""
+    step = measure * laplace.problem.eps**CENTRAL
+    rows = []
+    for t in measure.nonzero().flatten().tolist():
+        ahead, behind = (_slope(laplace, t, sign * float(step[t])) for sign in (1.0, -1.0))
+        rows.append(0.5 * (behind - ahead) / step[t])
+    return _symmetric(rows, measure)
+
+
+def _slope(laplace: LaplaceState, index: int, move: float) -> Tensor:
+    """The slope with one hyperparameter moved, the mode re-found, ``(T,)``."""
+    theta = laplace.theta.clone()
+    theta[index] += move
+    return slope(laplace_state(laplace.problem, theta, laplace.u)).total
+
+
+def _symmetric(rows: list[Tensor], measure: Tensor) -> Tensor:
+    """The matrix of these rows, zero where there is no measure."""
+    total = torch.zeros(len(measure), len(measure)).to(measure)
+    on = measure.nonzero().flatten()
+    if len(on):
+        total[on] = torch.stack(rows).to(measure)
+    total = total * (measure != 0)
+    return 0.5 * (total + total.mT)

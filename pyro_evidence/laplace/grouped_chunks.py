@@ -1,0 +1,342 @@
+"""Chunks that hold whole groups: read pass by pass, their groups' modes and blocks known from the first pass on."""
+
+import copy
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from pyro_evidence.blocks.local import Modes, block_modes, local, solved
+from pyro_evidence.blocks.partition import Partition, around
+from pyro_evidence.blocks.terms import BlockDensity, Terms
+from pyro_evidence.data import ranks as joining
+from pyro_evidence.data.chunks import Chunks, looked_through, num_rows, with_rows
+from pyro_evidence.data.groups import Labels, labels_of, require_whole
+from pyro_evidence.data.ranks import Join, Sums
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.derivatives import generic, pullback
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.simulate import prior_of, shapes_on
+from pyro_evidence.settings import outside
+from pyro_evidence.structure.density import AutogradDensity
+from pyro_evidence.structure.factors import Coupled
+from pyro_evidence.structure.recognise import Structure, recognise
+from pyro_evidence.structure.streamed import Making, StreamedDensity, Summands, Totals, added_up
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run of the model on one chunk shows.
+
+    :ivar shapes: of the latent sites.
+    :ivar counted: whether groups are the rows, or as many as an argument says.
+    :ivar labelled: whether an argument has labels of groups other than 0, 1, ..., or groups were brought together.
+    """
+
+    shapes: dict[str, list[int]]
+    counted: bool
+    labelled: bool
+
+
+def own_sites(first: LogJoint, chunks: Chunks, join: Join, named: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The sites whose shape is another in every chunk, or those that are named; none where chunks share all.
+
+    :param first: the model on the first rows.
+    :param named: what the user says; ``()`` for none.
+    :raises BadInput: for names that are none, and where chunks of equally many groups leave open whose they are.
+    """
+    if named is not None:
+        return _require_latent(first, named)
+    found = _seen(first, chunks, join)
+    different = tuple(n for n in first.latents.names if len({tuple(s.shapes.get(n, ())) for s in found}) > 1)
+    told = all(s.counted for s in found) or any(s.labelled for s in found)
+    if different:
+        if not told:
+            warnings.warn(_taken(different), stacklevel=outside())
+        return different
+    following = _following(first)
+    if len(found) > 1 and following and not told:
+        raise BadInput(_undecided(following))
+    return following if len(found) > 1 or recognise(first).linear is None else ()
+
+
+def _require_latent(first: LogJoint, named: Sequence[str]) -> tuple[str, ...]:
+    unknown = [n for n in named if n not in first.latents.names]
+    if unknown:
+        raise BadInput(f"own={list(named)}; expected latent sites among {', '.join(first.latents.names)}.")
+    return tuple(n for n in first.latents.names if n in named)
+
+
+def _following(first: LogJoint) -> tuple[str, ...]:
+    """The sites of which one row makes fewer."""
+    size = num_rows(first.args)
+    args = tuple(x[:1] if isinstance(x, Tensor) and x.dim() and len(x) == size else x for x in first.args)
+    try:
+        one, whole = shapes_on(first, args), shapes_on(first, first.args)
+    except Exception:  # the model's own, of a single row
+        return ()
+    return tuple(n for n in first.latents.names if one.get(n) != whole[n])
+
+
+def _seen(first: LogJoint, chunks: Chunks, join: Join) -> list[Seen]:
+    """Of all chunks of all processes; one pass, in which chunks are found to be of one kind."""
+    here: list[tuple[dict[str, list[int]], bool, bool]] = []
+
+    def look(_: int, args: tuple[Any, ...]) -> None:
+        shapes = shapes_on(first, args)
+        sizes = frozenset(size for shape in shapes.values() for size in shape)
+        counted = num_rows(args) in sizes or any(isinstance(x, int) and x in sizes for x in args)
+        labels = labels_of(args, sizes).values()
+        other = any(not torch.equal(x, torch.arange(len(x)).to(x)) for x in labels)
+        here.append((shapes, counted, other or hasattr(chunks, "groups")))
+
+    looked_through(first.model, chunks, join, look)
+    return [Seen(*one) for said in join.said(json.dumps(here)) for one in json.loads(said)]
+
+
+def _taken(sites: Sequence[str]) -> str:
+    return (
+        f"site(s) {', '.join(sites)} have another number of elements in every chunk, and are taken as those of groups "
+        f"that lie whole in one chunk. Say run_chunks(chunks, own={list(sites)}), also where a process has one, if "
+        f"that is meant; if some chunks merely lack elements that all share, let the model make all of them everywhere."
+    )
+
+
+def _undecided(sites: Sequence[str]) -> str:
+    return (
+        f"site(s) {', '.join(sites)} have as many elements as the rows of a chunk say, and all chunks have equally "
+        f"many: are they each chunk's own groups, or the same in all? Expected to be told: "
+        f"run_chunks(chunks, own={list(sites)}) for groups that lie whole in one chunk, also where a process has one, "
+        f"own=() for elements that all chunks share."
+    )
+
+
+@dataclass
+class Last:
+    """Where the modes of a chunk's groups were found last, kept from pass to pass."""
+
+    own: Tensor  # (n,)
+    place: tuple[Tensor, Tensor] | None = None  # shared coordinates and hyperparameters
+    modes: Modes | None = None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of one chunk as a density of what all groups share."""
+
+    density: BlockDensity
+    last: Last
+    tolerance: float  # squared length of a step in posterior standard deviations that counts as none
+
+    @property
+    def partition(self) -> Partition:
+        """The coordinates of the groups, and the shared ones."""
+        return self.density.partition
+
+    def modes(self, w: Tensor, theta: Tensor) -> Modes:
+        """Of all groups, given shared coordinates ``(P,)``, searched from where they were found last."""
+        place, last = (w.detach(), theta.detach()), self.last
+        if last.modes is None or last.place is None or not all(map(torch.equal, last.place, place)):
+            found = block_modes(self.density.terms(place[1]), last.own, place[0], self.tolerance)
+            last.own, last.place, last.modes = found.own, (place[0].clone(), place[1].clone()), found
+        return last.modes
+
+    def following(self, w: Tensor, theta: Tensor) -> tuple[Terms, Tensor]:
+        """The terms, and the modes as a function of shared coordinates and hyperparameters, ``(n,)``."""
+        modes, terms = self.modes(w, theta), self.density.terms(theta)
+        start = modes.own.detach().requires_grad_()
+        rise = pullback(terms(start.unsqueeze(0), w).sum(), start, create_graph=True)
+        return terms, start.detach() + solved(self.partition, modes.tril, rise)
+
+
+def _profile(groups: Groups, w: Tensor, theta: Tensor) -> Tensor:
+    terms, own = groups.following(w, theta)
+    return terms(own.unsqueeze(0), w).sum()
+
+
+def _integral(groups: Groups, w: Tensor, theta: Tensor) -> Tensor:
+    terms, own = groups.following(w, theta)
+    found = local(terms, own, w, create_graph=True).curvature
+    logs = [torch.linalg.cholesky(B).diagonal(dim1=-2, dim2=-1).log().sum() for B in found]
+    return 0.5 * len(own) * math.log(math.tau) - torch.stack(logs).sum()
+
+
+OfRow = Callable[[Groups, Tensor, Tensor], Tensor]
+
+
+def _of_rows(one: OfRow, groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
+    """Of rows ``(R, P)``; nan where groups have no mode, so that a search turns back there, on all processes."""
+    found, thetas = [], theta.expand(len(u), -1)
+    with torch.enable_grad():
+        for w, t in zip(u, thetas, strict=True):
+            try:
+                found.append(one(groups, w, t))
+            except (ArithmeticError, LinAlgError):
+                found.append((w.sum() + t.sum()) * torch.nan)
+    value = torch.stack(found)
+    return value if u.requires_grad or theta.requires_grad else value.detach()
+
+
+def value(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
+    """The highest log density of groups and data, nats, ``(R,)``."""
+    return _of_rows(_profile, groups, u, theta)
+
+
+@torch.enable_grad()
+def slope(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
+    """Its derivative in shared coordinates, which require a gradient, ``(R, P)``."""
+    return pullback(value(groups, u, theta).sum(), u, create_graph=True)
+
+
+@torch.enable_grad()
+def precision(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
+    """Minus its second derivative, ``(R, P, P)``: the groups' Schur complement."""
+    graph = u.requires_grad or theta.requires_grad
+    return -derivatives.hessian(lambda v, t: value(groups, v, t), u, theta, create_graph=graph)
+
+
+def integral(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
+    """What the Gaussian integral over the groups adds, nats, ``(R,)``; its first derivatives are exact."""
+    return _of_rows(_integral, groups, u, theta)
+
+
+@torch.enable_grad()
+def _totals(groups: Groups, u: Tensor, theta: Tensor) -> Totals:
+    u = u.detach().requires_grad_()
+    height, rise, second = derivatives.sloped(lambda v, t: value(groups, v, t), u, theta)
+    return Totals(height.detach(), rise.detach(), -second(False))
+
+
+PROFILE = Summands(value, slope, precision, _totals)
+
+
+WIDEST = 200  # coordinates of one group
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is known of a chunk without its rows."""
+
+    joint: LogJoint  # without arguments
+    partition: Partition
+    last: Last
+
+
+@dataclass(frozen=True)
+class GroupRows:
+    """The groups of all chunks; each is looked through once, with all checks."""
+
+    make: Making
+    first: LogJoint  # the model on the first few rows
+    shared: LogJoint  # the prior of what all groups share, and the hyperparameters from which all begin
+    own: tuple[str, ...]  # latent sites of the groups
+    chunks: Chunks
+    join: Join
+    known: dict[int, Chunk] = field(default_factory=dict)
+    last: list[tuple[Tensor, ...]] = field(default_factory=list)  # where :meth:`integral` was taken, and its value
+    labels: list[Labels] = field(default_factory=list)  # of groups, in each chunk
+
+    def total(self, of: Callable[[Groups], Sums], nothing: Callable[[], Sums]) -> Sums:
+        """One pass: the sum over the groups of all processes."""
+        return joining.total(self.join, self.passes(), of, nothing)
+
+    def passes(self) -> Iterator[Groups]:
+        """The groups of this process, a chunk at a time."""
+        for number, args in with_rows(self.chunks):
+            chunk = self.known[number]
+            joint = copy.copy(chunk.joint)
+            joint.args = tuple(args)
+            yield self._groups(joint, chunk)
+
+    def _groups(self, joint: LogJoint, chunk: Chunk) -> Groups:
+        names = (*self.own, *joint.discrete, *joint.observed)
+        nothing = chunk.last.own[:0]
+        density = BlockDensity(joint, chunk.partition, None, nothing, lambda theta: theta.new_zeros(()), names)
+        return Groups(density, chunk.last, 100.0 * float(torch.finfo(joint.dtype).eps))
+
+    def checked(self, number: int, args: Sequence[Any]) -> None:
+        """A chunk that is read for the first time.
+
+        :raises BadInput: when what all share is another there than in the first.
+        :raises UnsupportedModel: for groups that are not independent.
+        """
+        joint = self.make(args)
+        joint.held, joint.initial_theta = self.shared.held, self.shared.initial_theta
+        self._require_same_shared(number, joint)
+        mask = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
+        for name in self.own:
+            mask[joint.latents.slices[name]] = False
+        sizes = frozenset(d for p in joint.latents if p.name in self.own for d in p.shape)
+        self.labels.append(labels_of(args, sizes))
+        partition = around(joint, mask, WIDEST)
+        if isinstance(partition, Coupled):
+            raise not_independent(joint, number, self.own, partition)
+        joint.args = ()
+        self.known[number] = Chunk(joint, partition, Last(torch.zeros(len(partition.own)).to(joint.initial_u)))
+
+    def _require_same_shared(self, number: int, joint: LogJoint) -> None:
+        here = {p.name: tuple(p.shape) for p in joint.latents if p.name not in self.own}
+        first = {p.name: tuple(p.shape) for p in self.shared.latents}
+        if here != first or joint.hypers.names != self.shared.hypers.names:
+            raise BadInput(
+                f"chunk {number} has the latent sites {here} beside those of its groups, {', '.join(self.own)}; the "
+                f"first has {first}. Expected the same: chunks must differ in their rows and groups only."
+            )
+        self._require_same_prior(number, prior_of(joint, self.shared.latents.names))
+
+    def _require_same_prior(self, number: int, prior: LogJoint) -> None:
+        u = generic(1, self.shared.latents.size, self.shared.initial_u)[0]
+        values = torch.stack([x.log_joint(u, self.shared.initial_theta).detach() for x in (prior, self.shared)])
+        close = float(torch.finfo(prior.dtype).eps ** 0.64)
+        if not torch.allclose(values[0], values[1], rtol=close, atol=close):
+            raise BadInput(
+                f"the prior of {', '.join(self.shared.latents.names)} in chunk {number} is another than in the first: "
+                f"it depends on the rows. Expected one prior: compute what it needs over all rows, and bind that to it."
+            )
+
+    def integral(self, u: Tensor, theta: Tensor) -> Tensor:
+        """What the Gaussian integral over all groups adds to the log evidence, nats, ``(R,)``; differentiable once."""
+        place = u.detach().clone(), theta.detach().clone()
+        if not (self.last and all(map(torch.equal, self.last[0], place))):
+            known = self.total(lambda g: integral(g, *place), lambda: u.new_zeros(len(u)))
+            self.last[:] = [(*place, known)]
+        return added_up(self, integral, self.last[0][2], u, theta)
+
+    @property
+    def structure(self) -> Structure:
+        """What is known of the density of all groups and rows."""
+        density = StreamedDensity(self.shared, (), (), False, rows=self, of=PROFILE)
+        plain = AutogradDensity(self.shared, None)
+        return Structure(None, None, density, plain, eliminated=self.integral)
+
+
+def not_independent(joint: LogJoint, number: int, own: Sequence[str], why: Coupled) -> UnsupportedModel:
+    """The letter for groups that cannot be eliminated chunk by chunk."""
+    return UnsupportedModel(
+        f"chunk {number}: the groups of {', '.join(own)} are not independent of one another given the other latent "
+        f"sites: {why.reason}. Chunks need linear predictors or independent groups; pass all data to run(...)."
+    )
+
+
+def group_rows(
+    model: Any, chunks: Chunks, join: Join, make: Making, first: LogJoint, own: tuple[str, ...]
+) -> GroupRows:
+    """The groups of all chunks; one pass, in which every chunk is checked.
+
+    :param first: the model on the first few rows.
+    :raises BadInput, UnsupportedModel: on all processes what is wrong with one chunk.
+    """
+    shared = prior_of(first, [n for n in first.latents.names if n not in own])
+    shared.kept = False
+    rows = GroupRows(make, first, shared, own, chunks, join)
+    looked_through(model, chunks, join, rows.checked)
+    require_whole(chunks, rows.labels, join)
+    rows.labels.clear()
+    return rows

@@ -1,0 +1,184 @@
+"""How a slope in the hyperparameters becomes a step that is the same in every unit.
+
+What can be infinite (a precision, a scale, a probability) is measured in log units, whatever the data are measured in;
+a real number, such as a fixed effect, is measured by what the log joint says about it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.gradient import Slope
+from pyro_evidence.numerics.derivatives import passes, pullback
+from pyro_evidence.numerics.evidence import reestimated_log_precision
+from pyro_evidence.numerics.line_search import Backtracking, any_rise, first_accepted
+from pyro_evidence.precision.gaussian_process import LatentPrecision
+from pyro_evidence.structure.recognise import PrecisionGroups
+
+LEAST_EIGENVALUE = 1e-10  # of a curvature whose diagonal is one, below which a direction counts as undetermined
+ROUNDS = 20  # Newton steps towards the end of one round of all log units
+LONGEST_ROUND = 1.5  # of one such step, in log units
+
+
+def log_units(problem: Problem) -> Tensor:
+    """Which unconstrained hyperparameters stand for something that can be infinite or at an edge, ``(T,)`` bool.
+
+    All but those that their constraint leaves as they are, or shifts and stretches by constants; of the latter those
+    that are recognised as log precisions.
+    """
+    hypers, groups = problem.joint.hypers, problem.structure.groups
+    curved = hypers.curved.to(problem.joint.device)
+    return curved if groups is None else curved | (groups.power != 0)
+
+
+def natural_metric(laplace: LaplaceState, found: Slope) -> Tensor:
+    """The metric in which a gradient step is MacKay's round, and Newton's step for real numbers, shape ``(T, T)``."""
+    groups = laplace.problem.structure.groups
+    metric = metric_of(groups, None if groups is None else groups.size(laplace.problem.active), found).diag()
+    real = (~log_units(laplace.problem)).nonzero().flatten()
+    if len(real):
+        metric[real.unsqueeze(-1), real] = inverted(information(laplace, real), found.total[real])
+    return metric
+
+
+def metric_of(groups: PrecisionGroups | None, size: Tensor | None, found: Slope) -> Tensor:
+    """The diagonal metric of slopes ``(..., T)`` in log units and groups of ``size`` ``(..., T)``.
+
+    Hyperparameters that hold no recognised precision get a step of at most one unit.
+    """
+    gradient = found.total
+    plain = 1.0 / gradient.abs().clamp(min=1.0)  # |step| <= 1
+    if groups is None or size is None:
+        return plain
+    grouped = groups.power != 0
+    power = torch.where(grouped, groups.power, 1.0)
+    quadratic = size - 2.0 * found.joint / power
+    move = reestimated_log_precision(gradient / power, quadratic) / power
+    good = grouped & torch.isfinite(move) & (move * gradient > 0)
+    ascent = torch.where(good, move / torch.where(good, gradient, 1.0), 0.0)
+    stiff = grouped & ~good & (gradient != 0)  # the round would leave the positive numbers
+    metric = torch.where(good, ascent, torch.where(stiff, 1.0 / gradient.abs(), plain))
+    return torch.where(grouped & (size == 0), 0.0, metric)  # what only pruned weights feel stays where it is
+
+
+def information(laplace: LaplaceState, index: Tensor) -> Tensor:
+    r"""Minus the second derivatives of the log joint along its mode, in some hyperparameters, shape ``(P, P)``.
+
+    .. math:: -\partial^2_{\theta\theta} \log p - (\partial_\theta \partial_w \log p)\, A^{-1}\,
+        (\partial_w \partial_\theta \log p)
+
+    Exact for the log evidence where ``|A|`` does not depend on them: fixed effects under Gaussian noise, which it
+    profiles out.
+    """
+    process, precision = laplace.problem.latent, laplace.precision
+    if process is not None and isinstance(precision, LatentPrecision):
+        found = process.information(precision, laplace.theta, index)
+        if found is not None:
+            return found
+    theta, u = laplace.theta.clone().requires_grad_(), laplace.u.unsqueeze(0).requires_grad_()
+    log_joint = laplace.problem.density.log_joint(u, theta).sum()
+    first = pullback(log_joint, theta, create_graph=True)[index]
+    eye = torch.eye(len(index)).to(first)
+    held, mixed = passes(first, theta, eye, False)[:, index], passes(first, u, eye, False)[:, 0]
+    moved = torch.cat([laplace.precision.solve(row.unsqueeze(0)) for row in mixed.to(laplace.u)])
+    return -(held + mixed @ moved.to(mixed).mT).double()
+
+
+def inverted(curvature: Tensor, gradient: Tensor) -> Tensor:
+    """A positive inverse of a symmetric matrix, ``(P, P)``: a gradient step in it is Newton's, or away from a saddle.
+
+    The same in all units: eigenvalues are those of the matrix scaled to a unit diagonal, in absolute value.
+
+    :param gradient: measures what the matrix says nothing about.
+    """
+    size = curvature.diagonal().abs()
+    size = torch.where(size > 0, size, gradient.square())
+    unit = torch.where(size > 0, size, 1.0).rsqrt()
+    values, vectors = torch.linalg.eigh(curvature * unit * unit.unsqueeze(-1))
+    positive = values.abs().clamp(min=LEAST_EIGENVALUE)  # collinear: a step, not one without end
+    return (vectors / positive) @ vectors.mT * unit * unit.unsqueeze(-1)
+
+
+def response(laplace: LaplaceState, move: Tensor) -> Tensor:
+    """How the mode follows a move of the hyperparameters ``(T,)``, to first order, shape ``(1, D)``."""
+    if not bool(move.any()):
+        return torch.zeros_like(laplace.u).unsqueeze(0)
+    theta, u = laplace.theta.clone().requires_grad_(), laplace.u.unsqueeze(0).requires_grad_()
+    log_joint = laplace.problem.density.log_joint(u, theta).sum()
+    along = pullback(log_joint, theta, create_graph=True) @ move
+    return laplace.precision.solve(pullback(along, u).to(laplace.u))
+
+
+def round_of_all(laplace: LaplaceState, found: Slope, index: Tensor, others: Tensor, farthest: float) -> Tensor:
+    """The move ``(P,)`` of hyperparameters in log units to where one round of MacKay's, of all of them, leads.
+
+    That is where the log joint at the fixed mode plus the rest of the objective, ``-log|A| / 2`` above all, taken as
+    linear in log units, is highest: for a recognised precision MacKay's re-estimate itself, and the same for scales and
+    correlations of any other parametrisation.
+
+    :param others: a move of all ``(T,)`` that comes before, and that the mode follows.
+    :param farthest: the longest move of one of them.
+    """
+    u, rest = laplace.u.unsqueeze(0) + response(laplace, others), (found.total - found.joint)[index]
+    density, origin = laplace.problem.density, laplace.theta + others
+
+    def surrogate(move: Tensor) -> Tensor:
+        return density.log_joint(u, origin.index_add(0, index, move)).sum() + rest @ move
+
+    move = torch.zeros(len(index)).to(origin)
+    for _ in range(ROUNDS):
+        new = _newton(surrogate, move, farthest)
+        settled = bool(((new - move).abs() < 0.01).all())
+        move = new
+        if settled:
+            break
+    return move
+
+
+def _newton(f: Callable[[Tensor], Tensor], x: Tensor, farthest: float) -> Tensor:
+    """One Newton step uphill, halved until it goes up; ``x`` itself where none does."""
+    x = x.detach().requires_grad_()
+    height = f(x)
+    first = pullback(height, x, create_graph=True)
+    second = passes(first, x, torch.eye(len(x)).to(x), False)
+    step = inverted(-second, first.detach()) @ first.detach()
+    step = step.clamp(-LONGEST_ROUND, LONGEST_ROUND)
+
+    def trial(scale: float) -> tuple[float, Tensor]:
+        new = (x.detach() + scale * step).clamp(-farthest, farthest)
+        return float(f(new).detach()), new
+
+    found = first_accepted(trial, float(height.detach()), search=Backtracking(any_rise, num_trials=6))
+    return x.detach() if found is None else found
+
+
+def rescaled(problem: Problem, metric: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    """A natural metric before its first update by a step ``s`` that fell the slope by ``y``, ``(T,)`` both.
+
+    Nocedal and Wright (2006), eq. 6.20, over the hyperparameters that hold no recognised precision, of which the
+    natural metric does not know the scale.
+    """
+    groups = problem.structure.groups
+    plain = log_units(problem) & (True if groups is None else groups.power == 0)
+    sy, yy = s[plain] @ y[plain], y[plain] @ y[plain]
+    if not float(sy) > 1e-12 * float(yy):
+        return metric
+    return torch.where(plain.diag(), sy / yy, metric)
+
+
+def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """BFGS update of a metric after a step ``s``, or a fresh one.  Nocedal and Wright (2006), eq. 6.17.
+
+    :param metric: approximate inverse of minus the Hessian of the objective, ``(..., T, T)``.
+    :param fresh: what to fall back on where the step shows no negative curvature.
+    :param s: ``(..., T)``.
+    :param before: slopes before the step, and ``after`` it, ``(..., T)``.
+    """
+    y = before - after
+    sy = (s * y).sum(-1)[..., None, None]
+    bends = sy > 1e-12 * y.square().sum(-1)[..., None, None]
+    safe = torch.where(bends, sy, 1.0)
+    left = torch.eye(s.shape[-1]).to(s) - s.unsqueeze(-1) * y.unsqueeze(-2) / safe
+    return torch.where(bends, left @ metric @ left.mT + s.unsqueeze(-1) * s.unsqueeze(-2) / safe, fresh)

@@ -1,0 +1,366 @@
+"""Whether second derivatives are those of the density, by differences of its gradient; named where they are not.
+
+A log density with a corner, or one whose formula changes branches at a point, has second derivatives that automatic
+differentiation gets wrong there, and Laplace's approximation would use them without a word.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import ImproperPosterior, NotSmooth
+from pyro_evidence.fitting.process_state import without_validation
+from pyro_evidence.numerics.coordinates import Coordinates
+from pyro_evidence.numerics.derivatives import generic, pullback
+from pyro_evidence.numerics.newton import Density
+from pyro_evidence.precision.dense import Precision
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import unwrapped
+from pyro_evidence.program.sites import Node, sample_nodes
+
+WRONG = "its second derivatives are not those of its slope"
+TOLERANCE = 0.05  # of a product with the Hessian, in posterior standard deviations
+ONE_AND_HUNDREDTH = (1.0, 0.01)
+# Of differences: a bend as narrow as the first step is none at a tenth of it; the rounding of an ill-conditioned slope
+# is little at thirty and a thousand times the step, an eighth of a standard deviation, where a corner still shows.
+STEPS = (1.0, 0.1, 30.0, 1000.0)
+MOST_LOOKED_AT = 64  # coordinates along which a corner is looked for
+
+
+@dataclass(frozen=True)
+class Products:
+    """Directions and what the curvature makes of them.
+
+    :ivar directions: shape ``(P, D)``.
+    :ivar images: minus the Hessian times each, as it is believed to be, shape ``(P, D)``.
+    :ivar unit: what one unit of each coordinate of an image is worth, shape ``(D,)``: its standard deviation.
+    """
+
+    directions: Tensor
+    images: Tensor
+    unit: Tensor
+
+
+def of_precision(precision: Precision, active: Tensor) -> Products:
+    """Two directions, each about one posterior standard deviation long, by solving with the precision itself.
+
+    :param active: coordinates that are not pruned, shape ``(D,)``.
+    """
+    unit = precision.variance[0].sqrt()
+    images = generic(2, len(active), unit) / unit * active
+    directions = torch.cat([precision.solve(image.unsqueeze(0)) for image in images])
+    length = (directions * images).sum(-1, keepdim=True).sqrt()
+    return Products(directions / length, images / length, unit * length.mean())
+
+
+def curvature_error(density: Density, u: Tensor, theta: Tensor, products: Products, step: float) -> float:
+    """The largest difference between the products and differences of the gradient, relative to the largest of either.
+
+    :param step: of the differences, in units of the directions.
+    """
+    found = -_differences(density, u, theta, products.directions, step)
+    size = torch.maximum(products.images.abs(), found.abs()) * products.unit
+    gap = (found - products.images).abs() * products.unit
+    largest = size.amax()
+    return float(gap.amax() / torch.where(largest > 0.0, largest, 1.0))
+
+
+def _differences(density: Density, u: Tensor, theta: Tensor, directions: Tensor, step: float) -> Tensor:
+    """Central differences of the gradient along each direction, shape ``(P, D)``."""
+    rows = torch.cat([u + step * directions, u - step * directions])
+    with without_validation():
+        slope = density.gradient(rows, theta)[1]
+    ahead, behind = slope.chunk(2)
+    return (ahead - behind) / (2.0 * step)
+
+
+def certify(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, products: Products) -> float:
+    """Compare products with the Hessian at a mode with differences of the gradient.
+
+    :param u: the mode, shape ``(D,)``.
+    :return: the relative error, 1e-6 or less where all is well.
+    :raises NotSmooth: where they disagree, with the site and its distribution.
+    """
+    step = _step(joint)
+    for longer in STEPS:
+        error = curvature_error(density, u, theta, products, longer * step)
+        if error <= TOLERANCE:
+            return error
+    raise NotSmooth(_letter(joint, u, theta, step * products.directions[0], "at the posterior mode", WRONG))
+
+
+def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str], unit: Tensor) -> None:
+    """Compare second derivatives of some sites with differences of their slopes, where a search starts.
+
+    :param unit: the change of each coordinate that matters to the sites, shape ``(D,)``.
+    :raises NotSmooth: with the site and its distribution.
+    """
+    step = _step(joint) * unit * generic(1, len(u), u)[0] / len(u) ** 0.5
+    gaps = _site_gaps(joint, u, theta, step)
+    bad = [n for n in names if not gaps[n].error <= TOLERANCE]
+    if bad:
+        raise NotSmooth(_said(gaps[bad[0]], bad[0], "where the search starts", WRONG))
+
+
+def _step(joint: LogJoint) -> float:
+    """Of differences, where the error of the difference and its rounding are both small."""
+    return float(torch.finfo(joint.dtype).eps ** 0.25)
+
+
+def kink_letter(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, gradient: Tensor) -> str | None:
+    """The letter for a search that stopped on a corner of the log density; None where the slope does not jump.
+
+    The change of the slope from one side of the point to the other goes to zero with the distance where the density
+    is smooth, and does not where there is a corner.
+
+    :param gradient: where the search stopped, shape ``(D,)``; its largest elements are looked at.
+    """
+    index = gradient.abs().argsort(descending=True)[:MOST_LOOKED_AT]
+    ways = torch.zeros(len(index), len(u), dtype=u.dtype, device=u.device)
+    reach = 10.0 * float(torch.finfo(joint.dtype).eps ** 0.5) * (1.0 + u[index].abs())
+    ways[torch.arange(len(index)), index] = reach
+    far, near = (_jumps(density, u, theta, s * ways, index) for s in ONE_AND_HUNDREDTH)
+    jumps = torch.where(near > 0.3 * far, near, 0.0)
+    worst = int(jumps.argmax())
+    if not float(jumps[worst]) > 0.1 * float(gradient.abs().max()):
+        return None
+    jump = f"its slope jumps by {float(jumps[worst]):.2e} along {joint.latents.label(int(index[worst]))}"
+    return _letter(joint, u, theta, ways[worst], "where the search for the posterior mode stopped", jump)
+
+
+def _jumps(density: Density, u: Tensor, theta: Tensor, ways: Tensor, index: Tensor) -> Tensor:
+    """How much each coordinate's slope changes from one end of its way to the other, shape ``(P,)``."""
+    found = _differences(density, u, theta, ways, 1.0)
+    return 2.0 * found.gather(1, index.unsqueeze(-1)).squeeze(-1).abs()
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One site's slope along a step, and what its second derivatives promise of it.
+
+    :ivar change: of the slope from one end of the step to the other.
+    :ivar promised: the same by the second derivative.
+    :ivar kind: the name of the site's distribution.
+    """
+
+    change: float
+    promised: float
+    kind: str
+
+    @property
+    def size(self) -> float:
+        """How far the two are apart."""
+        return abs(self.change - self.promised)
+
+    @property
+    def error(self) -> float:
+        """How far the two are apart, relative to the larger."""
+        largest = max(abs(self.change), abs(self.promised))
+        return self.size / largest if largest > 0.0 else 0.0
+
+
+def _letter(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor, where: str, what: str) -> str:
+    gaps = _site_gaps(joint, u, theta, step)
+    name = max(gaps, key=lambda n: gaps[n].size)
+    return _said(gaps[name], name, where, what)
+
+
+def _said(gap: Gap, name: str, where: str, what: str) -> str:
+    return (
+        f"the log density of site '{name}', a {gap.kind}, has a kink {where}: {what}, so that there is no curvature "
+        f"for Laplace's approximation. Expected a smooth density. Take a smooth relative (SoftLaplace or StudentT for "
+        f"Laplace, softplus for relu or clamp, sqrt(x**2 + 1e-3) for abs), or run NUTS on the model; where weights "
+        f"are to be sparse, RVM(model) prunes them."
+    )
+
+
+def _site_gaps(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dict[str, Gap]:
+    """Every site's slope at both ends of ``u`` plus and minus ``step`` ``(D,)``, beside its second derivative."""
+    point = u.detach().requires_grad_()
+    here, sides = _sites(joint, point, theta), []
+    for sign in (1.0, -1.0):
+        end = (u + sign * step).detach().requires_grad_()
+        sides.append({n: _slope(node, end) @ step for n, node in _sites(joint, end, theta).items()})
+    return {
+        n: Gap(float(sides[0][n] - sides[1][n]), 2.0 * float(_second(node, point, step) @ step), _kind(node["fn"]))
+        for n, node in here.items()
+    }
+
+
+def _sites(joint: LogJoint, point: Tensor, theta: Tensor) -> dict[str, Node]:
+    """The sites of a run, with their log densities."""
+    trace = joint.trace(point, theta)
+    with without_validation():
+        trace.compute_log_prob()
+    return sample_nodes(trace)
+
+
+def _slope(node: Node, point: Tensor, *, create_graph: bool = False) -> Tensor:
+    """The gradient of a site's log density, ``(D,)``."""
+    value = node["log_prob_sum"]
+    return pullback(value, point, create_graph=create_graph) if isinstance(value, Tensor) else torch.zeros_like(point)
+
+
+def _second(node: Node, point: Tensor, step: Tensor) -> Tensor:
+    """The Hessian of a site's log density times ``step``, ``(D,)``."""
+    return pullback(_slope(node, point, create_graph=True), point, step)
+
+
+def _kind(fn: Any) -> str:
+    """The name of a distribution without its wrappers."""
+    return type(unwrapped(fn).base).__name__.strip("_")
+
+
+FAR = (10.0, 30.0, 100.0)  # standard deviations
+LEAST = 1.0  # nats, at one of them
+NEAR = 2.0  # standard deviations, where a normal density has fallen by 2 nats
+LEAST_FALL = 0.2  # nats, there
+ON_THE_WAY = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, NEAR)
+AT_ONCE = 22  # places
+LEAST_DIP = 0.01  # nats below the far end, somewhere before it
+FAR_OUT = 1e8  # times the mode, or where a coordinate is as large
+
+
+@dataclass(frozen=True)
+class Summit:
+    """A mode and the density around it.
+
+    :ivar u: the mode, shape ``(D,)``.
+    :ivar height: the log joint there, nats.
+    :ivar active: coordinates that are not pruned, bool, shape ``(D,)``.
+    """
+
+    density: Density
+    u: Tensor
+    theta: Tensor
+    height: Tensor
+    active: Tensor
+
+    def fall(self, moves: Tensor) -> Tensor:
+        """How far the log joint has fallen at ``u`` plus each move ``(P, D)``, nats, shape ``(P,)``."""
+        with torch.no_grad():
+            return self.height - self.density.log_joint(self.u + moves, self.theta)
+
+
+def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -> None:
+    """Walk away from the mode along its flattest direction, and along the ray from the origin through each site.
+
+    A mode at infinity is not found by its curvature, which is rounding there: but further out on the ray the density
+    is as high.
+
+    :raises ImproperPosterior: when the log joint stays up on one side.
+    """
+    direction = precision.weakest(summit.active)[0]
+    if _falls_at_once(summit, direction, latents):
+        return
+    steps = torch.tensor((*FAR, *ON_THE_WAY)).to(direction)[:, None] * direction
+    rays = _rays(summit, latents)
+    most = 2 * len(steps)
+    moves = torch.cat([steps, -steps, *(r for _, r in rays)])
+    falls = torch.cat([summit.fall(part) for part in moves.split(most)])
+    along = falls[:most].reshape(2, len(steps))
+    if _stays_up(along[:, : len(FAR)]):
+        raise _improper(latents.label(int(direction.abs().argmax())), f"{FAR[-1]:g} posterior standard deviations away")
+    if _level(along[:, len(FAR) :]):
+        raise _improper(latents.label(int(direction.abs().argmax())), f"{NEAR:g} posterior standard deviations away")
+    _require_fall(rays, falls[most:], latents)
+
+
+def _falls_at_once(summit: Summit, direction: Tensor, latents: Coordinates) -> bool:
+    """Whether a few of the places that are looked at show already that none of the others matters."""
+    places = torch.stack([FAR[0] * direction, -FAR[0] * direction, NEAR * direction, -NEAR * direction])
+    moves = torch.cat([places, *(ends[:1] for _, ends in _rays(summit, latents))])
+    falls = torch.cat([summit.fall(part) for part in moves.split(AT_ONCE)])
+    above = torch.cat([falls[:2] - LEAST, falls[2:].abs() - LEAST_FALL])
+    return bool((above >= 0.0).all())
+
+
+def require_fall_on_rays(summit: Summit, latents: Coordinates) -> None:
+    """Walk out on the ray from the origin through the mode, and through each site's part of it alone.
+
+    :raises ImproperPosterior: when the log joint stays where it is.
+    """
+    rays = _rays(summit, latents)
+    falls = [summit.fall(ends) for _, ends in rays]
+    _require_fall(rays, torch.cat(falls) if falls else summit.u[:0], latents)
+
+
+def _rays(summit: Summit, latents: Coordinates) -> list[tuple[int, Tensor]]:
+    """The largest coordinate of each ray, and the moves ``(2, D)`` to twice the mode and to its far end."""
+    rays = []
+    for block in [slice(0, len(summit.u)), *latents.slices.values()]:
+        ray = torch.zeros_like(summit.u)
+        ray[block] = summit.u[block] * summit.active[block]
+        largest = int(ray.abs().argmax())
+        if bool(ray[largest] != 0.0):
+            end = FAR_OUT * max(1.0, float(1.0 / ray[largest].abs()))
+            rays.append((largest, torch.stack([ray, end * ray])))
+    return rays
+
+
+def _require_fall(rays: list[tuple[int, Tensor]], falls: Tensor, latents: Coordinates) -> None:
+    """Refuse a log joint that is where it was both at twice the mode and at the far end of a ray through it."""
+    for (largest, _), fall in zip(rays, falls.reshape(-1, 2), strict=True):
+        if bool((fall.abs() < LEAST_FALL).all()):
+            raise _improper(latents.label(largest), "at twice the mode and far beyond")
+
+
+def _stays_up(falls: Tensor) -> bool:
+    """Whether the log joint is within 1 nat of the mode at 10, 30 and 100 standard deviations on one side.
+
+    :param falls: on either side, shape ``(2, 3)``.
+    """
+    return bool((falls < LEAST).all(-1).any())
+
+
+def _level(falls: Tensor) -> bool:
+    """Whether the log joint is where it was at two standard deviations on one side, without a dip on the way.
+
+    Behind a dip there is another mode: a second labelling, for one.
+
+    :param falls: on either side, on the way there.
+    """
+    dip = falls[:, :-1].amax(-1) - falls[:, -1]
+    return bool(((falls[:, -1].abs() < LEAST_FALL) & (dip < LEAST_DIP)).any())
+
+
+def _improper(where: str, distance: str) -> ImproperPosterior:
+    return ImproperPosterior(
+        f"the log joint is as high as at its maximum {distance}, along a direction that points at {where}: the "
+        f"posterior is improper or nearly so, or its mode lies at infinity (separable classes, collinear columns, a "
+        f"flat prior). Give that site a proper prior, for example Normal(0, 10) on standardised inputs."
+    )
+
+
+NAMED = 3  # sites that are named
+
+
+def rounded_inside(joint: LogJoint, u: Tensor, theta: Tensor) -> list[str]:
+    """A sentence that names sites whose parameters are float32 though the latents are float64; else nothing."""
+    if joint.dtype != torch.float64 or not joint.kept:  # of chunks that were not kept there is nothing to run
+        return []
+    trace = joint.trace(u.detach().clone().requires_grad_(), theta)
+    names = [name for name, node in sample_nodes(trace).items() if _is_rounded(node)]
+    if not names:
+        return []
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return [
+        f"site(s) {', '.join(names[:NAMED])}{more} round to float32 within a float64 model, so all numbers are good to "
+        f"about seven digits: look for .float() or torch.float32 in the model (a float32 tensor times a scalar of "
+        f"float64 is float32), and write .double()."
+    ]
+
+
+def _is_rounded(node: Node) -> bool:
+    """Whether a parameter that depends on the latents has the digits of float32, whatever its type is by now."""
+    parts = unwrapped(node["fn"])
+    values = (getattr(parts.base, name, None) for name in parts.names)
+    return any(isinstance(v, Tensor) and v.requires_grad and _is_single(v.detach().double()) for v in values)
+
+
+def _is_single(value: Tensor) -> bool:
+    """Whether all numbers are float32, and not all of them so simple as 0, 1 and 1/2."""
+    return bool((value.float().double() == value).all()) and bool((value.half().double() != value).any())

@@ -1,1 +1,0 @@
-"""What a posterior says of data that the fit has not seen."""

@@ -1,0 +1,245 @@
+"""Groups of weights that the data do not need: switched off where that gains, brought back where they were needed."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.numerics.evidence import well_determined
+from pyro_evidence.structure.density import LinearDensity
+from pyro_evidence.structure.recognise import PrecisionGroups
+
+ELSEWHERE = (-40.0, -20.0, -12.0, -8.0, -5.0, -2.5, 2.5, 5.0, 8.0, 12.0, 20.0, 40.0)  # log units of a precision
+MANY = 32  # weights of a group above which its covariance is not worth the matrix
+GONE = 60.0  # log units above its own precision at which a weight is gone, to double precision
+LEAST_RISE = -0.2  # nats: foreseen by less, a rise is believed to be none where the likelihood is not Gaussian
+
+
+def worth_trying(laplace: LaplaceState, index: int, moves: Tensor, least: float) -> Tensor:
+    """Which moves ``(K,)`` of a log precision may raise the log evidence by ``least`` nats, ``(K,)`` bool.
+
+    All, for a hyperparameter that is not a precision of a few weights behind linear predictors.
+    """
+    member, linear = _members(laplace, index), laplace.problem.structure.linear
+    if member is None or linear is None:
+        return torch.ones_like(moves, dtype=torch.bool)
+    return rises(laplace, index, member, moves) > (least if is_gaussian(laplace, linear) else LEAST_RISE)
+
+
+def _members(laplace: LaplaceState, index: int) -> Tensor | None:
+    """Positions of the weights behind a hyperparameter; None where they are not few behind linear predictors."""
+    problem = laplace.problem
+    groups = problem.structure.groups
+    if groups is None or problem.structure.linear is None or problem.joint.hyper_sites:
+        return None
+    member = ((groups.member == index) & problem.active).nonzero().flatten()
+    known = bool(groups.is_weight[index]) and bool(groups.loc[member].isfinite().all())
+    return member if known and 0 < len(member) <= MANY else None
+
+
+def removal(laplace: LaplaceState, index: int, move: Tensor) -> tuple[float, float] | None:
+    """By how much the log evidence rises once a log precision has moved, and without its weights; None if unknown."""
+    member, linear, groups = (
+        _members(laplace, index),
+        laplace.problem.structure.linear,
+        laplace.problem.structure.groups,
+    )
+    if member is None or linear is None or groups is None or not is_gaussian(laplace, linear):
+        return None
+    there, gone = rises(laplace, index, member, torch.stack([move, GONE / groups.power[index]])).tolist()
+    return (there, gone) if math.isfinite(there) and math.isfinite(gone) else None
+
+
+def may_lie_elsewhere(laplace: LaplaceState, index: int, least: float) -> bool:
+    """Whether a group of weights may be worth ``least`` nats more at another prior precision, however far."""
+    groups = laplace.problem.structure.groups
+    assert groups is not None
+    moves = torch.tensor(ELSEWHERE, dtype=torch.float64).to(laplace.theta) / groups.power[index]
+    return bool(worth_trying(laplace, index, moves, least).any())
+
+
+def rises(laplace: LaplaceState, index: int, member: Tensor, moves: Tensor) -> Tensor:
+    """By how much the log evidence rises, nats, ``(K,)``.
+
+    :param member: the weights of hyperparameter ``index``, positions.
+    """
+    groups = laplace.problem.structure.groups
+    assert groups is not None
+    unit = torch.zeros(len(member), len(laplace.u)).to(laplace.u)
+    unit[torch.arange(len(member)), member] = 1.0
+    C = torch.cat([laplace.precision.solve(row.unsqueeze(0)) for row in unit])[:, member].double()
+    prior = groups.log_precision(laplace.theta)[member].exp()
+    logs = groups.power[index] * moves
+    more, r = prior * torch.expm1(logs).unsqueeze(-1), (laplace.u - groups.loc)[member]
+    A = torch.eye(len(member)).to(C) + more.unsqueeze(-1) * C
+    sign, log_det = torch.linalg.slogdet(A)
+    moved, singular = torch.linalg.solve_ex(A, (more * r).unsqueeze(-1))  # where the data say nothing of the weights
+    found = 0.5 * (len(member) * logs - (r * moved.squeeze(-1)).sum(-1) - log_det)
+    return torch.where((sign > 0) & (singular == 0), found, torch.inf)
+
+
+def is_gaussian(laplace: LaplaceState, linear: LinearDensity) -> bool:
+    """Whether the likelihood's curvature is the same elsewhere, half a posterior standard deviation away."""
+    if all(part.even for part in linear.linear):
+        return True
+    away = laplace.u + 0.5 * laplace.precision.variance[0].sqrt()
+    here, there = (linear.curvatures(u.unsqueeze(0), laplace.theta.detach()) for u in (laplace.u, away))
+    rounding = 1e3 * laplace.problem.eps
+    return all(bool(((a - b).abs() <= rounding * a.abs()).all()) for a, b in zip(here, there, strict=True))
+
+
+FAR_WORSE = 10.0  # nats: a group whose removal costs as much is not tried again at once
+UNFELT = 1e-6  # of its weights determined: a group on a plateau
+SHARES = (0.0, 2.5, 5.0)  # log units by which a prior precision is less than the data's, on trial
+SMALLER = (0.0, 20.0, 40.0, 60.0, 80.0)  # log units of a prior precision
+NEAR = 1.0  # log units: moves of other hyperparameters at which a decision for good can be taken
+
+
+@dataclass(frozen=True)
+class PruningTried:
+    """Hyperparameters at which the removal of a group cost far more than it gained, or led nowhere."""
+
+    theta: Tensor  # (T,)
+    loss: float  # nats, at least FAR_WORSE
+
+
+def prune(
+    state: LaplaceState, needed: Mapping[int, PruningTried], move: Tensor | None = None
+) -> tuple[LaplaceState, Mapping[int, PruningTried]]:
+    """Switch off every group of weights whose best precision is infinite; the state, and the groups far from that.
+
+    :param move: of the last step: while others than such groups still move far, nothing is switched off for good.
+    """
+    groups = state.problem.structure.groups
+    if groups is None:
+        return state, {}
+    size = groups.size(state.problem.active)
+    candidates = groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)
+    if move is not None and float(torch.where(candidates, 0.0, move).abs().max()) > NEAR:
+        return state, needed
+    if (together := _together(state, groups, candidates)) is not state:
+        state, needed = together, {}
+        candidates = candidates & (groups.size(state.problem.active) > 0)
+    for t in torch.nonzero(candidates).flatten().tolist():
+        finite = bool(torch.isfinite(groups.loc[groups.member == t]).all())
+        if finite and not (t in needed and _still_needed(needed[t], state.theta, groups, size, t)):
+            before, (state, loss) = state, _without(state, groups, t)
+            kept = {**needed, t: PruningTried(state.theta, loss)} if loss >= FAR_WORSE else needed
+            needed = kept if state is before else {}
+    return state, needed
+
+
+def _together(state: LaplaceState, groups: PrecisionGroups, candidates: Tensor) -> LaplaceState:
+    """Without all groups whose removal is foreseen to gain, where that gains; the same state where it does not.
+
+    What another group of them would have been needed for is seen by those who bring groups back.
+    """
+    theta, gone, num = state.theta.clone(), torch.zeros_like(state.problem.active), 0
+    for t in torch.nonzero(candidates).flatten().tolist():
+        member = groups.member == t
+        move = _to_insignificance(state, member) / groups.power[t]
+        foreseen = removal(state, t, move)
+        if foreseen is not None and foreseen[1] > max(foreseen[0], 0.0):
+            theta[t], gone, num = theta[t] + move, gone | member, num + 1
+    if num < 2:
+        return state
+    try:
+        pruned = laplace_state(state.problem.without(gone), theta, torch.where(gone, groups.loc, state.u))
+    except ArithmeticError:
+        return state
+    return pruned if pruned.objective > state.objective else state
+
+
+def _still_needed(found: PruningTried, theta: Tensor, groups: PrecisionGroups, size: Tensor, t: int) -> bool:
+    """Whether the hyperparameters have moved too little since to make up for the loss of group ``t``.
+
+    A log precision is worth up to half a nat per unit and term that it scales; any other hyperparameter that moves by
+    one, and the group's own precision by a factor e, calls for another trial.
+    """
+    moved = (theta - found.theta).abs()
+    per_unit = torch.where(groups.power != 0, 0.5 * size * groups.power.abs(), found.loss)
+    return float((moved * groups.power.abs())[t]) < 1.0 and float(moved @ per_unit) < found.loss
+
+
+def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[LaplaceState, float]:
+    """The state without group ``t``, if the log evidence is no lower there than here and than just before infinity.
+
+    To first order in the prior variance the log evidence near infinity is linear, so the second comparison says
+    whether infinity is a local maximum.
+
+    :return: that state or the old one, and the nats that the removal costs, FAR_WORSE where it leads to no mode.
+    """
+    member = groups.member == t
+    stand_in, move = state.theta.clone(), _to_insignificance(state, member) / groups.power[t]
+    stand_in[t] += move
+    foreseen = removal(state, t, move)
+    if foreseen is not None:
+        if foreseen[1] < max(foreseen[0], 0.0):
+            return state, -foreseen[1]
+    start = torch.where(member, groups.loc, state.u)
+    try:
+        pruned = laplace_state(state.problem.without(member), stand_in, start)
+        loss = state.objective - pruned.objective
+        if loss > 0 or foreseen is not None:
+            return (state if loss > 0 else pruned), loss
+        before = laplace_state(state.problem, stand_in, start)
+    except ArithmeticError:
+        return state, FAR_WORSE
+    return (pruned if pruned.objective >= before.objective else state), loss
+
+
+def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:
+    groups = state.problem.structure.groups
+    assert groups is not None
+    prior = groups.log_precision(state.theta)[member].exp()
+    return to_insignificance(well_determined(prior, state.precision.variance[0][member]).amax())
+
+
+def to_insignificance(determined: Tensor) -> Tensor:
+    """How much a log precision must rise for the data to move a weight by 1e-4 of its prior variance only.
+
+    :param determined: how far the data determine the weight now, 0 to 1.
+    """
+    inside = determined.clamp(1e-12, 0.5)  # 0 < gamma < 1
+    return (1e4 * inside / (1.0 - inside)).log().clamp(min=math.log(100.0))  # at least a factor of 100
+
+
+def brought_back(laplace: LaplaceState, flat: Tensor, most: int, least: float) -> Iterator[tuple[Problem, Tensor]]:
+    """Problems and hyperparameters at which groups that are pruned, or not felt, leave the data their say.
+
+    :param flat: hyperparameters that are not felt, ``(T,)`` bool.
+    :param most: of such groups; none where there are more.
+    :param least: nats that must be foreseen for a group that is felt a little.
+    """
+    groups, problem = laplace.problem.structure.groups, laplace.problem
+    if groups is None:
+        return
+    size = groups.size(problem.active)
+    flat = flat | (laplace.gamma < UNFELT * size) | (size == 0)
+    gone = (groups.is_weight & flat).nonzero().flatten().tolist()
+    gone = [t for t in gone if not bool(size[t]) or may_lie_elsewhere(laplace, t, least)]
+    for t in gone if len(gone) <= most else ():
+        member = groups.member == t
+        back = replace(problem, active=problem.active | member)
+        unit = torch.zeros_like(laplace.theta).index_fill(0, torch.tensor(t), 1.0 / float(groups.power[t]))
+        with suppress(ArithmeticError):
+            away = _of_the_data(laplace, back, member, unit)
+            for share in SHARES:
+                yield back, laplace.theta + (away - share) * unit
+
+
+def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: Tensor) -> float:
+    """How far above a group's log prior precision that of the data is."""
+    for lower in SMALLER:  # beside a larger prior the data's is lost in rounding
+        theta = laplace.theta - lower * unit
+        found = laplace_state(problem, theta, laplace.u)
+        prior = laplace.problem.structure.groups.log_precision(theta)[member]  # type: ignore[union-attr]
+        ratio = ((found.precision.variance[0][member].reciprocal() - prior.exp()) / prior.exp()).amax()
+        if float(ratio) > 1e-6:  # of which rounding leaves ten digits
+            break
+    seen = ratio.clamp(min=1e-300)  # what no datum sees stays far off
+    return float(seen.log()) - lower

@@ -1,1 +1,0 @@
-"""Coordinates in which a posterior is nearly round, for samplers."""

@@ -1,0 +1,209 @@
+"""How well maximised hyperparameters are determined: covariances, and intervals for those at an end of their range."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import NotAMode
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
+from pyro_evidence.laplace.gradient import exact_curvature, slope
+from pyro_evidence.laplace.metric import inverted, log_units, natural_metric
+from pyro_evidence.numerics.line_search import Backtracking, first_accepted
+
+FALL = 1.9207  # nats: half the 95 % quantile of chi squared with one degree of freedom
+UNSURE = 0.5  # log units: a standard deviation above which a hyperparameter may sit at an end of its range
+BEYOND = (2.0, 5.0)  # log units that are tried further out
+LEVEL = 0.05  # nats: by less does the log evidence fall towards such an end
+MOST_DOUBLINGS = 12  # of a step in search of the other end of an interval
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A hyperparameter at an end of its range, where it has an interval and no standard deviation.
+
+    :ivar name: of the hyperparameter, and ``index`` of the element in it, flat.
+    :ivar value: where the search stopped.
+    :ivar end: the end that it is at, such as 0 for a scale.
+    :ivar interval: values whose profile log evidence is within 1.92 nats of the highest: 95 % by likelihood ratio.
+    """
+
+    name: str
+    index: int
+    value: float
+    end: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class HyperparameterCovariance:
+    """Inverse of minus the Hessian of the log evidence (plus log hyperprior) in the maximised hyperparameters.
+
+    What is pruned or at an end of its range has nan in its rows and columns; the others are given where it is.
+
+    :ivar unconstrained: in the coordinates of the search, shape ``(T, T)``.
+    :ivar constrained: of the values themselves, to first order, shape ``(C, C)``, elements in the order of ``labels``.
+    :ivar labels: of the constrained elements: name and flat index.
+    :ivar sd: standard deviations by name, in each hyperparameter's shape.
+    :ivar edges: hyperparameters at an end of their range.
+    """
+
+    unconstrained: Tensor
+    constrained: Tensor
+    labels: tuple[tuple[str, int], ...]
+    sd: Mapping[str, Tensor]
+    edges: tuple[Edge, ...]
+
+
+def hyperparameter_covariance(state: LaplaceState) -> HyperparameterCovariance:
+    """The covariance at a maximum, by differences of the exact slope.
+
+    :raises NotAMode: where the log evidence has no maximum there.
+    """
+    theta = state.theta
+    measure = _measure(state)
+    curvature = exact_curvature(state, measure)
+    ends = _ends(state, measure, curvature)
+    inside = (measure > 0) & (ends == 0)
+    unconstrained = torch.full_like(curvature, torch.nan)
+    index = inside.nonzero().flatten()
+    unconstrained[index.unsqueeze(-1), index] = _inverse(state, curvature, index)
+    jacobian = torch.autograd.functional.jacobian(lambda t: _flat(state, t), theta) if len(theta) else curvature
+    constrained = jacobian @ unconstrained.nan_to_num(0.0) @ jacobian.mT
+    touched = (jacobian[:, ~inside] != 0).any(-1)
+    constrained[touched], constrained[:, touched] = torch.nan, torch.nan
+    shapes = {p.name: p.shape for p in state.problem.joint.hypers}
+    labels = tuple((name, i) for name, shape in shapes.items() for i in range(shape.numel()))
+    parts = constrained.diagonal().sqrt().split([s.numel() for s in shapes.values()])
+    sd = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=False)}
+    return HyperparameterCovariance(unconstrained, constrained, labels, sd, _edges(state, ends))
+
+
+def _measure(state: LaplaceState) -> Tensor:
+    """The unit of each hyperparameter, zero where only pruned weights feel it, ``(T,)``."""
+    if not len(state.theta):
+        return state.theta
+    measure = natural_metric(state, slope(state)).diagonal().sqrt()
+    return torch.where(log_units(state.problem), measure.clamp(max=1.0), measure)
+
+
+def _inverse(state: LaplaceState, curvature: Tensor, index: Tensor) -> Tensor:
+    A = curvature[index.unsqueeze(-1), index]
+    tril, info = torch.linalg.cholesky_ex(A)
+    if int(info):
+        worst = state.problem.joint.hypers.label(int(index[int(A.diagonal().argmin())]))
+        raise NotAMode(
+            f"minus the Hessian of the log evidence in the hyperparameters is not positive definite (look at {worst}); "
+            f"expected a maximum. Run the fit until it has converged, or give that hyperparameter a prior."
+        )
+    return torch.cholesky_inverse(tril)
+
+
+def _flat(state: LaplaceState, theta: Tensor) -> Tensor:
+    """All constrained values, flat."""
+    return torch.cat([v.reshape(-1) for v in state.problem.joint.hypers.constrained(theta).values()])
+
+
+def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:
+    """For each hyperparameter 1 or -1 where the log evidence does not fall on that side, 0 elsewhere, ``(T,)``."""
+    found = torch.zeros_like(state.theta)
+    unsure = log_units(state.problem) & (measure > 0) & (curvature.diagonal() < UNSURE**-2)
+    for t in unsure.nonzero().flatten().tolist():
+        falls = [max(_fall(state, t, sign * move) for move in BEYOND) for sign in (1.0, -1.0)]
+        if min(falls) < LEVEL:
+            found[t] = 1.0 if falls[0] < falls[1] else -1.0
+    return found
+
+
+def _fall(state: LaplaceState, index: int, move: float) -> float:
+    """How much the objective falls by a move of one hyperparameter, the others held, nats."""
+    theta = state.theta.clone()
+    theta[index] += move
+    try:
+        return state.objective - laplace_state(state.problem, theta, state.u).objective
+    except ArithmeticError:
+        return 0.0  # so far out that it cannot be computed
+
+
+def _edges(state: LaplaceState, ends: Tensor) -> tuple[Edge, ...]:
+    hypers = state.problem.joint.hypers
+    found = []
+    for t in ends.nonzero().flatten().tolist():
+        name = next(n for n, s in hypers.slices.items() if s.start <= t < s.stop)
+        sign, index = float(ends[t]), t - hypers.slices[name].start
+        here, limit = (_value(state, t, name, index, coordinate) for coordinate in (float(state.theta[t]), sign * 1e3))
+        other = _value(state, t, name, index, _crossing(state, t, -sign))
+        low, high = sorted((limit, other))
+        found.append(Edge(name, index, here, limit, (low, high)))
+    return tuple(found)
+
+
+def _value(state: LaplaceState, t: int, name: str, index: int, coordinate: float) -> float:
+    """A constrained element with one unconstrained coordinate elsewhere."""
+    theta = state.theta.clone()
+    theta[t] = coordinate
+    value = state.problem.joint.hypers.constrained(theta)[name].reshape(-1)
+    return float(value[min(index, len(value) - 1)])
+
+
+def _crossing(state: LaplaceState, index: int, sign: float) -> float:
+    """Where the profile falls by :data:`FALL` on the way inwards: doubled steps, then halved intervals."""
+    inside, length = state, 0.5
+    near = far = float(state.theta[index])
+    for _ in range(MOST_DOUBLINGS):
+        far = near + sign * length
+        found = profiled(inside, index, far)
+        if found is None or state.objective - found.objective > FALL:
+            break
+        inside, near, length = found, far, 2.0 * length
+    for _ in range(10):
+        middle = 0.5 * (near + far)
+        found = profiled(inside, index, middle)
+        if found is None or state.objective - found.objective > FALL:
+            far = middle
+        else:
+            inside, near = found, middle
+    return near
+
+
+def profiled(state: LaplaceState, index: int, value: float) -> LaplaceState | None:
+    """The state of highest objective with one hyperparameter held, by Newton's steps; None where the mode is lost."""
+    theta = state.theta.clone()
+    theta[index] = value
+    free = ((_measure(state) > 0) & (torch.arange(len(theta), device=theta.device) != index)).nonzero().flatten()
+    try:
+        found = laplace_state(state.problem, theta, state.u)
+        for _ in range(4 if len(free) else 0):
+            gradient = slope(found).total[free]
+            metric = inverted(exact_curvature(found, _measure(found))[free.unsqueeze(-1), free], gradient)
+            if float(gradient @ metric @ gradient) < 1e-3:
+                break
+            found = _uphill(found, free, metric @ gradient)
+    except ArithmeticError:
+        return None
+    return found
+
+
+def _uphill(state: LaplaceState, free: Tensor, step: Tensor) -> LaplaceState:
+    """The first halved step that does not go down, or the same state."""
+
+    def trial(scale: float) -> tuple[float, LaplaceState] | None:
+        try:
+            found = laplace_state(state.problem, state.theta.index_add(0, free, scale * step), state.u)
+        except ArithmeticError:
+            return None
+        return found.objective, found
+
+    return first_accepted(trial, state.objective, search=Backtracking(num_trials=8)) or state
+
+
+def letter(edge: Edge) -> str:
+    """What it means that a hyperparameter is at an end of its range, and what to do."""
+    low, high = edge.interval
+    return (
+        f"{edge.name}[{edge.index}] = {edge.value:.3g} is at an end of its range, {edge.end:.3g}: the log evidence "
+        f"does not fall on the way there; 95 % by its profile: {low:.3g} to {high:.3g}. A scale of 0 pools its group "
+        f"completely: standard deviations, log evidence and k-hat are given that value, and so too sure. Integrate it "
+        f"(a site with a prior, not in hyper=), or fix it on purpose."
+    )

@@ -1,1 +1,0 @@
-"""How many components: which to leave out, which to split."""

@@ -1,1 +1,0 @@
-"""How many components and columns: which to leave out, which to split."""

@@ -1,0 +1,233 @@
+"""Laplace inside, at many values of what is outside."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.blocks.marginal import Place, near_places
+from pyro_evidence.laplace import approximation_rows
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, state_at, state_of_blocks
+from pyro_evidence.nested.skewness import Profiles
+from pyro_evidence.numerics import batched, newton
+from pyro_evidence.precision.choices import exact_hessian, gauss_newton
+from pyro_evidence.precision.dense import Dense, Precision
+from pyro_evidence.structure.factor_mode import StructuredMode
+
+NUMBERS = 2**23  # of all Hessians in one batch
+MAX_DIMS = 200  # coordinates up to which Hessians of several rows are worth a batch
+ROWS_BYTES = 2**26  # that one pass over rows with sparse curvatures may keep for each derivative
+MOST_BYTES = 2**34  # that reverse passes for the shapes of inner marginals may write
+MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
+
+
+class Factors(Protocol):
+    """Posterior precisions of the inner sites, one for each row."""
+
+    @property
+    def log_det(self) -> Tensor:
+        """``(R,)``."""
+
+    def colour(self, white: Tensor) -> Tensor:
+        """White noise ``(R, D)`` to noise of each row's covariance."""
+
+    def whiten(self, noise: Tensor) -> Tensor:
+        """The reverse of :meth:`colour`."""
+
+    @property
+    def variance(self) -> Tensor:
+        """``(R, D)``."""
+
+
+@dataclass(frozen=True)
+class DenseFactors:
+    """Lower Cholesky factors ``(R, D, D)``."""
+
+    tril: Tensor
+
+    @property
+    def log_det(self) -> Tensor:
+        """Log determinant of each precision, ``(R,)``."""
+        return 2.0 * self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Each row by its own factor."""
+        return torch.linalg.solve_triangular(self.tril.mT, white.unsqueeze(-1), upper=True).squeeze(-1)
+
+    def whiten(self, noise: Tensor) -> Tensor:
+        """Each row by its own factor."""
+        return (self.tril.mT @ noise.unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonals of the inverses."""
+        return torch.cholesky_inverse(self.tril).diagonal(dim1=-2, dim2=-1)
+
+
+@dataclass(frozen=True)
+class SeparateFactors:
+    """Precisions of any kind, one for each row."""
+
+    states: tuple[LaplaceState | None, ...]
+
+    @property
+    def log_det(self) -> Tensor:
+        """Of the precisions; nan where there is none."""
+        return torch.stack([torch.tensor(torch.nan) if s is None else s.precision.log_det[0] for s in self.states])
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Each row by its own precision."""
+        rows = zip(self.states, white, strict=True)
+        return torch.stack([w if s is None else s.precision.colour(w.unsqueeze(0))[0] for s, w in rows])
+
+    def whiten(self, noise: Tensor) -> Tensor:
+        """Each row by its own precision."""
+        rows = zip(self.states, noise, strict=True)
+        return torch.stack([v if s is None else s.precision.whiten(v.unsqueeze(0))[0] for s, v in rows])
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonals of the inverses."""
+        known = next(s for s in self.states if s is not None)
+        nothing = torch.full_like(known.u, torch.nan)
+        return torch.stack([nothing if s is None else s.precision.variance[0] for s in self.states])
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Inner modes at several outer values.
+
+    :ivar log_density: log evidence of the inner part plus the log prior of the outer one, nats, ``(R,)``; minus
+        infinity where no mode was found.
+    """
+
+    theta: Tensor  # (R, T)
+    u: Tensor  # (R, D)
+    factors: Factors
+    log_density: Tensor  # (R,)
+
+    @property
+    def num_failures(self) -> int:
+        """Rows without a mode."""
+        return int((self.log_density == -torch.inf).sum())
+
+
+def solve_inner(problem: Problem, theta: Tensor, start: Tensor, *, thorough: bool = True) -> Inner:
+    """The inner mode and its curvature at each row of ``theta`` ``(R, T)``, searched from ``start`` ``(R, D)``.
+
+    :param thorough: whether to search again, from further away, where no mode was found.
+    """
+    if not len(theta):
+        nothing = theta.new_zeros(0)
+        return Inner(theta, start, DenseFactors(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
+    search = _together if is_batched(problem) else _one_by_one
+    with torch.enable_grad():  # whoever asks for draws may have switched it off
+        u, factors, log_evidence = search(problem, theta.detach(), start.detach(), thorough)
+        prior = log_priors(problem, theta.detach())
+    return Inner(theta, u, factors, log_evidence + prior.to(log_evidence))
+
+
+def log_priors(problem: Problem, theta: Tensor) -> Tensor:
+    """Log prior density of the outer and maximised sites at each row ``(R, T)``, nats, ``(R,)``."""
+    f = problem.joint.log_hyperprior
+    with torch.no_grad():
+        return batched.apply(f, (theta,), problem.joint.row_bytes, f)
+
+
+def is_batched(problem: Problem) -> bool:
+    """Whether rows with outer values of their own are evaluated together."""
+    small = problem.joint.latents.size <= MAX_DIMS and problem.curvature in (exact_hessian, gauss_newton)
+    return small and problem.factors is None and problem.nodes == 1 and problem.joint.row_bytes is not None
+
+
+def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Factors, Tensor]:
+    size = max(1, NUMBERS // start.shape[-1] ** 2)
+    parts = []
+    for t, s in zip(theta.split(size), start.split(size), strict=True):
+        active = problem.active.expand(len(t), -1)
+        parts.append(approximation_rows.laplace_rows(problem, t, active, s))
+    u, tril = torch.cat([p.u for p in parts]), torch.cat([p.tril for p in parts])
+    log_evidence = torch.cat([p.objective for p in parts])
+    failed = torch.nonzero(log_evidence == -torch.inf).flatten().tolist() if thorough else []
+    for row in failed:
+        state = _state(problem, theta[row], start[row], thorough)
+        if state is not None:
+            u[row], log_evidence[row], tril[row] = (
+                state.u,
+                state.log_evidence,
+                precision_tril(state.precision, len(state.u)),
+            )
+    return u, DenseFactors(tril), log_evidence
+
+
+def _one_by_one(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Factors, Tensor]:
+    near = _near(problem, theta, start)
+    rows = zip(near, theta, start, strict=True)
+    states = tuple(_state(problem, t, s, thorough) if state is None else state for state, t, s in rows)
+    u = torch.stack([s if state is None else state.u for state, s in zip(states, start, strict=True)])
+    values = [-torch.inf if state is None else float(state.log_evidence) for state in states]
+    return u, SeparateFactors(states), torch.tensor(values, dtype=torch.float64, device=theta.device)
+
+
+def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState | None]:
+    """The states to which a few steps lead that all rows take together, where blocks or factors are known."""
+    if problem.marginal is None and (problem.factors is None or problem.nodes != 1):
+        return [None] * len(theta)
+    prior = log_priors(problem, theta)
+    if problem.marginal is not None:
+        places = near_places(problem.marginal, theta, start)
+        return [_of_blocks(problem, *row) for row in zip(theta, places, prior, strict=True)]
+    rows = zip(theta, _near_modes(problem, theta, start), prior, strict=True)
+    return [None if m is None else state_at(problem, t, m, 0, log_hyperprior=p) for t, m, p in rows]
+
+
+def _of_blocks(problem: Problem, theta: Tensor, place: Place | None, prior: Tensor) -> LaplaceState | None:
+    """The state at a place; None where there is none, or its curvature is no mode's."""
+    try:
+        return None if place is None else state_of_blocks(problem, theta, place, prior)
+    except ArithmeticError:
+        return None
+
+
+def _near_modes(problem: Problem, theta: Tensor, start: Tensor) -> list[StructuredMode | None]:
+    factors, limits = problem.factors, newton.Limits(problem.tolerance, 50, slack=problem.slack)
+    assert factors is not None
+    size = max(1, ROWS_BYTES // (problem.joint.row_bytes or ROWS_BYTES))
+    parts = zip(start.split(size), theta.split(size), strict=True)
+    return [mode for part in parts for mode in factors.near_modes(*part, limits)]
+
+
+def precision_tril(precision: Precision, size: int) -> Tensor:
+    """Lower Cholesky factor ``(D, D)`` of a precision of any kind."""
+    if isinstance(precision, Dense):
+        return precision.tril[0]
+    rows = precision.colour(torch.eye(size, dtype=torch.float64, device=precision.log_det.device))
+    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(rows.mT @ rows)))
+
+
+def _state(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> LaplaceState | None:
+    for cold in (False, True) if thorough else (False,):
+        try:
+            return laplace_state(problem, theta, start, cold=cold)
+        except ArithmeticError:
+            continue
+    return None
+
+
+def is_affordable(problem: Problem, num_hessians: int) -> bool:
+    """Whether so many Hessians are worth the shapes of the inner densities."""
+    size, row_bytes = problem.joint.latents.size, problem.joint.row_bytes
+    if size > MAX_DIMS or problem.curvature not in (exact_hessian, gauss_newton) or not bool(problem.active.all()):
+        return False
+    return num_hessians <= MOST_ROWS if row_bytes is None else num_hessians * size * row_bytes <= MOST_BYTES
+
+
+def profiles(problem: Problem, inner: Inner) -> Profiles | None:
+    """The inner modes as the shapes of inner densities want them; None where one was not found."""
+    if inner.num_failures:
+        return None
+    num, size = inner.u.shape
+    rows = torch.cat([inner.theta, problem.active.expand(num, -1).to(inner.theta)], -1)
+    colour = [inner.factors.colour(white.expand(num, -1)) for white in torch.eye(size).to(inner.u)]
+    return Profiles(approximation_rows.density(problem), rows, inner.u, torch.stack(colour, -1))

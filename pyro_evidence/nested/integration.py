@@ -1,0 +1,374 @@
+"""Outer sites integrated numerically around Laplace's evidence of everything inside."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import ImproperPosterior, NotAMode
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
+from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.nested import skewness
+from pyro_evidence.nested.inner import Inner, is_affordable, profiles, solve_inner
+from pyro_evidence.nested.skewness import Bend, Margins, Profiles, outer_points
+from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.quadrature import rules
+from pyro_evidence.numerics.quadrature import rules as quadrature
+from pyro_evidence.numerics.quadrature.densities import Grid, Interpolated, Lattice, Normal, OuterDensity, Trend
+from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Chart, chart
+from pyro_evidence.numerics.quadrature.rules import Rule
+
+PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
+NODES = (5, 7, 9, 11, 15, 19, 25, 31)  # on each axis
+MOST_NODES = 1500
+MOVES = 5.0  # the log evidence may move by this part of the tolerance
+SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
+TABLES = (129, 257, 513)  # nodes
+DEEP = 30.0  # nats below the top at which a grid ends
+LATTICES = (1.0, 0.5, 0.25)  # standard deviations at the mode between neighbours
+SHALLOW = 12.0  # nats below the top at which a lattice ends
+NEGLIGIBLE = -16.0  # log weight of a node that may be missing
+NUM_DRAWS = 600  # of importance sampling
+STEP = 1e-3  # of differences of slopes, in units of the coordinates
+
+
+@dataclass(frozen=True)
+class Around:
+    """An outer mode, and how the inner one follows when the outer sites move.
+
+    :ivar state: Laplace's approximation of the inner part there.
+    :ivar outer: which coordinates of ``theta`` are outer, positions ``(d,)``.
+    :ivar precision: minus the second derivatives of the outer log density, ``(d, d)``.
+    :ivar follows: derivative of the inner mode in the outer coordinates, ``(D, d)``.
+    """
+
+    state: LaplaceState
+    outer: Tensor
+    precision: Tensor
+    follows: Tensor
+
+    @property
+    def centre(self) -> Tensor:
+        """The outer mode, unconstrained, ``(d,)``."""
+        return self.state.theta[self.outer]
+
+    def inner(self, phi: Tensor, start: Tensor | None = None, *, thorough: bool = True) -> Inner:
+        """Laplace inside at outer coordinates ``(R, d)``.
+
+        :param start: of the searches, ``(R, D)``; by default where the mode is expected to first order.
+        """
+        start = self._expected(phi) if start is None else start
+        return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough)
+
+    def _expected(self, phi: Tensor) -> Tensor:
+        moved = (phi - self.centre) @ self.follows.mT
+        far = moved.abs().amax(-1, keepdim=True).clamp(min=5.0)  # first order is not to be trusted beyond that
+        return self.state.u + moved * (5.0 / far)
+
+    @property
+    def names(self) -> list[str]:
+        """The outer sites."""
+        slices, outer = self.state.problem.joint.hypers.slices, self.outer.tolist()
+        return sorted({n for n, s in slices.items() for i in outer if s.start <= i < s.stop})
+
+    @cached_property
+    def straight(self) -> Chart:
+        """Straight axes through the outer mode."""
+        return chart(self.centre, self.precision)
+
+    @cached_property
+    def profile(self) -> Tensor:
+        """The outer log density along those axes, at :meth:`Chart.probes`, nats, ``(d * J,)``."""
+        return self.inner(self.straight.probes(), thorough=False).log_density.nan_to_num(nan=-torch.inf)
+
+    def theta(self, phi: Tensor) -> Tensor:
+        """All hyperparameters with outer coordinates ``(R, d)``, ``(R, T)``."""
+        return self.state.theta.expand(len(phi), -1).clone().index_copy(1, self.outer, phi)
+
+
+@dataclass(frozen=True)
+class Integral:
+    """The outer sites' posterior.
+
+    :ivar log_evidence: the outer sites integrated, nats, ``()``.
+    :ivar error: how much it moved when the nodes were last made more, nats; a standard error where nodes are draws.
+    :ivar density: of ``z``, continuous.
+    :ivar nodes: Laplace inside at the nodes, and ``log_weights`` the posterior mass of each, ``(K,)``.
+    :ivar method: how it was done, for the reader.
+    """
+
+    around: Around
+    chart: Chart
+    density: OuterDensity
+    log_evidence: Tensor
+    error: float
+    nodes: Inner
+    log_weights: Tensor
+    method: str
+
+    @property
+    def phi(self) -> Tensor:
+        """Outer coordinates of the nodes, ``(K, d)``."""
+        return self.nodes.theta[:, self.around.outer]
+
+    @cached_property
+    def bend(self) -> Bend | None:
+        """The shape of the inner densities; None where they are normal, or too many to look at."""
+        problem, size = self.around.state.problem, self.around.state.problem.joint.latents.size
+        batch = skewness.NUM_POINTS if problem.joint.row_bytes is not None else skewness.FEW_POINTS
+        looked = self._profiles(2 * size) if size <= skewness.LARGEST else None
+        with torch.enable_grad():  # whoever asks for draws may have switched it off
+            return None if looked is None else skewness.bend(*looked, batch)
+
+    @cached_property
+    def margins(self) -> Margins | None:
+        """The shapes of inner coordinates, each by itself; None where they are normal, or too many to look at."""
+        looked = self._profiles(2 * self.around.state.problem.joint.latents.size * len(skewness.POINTS))
+        with torch.enable_grad():
+            return None if looked is None else skewness.margins(*looked)
+
+    def _profiles(self, num_hessians: int) -> tuple[Profiles, Tensor] | None:
+        """Inner modes at as many outer points as so many Hessians for each allow, and those points."""
+        problem = self.around.state.problem
+        choices = outer_points(self.chart.num_dims, self.chart.centre)
+        z = next((z for z in choices if is_affordable(problem, num_hessians * len(z))), None)
+        found = None if z is None else profiles(problem, self.around.inner(self.chart.forward(z)))
+        return None if found is None or z is None else (found, z)
+
+    def inner(self, z: Tensor) -> Inner:
+        """Laplace inside at ``z`` ``(R, d)``, searched from where the modes at the nodes lead."""
+        return self.around.inner(self.chart.forward(z), self._modes(z))
+
+    @cached_property
+    def _modes(self) -> Trend:
+        known = torch.isfinite(self.nodes.log_density)
+        return Trend(self.chart.inverse(self.phi[known]), self.nodes.u[known])
+
+    @property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations of the outer coordinates, ``(d,)`` each."""
+        weights = self.log_weights.exp().unsqueeze(-1)
+        mean = (weights * self.phi).sum(0)
+        return mean, (weights * (self.phi - mean).square()).sum(0).sqrt()
+
+
+def around(state: LaplaceState, outer: Tensor) -> Around:
+    """Second derivatives at an outer mode, by central differences of exact slopes.
+
+    :raises NotAMode: where the outer log density is not concave there.
+    """
+    steps = STEP * torch.eye(len(state.theta)).to(state.theta)[outer]
+    pairs = [[laplace_state(state.problem, state.theta + s * e, state.u) for s in (1.0, -1.0)] for e in steps]
+    slopes = torch.stack([slope(a).total[outer] - slope(b).total[outer] for a, b in pairs])
+    precision = -0.25 / STEP * (slopes + slopes.mT)
+    follows = torch.stack([(a.u - b.u) / (2.0 * STEP) for a, b in pairs], -1)
+    if not bool(torch.linalg.eigvalsh(precision)[0] > 0):
+        raise NotAMode(_not_concave(state, outer, precision))
+    return Around(state, outer, precision, follows)
+
+
+def _not_concave(state: LaplaceState, outer: Tensor, precision: Tensor) -> str:
+    values, vectors = torch.linalg.eigh(precision)
+    where = state.problem.joint.hypers.label(int(outer[int(vectors[:, 0].abs().argmax())]))
+    return (
+        f"the log density of the outer sites has curvature {float(values[0]):.3g} at {where}, where its search ended; "
+        "expected a maximum. Give that site a proper prior that says more, name fewer sites in outer=, or sample them: "
+        "MCMC(NUTS(LaplaceMarginal(model, integrate=[...])))."
+    )
+
+
+def integrate(found: Around, tolerance: float, elsewhere: Tensor) -> Integral:
+    """The integral over the outer sites, by as many nodes as the tolerance asks for.
+
+    :param tolerance: of the log evidence, nats; means and standard deviations are good to 2.5 times as many standard
+        deviations.
+    :param elsewhere: places of other hills on one axis, ``(M, d)``.
+    """
+    d = found.straight.num_dims
+    if len(elsewhere):
+        return tabulated(found, found.straight, elsewhere, tolerance)
+    bent = found.straight.bent(found.profile)
+    if d <= PRODUCT_DIMS:
+        return _settled(found, bent, tolerance) or on_a_lattice(found, tolerance) or drawn(found, bent, tolerance)
+    if d <= quadrature.LARGEST_DESIGN:
+        design = _design(found, bent)
+        return design if design.error <= 10.0 * tolerance else drawn(found, bent, tolerance)
+    return drawn(found, bent, tolerance)
+
+
+def tabulated(found: Around, where: Chart, elsewhere: Tensor, tolerance: float) -> Integral:
+    """One outer coordinate by the trapezoidal rule over all its hills, on ever finer grids.
+
+    :param elsewhere: places of other hills, ``(M, 1)``.
+    """
+    ends = torch.cat([where.inverse(elsewhere), where.centre.new_tensor([[PROBES[0]], [PROBES[-1]]])])
+    low, high = float(ends.min()) + PROBES[0], float(ends.max()) + PROBES[-1]
+    coarse = torch.linspace(low, high, 129).to(where.centre).unsqueeze(-1)
+    height = _at(found, where, coarse)[0].log_density
+    inside = coarse[height > height.amax() - DEEP, 0]
+    step, before = float(coarse[1, 0] - coarse[0, 0]), math.inf
+    for num in TABLES:
+        z = torch.linspace(float(inside.min()) - step, float(inside.max()) + step, num).to(coarse).unsqueeze(-1)
+        nodes = found.inner(where.forward(z))
+        log_density = nodes.log_density + where.log_slope(z)
+        log_evidence = log_density.logsumexp(0) + (z[1, 0] - z[0, 0]).log()
+        error = abs(float(log_evidence) - before)
+        if error <= tolerance / MOVES:
+            break
+        before = float(log_evidence)
+    density = Grid(z[:, 0], (log_density - log_evidence).unsqueeze(0))
+    method = f"{num} equally spaced nodes over several modes"
+    return Integral(found, where, density, log_evidence, error, nodes, log_density.log_softmax(0), method)
+
+
+def _settled(found: Around, where: Chart, tolerance: float) -> Integral | None:
+    """Ever more nodes until nothing moves; None where they do not settle."""
+    before: Integral | None = None
+    products = _products(found, where)
+    for now in products:
+        if before is not None:
+            now = replace(now, error=float((now.log_evidence - before.log_evidence).abs()))
+            if _moved(before, now) <= tolerance / MOVES:
+                return replace(next(products, now), error=now.error) if where.num_dims == 1 else now  # for its tails
+        before = now
+    return None
+
+
+def _moved(before: Integral, now: Integral) -> float:
+    """The largest move of log evidence, means and standard deviations, in nats of tolerance."""
+    (mean, sd), (new_mean, new_sd) = before.moments, now.moments
+    moved = torch.maximum((new_mean - mean).abs() / new_sd, (sd / new_sd).log().abs()).max()
+    worst = max(now.error, float(moved) / SD_PER_NAT)
+    return worst if math.isfinite(worst) else math.inf
+
+
+def on_a_lattice(found: Around, tolerance: float) -> Integral | None:
+    """Ever finer lattices over all that counts and hangs together, however it is bent; None where that is too much."""
+    before = math.inf
+    for step in LATTICES:
+        cells = _flooded(found, step)
+        if cells is None:
+            return None
+        now = _lattice(found, step, cells)
+        now = replace(now, error=abs(float(now.log_evidence) - before))
+        if now.error <= tolerance / MOVES:
+            return now
+        before = float(now.log_evidence)
+    return None
+
+
+def _flooded(found: Around, step: float) -> Tensor | None:
+    """The cells ``(K, d)`` of a lattice through the mode, neighbour by neighbour, until the density is low."""
+    centre = (0,) * found.straight.num_dims
+    height: dict[tuple[int, ...], float] = {}
+    front = {centre}
+    while front and len(height) + len(front) <= MOST_NODES:
+        cells = sorted(front)
+        z = step * found.centre.new_tensor(cells)
+        height |= zip(cells, found.inner(found.straight.forward(z), thorough=False).log_density.tolist(), strict=True)
+        low = max(height.values()) - SHALLOW
+        front = {n for c in cells if height[c] > low for n in _neighbours(c) if n not in height}
+    return None if front else torch.tensor(sorted(height), device=found.centre.device)
+
+
+def _neighbours(cell: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    for axis, side in itertools.product(range(len(cell)), (-1, 1)):
+        yield (*cell[:axis], cell[axis] + side, *cell[axis + 1 :])
+
+
+def _lattice(found: Around, step: float, cells: Tensor) -> Integral:
+    nodes = found.inner(found.straight.forward(step * cells.to(found.centre)))
+    log_mass = nodes.log_density + found.straight.log_slope(found.centre) + len(found.centre) * math.log(step)
+    log_evidence, corner = log_mass.logsumexp(0), cells.amin(0)
+    table = torch.full((cells.amax(0) - corner + 1).tolist(), -math.inf).to(log_mass)
+    table[tuple((cells - corner).T)] = log_mass
+    density = Lattice(step, step * corner.to(found.centre), table)
+    method = f"{len(cells)} nodes on a lattice of {len(found.centre)} axes"
+    return Integral(found, found.straight, density, log_evidence, math.inf, nodes, log_mass.log_softmax(0), method)
+
+
+def _products(found: Around, where: Chart) -> Iterator[Integral]:
+    for num in NODES:
+        if num**where.num_dims > MOST_NODES:
+            return
+        axis = quadrature.gauss_hermite(num)
+        rule = quadrature.product(axis, where.num_dims)
+        nodes, log_ratio = _at(found, where, rule.nodes)
+        log_ratio = _filled(rule, log_ratio)
+        if not bool(torch.isfinite(log_ratio).all()):
+            return
+        log_evidence = rule.log_mean(log_ratio)
+        density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * where.num_dims))
+        weights = rule.log_weights + log_ratio - log_evidence
+        method = f"{num} nodes on each of {where.num_dims} axes" if where.num_dims > 1 else f"{num} nodes"
+        yield Integral(found, where, density, log_evidence, math.inf, nodes, weights, method)
+
+
+def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
+    """Far nodes without an inner mode get their nearest neighbour's value, which their weight makes nothing of."""
+    missing = ~torch.isfinite(log_ratio)
+    if not bool(missing.any()) or bool(missing.all()) or bool((rule.log_weights[missing] > NEGLIGIBLE).any()):
+        return log_ratio
+    known = torch.nonzero(~missing).squeeze(-1)
+    nearest = known[torch.cdist(rule.nodes[missing], rule.nodes[known]).argmin(-1)]
+    return log_ratio.index_copy(0, torch.nonzero(missing).squeeze(-1), log_ratio[nearest])
+
+
+def _at(found: Around, where: Chart, z: Tensor) -> tuple[Inner, Tensor]:
+    """Laplace inside at ``z`` ``(K, d)``, and the log of what is integrated over the standard normal density."""
+    nodes = found.inner(where.forward(z))
+    log_normal = -0.5 * (z.square() + math.log(math.tau)).sum(-1)
+    return nodes, nodes.log_density + where.log_slope(z) - log_normal
+
+
+def _design(found: Around, where: Chart) -> Integral:
+    """A central composite design; its error is what its centre and axes alone would say otherwise."""
+    rule = quadrature.central_composite(where.num_dims)
+    nodes, log_ratio = _at(found, where, rule.nodes)
+    log_evidence = rule.log_mean(log_ratio)
+    weights = rule.log_weights + log_ratio - log_evidence
+    error = float((quadrature.axes_of(rule).log_mean(log_ratio[: 2 * where.num_dims + 1]) - log_evidence).abs())
+    density = _normal(rule.nodes, weights)
+    method = f"central composite design of {len(rule.nodes)} nodes in {where.num_dims} dimensions"
+    return Integral(found, where, density, log_evidence, error, nodes, weights, method)
+
+
+def _normal(z: Tensor, log_weights: Tensor) -> Normal:
+    """The normal density with the moments of weighted points."""
+    weights = log_weights.exp().unsqueeze(-1)
+    loc = (weights * z).sum(0)
+    covariance = (weights * (z - loc)).mT @ (z - loc)
+    return Normal(loc, torch.linalg.cholesky(covariance))
+
+
+def drawn(found: Around, where: Chart, tolerance: float) -> Integral:
+    """Importance sampling over the outer sites from a Student-t at their mode, in the mapped coordinates.
+
+    :raises ImproperPosterior: where a few draws carry all the weight.
+    """
+    z = rules.draws(NUM_DRAWS, where.num_dims).to(where.centre)
+    nodes = found.inner(where.forward(z), thorough=False)
+    log_weights = (nodes.log_density + where.log_slope(z) - rules.log_density(z)).nan_to_num(nan=-torch.inf)
+    log_evidence = importance.log_mean(log_weights)
+    if float(importance.effective_sample_size(log_weights)) < max(20.0, 2.0 * where.num_dims):
+        raise ImproperPosterior(_scattered(found, log_weights))
+    weights = log_weights.log_softmax(0)
+    error = float(importance.standard_error(log_weights))
+    density = _normal(z, weights)
+    method = f"importance sampling with {NUM_DRAWS} draws in {where.num_dims} dimensions"
+    return Integral(found, where, density, log_evidence, error, nodes, weights, method)
+
+
+def _scattered(found: Around, log_weights: Tensor) -> str:
+    effective = float(importance.effective_sample_size(log_weights))
+    inside = list(found.state.problem.joint.latents.names)
+    return (
+        f"the outer sites {found.names}, {len(found.outer)} coordinates, cannot be integrated from their mode: "
+        f"{len(log_weights)} draws there are worth {effective:.1f}. Sample them instead, the rest integrated: "
+        f"MCMC(NUTS(LaplaceMarginal(model, integrate={inside})), ...); or name fewer in outer=, or maximise some by "
+        "hyper=."
+    )

@@ -1,0 +1,145 @@
+"""The posterior of single coordinates, as smooth densities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.distributions.transforms import IndependentTransform, Transform
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.nested.integration import Integral
+from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Chart
+from pyro_evidence.numerics.quadrature.rules import quasi_normal
+
+NUM_POINTS = 513
+NUM_OTHERS = 256  # values of the other axes that a density is averaged over
+
+
+@dataclass(frozen=True)
+class Marginal:
+    """One site's posterior, every element by itself.
+
+    :ivar values: places in the site's own space, ``(G,) + shape``, ascending.
+    :ivar density: posterior density there, ``(G,) + shape``.
+    :ivar mass: probability below each place, ``(G,) + shape``.
+    """
+
+    values: Tensor
+    density: Tensor
+    mass: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior mean, the site's shape."""
+        return self._mean_of(self.values)
+
+    @property
+    def sd(self) -> Tensor:
+        """Posterior standard deviation, the site's shape."""
+        return self._mean_of((self.values - self.mean).square()).sqrt()
+
+    def _mean_of(self, what: Tensor) -> Tensor:
+        share = self.mass.diff(dim=0)
+        return (0.5 * (what[1:] + what[:-1]) * share).sum(0) / share.sum(0)
+
+    def quantiles(self, q: float | Sequence[float]) -> Tensor:
+        """Quantiles, ``(len(q),) + shape``; ``shape`` for a single ``q``."""
+        level = torch.as_tensor(q, dtype=self.mass.dtype, device=self.mass.device)
+        if not bool(((level >= 0.0) & (level <= 1.0)).all()):
+            raise BadInput(f"quantiles({q}): expected probabilities between 0 and 1.")
+        flat, mass = (part.reshape(len(part), -1).T.contiguous() for part in (self.values, self.mass))
+        wanted = level.reshape(-1).expand(len(flat), -1).contiguous() * mass[:, -1:]
+        cell = torch.searchsorted(mass, wanted).clamp(1, mass.shape[1] - 1)
+        low, high = mass.gather(1, cell - 1), mass.gather(1, cell)
+        share = torch.where(high > low, (wanted - low) / (high - low), 0.0).clamp(0.0, 1.0)
+        found = (1.0 - share) * flat.gather(1, cell - 1) + share * flat.gather(1, cell)
+        return found.T.reshape((*level.shape, *self.values.shape[1:]))
+
+
+def constrained(part: Coordinate, x: Tensor, density: Tensor) -> Marginal:
+    """The marginal of one site from densities ``(G, E)`` of its unconstrained elements at ``x`` ``(G, E)``.
+
+    :raises BadInput: where an element of the site depends on several unconstrained ones.
+    """
+    if part.shape != part.unconstrained_shape or not _is_elementwise(part.transform):
+        raise BadInput(
+            f"site '{part.name}', shape {tuple(part.shape)}, has elements that depend on several unconstrained "
+            f"coordinates each ({type(part.transform).__name__}), so that no single one has a density to show. Use "
+            f"posterior.get_samples()['{part.name}']."
+        )
+    plain = unconstrained(x.reshape(-1, *part.shape), density.reshape(-1, *part.shape))
+    values = part.transform(plain.values)
+    transform = part.transform
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
+    log_slope = transform.log_abs_det_jacobian(plain.values, values) + torch.zeros_like(values)
+    return Marginal(values, plain.density * (-log_slope).exp(), plain.mass)
+
+
+def _is_elementwise(transform: Transform) -> bool:
+    return is_identity(transform) or isinstance(transform, IndependentTransform) or not transform.domain.event_dim
+
+
+def unconstrained(x: Tensor, density: Tensor) -> Marginal:
+    """The marginals of unconstrained coordinates, densities ``(G, ...)`` at ``x`` ``(G, ...)`` normalised."""
+    cells = 0.5 * (density[1:] + density[:-1]) * x.diff(dim=0)
+    mass = torch.cat([torch.zeros_like(x[:1]), cells.cumsum(0)])
+    return Marginal(x, density / mass[-1], mass / mass[-1])
+
+
+def inner_density(integral: Integral, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Densities of inner coordinates ``places`` ``(E,)``: a mixture over the nodes; points and densities ``(G, E)``."""
+    keep = integral.log_weights > -30.0
+    weights = integral.log_weights[keep].softmax(0)
+    loc, sd = integral.nodes.u[keep][:, places], integral.nodes.factors.variance[keep][:, places].sqrt()
+    axes = _shapes(integral, keep, places)
+    middle, ends = loc + sd * axes.forward(torch.zeros_like(loc)), torch.full_like(loc, 7.0)
+    low, high = ((loc + sd * axes.forward(end)) for end in (-ends, ends))
+    near = (weights[:, None] * middle).sum(0)
+    wide = (weights[:, None] * ((high - low).square() / 196.0 + (middle - near).square())).sum(0).sqrt()
+    low, high = torch.maximum(low.amin(0), near - 12.0 * wide), torch.minimum(high.amax(0), near + 12.0 * wide)
+    x = low + (high - low) * torch.linspace(0.0, 1.0, NUM_POINTS).to(low).unsqueeze(-1)
+    z = axes.inverse((x.unsqueeze(1) - loc) / sd)  # (G, K, E)
+    each = torch.distributions.Normal(0.0, 1.0).log_prob(z) - axes.log_slopes(z) - sd.log()
+    return x, (weights[:, None] * each.exp()).sum(1)
+
+
+def _shapes(integral: Integral, nodes: Tensor, places: Tensor) -> AxisMap:
+    """The maps of some inner coordinates at some nodes, ``(K, E)``."""
+    if integral.margins is None:
+        zero = torch.zeros(int(nodes.sum()), len(places)).to(integral.phi)
+        return AxisMap(zero, zero + 1.0, zero, zero + 1.0)
+    axes = integral.margins.axes(integral.chart.inverse(integral.phi[nodes]))
+    return AxisMap(*(part[:, places] for part in vars(axes).values()))
+
+
+def outer_density(integral: Integral, index: int) -> tuple[Tensor, Tensor]:
+    """Density of one outer coordinate, the axis that it leans on most integrated by a change of variables, ``(G,)``."""
+    where = integral.chart
+    axis = int(where.basis[index].abs().argmax())
+    order = (*(a for a in range(where.num_dims) if a != axis), axis)
+    density, turned = integral.density.permuted(order), _turned(where, order)
+    white = quasi_normal(NUM_OTHERS if where.num_dims > 1 else 2, where.num_dims).to(where.centre)
+    wide = turned.forward(density.colour(quasi_normal(2048, where.num_dims).to(where.centre)))[:, index]
+    margin = 0.3 * (wide.max() - wide.min())
+    x = torch.linspace(float(wide.min() - margin), float(wide.max() + margin), NUM_POINTS).to(wide)
+    z = density.colour(white)[:, :-1]
+    last = density.last_given_others(z)
+    rest = turned.axes.forward(torch.cat([z, z.new_zeros(len(z), 1)], -1)) * turned.basis[index]
+    t = (x - where.centre[index] - rest[:, :-1].sum(-1, keepdim=True)) / turned.basis[index, -1]
+    own = _axis(turned.axes, where.num_dims - 1)
+    along = own.inverse(t.unsqueeze(-1))
+    slope = own.log_slope(along).exp() * turned.basis[index, -1].abs()
+    return x, (last.prob(along.squeeze(-1)) / slope).mean(0)
+
+
+def _turned(where: Chart, order: tuple[int, ...]) -> Chart:
+    """The chart with its axes in another order."""
+    axes = AxisMap(*(part[list(order)] for part in vars(where.axes).values()))
+    return replace(where, basis=where.basis[:, list(order)], axes=axes)
+
+
+def _axis(axes: AxisMap, index: int) -> AxisMap:
+    return AxisMap(*(part[index : index + 1] for part in vars(axes).values()))

@@ -1,0 +1,263 @@
+"""Hyperparameters that are maximised around the integral over the outer sites, and the hills of that integral."""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import ImproperPosterior, NotAMode
+from pyro_evidence.fitting.process_state import own_random_numbers
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.nested.integration import PRODUCT_DIMS, Around, around
+from pyro_evidence.numerics import lbfgs
+from pyro_evidence.numerics.quadrature import rules as quadrature
+from pyro_evidence.numerics.quadrature.reparameterise import PROBES, chart
+from pyro_evidence.numerics.quadrature.rules import Rule
+
+ROUNDS = 8
+SETTLED = 1e-4  # a move of the hyperparameters, unconstrained, that counts as none
+NUM_NODES = 5
+ARRIVED = 1e-6  # nats
+HIGHER = 1e-3  # nats above a mode at which a place leads to another
+FLAT = 1e-6  # the largest derivative that counts as zero, nats
+ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, that no data leave
+WORTH = 15.0  # nats below the top that are still worth counting, far away
+HILL = 0.5  # nats that the log density must rise again by to have another mode
+CLIMBS = 8  # from the highest places far from the mode
+SAME = 0.1  # standard deviations between two ends of one climb
+SHARE = 0.1  # of the tolerance that another hill may hold unseen
+
+
+@dataclass(frozen=True)
+class FixedNodes:
+    """``log sum_k exp(constant_k + F(phi_k, psi))``: the integral as a function of the maximised ``psi``."""
+
+    found: Around
+    phi: Tensor  # (K, d)
+    constant: Tensor  # (K,)
+    inside: Tensor  # positions of psi in theta, (P,)
+
+    def value_and_slope(self, psi: Tensor) -> tuple[Tensor, Tensor]:
+        """Nats ``(1,)`` and their derivatives ``(1, P)``, exact for these nodes.
+
+        :param psi: ``(1, P)``.
+        """
+        theta = self.found.theta(self.phi)
+        theta[:, self.inside] = psi
+        rows = [_value_and_slope(self.found.state.problem, t, self.found.state.u) for t in theta]
+        log_terms = self.constant + torch.stack([value for value, _ in rows])
+        slopes = torch.stack([each for _, each in rows])[:, self.inside]
+        weights = log_terms.softmax(0).nan_to_num(0.0)
+        return log_terms.logsumexp(0).unsqueeze(0), (weights @ slopes).unsqueeze(0)
+
+
+def _value_and_slope(problem: Problem, theta: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Log evidence plus log hyperprior and its exact derivatives; minus infinity where there is no mode."""
+    try:
+        state = laplace_state(problem, theta, start)
+        return theta.new_tensor(state.objective), slope(state).total
+    except ArithmeticError:
+        return theta.new_tensor(-torch.inf), torch.zeros_like(theta)
+
+
+def maximised(state: LaplaceState, outer: Tensor) -> Around:
+    """The outer mode at hyperparameters where the integral over the outer sites is highest.
+
+    :param state: at the maximum over outer sites and hyperparameters together.
+    :param outer: positions of the outer coordinates in ``theta``.
+    """
+    found = around(state, outer)
+    inside = torch.tensor([i for i in range(len(state.theta)) if i not in outer.tolist()], device=outer.device)
+    for _ in range(ROUNDS if len(inside) else 0):
+        before = found.state.theta[inside]
+        nodes = _nodes(found, inside)
+        psi = lbfgs.ascend(nodes.value_and_slope, before.unsqueeze(0), tolerance=FLAT, num_steps=200)[0]
+        theta = found.state.theta.clone()
+        theta[inside] = psi
+        found = around(_outer_mode(found, theta), outer)
+        if float((psi - before).abs().max()) <= SETTLED:
+            break
+    return found
+
+
+def _nodes(found: Around, inside: Tensor) -> FixedNodes:
+    where = chart(found.centre, found.precision)
+    rule = _rule(where.num_dims)
+    z = rule.nodes.to(where.centre)
+    constant = rule.log_weights.to(z) + where.log_slope(z) + 0.5 * z.square().sum(-1)
+    return FixedNodes(found, where.forward(z), constant, inside)
+
+
+def _rule(num_dims: int) -> Rule:
+    """Nodes that are the same while the hyperparameters move; beyond eight dimensions the mode alone."""
+    if num_dims <= PRODUCT_DIMS:
+        return quadrature.product(quadrature.gauss_hermite(NUM_NODES), num_dims)
+    if num_dims <= quadrature.LARGEST_DESIGN:
+        return quadrature.central_composite(num_dims)
+    return Rule(torch.zeros(1, num_dims, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+
+
+def _outer_mode(found: Around, theta: Tensor) -> LaplaceState:
+    """The outer mode at new hyperparameters, searched from the old one."""
+    problem, outer = found.state.problem, found.outer
+
+    def value_and_slope(phi: Tensor) -> tuple[Tensor, Tensor]:
+        value, each = _value_and_slope(problem, theta.index_copy(0, outer, phi[0]), found.state.u)
+        return value.unsqueeze(0), each[outer].unsqueeze(0)
+
+    phi = lbfgs.ascend(value_and_slope, found.centre.unsqueeze(0), tolerance=FLAT, num_steps=100)[0]
+    return laplace_state(problem, theta.index_copy(0, outer, phi), found.state.u)
+
+
+def from_the_highest(found: Around) -> Around:
+    """The outer mode to which the highest places along its axes lead; the same, polished, where it is the highest."""
+    if not has_arrived(found):
+        found = around(_outer_mode(found, found.state.theta), found.outer)
+    for _ in range(ROUNDS):
+        best = int(found.profile.argmax())
+        if not bool(found.profile[best] > found.profile[PROBES.index(0.0)] + HIGHER):
+            break
+        found = around(_climbed(found, found.straight.probes()[best]), found.outer)
+    return found
+
+
+def _climbed(found: Around, place: Tensor) -> LaplaceState:
+    """The outer mode to which an ascent from ``place`` ``(d,)`` leads.
+
+    :raises ArithmeticError: where there is no inner mode at that place.
+    """
+    state = found.state
+    begun = laplace_state(state.problem, state.theta.index_copy(0, found.outer, place), state.u)
+    return _outer_mode(replace(found, state=begun), begun.theta)
+
+
+def surveyed(found: Around, tolerance: float) -> tuple[Around, Tensor]:
+    """The outer mode to integrate around, and places ``(M, 1)`` of other hills where there is but one axis.
+
+    :param tolerance: of the log evidence, nats.
+    :raises ImproperPosterior: where the outer density does not fall.
+    :raises NotAMode: where other hills count, on more than one axis.
+    """
+    require_integral(found)
+    elsewhere = other_hills(found, tolerance)
+    if len(elsewhere) and len(found.outer) > 1:  # this may not be the highest
+        found = from_the_highest(found)
+        elsewhere = other_hills(found, tolerance)
+        if len(elsewhere):
+            raise NotAMode(_several_hills(found, elsewhere))
+    return found, elsewhere
+
+
+def other_hills(found: Around, tolerance: float) -> Tensor:
+    """Places ``(M, d)`` on other hills of the outer density, as far as they count.
+
+    On one axis these are all places far away where it is not low, since a table over all of them costs little; on
+    several, places from which an ascent ends at another mode, with more mass than a tenth of the tolerance.
+    """
+    places = _elsewhere(found)
+    if places.shape[-1] == 1:
+        return places
+    counted = [_is_another(found, place, tolerance) for place in places[:CLIMBS]]
+    return places[:CLIMBS][torch.tensor(counted, dtype=torch.bool, device=places.device)]
+
+
+def _is_another(found: Around, place: Tensor, tolerance: float) -> bool:
+    """Whether ``place`` lies on a hill of its own; one without a top that is found counts as one."""
+    try:
+        reached = _climbed(found, place)
+        apart = torch.linalg.solve(found.straight.basis, reached.theta[found.outer] - found.centre).norm()
+        if float(apart) <= SAME:
+            return False
+        return _log_mass(around(reached, found.outer)) - _log_mass(found) > math.log(SHARE * tolerance)
+    except (ArithmeticError, NotAMode):
+        return True
+
+
+def _log_mass(found: Around) -> float:
+    """Laplace's approximation of a hill's integral, less a constant, nats."""
+    return found.state.objective - 0.5 * float(torch.logdet(found.precision))
+
+
+def _elsewhere(found: Around) -> Tensor:
+    """Places ``(M, d)`` far from the mode, or beyond a valley, where the density is worth a look, the highest first."""
+    drawn = _prior_draws(found)
+    points = torch.cat([found.straight.probes(), drawn])
+    height = torch.cat([found.profile, found.inner(drawn, thorough=False).log_density])
+    profiles = found.profile.reshape(found.straight.num_dims, -1)
+    beyond = torch.cat([_beyond_valleys(profiles).reshape(-1), height.new_zeros(len(drawn)).bool()])
+    far = found.straight.inverse(points).norm(dim=-1) > -PROBES[0]
+    chosen = (height > found.profile.amax() - WORTH) & (far & (height > _fallen(profiles)) | beyond)
+    return points[chosen][height[chosen].argsort(descending=True)]
+
+
+def _prior_draws(found: Around) -> Tensor:
+    """Outer coordinates drawn from the prior of each outer site, the others at the mode, ``(16, d)``."""
+    joint, state = found.state.problem.joint, found.state
+    nodes = joint.trace(state.u, state.theta).nodes
+    parts = [p for p in joint.hypers if p.name in found.names]
+    with own_random_numbers():
+        torch.manual_seed(0)
+        draws = [p.transform.inv(nodes[p.name]["fn"].sample((16,))).reshape(16, -1).double() for p in parts]
+    rows = torch.cat(draws, -1)
+    return rows[torch.isfinite(rows).all(-1)]
+
+
+def _fallen(profiles: Tensor) -> Tensor:
+    """How low the log density has fallen at the ends of the axes where it is highest there."""
+    return torch.maximum(profiles[:, 0], profiles[:, -1]).amax() + HILL
+
+
+def _beyond_valleys(profiles: Tensor) -> Tensor:
+    """Points of each axis at which the log density has risen again on the way from the mode, ``(d, J)`` bool."""
+    middle = profiles.shape[-1] // 2
+    right, left = profiles[:, middle:], profiles[:, : middle + 1].flip(-1)
+    risen = [way - way.cummin(-1).values > HILL for way in (left, right)]
+    return torch.cat([risen[0].flip(-1)[:, :-1], risen[1]], -1)
+
+
+def has_arrived(found: Around) -> bool:
+    """Whether a Newton step of the outer sites promises nothing that counts."""
+    left = slope(found.state).total[found.outer]
+    return float(left @ torch.linalg.solve(found.precision, left)) < ARRIVED
+
+
+def _several_hills(found: Around, places: Tensor) -> str:
+    places = torch.cat([found.centre.unsqueeze(0), places])
+    lines = [
+        f"  {height:10.2f} nats at {[round(v, 3) for v in place]}"
+        for height, place in zip(found.inner(places).log_density.tolist(), places.tolist(), strict=True)
+    ]
+    return (
+        f"the log density of the outer sites {found.names} has several modes. Its mode and other places that count, "
+        "in unconstrained coordinates:\n" + "\n".join(lines) + "\nName one site in outer=[...], whose modes are all "
+        "integrated, or sample them: "
+        f"MCMC(NUTS(LaplaceMarginal(model, integrate={list(found.state.problem.joint.latents.names)})), ...)."
+    )
+
+
+def require_integral(found: Around) -> None:
+    """Refuse a density that stays up far from its mode, as under a prior without an integral.
+
+    :raises ImproperPosterior: where an axis is endless, or the density no lower at 26 than at 6 standard deviations,
+        and that not low enough.
+    """
+    if float(found.straight.basis.norm(dim=0).max()) > ENDLESS:
+        raise ImproperPosterior(_flat(found))
+    profiles = found.profile.reshape(found.straight.num_dims, -1)
+    for axis, end in itertools.product(range(len(profiles)), (0, -1)):
+        before = profiles[axis, end]
+        if float(profiles.amax() - before) < WORTH:
+            far = found.centre + 4.0 * PROBES[end] * found.straight.basis[:, axis]
+            if float(before - found.inner(far.unsqueeze(0), thorough=False).log_density) < 1.0:
+                raise ImproperPosterior(_flat(found))
+
+
+def _flat(found: Around) -> str:
+    return (
+        f"the log density of the outer sites {found.names} hardly falls far from where their search ended: it has no "
+        "integral, so there is no evidence. Give them proper priors, such as HalfNormal or HalfCauchy, or maximise "
+        "them by hyper=."
+    )

@@ -1,0 +1,249 @@
+"""Which latent sites to integrate numerically around Laplace."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from pyro.distributions import Unit
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
+from pyro_evidence.nested import dispersion
+from pyro_evidence.numerics import batched as rows
+from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.program import enumeration
+from pyro_evidence.program.log_joint import LogJoint, Trace
+from pyro_evidence.program.parameters import check_kind
+from pyro_evidence.settings import seeded
+
+EXACT = 1e-12  # share of squares that rounding leaves in float64
+
+
+def multiplies(joint: LogJoint, site: Coordinate, theta: Tensor, seed: int) -> bool:
+    """Whether the likelihood sees ``site`` as a factor of other, real-valued sites.
+
+    Either exactly, ``s dL/ds = sum_j c_j w_j dL/dw_j`` with constants ``c`` (the likelihood depends on the product), or
+    through them alone: where all sites whose prior is symmetric about zero are zero, ``dL/ds`` is zero, in every state
+    of the discrete sites.
+    """
+    real = [p for p in joint.latents if is_identity(p.transform)]
+    if not real:
+        return False
+    u = _points(joint, 2 * len(real) + 6, seed)
+    slope = _slopes(joint, u, theta, _log_likelihood)
+    own = _scaling(joint, site, u, slope)
+    if not bool(torch.isfinite(slope).all()) or not bool((own.abs() > 0).any()):
+        return False
+    return _is_product(own, [_scaling(joint, p, u, slope) for p in real]) or _vanishes(joint, site, real, u[:2], theta)
+
+
+def _points(joint: LogJoint, num: int, seed: int) -> Tensor:
+    generator = seeded(seed)
+    u = torch.randn(num, joint.latents.size, generator=generator, dtype=torch.float64)
+    return u.to(joint.device)
+
+
+def _slopes(joint: LogJoint, u: Tensor, theta: Tensor, value_of: Callable[[LogJoint, Trace], Tensor]) -> Tensor:
+    """Gradient of a number of the model's run in every latent, ``(R, D)``."""
+
+    def one(u: Tensor, theta: Tensor) -> Tensor:
+        trace = joint.trace(u, theta)
+        with without_validation():
+            return value_of(joint, trace).double()
+
+    u = u.clone().requires_grad_()
+    value = rows.apply(one, (u, theta.expand(len(u), -1)), 2**22, one)
+    found = torch.autograd.grad(value.sum(), u, allow_unused=True)[0] if value.requires_grad else None
+    return torch.zeros_like(u) if found is None else found.detach()
+
+
+def _log_likelihood(joint: LogJoint, trace: Trace) -> Tensor:
+    """Of the data, the discrete sites summed out."""
+    if joint.discrete:
+        return enumeration.total(trace, (*joint.discrete, *joint.observed))
+    return torch.as_tensor(trace.log_prob_sum(lambda name, _: name in joint.observed))
+
+
+def _every_state(joint: LogJoint, trace: Trace) -> Tensor:
+    """The log densities of data and discrete sites in all states of the latter, added with weights of no pattern."""
+    names = (*joint.discrete, *joint.observed)
+    trace.compute_log_prob(lambda name, _: name in names)
+    return torch.stack([_mixed(trace.nodes[name]["log_prob"].double()) for name in names]).sum()
+
+
+def _mixed(cells: Tensor) -> Tensor:
+    """Sum of possible cells, each with its own weight."""
+    weight = 1.5 + torch.arange(1.0, cells.numel() + 1.0, device=cells.device).sin().reshape(cells.shape)
+    return (weight * torch.where(torch.isfinite(cells), cells, 0.0)).sum()
+
+
+def _scaling(joint: LogJoint, site: Coordinate, u: Tensor, slope: Tensor) -> Tensor:
+    """``sum_i x_i dL/dx_i`` over the elements of a site in its own space, shape ``(R,)``."""
+    block = joint.latents.slices[site.name]
+    if not site.size:
+        return u.new_zeros(len(u))
+    before = u[:, block].reshape(len(u), *site.unconstrained_shape).requires_grad_()
+    x = site.transform(before)
+    if x.shape != before.shape:
+        return u.new_zeros(len(u))
+    rate = torch.autograd.grad(x.sum(), before)[0]
+    move = torch.where(rate != 0, x.detach() / rate, 0.0)  # of u, where x is multiplied by 1 + e
+    return (move.reshape(len(u), -1) * slope[:, block]).sum(-1)
+
+
+def _is_product(own: Tensor, others: Sequence[Tensor]) -> bool:
+    X = torch.stack([other / other.norm() for other in others if bool((other.abs() > 0).any())] or [0.0 * own], -1)
+    found = torch.linalg.pinv(X) @ own
+    return bool((own - X @ found).square().sum() <= EXACT * own.square().sum())
+
+
+def _vanishes(joint: LogJoint, site: Coordinate, real: Sequence[Coordinate], u: Tensor, theta: Tensor) -> bool:
+    nodes = joint.trace(u[0], theta).nodes
+    u = u.clone()
+    for part in real:
+        if _is_symmetric(nodes[part.name]["fn"]):
+            u[:, joint.latents.slices[part.name]] = 0.0
+    slope = _slopes(joint, u, theta, _every_state)
+    return not bool((slope[:, joint.latents.slices[site.name]].abs() > EXACT * slope.abs().max()).any())
+
+
+def _is_symmetric(fn: Any) -> bool:
+    """Whether a prior has one density at ``x`` and ``-x``."""
+    shape = fn.shape()
+    x = (torch.arange(1.0, shape.numel() + 1, dtype=torch.float64).cos() + 0.3).reshape(shape)
+    pairs = [(fn.log_prob(p).double(), fn.log_prob(-p).double()) for p in (x, 1.7 * x)]
+    return all(bool(torch.isclose(p, q, rtol=1e-9, atol=1e-9).all()) for p, q in pairs)
+
+
+FEW = 3  # coordinates that quadrature takes
+NUM_POINTS = 2  # random places at which the densities are looked at
+MOST = 30  # coordinates that are integrated numerically
+
+
+def outer_sites(joint: LogJoint, outer: Sequence[str] | None) -> tuple[str, ...]:
+    """The sites to integrate numerically around Laplace: those that are named, or those that are found.
+
+    :param joint: the log joint with all of these sites among its latents.
+    :param outer: names; None for those that :func:`found_outer` finds.
+    :raises BadInput: for names that are no continuous latent sites of ``joint``, for improper priors, for too many
+        coordinates.
+    """
+    chosen = found_outer(joint) if outer is None else _named(joint, outer)
+    if chosen:
+        _check_proper(joint, chosen)
+        _check_size(joint, chosen)
+    return chosen
+
+
+def _named(joint: LogJoint, outer: Sequence[str]) -> tuple[str, ...]:
+    check_kind("outer", outer)
+    if isinstance(outer, str):
+        raise BadInput(f"outer={outer!r}; expected a list of names of latent sites, such as outer=[{outer!r}].")
+    for name in outer:
+        if name in joint.hyper_sites:
+            raise BadInput(
+                f"site '{name}' is both in outer, to be integrated, and in hyper, to be maximised; name it once."
+            )
+        if name in joint.discrete:
+            raise BadInput(
+                f"outer names '{name}', a discrete site, which is summed out already; leave it out of outer."
+            )
+        if name not in joint.latents.slices:
+            raise BadInput(f"outer names '{name}'; expected latent sites out of {list(joint.latents.names)}.")
+    if len(set(outer)) == len(joint.latents.names):
+        raise BadInput(
+            f"outer={list(outer)} leaves nothing for Laplace inside; leave at least one of the sites out, or pass "
+            "outer=() for one Gaussian over all of them."
+        )
+    return tuple(sorted(set(outer)))
+
+
+def _check_proper(joint: LogJoint, chosen: Sequence[str]) -> None:
+    """Refuse a prior that does not integrate to one."""
+    nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
+    for name in chosen:
+        try:
+            with own_random_numbers():
+                nodes[name]["fn"].sample()
+        except NotImplementedError as error:
+            raise BadInput(
+                f"site '{name}' is to be integrated, but its prior, {type(nodes[name]['fn']).__name__}, is improper: "
+                f"there is no evidence to speak of. Give it a proper prior, such as HalfNormal or HalfCauchy of a "
+                f"generous scale, or maximise it: hyper=['{name}']."
+            ) from error
+
+
+def _check_size(joint: LogJoint, chosen: Sequence[str]) -> None:
+    sizes = {p.name: p.size for p in joint.latents if p.name in chosen}
+    if sum(sizes.values()) > MOST:
+        raise BadInput(
+            f"sites {sizes} set the spread of others and would be integrated numerically, but they have "
+            f"{sum(sizes.values())} coordinates together; at most {MOST} can be. For a scale of each weight use REVM, "
+            f"which learns them; or run NUTS on the model; or maximise the larger ones, hyper={_largest(sizes)}; or "
+            "name the few that matter in outer=[...]; outer=() puts one Gaussian over everything."
+        )
+
+
+def _largest(sizes: dict[str, int]) -> list[str]:
+    return [max(sizes, key=lambda name: sizes[name])]
+
+
+def found_outer(joint: LogJoint) -> tuple[str, ...]:
+    """Latent sites on positive or bounded support that spread others.
+
+    :param joint: the log joint with all of these sites among its latents.
+    """
+    candidates = [p for p in joint.latents if not is_identity(p.transform)]
+    if not candidates or len(joint.latents.parts) == 1:
+        return ()
+    theta, generator = joint.initial_theta, torch.Generator().manual_seed(1)
+    taken: set[str] = set()
+    for _ in range(NUM_POINTS):
+        u = 0.5 * torch.randn(joint.latents.size, generator=generator, dtype=torch.float64).to(joint.device)
+        here = dispersion.run(joint, u, theta)
+        along = torch.stack([_along(joint, p, u, generator) for p in joint.latents])
+        changes = dict(zip(joint.latents.names, here.changes(along), strict=True))
+        taken |= {p.name for p in candidates if dispersion.spreads(p.name, changes, here)}
+    taken |= {p.name for p in candidates if p.name not in taken and multiplies(joint, p, theta, seed=2)}
+    taken |= _seen_by_factors(here, candidates, taken)
+    found = _closed(taken, candidates, changes)
+    return found if len(found) < len(joint.latents.parts) else ()
+
+
+def _seen_by_factors(here: dispersion.Run, candidates: Sequence[Coordinate], taken: set[str]) -> set[str]:
+    """Single numbers that a ``pyro.factor`` sees, which does not say what they do there; none where these are many."""
+    u = here.u.clone().requires_grad_()
+    nodes = here.joint.trace(u, here.theta).nodes
+    factors = [nodes[n]["fn"].log_factor.sum() for n in here.joint.observed if isinstance(nodes[n]["fn"], Unit)]
+    slope = pullback(torch.stack(factors).sum(), u) if factors else torch.zeros_like(u)
+    seen = {p.name for p in candidates if p.size == 1 and bool(slope[here.joint.latents.slices[p.name]] != 0)}
+    sizes = [p.size for p in candidates if p.name in seen | taken]
+    return seen if sum(sizes) <= FEW else set()
+
+
+def _along(joint: LogJoint, part: Coordinate, u: Tensor, generator: torch.Generator) -> Tensor:
+    """A direction along all elements of one site: together for a candidate, apart for others."""
+    direction = torch.zeros_like(u)
+    block = joint.latents.slices[part.name]
+    size = block.stop - block.start
+    own = torch.ones(size) if not is_identity(part.transform) else torch.randn(size, generator=generator)
+    direction[block] = own.to(u)
+    return direction
+
+
+def _closed(
+    taken: set[str], candidates: Sequence[Coordinate], changes: dict[str, dict[str, Tensor]]
+) -> tuple[str, ...]:
+    """With the positive or bounded sites that the prior of an outer one depends on."""
+    while True:
+        more = {
+            p.name
+            for p in candidates
+            if p.name not in taken
+            and any(c in taken and bool((slope != 0).any()) for c, slope in changes[p.name].items() if c != p.name)
+        }
+        if not more:
+            return tuple(sorted(taken))
+        taken = taken | more

@@ -1,0 +1,298 @@
+"""Draws of a nearly normal density: white noise bent by its third derivatives, as smooth functions of outer sites."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.newton import Density
+from pyro_evidence.numerics.quadrature import reparameterise
+from pyro_evidence.numerics.quadrature.reparameterise import AxisMap
+from pyro_evidence.numerics.quadrature.rules import quasi_normal
+
+NUMBERS = 2**22  # of all Hessians in one batch
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Modes with their covariances, one for each row of hyperparameters.
+
+    :ivar theta: what the density takes beside ``u``, ``(K, T)``.
+    """
+
+    density: Density
+    theta: Tensor
+    u: Tensor  # (K, D)
+    colour: Tensor  # (K, D, D) white noise to noise of the covariance
+
+    @property
+    def covariance(self) -> Tensor:
+        """``(K, D, D)``."""
+        return self.colour @ self.colour.mT
+
+    def row(self, index: int) -> "Profile":
+        """One mode."""
+        return Profile(self.density, self.theta[index], self.u[index], self.colour[index])
+
+    def log_marginal(self, points: Tensor) -> Tensor:
+        r"""Log marginal density of every coordinate at ``points`` standard deviations off its mode, ``(K, D, J)``.
+
+        .. math:: \log p(u_i) \approx \log p(u_i, \hat u_{-i}(u_i)) - \tfrac12 \log |A_{-i,-i}|
+
+        up to a constant; minus infinity where the others have no mode.  Tierney and Kadane (1986), eq. 4.1.
+        """
+        num, size = self.u.shape
+        covariance = self.covariance
+        sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+        along = (covariance / sd.unsqueeze(-1)).unsqueeze(2)  # how all follow coordinate i, (K, D, 1, D)
+        start = self.u[:, None, None] + points.reshape(-1, 1) * along
+        index = torch.arange(size, device=self.u.device)[:, None].expand(num, -1, len(points))
+        theta = self.theta[:, None, None].expand(-1, size, len(points), -1)
+        rows = (start.flatten(0, 2), theta.flatten(0, 2), index.flatten())
+        parts = zip(*(part.split(max(1, NUMBERS // size**2)) for part in rows), strict=True)
+        return torch.cat([self._given(*part) for part in parts]).reshape(num, size, len(points))
+
+    def _given(self, u: Tensor, theta: Tensor, index: Tensor) -> Tensor:
+        """One Newton step in the other coordinates, and what a second one promises."""
+        first = _bowl(self.density, u, theta, index)
+        moved = u + first.step
+        better = (self.density.log_joint(moved, theta) > first.log_joint).unsqueeze(-1)
+        second = _bowl(self.density, torch.where(better, moved, u), theta, index)
+        value = second.log_joint + 0.5 * second.decrement - 0.5 * second.log_det
+        return torch.where(torch.isfinite(value), value, -torch.inf).detach()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One mode: a row of :class:`Profiles`."""
+
+    density: Density
+    theta: Tensor  # (T,)
+    u: Tensor  # (D,)
+    colour: Tensor  # (D, D)
+
+    def log_joint(self, u: Tensor) -> Tensor:
+        """At rows ``(S, D)``, nats, ``(S,)``."""
+        return self.density.log_joint(u, self.theta.expand(len(u), -1)).detach()
+
+    def precision(self, u: Tensor) -> Tensor:
+        """Minus the Hessians at rows ``(S, D)``, ``(S, D, D)``."""
+        return self.density.precision(u, self.theta.expand(len(u), -1)).detach().double()
+
+
+@dataclass(frozen=True)
+class Bowl:
+    """Second order around a point in all coordinates but one, which is held; nan where there is no maximum."""
+
+    log_joint: Tensor  # (R,)
+    step: Tensor  # (R, D) Newton's, zero in the coordinate that is held
+    decrement: Tensor  # (R,) twice what it promises, nats
+    log_det: Tensor  # (R,) of the precision of the others
+
+
+def _bowl(density: Density, u: Tensor, theta: Tensor, index: Tensor) -> Bowl:
+    """By one factor of the whole precision: what a constraint costs is a correction of rank one."""
+    log_joint, gradient = density.gradient(u, theta)
+    tril, info = torch.linalg.cholesky_ex(density.precision(u, theta).detach().double())
+    held = torch.nn.functional.one_hot(index, u.shape[-1]).to(u)
+    solved = torch.cholesky_solve(torch.stack([gradient.double(), held], -1), tril)
+    variance = (solved[..., 1] * held).sum(-1, keepdim=True)
+    pull = (solved[..., 0] * held).sum(-1, keepdim=True) / variance
+    step = solved[..., 0] - pull * solved[..., 1]
+    log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) + variance.squeeze(-1).log()
+    sound = torch.where(info == 0, 0.0, torch.nan)
+    return Bowl(log_joint, step.nan_to_num(0.0), (gradient * step).sum(-1), log_det + sound)
+
+
+def is_normal(profiles: Profiles) -> bool:
+    """Whether the curvature two standard deviations off, on either side, is that at the mode."""
+    one = profiles.row(0)
+    away = 2.0 * one.colour.sum(-1) / len(one.u) ** 0.5
+    gap = one.colour.mT @ one.precision(torch.stack([one.u + away, one.u - away])) @ one.colour
+    return bool((gap - torch.eye(len(one.u)).to(gap)).abs().max() < 1e-5)
+
+
+REACH = 1.6  # standard deviations of the outer coordinates at which shapes are looked at
+FARTHEST = 2.4  # beyond which they are taken as here
+FOLLOWED = 3  # outer coordinates up to which shapes may change with them
+
+
+def outer_points(num_dims: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Outer coordinates at which inner modes are wanted: centre and axes, ``(K, d)``, or the centre alone."""
+    axes = REACH * torch.eye(num_dims).to(like)
+    centre = torch.zeros_like(axes[:1])
+    return (torch.cat([centre, axes, -axes]) if num_dims <= FOLLOWED else centre), centre
+
+
+def follow(z: Tensor, num: int) -> Tensor:
+    """The first ``num`` of 1, ``z`` and ``z^2`` at outer coordinates ``(S, d)``, ``(S, num)``."""
+    near = z.clamp(-FARTHEST, FARTHEST)
+    return torch.cat([z.new_ones(len(z), 1), near, near.square()], -1)[:, :num]
+
+
+POINTS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)  # standard deviations
+STEP = 1.0  # of differences of curvatures, in standard deviations
+LARGEST = 100  # coordinates
+NUM_POINTS = 512  # quasi-random points at which means and standard deviations are matched
+FEW_POINTS = 128  # where rows are evaluated one by one
+WORTH = 0.05  # share of the points that weights must leave to be believed
+
+
+@dataclass(frozen=True)
+class Bend:
+    r"""``t_c = loc_c + scale_c [s_c(w) + exp(l_c(w)) f_c(w_c)]`` from white noise ``w``, one by one.
+
+    ``s_c`` is quadratic and ``l_c`` linear in the coordinates before ``c``, with the third derivatives of the log
+    density as coefficients; ``f_c`` is the map that makes its section along ``c`` normal.  All follow the outer sites:
+    leading sizes ``B`` are those of their basis, see :func:`follow`.
+    """
+
+    loc: Tensor  # (B, D)
+    log_scale: Tensor  # (B, D)
+    axes: Tensor  # (B, D, 4) of AxisMap: location, log scale, skew, log tail
+    linear: Tensor  # (B, D, D) strictly lower
+    quadratic: Tensor  # (B, D, D, D) strictly lower in the last two
+
+    def forward(self, z: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
+        """Bent noise ``(S, D)`` at outer coordinates ``z`` ``(S, d)``, and the log by which volumes grow ``(S,)``."""
+        basis = follow(z, len(self.loc))
+        shift = _along(basis, torch.einsum("bcij,si,sj->bsc", self.quadratic, white, white))
+        log_stretch = _along(basis, white @ self.linear.mT).tanh()
+        axes, log_scale = self._axes(basis), basis @ self.log_scale
+        bent = basis @ self.loc + log_scale.exp() * (shift + log_stretch.exp() * axes.forward(white))
+        return bent, axes.log_slope(white) + (log_stretch + log_scale).sum(-1)
+
+    def inverse(self, z: Tensor, bent: Tensor) -> Tensor:
+        """The white noise that :meth:`forward` made ``bent`` of."""
+        basis, axes = follow(z, len(self.loc)), self._axes(follow(z, len(self.loc)))
+        plain, white = (bent - basis @ self.loc) * (-basis @ self.log_scale).exp(), torch.zeros_like(bent)
+        for c in range(bent.shape[-1]):
+            shift = (basis * torch.einsum("bij,si,sj->sb", self.quadratic[:, c], white, white)).sum(-1)
+            log_stretch = (basis * (white @ self.linear[:, c].mT)).sum(-1).tanh()
+            own = AxisMap(*(part[:, c : c + 1] for part in vars(axes).values()))
+            white[:, c] = own.inverse(((plain[:, c] - shift) * (-log_stretch).exp()).unsqueeze(-1)).squeeze(-1)
+        return white
+
+    def _axes(self, basis: Tensor) -> AxisMap:
+        loc, log_scale, skew, log_tail = torch.tensordot(basis, self.axes, 1).unbind(-1)
+        return AxisMap(loc, log_scale.exp(), skew, log_tail.exp())
+
+
+def _along(basis: Tensor, values: Tensor) -> Tensor:
+    """Values ``(B, S, D)`` summed over the basis of each row, ``(S, D)``."""
+    return torch.einsum("sb,bsd->sd", basis, values)
+
+
+def bend(profiles: Profiles, z: Tensor, num_points: int) -> Bend | None:
+    """The bend of inner densities; None where they are normal, or normal noise is nearer to them.
+
+    :param profiles: inner modes at the outer coordinates ``z`` ``(K, d)``.
+    """
+    if is_normal(profiles):
+        return None
+    parts = [_at(profiles, row, num_points) for row in range(len(z))]
+    if any(part is None for part in parts):
+        return None
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    inverse = torch.linalg.inv(follow(z, len(z)))
+    return Bend(*(torch.tensordot(inverse, torch.cat(column), 1) for column in columns))
+
+
+def _at(profiles: Profiles, row: int, num_points: int) -> Bend | None:
+    """The bend of one row's density, with its moments matched."""
+    one = profiles.row(row)
+    raw, white = _third_order(one), quasi_normal(num_points, len(one.u)).to(one.u)
+    plain = _log_weights(one, white, torch.zeros(len(white)).to(white), white)
+    for _ in range(2):
+        raw = _matched(one, raw, white)
+    bent, log_slope = raw.forward(white[:, :0], white)
+    found = _log_weights(one, bent, log_slope, white)
+    sizes = [float(importance.effective_sample_size(each)) for each in (found, plain)]
+    return raw if sizes[0] > max(sizes[1], WORTH * num_points) else None
+
+
+def _third_order(one: Profile) -> Bend:
+    """From curvatures one standard deviation off on either side, along each white coordinate."""
+    size, tril = len(one.u), one.colour
+    away = STEP * tril.mT
+    plus, minus = (tril.mT @ one.precision(torch.cat([one.u + away, one.u - away])) @ tril).chunk(2)
+    third = (minus - plus) / (2.0 * STEP)
+    third = (third + third.permute(1, 0, 2) + third.permute(2, 1, 0)) / 3.0
+    index = torch.arange(size, device=tril.device)
+    before = index.unsqueeze(-1) > index
+    both = before.unsqueeze(-1) & before.unsqueeze(-2)
+    own = third.diagonal(dim1=0, dim2=1).mT  # (D, D): c, c, a
+    zero = torch.zeros(1, size).to(tril)
+    axes = _sections(one).unsqueeze(0)
+    return Bend(zero, zero, axes, (0.5 * own * before).unsqueeze(0), (0.5 * third * both).unsqueeze(0))
+
+
+def _sections(one: Profile) -> Tensor:
+    """Maps of the sections along each white coordinate through the mode, ``(D, 4)``."""
+    size, points = len(one.u), one.u.new_tensor(POINTS)
+    rows = one.u + (points.unsqueeze(-1) * one.colour.mT.unsqueeze(1)).reshape(-1, size)
+    axes = reparameterise.fitted(points.expand(size, -1), one.log_joint(rows).reshape(size, -1))
+    return torch.stack([axes.loc, axes.scale.log(), axes.skew, axes.tail.log()], -1)
+
+
+def _matched(one: Profile, raw: Bend, white: Tensor) -> Bend:
+    """With the means and standard deviations that importance weights say."""
+    bent, log_slope = raw.forward(white[:, :0], white)
+    log_weights = _log_weights(one, bent, log_slope, white)
+    if float(importance.effective_sample_size(log_weights)) < WORTH * len(white):
+        return raw
+    weights = log_weights.softmax(0).unsqueeze(-1)
+    mean, middle = (weights * bent).sum(0), bent.mean(0)
+    ratio = ((weights * (bent - mean).square()).sum(0) / (bent - middle).square().mean(0)).sqrt()
+    return Bend(mean + ratio * (raw.loc - middle), raw.log_scale + ratio.log(), raw.axes, raw.linear, raw.quadratic)
+
+
+def _log_weights(one: Profile, bent: Tensor, log_slope: Tensor, white: Tensor) -> Tensor:
+    """Log ratio of the exact density to that of bent noise, up to a constant, nats, ``(S,)``."""
+    log_joint = one.log_joint(one.u + bent @ one.colour.mT)
+    return (log_joint + log_slope + 0.5 * white.square().sum(-1)).nan_to_num(nan=-torch.inf)
+
+
+RISE = 0.5  # nats on the way out that a skewed density may still rise by
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Maps of every inner coordinate, from standard normal to its standardised marginal.
+
+    :ivar coefficients: of location, log scale, skew and log tail in 1, ``z`` and ``z^2`` of the outer coordinates,
+        ``(B, D, 4)``; ``B`` is 1 where they do not follow them, and 1 + 2 d where they do.
+    """
+
+    coefficients: Tensor
+
+    def axes(self, z: Tensor) -> AxisMap:
+        """The maps at outer coordinates ``(S, d)``; each parameter ``(S, D)``."""
+        params = torch.tensordot(follow(z, len(self.coefficients)), self.coefficients, 1)
+        loc, log_scale, skew, log_tail = params.unbind(-1)
+        return AxisMap(loc, log_scale.exp(), skew, log_tail.exp())
+
+
+def margins(profiles: Profiles, z: Tensor) -> Margins | None:
+    """The marginals' maps; None where the inner density is normal.
+
+    :param profiles: inner modes at the outer coordinates ``z`` ``(K, d)`` of those points.
+    """
+    if is_normal(profiles):
+        return None
+    points = z.new_tensor(POINTS)
+    log_density = _falling(profiles.log_marginal(points))
+    axes = reparameterise.fitted(points.expand(log_density[..., 0].numel(), -1), log_density.flatten(0, 1))
+    params = torch.stack([axes.loc, axes.scale.log(), axes.skew, axes.tail.log()], -1).reshape(
+        *log_density.shape[:2], 4
+    )
+    return Margins(torch.linalg.solve(follow(z, len(z)), params.flatten(1)).reshape(params.shape))
+
+
+def _falling(log_density: Tensor) -> Tensor:
+    """Without points behind a valley, where the others have found another hill, ``(K, D, J)``."""
+    middle = log_density.shape[-1] // 2
+    left, right = log_density[..., : middle + 1].flip(-1), log_density[..., middle:]
+    kept = [torch.where(way <= way.cummin(-1).values + RISE, way, -torch.inf) for way in (left, right)]
+    return torch.cat([kept[0].flip(-1), kept[1][..., 1:]], -1)

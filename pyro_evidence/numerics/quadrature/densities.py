@@ -1,0 +1,323 @@
+"""Continuous densities over ``z``, from the values at the nodes of a rule."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations_with_replacement
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.quadrature.rules import Rule
+
+EDGE = 8.0  # standard deviations beyond which nothing is drawn
+CELLS = 512
+NOTHING = -100.0  # nats below the top
+MOST_LAGRANGE = 11  # nodes through which one polynomial is laid
+
+
+class OuterDensity(Protocol):
+    """A normalised density over ``z``, ``(..., d)``."""
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Draws ``(S, d)`` from standard normal numbers ``(S, d)``."""
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log density, nats, ``(S,)``."""
+
+    def permuted(self, order: tuple[int, ...]) -> "OuterDensity":
+        """The same density with its axes in another order."""
+
+    def last_given_others(self, others: Tensor) -> "Grid":
+        """The density of the last coordinate given the others ``(S, d - 1)``, one row each."""
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A normal density, for designs whose nodes are too few to be interpolated."""
+
+    loc: Tensor  # (d,)
+    tril: Tensor  # (d, d) lower Cholesky factor of the covariance
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Draws from white noise."""
+        return self.loc + white @ self.tril.mT
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log density, nats."""
+        white = torch.linalg.solve_triangular(self.tril, (z - self.loc).mT, upper=False).mT
+        log_det = self.tril.diagonal().log().sum()
+        return -0.5 * (white.square() + math.log(math.tau)).sum(-1) - log_det
+
+    def permuted(self, order: tuple[int, ...]) -> "Normal":
+        """The same density with its axes in another order."""
+        covariance = (self.tril @ self.tril.mT)[list(order)][:, list(order)]
+        return Normal(self.loc[list(order)], torch.linalg.cholesky(covariance))
+
+    def last_given_others(self, others: Tensor) -> "Grid":
+        """Normal with the conditional mean."""
+        before = self.tril[:-1, :-1]
+        white = torch.linalg.solve_triangular(before, (others - self.loc[:-1]).mT, upper=False).mT
+        grid = torch.linspace(-EDGE, EDGE, CELLS + 1, dtype=self.loc.dtype, device=self.loc.device)
+        gap = (grid - self.loc[-1] - (white @ self.tril[-1, :-1]).unsqueeze(-1)) / self.tril[-1, -1]
+        return Grid(grid, -0.5 * gap.square())
+
+
+class AxisByAxis:
+    """A density of which each coordinate is known given those before it, on a fine grid of its own.
+
+    Draws and densities are exact for one another: between the points of a grid the density is linear.
+    """
+
+    @property
+    def num_dims(self) -> int:
+        """Number of axes."""
+        return self._values().dim() - 1
+
+    def _values(self) -> Tensor:
+        """Values at the nodes, ``(1, k_1, ..., k_d)``."""
+        raise NotImplementedError
+
+    def _conditional(self, rest: Tensor) -> "Grid":
+        """The next coordinate's density, those behind it integrated out; ``rest`` is ``(S, k, ...)``."""
+        raise NotImplementedError
+
+    def _given(self, rest: Tensor, z: Tensor) -> Tensor:
+        """``rest`` ``(S or 1, k, ...)`` at a value of its first axis for each row, ``(S, ...)``."""
+        raise NotImplementedError
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Draws from white noise: each coordinate by the inverse of its conditional distribution function."""
+        uniform = torch.special.ndtr(white)
+        rest, found = self._values(), []
+        for axis in range(self.num_dims):
+            found.append(self._conditional(rest).icdf(uniform[:, axis]))
+            rest = self._given(rest, found[-1])
+        return torch.stack(found, -1)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log density, nats; minus infinity beyond the grids."""
+        rest, total = self._values(), torch.zeros(len(z)).to(z)
+        for axis in range(self.num_dims):
+            total = total + self._conditional(rest).log_prob(z[:, axis])
+            rest = self._given(rest, z[:, axis])
+        return total
+
+    def last_given_others(self, others: Tensor) -> "Grid":
+        """The density of the last coordinate given the others ``(S, d - 1)``, one row each."""
+        rest = self._values()
+        for axis in range(self.num_dims - 1):
+            rest = self._given(rest, others[:, axis])
+        return self._conditional(rest)
+
+
+@dataclass(frozen=True)
+class Interpolated(AxisByAxis):
+    """The standard normal density times the exponential of a smooth curve through the nodes, one axis after the other.
+
+    Beyond the outermost nodes the curve goes on as the straight line through the last two; beyond :data:`EDGE` there is
+    nothing.
+    """
+
+    rule: Rule  # of one axis
+    log_ratio: Tensor  # (k,) * d: log density over standard normal at the nodes, nats
+
+    def _values(self) -> Tensor:
+        return self.log_ratio.unsqueeze(0)
+
+    def permuted(self, order: tuple[int, ...]) -> "Interpolated":
+        """The same density with its axes in another order."""
+        return Interpolated(self.rule, self.log_ratio.permute(order))
+
+    def _conditional(self, rest: Tensor) -> "Grid":
+        for _ in range(rest.dim() - 2):
+            rest = (rest + self.rule.log_weights).logsumexp(-1)
+        grid = torch.linspace(-EDGE, EDGE, CELLS + 1, dtype=rest.dtype, device=rest.device)
+        log_density = rest @ self._basis(grid).mT - 0.5 * grid.square()
+        return Grid(grid, log_density)
+
+    def _given(self, rest: Tensor, z: Tensor) -> Tensor:
+        flat = rest.reshape(len(rest), rest.shape[1], -1).expand(len(z), -1, -1)
+        return torch.einsum("sk,skm->sm", self._basis(z), flat).reshape(len(z), *rest.shape[2:])
+
+    def _basis(self, z: Tensor) -> Tensor:
+        """Weights of the nodes' values at ``z`` ``(S,)``, straight lines beyond the outermost, ``(S, k)``."""
+        nodes = self.rule.nodes[:, 0]
+        inside = z.clamp(float(nodes[0]), float(nodes[-1])).unsqueeze(-1)
+        found = lagrange(nodes, inside) if len(nodes) <= MOST_LAGRANGE else spline(nodes, inside)
+        beyond = (z.unsqueeze(-1) - inside) / (nodes[-1] - nodes[-2])
+        ends = torch.zeros(2, len(nodes)).to(nodes)
+        ends[0, :2], ends[1, -2:] = nodes.new_tensor([-1.0, 1.0]), nodes.new_tensor([-1.0, 1.0])
+        return found + torch.where(beyond < 0, beyond * ends[0], beyond * ends[1])
+
+
+@dataclass(frozen=True)
+class Lattice(AxisByAxis):
+    """A density that is linear along each axis between the points of a lattice, and nothing outside of it."""
+
+    step: float  # between neighbours, the same on all axes
+    first: Tensor  # (d,) the corner
+    log_density: Tensor  # (k_1, ..., k_d) up to a constant, nats; minus infinity where there is next to nothing
+
+    def permuted(self, order: tuple[int, ...]) -> "Lattice":
+        """The same density with its axes in another order."""
+        return Lattice(self.step, self.first[list(order)], self.log_density.permute(order))
+
+    def _values(self) -> Tensor:
+        fallen = self.log_density - self.log_density.amax()
+        return fallen.clamp(min=NOTHING).exp().unsqueeze(0)  # so that each row of the lattice has a density
+
+    def _conditional(self, rest: Tensor) -> "Grid":
+        return Grid(self._points(rest), rest.flatten(2).sum(-1).log() if rest.dim() > 2 else rest.log())
+
+    def _given(self, rest: Tensor, z: Tensor) -> Tensor:
+        points = self._points(rest)
+        place = ((z - points[0]) / self.step).clamp(0.0, len(points) - 1.0 - 1e-9)
+        cell, rows = place.floor().long(), rest.expand(len(z), *rest.shape[1:])
+        row, share = torch.arange(len(z), device=z.device), (place - place.floor()).reshape(-1, *[1] * (rest.dim() - 2))
+        return (1.0 - share) * rows[row, cell] + share * rows[row, cell + 1]
+
+    def _points(self, rest: Tensor) -> Tensor:
+        """Of the first axis that ``rest`` still has."""
+        first = self.first[self.num_dims - (rest.dim() - 1)]
+        return first + self.step * torch.arange(rest.shape[1], device=first.device).to(first)
+
+
+def lagrange(nodes: Tensor, z: Tensor) -> Tensor:
+    """The polynomial through values at ``nodes`` ``(k,)``: weights of the values at ``z`` ``(S, 1)``, ``(S, k)``."""
+    same = torch.eye(len(nodes), dtype=torch.bool, device=nodes.device)
+    gaps = torch.where(same, 1.0, nodes.unsqueeze(-1) - nodes)
+    return torch.where(same, 1.0, (z.unsqueeze(-1) - nodes) / gaps).prod(-1)
+
+
+def spline(nodes: Tensor, z: Tensor) -> Tensor:
+    """The natural cubic spline through values at ``nodes`` ``(k,)``: their weights at ``z`` ``(S, 1)``, ``(S, k)``.
+
+    Where there are many nodes: it does not magnify what rounding leaves in the outermost values.
+    """
+    h = nodes.diff()
+    slopes = torch.diff(torch.eye(len(nodes)).to(nodes), dim=0) / h.unsqueeze(-1)
+    inner = (2.0 * (h[:-1] + h[1:])).diag() + h[1:-1].diag(1) + h[1:-1].diag(-1)
+    bends = torch.nn.functional.pad(torch.linalg.solve(inner, 6.0 * slopes.diff(dim=0)), (0, 0, 1, 1))
+    cell = (torch.searchsorted(nodes, z[:, 0].contiguous()) - 1).clamp(0, len(h) - 1)
+    step = h[cell].unsqueeze(-1)
+    a = (nodes[cell + 1].unsqueeze(-1) - z) / step
+    b, unit = 1.0 - a, torch.eye(len(nodes)).to(nodes)
+    curved = (a**3 - a) * bends[cell] + (b**3 - b) * bends[cell + 1]
+    return a * unit[cell] + b * unit[cell + 1] + curved * step.square() / 6.0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Densities on one axis, linear between the points of a grid; one row each, or one for all."""
+
+    points: Tensor  # (G,)
+    log_density: Tensor  # (R, G) up to a constant
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Draws ``(S, 1)`` from white noise ``(S, 1)``."""
+        return self.icdf(torch.special.ndtr(white[:, 0])).unsqueeze(-1)
+
+    def permuted(self, order: tuple[int, ...]) -> "Grid":
+        """This one: there is one axis."""
+        return self
+
+    def last_given_others(self, others: Tensor) -> "Grid":
+        """This one: there are no other axes."""
+        return self
+
+    @property
+    def height(self) -> Tensor:
+        """The normalised density at the points, ``(R, G)``."""
+        height = (self.log_density - self.log_density.amax(-1, keepdim=True)).exp()
+        return height / self._cells(height).sum(-1, keepdim=True)
+
+    def _cells(self, height: Tensor) -> Tensor:
+        return 0.5 * (height[:, 1:] + height[:, :-1]) * (self.points[1] - self.points[0])
+
+    def icdf(self, uniform: Tensor) -> Tensor:
+        """Quantiles at ``uniform`` ``(S,)``, in rows of their own where there is more than one row."""
+        height = self.height
+        upto = torch.nn.functional.pad(self._cells(height).cumsum(-1), (1, 0))
+        level = uniform.unsqueeze(-1) * upto[:, -1:]
+        cell = (torch.searchsorted(upto.expand(len(uniform), -1).contiguous(), level) - 1).clamp(
+            0, len(self.points) - 2
+        )
+        height, upto = height.expand(len(uniform), -1), upto.expand(len(uniform), -1)
+        low, high, before = height.gather(1, cell), height.gather(1, cell + 1), upto.gather(1, cell)
+        step = self.points[1] - self.points[0]
+        mass = level - before
+        root = (low.square() + 2.0 * (high - low) * mass / step).relu().sqrt()  # below 0 by rounding alone
+        within = torch.where(low + root > 0, 2.0 * mass / (low + root), 0.0)
+        return (self.points[cell] + within.clamp(max=float(step))).squeeze(-1)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log density at ``z`` ``(S,)`` or ``(S, 1)``, nats."""
+        return self.prob(z.reshape(-1, 1)).squeeze(-1).log()
+
+    def prob(self, z: Tensor) -> Tensor:
+        """Density at ``z`` ``(S, M)``; zero outside the grid."""
+        height, step = self.height.expand(len(z), -1), self.points[1] - self.points[0]
+        place = ((z - self.points[0]) / step).clamp(0.0, len(self.points) - 1 - 1e-9)
+        cell = place.floor().long()
+        share = place - cell
+        value = (1.0 - share) * height.gather(1, cell) + share * height.gather(1, cell + 1)
+        return torch.where((z >= self.points[0]) & (z <= self.points[-1]), value, 0.0)
+
+
+HIGHEST = 4  # degree
+NODES_PER_TERM = 2
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Values at nodes and the polynomial of least squares through them, of as high a degree as the nodes bear.
+
+    :ivar z: nodes, ``(K, d)``.
+    :ivar values: at these, ``(K, D)``.
+    """
+
+    z: Tensor
+    values: Tensor
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """The value at the nearest node and the polynomial's way from there, at rows ``(R, d)``; ``(R, D)``.
+
+        Beyond the outermost nodes the polynomial stays where it was.
+        """
+        nearest = torch.cdist(z, self.z).argmin(-1)
+        inside = torch.minimum(torch.maximum(z, self.z.amin(0)), self.z.amax(0))
+        way = self._terms(inside) - self._terms(self.z[nearest])
+        return self.values[nearest] + (way @ self._coefficients).to(self.values)
+
+    @cached_property
+    def _products(self) -> list[tuple[int, ...]]:
+        """Which axes each term multiplies, a constant first."""
+        axes = range(self.z.shape[-1])
+        found: list[tuple[int, ...]] = [()]
+        for degree in range(1, HIGHEST + 1):
+            more = list(combinations_with_replacement(axes, degree))
+            if NODES_PER_TERM * (len(found) + len(more)) > len(self.z):
+                break
+            found += more
+        return found
+
+    def _terms(self, z: Tensor) -> Tensor:
+        """``(R, P)``."""
+        x = (z - self._place) / self._spread
+        return torch.stack([x[:, list(own)].prod(-1) for own in self._products], -1)
+
+    @property
+    def _place(self) -> Tensor:
+        return self.z.mean(0)
+
+    @property
+    def _spread(self) -> Tensor:
+        spread = (self.z - self._place).square().mean(0).sqrt()
+        return torch.where(spread > 0, spread, 1.0)
+
+    @cached_property
+    def _coefficients(self) -> Tensor:
+        """``(P, D)``."""
+        return torch.linalg.lstsq(self._terms(self.z), self.values.to(self.z)).solution

@@ -1,0 +1,169 @@
+"""Coordinates of the outer sites in which their density is nearly standard normal."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+NUM_STEPS = 60
+LEAST_RISE = 1e-10
+
+
+@dataclass(frozen=True)
+class AxisMap:
+    """``t = loc + scale * sinh((asinh(z) + skew) / tail)`` on every axis; the identity at ``(0, 1, 0, 1)``.
+
+    The inverse makes ``t`` normal where it is sinh-arcsinh distributed; Jones and Pewsey (2009), eq. 2.  A ``tail``
+    below 1 stands for tails heavier than normal, down to exponential ones at one half.
+    """
+
+    loc: Tensor  # (d,)
+    scale: Tensor  # (d,) positive
+    skew: Tensor  # (d,)
+    tail: Tensor  # (d,) positive
+
+    def forward(self, z: Tensor) -> Tensor:
+        """From ``z`` to ``t``, both ``(..., d)``."""
+        return self.loc + self.scale * ((z.asinh() + self.skew) / self.tail).sinh()
+
+    def inverse(self, t: Tensor) -> Tensor:
+        """From ``t`` to ``z``, both ``(..., d)``."""
+        return (self.tail * ((t - self.loc) / self.scale).asinh() - self.skew).sinh()
+
+    def log_slope(self, z: Tensor) -> Tensor:
+        """``log |dt / dz|`` summed over the axes, shape ``(...)``."""
+        return self.log_slopes(z).sum(-1)
+
+    def log_slopes(self, z: Tensor) -> Tensor:
+        """``log |dt / dz|`` on each axis, ``(..., d)``."""
+        bent = ((z.asinh() + self.skew) / self.tail).cosh()
+        return self.scale.log() + bent.log() - self.tail.log() - 0.5 * (1.0 + z.square()).log()
+
+
+def identity(num_dims: int) -> AxisMap:
+    """The map that changes nothing."""
+    zero, one = torch.zeros(num_dims, dtype=torch.float64), torch.ones(num_dims, dtype=torch.float64)
+    return AxisMap(zero, one, zero, one)
+
+
+def fitted(t: Tensor, log_density: Tensor) -> AxisMap:
+    """The map under which each axis is nearest to a standard normal, from its log density at a few points.
+
+    Least squares in the log density, up to a constant, points weighed by that density itself, by Levenberg and
+    Marquardt; an axis whose points say nothing finite keeps the identity.
+
+    :param t: points on each axis, ``(d, J)``, at least five.
+    :param log_density: the log density there, nats, up to a constant, ``(d, J)``.
+    """
+    drop = log_density - log_density.amax(-1, keepdim=True)
+    weight = torch.where(torch.isfinite(drop), (0.5 * drop).exp(), 0.0)
+    target = torch.where(torch.isfinite(drop), drop, 0.0)
+    params = torch.zeros(len(t), 4, dtype=torch.float64, device=t.device)
+    return _map_of(_levenberg_marquardt(params, t, target, weight))
+
+
+def _map_of(params: Tensor) -> AxisMap:
+    """The map of location, log scale, skew and log tail ``(d, 4)``."""
+    loc, log_scale, skew, log_tail = params.unbind(-1)
+    return AxisMap(loc, log_scale.exp(), skew, log_tail.exp())
+
+
+def _log_normal(params: Tensor, t: Tensor) -> Tensor:
+    """Log density on each axis ``(d, J)`` that a standard normal ``z`` gives ``t``, up to a constant."""
+    one = _map_of(params)
+    x = (t - one.loc[:, None]) / one.scale[:, None]
+    inner = one.tail[:, None] * x.asinh() - one.skew[:, None]
+    slope = inner.cosh().log() - 0.5 * (1.0 + x.square()).log() + params[:, 3:] - params[:, 1:2]
+    return slope - 0.5 * inner.sinh().square()
+
+
+def _residual(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Weighted misfit ``(d, J)`` with the best constant, and a mild pull to the identity ``(d, 4)``."""
+    gap = _log_normal(params, t) - target
+    gap = gap - (weight.square() * gap).sum(-1, keepdim=True) / weight.square().sum(-1, keepdim=True)
+    return torch.cat([weight * gap, 1e-3 * params], -1)
+
+
+def _levenberg_marquardt(params: Tensor, *data: Tensor) -> Tensor:
+    """Minimise the squared residual of every axis by itself, shape ``(d, 4)``."""
+    damping = torch.full((len(params), 1), 1e-2, dtype=params.dtype, device=params.device)
+    cost = _residual(params, *data).square().sum(-1, keepdim=True)
+    for _ in range(NUM_STEPS):
+        J, r = _jacobian(params, *data), _residual(params, *data)
+        normal = J.mT @ J
+        normal = normal + (damping * normal.diagonal(dim1=-2, dim2=-1)).diag_embed()
+        trial = params - torch.linalg.solve(normal, (J.mT @ r.unsqueeze(-1))).squeeze(-1).clamp(-1.0, 1.0)
+        trial_cost = _residual(trial, *data).square().sum(-1, keepdim=True)
+        better = trial_cost < cost
+        done = not bool((better & (cost - trial_cost > LEAST_RISE * cost)).any()) and bool(
+            (better | (damping > 1e6)).all()
+        )
+        params, cost = torch.where(better, trial, params), torch.where(better, trial_cost, cost)
+        damping = torch.where(better, 0.2 * damping, 5.0 * damping)
+        if done:
+            break
+    return params
+
+
+def _jacobian(params: Tensor, *data: Tensor) -> Tensor:
+    """Derivatives of the residuals of each axis in its own parameters, ``(d, J + 4, 4)``."""
+    params = params.clone().requires_grad_()
+    with torch.enable_grad():
+        residual = _residual(params, *data)
+        sums = residual.sum(0)
+    return torch.stack([torch.autograd.grad(each, params, retain_graph=True)[0] for each in sums.unbind()], 1)
+
+
+PROBES = (-6.4, -4.8, -3.2, -2.4, -1.6, -0.8, 0.0, 0.8, 1.6, 2.4, 3.2, 4.8, 6.4)  # standard deviations
+
+
+@dataclass(frozen=True)
+class Chart:
+    """``phi = centre + basis t``, ``t`` a smooth function of ``z`` on each axis.
+
+    :ivar centre: the outer mode, unconstrained, shape ``(d,)``.
+    :ivar basis: eigenvectors of the curvature there, each one standard deviation long, as columns ``(d, d)``.
+    :ivar axes: from ``z`` to ``t``.
+    """
+
+    centre: Tensor
+    basis: Tensor
+    axes: AxisMap
+
+    @property
+    def num_dims(self) -> int:
+        """Number of outer coordinates."""
+        return len(self.centre)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """From ``z`` to unconstrained outer coordinates, ``(..., d)``."""
+        return self.centre + self.axes.forward(z) @ self.basis.mT
+
+    def inverse(self, phi: Tensor) -> Tensor:
+        """From unconstrained outer coordinates to ``z``, ``(..., d)``."""
+        return self.axes.inverse(torch.linalg.solve(self.basis, (phi - self.centre).mT).mT)
+
+    def log_slope(self, z: Tensor) -> Tensor:
+        """``log |d phi / d z|``, shape ``(...)``."""
+        return self.axes.log_slope(z) + torch.linalg.slogdet(self.basis).logabsdet
+
+    def probes(self) -> Tensor:
+        """Points on each axis, ``(d * J, d)`` in ``phi``, at which :meth:`bent` wants the log density."""
+        d = self.num_dims
+        steps = self.centre.new_tensor(PROBES)
+        t = torch.eye(d).to(self.centre).unsqueeze(1) * steps[None, :, None]
+        return self.centre + t.reshape(-1, d) @ self.basis.mT
+
+    def bent(self, log_density: Tensor) -> "Chart":
+        """With axes mapped so that each looks normal.
+
+        :param log_density: at :meth:`probes`, nats, ``(d * J,)``.
+        """
+        steps = self.centre.new_tensor(PROBES).expand(self.num_dims, -1)
+        return replace(self, axes=fitted(steps, log_density.reshape(self.num_dims, -1)))
+
+
+def chart(centre: Tensor, precision: Tensor) -> Chart:
+    """Straight axes along the eigenvectors of a precision ``(d, d)``, the widest first."""
+    values, vectors = torch.linalg.eigh(precision)
+    return Chart(centre, vectors * values.rsqrt(), identity(len(centre)))

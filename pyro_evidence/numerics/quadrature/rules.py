@@ -1,0 +1,189 @@
+"""Points and weights that integrate against the standard normal density."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+# One word per row of a fraction 2^(d-p) of the signs: the first d-p axes are free, the others products of these.
+_FRACTIONS: dict[int, tuple[tuple[int, ...], ...]] = {
+    5: ((0, 1, 2, 3),),
+    6: ((0, 1, 2, 3, 4),),
+    7: ((0, 1, 2, 3, 4, 5),),
+    8: ((0, 1, 2, 3), (0, 1, 4, 5)),
+    9: ((0, 2, 3, 5, 6), (1, 2, 4, 5, 6)),
+    10: ((0, 1, 2, 6), (1, 2, 3, 4), (0, 2, 3, 5)),
+}
+LARGEST_DESIGN = 8  # dimensions
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``sum_k exp(log_weight_k) f(node_k)`` is about ``E f(z)``, ``z`` standard normal."""
+
+    nodes: Tensor  # (K, d)
+    log_weights: Tensor  # (K,)
+
+    def log_mean(self, log_f: Tensor) -> Tensor:
+        """``log E f`` from ``log f`` at the nodes, nats, shape ``()``."""
+        return (self.log_weights + log_f).logsumexp(0)
+
+
+def gauss_hermite(num: int) -> Rule:
+    """Gauss's rule of ``num`` nodes on one axis, exact for polynomials of degree ``2 num - 1``.
+
+    The nodes are the eigenvalues of the Jacobi matrix of the Hermite polynomials (Golub and Welsch, 1969); a weight is
+    the reciprocal of the sum of squares of the first ``num`` orthonormal polynomials there, right to all digits however
+    small it is.
+
+    >>> rule = gauss_hermite(5)
+    >>> float((rule.log_weights.exp() * rule.nodes[:, 0] ** 4).sum().round(decimals=12))
+    3.0
+    """
+    beside = torch.arange(1.0, num, dtype=torch.float64).sqrt()
+    nodes = torch.linalg.eigvalsh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    nodes = 0.5 * (nodes - nodes.flip(0))  # exactly symmetric
+    return Rule(nodes.unsqueeze(-1), -0.5 * nodes.square() - _squares(nodes, num).log())
+
+
+def quasi_normal(num: int, num_dims: int, seed: int = 0) -> Tensor:
+    """Scrambled Sobol points with standard normal margins, ``(num, d)``, of equal weight; finite.
+
+    >>> bool(quasi_normal(256, 2).mean().abs() < 0.01)
+    True
+    """
+    uniform = torch.quasirandom.SobolEngine(num_dims, scramble=True, seed=seed).draw(num, dtype=torch.float64)
+    return torch.special.ndtri(uniform.clamp(1e-9, 1.0 - 1e-9))
+
+
+def _squares(x: Tensor, num: int) -> Tensor:
+    """Sum of squares of the first ``num`` orthonormal Hermite polynomials, times ``exp(-x^2 / 2)``."""
+    before, here = torch.zeros_like(x), (-0.25 * x.square()).exp()
+    total = here.square()
+    for n in range(1, num):
+        before, here = here, (x * here - (n - 1) ** 0.5 * before) / n**0.5
+        total = total + here.square()
+    return total
+
+
+def product(rule: Rule, num_dims: int) -> Rule:
+    """The rule on every axis at once, ``num ** num_dims`` nodes, the last axis fastest."""
+    axis, log_weights = rule.nodes[:, 0], rule.log_weights
+    nodes = torch.cartesian_prod(*[axis] * num_dims).reshape(-1, num_dims)
+    return Rule(nodes, torch.cartesian_prod(*[log_weights] * num_dims).reshape(-1, num_dims).sum(-1))
+
+
+def central_composite(num_dims: int) -> Rule:
+    """A centre, two points on each axis and a fraction of the corners: exact for polynomials of degree four.
+
+    All points but the centre lie at radius ``sqrt(d + 2)``.  With all corners this is Stroud's (1971) formula of degree
+    five; a fraction of resolution five (Box and Hunter, 1961) keeps all moments but products of five different axes.
+
+    :param num_dims: 1 to 8.
+    """
+    corners = factorial_corners(num_dims)
+    d = num_dims
+    radius = (d + 2.0) ** 0.5
+    axes = radius * torch.cat([torch.eye(d), -torch.eye(d)]).double()
+    nodes = torch.cat([torch.zeros(1, d, dtype=torch.float64), axes, corners * (radius / d**0.5)])
+    centre = torch.full((1,), 2.0 / (d + 2), dtype=torch.float64)
+    each = torch.full((2 * d,), 1.0 / (d + 2) ** 2, dtype=torch.float64)
+    corner = torch.full((len(corners),), d**2 / ((d + 2.0) ** 2 * len(corners)), dtype=torch.float64)
+    return Rule(nodes, torch.cat([centre, each, corner]).log())
+
+
+def factorial_corners(num_dims: int) -> Tensor:
+    """Signs ``(F, d)`` of a full factorial design, or from five to ten dimensions of a fraction of resolution five."""
+    words = _FRACTIONS.get(num_dims, ())
+    free = torch.tensor(list(itertools.product((1.0, -1.0), repeat=num_dims - len(words))))
+    made = [free[:, list(word)].prod(-1, keepdim=True) for word in words]
+    return torch.cat([free, *made], -1).double()
+
+
+def axes_of(design: Rule) -> Rule:
+    """Centre and axes of a central composite design alone, exact for polynomials of degree three."""
+    d = design.nodes.shape[-1]
+    each = torch.full((2 * d,), 0.5 / (d + 2.0), dtype=torch.float64)
+    return Rule(
+        design.nodes[: 2 * d + 1], torch.cat([torch.full((1,), 2.0 / (d + 2.0), dtype=torch.float64), each]).log()
+    )
+
+
+PRODUCT_DIMS = 3
+
+
+@lru_cache(maxsize=64)
+def block_rule(num: int, num_dims: int) -> Rule:
+    """Nodes and log weights against the standard normal density in ``num_dims`` dimensions.
+
+    Up to three dimensions ``num`` nodes on each axis.  Beyond, half as many spheres, which is exact for polynomials of
+    degree five, and of degree ``2 num - 1`` in the radius; for every two nodes beyond seven the design on the spheres
+    is joined by as many copies of it again, turned at random with a fixed seed.
+
+    >>> block_rule(7, 2).nodes.shape, block_rule(7, 4).nodes.shape, block_rule(9, 4).nodes.shape
+    (torch.Size([49, 2]), torch.Size([96, 4]), torch.Size([240, 4]))
+    """
+    if num == 1 or num_dims <= PRODUCT_DIMS:
+        return product(gauss_hermite(num), num_dims)
+    radii, mass = _radii((num + 1) // 2, num_dims)
+    directions, share = _directions(num_dims)
+    turned = torch.cat([directions @ turn.mT for turn in _turns(2 ** max(0, (num - 6) // 2), num_dims)])
+    share = share.repeat(len(turned) // len(directions)) * (len(directions) / len(turned))
+    nodes = (radii[:, None, None] * turned).reshape(-1, num_dims)
+    return Rule(nodes, (mass.unsqueeze(-1) * share).reshape(-1).log())
+
+
+def _radii(num: int, num_dims: int) -> tuple[Tensor, Tensor]:
+    """Radii and their masses, of Gauss's rule for half the square of the radius; Golub and Welsch (1969)."""
+    n, alpha = torch.arange(num, dtype=torch.float64), 0.5 * num_dims - 1.0
+    beside = (n[1:] * (n[1:] + alpha)).sqrt()
+    values, vectors = torch.linalg.eigh((2.0 * n + 1.0 + alpha).diag() + beside.diag(1) + beside.diag(-1))
+    return (2.0 * values).sqrt(), vectors[0].square()
+
+
+def _directions(num_dims: int) -> tuple[Tensor, Tensor]:
+    """Unit vectors and their shares, exact for polynomials of degree five on the sphere."""
+    d, corners = num_dims, factorial_corners(num_dims) / num_dims**0.5
+    corners = torch.cat([corners, -corners]).unique(dim=0)
+    axes = torch.eye(d, dtype=torch.float64)
+    shares = [torch.full((2 * d,), 1.0 / (d * (d + 2.0))), torch.full((len(corners),), d / (d + 2.0) / len(corners))]
+    return torch.cat([axes, -axes, corners]), torch.cat(shares).double()
+
+
+def _turns(num: int, num_dims: int) -> list[Tensor]:
+    """The identity and random rotations, ``num`` together."""
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(num, num_dims, num_dims, generator=generator, dtype=torch.float64)
+    return [torch.eye(num_dims, dtype=torch.float64), *torch.linalg.qr(normal).Q[1:]]
+
+
+def joined(rules: list[Rule]) -> tuple[list[Tensor], list[Tensor]]:
+    """Nodes and log weights of several rules, padded to the longest with nodes at the centre without weight."""
+    most = max(len(rule.nodes) for rule in rules)
+    pads = [most - len(rule.nodes) for rule in rules]
+    nodes = [torch.nn.functional.pad(r.nodes, (0, 0, 0, p)) for r, p in zip(rules, pads, strict=True)]
+    weights = [
+        torch.nn.functional.pad(r.log_weights, (0, p), value=-torch.inf) for r, p in zip(rules, pads, strict=True)
+    ]
+    return nodes, weights
+
+
+DEGREES = 5.0
+
+
+def draws(num: int, num_dims: int) -> Tensor:
+    """The same ones every time, ``(num, d)``."""
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(num, num_dims, generator=generator, dtype=torch.float64)
+    chi = torch.randn(num, int(DEGREES), generator=generator, dtype=torch.float64).square().sum(-1, keepdim=True)
+    return normal * (DEGREES / chi).sqrt()
+
+
+def log_density(z: Tensor) -> Tensor:
+    """Log density at ``z`` ``(S, d)``, nats, ``(S,)``."""
+    d = z.shape[-1]
+    norm = math.lgamma(0.5 * (DEGREES + d)) - math.lgamma(0.5 * DEGREES) - 0.5 * d * math.log(DEGREES * math.pi)
+    return norm - 0.5 * (DEGREES + d) * torch.log1p(z.square().sum(-1) / DEGREES)

@@ -1,0 +1,462 @@
+"""What a function of tensors does to its arguments, operation by operation, below autograd."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+aten = torch.ops.aten
+
+Function = Callable[..., Sequence[Tensor]]  # vectors to tensors
+
+PICKS = {
+    packet: None
+    for packet in (
+        aten.select, aten.slice, aten.view, aten._unsafe_view, aten.reshape, aten.index, aten.index_select,
+        aten.expand, aten.unsqueeze, aten.squeeze, aten.alias, aten.detach, aten.clone, aten.permute, aten.t,
+        aten.transpose,
+    )
+}  # fmt: skip
+CHOOSE = {aten.index, aten.masked_select}  # as many elements as a constant mask says
+VALUES = {aten._local_scalar_dense, aten.equal, aten.is_nonzero}  # tensors that become Python's numbers
+
+
+class Unrecordable(Exception):
+    """The function does what cannot be run again at other values: branches on them, draws, writes in place."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """Elements of an argument of the function, moved and nothing else."""
+
+    argument: int
+    index: Tensor  # flat positions, in the shape of the value
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """One result of an operation."""
+
+    operation: "Operation"
+    number: int  # which of its results
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the arguments of an operation are made of leaves: each is one, or a list of some."""
+
+    sizes: tuple[int, ...]  # of each list, -1 for a leaf
+    names: tuple[str, ...]  # of the last ones, which are passed by name
+
+    @staticmethod
+    def taken(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], "Form"]:
+        """The leaves of arguments, and their form; a list without tensors is a leaf."""
+        leaves, sizes = list[Any](), list[int]()
+        for x in (*args, *kwargs.values()):
+            many = isinstance(x, list | tuple) and any(isinstance(y, Tensor) for y in x)
+            sizes.append(len(x) if many else -1)
+            leaves.extend(x if many else [x])
+        return leaves, Form(tuple(sizes), tuple(kwargs))
+
+    def arguments(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments that such leaves make."""
+        found = list(leaves) if max(self.sizes, default=0) < 0 else self._in_lists(leaves)
+        num = len(found) - len(self.names)
+        return found[:num], dict(zip(self.names, found[num:], strict=True))
+
+    def _in_lists(self, leaves: Sequence[Any]) -> list[Any]:
+        found, place = list[Any](), 0
+        for size in self.sizes:
+            found.append(leaves[place] if size < 0 else list(leaves[place : place + size]))
+            place += abs(size)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation on what came before it."""
+
+    func: Any
+    leaves: tuple[Any, ...]  # Picked, Made, constant tensors and other values
+    form: Form  # of its arguments
+    level: int  # operations on the longest way to it
+    results: tuple[Any, ...] = field(repr=False)  # shape and dtype of each, None where it is no tensor
+
+
+Value = Picked | Made
+
+
+class StandIns:
+    """Results of operations that are arguments of what follows: a function of a sum as one of the sum itself."""
+
+    def __init__(self) -> None:
+        self.picked: Any = WeakTensorKeyDictionary()
+        self.results: list[Tensor] = []
+
+    def add(self, result: Tensor, picked: Picked) -> None:
+        """From now on, ``picked`` stands for ``result``."""
+        self.picked[result] = picked
+        self.results.append(result)
+
+
+class Tape(TorchDispatchMode):
+    """A run of a function that writes down every operation on what is made of its arguments.
+
+    :param arguments: vectors.
+    :param stand_ins: what later operations see in place of some results, noted while the function runs.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: the wrapper that it would bring imports torch's compiler."""
+        return False
+
+    def __init__(self, arguments: Sequence[Tensor], stand_ins: "StandIns") -> None:
+        super().__init__()
+        self.stand_ins = stand_ins
+        self.known: Any = WeakTensorKeyDictionary()
+        self.operations: list[Operation] = []
+        for number, x in enumerate(arguments):
+            self.known[x] = Picked(number, torch.arange(x.numel(), device=x.device))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Carry out an operation, and write it down if it is on what is made of the arguments."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given, form = Form.taken(args, kwargs)
+        num_known = sum(isinstance(x, Tensor) and x in self.known for x in given)
+        if num_known:
+            self._write(func, (given, form), result, alone=num_known == 1)
+        return result
+
+    def _write(self, func: Any, taken: tuple[list[Any], Form], result: Any, *, alone: bool) -> None:
+        given, form = taken
+        _require_plain(func, result)
+        if torch.Tag.dynamic_output_shape in func.tags and not (func.overloadpacket in CHOOSE and alone):
+            raise Unrecordable("as many elements as there are")
+        leaves = tuple(self.value(x) for x in given)
+        if alone and func.overloadpacket in PICKS and isinstance(leaves[0], Picked):
+            args, kwargs = form.arguments([leaves[0].index, *given[1:]])
+            self.known[result] = Picked(leaves[0].argument, func(*args, **kwargs))
+            return
+        made = list(result) if isinstance(result, tuple | list) else [result]
+        signs = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in made)
+        operation = Operation(func, leaves, form, 1 + max(map(_level, leaves)), signs)
+        self.operations.append(operation)
+        for number, x in enumerate(made):
+            if isinstance(x, Tensor):
+                self.known[x] = Made(operation, number)
+
+    def value(self, x: Any) -> Any:
+        """What is known of a tensor; the tensor itself where it is a constant."""
+        return self.stand_ins.picked.get(x, self.known.get(x, x)) if isinstance(x, Tensor) else x
+
+
+def _require_plain(func: Any, result: Any) -> None:
+    tags = func.tags
+    if func.overloadpacket in VALUES or torch.Tag.data_dependent_output in tags:
+        raise Unrecordable("a number taken out of a tensor")
+    if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in tags:
+        raise Unrecordable(str(func))
+    if not all(isinstance(x, Tensor) for x in (result if isinstance(result, tuple | list) else [result])):
+        raise Unrecordable(str(func))
+
+
+def _level(leaf: Any) -> int:
+    return leaf.operation.level if isinstance(leaf, Made) else 0
+
+
+def recorded(
+    f: Function, arguments: Sequence[Tensor], stand_ins: StandIns | None = None
+) -> tuple[list[Operation], list[Any]]:
+    """The operations of ``f`` at these arguments in their order, and its results: values, or constant tensors.
+
+    :param stand_ins: as :class:`Tape` takes them; after the results come those for which something stood in.
+    :raises Unrecordable: where the same operations would be others at other arguments.
+    """
+    arguments, stand_ins = [x.detach().clone() for x in arguments], stand_ins or StandIns()
+    with torch.no_grad(), Tape(arguments, stand_ins) as tape:
+        results = f(*arguments)
+    return tape.operations, [*map(tape.value, results), *(tape.known[x] for x in stand_ins.results)]
+
+
+Table = tuple[int, int]  # a batch and which of its results; -1 - i for the function's argument i
+Tables = Sequence[Sequence[Tensor]]  # for each batch its results, rows (n, ...)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Values that were made before: rows of tables, one under the other, or elements of an argument."""
+
+    tables: tuple[Table, ...]
+    rows: Tensor | None  # (n, ...), None for all in their order
+
+    def read(self, arguments: Sequence[Tensor], tables: Tables) -> Tensor:
+        """The values, ``(n, ...)``."""
+        found = [arguments[-1 - batch] if batch < 0 else tables[batch][number] for batch, number in self.tables]
+        whole = found[0] if len(found) == 1 else torch.cat(found)
+        if self.rows is None:
+            return whole
+        if self.rows.dim() == 1:
+            return whole.index_select(0, self.rows)
+        return whole.index_select(0, self.rows.reshape(-1)).reshape(*self.rows.shape, *whole.shape[1:])
+
+
+@dataclass(frozen=True)
+class Each:
+    """Constants, one for each."""
+
+    value: Tensor  # (n, ...)
+
+    def read(self, arguments: Sequence[Tensor], tables: Tables) -> Tensor:
+        """The constants."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A constant that all have."""
+
+    value: Any
+
+    def read(self, arguments: Sequence[Tensor], tables: Tables) -> Any:
+        """The constant."""
+        return self.value
+
+
+Leaf = Rows | Each | Shared
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Operations that differ in their numbers only."""
+
+    func: Any
+    form: Form
+    leaves: tuple[Leaf, ...]
+    count: int
+    dim: int  # of the result of one
+    elementwise: bool
+
+    def run(self, arguments: Sequence[Tensor], tables: Tables) -> list[Tensor]:
+        """Their results, rows ``(n, ...)``."""
+        given = [leaf.read(arguments, tables) for leaf in self.leaves]
+        if self.elementwise:
+            return [self._called(given, [_aligned(given[i], self.dim) for i in self._many])]
+        if self.count == 1:
+            return [x.unsqueeze(0) for x in _listed(self._called(given, [given[i][0] for i in self._many]))]
+        return _listed(torch.vmap(lambda *own: self._called(given, own))(*(given[i] for i in self._many)))
+
+    @cached_property
+    def _many(self) -> tuple[int, ...]:
+        """Leaves of which each operation has its own."""
+        return tuple(i for i, leaf in enumerate(self.leaves) if not isinstance(leaf, Shared))
+
+    def _called(self, given: Sequence[Any], own: Sequence[Tensor]) -> Any:
+        """One operation, or all of them, with their own in the place of what is given of :attr:`_many`."""
+        leaves = list(given)
+        for i, x in zip(self._many, own, strict=True):
+            leaves[i] = x
+        args, kwargs = self.form.arguments(leaves)
+        return self.func(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        func = self.func
+        return vars(self) | {"func": (func.namespace, func.overloadpacket.__name__, func._overloadname)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        namespace, packet, overload = state["func"]
+        self.__dict__.update(state, func=getattr(getattr(getattr(torch.ops, namespace), packet), overload))
+
+
+def _listed(value: Any) -> list[Tensor]:
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def _aligned(x: Tensor, dim: int) -> Tensor:
+    """Rows of tensors as they broadcast with rows of others of ``dim`` dims."""
+    return x if x.dim() == dim + 1 else x.reshape(len(x), *(1,) * (dim + 1 - x.dim()), *x.shape[1:])
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A function of vectors by its operations, many at a time; made by :func:`replay`."""
+
+    batches: tuple[Batch, ...]
+    tables: tuple[Table, ...]  # that hold results
+    constants: tuple[Tensor, ...]  # results that no argument has a part in
+    order: Tensor  # where each element of the results is among those of tables and constants
+    num_operations: int  # that the function takes itself
+
+    def __call__(self, *arguments: Tensor) -> Tensor:
+        """All elements of the function's results, one after the other."""
+        found: list[list[Tensor]] = []
+        for batch in self.batches:
+            found.append(batch.run(arguments, found))
+        parts = [Rows((table,), None).read(arguments, found).reshape(-1) for table in self.tables]
+        return torch.cat([*parts, *self.constants])[self.order]
+
+
+def replay(f: Function, *arguments: Tensor, stand_ins: StandIns | None = None) -> Replay:
+    """``f``, a function of vectors to tensors of one dtype, as it is at these arguments and wherever it does the same.
+
+    Operations of equal kind on equally shaped tensors become one, so that a loop over 500 steps costs what one over
+    five does.  Whether the function does the same elsewhere is for the caller to check.
+
+    :param stand_ins: results that are arguments of what follows, and of which the values come after the function's.
+    :raises Unrecordable: where it is seen that other operations would be carried out at other arguments.
+
+    >>> f = replay(lambda x: [x[i].exp() * 2.0 for i in range(100)], torch.zeros(100))
+    >>> len(f.batches), f.num_operations
+    (2, 200)
+    >>> f(torch.arange(100.0).log()).sum().round()
+    tensor(9900.)
+    """
+    operations, results = recorded(f, arguments, stand_ins)
+    return _Builder(operations, [x.numel() for x in arguments]).replay(results)
+
+
+class _Builder:
+    """Batches of the operations of a tape."""
+
+    def __init__(self, operations: Sequence[Operation], sizes: Sequence[int]) -> None:
+        self.sizes = sizes  # of the function's arguments
+        self.ordered = in_batches(operations)
+        self.places = {id(o): (number, row) for number, group in enumerate(self.ordered) for row, o in enumerate(group)}
+
+    def replay(self, results: Sequence[Any]) -> Replay:
+        """With where the elements of the function's results are."""
+        batches = tuple(self._batch(group) for group in self.ordered)
+        constants = tuple(x.reshape(-1) for x in results if isinstance(x, Tensor))
+        tables = tuple(sorted({self._table(x) for x in results if not isinstance(x, Tensor)}))
+        starts = dict(zip(tables, accumulate([0, *map(self._numel, tables)]), strict=False))
+        constant, order = sum(map(self._numel, tables)), []
+        for x in results:
+            if isinstance(x, Tensor):
+                order.append(constant + torch.arange(x.numel()))
+                constant += x.numel()
+            else:
+                order.append(starts[self._table(x)] + self._elements(x))
+        return Replay(batches, tables, constants, torch.cat(order), sum(map(len, self.ordered)))
+
+    def _table(self, x: Picked | Made) -> Table:
+        return (-1 - x.argument, 0) if isinstance(x, Picked) else (self.places[id(x.operation)][0], x.number)
+
+    def _numel(self, table: Table) -> int:
+        """How many numbers a table holds."""
+        batch, number = table
+        if batch < 0:
+            return self.sizes[-1 - batch]
+        group = self.ordered[batch]
+        return len(group) * int(group[0].results[number][0].numel())
+
+    def _elements(self, x: Picked | Made) -> Tensor:
+        """Where the elements of a result are in its table."""
+        if isinstance(x, Picked):
+            return x.index.reshape(-1)
+        size = x.operation.results[x.number][0].numel()
+        return self.places[id(x.operation)][1] * size + torch.arange(size)
+
+    def _batch(self, group: Sequence[Operation]) -> Batch:
+        first = group[0]
+        columns = zip(*(operation.leaves for operation in group), strict=True)
+        leaves = tuple(self._leaf(column, first.results[0][1]) for column in columns)
+        elementwise = torch.Tag.pointwise in first.func.tags and len(first.results) == 1
+        return Batch(first.func, first.form, leaves, len(group), len(first.results[0][0]), elementwise)
+
+    def _leaf(self, column: Sequence[Any], dtype: torch.dtype) -> Leaf:
+        first = column[0]
+        if isinstance(first, Picked):
+            return Rows(((-1 - first.argument, 0),), torch.stack([x.index for x in column]))
+        if isinstance(first, Made):
+            return self._rows(column)
+        if not isinstance(first, Tensor) or all(x is first for x in column):
+            return Shared(first)
+        is_number = not first.dim() and first.is_floating_point() and dtype.is_floating_point
+        return Each(torch.stack(list(column)).to(dtype if is_number else first.dtype))  # rows of numbers promote
+
+    def _rows(self, column: Sequence[Made]) -> Rows:
+        places = [(self.places[id(x.operation)], x.number) for x in column]
+        tables = sorted({(batch, number) for (batch, _), number in places})
+        counts = [len(self.ordered[batch]) for batch, _ in tables]
+        starts = dict(zip(tables, accumulate([0, *counts]), strict=False))
+        rows = [starts[batch, number] + row for (batch, row), number in places]
+        return Rows(tuple(tables), None if rows == list(range(sum(counts))) else torch.tensor(rows))
+
+
+def in_batches(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """Operations that can be carried out as one, in an order in which each comes after what it takes.
+
+    Next are always those of the kind that has the longest way to the end before it: of a state that runs from step to
+    step first the run of the state itself, and what is made of it at all steps at once.
+    """
+    agenda, found = Agenda(operations), []
+    while agenda.ready:
+        found.append(agenda.take())
+    return found
+
+
+class Agenda:
+    """Operations that are still to be carried out.
+
+    :ivar ready: of each kind, those that have all that they take.
+    """
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.users: dict[int, list[Operation]] = {}
+        self.missing = {id(o): len(_taken(o)) for o in operations}
+        for operation in operations:
+            for taken in _taken(operation):
+                self.users.setdefault(taken, []).append(operation)
+        self.way: dict[int, int] = {}  # operations on the longest way to the end
+        for operation in reversed(operations):
+            self.way[id(operation)] = 1 + max((self.way[id(user)] for user in self._users(operation)), default=0)
+        self.ready: dict[Any, list[Operation]] = {}
+        self.longest: dict[Any, int] = {}  # way among those that are ready, of each kind
+        self._put(operations)
+
+    def _users(self, operation: Operation) -> list[Operation]:
+        return self.users.get(id(operation), [])
+
+    def _put(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            if not self.missing[id(operation)]:
+                key = _key(operation)
+                self.ready.setdefault(key, []).append(operation)
+                self.longest[key] = max(self.way[id(operation)], self.longest.get(key, 0))
+
+    def take(self) -> list[Operation]:
+        """All of the next kind that are ready."""
+        key = max(self.longest, key=lambda key: self.longest[key])
+        group = self.ready.pop(key)
+        del self.longest[key]
+        for user in [user for operation in group for user in self._users(operation)]:
+            self.missing[id(user)] -= 1
+            self._put([user])
+        return group
+
+
+def _taken(operation: Operation) -> set[int]:
+    """Which operations have made what one takes."""
+    return {id(leaf.operation) for leaf in operation.leaves if isinstance(leaf, Made)}
+
+
+def _key(operation: Operation) -> Any:
+    """Equal for operations that can be carried out as one."""
+    return operation.func, operation.form, tuple(_sign(leaf) for leaf in operation.leaves)
+
+
+def _sign(leaf: Any) -> Any:
+    if isinstance(leaf, Picked):
+        return leaf.argument, leaf.index.shape
+    if isinstance(leaf, Made):
+        return leaf.operation.results[leaf.number]
+    if isinstance(leaf, Tensor):
+        return "constant", leaf.shape, leaf.dtype
+    return type(leaf), repr(leaf)

@@ -1,0 +1,227 @@
+"""A Laplace state as a file of tensors and settings, and back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence import files
+from pyro_evidence.blocks.marginal import Place
+from pyro_evidence.errors import BadInput
+from pyro_evidence.files import Record
+from pyro_evidence.fitting.process_state import empty_store, without_validation
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.numerics.newton import Density
+from pyro_evidence.precision.choices import Curvature, Damped, block_diagonal, diagonal, exact_hessian, gauss_newton
+from pyro_evidence.precision.dense import Dense, Diagonal, Precision
+from pyro_evidence.program.failed_run import require_kept
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.settings import check_path
+from pyro_evidence.structure.recognise import recognise
+
+FORMAT = "pyro_evidence laplace posterior 1"
+NAMED: dict[str, Curvature] = {f.__name__: f for f in (exact_hessian, gauss_newton, block_diagonal, diagonal)}
+PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class Unsaved:
+    """Stands for a curvature that a file cannot hold; a loaded posterior keeps its name."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, density: Density, u: Tensor, theta: Tensor) -> Tensor:
+        """Refuse.
+
+        :raises BadInput: always.
+        """
+        raise BadInput(
+            f"this posterior was saved with curvature {self.__name__}, a function that a file of tensors and "
+            f"settings cannot hold. Its numbers are all there; to refit, give LaplaceEvidence that curvature."
+        )
+
+
+def record(state: LaplaceState) -> dict[str, Any]:
+    """Everything that :func:`restore` needs, as tensors, numbers and strings.
+
+    :raises BadInput: when the model's arguments hold anything else.
+    """
+    joint, precision = state.problem.joint, state.precision
+    require_kept(joint, "save(...)")
+    return {
+        "format": FORMAT,
+        "args": [storable(a, f"argument {i}") for i, a in enumerate(joint.args)],
+        "kwargs": {n: storable(a, f"argument {n!r}") for n, a in joint.kwargs.items()},
+        "hyper": list(joint.hyper_sites),
+        "free": [n for n in joint.hypers.names if n not in joint.hyper_sites],
+        "held": {n: v.detach().clone() for n, v in joint.held.items()},
+        "shapes": shapes(joint),
+        "curvature": _settings(state.problem.curvature),
+        "active": state.problem.active,
+        "nodes": state.problem.nodes,
+        "theta": state.theta,
+        "u": state.u,
+        "precision": _stored(precision),
+        "log_joint": state.log_joint,
+        "log_joint_beside": _log_joint_beside(state),
+        "decrement": state.decrement,
+        "escaped": state.escaped,
+        "log_evidence": state.log_evidence,
+        "log_hyperprior": state.log_hyperprior,
+    }
+
+
+def _settings(curvature: Curvature) -> str | list[Any]:
+    """A curvature as its name, or for a damped one ``[what is damped, amount]``."""
+    if isinstance(curvature, Damped):
+        return [_settings(curvature.curvature), curvature.amount]
+    return str(getattr(curvature, "__name__", "of the caller's"))
+
+
+def _curvature(settings: str | list[Any]) -> Curvature:
+    if isinstance(settings, list):
+        return Damped(_curvature(settings[0]), settings[1])
+    return NAMED.get(settings) or Unsaved(settings)
+
+
+def _stored(precision: Precision) -> Tensor | None:
+    """Cholesky factor or diagonal; None for the other kinds, which mode and hyperparameters imply."""
+    if isinstance(precision, Dense):
+        return precision.tril
+    return precision.diagonal if isinstance(precision, Diagonal) else None
+
+
+def storable(value: Any, where: str) -> Any:
+    """A copy of an argument without the storage around it, where a file without code can hold it.
+
+    :raises BadInput: where it cannot, naming the type.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(storable(item, f"{where}[{i}]") for i, item in enumerate(value))
+    if type(value) is dict and all(type(k) in PLAIN for k in value):
+        return {k: storable(item, f"{where}[{k!r}]") for k, item in value.items()}
+    if type(value) in PLAIN:
+        return value
+    kind = type(value).__name__
+    raise BadInput(
+        f"{where} of the model is a {kind}, which a file of tensors and settings cannot hold. Pass tensors, "
+        f"numbers, strings, or lists, tuples and dicts of them, or bind it to the model by functools.partial."
+    )
+
+
+def shapes(joint: LogJoint) -> dict[str, list[int]]:
+    """What identifies a model: its sites and hyperparameters with their shapes."""
+    named = {p.name: p.shape for part in (joint.latents, joint.hypers) for p in part}
+    named |= {n: v.shape for n, v in joint.held.items()}
+    return {n: list(named[n]) for n in sorted(named)}
+
+
+def _log_joint_beside(state: LaplaceState) -> Tensor:
+    """Log joint one posterior standard deviation beside the mode, in a direction without symmetry, nats."""
+    index = torch.arange(1.0, len(state.u) + 1.0, dtype=state.u.dtype, device=state.u.device)
+    white = torch.where(state.problem.active, (1.7 * index).sin(), 0.0).unsqueeze(0)
+    beside = state.u + state.precision.colour(white / white.norm())
+    return _log_joint(state, beside[0])
+
+
+def _log_joint(state: LaplaceState, u: Tensor) -> Tensor:
+    with torch.no_grad(), without_validation():
+        return state.problem.density.log_joint(u.unsqueeze(0), state.theta)[0]
+
+
+def write(content: dict[str, Any], path: str | Path) -> None:
+    """Save, whole or not at all; see :mod:`pyro_evidence.files`."""
+    check_path("path", path)
+    files.write(content, path)
+
+
+def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> Record:
+    """The content of a file of ours.
+
+    :param map_location: as for :func:`pyro_evidence.files.read`.
+    :param expected: what kind of file it is, as its entry ``format`` says.
+    :raises BadInput: for any other file.
+    :raises FileNotFoundError: where there is none.
+    """
+    check_path("path", path)
+    content = files.read(path, map_location)
+    if content.get("format") != expected:
+        raise BadInput(
+            f"{path} is not a saved {expected.split(maxsplit=1)[1]}; expected a file that posterior.save(path) wrote."
+        )
+    return content
+
+
+def restore(content: Mapping[str, Any], model: Model, *, with_outer: bool = False) -> LaplaceState:
+    """The saved state over ``model``; nothing is fitted.
+
+    :param with_outer: whether the file may hold sites that were integrated numerically.
+    :raises BadInput: when the model's sites, shapes or density differ from the saved ones.
+    """
+    if "nested" in content and not with_outer:
+        raise BadInput("the file holds a posterior with outer sites; load it with NestedPosterior.load(path, model).")
+    joint = _joint(content, model)
+    structure = recognise(joint, factors=content["precision"] is None)
+    problem = Problem(joint, structure, _curvature(content["curvature"]), content["active"], int(content["nodes"]))
+    numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
+    precision, place = _precision(content, problem)
+    state = LaplaceState(
+        problem,
+        content["theta"],
+        content["u"],
+        content["log_joint"],
+        precision,
+        *numbers,
+        bool(content["escaped"]),
+        place,
+    )
+    _require_same_density(state, content)
+    return state
+
+
+def _precision(content: Mapping[str, Any], problem: Problem) -> tuple[Precision, Place | None]:
+    """The precision, and the mode of what blocks share where these are integrated."""
+    stored = content["precision"]
+    if problem.factors is not None and problem.nodes == 1:
+        return problem.factors.precision(content["u"], content["theta"]), None
+    if stored is None or problem.latent is not None:
+        found = laplace_state(problem, content["theta"], content["u"])
+        return found.precision, found.place
+    return Dense(stored) if stored.dim() == 3 else Diagonal(stored), None
+
+
+def _joint(content: Mapping[str, Any], model: Model) -> LogJoint:
+    """The log joint with the sites, roles and held values of the file, whatever the param store holds now."""
+    hyper = content["hyper"] or (None if content["free"] else ())
+    try:
+        with empty_store():
+            joint = LogJoint(model, content["args"], content["kwargs"], hyper=hyper)
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"the saved data do not fit this model: {error}") from error
+    if shapes(joint) != content["shapes"] or joint.held.keys() != content["held"].keys():
+        raise BadInput(
+            f"the file holds sites and hyperparameters of shapes {content['shapes']}; this model has "
+            f"{shapes(joint)}. Load it with the model that it was fitted to."
+        )
+    joint.held = dict(content["held"])
+    return joint
+
+
+def _require_same_density(state: LaplaceState, content: Mapping[str, Any]) -> None:
+    """Compare the log joint with the saved one, at the mode and beside it.
+
+    :raises BadInput: where they differ by more than rounding.
+    """
+    found = torch.stack([_log_joint(state, state.u), _log_joint_beside(state)])
+    expected = torch.stack([content["log_joint"], content["log_joint_beside"]])
+    tolerance = 1e-6 if state.problem.joint.dtype == torch.float64 else 1e-3  # rounding of a sum over the data
+    if not bool(((found - expected).abs() <= tolerance * (1.0 + expected.abs())).all()):
+        raise BadInput(
+            f"this model's log joint is {float(found[0]):.6g} at the saved mode and {float(found[1]):.6g} "
+            f"beside it; the file was saved with {float(expected[0]):.6g} and {float(expected[1]):.6g}. The sites "
+            f"are the same, the density is another: load it with the model that it was fitted to."
+        )

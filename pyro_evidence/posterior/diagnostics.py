@@ -1,0 +1,406 @@
+"""How far to trust a posterior: numbers from importance ratios, and the lines of text that say so."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.blocks.block_density import marginal_of, no_blocks
+from pyro_evidence.blocks.local import placed, spread
+from pyro_evidence.blocks.marginal import Limits, Marginal, Place
+from pyro_evidence.blocks.terms import Terms
+from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.process_state import without_validation
+from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.evidence_error import (
+    COMPARED,
+    EvidenceError,
+    by_laplace,
+    element_names,
+    evidence_error,
+    letters,
+)
+from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.importance import pareto_shapes
+from pyro_evidence.precision.choices import exact_hessian
+from pyro_evidence.program.failed_run import require_kept
+from pyro_evidence.settings import check_count, check_seed, seeded
+
+TRUSTED = 0.7  # k-hat up to which importance weights are believed
+MANY = 1_000  # coordinates beyond which weights of joint draws spread by their number alone
+NOTABLE_GAP = 0.1  # nats
+NOTABLE_SHIFT = 0.2  # standard deviations
+NOTABLE_RATIO = 1.2  # of two standard deviations
+OTHERWISE = {
+    "gauss_newton": ", the default of networks: their predictors' own curvature is left out of this evidence, so weigh "
+    "it against other Gauss-Newton evidences"
+}
+
+
+def importance_check(
+    log_weights: Tensor, draws: Mapping[str, Tensor] | None = None, dtype: torch.dtype = torch.float64
+) -> dict[str, Any]:
+    """The log evidence by importance sampling, how reliable that is, and what the weights change.
+
+    The weights are Pareto-smoothed, as in :func:`~pyro_evidence.importance_sampling`: one weight far out in the tail
+    would else be all of their mean.
+
+    :param log_weights: log ratios of the exact density to the approximation, nats, shape ``(S,)``.
+    :param draws: at which they were taken, constrained, each ``(S,) + site shape``.
+    :param dtype: in which the density was computed.
+    """
+    found = importance.checked(log_weights)
+    return {
+        "pareto_k": found.pareto_k,
+        "exact": importance.is_constant(log_weights, dtype),
+        "log_evidence_importance": float(importance.log_mean(found.log_weights)),
+        "log_evidence_importance_se": float(importance.standard_error(found.log_weights)),
+        "effective_sample_size": float(importance.effective_sample_size(found.log_weights)),
+        **shifts(draws or {}, found.weights),
+    }
+
+
+def not_checked() -> dict[str, Any]:
+    """As :func:`importance_check` where nothing can be drawn and weighed: nan, and neither exact nor moved."""
+    names = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
+    return dict.fromkeys(names, math.nan) | {"exact": False} | shifts({}, torch.ones(1))
+
+
+def shifts(draws: Mapping[str, Tensor], weights: Tensor) -> dict[str, float | str]:
+    """How far the weights move means, in standard deviations, and change standard deviations, at most.
+
+    A ratio of two standard deviations counts as the larger of itself and its reciprocal.
+
+    :param draws: constrained, each ``(S,) + site shape``.
+    :param weights: normalised, shape ``(S,)``.
+    """
+    moved = {n: _moved(v.reshape(len(v), -1).double(), weights.double()) for n, v in draws.items() if v.numel()}
+    mean = max(moved, key=lambda n: moved[n][0], default="")
+    sd = max(moved, key=lambda n: moved[n][1], default="")
+    return {
+        "largest_mean_shift": moved[mean][0] if mean else 0.0,
+        "largest_mean_shift_site": mean,
+        "largest_sd_ratio": moved[sd][1] if sd else 1.0,
+        "largest_sd_ratio_site": sd,
+    }
+
+
+def _moved(x: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Largest shift of a mean and ratio of standard deviations among columns of ``x`` ``(S, K)``, constants aside."""
+    before, sd = x.mean(0), x.std(0, correction=0)
+    varies = torch.isfinite(sd) & (sd > 1e-12 * before.abs())  # more than rounding
+    if not bool(varies.any()):
+        return 0.0, 1.0
+    away = (x - before)[:, varies] / sd[varies]
+    shift = weights @ away
+    ratio = (weights @ (away - shift).square()).sqrt()
+    return float(shift.abs().max()), float(torch.maximum(ratio, 1.0 / ratio).max())
+
+
+def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
+    """What ``summary()`` says below its table.
+
+    :param found: the posterior's diagnostics.
+    :param said: what there is to say of hyperparameters.
+    """
+    return [
+        *said,
+        _evidence(found),
+        *_integration(found),
+        *_warnings(found),
+        f"status: {found['status']}",
+        *found["failed_restarts"],
+        *found.get("notes", ()),
+    ]
+
+
+def _evidence(found: Mapping[str, Any]) -> str:
+    said = f"log evidence = {found['log_evidence']:.4f} nats"
+    if found.get("exact"):
+        return f"{said}   (exact: given the hyperparameters the posterior is Gaussian)"
+    if _unchecked(found):
+        return f"{said}   (no importance sampling: the data were not kept, or there is no curvature of all weights)"
+    check = f"{found['log_evidence_importance']:.4f} +- {found['log_evidence_importance_se']:.4f}"
+    k = found["pareto_k"]
+    tail = "no weight stands out" if k == -math.inf else f"k-hat {k:.2f}"
+    return f"{said}   (importance sampling {check}, {tail})"
+
+
+def _unchecked(found: Mapping[str, Any]) -> bool:
+    """Whether there was nothing to draw from, or to weigh by."""
+    return math.isnan(found["log_evidence_importance"]) and math.isnan(found["effective_sample_size"])
+
+
+def _integration(found: Mapping[str, Any]) -> list[str]:
+    """Which sites were integrated numerically, how, and how well."""
+    if not found.get("outer_sites"):
+        return []
+    failures = f"; no inner mode at {found['inner_failures']} nodes" if found["inner_failures"] else ""
+    return [
+        f"integrated numerically around Laplace: {', '.join(found['outer_sites'])}   ({found['integration']}, error "
+        f"{found['integration_error']:.2g} nats{failures})"
+    ]
+
+
+def _warnings(found: Mapping[str, Any]) -> list[str]:
+    said = [*_doubts(found), *(_differences(found) if found["pareto_k"] <= TRUSTED else [])]
+    heights = [h for h in found["log_evidence_per_restart"] if not math.isnan(h)]
+    if len(found["log_evidence_per_restart"]) > 1 and heights:
+        agreed = sum(h > max(heights) - 1e-3 for h in heights)
+        said.append(f"{len(found['log_evidence_per_restart'])} starts, {agreed} of which ended in the best mode")
+    if heights and max(heights) - min(heights) > 1e-3:
+        levels = sorted({round(h, 3) for h in heights}, reverse=True)
+        said.append(f"restarts reached different modes: log evidences {levels}")
+    if found["curvature"] != "exact_hessian":
+        said.append(f"curvature: {found['curvature']}, not the exact Hessian{OTHERWISE.get(found['curvature'], '')}")
+    return said
+
+
+def _doubts(found: Mapping[str, Any]) -> list[str]:
+    """What importance sampling says against the log evidence, whatever k-hat."""
+    if found.get("num_blocks"):
+        return _doubtful_blocks(found)
+    if _unchecked(found):
+        return []
+    said = []
+    if found["pareto_k"] > TRUSTED and found.get("num_coordinates", 0) > MANY:
+        return [
+            f"k-hat is above 0.7, which in {found['num_coordinates']:,} dimensions says little: weights of joint draws "
+            "spread with the number of coordinates; go by posterior.log_evidence_error."
+        ]
+    if not found["pareto_k"] <= TRUSTED:  # nan included
+        said.append(
+            "k-hat is above 0.7: the posterior is far from Gaussian; trust neither number, run NUTS on posterior.model."
+        )
+    gap, error = found["log_evidence_importance"] - found["log_evidence"], found["log_evidence_importance_se"]
+    if abs(gap) > max(NOTABLE_GAP, 3.0 * error):
+        said.append(
+            f"Laplace's log evidence is {abs(gap):.2f} nats too {'low' if gap > 0 else 'high'} by importance sampling "
+            f"({error:.2g} is its standard error): compare models by importance_sampling(posterior)."
+        )
+    return said
+
+
+def _doubtful_blocks(found: Mapping[str, Any]) -> list[str]:
+    """Blocks that were integrated by quadrature, and whose draws are far from their density."""
+    if not found["blocks_above"]:
+        return []
+    return [
+        f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: their draws, and "
+        "integrals that are Laplace's (nodes=1), are not to be trusted; posterior.blocks(site) has both by quadrature."
+    ]
+
+
+def _differences(found: Mapping[str, Any]) -> list[str]:
+    """What the weights say against the draws, where they can be believed."""
+    shift, ratio = found.get("largest_mean_shift", 0.0), found.get("largest_sd_ratio", 1.0)
+    said = []
+    if shift > NOTABLE_SHIFT:
+        said.append(f"the mean of {found['largest_mean_shift_site']} is off by up to {shift:.2f} standard deviations")
+    if ratio > NOTABLE_RATIO:
+        said.append(
+            f"the standard deviation of {found['largest_sd_ratio_site']} by up to {100.0 * (ratio - 1.0):.0f} %"
+        )
+    return [f"by importance weights {', '.join(said)}: take draws from posterior.corrected(...)"] if said else []
+
+
+MOST = 2**27  # of log densities of a check
+NUMBERS = 2**23  # of a tensor of log densities that is held at a time
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The independent blocks that hold a site's elements, given what blocks share at its mode; in their order.
+
+    :ivar names: the first coordinate of each block.
+    :ivar k_hat: Pareto shape of each block's importance weights, the exact density over Laplace's, ``(G,)``: above 0.7
+        that block's draws are not to be trusted.
+    :ivar log_integral: of each block by quadrature, nats, ``(G,)``, and ``laplace_error`` what Laplace's approximation
+        of it lacks.
+    :ivar mean: of the site's unconstrained coordinates by quadrature, and ``sd``, in its unconstrained shape.
+
+    >>> worst = posterior.blocks("a").k_hat.argmax()  # doctest: +SKIP
+    """
+
+    names: tuple[str, ...]
+    k_hat: Tensor
+    log_integral: Tensor
+    laplace_error: Tensor
+    mean: Tensor
+    sd: Tensor
+
+
+class Blockwise:
+    """A posterior whose independent blocks can be looked at."""
+
+    state: LaplaceState
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """In nats, of the whole."""
+        return self.state.log_evidence
+
+    @property
+    def _inside(self) -> LaplaceState:
+        """The state whose blocks are meant."""
+        return self.state
+
+    @cached_property
+    def log_evidence_error(self) -> EvidenceError:
+        """How far the log evidence is off because few nodes stand for integrals, nats; not negative.
+
+        With ``n`` nodes in each block, against ``n + 2``; with one, which is Laplace, against quadrature; where no
+        blocks are independent (crossed effects, chains, graphs), the second-order term of Laplace's series, which is
+        never added.  A float that also knows ``signed``, ``block`` (which contributes most), ``of_block``, ``shared``
+        (what integrating the coordinates that blocks share around the blocks instead of beside them changes) and
+        ``method``.
+        """
+        require_kept(self._inside.problem.joint, "log_evidence_error")
+        with without_validation():
+            return evidence_error(self._inside)
+
+    def blocks(self, site: str, num_samples: int | None = None, seed: int = 0) -> Blocks:
+        """The independent blocks that hold the elements of a latent site, each with a check of its own.
+
+        :param num_samples: draws of each block, for its importance weights; by default 1,000, fewer of many data.
+        :raises BadInput: for a name that is no latent site, or one that blocks share.
+        :raises UnsupportedModel: where no blocks are independent.
+        """
+        check_seed(seed)
+        require_kept(self._inside.problem.joint, "blocks(...)")
+        marginal, joint = _marginal(self._inside), self._inside.problem.joint
+        num_samples = check_count(
+            "num_samples",
+            _affordable(marginal, 1_000) if num_samples is None else num_samples,
+            100,
+            "The weights' tail is fitted to the largest of them.",
+        )
+        if not isinstance(site, str) or site not in joint.latents.slices:
+            raise BadInput(f"blocks({site!r}): expected a latent site in blocks, one of {list(joint.latents.names)}.")
+        p, part = marginal.partition, next(x for x in joint.latents if x.name == site)
+        position = p.place[joint.latents.slices[site]]
+        if not bool((position < len(p.own)).all()):
+            raise BadInput(
+                f"blocks({site!r}): the blocks share site '{site}'; expected one of which each block has elements of "
+                f"its own: {_sites(marginal)}."
+            )
+        with without_validation(), torch.no_grad():
+            found = _looked_at(marginal, self._inside, num_samples, seed)
+        chosen = p.block[position].unique()
+        first = torch.full((p.num_blocks,), p.size).scatter_reduce_(0, p.block, torch.arange(len(p.own)), "amin")
+        names = element_names(joint, p.own[first[chosen]])
+        numbers = (found.k_hat, found.log_integral, found.laplace_error)
+        moments = (x[position].reshape(part.unconstrained_shape) for x in (found.mean, found.sd))
+        return Blocks(names, *(x[chosen] for x in numbers), *moments)
+
+    def _said_of_blocks(self) -> list[str]:
+        """What ``summary()`` says of the log evidence's error, where it is above one nat.
+
+        Where no blocks are independent, of models that are known by their factors alone: importance sampling tells of
+        others.
+        """
+        problem = self._inside.problem
+        if not problem.joint.kept:
+            return []
+        try:
+            error = self.log_evidence_error
+        except (ArithmeticError, RuntimeError):
+            return []
+        return letters(error, problem.nodes) if error.block or problem.structure.factors is not None else []
+
+    @property
+    def _is_many_blocks(self) -> bool:
+        """Whether there are more coordinates than weights of joint draws tell of, in independent blocks."""
+        problem = self._inside.problem
+        found = int(problem.active.sum()) > MANY and problem.curvature is exact_hessian and problem.joint.kept
+        return found and bool(self.log_evidence_error.block)
+
+    def _checked_by_blocks(self, num_samples: int, seed: int) -> dict[str, Any]:
+        """What importance weights of each block by itself say, given what blocks share at its mode."""
+        state, marginal = self._inside, _marginal(self._inside)
+        num = _affordable(marginal, num_samples)
+        place = state.place or _place(marginal, state)
+        with without_validation(), torch.no_grad():
+            log_weights = log_weights_of(marginal.density.terms(state.theta), place, num, seed)
+        shapes, weights = pareto_shapes(log_weights), (log_weights - log_weights.amax(0)).exp()
+        error = weights.std(0) / weights.mean(0) / num**0.5
+        # the logarithm of a mean of few weights is low by half its squared error
+        gain = log_weights.logsumexp(0) - math.log(num) + 0.5 * error.square()
+        gain -= by_laplace(place) if state.place is None else place.each[:-1]
+        return {
+            "pareto_k": float(shapes.max()),
+            "exact": bool((log_weights.amax(0) - log_weights.amin(0) < 1e-8).all()) and not len(place.shared),
+            "log_evidence_importance": float(self.log_evidence + gain.sum()),
+            "log_evidence_importance_se": float(error.square().sum().sqrt()),
+            "effective_sample_size": float((weights.sum(0).square() / weights.square().sum(0)).min()),
+            "num_blocks": len(shapes),
+            "blocks_above": int((shapes > 0.7).sum()),
+        }
+
+
+def _affordable(marginal: Marginal, most: int) -> int:
+    """Draws of each block whose log densities are not too many."""
+    data = sum(len(owner) for owner in marginal.partition.owner.values())
+    return max(100, min(most, MOST // max(1, data)))
+
+
+def _place(marginal: Marginal, state: LaplaceState) -> Place:
+    """The blocks at the mode of everything."""
+    p = marginal.partition
+    with torch.enable_grad(), without_validation():
+        return marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
+
+
+def _marginal(state: LaplaceState) -> Marginal:
+    problem = state.problem
+    limits = Limits(problem.tolerance, problem.slack)
+    found = problem.marginal or marginal_of(problem.joint, problem.structure, problem.active, COMPARED, limits)
+    if found is None:
+        raise no_blocks(problem.joint, "blocks(...)")
+    return found
+
+
+def _sites(marginal: Marginal) -> list[str]:
+    p, slices = marginal.partition, marginal.density.joint.latents.slices
+    return [n for n, s in slices.items() if bool((p.place[s] < len(p.own)).all())]
+
+
+def _looked_at(marginal: Marginal, state: LaplaceState, num_samples: int, seed: int) -> Blocks:
+    """Every block: checks ``(G,)``, moments of all of their coordinates ``(n,)``."""
+    p = marginal.partition
+    terms, here = marginal.density.terms(state.theta), state.place or _place(marginal, state)
+    centre = here.modes.own
+    nodes = placed(p, centre, here.modes.tril, marginal.num)
+    log_terms = _valued(terms, nodes.rows, here) + nodes.log_weights
+    weights = log_terms.softmax(0)[:, p.block]
+    mean = (weights * nodes.rows).sum(0)
+    sd = (weights * (nodes.rows - mean).square()).sum(0).sqrt()
+    log_weights = log_weights_of(terms, here, num_samples, seed)
+    error = log_terms.logsumexp(0) - by_laplace(here)
+    return Blocks((), pareto_shapes(log_weights), log_terms.logsumexp(0), error, mean, sd)
+
+
+def log_weights_of(terms: Terms, here: Place, num_samples: int, seed: int) -> Tensor:
+    """Log ratios of each block's density to Laplace's at draws of the latter, nats, ``(S, G)``."""
+    p = terms.density.partition
+    generator, rows, log_norm = seeded(seed), [], []
+    means = here.modes.own.split([front.numel() for front in p.fronts])
+    for front, L, mean in zip(p.fronts, here.modes.tril, means, strict=True):
+        white = torch.randn(num_samples, *front.shape, generator=generator, dtype=torch.float64).to(here.shared)
+        away = (spread(L) @ white.unsqueeze(-1)).squeeze(-1)
+        rows.append((mean.reshape(front.shape) + away).flatten(1))
+        square = white.square().sum(-1)
+        log_det = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_norm.append(log_det - 0.5 * square - 0.5 * front.shape[-1] * math.log(math.tau))
+    return _valued(terms, torch.cat(rows, 1), here) - torch.cat(log_norm, 1)
+
+
+def _valued(terms: Terms, rows: Tensor, here: Place) -> Tensor:
+    """The log joint density of each block at many rows, ``(Q, G)``, a few rows at a time."""
+    data = sum(len(owner) for owner in terms.density.partition.owner.values())
+    size = max(1, NUMBERS // max(1, data))
+    return torch.cat([terms(part, here.shared)[:, :-1] for part in rows.split(size)])

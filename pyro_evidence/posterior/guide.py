@@ -1,0 +1,246 @@
+"""A Laplace posterior where Pyro expects a guide."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions import TorchDistribution
+from pyro.distributions.util import sum_rightmost
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
+from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.nested import joint_posterior
+from pyro_evidence.nested.integration import Integral
+from pyro_evidence.nested.joint_posterior import Places
+from pyro_evidence.numerics.coordinates import Coordinate, Coordinates
+from pyro_evidence.precision.dense import Dense, Diagonal, Precision
+from pyro_evidence.precision.gaussian_process import LatentPrecision
+from pyro_evidence.program.checks import Arguments, same_arguments
+from pyro_evidence.program.log_joint import Model
+from pyro_evidence.program.simulate import NewLevels
+
+Frame = tuple[str, int, int]  # a plate's name, size and dim
+
+
+class LaplaceGuide:
+    """A callable with the model's arguments that samples every integrated site, as an AutoGuide does.
+
+    For ``Predictive(posterior.model, guide=posterior.guide, num_samples=S)``, ``Importance`` or an ELBO.  One
+    auxiliary site, ``_laplace_latent``, is the Gaussian in unconstrained space; the sites are transforms of
+    it, Jacobian counted.  It can be called with new inputs: where they ask for plates of other sizes than the fit's,
+    levels that the fit has not seen are drawn from their prior, and densities are not counted.  It can be pickled;
+    the copy holds tensors and transforms only, and knows the fit's plates alone.
+    """
+
+    def __init__(self, state: LaplaceState) -> None:
+        joint = state.problem.joint
+        nodes = joint.trace(state.u, state.theta).nodes
+        self.latents: Coordinates = joint.latents
+        self.dtype: torch.dtype = joint.dtype
+        self.frames: dict[str, tuple[Frame, ...]] = {n: _plates(nodes[n]) for n in self.latents.names}
+        self.event_dims: dict[str, int] = {n: nodes[n]["fn"].event_dim for n in self.latents.names}
+        self.u: Tensor = state.u
+        self.active: Tensor = state.problem.active
+        self.gaussian: Any = _gaussian(state.precision, self.u, self.active)
+        self._grown = Growing(joint.substituted(state.theta), {p.name: p.shape for p in self.latents})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the model, which may be no file's matter."""
+        return vars(self) | {"_grown": Growing(None, {})}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """One draw of every integrated site."""
+        u = self._unconstrained().to(self.dtype)
+        if u.dim() == 1 and self._grown.is_needed(args, kwargs):
+            return self._grown.sites(self.latents.constrained(u), args, kwargs)
+        plates = {name: pyro.plate(name, size, dim=dim) for name, size, dim in self._every_plate()}
+        return {p.name: self._site(p, u[..., self.latents.slices[p.name]], plates) for p in self.latents}
+
+    def _unconstrained(self) -> Tensor:
+        """One draw of all coordinates, ``(..., D)``."""
+        latent = pyro.sample("_laplace_latent", self.gaussian, infer={"is_auxiliary": True})
+        batch = latent.shape[:-1]  # of plates around the guide, such as vectorised particles
+        u = self.u.expand(*batch, -1).clone()
+        u[..., self.active] = latent
+        return u
+
+    def _every_plate(self) -> list[Frame]:
+        return sorted({frame for frames in self.frames.values() for frame in frames})
+
+    def _site(self, part: Coordinate, flat: Tensor, plates: dict[str, Any]) -> Tensor:
+        """Emit one site, its density that of the transformed Gaussian."""
+        event_dim = self.event_dims[part.name]
+        before = flat.reshape(_shape(part, flat.shape[:-1], event_dim))
+        value = part.transform(before)
+        log_density = part.transform.inv.log_abs_det_jacobian(value, before)
+        log_density = sum_rightmost(log_density, log_density.dim() - value.dim() + event_dim)
+        if poutine.get_mask() is False:  # nobody asks for densities, Predictive for one
+            log_density = torch.zeros_like(log_density)
+        delta = dist.Delta(value, log_density=log_density, event_dim=event_dim)
+        with ExitStack() as stack:
+            for name, _, _ in self.frames[part.name]:
+                stack.enter_context(plates[name])
+            return pyro.sample(part.name, delta)
+
+
+@dataclass
+class Growing:
+    """The sites of a guide where plates have other sizes than in the fit.
+
+    :ivar model: None where it is not known.
+    :ivar shapes: of each latent site in the fit.
+    """
+
+    model: Model | None
+    shapes: Mapping[str, torch.Size]
+    _last: tuple[Arguments, bool] | None = None  # arguments, and whether they ask for other sizes
+
+    def is_needed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether these arguments ask for plates of other sizes; the model is run once for each set of them."""
+        if self.model is None or not (args or kwargs):
+            return False
+        if self._last is None or not same_arguments(self._last[0], (args, dict(kwargs))):
+            self._last = (args, dict(kwargs)), self._asks(args, kwargs)
+        return self._last[1]
+
+    def _asks(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        assert self.model is not None
+        try:
+            with own_random_numbers(), torch.no_grad(), poutine.block(), without_validation():
+                nodes = poutine.trace(self.model).get_trace(*args, **kwargs).nodes
+        except Exception:  # the guide may be called with what the model does not take
+            return False
+        return any(n in nodes and torch.as_tensor(nodes[n]["value"]).shape != s for n, s in self.shapes.items())
+
+    def sites(
+        self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """Emit every site in the sizes that its plates have now."""
+        assert self.model is not None
+        with poutine.block(), without_validation(), NewLevels(self.shapes):
+            nodes = poutine.trace(poutine.condition(self.model, data=dict(values))).get_trace(*args, **kwargs).nodes
+        plates = {f: pyro.plate(*f[:2], dim=f[2]) for n in values for f in _plates(nodes[n])}
+        return {n: _emitted(n, nodes[n], plates) for n in values}
+
+
+def _emitted(name: str, node: Any, plates: Mapping[Frame, Any]) -> Tensor:
+    delta = dist.Delta(node["value"], event_dim=node["fn"].event_dim)
+    with ExitStack() as stack:
+        for frame in _plates(node):
+            stack.enter_context(plates[frame])
+        return pyro.sample(name, delta)
+
+
+def _plates(node: Any) -> tuple[Frame, ...]:
+    return tuple((f.name, f.size, f.dim) for f in node["cond_indep_stack"] if f.vectorized)
+
+
+def _gaussian(precision: Precision, u: Tensor, active: Tensor) -> Any:
+    """The approximation over the coordinates that are not pruned."""
+    loc = u[active]
+    if isinstance(precision, LatentPrecision):  # its covariance may be too close to singular
+        return dist.MultivariateNormal(loc, scale_tril=precision.scale_tril)
+    if isinstance(precision, Dense):
+        scale_tril = torch.linalg.cholesky(precision.adjoint[0][active][:, active])
+        return dist.MultivariateNormal(loc, scale_tril=scale_tril)
+    if isinstance(precision, Diagonal):
+        return dist.Normal(loc, precision.variance[0][active].sqrt()).to_event(1)
+    return PrecisionNormal(loc, precision, active)
+
+
+class PrecisionNormal(dist.TorchDistribution):
+    """A normal distribution by its precision, of whatever kind, over the coordinates that are not pruned.
+
+    :param loc: mean, shape ``(d,)``.
+    :param precision: of all coordinates, one on those that are pruned.
+    :param active: which are not pruned, bool, shape ``(D,)``.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    support = constraints.real_vector
+
+    def __init__(self, loc: Tensor, precision: Precision, active: Tensor, validate_args: bool | None = None) -> None:
+        self.loc = loc
+        self.precision = precision
+        self.active = active
+        super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+        """Independent copies, ``batch_shape`` in front."""
+        return dist.torch_distribution.ExpandedDistribution(self, torch.Size(batch_shape))
+
+    def sample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
+        """Draws, ``sample_shape + (d,)``."""
+        shape = torch.Size(sample_shape)
+        white = self.loc.new_zeros(shape.numel(), len(self.active))
+        white[:, self.active] = torch.randn(shape.numel(), len(self.loc), dtype=self.loc.dtype).to(self.loc)
+        return self.loc + self.precision.colour(white)[:, self.active].reshape(*shape, -1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of ``value`` ``(..., d)``, nats."""
+        away = (value - self.loc).reshape(-1, len(self.loc))
+        rows = away.new_zeros(len(away), len(self.active))
+        rows[:, self.active] = away
+        square = self.precision.whiten(rows)[:, self.active].square().sum(-1).reshape(value.shape[:-1])
+        return 0.5 * (self.precision.log_det[0] - len(self.loc) * math.log(math.tau) - square)
+
+
+def _shape(part: Coordinate, batch: torch.Size, event_dim: int) -> torch.Size:
+    """Unconstrained shape with the dims of surrounding plates to the left of the site's own."""
+    event_dim = event_dim + len(part.unconstrained_shape) - len(part.shape)
+    return torch.broadcast_shapes(part.unconstrained_shape, batch + (1,) * event_dim)
+
+
+SCALAR = torch.Size()
+
+
+class NestedGuide(LaplaceGuide):
+    """A callable with the model's arguments that samples outer and inner sites together, as an AutoGuide does.
+
+    One auxiliary site, ``_laplace_latent``, holds all unconstrained coordinates; the sites are transforms of it,
+    Jacobian counted.  Inner modes are solved anew at each draw, on the data of the fit; the arguments are not looked
+    at.  It can be pickled if the model can.
+    """
+
+    def __init__(self, state: LaplaceState, integral: Integral, places: Places) -> None:
+        super().__init__(state)
+        self.gaussian: Any = NestedMixture(integral, places)
+
+
+class NestedMixture(TorchDistribution):
+    """Outer coordinates from their continuous density, inner ones from Laplace's approximation given them."""
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    support = constraints.real_vector
+    has_rsample = False
+
+    def __init__(self, integral: Integral, places: Places, batch_shape: torch.Size = SCALAR) -> None:
+        self.integral = integral
+        self.places = places
+        size = len(places.outer) + len(places.inner)
+        super().__init__(batch_shape, torch.Size([size]), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "NestedMixture":
+        """The same for every cell of a batch."""
+        return NestedMixture(self.integral, self.places, torch.Size(batch_shape))
+
+    def sample(self, sample_shape: Any = SCALAR) -> Tensor:
+        """Draws of all unconstrained coordinates, from torch's generator."""
+        shape = self._extended_shape(torch.Size(sample_shape))
+        white = torch.randn(shape, dtype=torch.float64).to(self.places.outer.device)
+        with poutine.block():  # the runs inside are nobody else's
+            return joint_posterior.drawn(self.integral, self.places, white.reshape(-1, shape[-1])).u.reshape(shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of unconstrained coordinates, nats."""
+        rows = value.reshape(-1, value.shape[-1])
+        with poutine.block():
+            return joint_posterior.log_density(self.integral, self.places, rows).reshape(value.shape[:-1])

@@ -1,0 +1,364 @@
+"""What a fit returns: numbers, draws, a guide, and how far to trust them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store, without_validation
+from pyro_evidence.laplace import uncertainty
+from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.mode_checks import rounded_inside
+from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
+from pyro_evidence.numerics import importance
+from pyro_evidence.posterior import archive, diagnostics, predict
+from pyro_evidence.posterior.base import GaussianPosterior, generator_of
+from pyro_evidence.posterior.diagnostics import Blockwise
+from pyro_evidence.posterior.guide import LaplaceGuide
+from pyro_evidence.posterior.process import ProcessGuide
+from pyro_evidence.posterior.reweighted import CorrectedPosterior, LeftOut, OuterPlaces, left_out
+from pyro_evidence.posterior.summary import ShownWhole
+from pyro_evidence.precision.dense import Dense, Diagonal
+from pyro_evidence.precision.gaussian_process import LatentPrecision
+from pyro_evidence.program import simulate
+from pyro_evidence.program.failed_run import require_kept, tensors
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.parameters import Home
+from pyro_evidence.program.simulate import NewLevels, affordable_draws
+from pyro_evidence.settings import check_count
+from pyro_evidence.structure.network import tangent_at
+
+MOST_NUMBERS = 2**26  # in the draws that a check keeps
+SUMMARISED = 12  # hyperparameters up to which summary() gives their standard deviations
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
+    """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
+
+    :ivar state: the last iterate; every number below is of this one.
+    :ivar status: why the fit stopped, as a sentence.
+    :ivar log_evidences: log evidence (plus log hyperprior, where sites were maximised) after each step, nats.
+    :ivar restarts: log evidence each restart arrived at, shape ``(R,)``; nan where it failed.
+    :ivar failures: what the failed restarts said.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> posterior = LaplaceEvidence(regression(Linear())).run(X, t)
+    >>> tuple(posterior.get_samples(100, seed=0)["w"].shape)
+    (100, 2)
+    >>> posterior.diagnostics(1000)["status"]
+    'converged'
+    """
+
+    state: LaplaceState
+    status: str
+    log_evidences: tuple[float, ...]
+    restarts: Tensor
+    failures: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        sites, hypers = list(self.mode), list(self.hyperparameters)
+        return (
+            f"{type(self).__name__}(log_evidence={float(self.log_evidence):.6g}, sites={sites}, "
+            f"hyperparameters={hypers}, status={self.status!r})"
+        )
+
+    @property
+    def _joint(self) -> LogJoint:
+        return self.state.problem.joint
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """``log p(D | hyperparameters)`` by Laplace's approximation, nats, total, shape ``()``."""
+        return self.state.log_evidence
+
+    @property
+    def log_hyperposterior(self) -> Tensor:
+        """Log evidence plus the log prior density of maximised latent sites, nats, shape ``()``."""
+        return self.state.log_evidence + self.state.log_hyperprior
+
+    @property
+    def hyperparameters(self) -> dict[str, Tensor]:
+        """Constrained values by the model's own names; a pruned precision is ``inf``, a pruned scale 0."""
+        params, sites = self._joint.split_hypers(self._limit())
+        return {n: v.detach() for n, v in (params | sites).items()}
+
+    def _limit(self) -> Tensor:
+        """Unconstrained hyperparameters with the pruned ones at infinity."""
+        groups, active = self.state.problem.structure.groups, self.state.problem.active
+        if groups is None or bool(active.all()):
+            return self.state.theta
+        pruned = groups.member[~active].unique()
+        return self.state.theta.index_copy(0, pruned, groups.power[pruned].sign() * math.inf)
+
+    @property
+    def structure(self) -> Any:
+        """What the curvature was found to be made of, and how it was handled: one sentence.
+
+        A model of more than 200 coordinates whose terms touch few of them each is taken apart: blocks are eliminated,
+        level by level, what is left is dense, and the whole is certified by products with the true Hessian.
+        """
+        return self.state.problem.sentence
+
+    @property
+    def gamma(self) -> dict[str, Tensor]:
+        """Number of well-determined parameters of each precision that a hyperparameter holds; 0 where pruned.
+
+        MacKay (1992), eq. 4.9.  Only hyperparameters that are recognised as precisions (or variances, scales,
+        log precisions) of Gaussian latents are listed; each entry has the hyperparameter's shape.
+        """
+        hypers, gamma = self._joint.hypers, self.state.gamma
+        parts = {p.name: gamma[hypers.slices[p.name]] for p in hypers}
+        return {p.name: parts[p.name].reshape(p.unconstrained_shape) for p in hypers if not parts[p.name].isnan().all()}
+
+    @property
+    def pruned(self) -> dict[str, Tensor]:
+        """Which elements of each site were switched off, bool masks of the sites' unconstrained shapes."""
+        return self._joint.latents.unconstrained(~self.state.problem.active)
+
+    def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """Standard normal in the coordinates that are not pruned, ``(S, D)``; the same on every device."""
+        u = self.state.u
+        white = predict.white_noise(num_samples, len(u), generator, u.dtype)
+        return white.to(u.device) * self.state.problem.active
+
+    @property
+    def _mode_at(self) -> tuple[Tensor, Tensor]:
+        return self.state.u, self.state.theta
+
+    @property
+    def _num_directions(self) -> int:
+        return len(self.state.u)
+
+    def _draws(self, white: Tensor) -> Tensor:
+        return self._coloured(white.to(self.state.u) * self.state.problem.active)
+
+    def _away(self, z: Tensor) -> Tensor:
+        sd = self.state.precision.variance[0].sqrt()
+        away = torch.where(self.state.problem.active, z.to(self.state.u).unsqueeze(-1) * sd, 0.0)
+        return self.state.u + away
+
+    def _coloured(self, white: Tensor) -> Tensor:
+        """Unconstrained draws ``(S, D)`` from white noise."""
+        return self.state.u + self.state.precision.colour(white)
+
+    @property
+    def guide(self) -> LaplaceGuide:
+        """The posterior as a Pyro guide; where a latent is a Gaussian process, one that predicts it at new inputs."""
+        kind = ProcessGuide if isinstance(self.state.precision, LatentPrecision) else LaplaceGuide
+        return kind(self.state)
+
+    @property
+    def model(self) -> Model:
+        """The user's model with the hyperparameters put in as constants, for NUTS and Predictive anywhere.
+
+        A pruned precision is put in as a finite value at which the data move the weight by less than 1e-4 of
+        its prior variance.  Where its arguments ask for plates of other sizes than the fit's, levels that the fit has
+        not seen are drawn from their prior given everything else.
+        """
+        shapes = {part.name: part.shape for part in self._joint.latents}
+        return NewLevels(shapes)(self._joint.substituted(self.state.theta))
+
+    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, predict.Rows]:
+        process = isinstance(self.state.precision, LatentPrecision) and bool(self.state.problem.active.any())
+        new, guide = (joint.args, joint.kwargs), self.guide if process else None
+        known = isinstance(guide, ProcessGuide) and guide.values(num_samples, generator_of(seed), *new[0], **new[1])
+        latents = simulate.in_parts(known, joint) if known else self._in_parts(joint, num_samples, seed)
+        return predict.observed_rows(self._joint, self.state.theta, latents, new, seed, kept)
+
+    def _straightened(self) -> AbstractContextManager[None]:
+        return tangent_at(None if self.state.problem.structure.known is None else self.mode)
+
+    def _needs_data(self, what: str) -> None:
+        """Refuse what looks at the data of the fit, where they were not kept."""
+        require_kept(self._joint, what)
+
+    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
+        """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""
+        num_samples = check_count("num_samples", num_samples)
+        generator, rows = generator_of(seed), self._rows
+        sizes = [min(rows, num_samples - done) for done in range(0, num_samples, rows)]
+        with torch.no_grad(), without_validation():
+            log_weights = torch.cat([self._log_weight(self._white(size, generator)) for size in sizes])
+        return torch.where(log_weights.isnan(), -math.inf, log_weights)  # beyond the largest float: density 0
+
+    def _log_weight(self, white: Tensor) -> Tensor:
+        active, precision = self.state.problem.active, self.state.precision
+        log_norm = 0.5 * (precision.log_det[0] - active.sum() * math.log(math.tau))
+        log_joint = self.state.problem.density.log_joint(self._coloured(white), self.state.theta)
+        return log_joint - (log_norm - 0.5 * white.square().sum(-1))
+
+    @property
+    def _rows(self) -> int:
+        """Draws per batch: about 32 MB of a tensor as large as the data."""
+        largest = max((t.numel() for _, t in tensors(self._joint.args, self._joint.kwargs)), default=1)
+        return max(1, min(512, 2**22 // max(largest, len(self.state.u), 1)))
+
+    def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
+        """How far to trust the numbers.
+
+        By default 4,000 draws, fewer where latents and data are more than 25,000 numbers, but 100 at least.
+
+        ``pareto_k`` is the shape of the importance ratios' tail (Vehtari et al. 2024): below 0.5 the
+        importance-sampled log evidence and its standard error (nats) are reliable, above 0.7 neither it nor
+        the approximation is.
+        ``gradient_norm`` is the slope left at the mode, in nats per posterior standard deviation;
+        ``smallest_eigenvalue`` is of the posterior precision in unconstrained space.
+        ``largest_mean_shift`` (in standard deviations) and ``largest_sd_ratio`` are what the importance weights
+        change of the draws: above 0.2 and 1.2 take :meth:`corrected`.  ``exact`` says that all weights are one.
+        Where blocks are integrated by quadrature, and of more than 1,000 coordinates in independent blocks, all this is
+        found block by block: ``pareto_k`` is the worst block's,
+        ``blocks_above`` of ``num_blocks`` have one above 0.7, and importance sampling is of the blocks' integrals.
+        ``notes`` has what else there is to say, such as that the model rounds to float32 inside.
+        ``left_a_saddle`` says whether the search for the mode came by a saddle, which it left along its downward
+        curvature.
+        """
+        curvature = self.state.problem.curvature
+        num_samples = check_count("num_samples", affordable_draws(self._joint) if num_samples is None else num_samples)
+        return {
+            "status": self.status,
+            "log_evidence": float(self.log_evidence),
+            "log_evidence_per_step": list(self.log_evidences),
+            "log_evidence_per_restart": self.restarts.tolist(),
+            "failed_restarts": list(self.failures),
+            "left_a_saddle": self.state.escaped,
+            "gradient_norm": math.sqrt(max(self.state.decrement, 0.0)),
+            "smallest_eigenvalue": self._smallest_eigenvalue(),
+            "curvature": getattr(curvature, "__name__", str(curvature)),
+            "num_coordinates": int(self.state.problem.active.sum()),
+            "num_pruned": int((~self.state.problem.active).sum()),
+            "notes": rounded_inside(self._joint, self.state.u, self.state.theta),
+            **self._importance_check(num_samples, seed),
+        }
+
+    def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
+        if self.state.place is not None or self._is_many_blocks:
+            return self._checked_by_blocks(num_samples, seed)
+        if num_samples * len(self.state.u) >= MOST_NUMBERS:
+            return diagnostics.importance_check(self.log_weights(num_samples, seed), None, self._joint.dtype)
+        draws, log_weights = self._weighed(num_samples, seed)
+        return diagnostics.importance_check(log_weights, draws, self._joint.dtype)
+
+    def _weighed(self, num_samples: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Draws, and :meth:`log_weights` at them."""
+        return self.get_samples(num_samples, seed), self.log_weights(num_samples, seed)
+
+    def corrected(self, num_draws: int = 4_000, seed: int = 0) -> CorrectedPosterior:
+        """The same posterior without Laplace's error in shape: its draws weighted by the exact density (PSIS).
+
+        :param num_draws: to be weighted; with k-hat they tell how many they are worth.
+        :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
+        """
+        num_draws = check_count("num_draws", num_draws, 100, "The weights' tail is fitted to the largest of them.")
+        draws, log_weights = self._weighed(num_draws, seed)
+        if not bool((log_weights > -math.inf).any()):
+            raise BadInput(f"the density is zero at all {num_draws} draws; run NUTS on posterior.model.")
+        return CorrectedPosterior(self._joint, self.state.theta, draws, importance.checked(log_weights))
+
+    def loo(self, by: str | Tensor | None = None) -> LeftOut:
+        """What this fit predicts of each group of its data as if it had not seen it; leave-one-group-out.
+
+        Importance sampling from Laplace's approximation without the group, at the outer sites' draws where there are
+        any; hyperparameters that were maximised are held.
+
+        :param by: labels of the data ``(N,)``, or the name of an argument of the model that holds them, or of a plate
+            around the data; None: every datum by itself.
+        :raises BadInput: for labels that do not fit the data.
+        :raises TooLarge: beyond 200 coordinates inside, or for too many groups of too many data.
+
+        >>> posterior.loo(by="group").elpd  # doctest: +SKIP
+        """
+        self._needs_data("loo()")
+        return left_out(self._outer_places, by)
+
+    @property
+    def _outer_places(self) -> OuterPlaces:
+        """One place: the hyperparameters of the fit."""
+        zero = self.state.u.new_zeros(1)
+        return OuterPlaces(self.state.problem, self.state.theta.unsqueeze(0), self.state.u.unsqueeze(0), zero)
+
+    def _smallest_eigenvalue(self) -> float:
+        """By the covariance where it is at hand; otherwise by inverse power iterations, an upper bound."""
+        precision, active = self.state.precision, self.state.problem.active
+        if not bool(active.any()):
+            return math.inf
+        if isinstance(precision, Dense | LatentPrecision):
+            variances = torch.linalg.eigvalsh(precision.adjoint[0][active][:, active])
+        elif isinstance(precision, Diagonal):
+            variances = precision.variance[0][active]
+        else:
+            variances = precision.weakest(active)[0].square().sum()
+        return float(1.0 / variances.max())
+
+    def hyperparameter_covariance(self) -> HyperparameterCovariance:
+        """Uncertainty of the maximised hyperparameters: the inverse of minus the Hessian of the log evidence.
+
+        In the coordinates of the search, and of the values themselves; where one is at an end of its range (the scale
+        of groups that do not differ) an interval by the profile stands for it.  Fixed effects as params have the
+        standard errors of a mixed model's.
+
+        :raises NotAMode: where the log evidence has no maximum there.
+        """
+        return uncertainty.hyperparameter_covariance(self.state)
+
+    def _spread(self) -> HyperparameterCovariance | None:
+        """The same where there is one and it is cheap, else None."""
+        if type(self) is not LaplacePosterior or not 0 < len(self.state.theta) <= SUMMARISED:
+            return None
+        try:
+            return self.hyperparameter_covariance()
+        except ArithmeticError:
+            return None
+
+    def update_param_store(self) -> None:
+        """Write the params to Pyro's global param store, so that the rest of an SVI script reads them there.
+
+        Pruned precisions are written as the finite values that :attr:`model` uses.  A network's own
+        parameters are overwritten, as by SVI, and the model is run once, so that a ``PyroModule`` sees the store.
+        """
+        joint = self._joint
+        params, sites = joint.split_hypers(self.state.theta)
+        elsewhere = {n: v for n, v in params.items() if not _overwritten(joint.homes.get(n, ()), v)}
+        put_into_store(elsewhere, joint.param_constraints)
+        with own_random_numbers(), without_validation(), poutine.block(), torch.no_grad():
+            poutine.condition(joint.model, data=self.mode | sites)(*joint.args, **joint.kwargs)
+
+    def _record(self) -> dict[str, Any]:
+        return archive.record(self.state) | {
+            "status": self.status,
+            "log_evidences": list(self.log_evidences),
+            "restarts": self.restarts,
+            "failures": list(self.failures),
+        }
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "LaplacePosterior":
+        """A saved posterior, over the same model.
+
+        :param map_location: a device, or a dict of devices: ``"cpu"`` for a file that was written with a GPU.
+        :raises BadInput: when the file is not one of ours, or the model is another.
+        """
+        record: Mapping[str, Any] = archive.read(path, map_location)
+        state = archive.restore(record, model)
+        path_there, failures = tuple(record["log_evidences"]), tuple(record["failures"])
+        return cls(state, record["status"], path_there, record["restarts"], failures)
+
+
+def _overwritten(homes: Sequence[Home], value: Tensor) -> bool:
+    """Write into the parameters of a network, where there are any."""
+    with torch.no_grad():
+        for module, key in homes:
+            module.get_parameter(key).copy_(value)
+    return bool(homes)

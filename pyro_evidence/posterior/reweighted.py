@@ -1,0 +1,447 @@
+"""A Laplace posterior's draws, weighted by the exact density: the same face, without Laplace's error in shape."""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput, TooLarge
+from pyro_evidence.laplace.approximation import Problem
+from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
+from pyro_evidence.numerics import batched, derivatives, importance, newton
+from pyro_evidence.numerics.importance import Smoothed
+from pyro_evidence.numerics.quadrature.rules import quasi_normal
+from pyro_evidence.posterior.summary import Shown
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.settings import check_count, seeded
+
+Frame = tuple[str, int, int]  # a plate's name, size and dim
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CorrectedPosterior(Shown):
+    """Draws of a posterior with Pareto-smoothed importance weights; made by ``posterior.corrected(...)``.
+
+    Means, quantiles and draws are those of the exact posterior at the fitted hyperparameters, as far as k-hat is
+    below 0.7; Laplace's own are those of a normal density.  Vehtari, Simpson, Gelman, Yao and Gabry (2024).
+
+    :ivar joint: the density at fixed hyperparameters, and ``theta`` those hyperparameters, unconstrained.
+    :ivar draws: of every site, constrained, each ``(S,) + site shape``, before weighting.
+    :ivar smoothed: their weights.
+
+    >>> corrected = posterior.corrected(4000)  # doctest: +SKIP
+    >>> corrected.summary()  # doctest: +SKIP
+    """
+
+    _gaussian: ClassVar[bool] = False
+
+    joint: LogJoint
+    theta: Tensor
+    draws: dict[str, Tensor]
+    smoothed: Smoothed
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(log_evidence={float(self.log_evidence):.6g} +- {self.log_evidence_error:.2g}, "
+            f"num_draws={self.num_draws}, effective_sample_size={self.effective_sample_size:.0f}, "
+            f"pareto_k={self.pareto_k:.2f})"
+        )
+
+    @property
+    def _joint(self) -> LogJoint:
+        return self.joint
+
+    @property
+    def num_draws(self) -> int:
+        """How many draws were weighted."""
+        return len(self.smoothed.log_weights)
+
+    @property
+    def pareto_k(self) -> float:
+        """Shape of the weights' tail: below 0.7 the weighted numbers can be used; ``-inf`` where all are alike."""
+        return self.smoothed.pareto_k
+
+    @property
+    def weights(self) -> Tensor:
+        """Normalised weights of :attr:`draws`, shape ``(S,)``."""
+        return self.smoothed.weights
+
+    @property
+    def effective_sample_size(self) -> float:
+        """How many independent draws the weighted ones are worth."""
+        return float(importance.effective_sample_size(self.smoothed.log_weights))
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """``log p(D | hyperparameters)`` by importance sampling, nats, shape ``()``."""
+        return importance.log_mean(self.smoothed.log_weights)
+
+    @property
+    def log_evidence_error(self) -> float:
+        """Standard error of :attr:`log_evidence`, nats."""
+        return float(importance.standard_error(self.smoothed.log_weights))
+
+    @property
+    def hyperparameters(self) -> dict[str, Tensor]:
+        """Constrained values by the model's own names, at which all this holds."""
+        params, sites = self.joint.split_hypers(self.theta)
+        return {n: v.detach() for n, v in (params | sites).items()}
+
+    @property
+    def model(self) -> Model:
+        """The user's model with the hyperparameters put in as constants."""
+        return self.joint.substituted(self.theta)
+
+    @property
+    def guide(self) -> "WeightedGuide":
+        """A guide that gives the draws by weight: ``Predictive(corrected.model, guide=corrected.guide, ...)``."""
+        own = {n: self.draws[n] for n in self.joint.latents.names if n in self.draws}
+        return WeightedGuide(self.joint, self.theta, own, self.weights)
+
+    def get_samples(self, num_samples: int = 1000, seed: int = 0) -> dict[str, Tensor]:
+        """Draws, shaped and constrained as by ``MCMC.get_samples()``: the weighted ones resampled, in random order.
+
+        Each is taken as often as its weight says, to within one (systematic resampling).
+        """
+        num_samples = check_count("num_samples", num_samples, at_least=0)
+        index = resampled(self.weights, num_samples, seeded(seed))
+        return {n: v[index] for n, v in self.draws.items()}
+
+    def mean(self) -> dict[str, Tensor]:
+        """Weighted mean of each site, in its constrained space."""
+        return {n: torch.tensordot(self.weights.to(v), v, 1) for n, v in self.draws.items()}
+
+    def std(self) -> dict[str, Tensor]:
+        """Weighted standard deviation of each site, in its constrained space."""
+        away = {n: (v - m).square() for (n, v), m in zip(self.draws.items(), self.mean().values(), strict=True)}
+        return {n: torch.tensordot(self.weights.to(v), v, 1).sqrt() for n, v in away.items()}
+
+    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Weighted median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
+        return self.quantiles(0.5)
+
+    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Weighted marginal quantiles in constrained space.
+
+        :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
+        :raises BadInput: for a ``q`` outside 0 to 1.
+        """
+        levels = torch.as_tensor(q, dtype=torch.float64)
+        if not bool(((levels >= 0.0) & (levels <= 1.0)).all()):
+            raise BadInput(f"quantiles({q}): expected probabilities between 0 and 1.")
+        return {n: weighted_quantiles(v, self.weights, levels) for n, v in self.draws.items()}
+
+    def diagnostics(self) -> dict[str, float]:
+        """k-hat, effective sample size, and the log evidence with its standard error, nats."""
+        return {
+            "pareto_k": self.pareto_k,
+            "effective_sample_size": self.effective_sample_size,
+            "log_evidence": float(self.log_evidence),
+            "log_evidence_se": self.log_evidence_error,
+        }
+
+    def _below(self, spread: HyperparameterCovariance | None) -> list[str]:
+        said = [
+            f"{self.num_draws} draws, weighted: worth {self.effective_sample_size:.0f} (k-hat {self.pareto_k:.2f})",
+            f"log evidence = {float(self.log_evidence):.4f} +- {self.log_evidence_error:.4f} nats",
+        ]
+        if self.pareto_k > importance.threshold(self.num_draws):
+            said.append(
+                "k-hat is too high: the weights rest on few draws, and these numbers too; run NUTS on corrected.model."
+            )
+        return said
+
+
+class WeightedGuide:
+    """A guide that draws one of some weighted draws, by its weight; of densities it says nothing."""
+
+    def __init__(self, joint: LogJoint, theta: Tensor, draws: Mapping[str, Tensor], weights: Tensor) -> None:
+        nodes = joint.trace(joint.initial_u, theta).nodes
+        self.frames: dict[str, tuple[tuple[str, int, int], ...]] = {
+            n: tuple((f.name, f.size, f.dim) for f in _plates(nodes[n])) for n in draws
+        }
+        self.event_dims: dict[str, int] = {n: nodes[n]["fn"].event_dim for n in draws}
+        self.draws: dict[str, Tensor] = dict(draws)
+        self.weights = weights
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """One draw of every site; the arguments are not looked at."""
+        index = pyro.sample("_weighted_draw", dist.Categorical(self.weights), infer={"is_auxiliary": True})
+        frames: list[Frame] = sorted({frame for frames in self.frames.values() for frame in frames})
+        plates = {name: pyro.plate(name, size, dim=dim) for name, size, dim in frames}
+        return {n: self._site(n, v, index, plates) for n, v in self.draws.items()}
+
+    def _site(self, name: str, draws: Tensor, index: Tensor, plates: dict[str, Any]) -> Tensor:
+        event_dim = self.event_dims[name]
+        shape = torch.broadcast_shapes(draws.shape[1:], index.shape + (1,) * event_dim)  # plates of others in front
+        value = draws[index].reshape(shape)
+        with ExitStack() as stack:
+            for plate, _, _ in self.frames[name]:
+                stack.enter_context(plates[plate])
+            return pyro.sample(name, dist.Delta(value, event_dim=event_dim))
+
+
+def _plates(node: Any) -> list[Any]:
+    return [f for f in node["cond_indep_stack"] if f.vectorized]
+
+
+def resampled(weights: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
+    """Positions of draws taken by systematic resampling, in random order, shape ``(num_samples,)``.
+
+    >>> resampled(torch.tensor([0.0, 1.0, 0.0]), 2, torch.Generator())
+    tensor([1, 1])
+    """
+    ends = weights.double().cumsum(0).cpu()
+    offset = torch.rand((), generator=generator, dtype=torch.float64)
+    points = (torch.arange(num_samples, dtype=torch.float64) + offset) / max(num_samples, 1) * ends[-1]
+    index = torch.searchsorted(ends, points).clamp(max=len(ends) - 1)
+    return index[torch.randperm(num_samples, generator=generator)].to(weights.device)
+
+
+def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:
+    """Quantiles of weighted numbers, element by element.
+
+    Interpolated between the middles of the weights' steps, so that equal weights give Hazen's quantiles.
+
+    :param values: shape ``(S,) + shape``.
+    :param weights: normalised, shape ``(S,)``.
+    :param levels: shape ``()`` or ``(Q,)``.
+    :return: ``levels.shape + shape``.
+
+    >>> weighted_quantiles(torch.tensor([3.0, 1.0, 2.0]), torch.full((3,), 1 / 3), torch.tensor(0.5))
+    tensor(2.)
+    """
+    columns, order = values.reshape(len(values), -1).mT.contiguous().sort(-1)
+    mass = weights.to(columns)[order]
+    middle = mass.cumsum(-1) - 0.5 * mass
+    wanted = levels.to(columns).reshape(-1).expand(len(columns), -1).contiguous()
+    right = torch.searchsorted(middle, wanted).clamp(1, len(values) - 1)
+    low, high = middle.gather(-1, right - 1), middle.gather(-1, right)
+    share = (wanted - low) / torch.where(high > low, high - low, 1.0)
+    below, above = columns.gather(-1, right - 1), columns.gather(-1, right)
+    return torch.lerp(below, above, share.clamp(0.0, 1.0)).mT.reshape((*levels.shape, *values.shape[1:]))
+
+
+INNER = 32  # draws at each outer place
+INNER_ALONE = 512  # where there is one place
+LARGEST = 200  # coordinates of the Gaussian that is moved for each group
+NUMBERS = 2**28  # of masks together
+TRUSTED = 0.7
+
+
+@dataclass(frozen=True, repr=False)
+class LeftOut:
+    r"""Leave-one-group-out, ``log p(y_g | y_{-g})`` for each group; made by ``posterior.loo(...)``.
+
+    :ivar groups: their labels, ``(G,)``.
+    :ivar elpd: log predictive density of each group's data given all others, nats, ``(G,)``.
+    :ivar pareto_k: of its importance weights, ``(G,)``: above 0.7 that number needs a fit without the group.
+    """
+
+    groups: Tensor
+    elpd: Tensor
+    pareto_k: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Sum over the groups, nats, ``()``."""
+        return self.elpd.sum()
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Of :attr:`total`, from how the groups differ, nats, ``()``."""
+        return self.elpd.std() * len(self.elpd) ** 0.5
+
+    @property
+    def doubtful(self) -> Tensor:
+        """Labels of groups whose k-hat is above 0.7."""
+        return self.groups[self.pareto_k > TRUSTED]
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(total={float(self.total):.2f} +- {float(self.standard_error):.2f}, "
+            f"groups={len(self.groups)}, largest_k={float(self.pareto_k.max()):.2f}, doubtful={len(self.doubtful)})"
+        )
+
+
+@dataclass(frozen=True)
+class OuterPlaces:
+    """Where hyperparameters are, and what each place is worth: one place, or draws from the outer sites' density.
+
+    :ivar problem: of what is inside.
+    :ivar log_weight: log prior density of the outer sites over the density that they were drawn from, ``(K,)``.
+    """
+
+    problem: Problem
+    theta: Tensor  # (K, T)
+    u: Tensor  # (K, D) inner modes with all data
+    log_weight: Tensor
+
+
+def left_out(places: OuterPlaces, by: str | Tensor | None) -> LeftOut:
+    """Each group's log predictive density given all other data.
+
+    The ratio of the evidences with and without the group: at every outer place Laplace's approximation without it, its
+    mode searched from the one with it, as a proposal for importance sampling, Pareto-smoothed.  Params that were
+    maximised stay as they are.
+
+    :param by: labels ``(N,)``, or the name of an argument of the model that holds them, or of a plate; None: every
+        datum by itself.
+    :raises BadInput: for labels that do not fit the data.
+    :raises TooLarge: beyond 200 inner coordinates, or where masks of the groups do not fit.
+    """
+    joint = places.problem.joint
+    labels, inverse = _labels(joint, places, by)
+    _require_room(places, len(labels), len(inverse))
+    masks = torch.nn.functional.one_hot(inverse, len(labels)).T.to(places.u)
+    masks = torch.cat([torch.zeros_like(masks[:1]), masks])  # first with all data
+    found = [_evidence(row) for row in _log_weights(places, masks)]
+    log_evidence = torch.stack([value for value, _ in found])
+    shapes = torch.tensor([shape for _, shape in found[1:]], dtype=torch.float64)
+    return LeftOut(labels, log_evidence[0] - log_evidence[1:], shapes)
+
+
+def _evidence(log_weights: Tensor) -> tuple[Tensor, float]:
+    """Log mean of weights ``(K, M)``, smoothed, nats, and k-hat: the larger one of places and of draws within them.
+
+    Both at once would take the few distinct weights of exact inner Gaussians for a tail.
+    """
+    places = log_weights.logsumexp(-1) - math.log(log_weights.shape[-1])
+    inner = importance.checked((log_weights - places.unsqueeze(-1)).nan_to_num(nan=-math.inf).reshape(-1))
+    outer = importance.checked(places) if len(places) > 1 else importance.Smoothed(places, -math.inf)
+    value = importance.log_mean(outer.log_weights) + importance.log_mean(inner.log_weights)
+    return value, max(outer.pareto_k, inner.pareto_k)
+
+
+def _labels(joint: LogJoint, places: OuterPlaces, by: str | Tensor | None) -> tuple[Tensor, Tensor]:
+    """Distinct labels ``(G,)``, and each datum's position among them ``(N,)``."""
+    shape = _pointwise(joint, places.u[0], places.theta[0]).shape
+    found = torch.arange(shape.numel()).reshape(shape) if by is None else by
+    if isinstance(found, str):
+        found = _argument(joint, found, shape) if found in _arguments(joint) else _plate(joint, places, found, shape)
+    if not isinstance(found, Tensor):
+        raise BadInput(f"by={by!r}; expected a plate's or argument's name, or a tensor of labels: loo(by=group).")
+    if found.numel() != shape.numel():
+        raise BadInput(
+            f"by holds {found.numel()} labels, the observed data are {shape.numel()}; expected one for each datum."
+        )
+    labels, inverse = found.reshape(-1).unique(return_inverse=True)
+    return labels, inverse
+
+
+def _arguments(joint: LogJoint) -> dict[str, object]:
+    """The model's arguments by name."""
+    try:
+        return dict(inspect.signature(joint.model).bind(*joint.args, **joint.kwargs).arguments)
+    except (TypeError, ValueError):
+        return dict(joint.kwargs)
+
+
+def _argument(joint: LogJoint, name: str, shape: torch.Size) -> Tensor:
+    value = _arguments(joint)[name]
+    if not isinstance(value, Tensor) or value.numel() != shape.numel():
+        raise BadInput(
+            f"by={name!r} is an argument of the model, but not one label for each of the {shape.numel()} data; "
+            "expected a tensor of labels. Pass one: loo(by=group)."
+        )
+    return value
+
+
+def _plate(joint: LogJoint, places: OuterPlaces, name: str, shape: torch.Size) -> Tensor:
+    """The index in a plate of every datum."""
+    nodes = joint.trace(places.u[0], places.theta[0]).nodes
+    frames = {f.name: f for n in joint.observed for f in nodes[n]["cond_indep_stack"] if f.vectorized}
+    if name not in frames:
+        raise BadInput(
+            f"by={name!r}; expected an argument of the model, {sorted(_arguments(joint))}, or a plate around the data, "
+            f"{sorted(frames)}, or a tensor of labels, one for each datum."
+        )
+    frame = frames[name]
+    event_dims = max(nodes[n]["fn"].event_dim for n in joint.observed)
+    index = torch.arange(frame.size).reshape(-1, *[1] * (-frame.dim - 1 if len(shape) >= -frame.dim else event_dims))
+    return index.expand(shape)
+
+
+def _require_room(places: OuterPlaces, num_groups: int, num_data: int) -> None:
+    size, numbers = places.u.shape[-1], (num_groups + 1) * num_data * len(places.u)
+    if size > LARGEST or numbers > NUMBERS:
+        raise TooLarge(
+            f"leaving {num_groups} groups of {num_data} data out, with {size} coordinates at {len(places.u)} outer "
+            f"places, needs Gaussians of {size} x {size} and masks of {numbers:.2g} numbers; expected at most "
+            f"{LARGEST} coordinates and {NUMBERS:.2g} numbers. Leave fewer, larger groups out (by=...), or fit to all "
+            "data but one group's and ask log_prob(...) for its data."
+        )
+
+
+def _pointwise(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
+    """Log likelihood of every datum at one point, nats, in the data's shape."""
+    parts = joint.pointwise(u, theta)
+    shapes = {n: tuple(v.shape) for n, v in parts.items()}
+    if len(set(shapes.values())) != 1:
+        raise BadInput(f"observed sites have different shapes, {shapes}; loo(...) needs sites with one datum per cell.")
+    return torch.stack(list(parts.values())).sum(0)
+
+
+@dataclass(frozen=True)
+class Without:
+    """The density without some data: rows hold hyperparameters, then a mask ``(N,)`` of what is left out."""
+
+    joint: LogJoint
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        """The flat coordinates of each latent site."""
+        return tuple(self.joint.latents.slices.values())
+
+    def _one(self, u: Tensor, row: Tensor) -> Tensor:
+        theta, mask = row.split([self.joint.hypers.size, len(row) - self.joint.hypers.size])
+        return self.joint._one(u, theta) - (mask * _pointwise(self.joint, u, theta).reshape(-1)).sum()
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(other data, u)``, nats, ``(R,)``."""
+        row_bytes = self.joint.row_bytes
+        return batched.apply(self._one, (u, theta), None if row_bytes is None else 2 * row_bytes, self._one)
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``."""
+        return derivatives.gradient(self.log_joint, u, theta)
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian in ``u``, ``(R, D, D)``."""
+        return -derivatives.hessian(self.log_joint, u, theta)
+
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks)
+
+    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
+        """The exact precision."""
+        return self.precision(u, theta)
+
+
+def _log_weights(places: OuterPlaces, masks: Tensor) -> Tensor:
+    """Log importance weights with each mask, ``(G + 1, K, M)``, nats."""
+    density, num = Without(places.problem.joint), len(places.u)
+    theta = torch.cat([places.theta.repeat(len(masks), 1), masks.repeat_interleave(num, 0)], -1)
+    start, tolerance = places.u.repeat(len(masks), 1), places.problem.tolerance
+    mode = newton.climb(density, density.precision, start, theta, newton.Limits(tolerance, 30, slack=1e-12))
+    tril, info = torch.linalg.cholesky_ex(mode.precision.double())
+    sound = (info == 0).unsqueeze(-1)
+    noise = quasi_normal(INNER if num > 1 else INNER_ALONE, start.shape[-1]).to(start)
+    away = torch.linalg.solve_triangular(tril.mT, noise.T.expand(len(start), -1, -1), upper=True).mT  # (R, M, D)
+    u = (mode.u.unsqueeze(1) + away).flatten(0, 1)
+    with torch.no_grad():
+        log_joint = density.log_joint(u, theta.repeat_interleave(len(noise), 0)).reshape(len(start), -1)
+    log_proposal = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True) + _log_normal(noise)
+    found = log_joint - log_proposal + places.log_weight.repeat(len(masks)).unsqueeze(-1)
+    return torch.where(sound & torch.isfinite(found), found, -torch.inf).reshape(len(masks), num, -1)
+
+
+def _log_normal(white: Tensor) -> Tensor:
+    return -0.5 * (white.square() + torch.log(torch.tensor(torch.pi * 2.0))).sum(-1)

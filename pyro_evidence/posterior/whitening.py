@@ -1,0 +1,260 @@
+"""White coordinates of a posterior and the exact volumes of what they stand for."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.fx import Graph
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pyro_evidence.fitting.process_state import own_warnings
+from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.nested.inner import DenseFactors
+from pyro_evidence.nested.integration import Integral
+from pyro_evidence.nested.joint_posterior import Places
+from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
+from pyro_evidence.numerics.quadrature.reparameterise import Chart
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.nested import NestedPosterior
+
+NEGLIGIBLE = -25.0  # log weight of a node that says nothing about how inner sites follow
+NEGLIGIBLE_NODE = -14.0  # the same of a node on one axis
+SATURATED = 3.0  # standard deviations beyond which a polynomial is not to be trusted
+
+
+class Round(Protocol):
+    """White coordinates ``(D,)`` for unconstrained ones."""
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Unconstrained coordinates ``(D,)``, and the log by which volumes grow ``()`` up to a constant."""
+
+    def inverse(self, u: Tensor) -> Tensor:
+        """The reverse of :meth:`forward`."""
+
+
+@dataclass(frozen=True)
+class Straight:
+    """``mode + A^-1/2 z``, by the posterior's own precision of whatever kind; pruned coordinates stay."""
+
+    state: LaplaceState
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The log volume is constant."""
+        white = (z * self.state.problem.active).unsqueeze(0)
+        return (self.state.u + self.state.precision.colour(white))[0], z.new_zeros(())
+
+    def inverse(self, u: Tensor) -> Tensor:
+        """By the same precision."""
+        rows: Tensor = self.state.precision.whiten((u - self.state.u).unsqueeze(0))
+        return rows[0] * self.state.problem.active
+
+
+@dataclass(frozen=True)
+class Following:
+    """Outer coordinates by their own chart, inner ones white by the precision at the outer value.
+
+    Inner modes and factors are smooth interpolants of those at the nodes, so that the transform and its volume are
+    exact for one another, however rough the interpolation is.
+
+    :ivar basis: of the interpolants.
+    :ivar mode: ``(B, D)``, ``log_diagonal`` ``(B, D)`` and ``unit`` ``(B, D, D)``, the factor over its diagonal.
+    """
+
+    chart: Chart
+    places: Places
+    basis: "Basis"
+    mode: Tensor
+    log_diagonal: Tensor
+    unit: Tensor
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """``u = mode(z) + L(z)^-T z``."""
+        outer, mode, log_diagonal, tril = self._at(z[self.places.outer])
+        away = torch.linalg.solve_triangular(tril.mT, z[self.places.inner].unsqueeze(-1), upper=True)[:, 0]
+        u = self._whole(outer, mode + away)
+        return u, self.chart.log_slope(z[self.places.outer]) - log_diagonal.sum()
+
+    def _at(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        weights = self.basis.values(z)
+        log_diagonal = weights @ self.log_diagonal
+        tril = torch.tensordot(weights, self.unit, 1) * log_diagonal.exp()
+        return self.chart.forward(z), weights @ self.mode, log_diagonal, tril
+
+    def _whole(self, outer: Tensor, inner: Tensor) -> Tensor:
+        order = torch.cat([self.places.outer, self.places.inner]).argsort()
+        return torch.cat([outer, inner])[order]
+
+    def inverse(self, u: Tensor) -> Tensor:
+        """Outer ones by the chart, inner ones by the factor there."""
+        z = self.chart.inverse(u[self.places.outer].unsqueeze(0))[0]
+        _, mode, _, tril = self._at(z)
+        return self._whole(z, tril.mT @ (u[self.places.inner] - mode))
+
+
+class Basis(Protocol):
+    """Smooth functions of outer coordinates."""
+
+    def values(self, z: Tensor) -> Tensor:
+        """At ``z`` ``(d,)``, ``(B,)``."""
+
+
+@dataclass(frozen=True)
+class Splines:
+    """Weights of the values at a product of nodes: natural cubic splines on each axis, straight lines beyond."""
+
+    nodes: Tensor  # (k,) ascending
+
+    def values(self, z: Tensor) -> Tensor:
+        """One for each of ``k^d`` nodes, the last axis fastest."""
+        found = torch.ones_like(z[:1])
+        for axis in self._on_axes(z):
+            found = (found.unsqueeze(-1) * axis).flatten()
+        return found
+
+    def _on_axes(self, z: Tensor) -> Tensor:
+        """Weights of the nodes on each axis, ``(d, k)``."""
+        inside = torch.minimum(torch.maximum(z, self.nodes[:1]), self.nodes[-1:])
+        ends, steps = torch.zeros(2, len(self.nodes)).to(z), self.nodes.diff()
+        ends[0, :2], ends[1, -2:] = z.new_tensor([-1.0, 1.0]) / steps[0], z.new_tensor([-1.0, 1.0]) / steps[-1]
+        beyond = (z - inside).unsqueeze(-1)
+        found = spline(self.nodes, inside.unsqueeze(-1))
+        return found + beyond.relu() * ends[1] - (-beyond).relu() * ends[0]
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """Products of up to two saturated coordinates, and third powers."""
+
+    num_dims: int
+
+    def values(self, z: Tensor) -> Tensor:
+        """One, ``z``, their products, their third powers."""
+        near = SATURATED * (z / SATURATED).tanh()
+        first, second = torch.triu_indices(self.num_dims, self.num_dims)
+        return torch.cat([torch.ones_like(near[:1]), near, near[first] * near[second], near**3])
+
+
+def round_coordinates(posterior: LaplacePosterior) -> Round:
+    """Coordinates in which ``posterior`` is nearly a standard normal density."""
+    found = following(posterior) if isinstance(posterior, NestedPosterior) else None
+    return Straight(posterior.state) if found is None else found
+
+
+def following(posterior: NestedPosterior) -> Following | None:
+    """Coordinates that follow the outer sites; None where inner factors are not dense, or too few nodes say how."""
+    nodes, factors = posterior.integral.nodes, posterior.integral.nodes.factors
+    found = _interpolation(posterior.integral) if isinstance(factors, DenseFactors) else None
+    if found is None or not isinstance(factors, DenseFactors):
+        return None
+    basis, keep, fit = found
+    tril = factors.tril[keep]
+    diagonal = tril.diagonal(dim1=-2, dim2=-1)
+    values = (nodes.u[keep], diagonal.log(), tril / diagonal.unsqueeze(-2))
+    parts = values if fit is None else tuple(torch.tensordot(fit, v, 1) for v in values)
+    return Following(posterior.integral.chart, posterior._places, basis, *parts)
+
+
+def _interpolation(integral: Integral) -> tuple[Basis, Tensor, Tensor | None] | None:
+    """A basis, the nodes to use ``(K,)`` bool, and how coefficients follow from values there; None: as they are."""
+    known, density = torch.isfinite(integral.nodes.log_density), integral.density
+    if isinstance(density, Interpolated):
+        axis = density.rule.log_weights > NEGLIGIBLE_NODE
+        keep = torch.cartesian_prod(*[axis] * integral.chart.num_dims).reshape(len(known), -1).all(-1)
+        if bool(known[keep].all()):
+            return Splines(density.rule.nodes[axis, 0]), keep, None
+    keep = known & (integral.log_weights > NEGLIGIBLE)
+    basis = Polynomial(integral.chart.num_dims)
+    fit = _least_squares(basis, integral.chart.inverse(integral.phi[keep]), integral.log_weights[keep])
+    return None if fit is None else (basis, keep, fit)
+
+
+def _least_squares(basis: Basis, z: Tensor, log_weights: Tensor) -> Tensor | None:
+    """Coefficients of values at nodes ``z`` ``(K, d)``, far nodes counted less, ``(B, K)``; None for too few nodes."""
+    if not len(z) or len(z) < len(basis.values(z[0])):
+        return None
+    rows = torch.stack([basis.values(each) for each in z])
+    weight = (0.25 * (log_weights - log_weights.max())).exp().unsqueeze(-1)
+    return torch.linalg.pinv(weight * rows, rcond=1e-10) * weight.T
+
+
+Function = Callable[[Tensor], Tensor]
+WithGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
+Listed = Callable[[Tensor], tuple[Tensor, ...]]  # value, gradient, and whether each factorisation failed
+INFO = {  # operations that say by a number whether they have failed, and which of their results that is
+    torch.ops.aten.linalg_cholesky_ex: 1,
+    torch.ops.aten.linalg_inv_ex: 1,
+    torch.ops.aten.linalg_lu_factor_ex: 2,
+    torch.ops.aten._linalg_solve_ex: 3,
+}
+
+
+def with_gradient(f: Function) -> WithGradient:
+    """Values ``()`` and gradients ``(D,)`` by autograd."""
+
+    def found(z: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            value = f(z)
+            return value.detach(), torch.autograd.grad(value, z)[0]
+
+    return found
+
+
+def fused(f: Function, places: Tensor) -> WithGradient:
+    """The same by the tensor operations that one run makes, in the order in which it makes them.
+
+    A run whose Python depends on numbers cannot be written down so, and stays as it is; and so does one whose list
+    gives other values than ``f`` at any of ``places``.
+
+    :param places: ``(S, D)``, at the first of which the run is made.
+    """
+    plain = with_gradient(f)
+    try:
+        with own_warnings("ignore"):
+            listed = _list(plain, places[0])
+        same = all(_same(listed(z)[:2], plain(z)) for z in places)
+    except Exception:  # whatever it is that Python does here: the plain way is always right
+        return plain
+    return _guarded(listed, plain) if same else plain
+
+
+def _list(plain: WithGradient, place: Tensor) -> Listed:
+    """The operations of one run, put together by torch's own interpreter."""
+    graph = make_fx(plain)(place.clone())
+    graph.graph.eliminate_dead_code()
+    _tell_failures(graph.graph)
+    graph.recompile()
+    with torch.no_grad():
+        listed: Listed = torch.jit.trace(graph.eval(), (place.clone(),), check_trace=False)
+    return listed
+
+
+def _tell_failures(graph: Graph) -> None:
+    """Let a list of operations give the failures of its factorisations too, which nothing in it looks at."""
+    output = next(node for node in graph.nodes if node.op == "output")
+    infos = []
+    for node in graph.nodes:
+        if getattr(node.target, "overloadpacket", None) in INFO:
+            with graph.inserting_before(output):
+                infos.append(graph.call_function(operator.getitem, (node, INFO[node.target.overloadpacket])))
+    output.args = ((*output.args[0], *infos),)
+
+
+def _same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
+    return all(
+        torch.allclose(x, y, rtol=1e-9, atol=1e-9 * (1.0 + float(y.abs().max()))) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _guarded(listed: Listed, plain: WithGradient) -> WithGradient:
+    """The list, and the plain way where it fails, as where a matrix is singular."""
+
+    def found(z: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            value, gradient, *infos = listed(z.detach())
+        return plain(z) if any(bool(info.any()) for info in infos) else (value, gradient)
+
+    return found

@@ -1,0 +1,5 @@
+"""Which curvature to take, and posterior precisions as values with one face."""
+
+from pyro_evidence.precision.choices import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
+
+__all__ = ["block_diagonal", "damped", "diagonal", "exact_hessian", "gauss_newton"]

@@ -1,0 +1,351 @@
+"""A precision of many blocks, eliminated level by level; what is left is dense.
+
+Elimination of a block ``D`` with border ``B`` leaves ``C - B' D^-1 B`` among its neighbours (Duff and Reid, 1983).  The
+inverse on the pattern follows in the opposite order: ``Z_DC = -D^-1 B Z_CC``, ``Z_DD = D^-1 - Z_DC B' D^-1``
+(Takahashi, Fagan and Chen, 1973).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import NotPositiveDefinite
+from pyro_evidence.numerics.linalg import Label, cholesky, require_memory
+from pyro_evidence.precision.dense import Elements, Pattern, weakest
+from pyro_evidence.precision.elimination import MULTIPLY, SCATTER, Fronts, Order, first_of_each, row_numbers
+from pyro_evidence.precision.layout import Layout, layout
+
+PORTION = 4_000_000  # entries that are held at a time
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where one family's elements go: equal rows of its index are summed first."""
+
+    number: Tensor | None  # (F,) which distinct row each factor has; None where each has its own
+    places: Tensor  # (U, k, k)
+
+    def scatter(self, flat: Tensor, elements: Tensor) -> None:
+        """Add the elements ``(F, k, k)`` to where they belong."""
+        if self.number is not None:
+            sums = flat.new_zeros(len(self.places), elements[0].numel())
+            elements = sums.index_add_(0, self.number, elements.to(flat).flatten(1))
+        flat.index_add_(0, self.places.flatten(), elements.to(flat).flatten())
+
+    def gather(self, flat: Tensor) -> Tensor:
+        """The entries at the elements' places, ``(F, k, k)``."""
+        found = flat.index_select(0, self.places.flatten()).view(self.places.shape)
+        return found if self.number is None else found[self.number]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Blocks of one shape that are eliminated together, and where their panels and their neighbours' entries lie."""
+
+    own: Tensor  # (G, d)
+    border: Tensor  # (G, p), padded
+    part: slice  # their panels in the flat vector
+    places: Tensor | None  # (G, p, p) of the entries among neighbours; None where all are in the remainder
+    neighbours: Tensor  # (G, p) row of each neighbour in the remainder, where all are there
+    as_product: bool  # whether one product over all blocks is cheaper than scattering
+
+    def panel(self, flat: Tensor) -> Tensor:
+        """Their part of the flat vector, ``(G, d, d + p)``."""
+        return flat[self.part].view(len(self.own), self.own.shape[-1], -1)
+
+    def portions(self) -> list[slice]:
+        """Slices of blocks whose neighbours' entries may be held at a time."""
+        length = max(1, PORTION // max(1, self.border.shape[-1] ** 2))
+        return [slice(start, start + length) for start in range(0, len(self.own), length)]
+
+    def spread(self, Y: Tensor, size: int) -> Tensor:
+        """``Y`` ``(G, d, p)`` with a column for each coordinate of the remainder, ``(G d, size)``."""
+        place = self.neighbours.unsqueeze(1).expand_as(Y)
+        out = Y.new_zeros(*Y.shape[:-1], size + 1).scatter_(-1, place, Y)
+        return out.flatten(0, 1)[:, :size]
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Who is eliminated when, and where every entry goes; made by :func:`block_plan`."""
+
+    size: int
+    order: Order
+    places: Layout
+    families: tuple[Family, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What is eliminated and how."""
+        levels = [_described(level) for level in self.order.levels]
+        shown = levels if len(levels) <= 3 else [levels[0], f"{len(levels) - 1} further levels"]
+        rest = f"dense {len(self.order.rest)}" if len(self.order.rest) else "nothing is left"
+        return f"{', then '.join(shown)} eliminated; {rest}" if levels else rest
+
+    @property
+    def num_bytes(self) -> int:
+        """What a factor asks for: panels, their factors and their inverse, and the remainder."""
+        return 8 * (3 * self.places.total + 2 * len(self.order.rest) ** 2)
+
+    def factorise(self, elements: Elements, label: Label) -> "BlockPrecision":
+        """Factors of all blocks and of the remainder.
+
+        :raises NotPositiveDefinite: naming a coordinate of the block that is not positive definite.
+        :raises TooLarge: when the factors do not fit into memory.
+        """
+        device = self.order.rest.device
+        require_memory(self.num_bytes, f"The precision of {self.size:,} coordinates in blocks", device)
+        flat = torch.zeros(self.places.total, dtype=torch.float64, device=device)
+        for family, own in zip(self.families, elements, strict=True):
+            family.scatter(flat, own)
+        factors = tuple(self._eliminate(step, flat, label) for step in self.steps)
+        rest = self.remainder(flat)
+        tril = cholesky(rest, "posterior precision A, eliminated blocks apart", lambda row: self._named(row, label))
+        return BlockPrecision(self, factors, tril)
+
+    def remainder(self, flat: Tensor) -> Tensor:
+        """The dense remainder, ``(P, P)``: a part of the flat vector."""
+        count = len(self.order.rest)
+        return flat[: (count + 1) ** 2].view(count + 1, count + 1)[:count, :count]
+
+    def _named(self, row: int, label: Label) -> str:
+        return label(int(self.order.rest[row]))
+
+    def _eliminate(self, step: Step, flat: Tensor, label: Label) -> "Factor":
+        panel, width = step.panel(flat), step.own.shape[-1]
+        factor = _factor(panel[..., :width], 0.5 * panel[..., width:], step, label)  # half: both triangles were added
+        if step.as_product:
+            Y = step.spread(factor.Y, len(self.order.rest))
+            self.remainder(flat).addmm_(Y.mT, Y, alpha=-1.0)
+            return factor
+        for part in step.portions() if step.border.shape[-1] else []:
+            update = -(factor.Y[part].mT @ factor.Y[part])
+            flat.index_add_(0, self.neighbours(step, part).flatten(), update.flatten())
+        return factor
+
+    def neighbours(self, step: Step, part: slice) -> Tensor:
+        """Places of the entries among the neighbours of some blocks, ``(g, p, p)``."""
+        if step.places is not None:
+            return step.places[part]
+        neighbours = step.neighbours[part]
+        return neighbours.unsqueeze(-1) * (len(self.order.rest) + 1) + neighbours.unsqueeze(-2)
+
+
+def _described(level: tuple[Fronts, ...]) -> str:
+    widths = sorted({front.own.shape[-1] for front in level})
+    count = sum(len(front.own) for front in level)
+    return f"{count} blocks of {widths[0]}" + (f" to {widths[-1]}" if len(widths) > 1 else "")
+
+
+def block_plan(pattern: Pattern, order: Order) -> BlockPlan:
+    """The plan for a pattern and an order of elimination."""
+    places = layout(order, pattern.size)
+    families = tuple(_family(index, places) for index in pattern.index)
+    fronts = [front for level in order.levels for front in level]
+    sizes = [front.own.numel() // max(1, front.own.shape[-1]) * _panel(front) for front in fronts]
+    start, steps = (len(order.rest) + 1) ** 2, []
+    for front, size in zip(fronts, sizes, strict=True):
+        steps.append(_step(front, slice(start, start + size), places, order))
+        start += size
+    return BlockPlan(pattern.size, order, places, families, tuple(steps))
+
+
+def _panel(front: Fronts) -> int:
+    return front.own.shape[-1] * (front.own.shape[-1] + front.border.shape[-1])
+
+
+def _family(index: Tensor, places: Layout) -> Family:
+    number = row_numbers(index, places.size)
+    first = first_of_each(number)
+    if len(first) == len(index):
+        return Family(None, places.places(index))
+    return Family(number, places.places(index[first]))
+
+
+def _step(front: Fronts, part: slice, places: Layout, order: Order) -> Step:
+    in_rest = bool((places.turn[front.border] >= len(order.levels)).all())
+    count, (width, border) = len(front.own), (front.own.shape[-1], front.border.shape[-1])
+    product = in_rest and border > 0 and MULTIPLY * width * len(order.rest) ** 2 < SCATTER * border**2
+    fits = 8 * count * width * len(order.rest) <= 8 * 16 * PORTION
+    own_places = None if in_rest else places.places(front.border)
+    return Step(front.own, front.border, part, own_places, places.row[front.border], product and fits)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Blocks of one step factorised."""
+
+    tril: Tensor  # (G, d, d) L
+    Y: Tensor  # (G, d, p) L^-1 B
+
+    def forward(self, b: Tensor) -> Tensor:
+        """``L^-1 b``, ``(G, d, R)``."""
+        return b / self.tril if self.tril.shape[-1] == 1 else torch.linalg.solve_triangular(self.tril, b, upper=False)
+
+    def backward(self, b: Tensor) -> Tensor:
+        """``L'^-1 b``, ``(G, d, R)``."""
+        single = self.tril.shape[-1] == 1
+        return b / self.tril if single else torch.linalg.solve_triangular(self.tril.mT, b, upper=True)
+
+
+def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> Factor:
+    if D.shape[-1] == 1:
+        good = torch.isfinite(D) & (D > 0)
+        tril = D.sqrt()
+    else:
+        tril, info = torch.linalg.cholesky_ex(D)
+        good = (info == 0) & torch.isfinite(tril).flatten(1).all(-1)
+    if not bool(good.all()):
+        raise NotPositiveDefinite(lambda: _not_positive(D, step, label))
+    factor = Factor(tril, B)
+    return Factor(tril, factor.forward(B))
+
+
+def _not_positive(D: Tensor, step: Step, label: Label) -> str:
+    finite = torch.isfinite(D).flatten(1).all(-1)
+    if not bool(finite.all()):
+        broken = int(step.own[torch.nonzero(~finite)[0, 0], 0])
+        return (
+            f"posterior precision A contains inf or nan, first in the block of {label(broken)}; expected finite "
+            f"curvature. Look for nan in the data there, or for a density that is not smooth at the mode."
+        )
+    values, vectors = torch.linalg.eigh(D)
+    worst = int(values[:, 0].argmin())
+    row = int(vectors[worst, :, 0].abs().argmax())
+    return (
+        f"posterior precision A has the eigenvalue {float(values[worst, 0]):.2e} in the block of "
+        f"{label(int(step.own[worst, row]))} once those before it are eliminated; expected all > 0. "
+        f"Either the point is a saddle (try start=Start(restarts=8)), or the prior there is flat and the data do not "
+        f"determine it: give that site a proper prior."
+    )
+
+
+@dataclass(frozen=True)
+class BlockPrecision:
+    """A precision factorised block by block; one row."""
+
+    plan: BlockPlan
+    factors: tuple[Factor, ...]
+    tril: Tensor  # (P, P) lower Cholesky factor of the remainder
+
+    @cached_property
+    def log_det(self) -> Tensor:
+        """``log |A|``, shape ``(1,)``."""
+        parts = [self.tril, *(factor.tril for factor in self.factors)]
+        return torch.stack([2.0 * part.diagonal(dim1=-2, dim2=-1).log().sum() for part in parts]).sum().reshape(1)
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """``A^-1`` where the factor has entries, in the places of the panels."""
+        flat = self.tril.new_zeros(self.plan.places.total)
+        self.plan.remainder(flat).copy_(torch.cholesky_inverse(self.tril))
+        for step, factor in zip(reversed(self.plan.steps), reversed(self.factors), strict=True):
+            self._invert(step, factor, flat)
+        return flat
+
+    def _invert(self, step: Step, factor: Factor, flat: Tensor) -> None:
+        panel, width = step.panel(flat), step.own.shape[-1]
+        identity = torch.eye(width, dtype=flat.dtype, device=flat.device).expand_as(factor.tril)
+        W = factor.backward(factor.Y)
+        half = factor.backward(factor.forward(identity))
+        if step.as_product:
+            rest = self.plan.remainder(flat)
+            full = (step.spread(W, len(rest)) @ rest).view(*W.shape[:-1], -1)
+            full = torch.nn.functional.pad(full, (0, 1))  # the column of the padding
+            panel[..., width:] = -full.gather(-1, step.neighbours.unsqueeze(1).expand_as(W))
+        else:
+            for part in step.portions() if step.border.shape[-1] else []:
+                panel[part, :, width:] = -(W[part] @ self._among_neighbours(step, part, flat))
+        panel[..., :width] = half - panel[..., width:] @ W.mT
+
+    def _among_neighbours(self, step: Step, part: slice, flat: Tensor) -> Tensor:
+        places = self.plan.neighbours(step, part)
+        return flat.index_select(0, places.flatten()).view(places.shape)
+
+    @cached_property
+    def adjoint(self) -> Elements:
+        """``A^-1`` on the pattern, per family ``(F, k, k)``."""
+        return tuple(family.gather(self.inverse) for family in self.plan.families)
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Diagonal of ``A^-1``, shape ``(1, D)``."""
+        every = torch.arange(self.plan.size, device=self.tril.device).unsqueeze(-1)
+        return self.inverse[self.plan.places.places(every).long()].reshape(1, -1)
+
+    def covariance(self, coordinates: Tensor) -> Tensor:
+        """``A^-1`` among chosen coordinates, ``(c, c)``."""
+        units = self.tril.new_zeros(len(coordinates), self.plan.size)
+        units[torch.arange(len(coordinates), device=units.device), coordinates] = 1.0
+        return self.solve(units)[:, coordinates]
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A^-1 b`` for each row of ``b``, ``(R, D)``."""
+        return self._backward(self._forward(_columns(b, self.tril)))
+
+    def colour(self, white: Tensor) -> Tensor:
+        """``L'^-1 z`` for each ``z``, ``(S, D)``, with ``A = L L'`` in the order of elimination."""
+        return self._backward(_columns(white, self.tril))
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """``L' x`` for each ``x``, ``(S, D)``: takes :meth:`colour` back."""
+        x = _columns(rows, self.tril)
+        out = torch.zeros_like(x)
+        for step, factor in zip(self.plan.steps, self.factors, strict=True):
+            out[step.own] = factor.tril.mT @ x[step.own] + _times(factor.Y, x, step.border)
+        out[self.plan.order.rest] = self.tril.mT @ x[self.plan.order.rest]
+        return out[:-1].mT
+
+    def _forward(self, x: Tensor) -> Tensor:
+        """``L^-1 x`` in place, ``(D + 1, R)``."""
+        for step, factor in zip(self.plan.steps, self.factors, strict=True):
+            y = factor.forward(x[step.own])
+            x[step.own] = y
+            _subtract(factor.Y, y, x, step.border)
+        rest = self.plan.order.rest
+        x[rest] = torch.linalg.solve_triangular(self.tril, x[rest], upper=False)
+        return x
+
+    def _backward(self, x: Tensor) -> Tensor:
+        """``L'^-1 x`` without the padding, ``(R, D)``."""
+        rest = self.plan.order.rest
+        x[rest] = torch.linalg.solve_triangular(self.tril.mT, x[rest], upper=True)
+        x[-1] = 0.0
+        for step, factor in zip(reversed(self.plan.steps), reversed(self.factors), strict=True):
+            x[step.own] = factor.backward(x[step.own] - _times(factor.Y, x, step.border))
+        return x[:-1].mT.contiguous()
+
+    def weakest(self, active: Tensor) -> Tensor:
+        """By a few inverse power iterations from a fixed start."""
+        return weakest(self, active)
+
+    def row(self, index: int) -> "BlockPrecision":
+        """This precision: it has one row."""
+        return self
+
+
+def _columns(rows: Tensor, like: Tensor) -> Tensor:
+    """``(R, D)`` as new columns with a place for the padding, ``(D + 1, R)``."""
+    return torch.nn.functional.pad(rows.to(like), (0, 1)).mT.contiguous()
+
+
+def _times(Y: Tensor, x: Tensor, border: Tensor) -> Tensor:
+    """``Y x`` over the border of each block, ``(G, d, R)``."""
+    if border.numel() * x.shape[-1] <= PORTION:
+        return Y @ x[border]
+    out = x.new_zeros(*Y.shape[:2], x.shape[-1])
+    for column in range(border.shape[-1]):
+        out += Y[..., column].unsqueeze(-1) * x[border[:, column]].unsqueeze(1)
+    return out
+
+
+def _subtract(Y: Tensor, y: Tensor, x: Tensor, border: Tensor) -> None:
+    """Take ``Y' y`` of each block, ``(G, p, R)``, off ``x`` at its border, in place."""
+    if border.numel() * x.shape[-1] <= PORTION:
+        x.index_add_(0, border.flatten(), -(Y.mT @ y).flatten(0, 1))
+        return
+    for column in range(border.shape[-1]):
+        x.index_add_(0, border[:, column], -(Y[..., column].unsqueeze(1) @ y).squeeze(1))

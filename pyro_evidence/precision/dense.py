@@ -1,0 +1,308 @@
+"""A posterior precision, dense or diagonal, factorised once; rows ``(R,)`` in front."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import NotPositiveDefinite
+from pyro_evidence.numerics.linalg import Label, cholesky, coordinate, require_memory
+from pyro_evidence.numerics.newton import Mode
+
+
+class Precision(Protocol):
+    """What engines and posteriors ask of a posterior precision ``A``."""
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |A|``, shape ``(R,)``."""
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonal of the inverse of ``A``, shape ``(R, D)``."""
+
+    @property
+    def adjoint(self) -> Any:
+        """``d log |A| / d A``, in the layout of ``A``: a tensor, or one for each family of its elements."""
+
+    def solve(self, b: Tensor) -> Tensor:
+        """Solution of ``A x = b``, shape ``(R, D)``."""
+
+    def colour(self, white: Tensor) -> Tensor:
+        """White noise ``(S, D)`` to noise of covariance ``A^-1``, first row of ``A``."""
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """The white noise that :meth:`colour` made ``rows`` ``(S, D)`` of: ``|whiten(x)|^2 = x' A x``."""
+
+    def weakest(self, active: Tensor) -> Tensor:
+        """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, shape ``(R, D)``."""
+
+    def row(self, index: int) -> "Precision":
+        """One row, with ``R = 1``."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A dense precision by its lower Cholesky factor, shape ``(R, D, D)``."""
+
+    tril: Tensor
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |A|``."""
+        return 2.0 * self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    @property
+    def adjoint(self) -> Tensor:
+        """``A^-1``."""
+        return torch.cholesky_inverse(self.tril)
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonal of ``A^-1``."""
+        return self.adjoint.diagonal(dim1=-2, dim2=-1)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A^-1 b``."""
+        return torch.cholesky_solve(b.unsqueeze(-1), self.tril).squeeze(-1)
+
+    def colour(self, white: Tensor) -> Tensor:
+        """``L'^-1 z`` for each ``z``."""
+        return torch.linalg.solve_triangular(self.tril[0].mT, white.mT, upper=True).mT
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """``L' x`` for each ``x``."""
+        return rows @ self.tril[0]
+
+    def weakest(self, active: Tensor) -> Tensor:
+        """By a few inverse power iterations from a fixed start."""
+        v = (1.0 + 0.1 * torch.arange(self.tril.shape[-1]).to(self.tril)).cos().expand(self.tril.shape[:-1]) * active
+        for _ in range(8):
+            v = self.solve(v)
+            v = v / v.norm(dim=-1, keepdim=True)
+        return v * self.solve(v).norm(dim=-1, keepdim=True).sqrt()
+
+    def row(self, index: int) -> "Dense":
+        return Dense(self.tril[index : index + 1])
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """A diagonal precision, shape ``(R, D)``."""
+
+    diagonal: Tensor
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |A|``."""
+        return self.diagonal.log().sum(-1)
+
+    @property
+    def adjoint(self) -> Tensor:
+        """The reciprocals."""
+        return self.diagonal.reciprocal()
+
+    @property
+    def variance(self) -> Tensor:
+        """The reciprocals."""
+        return self.diagonal.reciprocal()
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``b / A``."""
+        return b / self.diagonal
+
+    def colour(self, white: Tensor) -> Tensor:
+        """Each coordinate times its standard deviation."""
+        return white * self.diagonal[0].rsqrt()
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """Each coordinate in units of its standard deviation."""
+        return rows * self.diagonal[0].sqrt()
+
+    def weakest(self, active: Tensor) -> Tensor:
+        """The coordinate of least precision."""
+        index = torch.where(active, self.diagonal, torch.inf).argmin(-1, keepdim=True)
+        return torch.zeros_like(self.diagonal).scatter(-1, index, self.diagonal.gather(-1, index).rsqrt())
+
+    def row(self, index: int) -> "Diagonal":
+        return Diagonal(self.diagonal[index : index + 1])
+
+
+def factorise(A: Tensor, label: Label = coordinate) -> Precision:
+    """The factorised precision: dense for ``(R, D, D)``, diagonal for ``(R, D)``.
+
+    :raises NotPositiveDefinite: when some row is not positive definite.
+    """
+    if A.dim() == 3:
+        return Dense(cholesky(A, "posterior precision A", label))
+    if not bool((torch.isfinite(A) & (A > 0)).all()):
+        raise NotPositiveDefinite(_not_positive(A, label))
+    return Diagonal(A.double())
+
+
+@runtime_checkable
+class Factorised(Protocol):
+    """A finished search whose precisions are factorised already, in a form of their own."""
+
+    def factorised(self, row: int, label: Label) -> Precision:
+        """The precision of one row."""
+
+
+def precision_of(mode: Mode, row: int, label: Label) -> Precision:
+    """The precision at the end of a search, one row, factorised.
+
+    :raises NotPositiveDefinite: when it is not positive definite.
+    """
+    if isinstance(mode, Factorised):
+        return mode.factorised(row, label)
+    return factorise(mode.precision[row : row + 1], label)
+
+
+def _not_positive(A: Tensor, label: Label) -> str:
+    worst = torch.where(torch.isfinite(A), A, -torch.inf).argmin()  # what is not finite goes first
+    row, column = divmod(int(worst), A.shape[-1])
+    return (
+        f"diagonal of the posterior precision A, {tuple(A.shape)}, has smallest entry {float(A[row, column]):.2e} "
+        f"at {label(column)}; expected all > 0 and finite. The point is a saddle (try start=Start(restarts=8)), or the "
+        f"density is not smooth there."
+    )
+
+
+Elements = tuple[Tensor, ...]  # per family of factors (F, k, k), symmetric
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The coordinates that each factor touches; fixed during a fit.
+
+    The matrix is ``A = sum_f E_f' A_f E_f``, with ``E_f`` the rows of the identity that ``index`` names; a coordinate
+    that occurs twice in a row of ``index`` adds up.
+    """
+
+    size: int  # D
+    index: tuple[Tensor, ...]  # per family (F, k) long, flat coordinates
+
+
+def product(pattern: Pattern, elements: Elements, v: Tensor) -> Tensor:
+    """``A v`` for each row of ``v``, shape ``(..., D)``; no matrix is assembled.
+
+    >>> pattern = Pattern(3, (torch.tensor([[0, 1], [1, 2]]),))
+    >>> product(pattern, (torch.ones(2, 2, 2),), torch.tensor([1.0, 0.0, 0.0]))
+    tensor([1., 1., 0.])
+    """
+    out = torch.zeros_like(v)
+    for index, blocks in zip(pattern.index, elements, strict=True):
+        terms = torch.einsum("fab,...fb->...fa", blocks.to(v), v[..., index])
+        out = out.index_add(-1, index.reshape(-1), terms.flatten(-2))
+    return out
+
+
+def assembled(pattern: Pattern, elements: Elements) -> Tensor:
+    """``A`` as a dense matrix, ``(D, D)`` float64."""
+    size = pattern.size
+    device = pattern.index[0].device if pattern.index else torch.device("cpu")
+    flat = torch.zeros(size * size, dtype=torch.float64, device=device)
+    for index, blocks in zip(pattern.index, elements, strict=True):
+        place = index.unsqueeze(-1) * size + index.unsqueeze(-2)
+        flat.index_add_(0, place.reshape(-1), blocks.double().reshape(-1))
+    return flat.reshape(size, size)
+
+
+def on_pattern(pattern: Pattern, Z: Tensor) -> Elements:
+    """The entries of a dense symmetric ``Z`` ``(D, D)`` that the factors touch, per family ``(F, k, k)``."""
+    return tuple(Z[index.unsqueeze(-1), index.unsqueeze(-2)] for index in pattern.index)
+
+
+class Solves(Protocol):
+    """What :func:`weakest` asks of a precision."""
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A^-1 b``, shape ``(R, D)``."""
+
+
+def weakest(precision: Solves, active: Tensor) -> Tensor:
+    """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, ``(1, D)``.
+
+    By a few inverse power iterations from a fixed start.
+    """
+    v = ((1.0 + 0.1 * torch.arange(len(active), device=active.device).double()).cos() * active).unsqueeze(0)
+    for _ in range(8):
+        v = precision.solve(v)
+        v = v / v.norm(dim=-1, keepdim=True)
+    return v * precision.solve(v).norm(dim=-1, keepdim=True).sqrt()
+
+
+@dataclass(frozen=True)
+class DenseElements:
+    """A dense precision, seen through the factors that made it; one row."""
+
+    pattern: Pattern
+    dense: Dense
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return self.dense.adjoint[0]
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |A|``, shape ``(1,)``."""
+        return self.dense.log_det
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonal of ``A^-1``, shape ``(1, D)``."""
+        return self._inverse.diagonal().unsqueeze(0)
+
+    @cached_property
+    def adjoint(self) -> Elements:
+        """``A^-1`` on the pattern, per family ``(F, k, k)``."""
+        return on_pattern(self.pattern, self._inverse)
+
+    def covariance(self, coordinates: Tensor) -> Tensor:
+        """``A^-1`` among chosen coordinates, ``(c, c)``."""
+        return self._inverse[coordinates.unsqueeze(-1), coordinates]
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A^-1 b`` for each row of ``b``, ``(R, D)``."""
+        return torch.cholesky_solve(b.double().mT, self.dense.tril[0]).mT
+
+    def colour(self, white: Tensor) -> Tensor:
+        """White noise ``(S, D)`` to noise of covariance ``A^-1``."""
+        return self.dense.colour(white)
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """``L' x`` for each ``x``, ``(S, D)``: takes :meth:`colour` back."""
+        return rows.double() @ self.dense.tril[0]
+
+    def weakest(self, active: Tensor) -> Tensor:
+        """By a few inverse power iterations from a fixed start."""
+        return weakest(self, active)
+
+    def row(self, index: int) -> "DenseElements":
+        """This precision: it has one row."""
+        return self
+
+
+@dataclass(frozen=True)
+class DensePlan:
+    """Nothing is eliminated: all coordinates in one dense matrix."""
+
+    pattern: Pattern
+
+    @property
+    def sentence(self) -> str:
+        """What is eliminated and how."""
+        return f"dense {self.pattern.size}"
+
+    def factorise(self, elements: Elements, label: Label) -> DenseElements:
+        """The Cholesky factor of the assembled matrix.
+
+        :raises NotPositiveDefinite: with the smallest eigenvalue and the coordinate it points at.
+        :raises TooLarge: when the matrix and its factor do not fit into memory.
+        """
+        device = self.pattern.index[0].device if self.pattern.index else torch.device("cpu")
+        require_memory(3 * 8 * self.pattern.size**2, f"A dense precision of {self.pattern.size:,} coordinates", device)
+        A = assembled(self.pattern, elements)
+        return DenseElements(self.pattern, Dense(cholesky(A, "posterior precision A", label).unsqueeze(0)))

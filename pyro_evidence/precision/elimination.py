@@ -1,0 +1,401 @@
+"""In which order coordinates are eliminated: independent blocks of few neighbours first, level by level.
+
+The blocks of one level do not touch each other, so that they are eliminated in one batch; what each leaves behind is a
+clique of its neighbours.  On groups this is the elimination of a plate, on nested groups of one plate after the other,
+on a chain cyclic reduction: every second block, then every second one of those left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.precision.dense import Pattern
+
+LARGEST_REST = 5000  # coordinates that may be left for one dense matrix
+MOST_PAIRS = 100_000_000  # of neighbours, over all blocks: what is left is then dense, if it fits
+# Seconds of one thread, for choices between ways of the same result: an entry scattered, a multiplication in a product,
+# the cube of a dense matrix' size with a share of its inverse, a batch of blocks.
+SCATTER, MULTIPLY, CUBE, BATCH = 4e-9, 3.5e-11, 2e-11, 4e-4
+
+
+@dataclass(frozen=True)
+class Fronts:
+    """Blocks of one size that are eliminated together, each with the coordinates it then still touches."""
+
+    own: Tensor  # (G, d)
+    border: Tensor  # (G, p), padded with the number of coordinates
+
+
+@dataclass(frozen=True)
+class Order:
+    """Who is eliminated when."""
+
+    levels: tuple[tuple[Fronts, ...], ...]
+    rest: Tensor  # (P,) coordinates of the dense remainder
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What is left: nodes, each a set of coordinates with the same neighbours, and who touches whom."""
+
+    node: Tensor  # (D,) the node of each coordinate, -1 where it has been eliminated
+    weight: Tensor  # (n,) coordinates of each node
+    edges: Tensor  # (2, E) both ways, sorted by the first
+
+    @property
+    def size(self) -> int:
+        """Coordinates that are left."""
+        return int(self.weight.sum())
+
+    @property
+    def degree(self) -> Tensor:
+        """Coordinates that each node touches, its own not counted, ``(n,)``."""
+        return torch.zeros_like(self.weight).index_add_(0, self.edges[0], self.weight[self.edges[1]])
+
+
+def elimination_order(pattern: Pattern) -> Order:
+    """Levels of independent blocks, and the coordinates that are left for a dense matrix."""
+    graph, levels, spent = merged(graph_of(pattern)), [], 0
+    columns = [column for index in pattern.index if index.shape[-1] > 1 for column in index.unbind(-1)]
+    while len(graph.weight):
+        choices = [_Choice(graph, chosen) for chosen in (independent(graph), *plates(graph, columns))]
+        best = min(choices, key=lambda choice: choice.seconds)
+        if graph.size <= LARGEST_REST and CUBE * graph.size**3 <= best.seconds:
+            break
+        spent += best.pairs
+        if spent > MOST_PAIRS and best.left > LARGEST_REST:
+            break
+        levels.append(fronts_of(graph, best.chosen))
+        graph = merged(without(graph, best.chosen))
+        columns = columns if len(choices) > 1 else []
+    return Order(tuple(levels), torch.nonzero(graph.node >= 0).squeeze(-1))
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Nodes that may be eliminated next, and what that would cost."""
+
+    graph: Graph
+    chosen: Tensor  # (n,) bool, no two of them neighbours
+
+    @cached_property
+    def left(self) -> int:
+        """Coordinates that stay."""
+        return self.graph.size - int(self.graph.weight[self.chosen].sum())
+
+    @cached_property
+    def pairs(self) -> int:
+        """Entries among the neighbours, over all blocks."""
+        return int(self.graph.degree[self.chosen].square().sum())
+
+    @property
+    def seconds(self) -> float:
+        """Of this level, its updates scattered or made by one product, and of a dense matrix for what stays."""
+        product = MULTIPLY * (self.graph.size - self.left) * float(self.left) ** 2
+        batches = 2 + len(torch.unique(self.graph.weight[self.chosen]))
+        return BATCH * batches + min(SCATTER * self.pairs, product) + CUBE * float(self.left) ** 3
+
+
+def plates(graph: Graph, columns: Sequence[Tensor]) -> list[Tensor]:
+    """The nodes in each column of an index, where they do not touch each other, and the solitary, ``(n,)`` bool."""
+    found, alone = [], graph.degree == 0
+    for column in columns:
+        node = graph.node[column]
+        chosen = alone.clone()
+        chosen[node[node >= 0]] = True
+        inside = chosen[graph.edges[0]] & chosen[graph.edges[1]]
+        if bool(chosen.any()) and not bool(inside.any()):
+            found.append(chosen)
+    return found
+
+
+def graph_of(pattern: Pattern) -> Graph:
+    """The coordinates and the pairs that occur in one factor."""
+    size = pattern.size
+    device = pattern.index[0].device if pattern.index else torch.device("cpu")
+    keys = [_pairs(distinct_rows(index, size), size) for index in pattern.index if index.shape[-1] > 1]
+    key = torch.cat([torch.empty(0, dtype=torch.long, device=device), *keys])
+    one_each = torch.ones(size, dtype=torch.long, device=device)
+    return Graph(torch.arange(size, device=device), one_each, _edges(torch.unique(key), size))
+
+
+def distinct_rows(index: Tensor, size: int) -> Tensor:
+    """The distinct rows of ``index`` ``(F, k)``, in no particular order."""
+    return index[first_of_each(row_numbers(index, size))]
+
+
+def row_numbers(index: Tensor, size: int) -> Tensor:
+    """A number for each row of ``index`` ``(F, k)`` from 0 on, the same for equal rows, ``(F,)``."""
+    number, range_ = torch.zeros_like(index[:, 0]), 1
+    for column in index.unbind(-1):
+        if range_ * size >= 2**62:
+            values, number = torch.unique(number, return_inverse=True)
+            range_ = len(values)
+        number, range_ = number * size + column, range_ * size
+    return torch.unique(number, return_inverse=True)[1]
+
+
+def first_of_each(number: Tensor) -> Tensor:
+    """Where each number from 0 on occurs first."""
+    count = int(number.max()) + 1 if len(number) else 0
+    places = torch.arange(len(number), device=number.device)
+    return torch.full((count,), len(number), device=number.device).scatter_reduce_(0, number, places, "amin")
+
+
+def _pairs(rows: Tensor, size: int) -> Tensor:
+    """Keys of the pairs of different coordinates in each row, both ways."""
+    width = rows.shape[-1]
+    keys = [rows[:, a] * size + rows[:, b] for a in range(width) for b in range(width) if a != b]
+    key = torch.unique(torch.cat(keys)) if width > 2 else torch.cat(keys)
+    return key[key // size != key % size]
+
+
+def _edges(key: Tensor, size: int) -> Tensor:
+    return torch.stack([key // size, key % size])
+
+
+def merged(graph: Graph) -> Graph:
+    """Nodes that touch each other and the same others made one.
+
+    Sets are compared by sums of random 64-bit numbers; a mistaken merger would be met later by an entry without place.
+    """
+    count, (here, there) = len(graph.weight), graph.edges
+    generator = torch.Generator().manual_seed(0)  # its own: the caller's random state stays
+    token = torch.randint(-(2**62), 2**62, (count,), generator=generator).to(here.device)
+    number = torch.unique(token.index_add(0, here, token[there]), return_inverse=True)[1]
+    first = first_of_each(number)
+    if len(first) == count:
+        return graph
+    rank = torch.empty_like(first).scatter_(0, first.argsort(), torch.arange(len(first), device=first.device))
+    name = rank[number]  # nodes keep the order of their first members
+    weight = torch.zeros_like(first).index_add_(0, name, graph.weight)
+    here, there = name[here], name[there]
+    key = torch.unique((here * len(first) + there)[here != there])
+    node = torch.where(graph.node >= 0, name[graph.node.clamp(min=0)], -1)  # clamp: those eliminated have no node
+    return Graph(node, weight, _edges(key, len(first)))
+
+
+def independent(graph: Graph) -> Tensor:
+    """Nodes that do not touch each other, of locally lowest degree, ``(n,)`` bool.
+
+    Ties go to the lower bit-reversed position, which on a chain takes every second node.
+    """
+    degree, (here, there) = graph.degree, graph.edges
+    key = degree * 2 ** _bits(len(degree)) + _bit_reversed(len(degree), degree.device)
+    last = torch.iinfo(torch.long).max
+    chosen = torch.zeros_like(degree, dtype=torch.bool)
+    for _ in range(3):
+        lowest = torch.full_like(key, last).scatter_reduce_(0, here, key[there], "amin")
+        chosen |= key < lowest
+        near = torch.zeros_like(chosen).index_put_((here[chosen[there]],), torch.ones((), dtype=torch.bool))
+        out = chosen | near | (degree > degree[chosen].amax())
+        key = torch.where(out, last, key)
+    return chosen
+
+
+def _bits(count: int) -> int:
+    return max(1, (count - 1).bit_length())
+
+
+def _bit_reversed(count: int, device: torch.device) -> Tensor:
+    place, bits = torch.arange(count, device=device), _bits(count)
+    return sum(((place >> bit & 1) << (bits - 1 - bit) for bit in range(bits)), torch.zeros_like(place))
+
+
+def without(graph: Graph, chosen: Tensor) -> Graph:
+    """The graph once the chosen nodes are eliminated: the neighbours of each touch each other."""
+    stays = ~chosen
+    name = torch.where(stays, stays.cumsum(0) - 1, -1)
+    count, (here, there) = int(stays.sum()), graph.edges
+    kept = stays[here] & stays[there]
+    old = name[here[kept]] * count + name[there[kept]]
+    front, other = here[chosen[here]], name[there[chosen[here]]]
+    key = _with_cliques(old, front, other, count)
+    node = torch.where(graph.node >= 0, name[graph.node.clamp(min=0)], -1)  # clamp: those eliminated have no node
+    return Graph(node, graph.weight[stays], _edges(key, max(count, 1)))
+
+
+def _with_cliques(old: Tensor, front: Tensor, other: Tensor, count: int) -> Tensor:
+    """Sorted keys of the edges there were and of the pairs ``other`` that share a ``front`` (sorted)."""
+    touched = torch.unique_consecutive(front, return_counts=True)[1]
+    start = touched.cumsum(0) - touched
+    width = touched.repeat_interleave(touched)  # for each entry the number of entries of its front
+    start = start.repeat_interleave(touched)
+    if count <= 2 * LARGEST_REST:
+        seen = torch.zeros(count * count, dtype=torch.bool, device=old.device)
+        seen[old] = True
+        for part in _portions(width):
+            seen[_clique(other, start, width, part, count)] = True
+        seen.view(count, count).fill_diagonal_(False)
+        return torch.nonzero(seen).squeeze(-1)
+    keys = [torch.unique(_clique(other, start, width, part, count)) for part in _portions(width)]
+    key = torch.unique(torch.cat([old, *keys]))
+    return key[key // count != key % count]
+
+
+def _clique(other: Tensor, start: Tensor, width: Tensor, part: slice, count: int) -> Tensor:
+    return other[part].repeat_interleave(width[part]) * count + other[spread(start[part], width[part])]
+
+
+def _portions(width: Tensor, most: int = 4_000_000) -> list[slice]:
+    """Slices of about equal sums."""
+    total = width.cumsum(0)
+    count = 1 + int(total[-1]) // most if len(total) else 0
+    if count <= 1:
+        return [slice(0, len(width))]
+    cuts = torch.searchsorted(total, torch.arange(1, count, device=total.device) * (int(total[-1]) // count)).tolist()
+    return [slice(a, b) for a, b in pairwise([0, *cuts, len(width)])]
+
+
+def spread(start: Tensor, count: Tensor) -> Tensor:
+    """``start, start + 1, ...``, ``count`` of them, one run after the other."""
+    before = count.cumsum(0) - count
+    return torch.arange(int(count.sum()), device=count.device) + (start - before).repeat_interleave(count)
+
+
+def fronts_of(graph: Graph, chosen: Tensor) -> tuple[Fronts, ...]:
+    """The chosen nodes with what they touch, in coordinates, in batches of one shape."""
+    alive = torch.nonzero(graph.node >= 0).squeeze(-1)
+    coordinates = alive[graph.node[alive].argsort(stable=True)]  # of each node, one after the other
+    offset = graph.weight.cumsum(0) - graph.weight
+    nodes = torch.nonzero(chosen).squeeze(-1)
+    here, there = graph.edges[:, chosen[graph.edges[0]]]
+    border = coordinates[spread(offset[there], graph.weight[there])]
+    owner = here.repeat_interleave(graph.weight[there])
+    border = border[(owner * len(graph.node) + border).argsort()]  # ascending within each front
+    width = graph.degree[nodes]
+    first = width.cumsum(0) - width
+    return tuple(
+        Fronts(
+            coordinates[offset[nodes[same]].unsqueeze(-1) + torch.arange(size, device=nodes.device)],
+            _padded(border, first[same], width[same], int(width[same].max()), len(graph.node)),
+        )
+        for size in torch.unique(graph.weight[nodes]).tolist()
+        for same in _batches(torch.nonzero(graph.weight[nodes] == size).squeeze(-1), width)
+    )
+
+
+def _batches(blocks: Tensor, width: Tensor) -> list[Tensor]:
+    """Blocks of like width together, padded to the widest where that costs less than another batch."""
+    values, counts = torch.unique(width[blocks], return_counts=True)
+    cuts, held = [], 0
+    for value, count, wider in zip(values.tolist(), counts.tolist(), [*values.tolist()[1:], None], strict=True):
+        held += count
+        if wider is not None and SCATTER * held * (wider**2 - value**2) > BATCH:
+            cuts.append(value)
+            held = 0
+    batch = torch.bucketize(width[blocks], torch.tensor(cuts, device=blocks.device, dtype=torch.long))
+    return [blocks[batch == number] for number in range(len(cuts) + 1)]
+
+
+def _padded(border: Tensor, first: Tensor, width: Tensor, columns: int, pad: int) -> Tensor:
+    column = torch.arange(columns, device=border.device)
+    inside = column < width.unsqueeze(-1)
+    place = torch.where(inside, first.unsqueeze(-1) + column, 0)
+    return torch.where(inside, border[place], pad) if len(border) else place.new_full(place.shape, pad)
+
+
+def components(size: int, edges: Tensor) -> Tensor:
+    """For each of ``size`` nodes the lowest node that it is connected with by ``edges`` ``(E, 2)``.
+
+    >>> components(4, torch.tensor([[0, 2], [3, 2]]))
+    tensor([0, 1, 0, 0])
+    """
+    label = torch.arange(size, device=edges.device)
+    while True:
+        ends = label[edges]
+        lower = label.scatter_reduce(0, ends.flatten(), ends.amin(-1).repeat_interleave(2), "amin")
+        while not torch.equal(lower, lower[lower]):
+            lower = lower[lower]
+        if torch.equal(lower, label):
+            return label
+        label = lower
+
+
+def num_cycles(edges: Tensor) -> int:
+    """How many of the differences along ``edges`` ``(E, 2)`` follow from the others: 0 for a forest.
+
+    Where it is not 0, a normal density for each edge, multiplied, is not a density of the nodes' differences: with
+    scale ``s`` it falls as ``s^-E`` where the field's own falls as ``s^-(E - cycles)``.
+
+    >>> num_cycles(torch.tensor([[0, 1], [1, 2], [2, 0]]))
+    1
+    """
+    nodes, compact = torch.unique(edges, return_inverse=True)
+    parts = len(torch.unique(components(len(nodes), compact)))
+    return len(edges) - len(nodes) + parts
+
+
+def coloured(size: int, families: Sequence[Tensor]) -> Tensor:
+    """A colour for each of ``size`` coordinates, numbered from zero, ``(D,)``; -1 for those in no family.
+
+    Derivatives along the sums of all coordinates of a colour then tell the coordinates of each factor apart.
+
+    :param families: the coordinates that each factor touches, all different, ``(F, k)`` each.
+    """
+    colours = _by_column(size, families)
+    if all(_is_proper(colours, index) for index in families):
+        return colours
+    return _greedy(size, families)
+
+
+def _is_proper(colours: Tensor, index: Tensor) -> bool:
+    """Whether the coordinates of each factor differ in colour."""
+    found = colours[index].sort(-1).values
+    return bool((found[:, 1:] != found[:, :-1]).all())
+
+
+def _by_column(size: int, families: Sequence[Tensor]) -> Tensor:
+    """Each column of each family a colour, the largest family first; right for plates and global sites."""
+    device = families[0].device if families else None
+    colours = torch.full((size,), -1, dtype=torch.long, device=device)
+    num = 0
+    for index in sorted(families, key=lambda x: -x.numel()):
+        for column in index.unbind(-1):
+            fresh = column[colours[column] < 0]
+            if len(fresh):
+                taken = colours[index[colours[column] < 0]]
+                colours[fresh] = _free(taken, num)
+                num = max(num, int(colours.max()) + 1)
+    return colours
+
+
+def _free(taken: Tensor, num: int) -> int:
+    """The first colour that none of the neighbours has."""
+    used = set(taken[taken >= 0].unique().tolist())
+    return next(c for c in range(num + 1) if c not in used)
+
+
+def _greedy(size: int, families: Sequence[Tensor]) -> Tensor:
+    """The first free colour for one coordinate after the other."""
+    starts, others = _neighbours(size, families)
+    colours = [-1] * size
+    for v in range(size):
+        used = 0
+        for w in others[starts[v] : starts[v + 1]]:
+            if colours[w] >= 0:
+                used |= 1 << colours[w]
+        colours[v] = (~used & (used + 1)).bit_length() - 1
+    found = torch.tensor(colours, device=families[0].device)
+    touched = torch.zeros_like(found, dtype=torch.bool)
+    for index in families:
+        touched[index.reshape(-1)] = True
+    return torch.where(touched, found, -1)
+
+
+def _neighbours(size: int, families: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Who shares a factor with whom, as lists: where each coordinate's others start, and the others."""
+    pairs = [
+        index[:, [i, j]] for index in families for i in range(index.shape[1]) for j in range(index.shape[1]) if i != j
+    ]
+    if not pairs:
+        return [0] * (size + 1), []
+    keys = torch.cat([p[:, 0] * size + p[:, 1] for p in pairs]).unique()
+    first, second = keys // size, keys % size
+    starts = torch.zeros(size + 1, dtype=torch.long, device=keys.device)
+    starts[1:] = torch.bincount(first, minlength=size).cumsum(0)
+    return starts.tolist(), second.tolist()

@@ -1,0 +1,228 @@
+"""The log joint density of a model as many small terms: one for each cell of each site's plates."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pyro_evidence.fitting.process_state import without_validation
+from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.program.enumeration import term_cells
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.dependencies import Groups
+
+Parts = Callable[[], tuple[Tensor, ...]]  # tensors whose elements add up to a number
+
+SUMS = (torch.sum, Tensor.sum)
+PLUS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+MINUS = (torch.sub, Tensor.sub, Tensor.__sub__)
+FROM = (torch.rsub, Tensor.__rsub__)
+NEGATIVE = (torch.neg, Tensor.neg, Tensor.__neg__)
+TIMES = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+OVER = (torch.div, Tensor.div, Tensor.__truediv__)
+
+
+def cells(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Terms whose sum is the log joint density, nats, by site; discrete sites summed out.
+
+    The terms of a site have the shape of its plates; the Jacobian of a constrained site has an entry of its own, and
+    sites that share a discrete one have one entry, their names joined by ``+``.
+
+    :param u: unconstrained latents ``(D,)``.
+    :param names: the sites that count, default all; with all the discrete ones, or none of them.
+    """
+    names = (*joint.latents.names, *joint.discrete, *joint.observed) if names is None else tuple(names)
+    with Summands() as summands:
+        trace = joint.trace(u, theta)
+    with without_validation():
+        found = term_cells(trace, names) if joint.discrete else _plain(trace, names, summands)
+    return {n: x.double() for n, x in (found | _jacobians(joint, u, names)).items()}
+
+
+def _plain(trace: Any, names: Sequence[str], summands: "Summands") -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name in names:
+        found |= _summed(trace.nodes[name], name, summands) or _of_site(trace.nodes[name], name)
+    return found
+
+
+def _summed(node: Any, name: str, summands: "Summands") -> dict[str, Tensor]:
+    """The terms that a model has added up itself before it made them a ``pyro.factor``."""
+    parts = summands.of(getattr(node["fn"], "log_factor", None)) if node["mask"] is None else None
+    return {f"{name}, {i}": part * node["scale"] for i, part in enumerate(parts or ())}
+
+
+def _of_site(node: Any, name: str) -> dict[str, Tensor]:
+    """The terms of one site; a distribution that knows its own factors gives those."""
+    fn, value = node["fn"], node["value"]
+    if node["mask"] is None and hasattr(fn, "element_log_prob"):
+        flat = value.flatten(value.dim() - len(fn.event_shape)) if fn.event_shape else value
+        each = fn.element_log_prob(flat[..., fn.element_index]) * node["scale"]
+        return {name: each, f"{name}, normaliser": fn.log_normaliser() * node["scale"]}
+    num = 0  # dims that to_event has made one
+    while isinstance(fn, torch.distributions.Independent):
+        num += fn.reinterpreted_batch_ndims
+        fn = fn.base_dist
+    log_prob = fn.log_prob(value)
+    if node["mask"] is not None:
+        log_prob = torch.where(_around(node["mask"], num), log_prob, 0.0)
+    return {name: cast(Tensor, log_prob * _around(node["scale"], num))}
+
+
+def _around(value: Any, num: int) -> Any:
+    """A mask or a scale with ``num`` dims of size one on its right."""
+    if not isinstance(value, Tensor) or not value.dim():
+        return torch.as_tensor(value) if isinstance(value, bool) else value
+    return value.reshape(*value.shape, *(1,) * num)
+
+
+def _jacobians(joint: LogJoint, u: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """``log |d value / d u|`` of every constrained site."""
+    found = {}
+    before = joint.latents.unconstrained(u.to(joint.dtype))
+    for part in joint.latents:
+        if part.name in names and not is_identity(part.transform):
+            value = part.transform(before[part.name])
+            found[f"{part.name}, Jacobian"] = part.transform.log_abs_det_jacobian(before[part.name], value)
+    return found
+
+
+class Summands(TorchFunctionMode):
+    """A run of the model in which numbers that are sums of tensors' elements keep a way back to these.
+
+    Sums, their multiples, and what is added up of them are followed; whatever else becomes of a number is a term of
+    its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: Any = WeakTensorKeyDictionary()
+
+    def of(self, value: Any) -> tuple[Tensor, ...] | None:
+        """The tensors whose elements add up to a number; None where nothing is known of it."""
+        found = self.parts.get(value) if isinstance(value, Tensor) else None
+        return None if found is None else found()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Carry out a function, and note how its result came about if it is a number."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dim() == 0 and not kwargs and args:
+            found = self._parts(func, args)
+            if found is not None:
+                self.parts[result] = found
+        return result
+
+    def _parts(self, func: Any, args: Any) -> Parts | None:
+        if func in SUMS:
+            return _itself(args[0]) if isinstance(args[0], Tensor) and args[0].dim() else None
+        known = [self.parts.get(x) if isinstance(x, Tensor) else None for x in args]
+        return _multiple(func, args, known) or _total(func, args, known) if any(known) else None
+
+
+def _multiple(func: Any, args: Any, known: list[Any]) -> Parts | None:
+    """Of the negative or a multiple of a sum."""
+    if func in NEGATIVE:
+        return _each(known[0], lambda x: -x)
+    if func in OVER and known[0] and not known[1]:
+        return _each(known[0], lambda x: x / args[1])
+    if func in TIMES and not all(known):
+        which = 0 if known[0] else 1
+        return _each(known[which], lambda x: x * args[1 - which])
+    return None
+
+
+def _total(func: Any, args: Any, known: list[Any]) -> Parts | None:
+    """Of a sum to which something is added, or from which it is taken."""
+    if func in FROM:
+        args, known = args[::-1], known[::-1]
+    elif func not in PLUS and func not in MINUS:
+        return None
+    sign = 1.0 if func in PLUS else -1.0
+    return _both(known[0] or _itself(args[0]), _each(known[1] or _itself(args[1]), lambda x: sign * x))
+
+
+def _itself(value: Any) -> Parts:
+    return lambda: (torch.as_tensor(value),)
+
+
+def _each(parts: Any, change: Callable[[Tensor], Tensor]) -> Parts:
+    return lambda: tuple(change(x) for x in parts())
+
+
+def _both(first: Parts, second: Parts) -> Parts:
+    return lambda: (*first(), *second())
+
+
+@dataclass(frozen=True)
+class Member:
+    """Some cells of one entry of :func:`pyro_evidence.structure.factor_cells.cells`."""
+
+    name: str
+    rows: Tensor | None  # positions in the flattened entry, None for all
+
+    def of(self, cells: Mapping[str, Tensor]) -> Tensor:
+        """The cells, ``(F,)``."""
+        flat = cells[self.name].reshape(-1)
+        return flat if self.rows is None else flat[self.rows]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Factors that touch ``k`` different coordinates each."""
+
+    members: tuple[Member, ...]
+    index: Tensor  # (F, k)
+
+    def of(self, cells: Mapping[str, Tensor]) -> Tensor:
+        """The factors' values, nats, ``(F,)``."""
+        parts = [member.of(cells) for member in self.members]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def table(groups: Groups, shape: Sequence[int]) -> Tensor:
+    """The coordinates of each element of a tensor of this shape, flattened, ``(F, m)``; -1 for none."""
+    num = torch.Size(shape).numel()
+    columns = [g.expand(*shape, g.shape[-1]).reshape(num, g.shape[-1]) for g in groups]
+    return torch.cat(columns, -1)
+
+
+def distinct(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
+    """Rows of coordinates by how many different ones they hold: the rows' positions, and ``(F, k)`` without repeats."""
+    if (index.shape[-1] == 1 and bool((index >= 0).all())) or _are_apart(index):
+        return [(None, index)]
+    ordered = index.sort(-1).values
+    fresh = torch.ones_like(ordered, dtype=torch.bool)
+    fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    fresh &= ordered >= 0
+    counts = fresh.sum(-1)
+    found: list[tuple[Tensor | None, Tensor]] = []
+    for k in counts.unique().tolist():
+        if k:
+            rows = (counts == k).nonzero().squeeze(-1)
+            part = ordered[rows][fresh[rows]].reshape(-1, k)
+            found.append((None if len(rows) == len(index) else rows, part))
+    return found
+
+
+def _are_apart(index: Tensor) -> bool:
+    """Whether the columns hold coordinates of ranges that do not overlap, so that nothing repeats."""
+    low, high = index.amin(0), index.amax(0)
+    order = low.argsort()
+    return bool((low >= 0).all()) and bool((low[order][1:] > high[order][:-1]).all())
+
+
+def families(touched: Mapping[str, Groups], shapes: Mapping[str, Sequence[int]]) -> tuple[Family, ...]:
+    """Every term that touches a coordinate, in families."""
+    found: dict[int, list[tuple[Member, Tensor]]] = {}
+    for name, groups in touched.items():
+        if groups:
+            for rows, index in distinct(table(groups, shapes[name])):
+                found.setdefault(index.shape[-1], []).append((Member(name, rows), index))
+    return tuple(
+        Family(tuple(member for member, _ in parts), torch.cat([index for _, index in parts]))
+        for _, parts in sorted(found.items())
+    )

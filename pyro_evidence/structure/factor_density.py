@@ -1,0 +1,301 @@
+"""One log joint density whose curvature is a sum of small matrices, one for each factor."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics import derivatives
+from pyro_evidence.precision.blocks import BlockPlan
+from pyro_evidence.precision.low_rank import LowRankPlan
+from pyro_evidence.precision.plan import Elements, Pattern, Plan, elimination, product
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.density import AutogradDensity, LinearPredictors
+from pyro_evidence.structure.factor_cells import Family, cells
+from pyro_evidence.structure.factor_derivatives import Second, Steps, hessians_of_few, slopes_of_few
+from pyro_evidence.structure.factor_linear import Joined, SparseLinear
+from pyro_evidence.structure.factor_sums import Sums
+
+Solve = Callable[[Tensor], Tensor]
+
+NAMED = 8  # sites that the sentence names
+
+
+@dataclass(frozen=True)
+class Structured:
+    """A density by its factors; one row at a time where second derivatives are meant.
+
+    The first family of its pattern is every coordinate by itself; the next are the data that linear predictors join,
+    then the factors of the sites ``names``.
+    """
+
+    joint: LogJoint
+    linear: LinearPredictors | None  # with parts of SparseLinear
+    names: tuple[str, ...]  # sites whose factors are differentiated as they stand
+    families: tuple[Family, ...]  # of these
+    wide: tuple[Family, ...]  # of these, few that touch many coordinates
+    quadratic: bool  # whether the second derivatives of the families are the same at all latents
+    steps: Steps | None = None  # all terms at once, where the model has very many sites
+    sums: Sums | None = None  # of many coordinates each, which the families have as coordinates after all others
+    _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
+
+    @cached_property
+    def second(self) -> Second:
+        """How the families are differentiated."""
+        return Second(self.size, tuple(family.index for family in self.families))
+
+    @property
+    def size(self) -> int:
+        """Coordinates that factors see, sums of many among them."""
+        return self.joint.latents.size + (0 if self.sums is None else len(self.sums.B))
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """Which coordinates each factor touches."""
+        every = torch.arange(self.size, device=self.joint.device).unsqueeze(-1)
+        joined = (family.index for family in (*self.families, *self.wide) if family.index.shape[-1] > 1)
+        return Pattern(self.size, (every, *(part.rows.touched for part in self.parts), *joined))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """In which order coordinates are eliminated."""
+        return elimination(self.pattern) if self.sums is None else LowRankPlan(self.pattern, self.sums.B)
+
+    @property
+    def sentence(self) -> str:
+        """What was found, and how curvature is handled, for the reader."""
+        families = (*self.families, *self.wide)
+        sizes = [part.rows.index.shape for part in self.parts] + [family.index.shape for family in families]
+        num, most = sum(size[0] for size in sizes), max((size[1] for size in sizes), default=1)
+        factors = f"{num:,} factors of {'up to ' if most > 1 else ''}{most} coordinate{'s' if most > 1 else ''}"
+        return f"{self.plan.sentence}{self._left}; {factors}; checked by 2 products with the true Hessian"
+
+    @property
+    def _left(self) -> str:
+        """The sites that are not eliminated, in brackets."""
+        if not isinstance(self.plan, BlockPlan) or not len(self.plan.order.rest):
+            return ""
+        rest = self.plan.order.rest
+        blocks = self.joint.latents.slices.items()
+        names = [n for n, s in blocks if bool(((rest >= s.start) & (rest < s.stop)).any())]
+        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+        return f" ({', '.join(names[:NAMED])}{more})"
+
+    @property
+    def parts(self) -> tuple[SparseLinear, ...]:
+        """The linear predictors."""
+        return () if self.linear is None else tuple(p for p in self.linear.linear if isinstance(p, SparseLinear))
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        """The flat coordinates of each latent site."""
+        return tuple(self.joint.latents.slices.values())
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(D, w | hyperparameters)`` of rows ``(R, D)``, nats, shape ``(R,)``."""
+        return (self.linear or self.steps or self.joint).log_joint(u, theta)
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian as a dense matrix, ``(R, D, D)``."""
+        return self._dense.precision(u, theta)
+
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Its diagonal, ``(R, D)``."""
+        return self._dense.precision_diagonal(u, theta)
+
+    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Precision without the second derivatives of the predictor, ``(R, D, D)``."""
+        return self._dense.gauss_newton(u, theta)
+
+    @property
+    def _dense(self) -> AutogradDensity:
+        return AutogradDensity(self.joint, None if self.linear is None else self.linear.slots)
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``."""
+        return derivatives.gradient(self.log_joint, u, theta)
+
+    @cached_property
+    def joined(self) -> Joined | None:
+        """The data that linear predictors join."""
+        return None if self.linear is None else Joined(self.linear)
+
+    def point(self, u: Tensor, theta: Tensor) -> "Point":
+        """Value, gradient and curvature at ``u`` ``(D,)``."""
+        if self.joined is not None:
+            found = self.joined.evaluated(u, theta)
+            return Point(self, u, theta, found.log_joint, found.gradient, found.curvatures)
+        value, gradient = self.gradient(u.unsqueeze(0), theta)
+        return Point(self, u, theta, value[0], gradient[0], list)
+
+    def elements(self, u: Tensor, theta: Tensor) -> Elements:
+        """Minus the Hessian at ``u`` ``(D,)`` in the layout of :attr:`pattern`."""
+        return self.point(u, theta).elements()
+
+    def assembled(self, u: Tensor, theta: Tensor, curvatures: Sequence[Tensor]) -> Elements:
+        """The same from the curvatures of the data of linear predictors, ``(N, C, C)``."""
+        with torch.no_grad():
+            diagonal = u.new_zeros(self.size)
+            prior = None if self.linear is None else self.linear.parts(theta).prior
+            diagonal = diagonal if prior is None else diagonal + prior[1].detach()
+            joined = [part.rows.elements(B) for part, B in zip(self.parts, curvatures, strict=True)]
+            return self._laid_out(diagonal, joined, self._factors(u, theta))
+
+    def _laid_out(self, diagonal: Tensor, joined: Sequence[Tensor], factors: Sequence[Tensor]) -> Elements:
+        """In the layout of the pattern: factors of one coordinate are added to the diagonal."""
+        several = []
+        for family, element in zip((*self.families, *self.wide), factors, strict=True):
+            if family.index.shape[-1] == 1:
+                diagonal = diagonal.index_add(0, family.index.squeeze(-1), element.reshape(-1))
+            else:
+                several.append(element)
+        return (diagonal.reshape(-1, 1, 1), *joined, *several)
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether rows with hyperparameters of their own are differentiated together."""
+        plain = self.linear is None and not self.wide and self.sums is None and bool(self.families)
+        return plain and (self.steps is not None or self.joint.row_bytes is not None)
+
+    def elements_of_rows(self, u: Tensor, theta: Tensor) -> list[Elements]:
+        """Minus the Hessians at rows ``(R, D)``, each at its hyperparameters ``(R, T)``."""
+        values = torch.vmap(lambda v, t: self._values(t)(v))
+        found = self.second.elements(lambda v: values(v, theta), u)
+        zeros = u.new_zeros(self.size)
+        return [self._laid_out(zeros, (), [x[row].detach() for x in found]) for row in range(len(u))]
+
+    def _factors(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
+        if not (self.families or self.wide):
+            return ()
+        if self.quadratic and self._kept and torch.equal(self._kept[0][0], theta):
+            return self._kept[0][1]
+        found = self.second.elements(self._values(theta), self._seen(u)) if self.families else ()
+        found = (*found, *self._wide_elements(u, theta))
+        self._kept[:] = [(theta.detach().clone(), found)]
+        return found
+
+    def _wide_elements(self, u: Tensor, theta: Tensor) -> list[Tensor]:
+        if not self.wide:
+            return []
+        with torch.enable_grad():
+            u = u.detach().clone().requires_grad_()
+            found = cells(self.joint, u, theta.detach(), self.names)
+            return [hessians_of_few(family.of(found), family.index, u) for family in self.wide]
+
+    def _wide_slopes(self, weights: Sequence[Tensor], u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        by_u, by_theta = torch.zeros_like(u), torch.zeros_like(theta)
+        if not self.wide:
+            return by_u, by_theta
+        with torch.enable_grad():
+            found = cells(self.joint, u, theta, self.names)
+            for family, weight in zip(self.wide, weights, strict=True):
+                parts = slopes_of_few(family.of(found), family.index, weight, u, (u, theta))
+                by_u, by_theta = by_u + parts[0], by_theta + parts[1]
+        return by_u, by_theta
+
+    def _seen(self, u: Tensor) -> Tensor:
+        """What factors see, sums of many coordinates after the coordinates themselves, rows too."""
+        return u if self.sums is None else self.sums.appended(u)
+
+    def _values(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        def values(u: Tensor) -> tuple[Tensor, ...]:
+            if self.sums is not None:
+                return self.sums.families(u, theta)
+            if self.steps is not None:
+                return self.steps.families(u, theta)[: len(self.families)]
+            found = cells(self.joint, u, theta, self.names)
+            return tuple(family.of(found) for family in self.families)
+
+        return values
+
+    def slope(self, adjoint: Elements, u: Tensor, theta: Tensor, solve: Solve) -> tuple[Tensor, Tensor]:
+        """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``.
+
+        :param adjoint: ``d log |A| / d elements`` at the mode ``u``.
+        :param solve: from ``(D,)`` to the solution with ``A``.
+        """
+        diagonal, rest = adjoint[0].reshape(-1), adjoint[1 + len(self.parts) :]
+        by_u, by_theta = self._log_det_slope(diagonal, rest, u, theta)
+        if self.joined is None:
+            return self._implicit(by_u, by_theta, u, theta, solve)
+        found = self.joined.slopes(diagonal, adjoint[1 : 1 + len(self.parts)], u, theta)
+        by_u, by_theta, graph = by_u + found[0], by_theta + found[1], found[2]
+        partial = graph.by_theta
+        return partial - 0.5 * by_theta - graph.mixed(solve(0.5 * by_u)), partial
+
+    def _log_det_slope(
+        self, diagonal: Tensor, rest: Sequence[Tensor], u: Tensor, theta: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Derivatives of ``log |A|`` in ``u`` and ``theta`` through the families."""
+        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
+        weights = self._weights(diagonal, rest)
+        by_u, by_theta = self._wide_slopes(weights[len(self.families) :], u, theta)
+        if self.families:
+            seen = self._seen(u).detach().requires_grad_()
+            more = self.second.slopes(self._values(theta), seen, weights[: len(self.families)], (seen, theta))
+            by_u, by_theta = by_u + self._back(more[0]), by_theta + more[1]
+        return by_u.detach(), by_theta.detach()
+
+    def _back(self, seen: Tensor) -> Tensor:
+        """Derivatives in the coordinates from those in what factors see, rows too."""
+        return seen if self.sums is None else self.sums.back(seen)
+
+    def _implicit(
+        self, by_u: Tensor, by_theta: Tensor, u: Tensor, theta: Tensor, solve: Solve
+    ) -> tuple[Tensor, Tensor]:
+        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
+        log_joint = self.log_joint(u.unsqueeze(0), theta).sum()
+        partial = derivatives.pullback(log_joint, theta)
+        slope = derivatives.pullback(log_joint, u, create_graph=True)
+        return partial - 0.5 * by_theta - derivatives.pullback(slope, theta, solve(0.5 * by_u)), partial
+
+    def _weights(self, diagonal: Tensor, rest: Sequence[Tensor]) -> list[Tensor]:
+        """The adjoint of each family's elements."""
+        several = iter(rest)
+        return [
+            diagonal[family.index].unsqueeze(-1) if family.index.shape[-1] == 1 else next(several)
+            for family in (*self.families, *self.wide)
+        ]
+
+    def certificate(self, u: Tensor, theta: Tensor, elements: Elements) -> Tensor:
+        """How far two products with the elements are from those with the true Hessian, ``(D,)``, relative.
+
+        The vectors are random and scaled by the root of the diagonal, so that every coordinate counts alike.
+        """
+        v, scale = self._directions(elements)
+        truth = -self._hessian_products(u, theta, v)
+        steps = v if self.sums is None else torch.cat([v, v @ self.sums.B.mT], -1)
+        found = self._back(product(self.pattern, elements, steps))
+        return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
+
+    def _directions(self, elements: Elements) -> tuple[Tensor, Tensor]:
+        diagonal = torch.zeros(self.size, dtype=torch.float64, device=self.joint.device)
+        for index, element in zip(self.pattern.index, elements, strict=True):
+            diagonal.index_add_(0, index.reshape(-1), element.diagonal(dim1=-2, dim2=-1).reshape(-1))
+        if self.sums is not None:
+            diagonal = diagonal[: -len(self.sums.B)] + diagonal[-len(self.sums.B) :] @ self.sums.B.square()
+        scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
+        return derivatives.generic(2, len(scale), scale) * scale, scale
+
+    def _hessian_products(self, u: Tensor, theta: Tensor, v: Tensor) -> Tensor:
+        u = u.detach().clone().requires_grad_()
+        slope = derivatives.pullback(self.joint.log_joint(u, theta.detach()), u, create_graph=True)
+        return torch.stack([derivatives.pullback(slope, u, row) for row in v])
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a density; its curvature when it is asked for."""
+
+    density: Structured
+    u: Tensor  # (D,)
+    theta: Tensor
+    log_joint: Tensor  # ()
+    gradient: Tensor  # (D,)
+    curvatures: Callable[[], list[Tensor]]
+
+    def elements(self) -> Elements:
+        """Minus the Hessian in the layout of the density's pattern."""
+        return self.density.assembled(self.u, self.theta, self.curvatures())

@@ -1,0 +1,229 @@
+"""Data that linear predictors join to sparse coordinates: value, slope and curvature from one evaluation each."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.linear_predictor import Layout, curvature_graph, slope_and_curvature
+from pyro_evidence.program import predictors
+from pyro_evidence.program.predictors import Slot
+from pyro_evidence.structure.density import LinearPredictors, Parts
+
+CHUNK = 2**22  # numbers of a (rows, k, k) array that may be held at a time
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """``J`` of ``eta = J u + c``: ``N`` data of ``C`` elements that see ``k`` coordinates."""
+
+    index: Tensor  # (N, k) different coordinates
+    value: Tensor  # (N, C, k)
+    size: int  # D
+
+    @cached_property
+    def _columns(self) -> tuple[Tensor, Tensor]:
+        """Which columns hold one coordinate for all data, and which do not."""
+        same = (self.index == self.index[:1]).all(0)
+        return same.nonzero().squeeze(-1), (~same).nonzero().squeeze(-1)
+
+    def product(self, u: Tensor) -> Tensor:
+        """``J u`` of rows ``(R, D)``, shape ``(R, N, C)``."""
+        shared, own = self._columns
+        total = torch.einsum("rk,nck->rnc", u[:, self.index[0, shared]], self.value[..., shared])
+        for j in own.tolist():
+            total = total + u.index_select(1, self.index[:, j]).unsqueeze(-1) * self.value[..., j]
+        return total
+
+    def back(self, slope: Tensor) -> Tensor:
+        """``J' s`` for ``s`` ``(N, C)``, shape ``(D,)``."""
+        shared, own = self._columns
+        each = torch.einsum("nc,nck->nk", slope, self.value) if self.value.shape[1] > 1 else slope * self.value[:, 0]
+        total = slope.new_zeros(self.size)
+        total.index_add_(0, self.index[0, shared], each[:, shared].sum(0))
+        for j in own.tolist():
+            total.index_add_(0, self.index[:, j], each[:, j])
+        return total
+
+    @cached_property
+    def _unique(self) -> tuple[Tensor, Tensor]:
+        """The different rows of ``index``, and which of them each datum has."""
+        own = self.index[:, self._columns[1]]
+        key = _key(own)
+        _, owner = key.unique(return_inverse=True)
+        first = torch.zeros(int(owner.max()) + 1, dtype=torch.long, device=owner.device)
+        first[owner] = torch.arange(len(owner), device=owner.device)
+        return self.index[first], owner
+
+    @property
+    def touched(self) -> Tensor:
+        """The coordinates of each sum of data that see the same, ``(F, k)``."""
+        return self._unique[0]
+
+    def elements(self, B: Tensor) -> Tensor:
+        """``sum J_n' B_n J_n`` over the data that see the same coordinates, ``(F, k, k)``.
+
+        :param B: ``(N, C, C)``.
+        """
+        index, owner = self._unique
+        total = self.value.new_zeros(*index.shape, index.shape[-1], dtype=torch.float64)
+        for rows in self._chunks():
+            J = self.value[rows]
+            total.index_add_(0, owner[rows], (J.mT @ (B[rows] @ J)).double())
+        return total
+
+    def sandwiched(self, weights: Tensor) -> Tensor:
+        """``J_n W_f J_n'``, with ``f`` the sum that datum ``n`` is in, ``(N, C, C)``.
+
+        :param weights: ``(F, k, k)``.
+        """
+        owner = self._unique[1]
+        return torch.cat([self.value[r] @ weights[owner[r]] @ self.value[r].mT for r in self._chunks()])
+
+    def _chunks(self) -> Iterator[slice]:
+        size = max(1, CHUNK // max(1, self.index.shape[-1] ** 2))
+        return (slice(start, start + size) for start in range(0, len(self.index), size))
+
+
+def _key(own: Tensor) -> Tensor:
+    """One number for each row, equal where the rows are."""
+    key = own.new_zeros(len(own))
+    for column in own.unbind(-1):
+        key = key * (int(column.max()) + 1) + column
+        if int(key.max()) >= 2**31:
+            key = key.unique(return_inverse=True)[1]
+    return key
+
+
+@dataclass(frozen=True)
+class SparseLinear:
+    """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``; ``J`` sparse."""
+
+    slot: Slot
+    rows: SparseRows
+
+    @property
+    def layout(self) -> Layout:
+        """How the elements of ``eta`` couple."""
+        return self.slot.layout
+
+    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
+        """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
+        return self.rows.product(u) + offset
+
+    def reach(self, u: Tensor) -> Tensor:
+        """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
+        return SparseRows(self.rows.index, self.rows.value.abs(), self.rows.size).product(u.abs().unsqueeze(0))[0]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One point of a density."""
+
+    log_joint: Tensor  # ()
+    gradient: Tensor  # (D,)
+    curvatures: Callable[[], list[Tensor]]  # of each linear predictor's data, (N, C, C)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The linear predictors of a density, and the priors beside them; one row."""
+
+    linear: LinearPredictors
+
+    @property
+    def parts(self) -> tuple[SparseLinear, ...]:
+        """Linear predictors of all factors together."""
+        return tuple(part for part in self.linear.linear if isinstance(part, SparseLinear))
+
+    def evaluated(self, u: Tensor, theta: Tensor) -> Evaluated:
+        """Value, gradient and curvature at ``u`` ``(D,)``."""
+        read = self.linear.parts(theta)
+        value, gradient = self._prior(u, theta, read)
+        later = []
+        for part, eta in self._etas(u, read):
+            found, slope, blocks = slope_and_curvature(part.slot.log_likelihood(read.trace), part.layout, eta)
+            value, gradient = value + found[0].double(), gradient + part.rows.back(slope[0].double())
+            later.append(blocks)
+        rest = torch.as_tensor(read.rest).detach().double()
+        return Evaluated(value + rest, gradient, lambda: [blocks()[0].double() for blocks in later])
+
+    def _etas(self, u: Tensor, read: Parts) -> list[tuple[SparseLinear, Tensor]]:
+        dtype = self.linear.joint.dtype
+        pairs = zip(self.parts, read.offsets, strict=True)
+        return [(part, part.eta(u.unsqueeze(0), offset).to(dtype)) for part, offset in pairs]
+
+    def _prior(self, u: Tensor, theta: Tensor, read: Parts) -> tuple[Tensor, Tensor]:
+        """Log prior density and its gradient."""
+        if read.prior is None:
+            value, slope = derivatives.gradient(self._log_prior, u.unsqueeze(0), theta)
+            return value[0], slope[0]
+        loc, precision = (x.detach() for x in read.prior)
+        away = u - loc
+        return 0.5 * ((precision / torch.pi / 2).log() - precision * away.square()).sum(), -precision * away
+
+    def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
+        return predictors.log_prior(self.linear.joint, u, theta)
+
+    def slopes(
+        self, diagonal: Tensor, adjoint: Sequence[Tensor], u: Tensor, theta: Tensor
+    ) -> tuple[Tensor, Tensor, "Graph"]:
+        """Derivatives of ``log |A|`` in ``u`` and ``theta`` through predictors and Gaussian priors, and their graph.
+
+        :param diagonal: of the inverse of ``A``, ``(D,)``.
+        :param adjoint: the inverse of ``A`` on the parts' patterns.
+        """
+        u, theta = u.detach().clone().requires_grad_(), theta.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            read = self.linear.parts_at(theta, self.linear.joint.trace(self.linear.joint.initial_u, theta))
+            value, sloped, spread = torch.as_tensor(read.rest).double(), [], u.new_zeros(())
+            for (part, eta), weights in zip(self._etas(u, read), adjoint, strict=True):
+                found, slope, B = curvature_graph(part.slot.log_likelihood(read.trace), part.layout, eta)
+                value = value + found.sum().double()
+                spread = spread + (part.rows.sandwiched(weights) * B[0].double()).sum()
+                sloped.append(slope)
+            if read.prior is not None:
+                spread = spread + diagonal @ read.prior[1]
+                value = value + 0.5 * ((read.prior[1] / torch.pi / 2).log().sum() - self._quadratic(u, read))
+            else:
+                value = value + self._log_prior(u.unsqueeze(0), theta)[0]
+        by_u, by_theta = (derivatives.pullback(spread, x) for x in (u, theta))
+        return by_u, by_theta, Graph(self, read, u, theta, value, tuple(sloped))
+
+    def _quadratic(self, u: Tensor, read: Parts) -> Tensor:
+        assert read.prior is not None
+        return (read.prior[1] * (u - read.prior[0]).square()).sum()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The log joint at one point as a function of the hyperparameters."""
+
+    joined: Joined
+    read: Parts
+    u: Tensor
+    theta: Tensor
+    value: Tensor  # ()
+    slopes: tuple[Tensor, ...]  # of each predictor, (1, N, C)
+
+    @property
+    def by_theta(self) -> Tensor:
+        """Derivatives of the log joint at fixed latents, ``(T,)``."""
+        return derivatives.pullback(self.value, self.theta)
+
+    def mixed(self, moved: Tensor) -> Tensor:
+        """Derivatives in ``theta`` of the gradient's product with ``moved`` ``(D,)``."""
+        with torch.enable_grad():
+            total = self.u.new_zeros(())
+            for part, slope in zip(self.joined.parts, self.slopes, strict=True):
+                total = total + (part.rows.product(moved.unsqueeze(0)) * slope.double()).sum()
+            if self.read.prior is not None:
+                loc, precision = self.read.prior
+                total = total - (precision * (self.u.detach() - loc)) @ moved
+                return derivatives.pullback(total, self.theta)
+            log_prior = self.joined._log_prior(self.u.unsqueeze(0), self.theta).sum()
+            total = total + derivatives.pullback(log_prior, self.u, create_graph=True) @ moved
+            return derivatives.pullback(total, self.theta)

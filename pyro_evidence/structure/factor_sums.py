@@ -1,0 +1,176 @@
+"""Terms that see very many coordinates through a few sums of them: a field that sums to zero, centring in the model.
+
+Each such sum is a coordinate of its own to the terms, and their second derivatives in the coordinates and the sums
+are small matrices again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.numerics.derivatives import generic, pullback
+from pyro_evidence.numerics.recorded import Picked, Replay, StandIns, Unrecordable, replay
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.dependencies import NARROW, Follow, Groups, Lost
+from pyro_evidence.structure.factor_cells import Family, cells, families
+
+MOST = 8  # sums that terms may see
+NOTED = 64  # sums that may be met on the way
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums ``z = B u + c``, and the terms as functions of the coordinates and these."""
+
+    B: Tensor  # (r, D)
+    c: Tensor  # (r,)
+    used: Tensor  # (r,) which of the sums that were met
+    num_met: int
+    replay: Replay  # of coordinates, hyperparameters and the sums met
+    sizes: tuple[int, ...]  # of the families
+
+    def appended(self, u: Tensor) -> Tensor:
+        """Coordinates ``(..., D)`` and their sums, ``(..., D + r)``."""
+        return torch.cat([u, u @ self.B.mT + self.c], -1)
+
+    def back(self, seen: Tensor) -> Tensor:
+        """Derivatives in the coordinates from those in coordinates and sums, ``(..., D)``."""
+        own, sums = seen.split([self.B.shape[-1], len(self.B)], -1)
+        return own + sums @ self.B
+
+    def families(self, seen: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
+        """The factors' values of each family, nats, ``(F,)`` each.
+
+        :param seen: coordinates and sums, ``(D + r,)``.
+        """
+        return self._run(seen, theta)[: sum(self.sizes)].split(self.sizes)
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``log p(D, w | hyperparameters)`` at ``u`` ``(D,)``, nats, as the terms have it."""
+        found = self._run(self.appended(u), theta)
+        return found[: len(found) - self.num_met].sum()
+
+    def _run(self, seen: Tensor, theta: Tensor) -> Tensor:
+        u, z = seen.split([self.B.shape[-1], len(self.B)])
+        return self.replay(u, theta, z.new_zeros(self.num_met).index_put((self.used,), z))
+
+
+class FollowSums(Follow):
+    """A run in which the few results of sums over many coordinates count as coordinates themselves.
+
+    :param origin: the flat coordinates.
+    :param stand_ins: told of them.
+    """
+
+    def __init__(self, origin: Tensor, stand_ins: StandIns) -> None:
+        super().__init__(origin)
+        self.size: int = len(origin)
+        self.num: int = 0
+        self.stand_ins: StandIns = stand_ins
+
+    def _ruled(self, packet: Any, args: Any, kwargs: Any, result: Any) -> Groups:
+        few = isinstance(result, Tensor) and result.numel() <= MOST and self.num + result.numel() <= NOTED
+        try:
+            found = super()._ruled(packet, args, kwargs, result)
+        except Lost:
+            if not few:
+                raise
+            return self._met(result)
+        return self._met(result) if few and sum(g.shape[-1] for g in found) > NARROW else found
+
+    def _met(self, result: Tensor) -> Groups:
+        number = self.num + torch.arange(result.numel(), device=result.device).reshape(result.shape)
+        self.stand_ins.add(result, Picked(2, number))
+        self.num += result.numel()
+        return ((self.size + number).unsqueeze(-1),)
+
+
+@dataclass(frozen=True)
+class Met:
+    """What a run shows: the terms' coordinates, and those sums that they see."""
+
+    replay: Replay
+    groups: Mapping[str, Groups]  # with sums numbered from D, those that no term sees left out
+    shapes: Mapping[str, torch.Size]
+    used: Tensor
+    num: int
+
+
+def sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[Sums, tuple[Family, ...]] | None:
+    """The sums that tie coordinates together, and the factors' families beside them; None where that is not all.
+
+    :param u: where the model is followed, ``(D,)``.
+    """
+    try:
+        found = _meet(joint, u, theta)
+    except (Lost, Unrecordable):
+        return None
+    if found is None:
+        return None
+    own = families(found.groups, found.shapes)
+    B, c = _straight(found, u, theta)
+    value = Sums(B, c, found.used, found.num, found.replay, tuple(len(family.index) for family in own))
+    return (value, own) if _is_right(value, joint, u, theta) else None
+
+
+def _meet(joint: LogJoint, u: Tensor, theta: Tensor) -> Met | None:
+    stand_ins, seen = StandIns(), dict[str, Any]()
+
+    def terms(u: Tensor, theta: Tensor, z: Tensor) -> list[Tensor]:
+        with FollowSums(u, stand_ins) as notes:
+            found = cells(joint, u, theta)
+        seen.update(notes=notes, found=found)
+        groups = {name: notes.of(term) for name, term in found.items()}
+        if any(sum(g.shape[-1] for g in gs) > NARROW for gs in groups.values()):
+            raise notes.widest
+        members = [m for family in families(groups, _shapes(found)) for m in family.members]
+        with_coordinates = {m.name for m in members}
+        return [m.of(found) for m in members] + [x for n, x in found.items() if n not in with_coordinates]
+
+    made = replay(terms, u, theta, u.new_zeros(NOTED), stand_ins=stand_ins)
+    notes, found = seen["notes"], seen["found"]
+    groups = {name: notes.of(term) for name, term in found.items()}
+    every = torch.cat([torch.zeros(0, dtype=torch.long), *(g.reshape(-1) for gs in groups.values() for g in gs)])
+    used = (every[every >= len(u)] - len(u)).unique()
+    if not 0 < len(used) <= MOST:
+        return None
+    rank = torch.zeros(notes.num, dtype=torch.long).index_put((used,), torch.arange(len(used)))
+    renumbered = {n: tuple(_renumbered(g, len(u), rank) for g in gs) for n, gs in groups.items()}
+    return Met(made, renumbered, _shapes(found), used, notes.num)
+
+
+def _shapes(found: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: term.shape for name, term in found.items()}
+
+
+def _renumbered(group: Tensor, size: int, rank: Tensor) -> Tensor:
+    return torch.where(group >= size, size + rank[(group - size).clamp(min=0)], group)  # clamp: no sum, not used
+
+
+def _straight(found: Met, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """``B`` ``(r, D)`` and ``c`` ``(r,)`` of the sums that terms see, if they are straight in the coordinates."""
+    with torch.enable_grad():
+        u, z = u.detach().clone().requires_grad_(), u.new_zeros(found.num).requires_grad_()
+        value = found.replay(u, theta.detach(), z)[-found.num :][found.used]
+        by_u, by_z = (torch.stack([pullback(v, x) for v in value]) for x in (u, z))
+    inner = torch.eye(len(value)).to(by_z) - by_z[:, found.used]
+    offset = value.detach() - by_u @ u.detach()
+    return torch.linalg.solve(inner, by_u), torch.linalg.solve(inner, offset)
+
+
+def _is_right(found: Sums, joint: LogJoint, u: Tensor, theta: Tensor) -> bool:
+    """Whether terms and sums are the model's own, where it was followed and elsewhere, other hyperparameters too."""
+    moved = generic(3, len(u) + len(theta), u)[2]
+    limit = torch.finfo(joint.dtype).eps ** 0.64
+    other = theta + 0.1 * moved[len(u) :]
+    with torch.no_grad():
+        for place, hypers in ((u, theta), (u + 0.3 * moved[: len(u)], other)):
+            expected, value = joint.log_joint(place, hypers), found.log_joint(place, hypers)
+            met = found._run(found.appended(place), hypers)[-found.num_met :][found.used]
+            gap = (met - found.appended(place)[len(u) :]).abs() / (1.0 + met.abs())
+            if not bool(((value - expected).abs() <= limit * (1.0 + expected.abs())) & (gap <= limit).all()):
+                return False
+    return True

@@ -1,0 +1,254 @@
+"""The factors of one model: followed through a run, joined to families, and worth it or not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.numerics.derivatives import Forward, generic
+from pyro_evidence.numerics.linalg import Label, available_bytes, require_memory
+from pyro_evidence.precision.elimination import coloured, num_cycles
+from pyro_evidence.program import predictors
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import Slot
+from pyro_evidence.structure.density import LinearPredictors
+from pyro_evidence.structure.dependencies import NARROW, WIDE, Follow, Groups, Lost
+from pyro_evidence.structure.factor_cells import cells, distinct, families, table
+from pyro_evidence.structure.factor_density import Structured
+from pyro_evidence.structure.factor_derivatives import steps
+from pyro_evidence.structure.factor_linear import SparseRows
+from pyro_evidence.structure.factor_sums import sums
+from pyro_evidence.structure.probes import Probe
+
+SMALL = 200  # coordinates up to which a dense precision is as fast
+FLOAT = 8  # bytes
+COPIES = 4  # of the elements, held by a factorisation and a slope
+RUNS = 20  # copies of what one run keeps, at the peak of a fit
+NUMBERS = 30  # per coordinate, at that peak
+WIDEST_ROW = 256  # coordinates that one datum may see through linear predictors
+WIDE_TERMS = 2048  # coordinates of terms that touch many each, taken together
+MANY_PAIRS = 400  # of colours, each a second derivative of the whole model
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a run of the model shows of who touches whom."""
+
+    joint: LogJoint
+    u: Tensor  # (D,) where
+    theta: Tensor  # (T,)
+    groups: Mapping[str, Groups]  # of the terms of the log joint density
+    shapes: Mapping[str, torch.Size]
+    widest: Lost  # what ties most coordinates together
+    slots: Mapping[str, Tensor]  # by site: coordinates of each datum's predictors, (N, C m), -1 for none
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """Why a model has no factors that are worth following."""
+
+    reason: str
+    coordinates: Tensor | None = None
+
+    def letter(self, label: Label) -> str:
+        """What stands in the way of a smaller matrix, and how to write the model instead."""
+        where = f" ({label(max(0, int(self.coordinates.max())))})" if self.coordinates is not None else ""
+        return (
+            f"What keeps the matrix dense: {self.reason}{where}. Where each term of the model sees few coordinates "
+            f"none is needed: make the level of a walk the site, pyro.sample('dx', Normal(x[:-1], s), obs=x[1:]), not "
+            f"its increments; put an intercept beside effects instead of normalising them inside the model; draw a "
+            f"field that sums to zero from pyro_evidence.models.gmrf.ICAR(edges, scale, level=...), or let terms "
+            f"see it through a few plain sums."
+        )
+
+
+def require_room(joint: LogJoint, num_bytes: int) -> None:
+    """Refuse before the fit what it would have no room for.
+
+    :param num_bytes: what autograd keeps of one run of the model.
+    :raises TooLarge: with the number.
+    """
+    size = joint.latents.size
+    require_memory(
+        RUNS * num_bytes + NUMBERS * FLOAT * size,
+        f"The fit of {size:,} coordinates, by factors of few coordinates each,",
+        joint.device,
+        "Join rows with equal covariates and levels (a count of several trials), fit fewer groups at a time, or use a "
+        "machine with more memory.",
+    )
+
+
+def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Slot]) -> Followed | Coupled:
+    """The coordinates of every term and of every predictor, at one point ``(D,)``."""
+    u = u.detach().clone()
+    try:
+        with torch.no_grad(), Follow(u) as notes:
+            terms = cells(joint, u, theta.detach())
+            trace = joint.trace(u, theta.detach())
+            blocks = {slot.site: slot.blocks(trace) for slot in slots}
+        if any(_width(notes.of(x)) > NARROW and x.numel() * _width(notes.of(x)) > WIDE for x in terms.values()):
+            return Coupled(f"{notes.widest} ties {notes.most:,} coordinates together", notes.widest.coordinates)
+        narrow = {site: eta for site, eta in blocks.items() if eta.shape[-1] * _width(notes.of(eta)) <= WIDEST_ROW}
+        found = {site: table(notes.of(eta), eta.shape).reshape(len(eta), -1) for site, eta in narrow.items()}
+    except Lost as lost:
+        return Coupled(str(lost), lost.coordinates)
+    groups = {name: notes.of(term) for name, term in terms.items()}
+    return Followed(
+        joint, u, theta.detach(), groups, {name: term.shape for name, term in terms.items()}, notes.widest, found
+    )
+
+
+def _width(groups: Groups) -> int:
+    """Coordinates that each element touches."""
+    return sum(group.shape[-1] for group in groups)
+
+
+def sparse_rows(followed: Followed, slot: Slot, slope: Forward, num_coupled: int) -> SparseRows | None:
+    """``J`` of a linear predictor by a few of its products; None where some datum sees many latents, or none sees any.
+
+    :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
+    """
+    parts = distinct(followed.slots[slot.site]) if slot.site in followed.slots else []
+    if not parts or max(own.shape[-1] for _, own in parts) > WIDEST_ROW:
+        return None
+    colours = coloured(followed.joint.latents.size, [own for _, own in parts])
+    index, used = _side_by_side(parts, len(followed.slots[slot.site]))
+    own = torch.where(used, colours[index], -1)
+    value = slope.x.new_zeros(len(index), num_coupled, index.shape[-1])
+    for colour in range(int(colours.max()) + 1):
+        along = slope.along((colours == colour).to(slope.x).unsqueeze(0)).reshape(len(index), num_coupled)
+        value = torch.where((own == colour).unsqueeze(1), along.unsqueeze(-1).to(value), value)
+    return SparseRows(index, value, len(colours))
+
+
+def _side_by_side(parts: Sequence[tuple[Tensor | None, Tensor]], num: int) -> tuple[Tensor, Tensor]:
+    """The coordinates of all data, ``(N, k)``, and which are real: where there are fewer, the first stands again."""
+    if len(parts) == 1 and parts[0][0] is None:
+        return parts[0][1], torch.ones_like(parts[0][1], dtype=torch.bool)
+    most = max(own.shape[-1] for _, own in parts)
+    index = parts[0][1].new_zeros(num, most)
+    used = torch.zeros_like(index, dtype=torch.bool)
+    for rows, own in parts:
+        assert rows is not None  # there are several parts, or data without any
+        index[rows] = torch.cat([own, own[:, :1].expand(-1, most - own.shape[-1])], -1)
+        used[rows, : own.shape[-1]] = True
+    return index, used
+
+
+def structured(followed: Followed, linear: LinearPredictors | None) -> Structured | Coupled:
+    """The density by its factors, where that is cheaper than a dense matrix."""
+    names, size = _by_themselves(followed.joint, linear), followed.joint.latents.size
+    mine = {n: g for n, g in followed.groups.items() if _of(n, names)}
+    found = families(mine, followed.shapes)
+    narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
+    wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
+    density = Structured(followed.joint, linear, names, narrow, wide, False)
+    most = max(index.shape[-1] for index in density.pattern.index)
+    if sum(family.index.numel() for family in wide) > min(WIDE_TERMS, size // 2) or _widest_plate(density) > max(
+        NARROW, size // 4
+    ):
+        return Coupled(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
+    if not _affordable(density):
+        return Coupled("nearly every coordinate meets every other in some term")
+    if not found:
+        return density
+    at_once = steps(followed.joint, (*narrow, *wide), followed.u, followed.theta) if linear is None else None
+    density = replace(density, steps=at_once)
+    return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta))
+
+
+def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
+    """The density by its factors, where the terms that see many coordinates see them through a few sums."""
+    found = sums(joint, u, theta)
+    if found is None:
+        return None
+    names = (*joint.latents.names, *joint.discrete, *joint.observed)
+    density = Structured(joint, None, names, found[1], (), False, sums=found[0])
+    if not _affordable(density):
+        return None
+    return replace(density, quadratic=_is_quadratic(density, u, theta))
+
+
+def _widest_plate(density: Structured) -> int:
+    """Coordinates that one of many terms touches."""
+    return max(index.shape[-1] for index in density.pattern.index[: len(density.pattern.index) - len(density.wide)])
+
+
+def _is_quadratic(density: Structured, u: Tensor, theta: Tensor) -> bool:
+    """Whether the families have the same second derivatives at the point that was followed and at a generic one."""
+    first, second = (replace(density, _kept=[])._factors(v, theta) for v in (u, generic(3, len(u), u)[2]))
+    pairs = zip(first, second, strict=True)
+    return all(bool(((a - b).abs() <= 1e-12 * (1.0 + a.abs())).all()) for a, b in pairs)
+
+
+def _by_themselves(joint: LogJoint, linear: LinearPredictors | None) -> tuple[str, ...]:
+    """The sites whose factors no linear predictor describes."""
+    if linear is None:
+        return (*joint.latents.names, *joint.discrete, *joint.observed)
+    return () if linear.gaussian else joint.latents.names
+
+
+def _of(name: str, sites: Sequence[str]) -> bool:
+    """Whether an entry of the cells belongs to the sites."""
+    return any(part.split(", ")[0] in sites for part in name.split("+"))
+
+
+def _affordable(density: Structured) -> bool:
+    """Whether few second derivatives give all factors, and they fit into memory."""
+    size, device = density.pattern.size, density.joint.device
+    numbers = sum(index.numel() * index.shape[-1] for index in density.pattern.index)
+    few = not density.families or len(density.second.pairs) <= min(MANY_PAIRS, size)
+    return few and COPIES * FLOAT * numbers <= available_bytes(device)
+
+
+def refuse_edges(origin: Probe) -> None:
+    """Refuse a field on a graph that is written as differences observed to be zero, with a scale that is learned.
+
+    Normals for ``E`` edges normalise by ``scale^-E``; a field of ``n`` values on ``c`` components of a graph by
+    ``scale^-(n - c)``, which is the same for a forest only.
+
+    :param origin: a run with derivatives.
+    :raises UnsupportedModel: with the site and what to write instead.
+    """
+    for name in origin.joint.observed:
+        if _is_suspect(origin, name):
+            edges = _edges(origin, name)
+            cycles = 0 if edges is None else num_cycles(edges)
+            if edges is not None and cycles:
+                raise UnsupportedModel(_letter(name, len(edges), cycles))
+
+
+def _is_suspect(origin: Probe, name: str) -> bool:
+    """Whether a site is Normal, observed to be zero everywhere, about latents, with a scale that is not given."""
+    node = origin.trace.nodes[name]
+    base, value = predictors.unwrapped(node["fn"]).base, torch.as_tensor(node["value"])
+    if not isinstance(base, Normal) or value.numel() < 3 or bool((value != 0).any()):
+        return False
+    learned = predictors.depends(base.scale, origin.theta) or predictors.depends(base.scale, origin.u)
+    return learned and predictors.depends(base.loc, origin.u)
+
+
+def _edges(origin: Probe, name: str) -> Tensor | None:
+    """The two coordinates that each term sees, ``(E, 2)``; None where it sees other than two."""
+    u = origin.u.detach().clone()
+    try:
+        with torch.no_grad(), Follow(u) as notes:
+            term = cells(origin.joint, u, origin.theta.detach(), (name,))[name]
+    except (Lost, KeyError):
+        return None
+    groups = notes.of(term)
+    parts = distinct(table(groups, term.shape)) if groups else []
+    pairs = [index for _, index in parts if index.shape[-1] == 2]
+    return pairs[0] if len(parts) == 1 and pairs else None
+
+
+def _letter(name: str, num: int, cycles: int) -> str:
+    return (
+        f"site '{name}' draws each of {num:,} differences between latents from a Normal whose scale is learned. Its "
+        f"edges close {cycles:,} cycles, so that the differences are not free of each other: together they must "
+        f"normalise by scale^-{num - cycles:,}, not by scale^-{num:,}, and the scale would come out wrong. Draw the "
+        f"field from pyro_evidence.models.gmrf.ICAR(edges, scale, level=...) instead, or hold the scale fixed."
+    )

@@ -1,0 +1,190 @@
+"""Latent spaces that can be turned at no cost: where they are, found by values at random points, never by names.
+
+Where a density stays the same when the last axis of a latent site is turned, its modes form an orbit: the curvature
+is zero along it, and Laplace's approximation about one point of it has no meaning.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.density import AutogradDensity
+from pyro_evidence.structure.recognise import Structure
+
+# Sites that turn together; of each all, or one element of its first axis.
+Turn = tuple[tuple[str, int | None], ...]
+LARGEST = 64  # latent dimensions
+MOST_PARTS = 16  # elements of a first axis that are turned one by one
+
+
+def refuse_orbits(joint: LogJoint) -> None:
+    """Refuse a latent space that can be turned to an engine that would take one point of its orbit for a mode.
+
+    :raises UnsupportedModel: with the sites that turn, and the engine that integrates over all turns.
+    """
+    for turn in _proposals(joint):
+        if _changes_nothing(joint, turn):
+            names = " and ".join(f"'{name}'" for name, _ in turn)
+            raise UnsupportedModel(
+                f"the latent space of site {names} can be turned without any change of the density: its "
+                "curvature has eigenvalues of zero, and Laplace's approximation about one point no meaning. Fit a "
+                "mixture of probabilistic PCA by EvidenceEM(model).run(Y), which integrates over all turns; elsewhere "
+                "hold the turn by zeros above the diagonal of the loadings, or offer a single latent."
+            )
+
+
+def _proposals(joint: LogJoint) -> Iterator[Turn]:
+    """Sites alone, then all that end in the same number of dimensions, then the parts of those with three axes."""
+    sites = [p for p in joint.latents if _has_a_space(p)]
+    for site in sites:
+        yield ((site.name, None),)
+    for size in sorted({p.shape[-1] for p in sites}):
+        together: Turn = tuple((p.name, None) for p in sites if p.shape[-1] == size)
+        if len(together) > 1:
+            yield together
+    for site in sites:
+        if len(site.shape) > 2 and 1 < site.shape[0] <= MOST_PARTS:
+            yield from (((site.name, k),) for k in range(site.shape[0]))
+
+
+def _has_a_space(site: Coordinate) -> bool:
+    return len(site.shape) > 1 and 1 < site.shape[-1] <= LARGEST and is_identity(site.transform)
+
+
+def _changes_nothing(joint: LogJoint, turn: Turn) -> bool:
+    """Whether the density is the same after a random turn at two random points, though the data see what is turned."""
+    generator = torch.Generator().manual_seed(0)
+    tolerance = float(torch.finfo(joint.dtype).eps ** 0.55)
+    for _ in range(2):
+        u = torch.randn(joint.latents.size, generator=generator, dtype=torch.float64)
+        turned, shrunk = _turned(joint, turn, u, generator), _scaled(joint, turn, u, 0.5)
+        values = joint.log_joint(torch.stack([u, turned, shrunk]).to(joint.device), joint.initial_theta).detach()
+        rounding = tolerance * (1.0 + values[0].abs())
+        if not bool((values[1] - values[0]).abs() <= rounding):
+            return False
+        if bool((values[2] - values[0] - _prior_change(joint, turn, u)).abs() <= rounding):
+            return False  # only the prior sees it: its mode is a point
+    return True
+
+
+def _parts(joint: LogJoint, turn: Turn, u: Tensor) -> Iterator[Tensor]:
+    """Views of what turns, latent dimensions last."""
+    for name, element in turn:
+        site = next(p for p in joint.latents if p.name == name)
+        value = u[joint.latents.slices[name]].reshape(site.shape)
+        yield value if element is None else value[element]
+
+
+def _turned(joint: LogJoint, turn: Turn, u: Tensor, generator: torch.Generator) -> Tensor:
+    u = u.clone()
+    parts = list(_parts(joint, turn, u))
+    size = parts[0].shape[-1]
+    rotation = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=u.dtype)).Q
+    for part in parts:
+        part.copy_(part @ rotation)
+    return u
+
+
+def _scaled(joint: LogJoint, turn: Turn, u: Tensor, factor: float) -> Tensor:
+    u = u.clone()
+    for part in _parts(joint, turn, u):
+        part.mul_(factor)
+    return u
+
+
+def _prior_change(joint: LogJoint, turn: Turn, u: Tensor) -> Tensor:
+    """How much the log prior of the sites that turn changes when they are halved, nats."""
+    names = {name for name, _ in turn}
+    logs = []
+    for point in (u, _scaled(joint, turn, u, 0.5)):
+        trace = joint.trace(point.to(joint.device), joint.initial_theta)
+        logs.append(torch.stack([trace.nodes[n]["fn"].log_prob(trace.nodes[n]["value"]).sum().double() for n in names]))
+    return (logs[1] - logs[0]).sum().detach()
+
+
+Axis = tuple[str, int]  # a site, and one of its dims
+
+
+def has_hidden_units(structure: Structure) -> bool:
+    """Whether observed sites see the latents through a network of at least two hidden units."""
+    if structure.known is not None:
+        return True
+    density = structure.density
+    if not structure.slots or structure.linear is not None or structure.factors is not None:
+        return False
+    try:
+        axes = _alike(density)
+        return any(_are_units(density, found) for found in _by_size(density.joint, axes).values())
+    except (RuntimeError, ValueError):
+        return False  # the model does not run there
+
+
+def _predictor(density: AutogradDensity, u: Tensor) -> Tensor:
+    """All predictors at one point, weighted by fixed random numbers: one number that tells points apart, ``()``."""
+    trace = density.joint.trace(u, density.joint.initial_theta)
+    etas = torch.cat([slot.blocks(trace).reshape(-1).double() for slot in density.slots or ()])
+    draw = torch.randn(len(etas), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return etas @ draw.to(etas)
+
+
+def _point(joint: LogJoint, seed: int) -> Tensor:
+    draw = torch.randn(joint.latents.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return draw.to(joint.device)
+
+
+def _alike(density: AutogradDensity) -> list[Axis]:
+    """Dims along which all elements move the predictors alike where each site's elements are equal."""
+    joint = density.joint
+    values = joint.latents.unconstrained(_point(joint, 2))
+    equal = torch.cat([v.reshape(-1)[:1].expand(v.numel()) for v in values.values()]).requires_grad_()
+    slope = torch.autograd.grad(_predictor(density, equal), equal)[0]
+    found = []
+    for name, own in joint.latents.unconstrained(slope).items():
+        rounding = _rounding(joint) * float(own.abs().amax()) if own.numel() else 0.0
+        for dim in range(own.dim() if rounding > 0.0 else 0):
+            if own.shape[dim] > 1 and bool(((own - own.roll(1, dim)).abs() <= rounding).all()):
+                found.append((name, dim))
+    return found
+
+
+def _rounding(joint: LogJoint) -> float:
+    return float(torch.finfo(joint.dtype).eps ** 0.55)
+
+
+def _by_size(joint: LogJoint, axes: list[Axis]) -> Mapping[int, list[Axis]]:
+    """The dims of each length: units of one layer, or of several layers as wide."""
+    shapes = {p.name: p.unconstrained_shape for p in joint.latents}
+    sizes = sorted({shapes[name][dim] for name, dim in axes})
+    return {size: [(n, d) for n, d in axes if shapes[n][d] == size] for size in sizes}
+
+
+def _are_units(density: AutogradDensity, axes: list[Axis]) -> bool:
+    """Whether exchanging along all of these dims changes nothing, and predictors are bent along one of the sites."""
+    joint, u = density.joint, _point(density.joint, 3)
+    if len({name for name, _ in axes}) < 2:
+        return False
+    before, after = joint.log_joint(torch.stack([u, _exchanged(joint, axes, u)]), joint.initial_theta).detach()
+    same = bool((after - before).abs() <= _rounding(joint) * (1.0 + before.abs()))
+    return same and any(_is_bent(density, name, u) for name, _ in axes)
+
+
+def _exchanged(joint: LogJoint, axes: list[Axis], u: Tensor) -> Tensor:
+    """``u`` with all units in the next one's place."""
+    values = joint.latents.unconstrained(u)
+    for name, dim in axes:
+        values[name] = values[name].roll(1, dim)
+    return torch.cat([v.reshape(-1) for v in values.values()])
+
+
+def _is_bent(density: AutogradDensity, name: str, u: Tensor) -> bool:
+    """Whether the predictors are not linear in one site, the others held."""
+    step = torch.zeros_like(u)
+    step[density.joint.latents.slices[name]] = 0.5
+    with torch.no_grad():
+        behind, here, ahead = (_predictor(density, u + move) for move in (-step, torch.zeros_like(u), step))
+    size = max(abs(float(x)) for x in (behind, here, ahead))
+    return abs(float(ahead - 2.0 * here + behind)) > _rounding(density.joint) ** 0.5 * size

@@ -1,0 +1,114 @@
+"""Rows shared out among processes: one fit, the same on every rank, whatever the shares; and what is refused on all."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyro_evidence import BadInput, EvidenceEM, Start, Stop
+from pyro_evidence.data.distributed import shards
+from pyro_evidence.mixture import fit
+from pyro_evidence.models.mixture import gaussian_mixture
+from tests.mixture.test_number import clusters
+
+SCRIPT = """
+import json, sys, torch, warnings
+warnings.simplefilter("ignore")
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+from pyro_evidence import EvidenceEM, Start, Stop, BadInput
+from pyro_evidence.data.distributed import shards
+from pyro_evidence.mixture import fit
+from pyro_evidence.models.mixture import gaussian_mixture
+fit.SAMPLE, fit.SAMPLE_EACH = 300, 1
+generator = torch.Generator().manual_seed(0)
+centres = 8.0 * torch.randn(4, 3, generator=generator)  # those of clusters(900, 4, 3)
+Y = centres[torch.arange(900) % 4] + torch.randn(900, 3, generator=generator)
+cut, what = json.loads(sys.argv[1]), sys.argv[2]
+axis = int(what or 1) if what.isdigit() else 1
+with shards(restarts=axis) as ranks:
+    mine = Y.split(cut)[ranks.rank].clone()
+    if what == "nan" and ranks.rank == 1:
+        mine[3, 2] = torch.nan
+    if what == "columns" and ranks.rank == 1:
+        mine = mine[:, :2]
+    engine = EvidenceEM(gaussian_mixture(2), start=Start(restarts=2), stop=Stop(progress=False, throw=False))
+    try:
+        found = engine.run(mine)
+        print(json.dumps([float(found.log_evidence), found.num_components, found.mode["w"].flatten().tolist()]))
+    except BadInput as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def run(path: Path, cut: list[int], what: str = "", each: int = 1) -> list[Any]:
+    """What each rank says.
+
+    :param each: ranks that have the same rows.
+    """
+    (path / "fit.py").write_text(SCRIPT)
+    own = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port()),
+        "WORLD_SIZE": str(each * len(cut)),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(path / "fit.py"), json.dumps(cut), what]
+    ranks = [
+        subprocess.Popen(command, env=os.environ | own | {"RANK": str(i)}, stdout=subprocess.PIPE, text=True)
+        for i in range(each * len(cut))
+    ]
+    return [json.loads(rank.communicate(timeout=600)[0]) for rank in ranks]
+
+
+def test_shares_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks of which one has nothing, and one process: the same to 1e-11, and alike on every rank."""
+    monkeypatch.setattr(fit, "SAMPLE", 300)
+    monkeypatch.setattr(fit, "SAMPLE_EACH", 1)
+    engine = EvidenceEM(gaussian_mixture(2), start=Start(restarts=2), stop=Stop(progress=False, throw=False))
+    alone = engine.run(clusters(900, 4, 3))
+    said = run(tmp_path, [100, 0, 800])
+    assert all(x == said[0] for x in said)
+    assert said[0][0] == pytest.approx(float(alone.log_evidence), rel=1e-11)
+    assert said[0][1] == 4 and said[0][2] == pytest.approx(alone.mode["w"].flatten().tolist(), rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cut", "each"), [([900], 2), ([0, 900], 2), ([200, 300, 0, 400], 1)], ids=str)
+def test_restarts_are_a_second_axis_and_four_ranks_are_like_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: list[int], each: int
+) -> None:
+    monkeypatch.setattr(fit, "SAMPLE", 300)
+    monkeypatch.setattr(fit, "SAMPLE_EACH", 1)
+    engine = EvidenceEM(gaussian_mixture(2), start=Start(restarts=2), stop=Stop(progress=False, throw=False))
+    alone = engine.run(clusters(900, 4, 3))
+    said = run(tmp_path, cut, str(each), each)
+    assert all(x == said[0] for x in said)
+    assert said[0][0] == pytest.approx(float(alone.log_evidence), rel=1e-11) and said[0][1] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("nan", "rank 1: BadInput: chunk 0 holds nan, first in row 3, column 2"), ("columns", "ranks have different")],
+)
+def test_every_rank_hears_what_is_wrong_on_one(tmp_path: Path, what: str, message: str) -> None:
+    said = run(tmp_path, [450, 450], what)
+    assert all(message in text for text in said)
+
+
+def test_without_processes_there_is_a_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(BadInput, match="torchrun --nproc-per-node=2"), shards():
+        pass

@@ -1,0 +1,130 @@
+"""Rounds of many restarts as one batch, on a family whose every round halves the way to its optimum."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence.errors import NotConverged
+from pyro_evidence.fitting.iterate import Status, Stop
+from pyro_evidence.fitting.restarts import (
+    LONGEST,
+    Phase,
+    Restarts,
+    advance,
+    em,
+    leap,
+    ready,
+    repeated,
+    require_any,
+    warmed,
+)
+from pyro_evidence.numerics.batched import Batched
+
+
+@dataclass(frozen=True)
+class Place(Batched):
+    x: Tensor  # (R,)
+
+
+@dataclass(frozen=True)
+class Halving(Restarts):
+    """Maximises ``-(x - goal)^2``; rows past ``edge`` are no parameters, rows past ``cliff`` have no likelihood."""
+
+    at: Place
+    goal: float = 0.0
+    edge: float = torch.inf
+    cliff: float = torch.inf
+
+    @property
+    def parameters(self) -> Place:
+        return self.at
+
+    @property
+    def log_likelihood(self) -> Tensor:
+        return torch.where(self.at.x > self.cliff, torch.nan, -(self.at.x - self.goal).square())
+
+    @property
+    def log_evidence(self) -> Tensor:
+        return torch.where(self.failed, -torch.inf, self.log_likelihood)
+
+    def proposed(self) -> Place:
+        return Place(0.5 * (self.at.x + self.goal))
+
+    def reached(self, parameters: Place) -> "Halving":
+        return replace(self, at=parameters)
+
+    def change_to(self, parameters: Place) -> Tensor:
+        return torch.where(parameters.x > self.edge, torch.nan, (parameters.x - self.at.x).abs())
+
+    def ahead(self, before: Place, after: Place) -> Place:
+        return after
+
+    def complaint(self, parameters: Place, row: int) -> str:
+        return f"{float(parameters.x[row]):g} is too far"
+
+
+def begun(*x: float, **limits: float) -> Halving:
+    num = len(x)
+    where = Place(torch.tensor(x))
+    return Halving(where, failed=torch.zeros(num).bool(), change=torch.full((num,), torch.inf), **limits)
+
+
+def test_a_round_is_every_rows_own() -> None:
+    after = advance(begun(4.0, -2.0))
+    assert after.at.x.tolist() == [2.0, -1.0] and after.change.tolist() == [2.0, 1.0]
+    assert after.num_rounds == 1 and after.objective == -1.0 and after.gradient_norm == 2.0
+    assert after.verdict is None and after.reasons == ()
+
+
+@pytest.mark.parametrize("limit", ["edge", "cliff"])
+def test_a_row_that_fails_stays_and_says_why_while_the_others_go_on(limit: str) -> None:
+    start = begun(4.0, 1.0, goal=10.0, **{limit: 6.0})  # to 7, then not any more; to 5.5, then to 7.75
+    one = advance(start)
+    assert one.at.x.tolist() == [4.0, 5.5] and one.failed.tolist() == [True, False]
+    assert one.reasons == ("restart 0: round 1: 7 is too far",) and one.change.tolist() == [0.0, 4.5]
+    two = advance(one)
+    assert two.at.x.tolist() == [4.0, 5.5] and two.verdict is Status.FAILED
+    assert two.reasons == (*one.reasons, "restart 1: round 2: 7.75 is too far")
+    assert two.objective == -(4.5**2)  # of no log evidence any more, but of a log likelihood
+
+
+def test_where_none_is_left_the_error_holds_all_reasons() -> None:
+    failed = repeated(begun(4.0, 1.0, goal=10.0, edge=6.0), 2)
+    with pytest.raises(NotConverged, match=r"update=other\(\)\.\nrestart 0: .*7 is too far\nrestart 1: .*7.75"):
+        require_any(failed, "other()")
+    require_any(begun(1.0), "nothing")
+
+
+def test_a_warm_up_is_counted_and_what_follows_stops_by_itself() -> None:
+    phases = [Phase(lambda now: replace(now, goal=8.0), advance, 2), Phase(lambda now: now, advance, 0)]
+    stop = Stop(tolerance=1e-3, gradient_tolerance=1e-3, num_steps=50)
+    fit = em(begun(0.0), phases, lambda now: replace(now, goal=0.0), stop, advance)
+    assert fit.objectives[0] == -36.0  # two halvings towards 8 lead to 6
+    assert fit.status is Status.CONVERGED and 0.0 < float(fit.state.at.x) < 1e-3
+    alone = warmed(begun(0.0), phases)
+    assert alone.at.x.tolist() == [6.0] and ready(alone).change.tolist() == [torch.inf]
+
+
+def test_a_warm_up_in_which_all_fail_is_the_end() -> None:
+    fit = em(begun(4.0, goal=10.0, edge=6.0), [Phase(lambda b: b, advance, 3)], lambda b: b, Stop(), advance)
+    assert fit.status is Status.FAILED and fit.state.num_rounds == 1 and len(fit.objectives) == 1
+
+
+def test_a_leap_ends_at_the_fixed_point_of_an_iteration_with_one_rate() -> None:
+    end = torch.tensor([[1.0, -2.0, 3.0], [0.0, 5.0, 0.5]], dtype=torch.float64)
+    rate = torch.tensor([[0.5], [0.9]], dtype=torch.float64)
+    x = [end + rate**i * torch.tensor([2.0, -1.0, 0.3], dtype=torch.float64) for i in range(3)]
+    torch.testing.assert_close(leap(*x), end, rtol=1e-12, atol=1e-12)
+
+
+def test_a_leap_is_no_longer_than_allowed_and_no_shorter_than_two_rounds() -> None:
+    """A rate of almost 1 asks for thousands of steps at once, one that turns back for less than one."""
+    slow = [torch.tensor([[0.9999**i]], dtype=torch.float64) for i in range(3)]
+    r, v = slow[1] - slow[0], slow[2] - 2.0 * slow[1] + slow[0]
+    torch.testing.assert_close(leap(*slow), slow[0] + 2.0 * LONGEST * r + LONGEST**2 * v, rtol=1e-14, atol=0.0)
+    turning = [torch.tensor([[(-0.9) ** i]], dtype=torch.float64) for i in range(3)]
+    torch.testing.assert_close(leap(*turning), turning[2], rtol=1e-14, atol=1e-15)
+    still = torch.ones(1, 2, dtype=torch.float64)
+    assert torch.equal(leap(still, still, still), still)

@@ -1,0 +1,105 @@
+"""Scales whose log density has several hills are integrated from the highest that is known."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import LaplaceEvidence, NotAMode, Stop
+from pyro_evidence.laplace.approximation import laplace_state
+from pyro_evidence.nested.integration import around
+from pyro_evidence.nested.outer_modes import from_the_highest, has_arrived
+
+NUM = 4
+
+
+def horseshoe(X: Tensor, y: Tensor) -> None:
+    tau = pyro.sample("tau", dist.HalfCauchy(torch.ones(())))
+    lam = pyro.sample("lam", dist.HalfCauchy(torch.ones(NUM)).to_event(1))
+    b = pyro.sample("b", dist.Normal(torch.zeros(NUM), tau * lam).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X @ b, 0.5), obs=y)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    X, noise = torch.randn(60, NUM, generator=generator), torch.randn(60, generator=generator)
+    return X, 2.0 * X[:, 0] - X[:, 1] + 0.5 * noise
+
+
+@pytest.mark.slow
+def test_a_horseshoe_is_integrated_and_agrees_with_importance_sampling() -> None:
+    posterior = LaplaceEvidence(horseshoe, stop=Stop(progress=False)).run(*data())
+    found = posterior.diagnostics()
+    assert found["status"] == "converged" and found["pareto_k"] < 0.7
+    assert abs(found["log_evidence"] - found["log_evidence_importance"]) < 0.2
+
+
+def two_hills(y: Tensor) -> None:
+    """A scale whose prior has two hills, the lower one at -0.5."""
+    low, high = (dist.Normal(m, 0.15) for m in (-0.5, 0.3))
+    s = pyro.sample("s", dist.Normal(torch.zeros(()), 10.0))
+    pyro.factor("hills", torch.logaddexp(low.log_prob(s) - 3.0, high.log_prob(s)))
+    m = pyro.sample("m", dist.Normal(torch.zeros(()), 1.0))
+    pyro.sample("y", dist.Normal(m, s.exp()).expand([len(y)]).to_event(1), obs=y)
+
+
+def test_the_search_goes_on_from_the_highest_place_that_is_seen() -> None:
+    engine = LaplaceEvidence(two_hills, outer=["s"], stop=Stop(progress=False))
+    engine.run(torch.tensor([0.5, -0.5, 1.0]))
+    state = engine._fits[0].state.laplace
+    lower = around(laplace_state(state.problem, torch.tensor([-0.5]), state.u), torch.tensor([0]))
+    found = from_the_highest(lower)
+    assert has_arrived(found) and not has_arrived(lower)
+    assert float(found.centre[0]) > 0.0 and found.state.objective > lower.state.objective + 1.0
+
+
+def level(y: Tensor) -> None:
+    """A level that walks, seen with noise; both scales multiply what is standard normal."""
+    q, r = (pyro.sample(name, dist.HalfNormal(torch.ones(()))) for name in ("q", "r"))
+    steps = pyro.sample("steps", dist.Normal(torch.zeros(len(y)), 1.0).to_event(1))
+    pyro.sample("y", dist.Normal(q * steps.cumsum(-1), r).to_event(1), obs=y)
+
+
+def level_log_evidence(y: Tensor) -> tuple[float, float]:
+    """Oracle: the walk integrated by hand, the two scales on a fine grid; and the mean of log r."""
+    unit = torch.tril(torch.ones(len(y), len(y), dtype=torch.float64))
+    values, vectors = torch.linalg.eigh(unit @ unit.T)
+    log_q, log_r = torch.meshgrid(*[torch.linspace(-8.0, 3.0, 221, dtype=torch.float64)] * 2, indexing="ij")
+    spread = (2.0 * log_q).exp().unsqueeze(-1) * values + (2.0 * log_r).exp().unsqueeze(-1)
+    likelihood = -0.5 * (math.tau * spread).log() - 0.5 * (vectors.T @ y.double()).square() / spread
+    prior = [dist.HalfNormal(torch.ones((), dtype=torch.float64)).log_prob(s.exp()) + s for s in (log_q, log_r)]
+    log_mass = likelihood.sum(-1) + prior[0] + prior[1] + 2.0 * math.log(0.05)
+    return float(log_mass.logsumexp((0, 1))), float((log_mass.flatten().softmax(0) * log_r.flatten()).sum())
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_far_places_on_the_same_hill_are_no_other_mode(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    walk, noise = torch.randn(2, 30, generator=generator, dtype=torch.float64)
+    y = 0.5 * walk.cumsum(0) + noise
+    posterior = LaplaceEvidence(level, stop=Stop(progress=False)).run(y)
+    log_evidence, mean = level_log_evidence(y)
+    assert float(posterior.log_evidence) == pytest.approx(log_evidence, abs=0.02)
+    log_r = posterior.get_samples(4000, seed=0)["r"].log()
+    assert float(log_r.mean()) == pytest.approx(mean, abs=0.1 * float(log_r.std()))
+
+
+def two_modes(y: Tensor, weight: float) -> None:
+    """Two scales whose joint prior has a second hill of a share ``exp(-weight)``."""
+    s = pyro.sample("s", dist.Normal(torch.zeros(2), 10.0).to_event(1))
+    hills = [dist.Normal(torch.tensor(m), 0.4).to_event(1).log_prob(s) for m in ([0.3, 0.3], [-2.0, 0.3])]
+    pyro.factor("hills", torch.logaddexp(hills[0], hills[1] - weight))
+    m = pyro.sample("m", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    pyro.sample("y", dist.Normal(m, s.exp()).to_event(1).expand([len(y)]).to_event(1), obs=y)
+
+
+def test_another_mode_counts_by_its_mass() -> None:
+    y = 0.1 * torch.tensor([[0.5, 0.2], [-0.5, 1.0], [1.0, -0.8]])
+    engine = LaplaceEvidence(two_modes, outer=["s"], stop=Stop(progress=False))
+    assert math.isfinite(float(engine.run(y, 14.0).log_evidence))
+    with pytest.raises(NotAMode, match="several modes"):
+        engine.run(y, 4.0)

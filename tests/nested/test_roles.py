@@ -1,0 +1,140 @@
+"""Which sites are integrated numerically: scales, correlations, kernel settings; never locations, weights, layers."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import LaplaceEvidence
+from pyro_evidence.nested.roles import found_outer
+from pyro_evidence.program.log_joint import LogJoint
+from tests.models_for_tests.sampled_scales import CASES, SCHOOLS, Case, schools_centred
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c.model.__name__ for c in CASES])
+def test_sites_that_spread_others_are_found(case: Case) -> None:
+    assert " ".join(found_outer(LogJoint(case.model, case.data))) == case.outer
+
+
+def test_a_maximised_site_is_not_integrated() -> None:
+    assert found_outer(LogJoint(schools_centred, (SCHOOLS,), hyper=["tau"])) == ()
+
+
+def test_the_scale_of_a_scale_goes_with_it() -> None:
+    def model(y: Tensor) -> None:
+        width, mu = pyro.sample("width", dist.HalfNormal(5.0)), pyro.sample("mu", dist.Normal(0.0, 5.0))
+        tau = pyro.sample("tau", dist.HalfCauchy(width))
+        with pyro.plate("units", 8):
+            pyro.sample("y", dist.Normal(pyro.sample("theta", dist.Normal(mu, tau)), 10.0), obs=y)
+
+    assert found_outer(LogJoint(model, (SCHOOLS,))) == ("tau", "width")
+
+
+def test_scales_of_enumerated_components_stay_inside() -> None:
+    def model(y: Tensor) -> None:
+        with pyro.plate("components", 2):
+            loc, scale = pyro.sample("loc", dist.Normal(0.0, 10.0)), pyro.sample("scale", dist.HalfNormal(5.0))
+        with pyro.plate("data", 8):
+            z = pyro.sample("z", dist.Categorical(torch.ones(2)))
+            pyro.sample("y", dist.Normal(loc[z], scale[z]), obs=y)
+
+    assert found_outer(LogJoint(model, (SCHOOLS,))) == ()
+
+
+def test_single_precision_finds_the_same() -> None:
+    assert found_outer(LogJoint(schools_centred, (SCHOOLS.float(),))) == ("tau",)
+
+
+VISITS, REGION = torch.tensor([0.0, 2, 0, 1, 0, 0, 3, 0, 2, 1, 0, 0], dtype=torch.float64), torch.arange(12) % 4
+
+
+def effects() -> Tensor:
+    with pyro.plate("regions", 4):
+        return pyro.sample("e", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0))
+
+
+def present() -> Tensor:
+    """Logits of being there for each place."""
+    return (pyro.sample("s", dist.HalfNormal(1.0)) * effects())[REGION]
+
+
+def occupancy(y: Tensor) -> None:
+    logits, p = present(), torch.tensor(0.45, dtype=torch.float64)
+    with pyro.plate("places", 12):
+        z = pyro.sample("z", dist.Bernoulli(logits=logits))
+        pyro.sample("y", dist.Binomial(4, p * z), obs=y)
+
+
+def occupancy_summed(y: Tensor) -> None:
+    logits, p = present(), torch.tensor(0.45, dtype=torch.float64)
+    with pyro.plate("places", 12):
+        seen = dist.Binomial(4, p).log_prob(y) + torch.nn.functional.logsigmoid(logits)
+        either = torch.logaddexp(seen, torch.nn.functional.logsigmoid(-logits))
+        pyro.factor("y", torch.where(y == 0.0, either, seen))
+
+
+def test_a_scale_behind_a_discrete_site_is_found() -> None:
+    """Oracle: the same model with its discrete site summed out by hand."""
+    assert found_outer(LogJoint(occupancy, (VISITS,))) == ("s",)
+    first, second = (LaplaceEvidence(m).run(VISITS) for m in (occupancy, occupancy_summed))
+    assert float(first.log_evidence) == pytest.approx(float(second.log_evidence), abs=1e-5)
+
+
+def test_a_scale_of_a_smooth_curve_behind_a_discrete_site_is_found_with_its_length() -> None:
+    def model(y: Tensor) -> None:
+        length, s = pyro.sample("length", dist.InverseGamma(5.0, 8.0)), pyro.sample("s", dist.HalfNormal(1.0))
+        places = torch.arange(4.0, dtype=torch.float64)
+        K = (-0.5 * ((places[:, None] - places) / length).square()).exp() + 1e-6 * torch.eye(4)
+        logits, p = s * (torch.linalg.cholesky(K) @ effects())[REGION], pyro.sample("p", dist.Beta(2.0, 2.0))
+        with pyro.plate("places", 12):
+            z = pyro.sample("z", dist.Bernoulli(logits=logits))
+            pyro.sample("y", dist.Binomial(4, p * z), obs=y)
+
+    assert found_outer(LogJoint(model, (VISITS,))) == ("length", "s")
+
+
+def test_weights_of_a_mixture_are_no_scale() -> None:
+    def model(y: Tensor) -> None:
+        weight = pyro.sample("weight", dist.Beta(2.0, 2.0))
+        with pyro.plate("components", 2):
+            loc = pyro.sample("loc", dist.Normal(0.0, 10.0))
+        with pyro.plate("data", 8):
+            z = pyro.sample("z", dist.Bernoulli(weight)).long()
+            pyro.sample("y", dist.Normal(loc[z], 5.0), obs=y)
+
+    assert found_outer(LogJoint(model, (SCHOOLS,))) == ()
+
+
+def censored(y: Tensor) -> None:
+    """Measurements that nobody reads below 9, their density written by hand."""
+    mu, s = pyro.sample("mu", dist.Normal(0.0, 20.0)), pyro.sample("s", dist.HalfNormal(20.0))
+    noise = dist.Normal(mu, s)
+    with pyro.plate("data", len(y)):
+        pyro.factor("y", torch.where(y > 9.0, noise.log_prob(y), noise.cdf(torch.tensor(9.0)).log()))
+
+
+def test_a_scale_in_a_factor_is_integrated() -> None:
+    """Oracle: the sum over a grid of both."""
+    posterior = LaplaceEvidence(censored).run(SCHOOLS)
+    assert posterior.outer_sites == ("s",)
+    mu, log_s = torch.linspace(-80.0, 80.0, 641), torch.linspace(-2.0, 6.0, 801)
+    noise, s = dist.Normal(mu[:, None, None], log_s.exp()[:, None]), log_s.exp()
+    data = torch.where(SCHOOLS > 9.0, noise.log_prob(SCHOOLS), noise.cdf(torch.tensor(9.0)).log()).sum(-1)
+    prior = dist.Normal(0.0, 20.0).log_prob(mu)[:, None] + dist.HalfNormal(20.0).log_prob(s) + log_s
+    log_evidence = (data + prior).logsumexp((0, 1)) + math.log(0.25 * 0.01)
+    assert float(posterior.log_evidence) == pytest.approx(float(log_evidence), abs=0.05)
+    mass = (data + prior - (data + prior).logsumexp((0, 1))).exp().sum(0)
+    mean = float(mass @ s)
+    assert float(posterior.marginal("s").mean) == pytest.approx(mean, abs=0.05 * float(mass @ (s - mean) ** 2) ** 0.5)
+
+
+def test_a_factor_that_sees_many_positive_numbers_has_none_of_them_outside() -> None:
+    def model(y: Tensor) -> None:
+        names = [pyro.sample(f"r{i}", dist.Gamma(2.0, 0.2)) for i in range(4)]
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        pyro.factor("y", dist.Poisson(sum(names) * slope.exp()).log_prob(y.abs().round()).sum())
+
+    assert found_outer(LogJoint(model, (SCHOOLS,))) == ()

@@ -1,0 +1,82 @@
+"""A latent space that can be turned is refused by name; one that the data or the prior hold still is not."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import LaplaceEvidence, Stop, UnsupportedModel
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.symmetries import refuse_orbits
+
+torch.manual_seed(0)
+Y = torch.randn(30, 4, dtype=torch.float64)
+
+
+def factor_analysis(Y: Tensor) -> None:
+    loadings = pyro.sample("loadings", dist.Normal(torch.zeros(4, 2), 1.0).to_event(2))
+    with pyro.plate("rows", len(Y)):
+        pyro.sample("y", dist.LowRankMultivariateNormal(torch.zeros(4), loadings, torch.ones(4)), obs=Y)
+
+
+def factorisation(Y: Tensor) -> None:
+    left = pyro.sample("left", dist.Normal(torch.zeros(30, 3), 1.0).to_event(2))
+    right = pyro.sample("right", dist.Normal(torch.zeros(4, 3), 1.0).to_event(2))
+    pyro.sample("y", dist.Normal(left @ right.mT, 1.0).to_event(2), obs=Y)
+
+
+def one_of_two(Y: Tensor) -> None:
+    """Only the second part has columns of one prior precision."""
+    scale = torch.tensor([[[1.0, 2.0]], [[1.0, 1.0]]]).expand(2, 4, 2)
+    W = pyro.sample("W", dist.Normal(torch.zeros(2, 4, 2), scale).to_event(3))
+    components = dist.LowRankMultivariateNormal(torch.zeros(2, 4), W, torch.ones(2, 4))
+    with pyro.plate("rows", len(Y)):
+        pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(torch.ones(2) / 2), components), obs=Y)
+
+
+def told_apart(Y: Tensor) -> None:
+    loadings = pyro.sample("loadings", dist.Normal(torch.zeros(4, 2), torch.tensor([1.0, 2.0])).to_event(2))
+    with pyro.plate("rows", len(Y)):
+        pyro.sample("y", dist.LowRankMultivariateNormal(torch.zeros(4), loadings, torch.ones(4)), obs=Y)
+
+
+def slopes(Y: Tensor) -> None:
+    b = pyro.sample("b", dist.Normal(torch.zeros(5, 2), 1.0).to_event(2))
+    x = torch.linspace(0.0, 1.0, 30)
+    pyro.sample(
+        "y", dist.Normal(b[torch.arange(30) % 5, 0] + b[torch.arange(30) % 5, 1] * x, 1.0).to_event(1), obs=Y[:, 0]
+    )
+
+
+def unused(Y: Tensor) -> None:
+    pyro.sample("spare", dist.Normal(torch.zeros(4, 2), 1.0).to_event(2))
+    m = pyro.sample("m", dist.Normal(0.0, 1.0))
+    pyro.sample("y", dist.Normal(m, 1.0).expand([30]).to_event(1), obs=Y[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [(factor_analysis, "'loadings'"), (factorisation, "'left' and 'right'"), (one_of_two, "'W'")],
+    ids=["factor analysis", "factorisation", "one part"],
+)
+def test_what_can_be_turned_is_refused_by_name(model: object, names: str) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"site {names} can be turned.*EvidenceEM\(model\)"):
+        LaplaceEvidence(model).run(Y)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", [told_apart, slopes, unused])
+def test_what_stays_is_fitted(model: object) -> None:
+    refuse_orbits(LogJoint(model, (Y,)))  # type: ignore[arg-type]
+
+
+def test_the_advice_works() -> None:
+    """Zeros above the diagonal hold the turn."""
+    lower = torch.ones(4, 2).tril()
+
+    def held(Y: Tensor) -> None:
+        loadings = pyro.sample("loadings", dist.Normal(torch.zeros(4, 2), 1.0).to_event(2)) * lower
+        with pyro.plate("rows", len(Y)):
+            pyro.sample("y", dist.LowRankMultivariateNormal(torch.zeros(4), loadings, torch.ones(4)), obs=Y)
+
+    assert LaplaceEvidence(held, stop=Stop(progress=False)).run(Y).log_evidence.isfinite()
