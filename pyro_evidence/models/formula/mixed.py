@@ -54,7 +54,7 @@ class MixedModel:
 
     @property
     def source(self) -> str:
-        """The same program as text, for reading; it runs by itself, and is not what runs when the model is called."""
+        """Text of the program, for reading: it runs by itself, and is not what runs when the model is called."""
         return self._sketch.text()
 
     @cached_property

@@ -56,7 +56,7 @@ class Quantity:
         return pyro.param(self.name, torch.eye(self.shape[0]).to(X), constraint=constraints.corr_cholesky)
 
     def text(self) -> str:
-        """The same as a line of the program."""
+        """A line of the program that states this param or site."""
         if self.prior is not None:
             return f'{self.name} = pyro.sample("{self.name}", {self.prior.text(self.shape)})'
         size = self.shape[0] if self.shape else "()"
@@ -124,7 +124,7 @@ class Effects:
         return u[index] if self.block.plain else (columns[0] * u[index]).sum(-1)
 
     def text(self, eta: str) -> Iterator[str]:
-        """The same as lines of the program."""
+        """Lines of the program that add these effects to the predictor called ``eta``."""
         label, size = self.label, len(self.block.coefficients)
         yield f"# {one_line(self.block.text)}"
         yield self.sd.text() + ("" if self.block.plain else _comment(self.sd.labels))
@@ -164,7 +164,7 @@ class Predictor:
         return eta
 
     def text(self, offset: bool) -> Iterator[str]:
-        """The same as lines of the program."""
+        """Lines of the program that compute this predictor."""
         if self.b is not None:
             yield self.b.text() + _comment(self.b.labels)
         start = "X.new_zeros(len(X))" if self.b is None else f"X @ {self.b.name}"
@@ -223,7 +223,7 @@ class Sketch:
             pyro.sample(self.response, FAMILIES[self.family].likelihood(eta, extra), obs=given.get(self.response))
 
     def text(self) -> str:
-        """The same as a program, for reading."""
+        """The program, for reading: run by its reader, it has the log joint of :meth:`run`."""
         *given, response = self.arguments
         lines = [f'"""{one_line(self.title)}"""', *(line for p in self.predictors for line in p.text(self.offset))]
         if self.family == "categorical":
