@@ -145,12 +145,8 @@ def test_it_is_the_program_that_one_writes(frame: Any) -> None:
     assert float(fit(model, data).log_evidence) == pytest.approx(float(expected.log_evidence), abs=1e-6)
 
 
-def test_the_source_runs_by_itself(frame: Any) -> None:
-    model, data = mixed("y ~ x * h + (x || g)", frame)
-    space: dict[str, Any] = {}
-    exec(model.source, space)
-    found = LaplaceEvidence(space["model"], stop=Stop(progress=False)).run(*data)
-    assert float(found.log_evidence) == float(fit(model, data).log_evidence)
+def test_coefficients_have_the_names_of_formulae(frame: Any) -> None:
+    model, _ = mixed("y ~ x * h + (x || g)", frame)
     assert model.coords["coefficient"] == ("Intercept", "x", "h[q]", "h[r]", "x:h[q]", "x:h[r]")
 
 
@@ -182,7 +178,7 @@ def test_the_two_ways_to_write_a_binomial_agree(frame: Any) -> None:
 
 def test_a_negative_binomial_has_the_mean_of_its_predictor() -> None:
     eta, shape = torch.tensor([0.3, -1.0]), torch.tensor(2.5)
-    made = eval(FAMILIES["negative binomial"].likelihood, {"dist": dist, "eta": eta, "shape": shape})
+    made = FAMILIES["negative binomial"].likelihood(eta, shape)
     torch.testing.assert_close(made.mean, eta.exp())
     torch.testing.assert_close(made.variance, eta.exp() + eta.exp().square() / shape)
 
@@ -274,7 +270,7 @@ LETTERS = [
     ({"priors": "strong"}, "'weak' or None"),
     ({"priors": {"tau": "Normal(0, 1)"}}, "has an entry 'tau'; expected one of"),
     ({"priors": {"b": "Normal(0, x)"}}, "its arguments are not numbers"),
-    ({"priors": {"b": "Gauss(0, 1)"}}, "Pyro has no distribution Gauss"),
+    ({"priors": {"b": "Gauss(0, 1)"}}, "Gauss is none of the distributions"),
     ({"priors": {"b": "0"}}, 'such as "Normal'),
     ({"priors": {"sd": "flat"}}, "expected it for b only"),
 ]

@@ -1,9 +1,11 @@
 """A data frame as the tensors of a mixed model: fixed effects, what varies by group, groups, response."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,22 @@ from pyro_evidence.models.formula.families import FAMILIES
 from pyro_evidence.models.formula.terms import Formula, Varying
 
 Frame = Any  # a pandas.DataFrame
+ENVIRONMENT = "formulae.environment"
+NUMPY = {
+    name: getattr(np, name)
+    for name in (
+        *("abs", "absolute", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "cbrt", "ceil"),
+        *("clip", "cos", "cosh", "deg2rad", "exp", "exp2", "expm1", "floor", "fmax", "fmin", "hypot", "log", "log10"),
+        *("log1p", "log2", "logaddexp", "max", "maximum", "mean", "median", "min", "minimum", "mod", "power"),
+        *("quantile", "rad2deg", "reciprocal", "rint", "round", "sign", "sin", "sinh", "sqrt", "square", "std", "sum"),
+        *("tan", "tanh", "var", "where"),
+    )
+}
+FORMULAE = (
+    *("B", "C", "I", "S", "Sum", "T", "Treatment", "binary", "bs", "cc", "center", "cr", "offset", "p", "poly", "prop"),
+    *("proportion", "scale", "standardize", "tp"),
+)
+FUNCTIONS = (*FORMULAE, *NUMPY, *(f"np.{name}" for name in NUMPY))  # all that a formula can call
 
 
 @dataclass(frozen=True)
@@ -43,7 +61,7 @@ class Design:
     formula: Formula
     family: str
     frame: Frame
-    _built: dict[str, Any] = field(default_factory=dict, repr=False)
+    _built: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": {}}  # formulae's own objects hold on to whoever called them
@@ -74,16 +92,23 @@ class Design:
 
     def levels(self, varying: Varying) -> tuple[str, ...]:
         """Names of the groups, sorted as their columns are."""
-        if varying.group not in self._built:
-            self._built[varying.group] = _levels(self.frame, varying)
-        return tuple(self._built[varying.group])
+        groups = self._groups(varying)
+        names = tuple(":".join(group) for group in groups)
+        return names if len(set(names)) == len(groups) else tuple(repr(group) for group in groups)
 
     def index(self, varying: Varying, frame: Frame | None = None) -> tuple[Tensor, int]:
         """The group of each row ``(N,)`` and how many there are; groups that are new come after the others."""
-        known = {name: code for code, name in enumerate(self.levels(varying))}
-        found = _joined(self.frame if frame is None else frame, varying)
-        codes = [known.setdefault(name, len(known)) for name in found]
+        known = {group: code for code, group in enumerate(self._groups(varying))}
+        found = _group_of_rows(self.frame if frame is None else frame, varying)
+        codes = [known.setdefault(group, len(known)) for group in found]
         return torch.tensor(codes, dtype=torch.long), len(known)
+
+    def _groups(self, varying: Varying) -> list[tuple[str, ...]]:
+        """The groups, sorted, each as the values of its columns."""
+        if varying.columns not in self._built:
+            rows = self.frame[list(varying.columns)].drop_duplicates().sort_values(list(varying.columns))
+            self._built[varying.columns] = list(dict.fromkeys(_group_of_rows(rows, varying)))
+        return list(self._built[varying.columns])
 
     def response(self, frame: Frame | None = None) -> Response:
         """The response of each row.
@@ -147,18 +172,38 @@ def complete_rows(formula: Formula, frame: Frame) -> Frame:
 
 
 def _design_matrices(text: str, frame: Frame) -> Any:
+    """What formulae makes of a formula, in which only :data:`FUNCTIONS` can be called.
+
+    Its environment holds these functions instead of the names of the caller, and a name that reaches into one of them
+    (``np.log.at``, ``C.__globals__``) is refused before formulae sees it.
+    """
     try:
-        formulae = import_module("formulae")
+        formulae, scanner, environment = (import_module(m) for m in ("formulae", "formulae.scanner", ENVIRONMENT))
     except ImportError as error:
         raise ImportError("formulas need the package formulae: pip install 'pyro-evidence[formula]'.") from error
+    known = environment.Environment([{"np": SimpleNamespace(**NUMPY), **NUMPY}])
     try:
-        return formulae.design_matrices(text, frame, na_action="error", extra_namespace={"np": np})
+        for token, after in pairwise(scanner.Scanner(text).scan(False)):
+            _check_name(token, after, text, frame)
+        return formulae.design_matrices(text, frame, na_action="error", env=known)
+    except BadInput:
+        raise
     except Exception as error:  # whatever the formula's functions raise
         raise BadInput(
-            f"'{text}' cannot be made into columns ({type(error).__name__}: {error}); expected "
-            f"columns of the frame, {list(frame.columns)}, with + : * and functions of them such as scale(x), C(x), "
-            f"np.log(x)."
+            f"'{text}' cannot be made into columns ({type(error).__name__}: {error}); expected columns of the frame, "
+            f"{list(frame.columns)}, with + : * and functions of them such as scale(x), C(x), np.log(x)."
         ) from error
+
+
+def _check_name(token: Any, after: Any, text: str, frame: Frame) -> None:
+    name = token.lexeme
+    called = after.kind in ("LEFT_PAREN", "LEFT_BRACKET")
+    column = not called and ("." not in name or name in frame.columns)
+    if token.kind == "IDENTIFIER" and name not in FUNCTIONS and not column:
+        raise BadInput(
+            f"'{text}' has '{name}'; expected columns of the frame, and of functions {', '.join(FUNCTIONS)}. Put what "
+            f"is to be computed otherwise into a column of the frame first."
+        )
 
 
 def _evaluated(common: Any, frame: Frame) -> Any:
@@ -184,14 +229,8 @@ def _without_offset(built: Any, matrix: Any) -> Any:
     return np.concatenate([matrix[:, s] for s in slices], 1) if slices else matrix[:, :0]
 
 
-def _levels(frame: Frame, varying: Varying) -> list[str]:
-    rows = frame[list(varying.columns)].drop_duplicates().sort_values(list(varying.columns))
-    return _joined(rows, varying)
-
-
-def _joined(frame: Frame, varying: Varying) -> list[str]:
-    columns = [frame[c].astype(str).tolist() for c in varying.columns]
-    return [":".join(row) for row in zip(*columns, strict=True)]
+def _group_of_rows(frame: Frame, varying: Varying) -> list[tuple[str, ...]]:
+    return list(zip(*(frame[c].astype(str) for c in varying.columns), strict=True))
 
 
 def _float(column: Any) -> Tensor:
@@ -224,12 +263,9 @@ def _class_names(column: Any) -> tuple[str, ...]:
 
 
 def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _require(holds: bool, what: str, expected: str) -> None:
     if not holds:
         raise BadInput(f"{what}: expected {expected}. Look at the column's smallest and largest values.")
-
-
-Names = Mapping[str, tuple[str, ...]]

@@ -1,21 +1,27 @@
-"""Families of responses: which likelihood stands in the program, and what it needs besides the linear predictor."""
+"""Families of responses: the likelihood, and what it needs besides the linear predictor."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
+
+import pyro.distributions as dist
 
 
 @dataclass(frozen=True)
 class Family:
     """How a response depends on its linear predictor.
 
-    :ivar likelihood: the distribution as it stands in the program, of ``eta``.
+    :ivar likelihood: the distribution of the response, from the linear predictor ``eta`` and the family's spread, the
+        number of trials, or None.
+    :ivar text: the same as it stands in the program that is written for reading.
     :ivar spread: the name of its positive parameter, or nothing.
     :ivar response: what the response may be: ``real``, ``binary``, ``counts``, ``trials`` or ``classes``.
     :ivar link: of the mean, in words.
     """
 
-    likelihood: str
+    likelihood: Callable[[Any, Any], Any]
+    text: str
     spread: str
     response: str
     link: str
@@ -23,11 +29,41 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "gaussian": Family("dist.Normal(eta, sigma)", "sigma", "real", "identity"),
-        "bernoulli": Family("dist.Bernoulli(logits=eta)", "", "binary", "logit"),
-        "binomial": Family("dist.Binomial(trials, logits=eta)", "", "trials", "logit"),
-        "poisson": Family("dist.Poisson(eta.exp())", "", "counts", "log"),
-        "negative binomial": Family("dist.NegativeBinomial(shape, logits=eta - shape.log())", "shape", "counts", "log"),
-        "categorical": Family("dist.Categorical(logits=eta)", "", "classes", "softmax"),
+        "gaussian": Family(dist.Normal, "dist.Normal(eta, sigma)", "sigma", "real", "identity"),
+        "bernoulli": Family(
+            lambda eta, _: dist.Bernoulli(logits=eta),
+            "dist.Bernoulli(logits=eta)",
+            "",
+            "binary",
+            "logit",
+        ),
+        "binomial": Family(
+            lambda eta, trials: dist.Binomial(trials, logits=eta),
+            "dist.Binomial(trials, logits=eta)",
+            "",
+            "trials",
+            "logit",
+        ),
+        "poisson": Family(
+            lambda eta, _: dist.Poisson(eta.exp()),
+            "dist.Poisson(eta.exp())",
+            "",
+            "counts",
+            "log",
+        ),
+        "negative binomial": Family(
+            lambda eta, shape: dist.NegativeBinomial(shape, logits=eta - shape.log()),
+            "dist.NegativeBinomial(shape, logits=eta - shape.log())",
+            "shape",
+            "counts",
+            "log",
+        ),
+        "categorical": Family(
+            lambda eta, _: dist.Categorical(logits=eta),
+            "dist.Categorical(logits=eta)",
+            "",
+            "classes",
+            "softmax",
+        ),
     }
 )

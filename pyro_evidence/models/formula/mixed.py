@@ -1,20 +1,27 @@
-"""The door: a formula and a frame in, a Pyro program and its arguments out."""
+"""A mixed model from a formula and a frame: a Pyro program, built from values, and its arguments."""
 
-import linecache
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from inspect import Signature, signature
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import Parameter, Signature
 from typing import Any
 
-import pyro.distributions as dist
-import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.formula.design import Design, Frame, Response, complete_rows
 from pyro_evidence.models.formula.families import FAMILIES
-from pyro_evidence.models.formula.priors import FLAT, WEAK, Priors, check_names, general, weak_priors
-from pyro_evidence.models.formula.source import Block, Sketch, identifier, program, spread_names, suffix
+from pyro_evidence.models.formula.priors import FLAT, WEAK, Priors, check_names, general, prior_of, weak_priors
+from pyro_evidence.models.formula.program import (
+    TAKEN,
+    Block,
+    Effects,
+    Predictor,
+    Quantity,
+    Sketch,
+    identifier,
+    suffixes,
+)
 from pyro_evidence.models.formula.terms import parsed
 
 Arguments = tuple[Any, ...]
@@ -24,13 +31,11 @@ Arguments = tuple[Any, ...]
 class MixedModel:
     """A Pyro program made from a formula.  Call it, or give it to any engine, like one written by hand.
 
-    :ivar source: its text, which runs by itself.
     :ivar formula: and ``family``: what it was made from.
     :ivar coords: names along the dimensions of its params and sites; ``dims`` says which has which, as in ArviZ.
     :ivar dropped: how many rows were left out because a value was missing.
     """
 
-    source: str
     formula: str
     family: str
     coords: Mapping[str, Sequence[str]]
@@ -38,29 +43,27 @@ class MixedModel:
     dropped: int
     classes: tuple[str, ...]
     _design: Design
-    _blocks: tuple[Block, ...]
-    _run: Callable[..., None] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._run = _compiled(self.source)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_run"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._run = _compiled(self.source)
+    _sketch: Sketch
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the program."""
-        self._run(*args, **kwargs)
+        names = self.__signature__.parameters
+        if kwargs or len(args) < len(names) - 1 or len(args) > len(names):
+            return self._sketch.run(self.__signature__.bind(*args, **kwargs).arguments)
+        return self._sketch.run(dict(zip(names, args, strict=False)))
+
+    @property
+    def source(self) -> str:
+        """Text of the program, for reading: it runs by itself, and is not what runs when the model is called."""
+        return self._sketch.text()
+
+    @cached_property
+    def __signature__(self) -> Signature:
+        *given, response = (Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in self._sketch.arguments)
+        return Signature([*given, response.replace(default=None)])
 
     def __repr__(self) -> str:
         return f"MixedModel({self.formula!r}, family={self.family!r})"
-
-    @property
-    def __signature__(self) -> Signature:
-        return signature(self._run)
 
     def arguments(self, frame: Frame) -> Arguments:
         """The program's arguments for new rows, without the response: for ``posterior.predict(*...)``.
@@ -77,7 +80,7 @@ class MixedModel:
         gaps = [c for c in wanted if bool(frame[c].isna().any())]
         if gaps:
             raise BadInput(f"the new rows lack values of '{gaps[0]}'; expected none missing. Leave such rows out.")
-        return tuple(_inputs(self._design, self._blocks, frame))
+        return tuple(_inputs(self._design, self._sketch.blocks, frame))
 
     @property
     def _right_hand_side(self) -> set[str]:
@@ -118,11 +121,8 @@ def mixed(
     design = Design(taken_apart, family, kept)
     response = design.response()
     sketch = _sketch(formula, design, response, priors)
-    source = program(sketch)
     coords, dims = _names(sketch, design)
-    model = MixedModel(
-        source, formula, family, coords, dims, len(frame) - len(kept), response.classes, design, sketch.blocks
-    )
+    model = MixedModel(formula, family, coords, dims, len(frame) - len(kept), response.classes, design, sketch)
     return model, (*_inputs(design, sketch.blocks), *_trials(response), response.values)
 
 
@@ -132,22 +132,38 @@ def _check_family(family: str) -> None:
 
 
 def _sketch(formula: str, design: Design, response: Response, priors: Priors | str | None) -> Sketch:
-    coefficients = design.names(design.formula.fixed)
-    blocks = tuple(_blocks(design))
-    name = identifier(design.formula.response.partition("[")[0], {a for b in blocks for a in b.arguments})
+    family, coefficients = FAMILIES[design.family], design.names(design.formula.fixed)
+    stated = _chosen(priors, design, response)
+    endings = tuple(f"_{c}" for c in suffixes(response.classes)) if design.family == "categorical" else ("",)
+    blocks = tuple(_blocks(design, endings))
+    taken = TAKEN.union(*(_words(b.label, endings) for b in blocks))
     sketch = Sketch(
         _title(formula, design, response),
         design.family,
-        name,
-        coefficients,
+        identifier(design.formula.response.partition("[")[0], taken | _own(endings)),
         blocks,
+        tuple(_predictor(ending, coefficients, blocks, stated) for ending in endings),
+        _quantity(family.spread, (), "positive", (), stated) if family.spread else None,
         design.offset() is not None,
-        tuple(suffix(c) for c in response.classes[1:]) if design.family == "categorical" else (),
-        _chosen(priors, design, response),
     )
-    names = spread_names(sketch)
-    check_names(sketch.priors, {n for n in (set(names) | {general(n) for n in names}) if not n.startswith("u")})
+    check_names(stated, {n for n in sketch.names.keys() | {general(n) for n in sketch.names} if n[0] != "u"})
     return sketch
+
+
+def _predictor(ending: str, coefficients: tuple[str, ...], blocks: Sequence[Block], priors: Priors) -> Predictor:
+    b = _quantity(f"b{ending}", (len(coefficients),), "real", coefficients, priors) if coefficients else None
+    return Predictor(f"eta{ending}", b, tuple(_effects(block, block.label + ending, priors) for block in blocks))
+
+
+def _effects(block: Block, label: str, priors: Priors) -> Effects:
+    names, size = block.coefficients, len(block.coefficients)
+    sd = _quantity(f"sd_{label}", () if block.plain else (size,), "positive", names, priors)
+    L = _quantity(f"L_{label}", (size, size), "corr_cholesky", names, priors) if block.correlated else None
+    return Effects(block, label, sd, L)
+
+
+def _quantity(name: str, shape: tuple[int, ...], constraint: str, labels: tuple[str, ...], priors: Priors) -> Quantity:
+    return Quantity(name, shape, constraint, labels, prior_of(name, shape, priors))
 
 
 def _chosen(priors: Priors | str | None, design: Design, response: Response) -> Priors:
@@ -175,20 +191,31 @@ def _title(formula: str, design: Design, response: Response) -> str:
     return f"{formula}  ({design.family}, {link} link{classes})".replace('"', "'").replace("\\", "/")
 
 
-def _blocks(design: Design) -> list[Block]:
-    taken: set[str] = set()
-    found = []
+def _blocks(design: Design, endings: Sequence[str]) -> Iterator[Block]:
+    taken = set(TAKEN | _own(endings))
     for varying in design.formula.varying:
         coefficients = design.names(varying.terms)
         text = f"({varying.terms} {'|' if varying.correlated else '||'} {varying.group})"
         if not coefficients:
             raise BadInput(f"{text} has nothing that varies; expected terms such as (1 + x | group).")
-        label = identifier(varying.group, set())
-        if label in taken:
-            label = identifier(f"{label}_{coefficients[0]}", taken)
-        taken |= {label}
-        found.append(Block(text, label, coefficients, varying.correlated and len(coefficients) > 1))
-    return found
+        label = identifier(varying.group)
+        if taken & _words(label, endings):
+            label = identifier(f"{label}_{coefficients[0]}")
+        while taken & _words(label, endings):
+            label += "_"
+        taken |= _words(label, endings)
+        yield Block(text, label, coefficients, varying.correlated and len(coefficients) > 1)
+
+
+def _own(endings: Sequence[str]) -> set[str]:
+    """Names of the fixed effects and predictors."""
+    return {f"{kind}{ending}" for kind in ("b", "eta") for ending in endings}
+
+
+def _words(label: str, endings: Sequence[str]) -> set[str]:
+    """Every name that groups of that label bring into the program."""
+    sites = {f"{site}_{label}{ending}" for site in ("u", "sd", "L") for ending in endings}
+    return sites | {f"{label}{ending}_groups" for ending in endings} | {label, f"num_{label}", f"Z_{label}"}
 
 
 def _inputs(design: Design, blocks: Sequence[Block], frame: Frame | None = None) -> list[Any]:
@@ -208,30 +235,14 @@ def _trials(response: Response) -> list[Tensor]:
 
 def _names(sketch: Sketch, design: Design) -> tuple[dict[str, Sequence[str]], dict[str, Sequence[str]]]:
     """Names along dimensions, and which site has which."""
-    coords: dict[str, Sequence[str]] = {"coefficient": sketch.coefficients}
-    labels: dict[str, Block] = {}
+    coords: dict[str, Sequence[str]] = {"coefficient": design.names(design.formula.fixed)}
     for block, varying in zip(sketch.blocks, design.formula.varying, strict=True):
         coords |= {block.label: design.levels(varying), f"{block.label}_effect": block.coefficients}
-        labels |= {block.label + suffix: block for suffix in [f"_{c}" for c in sketch.classes] or [""]}
-    dims = {name: _dims(name, labels) for name in spread_names(sketch)}
+    dims: dict[str, Sequence[str]] = {}
+    for predictor in sketch.predictors:
+        dims |= {predictor.b.name: ["coefficient"]} if predictor.b else {}
+        for effects in predictor.effects:
+            along = [] if effects.block.plain else [f"{effects.block.label}_effect"]
+            dims |= {effects.sd.name: along} | ({effects.L.name: 2 * along} if effects.L else {})
+            dims[f"u_{effects.label}"] = [effects.block.label, *along]
     return coords, {name: found for name, found in dims.items() if found}
-
-
-def _dims(name: str, labels: Mapping[str, Block]) -> list[str]:
-    kind, _, label = name.partition("_")
-    if kind == "b":
-        return ["coefficient"]
-    if label not in labels:
-        return []
-    block = labels[label]
-    effect = [] if block.plain else [f"{block.label}_effect"]
-    return {"u": [block.label, *effect], "L": 2 * effect}.get(kind, effect)
-
-
-def _compiled(source: str) -> Callable[..., None]:
-    """The function ``model`` of a program, whose lines tracebacks can show."""
-    name = f"<mixed model {hash(source):x}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    space: dict[str, Any] = {"dist": dist, "torch": torch}
-    exec(compile(source, name, "exec"), space)
-    return space["model"]

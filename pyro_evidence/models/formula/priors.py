@@ -1,10 +1,14 @@
-"""Priors of a mixed model: none, weak ones in the data's units, or the user's own, as they stand in the program."""
+"""Priors of a mixed model: none, weak ones in the data's units, or the user's own.  Their text is parsed, never run."""
 
 import ast
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import pyro.distributions as dist
+import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
@@ -13,37 +17,126 @@ WEAK = "weak"
 FLAT = "flat"
 Priors = Mapping[str, str]
 EXAMPLE = 'a distribution with its numbers, such as "Normal(0, 2.5)", or "flat"'
+CORRELATIONS = ("LKJ", "LKJCholesky")
+DISTRIBUTIONS = (  # of one real number, in pyro.distributions
+    "AffineBeta",
+    "AsymmetricLaplace",
+    "Beta",
+    "Cauchy",
+    "Chi2",
+    "Exponential",
+    "FisherSnedecor",
+    "Gamma",
+    "GeneralizedPareto",
+    "Gumbel",
+    "HalfCauchy",
+    "HalfNormal",
+    "InverseGamma",
+    "Kumaraswamy",
+    "Laplace",
+    "LogNormal",
+    "Logistic",
+    "Normal",
+    "Pareto",
+    "SkewLogistic",
+    "SoftLaplace",
+    "StableWithLogProb",
+    "StudentT",
+    "Uniform",
+    "VonMises",
+    "Weibull",
+)
 
 
-def prior_text(name: str, text: str, size: int) -> str:
-    """A distribution as a program states it; its numbers in the precision of the data.
+@dataclass(frozen=True)
+class Prior:
+    """A prior of one param, independent for each of its elements unless it is one of correlations.
 
-    :param text: such as ``Normal(0, 2.5)``; ``LKJ(2)`` for correlations of ``size`` effects.
-    :raises BadInput: for what is no distribution of Pyro's with numbers as arguments.
+    :ivar name: one of :data:`DISTRIBUTIONS`, ``LKJCholesky``, or ``flat``: a density of one everywhere.
+    :ivar arguments: numbers, or lists with a number for each element.
+    :ivar keywords: the same, by name.
     """
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    keywords: tuple[tuple[str, Any], ...] = ()
+
+    def distribution(self, X: Tensor, shape: tuple[int, ...]) -> Any:
+        """The distribution of a value of that shape, its numbers in the precision of ``X``."""
+        if self.name == FLAT:
+            return dist.Normal(X.new_zeros(shape[0]), 1.0).mask(False).to_event(1)
+        arguments = [X.new_tensor(a) for a in self.arguments]
+        if self.name == "LKJCholesky":
+            return dist.LKJCholesky(shape[0], *arguments)
+        made = getattr(dist, self.name)(*arguments, **{k: X.new_tensor(a) for k, a in self.keywords})
+        return made.expand(shape).to_event(1) if shape else made
+
+    def text(self, shape: tuple[int, ...]) -> str:
+        """That distribution as a program states it."""
+        if self.name == FLAT:
+            return f"dist.Normal(X.new_zeros({shape[0]}), 1.0).mask(False).to_event(1)"
+        arguments = [f"X.new_tensor({a!r})" for a in self.arguments]
+        if self.name == "LKJCholesky":
+            return f"dist.LKJCholesky({', '.join([str(shape[0]), *arguments])})"
+        arguments += [f"{k}=X.new_tensor({a!r})" for k, a in self.keywords]
+        made = f"dist.{self.name}({', '.join(arguments)})"
+        return f"{made}.expand({list(shape)}).to_event(1)" if shape else made
+
+
+def prior_of(name: str, shape: tuple[int, ...], priors: Priors) -> Prior | None:
+    """The prior that was stated for a param of that name and shape, or for all of its kind.
+
+    :raises BadInput: for what is no distribution in the list with literal numbers, or does not fit the shape.
+    """
+    text = priors.get(name, priors.get(general(name)))
+    if text is None:
+        return None
+    prior = _parsed(name, text)
+    if (name[:2] == "L_") != (prior.name == "LKJCholesky"):
+        raise BadInput(f"priors[{name!r}]={text!r}; expected LKJ(1) or the like for correlations L, and for them only.")
+    try:
+        made = prior.distribution(torch.zeros(1, dtype=torch.float64), shape)
+        if made.batch_shape + made.event_shape != shape:
+            raise ValueError(f"it is of shape {tuple(made.batch_shape + made.event_shape)}")
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise BadInput(
+            f"priors[{name!r}]={text!r} cannot be made for a value of shape {shape} ({error}); expected {EXAMPLE}, "
+            f"with one number for all elements or one for each."
+        ) from error
+    return prior
+
+
+def _parsed(name: str, text: str) -> Prior:
     if text == FLAT:
-        return f"dist.Normal(X.new_zeros({size}), 1.0).mask(False).to_event(1)"  # a density of one everywhere
+        return Prior(FLAT)
     try:
         call = ast.parse(text, mode="eval").body
-    except (SyntaxError, TypeError):
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         call = None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise BadInput(f"priors[{name!r}]={text!r}; expected {EXAMPLE}.")
-    arguments = [_number(a, name, text) for a in call.args]
-    arguments += [f"{k.arg}={_number(k.value, name, text)}" for k in call.keywords]
-    if call.func.id in ("LKJ", "LKJCholesky"):
-        return f"dist.LKJCholesky({size}, {arguments[-1]})"
-    if not hasattr(dist, call.func.id):
-        raise BadInput(f"priors[{name!r}]={text!r}: Pyro has no distribution {call.func.id}; expected {EXAMPLE}.")
-    return f"dist.{call.func.id}({', '.join(arguments)})"
+    arguments = tuple(_number(a, name, text) for a in call.args)
+    keywords = tuple((k.arg or "", _number(k.value, name, text)) for k in call.keywords)
+    if call.func.id in CORRELATIONS:
+        return Prior("LKJCholesky", (*arguments, *(value for _, value in keywords))[-1:])
+    if call.func.id not in DISTRIBUTIONS:
+        raise BadInput(
+            f"priors[{name!r}]={text!r}: {call.func.id} is none of the distributions that a prior can have, "
+            f"{', '.join(DISTRIBUTIONS)}, LKJ; expected {EXAMPLE}."
+        )
+    return Prior(call.func.id, arguments, keywords)
 
 
-def _number(node: ast.AST, name: str, text: str) -> str:
+def _number(node: ast.AST, name: str, text: str) -> Any:
+    """A literal number, or a list of them."""
     try:
-        ast.literal_eval(node)
-    except ValueError as error:
-        raise BadInput(f"priors[{name!r}]={text!r}: its arguments are not numbers; expected {EXAMPLE}.") from error
-    return f"X.new_tensor({ast.unparse(node)})"
+        value = ast.literal_eval(node)
+    except ValueError:
+        value = None
+    elements = value if isinstance(value, list | tuple) else [value]
+    if not all(type(e) in (int, float) and -math.inf < e < math.inf for e in elements):
+        raise BadInput(f"priors[{name!r}]={text!r}: its arguments are not numbers; expected {EXAMPLE}.")
+    return value
 
 
 def weak_priors(X: Tensor, names: tuple[str, ...], family: str, response: Tensor) -> dict[str, str]:
@@ -54,7 +147,7 @@ def weak_priors(X: Tensor, names: tuple[str, ...], family: str, response: Tensor
     """
     gaussian = family == "gaussian"
     unit = float(response.std()) if gaussian and len(response) > 1 else 1.0
-    spread = X.std(0) if len(X) > 1 else X.new_ones(X.shape[1])
+    spread = X.std(0) if names and len(X) > 1 else X.new_ones(X.shape[1])
     scales = [2.5 * unit / (float(s) if float(s) > 0 else 1.0) for s in spread]
     centre = float(response.mean()) if gaussian else 0.0
     locs = [centre if name == "Intercept" else 0.0 for name in names]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pyro_evidence.errors import BadInput
 
 EXAMPLE = '"response ~ fixed terms + (varying terms | group)", such as "reaction ~ days + (days | subject)"'
-WORD = re.compile(r"`[^`]+`|[A-Za-z_]\w*(?:\.\w+)*")
+WORD = re.compile(r"`[^`]+`|[^\W\d]\w*(?:\.\w+)*")
 OPEN, CLOSE = "([{", ")]}"
 
 

@@ -1,0 +1,269 @@
+"""A mixed model as values: what it is made of, how it runs in Pyro, and the same as the text of a program for reading.
+
+Each part has both beside each other: ``value`` runs, ``text`` writes.  The text is never executed here.
+"""
+
+import keyword
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence.models.formula.families import FAMILIES
+from pyro_evidence.models.formula.priors import Prior
+
+HEAD = """import pyro
+import pyro.distributions as dist
+import torch
+from torch.distributions import constraints
+"""
+TAKEN = frozenset(
+    {"pyro", "dist", "torch", "constraints", "model", "len", "X", "b", "eta", "u", "scale", "sigma", "shape"}
+    | {"trials", "offset", "rows"}
+)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A param of the model, or a latent site where it has a prior.
+
+    :ivar shape: of its value.
+    :ivar constraint: ``real``, ``positive`` or ``corr_cholesky``.
+    :ivar labels: what its elements are called.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    constraint: str
+    labels: tuple[str, ...]
+    prior: Prior | None
+
+    def value(self, X: Tensor) -> Tensor:
+        """Its value in this run; a param starts at zero, a positive one at one, correlations at none."""
+        if self.prior is not None:
+            return pyro.sample(self.name, self.prior.distribution(X, self.shape))
+        if self.constraint == "real":
+            return pyro.param(self.name, X.new_zeros(self.shape))
+        if self.constraint == "positive":
+            return pyro.param(self.name, X.new_ones(self.shape), constraint=constraints.positive)
+        return pyro.param(self.name, torch.eye(self.shape[0]).to(X), constraint=constraints.corr_cholesky)
+
+    def text(self) -> str:
+        """A line of the program that states this param or site."""
+        if self.prior is not None:
+            return f'{self.name} = pyro.sample("{self.name}", {self.prior.text(self.shape)})'
+        size = self.shape[0] if self.shape else "()"
+        start = {
+            "real": f"X.new_zeros({size})",
+            "positive": f"X.new_ones({size}), constraint=constraints.positive",
+            "corr_cholesky": f"torch.eye({size}).to(X), constraint=constraints.corr_cholesky",
+        }[self.constraint]
+        return f'{self.name} = pyro.param("{self.name}", {start})'
+
+
+@dataclass(frozen=True)
+class Block:
+    """The groups of one ``(terms | group)``, as the program names them.
+
+    :ivar text: as the formula has it, ``(days | subject)``.
+    :ivar label: the grouping as an identifier; effects are ``u_label``, their spreads ``sd_label``.
+    :ivar coefficients: names of the effects of a group.
+    :ivar correlated: whether those of one group are correlated.
+    """
+
+    text: str
+    label: str
+    coefficients: tuple[str, ...]
+    correlated: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether the one effect is an intercept."""
+        return self.coefficients == ("Intercept",)
+
+    @property
+    def arguments(self) -> list[str]:
+        """What the program is given of it: the group of each row, how many there are, the columns that vary."""
+        return [self.label, f"num_{self.label}", *([] if self.plain else [f"Z_{self.label}"])]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The effects of one block on one linear predictor.
+
+    :ivar label: ends the names of its sites: that of the block, and of the class where there are several predictors.
+    :ivar sd: standard deviations of the effects.
+    :ivar L: Cholesky factor of their correlations, where they have some.
+    """
+
+    block: Block
+    label: str
+    sd: Quantity
+    L: Quantity | None
+
+    def value(self, X: Tensor, given: Mapping[str, Any]) -> Tensor:
+        """What they add to the predictor, ``(N,)``."""
+        index, num, *columns = (given[name] for name in self.block.arguments)
+        sd, size = self.sd.value(X), len(self.block.coefficients)
+        if self.L is not None:
+            scale = sd.unsqueeze(-1) * self.L.value(X)
+            effect = dist.MultivariateNormal(X.new_zeros(size), scale_tril=scale)
+        elif self.block.plain:
+            effect = dist.Normal(0.0, sd)
+        else:
+            effect = dist.Normal(X.new_zeros(size), sd).to_event(1)
+        with pyro.plate(f"{self.label}_groups", num):
+            u = pyro.sample(f"u_{self.label}", effect)
+        return u[index] if self.block.plain else (columns[0] * u[index]).sum(-1)
+
+    def text(self, eta: str) -> Iterator[str]:
+        """Lines of the program that add these effects to the predictor called ``eta``."""
+        label, size = self.label, len(self.block.coefficients)
+        yield f"# {one_line(self.block.text)}"
+        yield self.sd.text() + ("" if self.block.plain else _comment(self.sd.labels))
+        if self.L is not None:
+            yield self.L.text()
+            yield f"scale = {self.sd.name}.unsqueeze(-1) * {self.L.name}"
+            effect = f"dist.MultivariateNormal(X.new_zeros({size}), scale_tril=scale)"
+        elif self.block.plain:
+            effect = f"dist.Normal(0.0, {self.sd.name})"
+        else:
+            effect = f"dist.Normal(X.new_zeros({size}), {self.sd.name}).to_event(1)"
+        index, num, *columns = self.block.arguments
+        yield f'with pyro.plate("{label}_groups", {num}):'
+        yield f'    u = pyro.sample("u_{label}", {effect})'
+        yield f"{eta} = {eta} + {f'u[{index}]' if self.block.plain else f'({columns[0]} * u[{index}]).sum(-1)'}"
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One linear predictor: fixed effects and those of groups.
+
+    :ivar name: ``eta``, or ``eta_class`` where each class but the first has its own.
+    :ivar b: coefficients of the fixed effects, if there are any.
+    """
+
+    name: str
+    b: Quantity | None
+    effects: tuple[Effects, ...]
+
+    def value(self, X: Tensor, given: Mapping[str, Any]) -> Tensor:
+        """Its value for each row, ``(N,)``."""
+        eta = X.new_zeros(len(X)) if self.b is None else X @ self.b.value(X)
+        if "offset" in given:
+            eta = eta + given["offset"]
+        for effects in self.effects:
+            eta = eta + effects.value(X, given)
+        return eta
+
+    def text(self, offset: bool) -> Iterator[str]:
+        """Lines of the program that compute this predictor."""
+        if self.b is not None:
+            yield self.b.text() + _comment(self.b.labels)
+        start = "X.new_zeros(len(X))" if self.b is None else f"X @ {self.b.name}"
+        yield f"{self.name} = {start}{' + offset' if offset else ''}"
+        for effects in self.effects:
+            yield from effects.text(self.name)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """All that a mixed model is made of.
+
+    :ivar title: the program's first line.
+    :ivar family: its name in :data:`FAMILIES`.
+    :ivar response: the name of the observed site, and of the argument with its values.
+    :ivar blocks: the groupings of all predictors.
+    :ivar predictors: one, or of categories one for each class but the first.
+    :ivar spread: the positive parameter of the family, if it has one.
+    :ivar offset: whether a column with coefficient one is added.
+    """
+
+    title: str
+    family: str
+    response: str
+    blocks: tuple[Block, ...]
+    predictors: tuple[Predictor, ...]
+    spread: Quantity | None
+    offset: bool
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of the program, the response last."""
+        found = ["X", *(name for block in self.blocks for name in block.arguments)]
+        found += ["offset"] * self.offset + ["trials"] * (self.family == "binomial")
+        return [*found, self.response]
+
+    @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Names of every param or site of the program but the response, and what its elements are called."""
+        found: dict[str, tuple[str, ...]] = {}
+        for predictor in self.predictors:
+            if predictor.b is not None:
+                found[predictor.b.name] = predictor.b.labels
+            for effects in predictor.effects:
+                of_groups = [effects.sd] if effects.L is None else [effects.sd, effects.L]
+                found |= {q.name: q.labels for q in of_groups} | {f"u_{effects.label}": effects.sd.labels}
+        return found | ({self.spread.name: ()} if self.spread else {})
+
+    def run(self, given: Mapping[str, Any]) -> None:
+        """The model on its arguments, by name; the response may be missing."""
+        X = given["X"]
+        etas = [predictor.value(X, given) for predictor in self.predictors]
+        eta = torch.stack([X.new_zeros(len(X)), *etas], -1) if self.family == "categorical" else etas[0]
+        extra = given.get("trials") if self.spread is None else self.spread.value(X)
+        with pyro.plate("rows", len(X)):
+            pyro.sample(self.response, FAMILIES[self.family].likelihood(eta, extra), obs=given.get(self.response))
+
+    def text(self) -> str:
+        """The program, for reading: run by its reader, it has the log joint of :meth:`run`."""
+        *given, response = self.arguments
+        lines = [f'"""{one_line(self.title)}"""', *(line for p in self.predictors for line in p.text(self.offset))]
+        if self.family == "categorical":
+            etas = ", ".join(["X.new_zeros(len(X))", *(p.name for p in self.predictors)])
+            lines.append(f"eta = torch.stack([{etas}], -1)  # the first class is the baseline")
+        if self.spread is not None:
+            lines.append(self.spread.text())
+        lines.append('with pyro.plate("rows", len(X)):')
+        lines.append(f'    pyro.sample("{response}", {FAMILIES[self.family].text}, obs={response})')
+        body = "\n".join(f"    {line}" for line in lines)
+        return f"{HEAD}\n\ndef model({', '.join(given)}, {response}=None):\n{body}\n"
+
+
+def identifier(text: str, taken: set[str] | frozenset[str] = TAKEN) -> str:
+    """A name for a column that is a word of Python and not taken."""
+    name = suffix(text) or "y"
+    name = f"_{name}" if not name.isidentifier() else name
+    while name in taken or keyword.iskeyword(name):
+        name += "_"
+    return name
+
+
+def suffix(text: str) -> str:
+    """What may stand at the end of an identifier."""
+    normal = unicodedata.normalize("NFKC", text)  # as Python reads names
+    return re.sub(" +", "_", "".join(c if f"_{c}".isidentifier() else " " for c in normal)).strip("_")
+
+
+def suffixes(classes: Sequence[str]) -> tuple[str, ...]:
+    """One for each class but the first: its name, or the codes of all where two would be the same (``-1``, ``1``)."""
+    found = tuple(suffix(c) for c in classes[1:])
+    return found if len(set(found)) == len(found) else tuple(str(code) for code in range(1, len(classes)))
+
+
+def one_line(text: str) -> str:
+    """A text that comes from a formula or a frame, as it may stand in a comment or docstring of one line."""
+    text = text.replace("\\", "/").replace('"', "'")
+    return "".join(c if c.isprintable() else f"<{ord(c):x}>" for c in text)
+
+
+def _comment(names: tuple[str, ...]) -> str:
+    text = one_line(", ".join(names))
+    return f"  # {text}" if 0 < len(text) <= 60 else ""

@@ -1,0 +1,288 @@
+"""Names and values of a frame are data: never executed, never mixed up, and the source is the model that runs."""
+
+import ast
+import copy
+import inspect
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_evidence
+from pyro_evidence import BadInput
+
+pytest.importorskip("formulae")
+import pandas
+
+from pyro_evidence.models.formula import FAMILIES, MixedModel, mixed
+from pyro_evidence.models.formula.design import FUNCTIONS
+from pyro_evidence.models.formula.priors import DISTRIBUTIONS
+
+ROWS = 24
+CODE = "a\n    open('executed','w')#", '"""\nopen(\'executed\',\'w\')\n"""', "'+str(open('executed','w'))+'\\"
+
+
+@pytest.fixture(scope="module")
+def frame() -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=ROWS)
+    return pandas.DataFrame(
+        {
+            "x": x,
+            "t": rng.uniform(1.0, 2.0, ROWS),
+            "g": [str(i % 4) for i in range(ROWS)],
+            "h": [str(i % 3) for i in range(ROWS)],
+            "y": x + rng.normal(size=ROWS),
+            "yes": rng.integers(0, 2, ROWS),
+            "hits": rng.integers(0, 9, ROWS),
+            "tries": 9,
+            "k": rng.poisson(2.0, ROWS),
+            "kind": np.array(list("abcd"))[np.arange(ROWS) % 4],
+        }
+    )
+
+
+def of_source(model: MixedModel) -> Any:
+    """The function that the source of a model makes, when its reader runs it."""
+    space: dict[str, Any] = {}
+    exec(model.source, space)
+    return space["model"]
+
+
+def traced(run: Any, data: tuple[Any, ...]) -> Any:
+    """A run with values of params and sites that tell each element from the others; the same for the same shapes."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    pyro.poutine.trace(run).get_trace(*data)
+    for i, (_, value) in enumerate(pyro.get_param_store().named_parameters()):
+        value.data += 0.1 * torch.arange(1.0, 1.0 + value.numel()).reshape(value.shape) / (1.0 + i)
+    pyro.set_rng_seed(0)
+    found = pyro.poutine.trace(run).get_trace(*data)
+    found.compute_log_prob()
+    return found
+
+
+def log_joint(run: Any, data: tuple[Any, ...]) -> float:
+    return float(traced(run, data).log_prob_sum().detach())
+
+
+RESPONSES = {
+    "gaussian": "y",
+    "bernoulli": "yes",
+    "binomial": "prop(hits, tries)",
+    "poisson": "k",
+    "negative binomial": "k",
+    "categorical": "kind",
+}
+RIGHT = [
+    "x + (x | g)",
+    "x + (x || g) + (1 | h)",
+    "0 + offset(t) + (0 + x | g) + (1 | g / h)",
+    "np.log(t) + bs(x, df=4)",
+]
+
+
+@pytest.mark.parametrize("priors", [None, "weak"])
+@pytest.mark.parametrize("right", RIGHT)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_source_is_the_model_that_runs(frame: Any, family: str, right: str, priors: str | None) -> None:
+    model, data = mixed(f"{RESPONSES[family]} ~ {right}", frame, family=family, priors=priors)
+    written, run = traced(of_source(model), data), traced(model, data)
+    assert list(run.nodes) == list(written.nodes)
+    assert torch.equal(run.log_prob_sum(), written.log_prob_sum())
+    assert str(inspect.signature(model)) == str(inspect.signature(of_source(model)))
+
+
+@pytest.mark.parametrize(
+    "priors",
+    [
+        {"b": "flat"},
+        {"b": "Normal(0, [1, 2.5])", "sd": "HalfNormal(1)"},
+        {"L": "LKJ(2)", "sigma": "Gamma(2, rate=0.5)"},
+    ],
+)
+def test_priors_of_the_source_are_those_that_run(frame: Any, priors: dict[str, str]) -> None:
+    model, data = mixed("y ~ x + (x | g)", frame, priors=priors)
+    assert log_joint(model, data) == log_joint(of_source(model), data)
+
+
+@pytest.mark.parametrize("code", CODE)
+@pytest.mark.parametrize("place", ["level", "column", "group", "groups", "class", "response"])
+def test_nothing_in_a_frame_is_executed(
+    frame: Any, code: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    family, formula, made, honest = {
+        "level": ("gaussian", "y ~ x * h + (h | g)", frame.assign(h=frame.h.replace("1", code)), frame),
+        "column": ("gaussian", f"y ~ `{code}` + (`{code}` | g)", frame.rename(columns={"x": code}), None),
+        "group": ("gaussian", "y ~ x + (1 | g)", frame.assign(g=frame.g.replace("1", code)), frame),
+        "groups": ("gaussian", f"y ~ x + (1 | `{code}`)", frame.rename(columns={"g": code}), None),
+        "class": ("categorical", "kind ~ x", frame.assign(kind=frame.kind.replace("b", code)), None),
+        "response": ("gaussian", f"`{code}` ~ x", frame.rename(columns={"y": code}), None),
+    }[place]
+    try:
+        model, data = mixed(formula, made, family=family)
+    except BadInput:
+        assert place == "groups", "only names of groups are restricted"
+    else:
+        assert log_joint(model, data) == log_joint(of_source(model), data)
+        assert honest is None or sum(map(len, model.coords.values())) == sum(
+            map(len, mixed(formula, honest, family=family)[0].coords.values())
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_package_executes_no_text() -> None:
+    folder = Path(pyro_evidence.__file__).parent
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            imported = [a.name for a in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            assert called not in ("exec", "eval", "compile") and "linecache" not in imported, path
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "np.savetxt('executed', x)",
+        "open('executed')",
+        "import_module('os')",
+        "np.random.normal(x)",
+        "C.__globals__.clear()",
+        "np.log.at(x, 0)",
+        "np.log.at[x](x)",
+        "scale(np.save('executed', x))",
+        "np.savetxt",
+        "C(x, np.__dict__)",
+    ],
+)
+def test_a_formula_calls_what_is_listed(frame: Any, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for formula in (f"y ~ {call}", f"{call} ~ x", f"y ~ x + ({call} | g)"):
+        with pytest.raises(BadInput, match=r"np\.log1p"):
+            mixed(formula, frame)
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_of_the_caller_are_not_seen(frame: Any) -> None:
+    with pytest.raises(BadInput, match="cannot be made into columns"):
+        mixed("y ~ C(x, re)", frame)
+
+
+@pytest.mark.parametrize("call", ["log(t)", "np.log(t)", "`np.savetxt`", "np.savetxt + x", "C(h, Sum)", "{x + t}"])
+def test_what_is_listed_or_a_column_is_taken(frame: Any, call: str) -> None:
+    model, data = mixed(f"y ~ {call}", frame.assign(**{"np.savetxt": frame.x}))
+    assert np.isfinite(log_joint(model, data))
+    assert {"np.log", "log", "sqrt", "poly", "center"} <= set(FUNCTIONS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "open('executed','w')",
+        "Normal(open('executed','w'), 1)",
+        "Normal.__class__(0)",
+        "Normal(0)",
+        "Normal(0, -1)",
+        "Normal(0, [1, 2, 3])",
+        "Normal(0, '1')",
+        "Normal(0, 1e999)",
+        f"Normal(0, {10**400})",
+        "Normal(*[0, 1])",
+        "Normal(**{'loc': 0})",
+        "Normal(**[0])",
+        "Delta(0)",
+        "LKJ(1)",
+        "TransformedDistribution(0, 1)",
+        "Normal(0, 1)\0",
+        "(" * 5000,
+        1.0,
+    ],
+)
+def test_priors_are_parsed_and_not_evaluated(
+    frame: Any, text: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match="expected"):
+        mixed("y ~ x + (x | g)", frame, priors={"b": text})
+    assert not list(tmp_path.iterdir())
+
+
+def test_correlations_have_a_prior_of_their_own(frame: Any) -> None:
+    for text in ("Normal(0, 1)", "LKJ(0)", "LKJ([1, 2])"):
+        with pytest.raises(BadInput, match=r"priors\['L_g'\]"):
+            mixed("y ~ x + (x | g)", frame, priors={"L": text})
+
+
+def test_the_listed_distributions_are_those_of_pyro() -> None:
+    assert all(issubclass(getattr(dist, name), dist.Distribution) for name in DISTRIBUTIONS)
+
+
+NAMES = ["u", "scale", "len", "sd_g", "sd_h", "L_g", "u_g", "num_g", "Z_g", "g_groups", "rows", "X", "b", "dist"]
+NAMES += ["class", "num_h", "h_groups", "offset", "trials", "y_", "größe", "x²", "µ", "_"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("column", ["y", "h"])
+def test_a_response_or_group_can_have_any_name(frame: Any, column: str, name: str) -> None:
+    """A group is named, or a response; ``w`` collides with nothing."""
+    named, plain = (frame.rename(columns={column: n}) for n in (name, "w"))
+    formula = "`{y}` ~ x + (x | g) + (1 | `{h}`)".format
+    model, data = mixed(formula(**{"y": "y", "h": "h", column: name}), named, priors="weak")
+    other, same = mixed(formula(**{"y": "y", "h": "h", column: "w"}), plain, priors="weak")
+    assert log_joint(model, data) == log_joint(other, same) == log_joint(of_source(model), data)
+    assert len(set(model._sketch.arguments)) == len(other._sketch.arguments)
+    assert len(model.dims) == len(other.dims)
+
+
+def test_groups_with_the_same_words_are_kept_apart(frame: Any) -> None:
+    table = frame.assign(p=["a:b", "a"] * 12, q=["c", "b:c"] * 12)
+    model, (_, index, num, *_) = mixed("y ~ x + (1 | p:q)", table)
+    assert num == 2 and index.tolist() == [1, 0] * 12
+    assert len(set(model.coords["p_q"])) == 2
+    _, again, num = model.arguments(table.tail(3))
+    assert num == 2 and again.tolist() == [0, 1, 0]
+
+
+def test_classes_named_by_numbers_have_their_own_params(frame: Any) -> None:
+    codes = np.arange(ROWS) * 7 % 4
+    by_number = frame.assign(kind=np.array([-2, -1, 1, 2])[codes])
+    by_letter = frame.assign(kind=np.array(list("abcd"))[codes])
+    model, data = mixed("kind ~ x + (1 | g)", by_number, family="categorical")
+    other, same = mixed("kind ~ x + (1 | g)", by_letter, family="categorical")
+    assert set(model.dims) == {f"{q}_{c}" for q in ("b", "u_g") for c in "123"}
+    assert log_joint(model, data) == log_joint(other, same) == log_joint(of_source(model), data)
+    assert set(other.dims) == {f"{q}_{c}" for q in ("b", "u_g") for c in "bcd"}
+
+
+def test_classes_that_differ_in_a_far_digit_are_two(frame: Any) -> None:
+    model, data = mixed("kind ~ x", frame.assign(kind=[0.1234567, 0.1234568] * 12), family="bernoulli")
+    assert model.classes == ("0.1234567", "0.1234568") and data[-1].sum() == 12
+
+
+def test_a_line_break_may_stand_in_a_formula(frame: Any) -> None:
+    model, data = mixed("y ~ x + (1 +\n x | g)", frame)
+    plain, same = mixed("y ~ x + (1 + x | g)", frame)
+    assert log_joint(of_source(model), data) == log_joint(plain, same) == log_joint(model, data)
+
+
+def test_a_model_is_copied_pickled_and_called_by_name(frame: Any) -> None:
+    model, data = mixed("y ~ x + (x | g)", frame)
+    assert str(inspect.signature(model)) == "(X, g, num_g, Z_g, y=None)"
+    for again in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again.source == model.source and log_joint(again, data) == log_joint(model, data)
+    by_name = dict(zip(inspect.signature(model).parameters, data, strict=True))
+    assert log_joint(lambda: model(**by_name), ()) == log_joint(model, data)
+    with pytest.raises(TypeError, match="missing a required argument: 'g'"):
+        model(data[0])
+
+
+def test_one_group_may_stand_in_three_brackets(frame: Any) -> None:
+    model, data = mixed("y ~ x + (1 | g) + (1 + x | g) + (1 + t | g)", frame)
+    assert {"sd_g", "sd_g_Intercept", "sd_g_Intercept_"} <= set(of_source(model).__code__.co_varnames)
+    assert log_joint(model, data) == log_joint(of_source(model), data)
