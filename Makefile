@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: benchmarks clean coverage demo docs format help lint lock picture portable recipe serve test test-oldest tests tutorials types
+.PHONY: baseline benchmarks clean coverage demo docs format help lint lock metrics picture portable recipe serve test test-oldest tests tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
@@ -49,6 +49,12 @@ test-oldest: $(OLDEST)/.ready  ## the tests on the oldest versions that pyprojec
 
 tutorials: $(READY)  ## execute tutorials/*.py into the notebooks beside them
 	$(INLINE) $(BIN)/python -m jupytext --to ipynb --execute --set-kernel python3 $(sort $(wildcard tutorials/[0-9]*.py))
+
+baseline: $(READY)  ## do 250 fits still end where they did; ARGS='--against FOLDER', '--loose', '--write'
+	$(BIN)/python benchmarks/baseline.py $(ARGS)
+
+metrics: $(READY)  ## how large the package is for its reader: now, before, asked; ARGS='--list NAME' for places
+	$(BIN)/python benchmarks/metrics.py $(ARGS)
 
 benchmarks: $(READY)  ## speed beside peers and the last release, one thread; ARGS='--write --plot' keeps it
 	$(ONE_THREAD) $(BIN)/python benchmarks/releases.py $(ARGS)
