@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, Stop, UnsupportedModel
+from pyro_evidence import BadInput, LaplaceEvidence, Stop, UnsupportedModel
 from pyro_evidence.models.formula import mixed
 from tests.cases.expect import reached, refusal, says, summary_of, within
 
@@ -118,7 +118,7 @@ def test_twenty_items_all_inside() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="issue 4: refused, with advice that is 174 nats wrong")
+@pytest.mark.xfail(strict=True, raises=BadInput, reason="issue 4: refused, with advice that is 174 nats wrong")
 def test_forty_items_by_default() -> None:
     check_item_response(1000, 40, 20.0)
 

@@ -124,6 +124,7 @@ DISASTERS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 4: a jump is said to be a matter of scaling")
 def test_a_continuous_switchpoint_is_said_to_jump() -> None:
     """Coal mining disasters: the rate changes in a year that is given a Uniform in place of a Categorical."""
