@@ -2,8 +2,8 @@
 
     python -m benchmarks.bridge [NAME ...]
 
-Six hierarchies of up to three outer sites, and two of seven and four whose nodes are a central composite design. NUTS
-runs on the form of a model that chains move in well, two chains from apart; the bridge is
+Six hierarchies of up to three marginalised sites, and two of seven and four whose nodes are a central composite
+design. NUTS runs on the form of a model that chains move in well, two chains from apart; the bridge is
 ``evidence_check.bridge_sampling`` on that form's own density, which knows nothing of Laplace. Rows are written to
 benchmarks/results/bridge.md as they come, in place of those of the same name.
 """
@@ -36,7 +36,7 @@ HEAD = """# Log evidence beside bridge sampling
 
 Written by `python -m benchmarks.bridge`, which says what is measured. Nats; seconds of the processor, one thread.
 
-| model | outer sites | nodes | log evidence | bridge +- s.e. | gap | fit, s | NUTS, s |
+| model | marginalised sites | nodes | log evidence | bridge +- s.e. | gap | fit, s | NUTS, s |
 |---|---|---|---|---|---|---|---|
 """
 
@@ -210,8 +210,8 @@ def row(name: str, num_samples: int) -> str:
     value = float(posterior.log_evidence)
     bridge = f"{found.log_evidence:.3f} +- {found.standard_error:.3f}"
     gap = f"{value - found.log_evidence:+.3f}"
-    outer = ", ".join(posterior.outer_sites)
-    return f"| {name} | {outer} | {case.nodes} | {value:.3f} | {bridge} | {gap} | {fit:.1f} | {seconds:.0f} |"
+    marginalised = ", ".join(posterior.marginalised_sites)
+    return f"| {name} | {marginalised} | {case.nodes} | {value:.3f} | {bridge} | {gap} | {fit:.1f} | {seconds:.0f} |"
 
 
 def written(line: str) -> None:

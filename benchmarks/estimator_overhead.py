@@ -70,7 +70,7 @@ class Clock:
 
 
 @contextmanager
-def watching(places: list[tuple[type[Any], str]]) -> Iterator[Clock]:
+def track_validation(places: list[tuple[type[Any], str]]) -> Iterator[Clock]:
     clock = Clock()
     patches = [mock.patch.object(owner, name, clock.watched(getattr(owner, name))) for owner, name in places]
     for patch in patches:
@@ -87,7 +87,7 @@ def beside(job: Callable[[], Any], places: list[tuple[type[Any], str]], calls: i
     job()
     found = []
     for _ in range(calls):
-        with watching(places) as clock:
+        with track_validation(places) as clock:
             start = process_time()
             job()
             found.append((process_time() - start - clock.seconds, clock.seconds))
@@ -122,8 +122,10 @@ def main() -> None:
     for group, y in ((CLASSIFIERS, labels), (REGRESSORS, t), (DENSITIES, None)):
         for name, estimator in group.items():
             for call, (engine, more) in measured(estimator, X, y).items():
-                verdict = "" if is_fine(engine, more) else "more than 5 % and 5 ms"
-                print(f"| {name} | {call} | {1e3 * engine:.1f} | {1e3 * more:.2f} | {more / engine:.1%} | {verdict} |")
+                stop_reason = "" if is_fine(engine, more) else "more than 5 % and 5 ms"
+                print(
+                    f"| {name} | {call} | {1e3 * engine:.1f} | {1e3 * more:.2f} | {more / engine:.1%} | {stop_reason} |"
+                )
 
 
 if __name__ == "__main__":

@@ -163,9 +163,9 @@ def main() -> None:
         CACHE.write_text(json.dumps(done, indent=1))
     print("| case | ours, s | rival, s | ratio | target | | |\n|---|---|---|---|---|---|---|")
     for r in done.values():
-        verdict = "met" if r["met"] else "MISSED"
+        stop_reason = "met" if r["met"] else "MISSED"
         print(
-            f"| {r['case']} | {r['ours']:.3g} | {r['rival']:.3g} | {r['ratio']:.3g} | {r['target']} | {verdict} | "
+            f"| {r['case']} | {r['ours']:.3g} | {r['rival']:.3g} | {r['ratio']:.3g} | {r['target']} | {stop_reason} | "
             f"{r['note']} |"
         )
 

@@ -29,7 +29,7 @@ from pyro_evidence.fitting.restarts import advance
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture.expectation import Mixture, mixture_data
 from pyro_evidence.mixture.rounds import MixtureRestarts, first
-from pyro_evidence.mixture.updates import BoundedInflation, Ties
+from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters
 from pyro_evidence.models.mixture import gaussian_mixture
 
 CASES = [
@@ -69,7 +69,7 @@ def start(data: mixture_evidence.MixtureData, means: torch.Tensor, *, full: bool
     at = Mixture(w, noise, torch.full((1, K), -np.log(K)), torch.full_like(w, 0.01), torch.zeros(K, D, 1))
     ones = torch.ones(K, D, 1)
     beta = torch.arange(K * D).reshape(K, D)
-    ties = Ties(torch.zeros(K, D, 1).long(), ones, beta, ones[..., 0], ones.bool(), ones[..., 0].bool())
+    ties = SharedParameters(torch.zeros(K, D, 1).long(), ones, beta, ones[..., 0], ones.bool(), ones[..., 0].bool())
     curvature = mixture_evidence.coordinate if full else mixture_evidence.block
     return first(data, at, ties, curvature, BoundedInflation())
 

@@ -42,7 +42,7 @@ def data(num: int, num_inputs: int) -> tuple[Tensor, Tensor]:
 
 
 def ours(X: Tensor, t: Tensor, num_hidden: int) -> dict[str, Any]:
-    """Seconds of the start (30 of MacKay's rounds and a mode), of each outer iteration after it, and the evidences."""
+    """Seconds of the start (30 of MacKay's rounds and a mode), of each step of type II after it, and the evidences."""
     engine = LaplaceEvidence(MLP(X.shape[1], num_hidden), curvature=gauss_newton, stop=Stop(progress=False))
     seconds, losses = [], []
     for _ in tqdm(range(6), desc="LaplaceEvidence"):
@@ -150,8 +150,8 @@ def report(mine: dict[str, Any], other: dict[str, Any] | None) -> str:
     iteration = min(mine["seconds"][1:])
     lines = [
         "## MLP 8-50-1, N = 768, CPU seconds, one thread\n",
-        f"start {mine['seconds'][0]:.1f}, log evidence {mine['evidence'][0]:.1f}; then per outer iteration "
-        f"{iteration:.2f} at least, log evidence {mine['evidence'][-1]:.1f} after five.",
+        f"start {mine['seconds'][0]:.1f}, log evidence {mine['evidence'][0]:.1f}; then per iteration of the "
+        f"hyperparameters {iteration:.2f} at least, log evidence {mine['evidence'][-1]:.1f} after five.",
     ]
     if other is None:
         return "\n".join([*lines, "laplace-torch is not installed."])
@@ -165,7 +165,7 @@ def report(mine: dict[str, Any], other: dict[str, Any] | None) -> str:
     )
     longest, middle = max(mine["seconds"][1:]), median(mine["seconds"][1:])
     lines.append(
-        f"One outer iteration / its training: {iteration / other['seconds']:.3f} at best, "
+        f"One iteration of the hyperparameters / its training: {iteration / other['seconds']:.3f} at best, "
         f"{middle / other['seconds']:.3f} median, "
         f"{longest / other['seconds']:.3f} at worst (target 0.33); the worst are those that try "
         f"to do without a group of weights."

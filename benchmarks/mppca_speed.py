@@ -26,33 +26,33 @@ from pyro_evidence.mixture.updates import BoundedInflation
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
-from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.updates import Rule, Ties, no_gamma
+from pyro_evidence.mppca.expectation import FactorAnalysers
+from pyro_evidence.mppca.updates import Rule, SharedParameters, no_gamma
 
 K = Q = 10
 
 
-def start(Y: Tensor, rows: int = 1) -> Analysers:
+def start(Y: Tensor, rows: int = 1) -> FactorAnalysers:
     """Centres among the data, then five direct rounds."""
     generator = torch.Generator().manual_seed(0)
     mu = mppca_start.spread_centres(Y[:4096], torch.rand(rows, K, generator=generator))
     m, on = Y.shape[1], torch.ones(rows, K, Q, dtype=torch.bool)
     W = 0.1 * torch.randn(rows, K, m, Q, generator=generator)
-    at = Analysers(W, mu, torch.ones(rows, K, m), torch.full((rows, K), -math.log(K)), 0.01 * on, on)
+    at = FactorAnalysers(W, mu, torch.ones(rows, K, m), torch.full((rows, K), -math.log(K)), 0.01 * on, on)
     for _ in range(5):
         at = mppca_start.direct(Y, at)
     return at
 
 
-def batch(Y: Tensor, at: Analysers, rule: Rule) -> mppca_rounds.MPPCARestarts:
-    ties = Ties(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, Y.shape[1]))
+def batch(Y: Tensor, at: FactorAnalysers, rule: Rule) -> mppca_rounds.MPPCARestarts:
+    ties = SharedParameters(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, Y.shape[1]))
     return mppca_rounds.first(Y, at, ties, torch.ones(Y.shape[1]), rule)
 
 
 class Plain:
     """Tipping and Bishop's EM with an m x m covariance for each component."""
 
-    def __init__(self, Y: Tensor, at: Analysers) -> None:
+    def __init__(self, Y: Tensor, at: FactorAnalysers) -> None:
         self.Y, self.log_mixing, self.mu, self.W = Y, at.log_mixing[0], at.mu[0], at.W[0]
         self.v = at.beta[0, :, 0].reciprocal()
 

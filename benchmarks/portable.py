@@ -231,7 +231,7 @@ def measure() -> None:
             found = {"decided": decisions(posterior), "height": height(posterior)}
         except FileNotFoundError:
             continue
-        except Exception as error:  # a fit that ends in a letter decides, too
+        except Exception as error:  # a fit that ends in an error message decides, too
             found = {"decided": f"{type(error).__name__}: {str(error)[:60]}", "height": math.nan}
         print(json.dumps({"name": name, **found}), flush=True)
 

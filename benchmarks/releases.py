@@ -128,7 +128,7 @@ def network() -> Jobs:
 
 
 def outer_iteration() -> Jobs:
-    """The longest of five outer iterations on an 8-50-1 network beside laplace-torch's training with 200 epochs."""
+    """The longest of five steps of type II on an 8-50-1 network beside laplace-torch's training with 200 epochs."""
     from mlp_speed import data, ours, theirs
 
     X, t = data(768, 8)
@@ -274,7 +274,7 @@ CASES: dict[str, tuple[Callable[[], Jobs], float, int]] = {
     "GP classification, N = 1000": (lambda: gp_classification(1000), 1.0, 1),
     "RVM, Ripley, against fastrvm": (rvm, 2.0, 3),
     "MLP, Friedman 1, four starts (s; peer: MLPRegressor by cross-validation)": (network, 2.0, 1),
-    "MLP 8-50-1, longest outer iteration, against laplace-torch's training": (outer_iteration, 0.2, 1),
+    "MLP 8-50-1, longest iteration of the hyperparameters, against laplace-torch's training": (outer_iteration, 0.2, 1),
     "MLP 1-50-1, against NUTS 500 + 500, compiled": (network_beside_nuts, 0.02, 1),
     "Ripley, class 1, EvidenceEM as it stands (s)": (ripley_class, 0.12, 5),
     "50 precisions, N = 100,000 (s)": (lambda: linear(False), 2.5, 1),
@@ -327,8 +327,8 @@ def line(case: str, row: Mapping[str, Any], before: Mapping[str, Any] | None) ->
     cells = [case, f"{row['ours']:.3g}", f"{row['peer']:.3g}" if "peer" in row else "", f"{against:.3g}"]
     change = relative(case, row) / relative(case, before) if before is not None else float("nan")
     mark = "SLOWER" if change > SLOWER else ""
-    verdict = "met" if against <= row["target"] else "missed" if against == against else "no peer"
-    return " | ".join(["", *cells, f"{row['target']:g}", verdict, f"{change:.2f}", mark, ""]).strip()
+    stop_reason = "met" if against <= row["target"] else "missed" if against == against else "no peer"
+    return " | ".join(["", *cells, f"{row['target']:g}", stop_reason, f"{change:.2f}", mark, ""]).strip()
 
 
 def table(rows: Mapping[str, Row], before: Mapping[str, Row]) -> str:

@@ -64,14 +64,14 @@ def half(name: str, sigma: float) -> tuple[Tensor, Tensor]:
 
 def revm_seconds(problem: tuple[Tensor, Tensor], prior: AxisPrior) -> float:
     """The fit, without reading the model."""
-    weights = weights_of(LogJoint(model, problem, hyper=()), "w")
+    weights = weights_of(LogJoint(model, problem, maximise=()), "w")
     settings, zero = REVMSettings(prior, base_centre, laplace_at_base), torch.zeros(weights.num_weights)
     return least(lambda: eigen_state(weights.target, weights.num_weights, zero, 1e-2, settings), 5)
 
 
 def rvm_seconds(problem: tuple[Tensor, Tensor]) -> float:
     """The same for the sequential algorithm."""
-    target = weights_of(LogJoint(model, problem, hyper=()), "w").target
+    target = weights_of(LogJoint(model, problem, maximise=()), "w").target
     return least(lambda: iterate(fast_marginal.step, fast_marginal.empty(target), STOP, "RVM"), 2)
 
 
@@ -116,7 +116,7 @@ Half = tuple[Tensor, Tensor]  # inputs and labels
 def compared(name: str, train: Half, test: Half, peers: list[tuple[str, str]]) -> None:
     (X, t), (X_test, t_test) = train, test
     Phi, repeats = kernel(X, X), 5 if len(X) < 1000 else 1
-    target = weights_of(LogJoint(model, (Phi, t), hyper=()), "w").target
+    target = weights_of(LogJoint(model, (Phi, t), maximise=()), "w").target
     fit = least(lambda: iterate(fast_marginal.step, fast_marginal.empty(target), STOP, "RVM"), repeats)
     own = least(lambda: RVM(model, stop=STOP).run(Phi, t), repeats)
     eta = RVM(model, stop=STOP).run(Phi, t).predictor(kernel(X_test, X))[0]

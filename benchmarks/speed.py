@@ -48,14 +48,14 @@ class Row:
         return self.rival / self.ours
 
     def __str__(self) -> str:
-        verdict = "met" if self.ratio >= self.target else "MISSED"
+        stop_reason = "met" if self.ratio >= self.target else "MISSED"
         cells = [
             self.case,
             f"{self.ours:.4f}",
             f"{self.rival:.4f}",
             f"{self.ratio:.3g}",
             f"{self.target:g}",
-            verdict,
+            stop_reason,
         ]
         return f"| {' | '.join(cells)} |"
 
@@ -146,7 +146,7 @@ def dense_rows() -> Iterator[Row]:
     theta, start = at.joint.initial_theta, at.joint.initial_u
     product = seconds(lambda: X.T @ (b[:, None] * X), 7)
     mode = seconds(lambda: laplace_state(at, theta, start, cold=True), 3)
-    whole = seconds(lambda: LaplaceEvidence(dense.logistic, hyper=(), stop=QUIET).run(X, t), 3)
+    whole = seconds(lambda: LaplaceEvidence(dense.logistic, maximise=(), stop=QUIET).run(X, t), 3)
     yield Row("N=5000, D=1000: mode + Hessian + evidence, against X'(b X)", mode, product, 1 / 25)
     yield Row("the same: all of run(), finding the predictor included", whole, product, 1 / 25)
 

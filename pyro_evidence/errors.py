@@ -1,4 +1,4 @@
-"""Every way in which the package says no.  Each message is a letter: what, expected, got, what to do."""
+"""Every way in which the package says no.  Each message is a message: what, expected, got, what to do."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,13 +40,13 @@ class NotPositiveDefinite(ArithmeticError):
         ...
     pyro_evidence.errors.NotPositiveDefinite: a matrix, shape (2, 2), has smallest eigenvalue -1.00e+00; ...
 
-    :param letter: or what writes it, once somebody reads: it takes eigenvalues, and searches meet many of these.
+    :param message: or what writes it, once somebody reads: it takes eigenvalues, and searches meet many of these.
     """
 
     args: tuple[Any, ...]
 
-    def __init__(self, letter: str | Callable[[], str]) -> None:
-        super().__init__(letter)
+    def __init__(self, message: str | Callable[[], str]) -> None:
+        super().__init__(message)
 
     def __str__(self) -> str:
         if callable(self.args[0]):

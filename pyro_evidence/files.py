@@ -50,7 +50,7 @@ UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeErr
 
 
 class Record(dict[Any, Any]):
-    """What a file holds; an entry that is missing is a letter."""
+    """What a file holds; an entry that is missing is an error message."""
 
     def __init__(self, items: Any, path: str | Path) -> None:
         super().__init__(items)
@@ -104,7 +104,7 @@ def read(path: str | Path, map_location: MapLocation = None) -> Record:
 def unreadable(
     path: str | Path, reason: str, kind: str = "saved posterior", writer: str = "posterior.save(path)"
 ) -> BadInput:
-    """The letter for a file that is none of ours."""
+    """The error message for a file that is none of ours."""
     return BadInput(
         f"{path} cannot be read as a {kind} ({reason}): it is damaged or foreign; expected a file that {writer} wrote."
     )

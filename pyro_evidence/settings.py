@@ -286,7 +286,7 @@ def _whole(value: Any) -> int | None:
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
 
 
-def outside() -> int:
+def stacklevel() -> int:
     """The ``stacklevel`` at which a warning of the calling function points at the line that called this package."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == PACKAGE:

@@ -114,7 +114,7 @@ def test_every_reason_to_stop_early_has_its_row() -> None:
 
 
 def doubts() -> list[str]:
-    """The letters that estimators of the evidence return: pairs of a condition and a text."""
+    """The error messages that estimators of the evidence return: pairs of a condition and a text."""
     found = []
     for path in sorted((ROOT / "pyro_evidence/evidence_check").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -123,14 +123,14 @@ def doubts() -> list[str]:
                 and len(node.elts) == 2
                 and isinstance(node.elts[1], ast.JoinedStr | ast.Constant)
             ):
-                letter = text(node.elts[1])
-                found += [letter] if len(letter) > 40 else []
+                message = text(node.elts[1])
+                found += [message] if len(message) > 40 else []
     return found
 
 
 def test_every_doubt_of_an_estimator_has_its_row() -> None:
     assert len(doubts()) > 8
-    assert [letter for letter in doubts() if not covered(letter)] == []
+    assert [message for message in doubts() if not covered(message)] == []
 
 
 ADVICE = re.compile(
@@ -140,9 +140,9 @@ ADVICE = re.compile(
 
 
 def test_every_letter_says_what_was_expected_or_what_to_do() -> None:
-    letters = [said for _, said in spoken(*own_errors(), "ImportError", "FileNotFoundError") if len(said) > 20]
-    assert len(letters) > 250
-    assert [said for said in letters if not ADVICE.search(said)] == []
+    messages = [said for _, said in spoken(*own_errors(), "ImportError", "FileNotFoundError") if len(said) > 20]
+    assert len(messages) > 250
+    assert [said for said in messages if not ADVICE.search(said)] == []
 
 
 SEVERE = (

@@ -68,7 +68,7 @@ def test_what_can_be_meant_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "letter"),
+    ("setting", "message"),
     [
         ({"update": BoundedInflation}, "update=BoundedInflation is a class"),
         ({"update": "literal"}, "update='literal'; expected a function"),
@@ -77,8 +77,8 @@ def test_what_can_be_meant_is_kept() -> None:
         ({"curvature": "full"}, "curvature='full'; expected a function"),
     ],
 )
-def test_settings_of_mixtures_that_cannot_be_meant_are_refused(setting, letter) -> None:
-    with pytest.raises(BadInput, match=letter):
+def test_settings_of_mixtures_that_cannot_be_meant_are_refused(setting, message) -> None:
+    with pytest.raises(BadInput, match=message):
         EvidenceEM(linear, **setting)
 
 

@@ -98,7 +98,7 @@ def test_a_fit_leaves_a_module_and_its_gradients_alone() -> None:
 def test_a_fit_in_single_precision_changes_nothing(stored) -> None:
     torch.set_default_dtype(torch.float32)
     before = surroundings()
-    LaplaceEvidence(linear, hyper=()).run(*(x.float() for x in regression_data())).diagnostics()
+    LaplaceEvidence(linear, maximise=()).run(*(x.float() for x in regression_data())).diagnostics()
     assert surroundings() == before
 
 

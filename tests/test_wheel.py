@@ -165,16 +165,16 @@ def test_one_command_writes_the_archives_hash_into_the_recipe(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "letter"),
+    ("name", "message"),
     [
         ("pyro_evidence-9.9.9.tar.gz", "not of the recipe's version"),
         (f"pyro_evidence-{__version__}.tar.gz", "there is no"),
     ],
 )
-def test_another_archive_or_none_leaves_the_recipe_alone(name: str, letter: str) -> None:
+def test_another_archive_or_none_leaves_the_recipe_alone(name: str, message: str) -> None:
     before = (ROOT / "conda/meta.yaml").read_bytes()
     done = subprocess.run([sys.executable, ROOT / "conda/fill_in.py", name], capture_output=True, text=True)
-    assert done.returncode == 1 and letter in done.stderr
+    assert done.returncode == 1 and message in done.stderr
     assert (ROOT / "conda/meta.yaml").read_bytes() == before
 
 

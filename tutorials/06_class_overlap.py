@@ -27,7 +27,7 @@ from pyro_evidence import OverlapEM, Stop
 from pyro_evidence.datasets import csv, ripley_test, ripley_train
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.prbf import Ascent, KMeans, RandomPoints, choose_alpha, log_loss
-from pyro_evidence.prbf.updates import as_published
+from pyro_evidence.prbf.updates import prbf2001_update
 
 torch.set_default_dtype(torch.float64)
 train, test = ripley_train(), ripley_test()
@@ -43,7 +43,7 @@ stop = Stop(tolerance=0.0, num_steps=100, progress=False)  # the paper's 100 rou
 def fit_all(model, start, X, t):
     engines = {
         "plain EM": OverlapEM(model, alpha=0.0, start=start, stop=stop),
-        "published update": OverlapEM(model, updates=as_published, start=start, stop=stop),
+        "published update": OverlapEM(model, updates=prbf2001_update, start=start, stop=stop),
         "ascent (default)": OverlapEM(model, start=start, stop=stop),
     }
     return {name: engine.run(X, t) for name, engine in engines.items()}
@@ -149,7 +149,7 @@ assert falls["published update"] > 0 and falls["ascent (default)"] == 0
 # %%
 multiples = (0.0, 1.0, 5.0, 20.0)
 scores = {}
-for name, updates in (("published update", as_published), ("ascent (default)", Ascent())):
+for name, updates in (("published update", prbf2001_update), ("ascent (default)", Ascent())):
     for seed in range(3):
         engine = OverlapEM(prbf(6), updates=updates, start=RandomPoints(seed=seed), stop=stop)
         settings = {"multiples": multiples, "num_folds": 5, "seed": seed}

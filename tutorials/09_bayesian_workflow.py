@@ -120,8 +120,8 @@ print(calibrated)
 # %%
 data = temperature[old], customers[old]
 posteriors = {model.__name__: LaplaceEvidence(model).run(*data) for model in (straight, curved, varied)}
-verdict = compare_evidence(**posteriors)
-print(verdict)
+stop_reason = compare_evidence(**posteriors)
+print(stop_reason)
 
 # %% [markdown]
 # The parabola beats the line by far, and the varied parabola beats both: one parameter more, and dozens of nats. No
@@ -232,8 +232,8 @@ print(shares)
 # %%
 assert float((vague > 1e6).double().mean()) > 0.2 and float((sane > 1e6).double().mean()) < 0.01
 assert float(calibrated.p_values.min()) > 1e-3
-assert verdict.rows[0].name == "varied" and verdict.probabilities["varied"] > 0.999
-assert not any(row.doubts for row in verdict.rows)
+assert stop_reason.rows[0].name == "varied" and stop_reason.probabilities["varied"] > 0.999
+assert not any(row.doubts for row in stop_reason.rows)
 assert abs(bridge.log_evidence - float(winner.log_evidence)) < 0.1
 assert comparison.rows["laplace"]["mean"] < 0.5 and comparison.rows["parabola alone"]["sd"] < 0.8
 assert comparison.rows["parabola alone"]["held_out"] < -comparison.rows["parabola alone"]["held_out_se"]

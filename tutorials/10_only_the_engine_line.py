@@ -138,7 +138,7 @@ gallery["Gamma-Poisson regression"] = counts, (X, observed), {}
 # ## A PyroModule, a Gaussian process, and scales that may vanish
 #
 # The horseshoe needs a word. Its joint density has no mode: as a local scale goes to zero with its weight, it rises
-# without limit. So the scales must be maximised rather than integrated: `hyper=["local"]`.
+# without limit. So the scales must be maximised rather than integrated: `maximise=["local"]`.
 
 
 # %%
@@ -180,7 +180,7 @@ def horseshoe(X, y):
 
 wide = torch.randn(60, 6)
 sparse = wide @ torch.tensor([2.0, 0.0, 0.0, -1.0, 0.0, 0.0]) + 0.5 * torch.randn(60)
-gallery["horseshoe"] = horseshoe, (wide, sparse), {"hyper": ["local"]}
+gallery["horseshoe"] = horseshoe, (wide, sparse), {"maximise": ["local"]}
 
 
 def network(x, y):
@@ -210,10 +210,10 @@ for name, (model, data, settings) in gallery.items():
     seconds[name] = perf_counter() - start
     checks[name] = importance_sampling(posteriors[name], num_samples=2000)
     found = checks[name]
-    verdict = "" if found.reliable else "do not believe it"
+    stop_reason = "" if found.reliable else "do not believe it"
     print(
         f"{name:26s} Laplace {float(posteriors[name].log_evidence):10.2f}   checked {found.log_evidence:10.2f} "
-        f"+- {found.standard_error:4.2f}   k-hat {found.diagnostics['pareto_k']:5.2f}  {verdict}"
+        f"+- {found.standard_error:4.2f}   k-hat {found.diagnostics['pareto_k']:5.2f}  {stop_reason}"
     )
 
 # %% [markdown]

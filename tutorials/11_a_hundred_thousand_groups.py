@@ -88,9 +88,9 @@ expected = torch.zeros(NUM).index_add(0, customer, (0.2 + 0.5 * sale).exp())
 alone = (torch.zeros(NUM).index_add(0, customer, count) / expected).log()
 mode = posterior.mode["level"]
 figure, ax = plt.subplots()
-for number, colour in ((1, "tab:orange"), (4, "tab:green"), (11, "tab:blue")):
+for number, unwhiten in ((1, "tab:orange"), (4, "tab:green"), (11, "tab:blue")):
     some = torch.nonzero((weeks == number) & alone.isfinite()).squeeze(-1)[:400]
-    ax.plot(alone[some], mode[some], ".", color=colour, markersize=3, label=f"seen for {number} weeks")
+    ax.plot(alone[some], mode[some], ".", color=unwhiten, markersize=3, label=f"seen for {number} weeks")
 ax.axline((0.0, 0.0), slope=1.0, color="black", linewidth=0.8)
 ax.set(xlabel="the customer's own weeks", ylabel="posterior mode", title="shrinkage")
 ax.legend()

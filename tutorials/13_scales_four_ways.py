@@ -52,21 +52,22 @@ def schools(effect: Tensor) -> None:
 
 
 # %% [markdown]
-# **Maximised**: `hyper=["tau"]` sets the scale where evidence times prior is highest. That is at zero, or nearly: the
-# schools are all alike, and nothing tells how sure that is.
+# **Maximised**: `maximise=["tau"]` sets the scale where evidence times prior is highest. That is at zero, or nearly:
+# the schools are all alike, and nothing tells how sure that is.
 
 # %%
-maximised = LaplaceEvidence(schools, hyper=["tau"], stop=quiet).run(effect)
+maximised = LaplaceEvidence(schools, maximise=["tau"], stop=quiet).run(effect)
 print("tau:", maximised.hyperparameters["tau"].item())
 print("sd of the first school:", maximised.get_samples(2000, seed=0)["theta"][:, 0].std().item())
 
 # %% [markdown]
-# **In the Gaussian**: `outer=()` treats the scale as one coordinate of Laplace's approximation. The joint density of
-# `tau` and the effects rises without bound as both go to their ends, so that there is no mode, and the engine says so.
+# **In the Gaussian**: `marginalise=()` treats the scale as one coordinate of Laplace's approximation. The joint
+# density of `tau` and the effects rises without bound as both go to their ends, so that there is no mode, and the
+# engine says so.
 
 # %%
 try:
-    LaplaceEvidence(schools, outer=(), stop=quiet).run(effect)
+    LaplaceEvidence(schools, marginalise=(), stop=quiet).run(effect)
 except ArithmeticError as refused:
     print(f"{type(refused).__name__}: {str(refused)[:200]}...")
 
@@ -77,7 +78,7 @@ except ArithmeticError as refused:
 # %%
 start = time.process_time()
 integrated = LaplaceEvidence(schools, stop=quiet).run(effect)
-print(f"{time.process_time() - start:.1f} s;", integrated.integral.method, "over", integrated.outer_sites)
+print(f"{time.process_time() - start:.1f} s;", integrated.integral.method, "over", integrated.marginalised_sites)
 tau = integrated.marginal("tau")
 figure, ax = plt.subplots(figsize=(5, 3))
 plots_posterior.marginal(ax, integrated, site="tau")
@@ -141,7 +142,7 @@ def houses(county: Tensor, floor: Tensor, radon: Tensor) -> None:
 
 data = (county, floor, radon)
 integrated = LaplaceEvidence(houses, stop=quiet).run(*data)
-maximised = LaplaceEvidence(houses, hyper=["tau", "sigma"], stop=quiet).run(*data)
+maximised = LaplaceEvidence(houses, maximise=["tau", "sigma"], stop=quiet).run(*data)
 start = time.process_time()
 mcmc = MCMC(LaplaceNUTS(integrated), num_samples=300, warmup_steps=50, disable_progbar=True)
 mcmc.run()
@@ -191,7 +192,7 @@ assert (left_out.pareto_k > 0.7).sum() <= 2
 # %% [markdown]
 # ## Which when
 # - few scales, any amount of data: **integrated**, the default;
-# - many scales, or so much data that they are known: **maximised**, `hyper=[...]` or a param;
+# - many scales, or so much data that they are known: **maximised**, `maximise=[...]` or a param;
 # - scales that `posterior.summary()` complains of (k-hat above 0.7, nodes that do not settle): **sampled**, and
 #   `LaplaceNUTS` makes that cheap;
-# - in the Gaussian, `outer=()`: for scales that the data pin down, and to see what was done before.
+# - in the Gaussian, `marginalise=()`: for scales that the data pin down, and to see what was done before.

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from pyro_evidence import EvidenceEM, Start, class_conditional, datasets
 from pyro_evidence.compare import LearningCurve, learning_curve
 from pyro_evidence.infer.evidence_em import STOP
-from pyro_evidence.mixture import BoundedInflation, Unregularised, as_published
+from pyro_evidence.mixture import BoundedInflation, Unregularised, husmeier2000_update
 from pyro_evidence.mixture.updates import Update
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.regression import Learned
@@ -127,7 +127,7 @@ METHODS: dict[
     str, tuple[Update, int, bool]
 ] = {  # update, rounds, whether every kernel has a precision alpha of its own
     "plain EM": (Unregularised(), 60, False),
-    "evidence, as printed": (as_published, 20, True),
+    "evidence, as printed": (husmeier2000_update, 20, True),
     "evidence, default update": (BoundedInflation(), 20, False),
 }
 BLOCKS = 4  # of seeds
@@ -154,7 +154,7 @@ def density_runs(cache: Results[Any], name: str, block: int) -> dict[str, dict[s
     settings = [(p, K, width) for p in range(len(problems)) for K in SIZES for width in (0.5, 1.0)]
     for part, K, width in tqdm(settings, desc=f"{name}, seeds {block}", leave=False):
         problem = problems[part]
-        start = Start(restarts=problem.restarts, seed=100 * block, width=width, narrower=1.0, warm_up=0)
+        start = Start(restarts=problem.restarts, seed=100 * block, width=width, narrow_width_ratio=1.0, warm_up=0)
         for method in METHODS:
             key = f"densities {name} {part} {K} {width} {block} {method}"
             found = cache.get(key, lambda p=problem, m=method, s=start, k=K: density_run(p, m, s, k))

@@ -20,7 +20,7 @@ from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import mode as mixture_mode
 from pyro_evidence.mixture import rounds as mixture_rows
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, mixture_data, natural_parameters, responsibilities
-from pyro_evidence.mixture.updates import Ties, Update, estep
+from pyro_evidence.mixture.updates import SharedParameters, Update, estep
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Networks:
     train: MixtureData
     test: MixtureData
     start: Mixture
-    ties: Ties
+    ties: SharedParameters
 
 
 Basis = Callable[[Tensor], Tensor]
@@ -68,7 +68,7 @@ def networks(seed: int, make: Callable[[torch.Generator, int], Basis]) -> Networ
     ones = torch.ones_like(w[0])
     start = Mixture(w, torch.ones(w.shape[:3]), torch.full(w.shape[:2], -math.log(10)), 0.01 + 0 * w, 0 * ones)
     each = torch.arange(10)[:, None]
-    ties = Ties(each[..., None].expand(ones.shape), ones, each, ones[..., 0], ones > 0, ones[..., 0] > 0)
+    ties = SharedParameters(each[..., None].expand(ones.shape), ones, each, ones[..., 0], ones > 0, ones[..., 0] > 0)
     return Networks(mixture_data(Y[:, :200], G[:, :200]), mixture_data(Y[:, 200:], G[:, 200:]), start, ties)
 
 

@@ -32,8 +32,8 @@ from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
-from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.updates import Rule, Ties, literal_gamma, no_gamma
+from pyro_evidence.mppca.expectation import FactorAnalysers
+from pyro_evidence.mppca.updates import Rule, SharedParameters, literal_gamma, no_gamma
 
 Record = dict[str, float]
 Simulations = list[list[float]]  # of each: E1, E2, error % of plain training, of the evidence scheme, of best rounds
@@ -63,10 +63,10 @@ def two(data: datasets.Dataset, a: int, b: int, components: int) -> tuple[Tensor
     return X, (data.t[kept] == b).long()
 
 
-def evolution(train: Tensor, test: Tensor, start: Analysers, rule: Rule) -> Tensor:
+def evolution(train: Tensor, test: Tensor, start: FactorAnalysers, rule: Rule) -> Tensor:
     """Log density of both classes' test data after each round, ``(rounds, R, N)``."""
     K, m = start.W.shape[1:3]
-    ties = Ties(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, m))
+    ties = SharedParameters(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, m))
     batch = mppca_rounds.first(train, start, ties, torch.ones(m), rule)
     path = []
     for step in range(NUM_ROUNDS):
@@ -78,7 +78,7 @@ def evolution(train: Tensor, test: Tensor, start: Analysers, rule: Rule) -> Tens
     return torch.stack(path)
 
 
-def starts(train: Tensor, K: int) -> Analysers:
+def starts(train: Tensor, K: int) -> FactorAnalysers:
     """Footnote 14: W = 0, centres from a Normal about the mean of the class, two widths, two seeds: four rows."""
     m, rows = train.shape[1], []
     for width in (0.5, 1.0):
@@ -87,7 +87,7 @@ def starts(train: Tensor, K: int) -> Analysers:
             rows.append((mu, torch.full((K, m), 1.0 / width)))
     mu, beta = (torch.stack(x) for x in zip(*rows, strict=True))
     on = torch.ones(4, K, Q, dtype=torch.bool)
-    return Analysers(torch.zeros(4, K, m, Q), mu, beta, torch.full((4, K), -math.log(K)), 0.01 * on, on)
+    return FactorAnalysers(torch.zeros(4, K, m, Q), mu, beta, torch.full((4, K), -math.log(K)), 0.01 * on, on)
 
 
 def parted(name: str, seed: int) -> tuple[list[Tensor], list[Tensor]]:

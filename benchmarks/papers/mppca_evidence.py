@@ -33,8 +33,8 @@ from pyro_evidence.mppca import evidence as mppca_evidence
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import updates as mppca_updates
-from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.updates import Iterate, Rule, Ties
+from pyro_evidence.mppca.expectation import FactorAnalysers
+from pyro_evidence.mppca.updates import Iterate, Rule, SharedParameters
 
 CACHE = Path(".benchmarks/mppca_evidence.jsonl")
 OUT = Path(__file__).with_suffix(".md")
@@ -51,8 +51,8 @@ def one_kernel(num: int, m: int, q: int, seed: int) -> tuple[Tensor, Iterate]:
     W = torch.randn(m, q, generator=generator)
     Y = torch.randn(num, q, generator=generator) @ W.mT + 0.5 * torch.randn(num, m, generator=generator)
     on, flat = torch.ones(1, 1, q, dtype=torch.bool), torch.zeros(1, 1)
-    at = Analysers(W[None, None], Y.mean(0).expand(1, 1, m), torch.full((1, 1, m), 4.0), flat, on + 0.0, on)
-    held = Ties(torch.zeros(1, q).long(), torch.zeros(1, m).long(), False, False, False, False)
+    at = FactorAnalysers(W[None, None], Y.mean(0).expand(1, 1, m), torch.full((1, 1, m), 4.0), flat, on + 0.0, on)
+    held = SharedParameters(torch.zeros(1, q).long(), torch.zeros(1, m).long(), False, False, False, False)
     at = mppca_curvature.find_mode(Y, at)
     return Y, Iterate(at, held, kernels.e_step(Y, at), torch.ones(m))
 
@@ -222,8 +222,8 @@ def largest_fall(seed: int, num_rounds: int = 50) -> float:
     generator = torch.Generator().manual_seed(seed)
     W, on = 0.1 * torch.randn(1, K, m, q, generator=generator), torch.ones(1, K, q, dtype=torch.bool)
     mu = Y[torch.randperm(N, generator=generator)[:K]].unsqueeze(0)
-    at = Analysers(W, mu, torch.ones(1, K, m), torch.full((1, K), -math.log(K)), on + 0.0, on)
-    ties = Ties(torch.arange(K)[:, None].expand(K, q), torch.arange(K)[:, None].expand(K, m))
+    at = FactorAnalysers(W, mu, torch.ones(1, K, m), torch.full((1, K), -math.log(K)), on + 0.0, on)
+    ties = SharedParameters(torch.arange(K)[:, None].expand(K, q), torch.arange(K)[:, None].expand(K, m))
     batch = mppca_rounds.first(Y, at, ties, torch.ones(m), Rule(mppca_updates.no_gamma, alpha=0.0))
     path = []
     for _ in range(num_rounds):

@@ -30,11 +30,11 @@ from pyro_evidence.prbf.densities import Network, log_density, parts_of, stacked
 from pyro_evidence.prbf.fit import first
 from pyro_evidence.prbf.rounds import rounds
 from pyro_evidence.prbf.start import Start, Training
-from pyro_evidence.prbf.updates import Update, as_published, exact
+from pyro_evidence.prbf.updates import Update, exact_m_step, prbf2001_update
 
 FOLDS, STEPS = 5, 100
 MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)
-CORRECTED: dict[str, Update] = {"exact M-step": exact, "ascent": Ascent()}
+CORRECTED: dict[str, Update] = {"exact M-step": exact_m_step, "ascent": Ascent()}
 KIND = Spherical()
 Record = dict[str, list[list[float]]]
 
@@ -202,7 +202,7 @@ def row(name: str, parts: list[str]) -> str:
 def published(table: Table, results: Results[Record]) -> dict[tuple[int, int], Record]:
     """The paper's update at every penalty, by number of kernels and seed."""
     keys = [(M, seed) for M in table.sizes for seed in range(table.seeds)]
-    methods = [(c, as_published) for c in MULTIPLES]
+    methods = [(c, prbf2001_update) for c in MULTIPLES]
     return {
         (M, s): results.get(f"{table.name} {M} {s}", lambda M=M, s=s: batch(table, M, s, methods))
         for M, s in tqdm(keys, desc=table.title)

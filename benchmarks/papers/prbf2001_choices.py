@@ -35,7 +35,7 @@ from pyro_evidence.prbf.densities import Point, class_data
 from pyro_evidence.prbf.fit import first
 from pyro_evidence.prbf.rounds import rounds
 from pyro_evidence.prbf.start import Training
-from pyro_evidence.prbf.updates import as_published
+from pyro_evidence.prbf.updates import prbf2001_update
 
 GRID = (0.03, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0, 15.0, 20.0, 50.0)
 STOP = Stop(num_steps=100, tolerance=0.0, gradient_tolerance=0.0, progress=False)
@@ -69,7 +69,7 @@ def readings(name: str, M: int) -> Record:
 
     def fitted(multiples: tuple[float, ...]) -> Point:
         many = net[torch.zeros(len(multiples), dtype=torch.long)]
-        return rounds(first(data, many, unit * torch.tensor(multiples)), as_published, 100).point
+        return rounds(first(data, many, unit * torch.tensor(multiples)), prbf2001_update, 100).point
 
     point = fitted(GRID)
     found_a, found_b = [], []
@@ -149,7 +149,7 @@ def compared(name: str, M: int, seed: int, method: Method) -> Record:
     X, y = load(name)
     for f, (train, test) in enumerate(splits(X, y, seed, raw=table.raw)):
         engine = OverlapEM(
-            prbf(M, int(y.max()) + 1), updates=as_published, start=table.start(1000 * seed + f), stop=STOP
+            prbf(M, int(y.max()) + 1), updates=prbf2001_update, start=table.start(1000 * seed + f), stop=STOP
         )
         found.append(score(method(engine, *train, seed)(test[0]), test[1]))
     return {"error": [[e for e, _ in found]], "nll": [[n for _, n in found]]}

@@ -192,7 +192,7 @@ def fits(cache: Cache, key: str, halves: tuple[Half, Half], kernel: str, sigma: 
         return cache.get(own, lambda: cache.known[same])
 
     def run() -> Fits:
-        weights = weights_of(LogJoint(model, (Phi, t), hyper=()), "w")
+        weights = weights_of(LogJoint(model, (Phi, t), maximise=()), "w")
         found = {k: f for family in FAMILIES.values() for k, f in family(weights).items()}
         return {k: [error(Phi_test, t_test, w), num, seconds] for k, (w, num, seconds) in found.items()}
 
@@ -213,21 +213,21 @@ def measure(name: str, kernel: str, cache: Cache, bar: tqdm) -> dict[str, dict[s
     for rep in range(5):
         sums: dict[str, list[float]] = {m: [0.0, 0.0, 0.0] for m in SETTINGS}
         for side, (train, test) in enumerate(halves(len(X), 100 + rep)):
-            outer, inner = {}, {}
+            marginalised, inner = {}, {}
             for sigma in SIGMAS:
                 key = f"{name}|{rep}|{side}"
-                outer[sigma] = fits(cache, key, ((X[train], t[train]), (X[test], t[test])), kernel, sigma)
+                marginalised[sigma] = fits(cache, key, ((X[train], t[train]), (X[test], t[test])), kernel, sigma)
                 pairs = [(train[a], train[b]) for a, b in halves(len(train), 7)]
                 inner[sigma] = [
                     fits(cache, f"{key}|fold{k}", ((X[a], t[a]), (X[b], t[b])), kernel, sigma)
                     for k, (a, b) in enumerate(pairs)
                 ]
                 bar.update()
-            grid[rep][side] = outer
+            grid[rep][side] = marginalised
             for m, settings in SETTINGS.items():
                 choices = [(s, f"{m}|{k}") for s in SIGMAS for k in settings]
                 best = min(choices, key=lambda c: sum(fold[c[1]][0] for fold in inner[c[0]]))
-                sums[m] = [a + b for a, b in zip(sums[m], outer[best[0]][best[1]], strict=True)]
+                sums[m] = [a + b for a, b in zip(sums[m], marginalised[best[0]][best[1]], strict=True)]
         for m, (wrong, num, seconds) in sums.items():
             nested[m].append([100.0 * wrong / len(X), num / 2, seconds / 2])
     return {"A": best_sigma(grid, len(X)), "B": nested}

@@ -1,4 +1,4 @@
-"""From a model to its blocks, and the letter where there are none."""
+"""From a model to its blocks, and the error message where there are none."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +14,18 @@ from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count
 from pyro_evidence.structure.density import LinearPredictors
-from pyro_evidence.structure.factors import Coupled
+from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.recognise import Structure
 
 
-def block_density(joint: LogJoint, structure: Structure, active: Tensor) -> BlockDensity | Coupled:
+def block_density(joint: LogJoint, structure: Structure, active: Tensor) -> BlockDensity | NotSparse:
     """The log joint density by its independent blocks, or why there are none.
 
     :param active: coordinates that are not pruned, ``(D,)`` bool.
     """
     theta = joint.initial_theta
     found = partition(joint, active, theta)
-    if isinstance(found, Coupled):
+    if isinstance(found, NotSparse):
         return found
     groups = structure.groups
     kept = active.new_zeros(0, dtype=torch.float64) if groups is None else groups.loc[found.held]
@@ -56,7 +56,7 @@ def _left_out(structure: Structure, active: Tensor) -> Callable[[Tensor], Tensor
 def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int, limits: Limits) -> Marginal | None:
     """What blocks share with the blocks integrated by ``num`` nodes on each axis; None where there are no blocks."""
     density = block_density(joint, structure, active)
-    return None if isinstance(density, Coupled) else Marginal(density, num, limits, joint.latents.label)
+    return None if isinstance(density, NotSparse) else Marginal(density, num, limits, joint.latents.label)
 
 
 def check_nodes(nodes: Any, curvature: Curvature | None) -> int | str:
@@ -82,18 +82,18 @@ def require_blocks(joint: LogJoint, nodes: int | str) -> None:
     :raises UnsupportedModel: with what ties them together.
     """
     active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
-    if isinstance(partition(joint, active, joint.initial_theta), Coupled):
+    if isinstance(partition(joint, active, joint.initial_theta), NotSparse):
         raise no_blocks(joint, f"nodes={nodes!r}")
 
 
 def no_blocks(joint: LogJoint, asked: str) -> UnsupportedModel:
-    """The letter for a model whose coordinates are tied together.
+    """The error message for a model whose coordinates are tied together.
 
     :param asked: the setting or the call that asks for blocks.
     """
     active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
     found = partition(joint, active, joint.initial_theta)
-    reason = found.reason if isinstance(found, Coupled) else "all of them are pruned"
+    reason = found.reason if isinstance(found, NotSparse) else "all of them are pruned"
     return UnsupportedModel(
         f"{asked} asks for independent blocks, such as groups, but this model has none: {reason}. Crossed effects, "
         "chains and graphs have none; leave nodes=1, whose posterior.log_evidence_error then estimates Laplace's error "

@@ -134,7 +134,7 @@ class Marginal:
         terms, p = self.density.terms(theta.detach()), self.partition
         here = self._climbed(terms, self.place(terms, u[p.own], u[p.shared]))
         if here.decrement > max(self.limits.tolerance, self.limits.slack * (1.0 + abs(here.value))):
-            raise NotAMode(self._letter(here))
+            raise NotAMode(self._message(here))
         return here
 
     def _climbed(self, terms: Terms, here: Place) -> Place:
@@ -167,7 +167,7 @@ class Marginal:
                 return None
         return None
 
-    def _letter(self, here: Place) -> str:
+    def _message(self, here: Place) -> str:
         worst = int(here.slope.abs().argmax())
         return (
             f"the search for the mode of what blocks share stopped where the slope is still "

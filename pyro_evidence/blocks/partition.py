@@ -11,7 +11,7 @@ from pyro_evidence.precision.dense import Pattern
 from pyro_evidence.precision.elimination import graph_of
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.factor_cells import distinct, table
-from pyro_evidence.structure.factors import Coupled, follow
+from pyro_evidence.structure.factors import NotSparse, follow
 
 NARROW = 3  # dimensions of a block up to which a product of axes is affordable
 MOST_DIMS = 10  # of a block
@@ -73,42 +73,42 @@ class Partition:
         return f"{' and '.join(parts)} by quadrature; {len(self.shared)} global coordinates around them"
 
 
-def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | Coupled:
+def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | NotSparse:
     """The blocks of a model, or why there are none.
 
     :param active: coordinates that are not pruned, ``(D,)`` bool.
     :param theta: hyperparameters at which a run of the model is followed, ``(T,)``.
     """
     followed = follow(joint, joint.initial(1, seed=0)[0], theta, ())
-    if isinstance(followed, Coupled):
+    if isinstance(followed, NotSparse):
         return followed
     touched = {n: _of_active(table(g, followed.shapes[n]), active) for n, g in followed.groups.items() if g}
     widest = max((index.shape[-1] for index in touched.values()), default=0)
     if widest > WIDEST:
-        return Coupled(f"{followed.widest} ties {widest:,} coordinates together", followed.widest.coordinates)
+        return NotSparse(f"{followed.widest} ties {widest:,} coordinates together", followed.widest.coordinates)
     edges = _edges(touched, joint.latents.size, joint.device)
     found = _best(edges, active)
     if found is None:
-        return Coupled("no set of at most 100 coordinates, given which the others fall into small blocks, was found")
+        return NotSparse("no set of at most 100 coordinates, given which the others fall into small blocks, was found")
     label, shared = found
     bare = Partition(joint.latents.size, _fronts(label), shared, torch.nonzero(~active).flatten(), {})
     owner = {n: bare.block_of(index) for n, index in touched.items()}
     return Partition(bare.size, bare.fronts, bare.shared, bare.held, owner)
 
 
-def around(joint: LogJoint, shared: Tensor, most: int) -> Partition | Coupled:
+def around(joint: LogJoint, shared: Tensor, most: int) -> Partition | NotSparse:
     """The blocks that are left once chosen coordinates are given.
 
     :param shared: which these are, ``(D,)`` bool.
     :param most: coordinates of a block.
     """
     followed = follow(joint, joint.initial(1, seed=0)[0], joint.initial_theta, ())
-    if isinstance(followed, Coupled):
+    if isinstance(followed, NotSparse):
         return followed
     touched = {n: table(g, followed.shapes[n]) for n, g in followed.groups.items() if g}
     label = _components(_edges(touched, joint.latents.size, joint.device), ~shared, most)
     if label is None:
-        return Coupled(f"given what chunks share, more than {most} coordinates are tied together")
+        return NotSparse(f"given what chunks share, more than {most} coordinates are tied together")
     bare = Partition(joint.latents.size, _fronts(label), torch.nonzero(shared).flatten(), label[:0], {})
     owner = {n: bare.block_of(index) for n, index in touched.items()}
     return Partition(bare.size, bare.fronts, bare.shared, bare.held, owner)

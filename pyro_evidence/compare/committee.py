@@ -118,7 +118,7 @@ def linearised(posterior: LaplacePosterior, X: Tensor) -> tuple[Tensor, Tensor]:
     :raises UnsupportedModel: for the posterior of a model that is not a plain network.
     """
     state = posterior.state
-    known = state.problem.structure.known
+    known = state.problem.structure.network
     if known is None:
         raise UnsupportedModel(
             "linearised needs a posterior of models.mlp.MLP, with nothing added to it and no site conditioned; use "

@@ -203,8 +203,8 @@ def _of_the_same_data(
         marked[n] = each if isinstance(joint, LogJoint) else replace(each, notes=(*each.notes, _unread(joint)))
     wanted = data_hash(own, own.initial_theta) if isinstance(own, LogJoint) else next(iter(hashes.values()), "")
     for n in [n for n, value in hashes.items() if value != wanted]:
-        letter = f"BadInput: its model observes other data than the model compared: {list(joints[n].observed)}."
-        marked[n], _ = replace(marked[n], draws={}, failure=letter), joints.pop(n)
+        message = f"BadInput: its model observes other data than the model compared: {list(joints[n].observed)}."
+        marked[n], _ = replace(marked[n], draws={}, failure=message), joints.pop(n)
     if marked[name].failure:
         raise BadInput(f"the reference '{name}' cannot be one. {marked[name].failure} Pass another as reference.")
     return joints, marked
@@ -212,7 +212,7 @@ def _of_the_same_data(
 
 def _joint(model: Model, data: Data) -> LogJoint | Exception:
     try:
-        return LogJoint(model, *data, hyper=())
+        return LogJoint(model, *data, maximise=())
     except Exception as error:  # whatever the model of anybody's engine may raise
         return error
 
@@ -287,12 +287,12 @@ def _shared(a: Draws, b: Draws) -> tuple[list[str], list[str]]:
     other = [s for s in both if a[s].shape[2:] != b[s].shape[2:]]
     fixed = [s for s in both if s not in other and not bool(_moves(b[s]).any())]
     missing = sorted(set(a) ^ set(b))
-    letters = [
+    messages = [
         (missing, f"site(s) {missing} are not in both posteriors and not compared."),
         (other, f"site(s) {other} have another shape in the reference and are not compared."),
         (fixed, f"site(s) {fixed} do not vary in the reference and are not compared."),
     ]
-    return [s for s in both if s not in other + fixed], [text for names, text in letters if names]
+    return [s for s in both if s not in other + fixed], [text for names, text in messages if names]
 
 
 def _moves(draws: Tensor) -> Tensor:

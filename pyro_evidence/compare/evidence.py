@@ -26,7 +26,7 @@ from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.relevance.posteriors import REVMPosterior, RVMPosterior
 
 Estimates = Mapping[str, EvidenceEstimate]
-NESTED_DRAWS = 2_000  # of a posterior whose outer sites were integrated
+NESTED_DRAWS = 2_000  # of a posterior whose marginalised sites were integrated
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ def _bytes(value: Tensor) -> bytes:
 
 
 def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
-    """A letter when not all posteriors were fitted to the same observed values, else nothing."""
+    """An error message when not all posteriors were fitted to the same observed values, else nothing."""
     joints = {n: _joint_of(p) for n, p in posteriors.items()}
     hashes = {n: data_hash(*joint) for n, joint in joints.items()}
     if len(set(hashes.values())) == 1:
@@ -336,14 +336,14 @@ def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
 
 
 def maximised_here_integrated_there(posteriors: Mapping[str, Posterior]) -> list[str]:
-    """A letter for each latent site that one posterior has at its best value and another averages over."""
+    """An error message for each latent site that one posterior has at its best value and another averages over."""
     joints = {n: _joint_of(p)[0] for n, p in posteriors.items()}
-    maximised = {site: n for n, joint in joints.items() for site in joint.hyper_sites}
+    maximised = {site: n for n, joint in joints.items() for site in joint.maximised_sites}
     pairs = [(site, n, m) for site, n in maximised.items() for m, j in joints.items() if site in j.latents.slices]
     return [
         f"site '{site}' is maximised in {n} and integrated in {m}: the first evidence is the best that the site can "
         f"do, the second an average over its prior, so their difference is no odds of the models. Fit both alike: "
-        f"hyper=['{site}'] in both, or in neither."
+        f"maximise=['{site}'] in both, or in neither."
         for site, n, m in pairs
     ]
 

@@ -279,7 +279,7 @@ def _laplace(of: str | None, done: Mapping[str, EngineRun]) -> LaplacePosterior:
 
 
 def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:
-    joint = LogJoint(model, *data, hyper=())
+    joint = LogJoint(model, *data, maximise=())
     unknown = sorted(set(lifted) - set(joint.held))
     if unknown:
         raise BadInput(f"hyperpriors name {unknown}; expected params of the model, which are {sorted(joint.held)}.")
@@ -291,7 +291,7 @@ def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:
 
 def _recorded(chains: Chains, data: Data, names: set[str]) -> Draws:
     """Values of ``pyro.deterministic`` sites at each draw: what a model on other axes calls weights."""
-    joint = LogJoint(chains.model, *data, hyper=())
+    joint = LogJoint(chains.model, *data, maximise=())
     lead = next(iter(chains.draws.values())).shape[:2]
     rows = recorded_rows(joint, coordinates(joint, chains.draws))
     return {n: v.reshape(*lead, *v.shape[1:]) for n, v in rows.items() if n in names}

@@ -60,7 +60,7 @@ class Calibration:
     >>> model = regression(Linear(), alpha=1.0, beta=4.0)
     >>> X = torch.linspace(-1.0, 1.0, 10).unsqueeze(-1)
     >>> settings = {"num_simulations": 10, "num_draws": 9, "num_bins": 2}
-    >>> found = sbc(model, lambda m: LaplaceEvidence(m, hyper=()), X, X[:, 0], **settings)
+    >>> found = sbc(model, lambda m: LaplaceEvidence(m, maximise=()), X, X[:, 0], **settings)
     >>> tuple(found.ranks.shape)
     (10, 2)
     """
@@ -112,7 +112,7 @@ def sbc(
     chains before.
 
     :param model: a Pyro model whose prior can be sampled.
-    :param engine: model -> engine, for example ``lambda m: LaplaceEvidence(m, hyper=())``.
+    :param engine: model -> engine, for example ``lambda m: LaplaceEvidence(m, maximise=())``.
     :param args: the model's arguments; observed values among them are replaced by simulated ones.
     :param num_simulations: number of data sets.
     :param num_draws: posterior draws for each; plus one a multiple of ``num_bins``.
@@ -131,9 +131,9 @@ def sbc(
     if not callable(engine):
         raise BadInput(
             f"engine is a {type(engine).__name__}; expected a function of a model that returns an engine, such as "
-            "lambda m: LaplaceEvidence(m, hyper=()), because each simulation has a model with data of its own."
+            "lambda m: LaplaceEvidence(m, maximise=()), because each simulation has a model with data of its own."
         )
-    joint = LogJoint(model, args, kwargs, hyper=())
+    joint = LogJoint(model, args, kwargs, maximise=())
     truth = from_prior(joint, joint.initial_theta, num_simulations, seed)
     ranks, failures = [], []
     for i in range(num_simulations):

@@ -205,7 +205,7 @@ def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[
     if not draws:
         raise BadInput("this MCMC has no draws; call mcmc.run(...) first.")
     model = fit.model if isinstance(fit, sampled.Chains) else fit.kernel.model
-    joint = LogJoint(model, args, kwargs, hyper=())
+    joint = LogJoint(model, args, kwargs, maximise=())
     if set(draws) != set(joint.latents.names) or not all(v.shape[1] for v in draws.values()):
         raise BadInput(
             f"the draws have sites { {n: tuple(v.shape) for n, v in draws.items()} }, the model with these "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import files
-from pyro_evidence.data.ranks import ALONE, JOIN, Join
+from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, Communicator
 from pyro_evidence.errors import BadInput
 
 FEW = 256  # rows on which a model is recognised where others hold more
@@ -78,7 +78,7 @@ def with_rows(chunks: Chunks) -> Iterator[tuple[int, tuple[Any, ...]]]:
 
 
 def looked_through(
-    model: Any, chunks: Chunks, join: Join, check: Callable[[int, tuple[Any, ...]], Any]
+    model: Any, chunks: Chunks, join: Communicator, check: Callable[[int, tuple[Any, ...]], Any]
 ) -> tuple[int, ...]:
     """One pass in which every chunk is checked, here and elsewhere; the rows of each process.
 
@@ -101,7 +101,7 @@ def looked_through(
     except Exception as error:  # every process hears of it before one raises
         wrong = error
     join.raise_together(wrong)
-    join.agree("models, columns or dtypes", first or "no chunk, not even an empty one")
+    join.check_equal("models, columns or dtypes", first or "no chunk, not even an empty one")
     counts = tuple(int(x) for x in join.gathered(torch.tensor([float(num)], dtype=torch.float64)))
     if not sum(counts):
         raise BadInput("the chunks hold no rows; expected at least one.")
@@ -109,14 +109,14 @@ def looked_through(
 
 
 def agree_on_kind(
-    model: Any, chunks: Chunks, join: Join, make: Callable[[tuple[Any, ...]], Any] = lambda _: None
+    model: Any, chunks: Chunks, join: Communicator, make: Callable[[tuple[Any, ...]], Any] = lambda _: None
 ) -> None:
     """Refuse processes with different models, columns or dtypes, as their first chunks show them.
 
     :param make: raises for what is wrong with the first rows of a process, before they are shared.
     :raises BadInput: on all of them; also for what can be gone through only once.
     """
-    if join is ALONE:
+    if join is SINGLE_PROCESS:
         return require_repeatable(chunks)
     wrong: Exception | None = None
     first = "no chunk, not even an empty one"
@@ -131,17 +131,17 @@ def agree_on_kind(
     except Exception as error:  # every process hears of it before one raises
         wrong = error
     join.raise_together(wrong)
-    join.agree("models, columns or dtypes", first)
+    join.check_equal("models, columns or dtypes", first)
 
 
-def first_rows(chunks: Chunks, join: Join) -> tuple[Any, ...]:
+def first_rows(chunks: Chunks, join: Communicator) -> tuple[Any, ...]:
     """The first chunk that has rows; among several processes the first few rows of all, the same on each.
 
     Arguments that are no tensors with as many rows as the first one are taken as they are.
 
     :raises BadInput: where there are none.
     """
-    if join is ALONE:
+    if join is SINGLE_PROCESS:
         found = next((args for _, args in with_rows(chunks)), None)
         if found is None:
             raise BadInput("the chunks hold no rows; expected at least one tuple of the model's arguments with some.")
@@ -175,5 +175,5 @@ def digest_of_chunks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
             column = columns.setdefault(place, hashlib.sha256())
             if isinstance(value, Tensor):
                 column.update(files.bytes_of(value.detach()))
-    said = JOIN.get().said(" ".join(c.hexdigest() for c in columns.values()))
+    said = COMMUNICATOR.get().gather_str(" ".join(c.hexdigest() for c in columns.values()))
     return hashlib.sha256(" ".join(said).encode()).hexdigest()

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyro_evidence.data.ranks import JOIN, Sums
+from pyro_evidence.data.ranks import COMMUNICATOR, Sums
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count
 
@@ -83,12 +83,12 @@ class Ranks:
         dist.all_gather(parts, padded, group=self.group)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    def agree(self, what: str, here: str) -> None:
+    def check_equal(self, what: str, here: str) -> None:
         """Refuse processes that say different things of themselves.
 
         :raises BadInput: on all of them.
         """
-        said = self.said(here)
+        said = self.gather_str(here)
         different = [i for i, text in enumerate(said) if text != said[0]]
         if different:
             raise BadInput(
@@ -101,12 +101,12 @@ class Ranks:
 
         :raises BadInput: that names the rank; on the rank itself with its own error as the cause.
         """
-        said = self.said("" if wrong is None else f"{type(wrong).__name__}: {wrong}")
+        said = self.gather_str("" if wrong is None else f"{type(wrong).__name__}: {wrong}")
         bad = [f"rank {i}: {text}" for i, text in enumerate(said) if text]
         if bad:
             raise BadInput("; ".join(bad)) from wrong
 
-    def said(self, here: str) -> list[str]:
+    def gather_str(self, here: str) -> list[str]:
         """What every rank says, as bytes: nothing is unpickled."""
         text = torch.tensor(list(here.encode()), dtype=torch.uint8)
         parts = self.gathered(torch.cat([torch.tensor([len(text)]), text.long()]))
@@ -156,11 +156,11 @@ def shards(group: Any = None, *, restarts: int = 1) -> Iterator[Ranks]:
     token = None
     try:
         ranks = Ranks(group) if check_count("restarts", restarts) == 1 else _grid(group, restarts)
-        token = JOIN.set(ranks)
+        token = COMMUNICATOR.set(ranks)
         yield ranks
     finally:
         if token is not None:
-            JOIN.reset(token)
+            COMMUNICATOR.reset(token)
         if begun:
             dist.destroy_process_group()
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import as_tensor
-from pyro_evidence.data.ranks import Join
+from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count
 
-NAMED = 5  # groups that a letter names
+NAMED = 5  # groups that an error message names
 
 
 class Groups:
@@ -76,7 +76,7 @@ def labels_of(args: Sequence[Any], sizes: frozenset[int]) -> Labels:
     return found
 
 
-def require_whole(chunks: Any, found: Sequence[Labels], join: Join) -> None:
+def require_whole(chunks: Any, found: Sequence[Labels], join: Communicator) -> None:
     """Refuse groups of which two chunks have rows, wherever these are.
 
     What is numbered 0, 1, ... in every chunk tells nothing.
@@ -87,7 +87,7 @@ def require_whole(chunks: Any, found: Sequence[Labels], join: Join) -> None:
     groups = getattr(chunks, "groups", None)
     own = [{-1: groups}] if isinstance(groups, Tensor) else found
     places = {str(p): [all(p in x for x in own), _are_numbers(p, own)] for x in own for p in x}
-    said = [json.loads(text) for text in join.said(json.dumps([len(own), places]))]
+    said = [json.loads(text) for text in join.gather_str(json.dumps([len(own), places]))]
     known = [here for count, here in said if count]
     for place in sorted(set.intersection(*(set(x) for x in known)) if known else ()):
         if all(x[place][0] for x in known) and not all(x[place][1] for x in known):
@@ -99,7 +99,7 @@ def _are_numbers(place: int, own: Sequence[Labels]) -> bool:
     return all(torch.equal(x[place], torch.arange(len(x[place])).to(x[place])) for x in own if place in x)
 
 
-def _require_once(place: int, own: Sequence[Labels], join: Join) -> None:
+def _require_once(place: int, own: Sequence[Labels], join: Communicator) -> None:
     here = torch.cat([x[place].double() for x in own]) if own else torch.zeros(0, dtype=torch.float64)
     values, counts = join.gathered(here.cpu()).unique(return_counts=True)
     twice = values[counts > 1].long().tolist()

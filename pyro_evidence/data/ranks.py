@@ -19,7 +19,7 @@ Sums = TypeVar("Sums", bound=Addable)
 Piece = TypeVar("Piece")
 
 
-class Join(Protocol):
+class Communicator(Protocol):
     """What the rows of this process have to do with those of others."""
 
     @property
@@ -31,7 +31,7 @@ class Join(Protocol):
         """Number of processes."""
 
     @property
-    def restarts(self) -> "Join | None":
+    def restarts(self) -> "Communicator | None":
         """Those that have the same rows as this one, among whom restarts are shared out; None where nobody has."""
 
     @property
@@ -44,13 +44,13 @@ class Join(Protocol):
     def gathered(self, rows: Tensor) -> Tensor:
         """Rows of all processes, one after the other."""
 
-    def agree(self, what: str, here: str) -> None:
+    def check_equal(self, what: str, here: str) -> None:
         """Refuse processes that say different things of themselves.
 
         :raises BadInput: on all of them.
         """
 
-    def said(self, here: str) -> list[str]:
+    def gather_str(self, here: str) -> list[str]:
         """What every process says."""
 
     def raise_together(self, wrong: Exception | None) -> None:
@@ -58,7 +58,7 @@ class Join(Protocol):
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleProcess:
     """One process has all rows."""
 
     rank: int = 0
@@ -74,10 +74,10 @@ class Alone:
         """The rows that are here."""
         return rows
 
-    def agree(self, what: str, here: str) -> None:
+    def check_equal(self, what: str, here: str) -> None:
         """Nobody disagrees."""
 
-    def said(self, here: str) -> list[str]:
+    def gather_str(self, here: str) -> list[str]:
         """What this process says."""
         return [here]
 
@@ -87,17 +87,19 @@ class Alone:
             raise wrong
 
 
-ALONE = Alone()
-JOIN: ContextVar[Join] = ContextVar("join", default=ALONE)
+SINGLE_PROCESS = SingleProcess()
+COMMUNICATOR: ContextVar[Communicator] = ContextVar("join", default=SINGLE_PROCESS)
 
 
-def share(join: Join, num_rows: int) -> slice:
+def share(join: Communicator, num_rows: int) -> slice:
     """The part of rows that all processes have which this one adds up."""
     begin, end = (i * num_rows // join.num_ranks for i in (join.rank, join.rank + 1))
     return slice(begin, end)
 
 
-def total(join: Join, pieces: Iterable[Piece], of: Callable[[Piece], Sums], nothing: Callable[[], Sums]) -> Sums:
+def total(
+    join: Communicator, pieces: Iterable[Piece], of: Callable[[Piece], Sums], nothing: Callable[[], Sums]
+) -> Sums:
     """One pass: the sum of ``of`` over the pieces of this process and of all others.
 
     :param nothing: the sum over no rows, for a process that has none.

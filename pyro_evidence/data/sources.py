@@ -45,6 +45,16 @@ class Parquet:
     :param size: rows of a chunk, at most.
     :param dtype: of the tensors; None leaves each column its own, several of them their common one.
     :raises ImportError: without pyarrow.
+
+    >>> import os, tempfile
+    >>> import pyarrow
+    >>> from pyarrow import parquet
+    >>> from pyro_evidence.data import Parquet
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "rows.parquet")
+    ...     parquet.write_table(pyarrow.table({"a": [1.0, 2.0, 3.0], "b": [0.0, 0.5, 1.0], "t": [0, 1, 1]}), path)
+    ...     [tuple(X.shape) for X, t in Parquet(path, [("a", "b"), "t"], size=2)]
+    [(2, 2), (1, 2)]
     """
 
     def __init__(

@@ -112,7 +112,7 @@ def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstim
         )
     share = effective_draws(log_ratio.reshape(second.shape[:2])) / len(log_ratio)
     white = torch.randn(len(log_ratio), target.size, generator=seeded(seed), dtype=torch.float64)
-    new = proposal.colour(white.to(log_ratio))
+    new = proposal.unwhiten(white.to(log_ratio))
     log_joint = target.log_joint_or_nan(new)
     above = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(new)
     found = _estimate(bridge(log_ratio, above, share / (1.0 + share)), chains.shape[:2], second.shape[:2])
@@ -145,7 +145,7 @@ def _estimate(found: Bridge, draws: torch.Size, used: torch.Size) -> EvidenceEst
 
 
 def _doubts(converged: bool, effective: float, square: float) -> tuple[str, ...]:
-    letters = [
+    messages = [
         (
             not converged,
             "the bridge iteration did not settle: draws and proposal hardly overlap. Run the chains longer, "
@@ -162,4 +162,4 @@ def _doubts(converged: bool, effective: float, square: float) -> tuple[str, ...]
             "posterior is far from a normal. Take more draws, or tempered_smc.",
         ),
     ]
-    return tuple(text for wrong, text in letters if wrong)
+    return tuple(text for wrong, text in messages if wrong)

@@ -76,8 +76,8 @@ def _estimate(log_weights: Tensor, method: str, size: int) -> EvidenceEstimate:
     value = float(importance.log_mean(smooth))
     error = math.hypot(float(importance.standard_error(smooth)), rounding(value))
     effective = float(importance.effective_sample_size(smooth))
-    letter = _of_many if size > MANY else _letter
-    doubts = (letter(k, len(log_weights), size),) if k > importance.threshold(len(log_weights)) else ()
+    message = _of_many if size > MANY else _message
+    doubts = (message(k, len(log_weights), size),) if k > importance.threshold(len(log_weights)) else ()
     return EvidenceEstimate(method, value, error, {"pareto_k": k, "effective_sample_size": effective}, doubts)
 
 
@@ -90,7 +90,7 @@ def _of_many(k: float, num_samples: int, size: int) -> str:
     )
 
 
-def _letter(k: float, num_samples: int, size: int) -> str:
+def _message(k: float, num_samples: int, size: int) -> str:
     return (
         f"k-hat is {k:.2f}; expected below {importance.threshold(num_samples):.2f} with {num_samples} draws. The "
         "posterior has heavier tails than its "
@@ -109,12 +109,13 @@ def in_parts(posterior: LaplacePosterior) -> EvidenceEstimate | None:
     """The log evidence with an error that is found part by part; None where that would tell nothing.
 
     Independent blocks are integrated by quadrature, what they share by Laplace around that; the error is against fewer
-    nodes about the mode of everything.  Where outer sites were integrated, and where no blocks are independent, it is
-    the fit's log evidence with its own ``log_evidence_error``, in the latter case for more than 1,000 coordinates only.
+    nodes about the mode of everything.  Where marginalised sites were integrated, and where no blocks are independent,
+    it is the fit's log evidence with its own ``log_evidence_error``, in the latter case for more than 1,000
+    coordinates only.
     """
     try:
         first = posterior.log_evidence_error
-    except (ArithmeticError, RuntimeError):  # letters of models whose blocks or third derivatives cannot be had
+    except (ArithmeticError, RuntimeError):  # messages of models whose blocks or third derivatives cannot be had
         return None
     state = posterior._inside
     size = int(state.problem.active.sum())

@@ -235,7 +235,7 @@ def _estimate(swarm: Particles) -> EvidenceEstimate:
     value = float(importance.log_mean(swarm.log_evidences))
     error = math.hypot(float(importance.standard_error(swarm.log_evidences)), rounding(value))
     acceptance = min(swarm.acceptance, default=1.0)
-    letters = [
+    messages = [
         (
             swarm.power < 1.0,
             f"the likelihood reached power {swarm.power:.2g} only after {MOST_TEMPERATURES} steps; use more particles.",
@@ -253,5 +253,5 @@ def _estimate(swarm: Particles) -> EvidenceEstimate:
     ]
     numbers = {"num_temperatures": float(swarm.num_steps), "acceptance": acceptance}
     method = f"tempered SMC, {len(swarm.x)} particles"
-    doubts = (*(text for wrong, text in letters if wrong), *swarm.doubts)
+    doubts = (*(text for wrong, text in messages if wrong), *swarm.doubts)
     return EvidenceEstimate(method, value, error, numbers, doubts)

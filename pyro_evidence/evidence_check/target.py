@@ -54,18 +54,18 @@ class NormalMixture:
         ends = (self.log_mixing.exp().cumsum(0) * num_samples).round().long()
         return torch.diff(ends, prepend=ends.new_zeros(1))
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """White rows ``(S, d)`` to draws, stratified: the first ``counts[0]`` rows to the first normal."""
         parts = white.split(self.counts(len(white)).tolist())
         rows = [
-            loc + precision.colour(self._among_all(part))[:, self.active]
+            loc + precision.unwhiten(self._among_all(part))[:, self.active]
             for part, loc, precision in zip(parts, self.loc, self.precisions, strict=True)
         ]
         return torch.cat(rows)
 
     def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Draws from white rows, and their log density, which of a single normal is that of the white rows."""
-        rows = self.colour(white)
+        rows = self.unwhiten(white)
         return rows, self._component(white, 0) if len(self.loc) == 1 else self.log_prob(rows)
 
 

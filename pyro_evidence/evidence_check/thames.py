@@ -231,7 +231,7 @@ def _switches(region: _Region, images: Tensor, shape: torch.Size) -> float:
 
 def _doubts(numbers: dict[str, float]) -> tuple[str, ...]:
     effective, share = numbers["effective_sample_size"], numbers["share_inside"]
-    letters = [
+    messages = [
         (
             effective < 50.0,
             f"the chains are worth only {effective:.0f} independent draws; expected at least 50. Run them longer.",
@@ -242,4 +242,4 @@ def _doubts(numbers: dict[str, float]) -> tuple[str, ...]:
             "halves disagree.",
         ),
     ]
-    return tuple(text for wrong, text in letters if wrong)
+    return tuple(text for wrong, text in messages if wrong)

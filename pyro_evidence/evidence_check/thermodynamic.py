@@ -151,7 +151,7 @@ def _estimate(ladder: Tensor, rungs: list[_Rung], num_particles: int) -> Evidenc
 
 
 def _doubts(gap: float, error: float, acceptance: float) -> tuple[str, ...]:
-    letters = [
+    messages = [
         (gap > 0.1, f"every other power alone would move the integral ({gap:.2f} nats); raise num_temperatures."),
         (
             acceptance < 0.2,
@@ -160,4 +160,4 @@ def _doubts(gap: float, error: float, acceptance: float) -> tuple[str, ...]:
         ),
         (error > 0.5, f"the standard error is {error:.2f} nats; expected below 0.5. Use more particles or moves."),
     ]
-    return tuple(text for wrong, text in letters if wrong)
+    return tuple(text for wrong, text in messages if wrong)

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from pyro_evidence import files
 from pyro_evidence.data.chunks import digest_of_chunks
-from pyro_evidence.data.ranks import JOIN
+from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotWritten
 from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, taken_up
-from pyro_evidence.settings import outside
+from pyro_evidence.settings import stacklevel
 
 FORMAT = "pyro_evidence checkpoint 2"
 SAME = 1e-6  # relative difference between two objectives that may be rounding on two machines
@@ -173,7 +173,7 @@ class Recorder:
 
 
 def _warn(error: Exception) -> None:
-    warnings.warn(f"no checkpoint: {error} The fit goes on.", stacklevel=outside())
+    warnings.warn(f"no checkpoint: {error} The fit goes on.", stacklevel=stacklevel())
 
 
 _CURRENT: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
@@ -191,7 +191,7 @@ def begun(name: str, begin: Progress, start: float) -> Loop:
 
 @contextmanager
 def recording(recorder: Recorder | None) -> Iterator[None]:
-    """Loops inside are recorded; a run within a run belongs to the outer one."""
+    """Loops inside are recorded; a run within a run belongs to the marginalised ones."""
     if recorder is None or _CURRENT.get() is not None:
         yield
         return
@@ -230,7 +230,7 @@ def _recorder(engine: Any, data: Callable[[], str]) -> Recorder | None:
     if earlier is not None:
         _require_same(earlier, header)
     recorder = Recorder(path, engine.stop.every, header, () if earlier is None else earlier["loops"])
-    recorder.quiet = not JOIN.get().is_first
+    recorder.quiet = not COMMUNICATOR.get().is_first
     if not (recorder.quiet or Path(path).exists()):  # an older one stays until there is something better
         recorder.save()
     return recorder

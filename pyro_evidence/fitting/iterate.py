@@ -12,8 +12,8 @@ from tqdm.auto import tqdm
 
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.process_state import as_before
-from pyro_evidence.settings import check_count, check_flag, check_instance, check_number, check_path, outside
+from pyro_evidence.fitting.process_state import restored_global_state
+from pyro_evidence.settings import check_count, check_flag, check_instance, check_number, check_path, stacklevel
 
 
 def bar_of(name: str, progress: bool, total: int | None = None) -> Any:
@@ -43,7 +43,7 @@ class Status(Enum):
     UNBOUNDED = "a hyperparameter runs to infinity, so the log evidence has no maximum: give it a prior, or fix it"
     PLATEAU = (
         "the log evidence no longer feels a real-valued hyperparameter, so this is a plateau far from the data and no "
-        "maximum: start the params nearer to it, scales at the size of the data's, or give them priors (hyper=[...])"
+        "maximum: start the params nearer to it, scales at the size of the data's, or give them priors (maximise=[...])"
     )
     SINGULAR = (
         "the exact Hessian is becoming singular, where Laplace's log evidence goes to infinity: the mode is about to "
@@ -77,7 +77,7 @@ class Climbing(Protocol):
         """Largest derivative of the objective in the log hyperparameters, nats; 0 where there is none."""
 
     @property
-    def verdict(self) -> Status | None:
+    def stop_reason(self) -> Status | None:
         """Why no further step can be made, if that is so."""
 
 
@@ -137,7 +137,7 @@ class Stop:
         small, level = gap <= self.tolerance * size, state.gradient_norm <= self.gradient_tolerance
         if small and level:
             return Status.CONVERGED
-        return state.verdict or (Status.STEP_LIMIT if step >= self.num_steps else None)
+        return state.stop_reason or (Status.STEP_LIMIT if step >= self.num_steps else None)
 
 
 def check_stop(stop: Any) -> None:
@@ -177,11 +177,11 @@ def iterate(
     with bar_of(name, stop.progress, total=stop.num_steps if stop.counted else None) as bar:
         while status is None:
             try:
-                with as_before():
+                with restored_global_state():
                     state = step(state)
             except (KeyboardInterrupt, ArithmeticError) as error:
                 status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
-                warnings.warn(f"{name}, step {len(objectives)}: {status.value}. {error}", stacklevel=outside())
+                warnings.warn(f"{name}, step {len(objectives)}: {status.value}. {error}", stacklevel=stacklevel())
                 break
             objectives.append(state.objective)
             status = stop(objectives[-2], state, len(objectives) - 1)
@@ -204,10 +204,10 @@ def require_convergence(name: str, status: Status, posterior: object, stop: Stop
     if status in (Status.CONVERGED, Status.INTERRUPTED) or (status is Status.STEP_LIMIT and stop.counted):
         return
     if stop.throw:
-        letter = "The posterior so far is in this error's .posterior; Stop(throw=False) returns it instead."
-        raise NotConverged(f"{name}: {status.value}{detail}. {letter}", posterior)
+        message = "The posterior so far is in this error's .posterior; Stop(throw=False) returns it instead."
+        raise NotConverged(f"{name}: {status.value}{detail}. {message}", posterior)
     if status is not Status.FAILED:  # the loop has already warned
-        warnings.warn(f"{name}: {status.value}{detail}.", stacklevel=outside())
+        warnings.warn(f"{name}: {status.value}{detail}.", stacklevel=stacklevel())
 
 
 def _short(value: float) -> str:

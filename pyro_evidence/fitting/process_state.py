@@ -31,7 +31,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def within_memory(function: Function) -> Function:
-    """A function whose failed allocations are a letter, whatever was made of them on the way up.
+    """A function whose failed allocations are an error message, whatever was made of them on the way up.
 
     It takes derivatives as it needs, also where the caller has switched gradients off.
 
@@ -52,13 +52,13 @@ def within_memory(function: Function) -> Function:
             asked = None if isinstance(error, TooLarge) else next(filter(None, map(bytes_asked, _causes(error))), None)
             if asked is None:
                 raise
-            raise _letter(asked) from error
+            raise _message(asked) from error
 
     return wrapped  # type: ignore[return-value]
 
 
 class WithinMemory:
-    """A class whose public methods, and those of its children, answer failed allocations by a letter."""
+    """A class whose public methods, and those of its children, answer failed allocations by an error message."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -97,11 +97,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         now = now.__cause__ or now.__context__
 
 
-def _letter(asked: int) -> TooLarge:
+def _message(asked: int) -> TooLarge:
     return TooLarge(
         f"{asked:,} bytes were asked for at once and could not be had; expected room for them beside what is held "
         f"already. Ask for fewer draws (num_samples=), give fewer rows or starts at a time (run_chunks(...), "
-        f"start=Start(restarts=1)), maximise sites rather than integrate them (hyper=[...]), or pass "
+        f"start=Start(restarts=1)), maximise sites rather than integrate them (maximise=[...]), or pass "
         f"curvature=diagonal: one number a coordinate."
     )
 
@@ -133,7 +133,7 @@ _SWITCHES = (pyro.distributions, pyro.infer, pyro.poutine)
 
 
 @contextmanager
-def as_before() -> Iterator[None]:
+def restored_global_state() -> Iterator[None]:
     """Whatever is thrown inside, Pyro's handlers, plates and switches, and torch's for gradients, are those of before.
 
     An interrupt may come while Pyro enters or leaves a plate, and leave it entered for ever.
@@ -155,18 +155,18 @@ def as_before() -> Iterator[None]:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Inside, no other thread of this package touches what is global; what is thrown leaves it :func:`as_before`."""
-    with _LOCKS.common, as_before():
+def global_lock() -> Iterator[None]:
+    """Inside, no other thread of this package changes global state; after an error it is as it was before."""
+    with _LOCKS.common, restored_global_state():
         yield
 
 
-def one_at_a_time(run: Run) -> Run:
-    """A method of an engine that changes it: each of several threads waits for the one before; memory has a letter."""
+def synchronized(run: Run) -> Run:
+    """A method of an engine that changes it: threads wait for one another; memory that cannot be had is said."""
 
     @wraps(run)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _LOCKS.of(self), as_before():
+        with _LOCKS.of(self), restored_global_state():
             return within_memory(run)(self, *args, **kwargs)
 
     return wrapped  # type: ignore[return-value]
@@ -175,7 +175,7 @@ def one_at_a_time(run: Run) -> Run:
 @contextmanager
 def without_validation() -> Iterator[None]:
     """Pyro's validation off inside."""
-    with alone(), pyro.validation_enabled(False):
+    with global_lock(), pyro.validation_enabled(False):
         yield
 
 
@@ -183,14 +183,14 @@ def without_validation() -> Iterator[None]:
 def own_random_numbers() -> Iterator[None]:
     """The caller's random state is as it was afterwards, on every device that is in use."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with alone(), torch.random.fork_rng(devices):
+    with global_lock(), torch.random.fork_rng(devices):
         yield
 
 
 @contextmanager
 def own_warnings(action: Any, message: str = "") -> Iterator[None]:
     """Another filter inside, ``"ignore"`` or ``"error"``, for warnings that match ``message``, all by default."""
-    with alone(), warnings.catch_warnings():
+    with global_lock(), warnings.catch_warnings():
         warnings.filterwarnings(action, message)
         yield
 
@@ -198,7 +198,7 @@ def own_warnings(action: Any, message: str = "") -> Iterator[None]:
 @contextmanager
 def empty_store() -> Iterator[None]:
     """An empty param store inside; outside the very same one as before."""
-    with alone():
+    with global_lock():
         contents = vars(pyro.get_param_store())
         before = dict(contents)
         contents.update(vars(ParamStoreDict()))
@@ -209,7 +209,7 @@ def empty_store() -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def without_validation_or_params() -> Iterator[None]:
     """Validation off and an empty param store inside."""
     with without_validation(), empty_store():
         yield
@@ -220,7 +220,7 @@ def put_into_store(values: Mapping[str, Tensor], limits: Mapping[str, Any]) -> N
 
     :param limits: their constraints, by name.
     """
-    with alone():
+    with global_lock():
         store = pyro.get_param_store()
         for name, value in values.items():
             if name in store:  # perhaps of another shape or constraint

@@ -78,7 +78,7 @@ class Restarts(ABC):
         return tuple(f"restart {row}: {text}" for row, text in self.failures.items())
 
     @property
-    def verdict(self) -> Status | None:
+    def stop_reason(self) -> Status | None:
         """No further step when every restart has failed."""
         return Status.FAILED if bool(self.failed.all()) else None
 
@@ -111,12 +111,12 @@ def moved_to(batch: Batch, new: Any) -> Batch:
     return _without_failures(batch, new, change)
 
 
-def crawling(batch: Batch) -> Batch:
+def slowly_converging(batch: Batch) -> Batch:
     """One more round, or, where the first :data:`CRAWLING` of them were not enough, two at once with a leap."""
-    return advance(batch) if batch.num_rounds < CRAWLING else leapt(batch)
+    return advance(batch) if batch.num_rounds < CRAWLING else extrapolated(batch)
 
 
-def leapt(batch: Batch) -> Batch:
+def extrapolated(batch: Batch) -> Batch:
     """The restarts after a round and a leap, or, in the rows where that is not better, after two rounds.
 
     A leap is taken where the log evidence there is at least that after the round before it, and a further round would
@@ -181,9 +181,9 @@ def require_any(batch: Restarts, remedy: str) -> None:
     :param remedy: an update that may help.
     :raises NotConverged: with what each of them says.
     """
-    if batch.verdict is Status.FAILED:
-        letters = "\n".join(batch.reasons)
-        raise NotConverged(f"EvidenceEM: every restart failed. Pass update={remedy}.\n{letters}")
+    if batch.stop_reason is Status.FAILED:
+        messages = "\n".join(batch.reasons)
+        raise NotConverged(f"EvidenceEM: every restart failed. Pass update={remedy}.\n{messages}")
 
 
 def repeated(batch: Batch, num_rounds: int, step: Step[Batch] = advance) -> Batch:

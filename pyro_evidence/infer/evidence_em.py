@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import ALONE, JOIN
+from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import one_at_a_time, without_validation
+from pyro_evidence.fitting.process_state import synchronized, without_validation
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import laplace_problem
 from pyro_evidence.laplace.restarts import Restarts, search
@@ -81,7 +81,7 @@ def climb_evidence(joint: LogJoint, starts: Tensor, num_em: int, stop: Stop) -> 
     theta = joint.initial_theta
     u = torch.stack([expectation_maximisation(joint, start, theta, num_em) for start in starts])
     found = search(laplace_problem(joint), u, theta)
-    fits = [iterate(type2.step, type2.outer_state(state), stop, "EvidenceEM") for state in found.states]
+    fits = [iterate(type2.step, type2.type2_state(state), stop, "EvidenceEM") for state in found.states]
     return max(fits, key=lambda fit: fit.state.objective), found
 
 
@@ -169,7 +169,7 @@ class EvidenceEM:
         self._data: Arguments = ((), {})
         self._watched: Arguments | None = None
 
-    def watching(self, *args: Any, **kwargs: Any) -> "EvidenceEM":
+    def track_validation(self, *args: Any, **kwargs: Any) -> "EvidenceEM":
         """This engine, noting how well each round predicts unseen data; the fit itself stays what it is.
 
         :param args: the model's arguments for those data, responses included: ``watching(Y_test).run(Y).test_nll``.
@@ -185,7 +185,7 @@ class EvidenceEM:
         """
         return checkpoint.resumed(self, path)
 
-    @one_at_a_time
+    @synchronized
     @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
@@ -200,7 +200,7 @@ class EvidenceEM:
             posterior that was reached.  Also when every restart failed, with all reasons.
         :raises BadInput, UnsupportedModel: see errors.
         """
-        if JOIN.get() is not ALONE:
+        if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(*args, *kwargs.values())])
         joint = self._joint(args, kwargs)
         if (found := mppca_fit.begin(joint, self.start, self.update)) is not None:
@@ -216,7 +216,7 @@ class EvidenceEM:
         unseen = None if self._watched is None else self._joint(*self._watched)
         return mixture_fit.run(task, self, task.journal(unseen))
 
-    @one_at_a_time
+    @synchronized
     @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> MixturePosterior | MPPCAPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -232,22 +232,22 @@ class EvidenceEM:
         """
         self._nothing_watched("a fit to chunks")
         if mppca_fit.own_model(self.model) is not None:
-            planes = streamed_mppca.begin(self.model, chunks, JOIN.get(), self.start, self.update)
-            shown = replace(self.stop, progress=self.stop.progress and JOIN.get().is_first)
+            planes = streamed_mppca.begin(self.model, chunks, COMMUNICATOR.get(), self.start, self.update)
+            shown = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
             found = mppca_fit.run(planes, self.start, self.deletion, shown)
             return mixture_fit.warn_unless_converged(found, self.stop)
         task = streamed_fit.begin(self.model, chunks, self.start, self.update, self.curvature, mixture_fit.SAMPLE)
         quiet = copy.copy(self)  # one process shows a progress bar
-        quiet.stop = replace(self.stop, progress=self.stop.progress and JOIN.get().is_first)
+        quiet.stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         return without_data(mixture_fit.run(task, quiet, task.journal()))
 
     def _nothing_watched(self, what: str) -> None:
         if self._watched is not None:
             raise UnsupportedModel(
-                f"watching(...) is for mixtures of linear-Gaussian kernels, this is {what}: leave it out."
+                f"track_validation(...) is for mixtures of linear-Gaussian kernels, this is {what}: leave it out."
             )
 
-    @one_at_a_time
+    @synchronized
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.
 

@@ -13,51 +13,52 @@ import torch
 
 from pyro_evidence.blocks.block_density import check_nodes, require_blocks
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
-from pyro_evidence.data.ranks import ALONE, JOIN
+from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import one_at_a_time
+from pyro_evidence.fitting.process_state import synchronized
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
 from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, require_proper
 from pyro_evidence.laplace.approximation_rows import can_batch
 from pyro_evidence.laplace.evidence_error import refined, with_nodes
-from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, own_sites
-from pyro_evidence.laplace.restarts import Restarts, in_units_of_the_data, search, starts, without_repeats
+from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
+from pyro_evidence.laplace.restarts import Restarts, rescaled_start, search, starts, without_repeats
 from pyro_evidence.laplace.type2 import TypeII
-from pyro_evidence.nested.outer_joint import OuterJoint, outer_problem
-from pyro_evidence.nested.roles import outer_sites
+from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
+from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.nested import NestedPosterior, integrated
 from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.parameters import with_nothing
+from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model
 from pyro_evidence.structure.recognise import Structure
 from pyro_evidence.structure.streamed import Making, linear_rows, streamed_structure
 from pyro_evidence.structure.symmetries import refuse_orbits
 
-GAIN = 0.05  # share of draws that one more outer site must save
+GAIN = 0.05  # share of draws that one more marginalised site must save
 
 
 class LaplaceEvidence:
     """Takes the place of ``SVI`` or ``MCMC(NUTS(model), ...)``: posterior, hyperparameters and log evidence by Laplace.
 
     The posterior mode and the curvature there give a Gaussian posterior and a log evidence; the model's params (and
-    the latent sites named in ``hyper``) are set where that log evidence is highest, by its exact gradient, the mode
+    the latent sites named in ``maximise``) are set where that log evidence is highest, by its exact gradient, the mode
     re-found at every step.  MacKay (1992); exact for linear-Gaussian models.  Latent sites that set the spread of
-    others, ``outer``, are integrated numerically around that, because the joint density of a scale and what it scales
-    has no useful mode.
+    others, ``marginalise``, are integrated numerically around that, because the joint density of a scale and what it
+    scales has no useful mode.
 
     :param model: any Pyro model whose discrete sites can be summed out.
-    :param outer: latent sites to integrate numerically around Laplace.  None: those on positive or bounded support that
-        set the spread of another site's prior or of the likelihood, multiply other sites on their way to the data, or
-        enter a ``pyro.factor``, which does not say how; and beside these, up to three numbers, those without which few
-        draws of the others would survive their importance weights.  ``()``: none, one Gaussian over everything.
-    :param hyper: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
+    :param marginalise: latent sites to integrate numerically around Laplace.  None: those on positive or bounded
+        support that set the spread of another site's prior or of the likelihood, multiply other sites on their way to
+        the data, or enter a ``pyro.factor``, which does not say how; and beside these, up to three numbers, those
+        without which few draws of the others would survive their importance weights.  ``()``: none, one Gaussian over
+        everything.
+    :param maximise: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
         own constrained space); ``()`` holds all hyperparameters fixed.
     :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups
         share; up to three axes, spheres where there are more).  1: Laplace.  Above: the blocks are
@@ -85,8 +86,8 @@ class LaplaceEvidence:
         self,
         model: Model,
         *,
-        outer: Sequence[str] | None = None,
-        hyper: Sequence[str] | None = None,
+        marginalise: Sequence[str] | None = None,
+        maximise: Sequence[str] | None = None,
         nodes: int | str = 1,
         curvature: Curvature | None = None,
         stop: Stop = Stop(),
@@ -98,9 +99,9 @@ class LaplaceEvidence:
         check_stop(stop)
         check_instance("start", start, Start)
         self.start = start
-        self.outer = outer
+        self.marginalise = marginalise
         self.model = model
-        self.hyper = hyper
+        self.maximise = maximise
         self.nodes: int | str = check_nodes(nodes, curvature)
         self.curvature = curvature
         self.stop = stop
@@ -120,7 +121,7 @@ class LaplaceEvidence:
         """
         return checkpoint.resumed(self, path)
 
-    @one_at_a_time
+    @synchronized
     @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
@@ -129,7 +130,7 @@ class LaplaceEvidence:
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see errors.
         """
-        if JOIN.get() is not ALONE:
+        if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(*args, *kwargs.values())])
         self._more = ()
         return self._with_more_outside(self._fitted(args, kwargs))
@@ -144,19 +145,19 @@ class LaplaceEvidence:
 
     def _with_more_outside(self, posterior: LaplacePosterior) -> LaplacePosterior:
         """With sites outside too without which few draws of the inside are kept, as long as that keeps more."""
-        if self.outer is not None or not isinstance(posterior, NestedPosterior) or self._data is None:
+        if self.marginalise is not None or not isinstance(posterior, NestedPosterior) or self._data is None:
             return posterior
-        for site in posterior.worth_integrating:
+        for site in posterior.candidate_hyperparameters:
             other = copy.copy(self)
             other._more = (*self._more, site)
             with suppress(ArithmeticError, NotConverged):
                 found = other._fitted(*self._data)
-                if isinstance(found, NestedPosterior) and found.kept > posterior.kept + GAIN:
+                if isinstance(found, NestedPosterior) and found.relative_ess > posterior.relative_ess + GAIN:
                     vars(self).update(vars(other))
                     return self._with_more_outside(found)
         return posterior
 
-    @one_at_a_time
+    @synchronized
     @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks, *, own: Sequence[str] | None = None) -> LaplacePosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -179,10 +180,10 @@ class LaplaceEvidence:
         """
         if self.nodes != 1:
             raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
-        joining, make = JOIN.get(), self._making(self.model)
+        joining, make = COMMUNICATOR.get(), self._making(self.model)
         agree_on_kind(self.model, chunks, joining, make)
         first = make(first_rows(chunks, joining))
-        groups = own_sites(first, chunks, joining, own)
+        groups = local_sites(first, chunks, joining, own)
         self._full, self._integrated, self._groups = None, {}, None
         problem = self._in_groups(first, chunks, groups) if groups else self._linear(chunks, make)
         self._search(problem, joining.is_first)
@@ -190,11 +191,11 @@ class LaplaceEvidence:
         return self._checked(self._maximise(joining.is_first))
 
     def _linear(self, chunks: Chunks, make: Making) -> Problem:
-        rows = linear_rows(self.model, chunks, JOIN.get(), make, self._look)
+        rows = linear_rows(self.model, chunks, COMMUNICATOR.get(), make, self._look)
         return self._of_chunks(rows.joint, streamed_structure(rows), self.curvature or exact_hessian)
 
     def _making(self, model: Model) -> Making:
-        return partial(LogJoint, model, hyper=self.hyper)
+        return partial(LogJoint, model, maximise=self.maximise)
 
     def _in_groups(self, first: LogJoint, chunks: Chunks, own: tuple[str, ...]) -> Problem:
         """Of what all groups share, the groups' own ``own`` sites at their modes given that.
@@ -207,9 +208,9 @@ class LaplaceEvidence:
         make = self._making(self.model)
         if len(own) == len(first.latents.names):  # groups share hyperparameters only
             zero = torch.zeros((), dtype=first.dtype, device=first.device)
-            make = self._making(partial(with_nothing, self.model, zero))
+            make = self._making(partial(with_dummy_site, self.model, zero))
             first = make(first.args)
-        self._groups = group_rows(self.model, chunks, JOIN.get(), make, first, own)
+        self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
         return self._of_chunks(self._groups.shared, self._groups.structure, exact_hessian)
 
     def _of_chunks(self, joint: LogJoint, structure: Structure, curvature: Curvature) -> Problem:
@@ -218,7 +219,7 @@ class LaplaceEvidence:
 
     def _look(self, joint: LogJoint) -> None:
         refuse_orbits(joint)
-        require_nothing_outside(outer_sites(joint, self.outer))
+        require_nothing_outside(marginalised_sites(joint, self.marginalise))
 
     def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
         """The posterior, where it is one, and the search has converged."""
@@ -252,9 +253,9 @@ class LaplaceEvidence:
         self._fits = tuple(refined(fit, self._begun[i], self.nodes, self.stop) for i, fit in enumerate(self._fits))
         return without_repeats(self._fits)[0]
 
-    @one_at_a_time
+    @synchronized
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """One outer iteration on the best mode, as ``SVI.step``; the first call starts, other data start anew.
+        """One step of the hyperparameters from the best mode, as ``SVI.step``; the first call starts, other data anew.
 
         :return: minus the log evidence (plus log hyperprior, where sites are maximised), nats.
         """
@@ -280,30 +281,30 @@ class LaplaceEvidence:
     def _search(self, problem: Problem, shown: bool = True) -> None:
         """The modes, at the hyperparameters that the model begins with."""
         joint, num = problem.joint, self.start.number(laplace_restarts.automatic(problem))
-        problem, places = in_units_of_the_data(problem, starts(joint, num, self.start.seed))
+        problem, places = rescaled_start(problem, starts(joint, num, self.start.seed))
         theta = problem.joint.initial_theta
-        network = problem.structure.known is not None and can_batch(problem)
+        network = problem.structure.network is not None and can_batch(problem)
         self._found = (
             laplace_restarts.search_in_batch(problem, places, theta)
             if network
             else search(problem, places, theta, self.stop.progress and shown)
         )
-        states = [type2.outer_state(state) for state in self._found.states]
+        states = [type2.type2_state(state) for state in self._found.states]
         self._fits = self._begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
 
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
-        """What Laplace is to approximate: everything, or what is inside of the outer sites."""
-        joint = LogJoint(self.model, args, kwargs, hyper=self.hyper)
+        """What Laplace is to approximate: everything, or what is inside of the marginalised sites."""
+        joint = LogJoint(self.model, args, kwargs, maximise=self.maximise)
         refuse_orbits(joint)
-        full, outer = laplace_problem(joint, self.curvature), outer_sites(joint, self.outer)
-        outer = tuple(sorted((*outer, *self._more)))
+        full, marginalise = laplace_problem(joint, self.curvature), marginalised_sites(joint, self.marginalise)
+        marginalise = tuple(sorted((*marginalise, *self._more)))
         self._full, self._integrated, self._groups = None, {}, None
-        if not outer:
+        if not marginalise:
             self._require_blocks(joint)
             return full
-        inside = OuterJoint(self.model, args, kwargs, outer=outer, hyper=self.hyper)
+        inside = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, maximise=self.maximise)
         self._require_blocks(inside)
-        inner = outer_problem(inside, self.curvature)
+        inner = marginalised_problem(inside, self.curvature)
         self._full = replace(full, curvature=inner.curvature)
         return inner
 
@@ -328,7 +329,7 @@ class LaplaceEvidence:
         return self._of(None)
 
     def _of(self, most: int | None) -> tuple[LaplacePosterior, ...]:
-        """Posteriors of the best modes; outer sites are integrated around these alone."""
+        """Posteriors of the best modes; marginalised sites are integrated around these alone."""
         if self._found is None:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         heights = [float(f.state.laplace.log_evidence) for f in self._fits] + [math.nan]
@@ -342,7 +343,7 @@ class LaplaceEvidence:
         )
 
     def _nested(self, fit: Fit[TypeII], posterior: LaplacePosterior) -> LaplacePosterior:
-        """The posterior with the outer sites integrated, where there are any; done once for each fit."""
+        """The posterior with the marginalised sites integrated, where there are any; done once for each fit."""
         if self._full is None:
             return posterior if self._groups is None else with_groups(self._groups, posterior)
         if id(fit) not in self._integrated:
@@ -359,6 +360,6 @@ def require_nothing_outside(sites: Sequence[str]) -> None:
         said = ", ".join(sites)
         raise UnsupportedModel(
             f"site(s) {said} set the spread of others and are integrated numerically around Laplace, for which all "
-            f"rows must be at hand: pass them to run(...). Or pass hyper={list(sites)} to maximise them, or outer=() "
-            f"for one Gaussian over everything."
+            f"rows must be at hand: pass them to run(...). Or pass maximise={list(sites)} to maximise them, or "
+            f"marginalise=() for one Gaussian over everything."
         )

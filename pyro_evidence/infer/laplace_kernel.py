@@ -95,7 +95,7 @@ class LaplaceKernel(MCMCKernel):
         """One independent draw, unconstrained, from torch's generator as every MCMC kernel."""
         state = self._fitted.state
         white = torch.randn(1, len(state.u), dtype=state.u.dtype, device="cpu").to(state.u.device)
-        return self._unconstrained(self._fitted._coloured(white * state.problem.active)[0])
+        return self._unconstrained(self._fitted._unwhitened(white * state.problem.active)[0])
 
     def _unconstrained(self, u: Tensor) -> dict[str, Tensor]:
         joint = self._fitted.state.problem.joint

@@ -10,7 +10,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.process_state import alone
+from pyro_evidence.fitting.process_state import global_lock
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
@@ -34,14 +34,14 @@ class InnerSearch:
 
     :ivar problem: of what is inside.
     :ivar num_values: how often the evidence was asked for, and ``num_failures``: how often no mode was found.
-    :ivar letter: what the last failure said.
+    :ivar message: what the last failure said.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.num_values: int = 0
         self.num_failures: int = 0
-        self.letter: str = ""
+        self.message: str = ""
         self._last: LaplaceState | None = None
         self._found_last: tuple[Tensor, Tensor] = (torch.zeros(()), torch.zeros(0))
 
@@ -57,7 +57,7 @@ class InnerSearch:
             state = self._state(theta)
         except ArithmeticError as error:
             self.num_failures += 1
-            self.letter = str(error)
+            self.message = str(error)
             raise
         self._last, self._found_last = state, (state.log_evidence, evidence_slope(state)[0].double())
         return self._found_last
@@ -149,7 +149,7 @@ class LaplaceMarginal:
         values = {n: v.tolist() for n, v in search.problem.joint.hypers.constrained(theta).items() if v.numel() < 9}
         warnings.warn(
             f"LaplaceMarginal: no mode of {list(self.integrate)} was found at {values}, where the density is taken as "
-            f"zero. {search.letter} This is said once; num_failures counts it: where it is more than a few in a "
+            f"zero. {search.message} This is said once; num_failures counts it: where it is more than a few in a "
             "hundred of num_values, chains avoid a part of the posterior, so integrate other sites or run NUTS(model).",
             stacklevel=3,
         )
@@ -203,18 +203,18 @@ class LaplaceMarginal:
     ) -> dict[str, Tensor]:
         problem = self._problem(args, kwargs)
         joint = problem.joint
-        missing = [n for n in joint.hyper_sites if n not in samples]
+        missing = [n for n in joint.maximised_sites if n not in samples]
         if missing:
             raise BadInput(
-                f"samples lack the site(s) {missing}; expected draws of {list(joint.hyper_sites)}. Pass "
+                f"samples lack the site(s) {missing}; expected draws of {list(joint.maximised_sites)}. Pass "
                 "mcmc.get_samples()."
             )
-        with alone():
+        with global_lock():
             store = pyro.get_param_store()
-            params = {n: store[n].detach() for n in joint.hypers.names if n not in joint.hyper_sites}
+            params = {n: store[n].detach() for n in joint.hypers.names if n not in joint.maximised_sites}
         found = []
         for i in range(len(next(iter(samples.values())))):
-            values = params | {n: samples[n][i] for n in joint.hyper_sites}
+            values = params | {n: samples[n][i] for n in joint.maximised_sites}
             found.append(of(i, laplace_state(problem, joint.hypers.flat(values).double(), joint.initial_u, cold=True)))
         return {n: torch.stack([row[n] for row in found]) for n in found[0]}
 
@@ -231,7 +231,7 @@ def _draw(state: LaplaceState, seed: int) -> dict[str, Tensor]:
     joint = state.problem.joint
     generator = seeded(seed)
     white = torch.randn(1, len(state.u), generator=generator, dtype=torch.float64).to(state.u.device)
-    u = state.u + state.precision.colour(white)[0]
+    u = state.u + state.precision.unwhiten(white)[0]
     return joint.latents.constrained(u.to(joint.dtype))
 
 

@@ -13,7 +13,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.whitening import Round, WithGradient, fused, round_coordinates
+from pyro_evidence.posterior.whitening import Whitening, WithGradient, fused, round_coordinates
 from pyro_evidence.program.checks import same_arguments
 from pyro_evidence.program.log_joint import Model
 
@@ -27,10 +27,10 @@ class LaplaceNUTS(MCMCKernel):
     """``MCMC(LaplaceNUTS(posterior), num_samples=500, warmup_steps=50)``: NUTS in coordinates whitened by a posterior.
 
     The target is the density that NUTS has on ``posterior.model``, and the draws have the same names and shapes.  Only
-    the step size is adapted, so that fifty steps of warm-up will do.  Of a posterior with outer sites the inner ones
-    are whitened by the precision at the current outer value, the outer ones by their own curvature, volumes counted
-    exactly.  Where divergences in twenty draws after warm-up show that this is no good, a metric is adapted in these
-    coordinates for 300 steps more, at smaller steps, and that is said.
+    the step size is adapted, so that fifty steps of warm-up will do.  Of a posterior with marginalised sites the inner
+    ones are whitened by the precision at the current marginalised value, the marginalised ones by their own curvature,
+    volumes counted exactly.  Where divergences in twenty draws after warm-up show that this is no good, a metric is
+    adapted in these coordinates for 300 steps more, at smaller steps, and that is said.
 
     The density and its gradient are evaluated as one list of tensor operations where the model's Python allows that.
 
@@ -51,7 +51,7 @@ class LaplaceNUTS(MCMCKernel):
         self.settings: dict[str, Any] = {"max_tree_depth": max_tree_depth, "target_accept_prob": target_accept_prob}
         latents = posterior.state.problem.joint.latents
         self.transforms: dict[str, Any] = {part.name: part.transform.inv for part in latents}
-        self.round: Round = round_coordinates(posterior)
+        self.round: Whitening = round_coordinates(posterior)
         self._nuts: NUTS | None = None
         self._value: WithGradient | None = None
         self._num_drawn, self._adapted = 0, False
@@ -139,8 +139,8 @@ class LaplaceNUTS(MCMCKernel):
             return
         warnings.warn(
             f"LaplaceNUTS: {number} of {TRIAL} draws diverged: the curvature at the mode is not that of the bulk (a "
-            f"funnel, a ridge). A metric is adapted instead, in {AGAIN} more steps; naming the scales in outer=[...] "
-            "or writing the model without centring may spare that.",
+            f"funnel, a ridge). A metric is adapted instead, in {AGAIN} more steps; naming the scales in "
+            "marginalise=[...] or writing the model without centring may spare that.",
             stacklevel=2,
         )
         self._nuts = self._kernel(AGAIN, **(self.settings | {"target_accept_prob": CAREFUL}))
@@ -175,8 +175,8 @@ class LaplaceNUTS(MCMCKernel):
         if drawn > 0 and diverging > MANY * drawn:
             warnings.warn(
                 f"LaplaceNUTS: {diverging} of {drawn} draws diverged: the curvature at the mode is not that of the "
-                "bulk (a funnel, a ridge). Name the scales in outer=[...], write the model without centring, or run "
-                "NUTS(posterior.model).",
+                "bulk (a funnel, a ridge). Name the scales in marginalise=[...], write the model without centring, "
+                "or run NUTS(posterior.model).",
                 stacklevel=2,
             )
         self._running.cleanup()

@@ -7,21 +7,21 @@ from pathlib import Path
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import ALONE, JOIN
+from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import one_at_a_time
+from pyro_evidence.fitting.process_state import synchronized
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
-from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, letter, posterior_of
+from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, message, posterior_of
 from pyro_evidence.prbf.posterior import PRBFPosterior
-from pyro_evidence.prbf.rounds import Lost, Progress, keep_lost_kernels
+from pyro_evidence.prbf.rounds import Lost, Progress, keep_dead_kernels
 from pyro_evidence.prbf.start import RandomPoints, Start
 from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.failed_run import as_tensors
-from pyro_evidence.settings import check_family, check_function, outside
+from pyro_evidence.settings import check_family, check_function, stacklevel
 
 STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds are cheap and go slowly at the end
 ALPHA, UPDATES, START = AlphaPerKernel(20.0), Ascent(), RandomPoints()
@@ -50,7 +50,7 @@ class OverlapEM:
     :param updates: one round: ``Ascent()``; ``as_published``, ``exact`` or ``plain`` of ``pyro_evidence.prbf.updates``;
         or one's own function of a :class:`~pyro_evidence.prbf.densities.Point`.
     :param start: ``RandomPoints()``, ``KMeans()`` or ``StartFrom(loc)``.
-    :param lost: what becomes of a kernel without data: ``keep_lost_kernels``, or one's own function of the
+    :param lost: what becomes of a kernel without data: ``keep_dead_kernels``, or one's own function of the
         point, the lost kernels ``(B, M)`` and the round.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.  The source's 100 rounds,
         counted: ``Stop(tolerance=0.0, num_steps=100)``.
@@ -72,7 +72,7 @@ class OverlapEM:
         alpha: Alpha = ALPHA,
         updates: Update = UPDATES,
         start: Start = START,
-        lost: Lost = keep_lost_kernels,
+        lost: Lost = keep_dead_kernels,
         stop: Stop = STOP,
     ) -> None:
         if not isinstance(model, PRBF):
@@ -80,7 +80,7 @@ class OverlapEM:
         check_function("updates", updates, "Ascent()")
         check_family("updates", updates, "prbf", "mixture")
         check_function("start", start, "KMeans()")
-        check_function("lost", lost, "keep_lost_kernels")
+        check_function("lost", lost, "keep_dead_kernels")
         check_stop(stop)
         self.model = model
         self.alpha = alpha
@@ -109,7 +109,7 @@ class OverlapEM:
         """
         return checkpoint.resumed(self, path)
 
-    @one_at_a_time
+    @synchronized
     @checkpoint.recorded
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch; the best restart by eq. 22.
@@ -121,11 +121,11 @@ class OverlapEM:
         :raises BadInput: on data that cannot be used, an absent class, or an ``alpha`` that leaves a class no kernel.
         :raises NotConverged: unless converged, or ``stop.throw`` is off, or ``stop.tolerance`` is 0.
         """
-        if JOIN.get() is not ALONE:
+        if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(X,) if labels is None else (X, labels)])
         return self._finished(self._begin(X, labels), self.stop)
 
-    @one_at_a_time
+    @synchronized
     @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> PRBFPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -135,18 +135,20 @@ class OverlapEM:
         :param chunks: tuples ``(X, labels)`` of tensors or arrays, ``(X,)`` of one class; gone through once a pass.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
-        task = begin_chunks(self.model, chunks, JOIN.get(), self.alpha, self.start).begun(self.updates, self.lost)
-        return self._finished(task, replace(self.stop, progress=self.stop.progress and JOIN.get().is_first))
+        task = begin_chunks(self.model, chunks, COMMUNICATOR.get(), self.alpha, self.start).begun(
+            self.updates, self.lost
+        )
+        return self._finished(task, replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first))
 
     def _finished(self, task: PRBFFit, stop: Stop) -> PRBFPosterior:
         fit = iterate(prbf_rounds.advance, task.progress, stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
-            warnings.warn(letter(held, posterior.alpha), stacklevel=outside())
+            warnings.warn(message(held, posterior.alpha), stacklevel=stacklevel())
         require_convergence("OverlapEM", fit.status, posterior, self.stop)
         return posterior
 
-    @one_at_a_time
+    @synchronized
     def step(self, X: Tensor, labels: Labels | None = None) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew.
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import ALONE, JOIN
+from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import one_at_a_time
+from pyro_evidence.fitting.process_state import synchronized
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -123,7 +123,7 @@ class REVM:
         self.settings: REVMSettings = REVMSettings(prior, centre, approximation)
         self._posterior: REVMPosterior | None = None
 
-    @one_at_a_time
+    @synchronized
     def run(self, *args: Any, **kwargs: Any) -> REVMPosterior:
         """Fit to data.
 
@@ -131,13 +131,13 @@ class REVM:
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see
             errors.
         """
-        if JOIN.get() is not ALONE:
+        if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(*args, *kwargs.values())])
-        weights = weights_of(LogJoint(self.model, args, kwargs, hyper=()), self.site)
+        weights = weights_of(LogJoint(self.model, args, kwargs, maximise=()), self.site)
         refuse_offsets(weights)
         return self._fitted(weights, starting_point(weights))
 
-    @one_at_a_time
+    @synchronized
     def run_chunks(self, chunks: Chunks) -> REVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time; the likelihood is the chunks' product.
 
@@ -152,7 +152,7 @@ class REVM:
         :raises UnsupportedModel: for predictors that are not linear, other latent sites, and approximations other
             than ``laplace_at_base`` and ``empirical_fisher``.
         """
-        found = streamed_weights(self.model, self.site, chunks, JOIN.get())
+        found = streamed_weights(self.model, self.site, chunks, COMMUNICATOR.get())
         weights, first = found.weights, found.first
         try:
             start = base_point(first.target, self._ridge(first), starting_point(first), first.num_weights)
@@ -173,7 +173,7 @@ class REVM:
         self._posterior = REVMPosterior(weights, state)
         return self._posterior
 
-    @one_at_a_time
+    @synchronized
     def step(self, *args: Any, **kwargs: Any) -> float:
         """The whole fit, which is not iterative; minus the log evidence, nats."""
         return -float(self.run(*args, **kwargs).log_evidence)

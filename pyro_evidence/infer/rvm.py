@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import ALONE, JOIN
+from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import one_at_a_time
+from pyro_evidence.fitting.process_state import synchronized
 from pyro_evidence.laplace.mode_checks import certify_sites
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -24,7 +24,7 @@ from pyro_evidence.relevance.noise import noise_of, noise_of_chunks
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.weights import LinearTarget, Weights, refuse_flat, refuse_offsets, weights_of
 from pyro_evidence.settings import check_model
-from pyro_evidence.structure.recognise import obstacle
+from pyro_evidence.structure.recognise import recognition_error
 
 
 class RVM:
@@ -86,7 +86,7 @@ class RVM:
         """
         return checkpoint.resumed(self, path)
 
-    @one_at_a_time
+    @synchronized
     @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
         """Fit to data.
@@ -95,11 +95,11 @@ class RVM:
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
         """
-        if JOIN.get() is not ALONE:
+        if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(*args, *kwargs.values())])
         return self._climbed(self._start(args, kwargs))
 
-    @one_at_a_time
+    @synchronized
     @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> RVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -110,7 +110,7 @@ class RVM:
         :param chunks: tuples of the model's positional arguments, as for :meth:`REVM.run_chunks`.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
-        found = streamed_weights(self.model, self.site, chunks, JOIN.get())
+        found = streamed_weights(self.model, self.site, chunks, COMMUNICATOR.get())
         check_likelihood(found.first)
         self._of = found.weights
         if self.noise is not None:
@@ -121,7 +121,7 @@ class RVM:
         return self._climbed(fast_marginal.empty_like(target, like))
 
     def _climbed(self, start: Any) -> RVMPosterior:
-        stop = replace(self.stop, progress=self.stop.progress and JOIN.get().is_first)
+        stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         _ = start.gradient_norm  # what is kept of the design is made here, where autograd may use it later
         with torch.inference_mode(start.is_closed):
             self._fit = iterate(self._step, start, stop, "RVM")
@@ -129,7 +129,7 @@ class RVM:
         require_convergence("RVM", self._fit.status, posterior, self.stop)
         return posterior
 
-    @one_at_a_time
+    @synchronized
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One weight's change, as ``SVI.step``; other data start anew.
 
@@ -139,7 +139,7 @@ class RVM:
             self._data, state = (args, kwargs), self._start(args, kwargs)
             self._fit = Fit(state, Status.STEP_LIMIT, (state.objective,))
         state = self._step(self._fit.state)
-        self._fit = Fit(state, state.verdict or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
+        self._fit = Fit(state, state.stop_reason or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
         return -state.objective
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -176,10 +176,10 @@ def linear_weights(
     :raises UnsupportedModel: for any other model.
     :raises NotSmooth: for a likelihood with a corner at weights of zero, where the search starts.
     """
-    weights = weights_of(LogJoint(model, args, kwargs, hyper=()), site)
+    weights = weights_of(LogJoint(model, args, kwargs, maximise=()), site)
     if not isinstance(weights.target, LinearTarget) or weights.num_others:
         other = sorted(set(weights.joint.latents.names) - set(weights.sites))
-        if not other and (why := obstacle(weights.joint)) is not None:
+        if not other and (why := recognition_error(weights.joint)) is not None:
             raise UnsupportedModel(
                 f"nothing can be said about the model's predictors, because at other weights than the first it raises "
                 f"{type(why).__name__}: {why}. Make it run at every value of its weights."

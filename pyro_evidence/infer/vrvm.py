@@ -7,7 +7,7 @@ from typing import Any
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import one_at_a_time
+from pyro_evidence.fitting.process_state import synchronized
 from pyro_evidence.infer.rvm import linear_weights
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.relevance import variational
@@ -70,7 +70,7 @@ class VRVM:
         """
         return checkpoint.resumed(self, path)
 
-    @one_at_a_time
+    @synchronized
     @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
         """Fit to data.

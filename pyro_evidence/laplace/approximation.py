@@ -19,7 +19,7 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity, Climbing
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_mode import StructuredProblem
-from pyro_evidence.structure.factors import Coupled
+from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.pruned import Pruned
 from pyro_evidence.structure.recognise import Structure, recognise
@@ -106,7 +106,7 @@ class Problem:
     def without_factors(self) -> "Problem":
         """The same problem with a dense precision, where a product has shown that factors were overlooked."""
         found = recognise(self.joint)
-        reason = Coupled("two products with the true Hessian differ from those with the factors found")
+        reason = NotSparse("two products with the true Hessian differ from those with the factors found")
         return replace(self, structure=replace(found, coupled=reason))
 
     @property
@@ -147,7 +147,7 @@ class LaplaceState:
     decrement: float  # squared gradient norm at the mode in units of the posterior precision, nats
     log_evidence: Tensor  # () log p(D | theta)
     log_hyperprior: Tensor  # () log prior density of the maximised latent sites
-    escaped: bool = False  # whether the search left a saddle on the way
+    left_saddle: bool = False  # whether the search left a saddle on the way
     place: blocks.Place | None = None  # the mode of what blocks share, where these are integrated
 
     @property
@@ -188,14 +188,14 @@ def find_modes(
         coupled = problem.structure.coupled
         if coupled is None or problem.curvature is not exact_hessian:
             raise
-        raise TooLarge(f"{error} {coupled.letter(problem.joint.latents.label)}") from error
+        raise TooLarge(f"{error} {coupled.message(problem.joint.latents.label)}") from error
 
 
 def _find_modes_without_factors(
     problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch
 ) -> newton.Mode:
     """Modes by dense matrices, or by diagonal ones."""
-    network = problem.structure.known is not None
+    network = problem.structure.network is not None
     num_steps = 50 if not network else 300 if cold else trust_region.FOLLOWED
     search = partial(_climb, problem, theta=theta, watch=watch, num_steps=num_steps)
     approach = partial(_approach, problem, theta=theta, watch=watch)
@@ -236,7 +236,7 @@ def _require_room(density: Density, curvature: Curvature, u: Tensor, theta: Tens
 
 def _joined(before: newton.Mode, after: newton.Mode) -> newton.Mode:
     """The end of a search in two parts."""
-    return replace(after, escaped=before.escaped | after.escaped)
+    return replace(after, left_saddle=before.left_saddle | after.left_saddle)
 
 
 def _climb(
@@ -245,7 +245,7 @@ def _climb(
     density = problem.density
     density = Climbing(density.joint, density.slots, density.steps) if isinstance(density, AutogradDensity) else density
     limits = newton.Limits(problem.tolerance, num_steps, watch, slack=45.0 * problem.eps)
-    climb = newton.climb if problem.structure.known is None else trust_region.climb  # networks have curved valleys
+    climb = newton.climb if problem.structure.network is None else trust_region.climb  # networks have curved valleys
     return climb(density, lambda v: curvature(density, v, theta), u, theta, limits)
 
 
@@ -295,7 +295,7 @@ def state_at(
     log_evidence = log_evidence + problem.eliminated(mode.u[row : row + 1].detach(), theta.detach())
     log_hyperprior = problem.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
     numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
-    return LaplaceState(problem, theta.detach(), mode.u[row].detach(), *numbers, bool(mode.escaped[row]))
+    return LaplaceState(problem, theta.detach(), mode.u[row].detach(), *numbers, bool(mode.left_saddle[row]))
 
 
 def _factorised(problem: Problem, theta: Tensor, mode: newton.Mode, row: int) -> Precision:
@@ -308,7 +308,7 @@ def _factorised(problem: Problem, theta: Tensor, mode: newton.Mode, row: int) ->
     try:
         return precision_of(mode, row, latents.label)
     except NotPositiveDefinite:
-        summit = mode_checks.Summit(problem.density, mode.u[row], theta, mode.log_joint[row], problem.active)
+        summit = mode_checks.ModeNeighbourhood(problem.density, mode.u[row], theta, mode.log_joint[row], problem.active)
         mode_checks.require_fall_on_rays(summit, latents)
         raise
 
@@ -318,9 +318,11 @@ def _refuse_kinks(problem: Problem, theta: Tensor, mode: newton.Mode, row: int) 
 
     :raises NotSmooth: with the site and its distribution.
     """
-    letter = mode_checks.kink_letter(problem.joint, problem.density, mode.u[row], theta, mode.gradient[row])
-    if letter is not None:
-        raise NotSmooth(letter)
+    message = mode_checks.nondifferentiable_message(
+        problem.joint, problem.density, mode.u[row], theta, mode.gradient[row]
+    )
+    if message is not None:
+        raise NotSmooth(message)
 
 
 def is_certified(state: LaplaceState) -> bool:
@@ -341,7 +343,7 @@ def require_proper(state: LaplaceState) -> None:
     problem = state.problem
     if problem.curvature not in PLAIN or not bool(problem.active.any()):
         return  # damping was asked for, so a flat direction is intended
-    summit = mode_checks.Summit(problem.density, state.u, state.theta, state.log_joint, problem.active)
+    summit = mode_checks.ModeNeighbourhood(problem.density, state.u, state.theta, state.log_joint, problem.active)
     mode_checks.require_proper(summit, state.precision, problem.joint.latents)
     if problem.curvature is exact_hessian:
         products = mode_checks.of_precision(state.precision, problem.active)

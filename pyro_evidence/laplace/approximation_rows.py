@@ -27,7 +27,7 @@ class LaplaceRows(Batched):
     u: Tensor  # (R, D)
     tril: Tensor  # (R, D, D) Cholesky factor of the posterior precision
     objective: Tensor  # (R,) log evidence, -inf where no mode was found
-    escaped: Tensor  # (R,) bool: whether the search left a saddle on the way
+    left_saddle: Tensor  # (R,) bool: whether the search left a saddle on the way
 
 
 def can_batch(problem: Problem) -> bool:
@@ -37,9 +37,9 @@ def can_batch(problem: Problem) -> bool:
 
 def can_compare(problem: Problem) -> bool:
     """Whether the rows of this problem can be evaluated together, each at its own hyperparameters."""
-    largest = DENSE_SEARCH if problem.structure.known is not None else SMALL
+    largest = DENSE_SEARCH if problem.structure.network is not None else SMALL
     structure = problem.structure
-    if not problem.joint.kept:  # the rows are elsewhere
+    if not problem.joint.has_data:  # the rows are elsewhere
         return False
     small = problem.joint.latents.size <= largest and structure.factors is None
     small = small and problem.latent is None
@@ -50,7 +50,7 @@ def can_compare(problem: Problem) -> bool:
         small
         and problem.curvature in (exact_hessian, gauss_newton)
         and problem.joint.hypers.size > 0
-        and not problem.joint.hyper_sites
+        and not problem.joint.maximised_sites
     )
 
 
@@ -66,7 +66,7 @@ def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor,
     def exact(u: Tensor, own: Tensor) -> Tensor:
         return exact_hessian(log_joint, u, own)
 
-    climb = newton.climb if problem.structure.known is None else trust_region.climb
+    climb = newton.climb if problem.structure.network is None else trust_region.climb
     mode = climb(log_joint, exact, start, rows, newton.Limits(problem.tolerance, num_steps, slack=45.0 * problem.eps))
     known = problem.curvature is exact_hessian  # where the last step of a search that has arrived took it
     A = (mode.precision if known else problem.curvature(log_joint, mode.u, rows)).detach().double()
@@ -74,7 +74,7 @@ def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor,
     sound = mode.converged & (info == 0) & torch.isfinite(mode.log_joint)
     tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(A))
     log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.sum(-1))
-    return LaplaceRows(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.escaped)
+    return LaplaceRows(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.left_saddle)
 
 
 def slopes(problem: Problem, points: LaplaceRows) -> Slope:

@@ -21,8 +21,8 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import evidence
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import outside
-from pyro_evidence.structure.factors import Coupled
+from pyro_evidence.settings import stacklevel
+from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.names import Names, names_of
 
 NUM_DRAWS = 400
@@ -46,7 +46,7 @@ def _terms(state: LaplaceState) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     white = torch.randn(NUM_DRAWS, len(state.u), generator=generator, dtype=torch.float64).to(state.u)
     white = white * state.problem.active
-    away = state.precision.colour(white)
+    away = state.precision.unwhiten(white)
     odd, even = zip(*(_differences(state, away, white, h) for h in STEPS), strict=True)
     return _extrapolated(*odd), _extrapolated(*even)
 
@@ -133,7 +133,7 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
     if problem.curvature is not exact_hessian:
         return second_order(state, EvidenceError.of)
     density = block_density(problem.joint, problem.structure, problem.active)
-    if isinstance(density, Coupled):
+    if isinstance(density, NotSparse):
         return second_order(state, EvidenceError.of)
     num = COMPARED if density.partition.num_blocks <= MANY else COMPARED_OF_MANY
     return _of_laplace(state, _marginal(state, density, num))
@@ -146,7 +146,7 @@ def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
     """
     problem = state.problem
     density = None if state.place is not None else block_density(problem.joint, problem.structure, problem.active)
-    if density is None or isinstance(density, Coupled):
+    if density is None or isinstance(density, NotSparse):
         return error
     num = COMPARED if density.partition.num_blocks <= MANY else COMPARED_OF_MANY
     more = _marginal(state, density, num + 2)
@@ -214,7 +214,7 @@ def by_laplace(here: Place) -> Tensor:
     return here.modes.here.value[:-1] + torch.cat(parts)
 
 
-def letters(error: EvidenceError, nodes: int, most: float = 1.0) -> list[str]:
+def messages(error: EvidenceError, nodes: int, most: float = 1.0) -> list[str]:
     """What there is to say of an error, where it is above so many nats."""
     if not (error > most or abs(error.shared) > most):
         return []
@@ -234,7 +234,7 @@ GROWING = (7, 11, 15, 21, 31, 45, 65, 95)
 def with_nodes(fit: Fit[TypeII], nodes: int | str) -> Fit[TypeII]:
     """The same hyperparameters with blocks integrated by so many nodes, in the metric that was learned."""
     state = _at(fit.state.laplace, _numbers(nodes)[0])
-    new = type2.outer_state(state)
+    new = type2.type2_state(state)
     learned = fit.state.learned and new.metric.shape == fit.state.metric.shape
     new = replace(new, metric=fit.state.metric, learned=True, trusted=True) if learned else new
     return Fit(replace(new, scanned=True), Status.BY_HAND, (new.objective,))
@@ -260,7 +260,7 @@ def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) 
         error = evidence_error(fit.state.laplace)
         if error <= stop.integral:
             return fit
-    warnings.warn(_unsettled(num, error, stop.integral), stacklevel=outside())
+    warnings.warn(_unsettled(num, error, stop.integral), stacklevel=stacklevel())
     return fit
 
 

@@ -18,21 +18,21 @@ from pyro_evidence.blocks.terms import BlockDensity, Terms
 from pyro_evidence.data import ranks as joining
 from pyro_evidence.data.chunks import Chunks, looked_through, num_rows, with_rows
 from pyro_evidence.data.groups import Labels, labels_of, require_whole
-from pyro_evidence.data.ranks import Join, Sums
+from pyro_evidence.data.ranks import Communicator, Sums
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import generic, pullback
+from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import prior_of, shapes_on
-from pyro_evidence.settings import outside
+from pyro_evidence.settings import stacklevel
 from pyro_evidence.structure.density import AutogradDensity
-from pyro_evidence.structure.factors import Coupled
+from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.structure.streamed import Making, StreamedDensity, Summands, Totals, added_up
 
 
 @dataclass(frozen=True)
-class Seen:
+class LocalSite:
     """What a run of the model on one chunk shows.
 
     :ivar shapes: of the latent sites.
@@ -45,7 +45,9 @@ class Seen:
     labelled: bool
 
 
-def own_sites(first: LogJoint, chunks: Chunks, join: Join, named: Sequence[str] | None = None) -> tuple[str, ...]:
+def local_sites(
+    first: LogJoint, chunks: Chunks, join: Communicator, named: Sequence[str] | None = None
+) -> tuple[str, ...]:
     """The sites whose shape is another in every chunk, or those that are named; none where chunks share all.
 
     :param first: the model on the first rows.
@@ -59,7 +61,7 @@ def own_sites(first: LogJoint, chunks: Chunks, join: Join, named: Sequence[str] 
     told = all(s.counted for s in found) or any(s.labelled for s in found)
     if different:
         if not told:
-            warnings.warn(_taken(different), stacklevel=outside())
+            warnings.warn(_taken(different), stacklevel=stacklevel())
         return different
     following = _following(first)
     if len(found) > 1 and following and not told:
@@ -85,7 +87,7 @@ def _following(first: LogJoint) -> tuple[str, ...]:
     return tuple(n for n in first.latents.names if one.get(n) != whole[n])
 
 
-def _seen(first: LogJoint, chunks: Chunks, join: Join) -> list[Seen]:
+def _seen(first: LogJoint, chunks: Chunks, join: Communicator) -> list[LocalSite]:
     """Of all chunks of all processes; one pass, in which chunks are found to be of one kind."""
     here: list[tuple[dict[str, list[int]], bool, bool]] = []
 
@@ -98,7 +100,7 @@ def _seen(first: LogJoint, chunks: Chunks, join: Join) -> list[Seen]:
         here.append((shapes, counted, other or hasattr(chunks, "groups")))
 
     looked_through(first.model, chunks, join, look)
-    return [Seen(*one) for said in join.said(json.dumps(here)) for one in json.loads(said)]
+    return [LocalSite(*one) for said in join.gather_str(json.dumps(here)) for one in json.loads(said)]
 
 
 def _taken(sites: Sequence[str]) -> str:
@@ -119,7 +121,7 @@ def _undecided(sites: Sequence[str]) -> str:
 
 
 @dataclass
-class Last:
+class LastIterate:
     """Where the modes of a chunk's groups were found last, kept from pass to pass."""
 
     own: Tensor  # (n,)
@@ -132,7 +134,7 @@ class Groups:
     """The groups of one chunk as a density of what all groups share."""
 
     density: BlockDensity
-    last: Last
+    last: LastIterate
     tolerance: float  # squared length of a step in posterior standard deviations that counts as none
 
     @property
@@ -226,7 +228,7 @@ class Chunk:
 
     joint: LogJoint  # without arguments
     partition: Partition
-    last: Last
+    last: LastIterate
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class GroupRows:
     shared: LogJoint  # the prior of what all groups share, and the hyperparameters from which all begin
     own: tuple[str, ...]  # latent sites of the groups
     chunks: Chunks
-    join: Join
+    join: Communicator
     known: dict[int, Chunk] = field(default_factory=dict)
     last: list[tuple[Tensor, ...]] = field(default_factory=list)  # where :meth:`integral` was taken, and its value
     labels: list[Labels] = field(default_factory=list)  # of groups, in each chunk
@@ -276,10 +278,10 @@ class GroupRows:
         sizes = frozenset(d for p in joint.latents if p.name in self.own for d in p.shape)
         self.labels.append(labels_of(args, sizes))
         partition = around(joint, mask, WIDEST)
-        if isinstance(partition, Coupled):
+        if isinstance(partition, NotSparse):
             raise not_independent(joint, number, self.own, partition)
         joint.args = ()
-        self.known[number] = Chunk(joint, partition, Last(torch.zeros(len(partition.own)).to(joint.initial_u)))
+        self.known[number] = Chunk(joint, partition, LastIterate(torch.zeros(len(partition.own)).to(joint.initial_u)))
 
     def _require_same_shared(self, number: int, joint: LogJoint) -> None:
         here = {p.name: tuple(p.shape) for p in joint.latents if p.name not in self.own}
@@ -292,7 +294,7 @@ class GroupRows:
         self._require_same_prior(number, prior_of(joint, self.shared.latents.names))
 
     def _require_same_prior(self, number: int, prior: LogJoint) -> None:
-        u = generic(1, self.shared.latents.size, self.shared.initial_u)[0]
+        u = generic_directions(1, self.shared.latents.size, self.shared.initial_u)[0]
         values = torch.stack([x.log_joint(u, self.shared.initial_theta).detach() for x in (prior, self.shared)])
         close = float(torch.finfo(prior.dtype).eps ** 0.64)
         if not torch.allclose(values[0], values[1], rtol=close, atol=close):
@@ -317,8 +319,8 @@ class GroupRows:
         return Structure(None, None, density, plain, eliminated=self.integral)
 
 
-def not_independent(joint: LogJoint, number: int, own: Sequence[str], why: Coupled) -> UnsupportedModel:
-    """The letter for groups that cannot be eliminated chunk by chunk."""
+def not_independent(joint: LogJoint, number: int, own: Sequence[str], why: NotSparse) -> UnsupportedModel:
+    """The error message for groups that cannot be eliminated chunk by chunk."""
     return UnsupportedModel(
         f"chunk {number}: the groups of {', '.join(own)} are not independent of one another given the other latent "
         f"sites: {why.reason}. Chunks need linear predictors or independent groups; pass all data to run(...)."
@@ -326,7 +328,7 @@ def not_independent(joint: LogJoint, number: int, own: Sequence[str], why: Coupl
 
 
 def group_rows(
-    model: Any, chunks: Chunks, join: Join, make: Making, first: LogJoint, own: tuple[str, ...]
+    model: Any, chunks: Chunks, join: Communicator, make: Making, first: LogJoint, own: tuple[str, ...]
 ) -> GroupRows:
     """The groups of all chunks; one pass, in which every chunk is checked.
 
@@ -334,7 +336,7 @@ def group_rows(
     :raises BadInput, UnsupportedModel: on all processes what is wrong with one chunk.
     """
     shared = prior_of(first, [n for n in first.latents.names if n not in own])
-    shared.kept = False
+    shared.has_data = False
     rows = GroupRows(make, first, shared, own, chunks, join)
     looked_through(model, chunks, join, rows.checked)
     require_whole(chunks, rows.labels, join)

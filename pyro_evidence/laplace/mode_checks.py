@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_evidence.errors import ImproperPosterior, NotSmooth
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.coordinates import Coordinates
-from pyro_evidence.numerics.derivatives import generic, pullback
+from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.dense import Precision
 from pyro_evidence.program.log_joint import LogJoint
@@ -50,7 +50,7 @@ def of_precision(precision: Precision, active: Tensor) -> Products:
     :param active: coordinates that are not pruned, shape ``(D,)``.
     """
     unit = precision.variance[0].sqrt()
-    images = generic(2, len(active), unit) / unit * active
+    images = generic_directions(2, len(active), unit) / unit * active
     directions = torch.cat([precision.solve(image.unsqueeze(0)) for image in images])
     length = (directions * images).sum(-1, keepdim=True).sqrt()
     return Products(directions / length, images / length, unit * length.mean())
@@ -89,7 +89,7 @@ def certify(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, product
         error = curvature_error(density, u, theta, products, longer * step)
         if error <= TOLERANCE:
             return error
-    raise NotSmooth(_letter(joint, u, theta, step * products.directions[0], "at the posterior mode", WRONG))
+    raise NotSmooth(_message(joint, u, theta, step * products.directions[0], "at the posterior mode", WRONG))
 
 
 def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str], unit: Tensor) -> None:
@@ -98,7 +98,7 @@ def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str
     :param unit: the change of each coordinate that matters to the sites, shape ``(D,)``.
     :raises NotSmooth: with the site and its distribution.
     """
-    step = _step(joint) * unit * generic(1, len(u), u)[0] / len(u) ** 0.5
+    step = _step(joint) * unit * generic_directions(1, len(u), u)[0] / len(u) ** 0.5
     gaps = _site_gaps(joint, u, theta, step)
     bad = [n for n in names if not gaps[n].error <= TOLERANCE]
     if bad:
@@ -110,8 +110,10 @@ def _step(joint: LogJoint) -> float:
     return float(torch.finfo(joint.dtype).eps ** 0.25)
 
 
-def kink_letter(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, gradient: Tensor) -> str | None:
-    """The letter for a search that stopped on a corner of the log density; None where the slope does not jump.
+def nondifferentiable_message(
+    joint: LogJoint, density: Density, u: Tensor, theta: Tensor, gradient: Tensor
+) -> str | None:
+    """The error message for a search that stopped on a corner of the log density; None where the slope does not jump.
 
     The change of the slope from one side of the point to the other goes to zero with the distance where the density
     is smooth, and does not where there is a corner.
@@ -128,7 +130,7 @@ def kink_letter(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, gra
     if not float(jumps[worst]) > 0.1 * float(gradient.abs().max()):
         return None
     jump = f"its slope jumps by {float(jumps[worst]):.2e} along {joint.latents.label(int(index[worst]))}"
-    return _letter(joint, u, theta, ways[worst], "where the search for the posterior mode stopped", jump)
+    return _message(joint, u, theta, ways[worst], "where the search for the posterior mode stopped", jump)
 
 
 def _jumps(density: Density, u: Tensor, theta: Tensor, ways: Tensor, index: Tensor) -> Tensor:
@@ -138,7 +140,7 @@ def _jumps(density: Density, u: Tensor, theta: Tensor, ways: Tensor, index: Tens
 
 
 @dataclass(frozen=True)
-class Gap:
+class GradientMismatch:
     """One site's slope along a step, and what its second derivatives promise of it.
 
     :ivar change: of the slope from one end of the step to the other.
@@ -162,13 +164,13 @@ class Gap:
         return self.size / largest if largest > 0.0 else 0.0
 
 
-def _letter(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor, where: str, what: str) -> str:
+def _message(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor, where: str, what: str) -> str:
     gaps = _site_gaps(joint, u, theta, step)
     name = max(gaps, key=lambda n: gaps[n].size)
     return _said(gaps[name], name, where, what)
 
 
-def _said(gap: Gap, name: str, where: str, what: str) -> str:
+def _said(gap: GradientMismatch, name: str, where: str, what: str) -> str:
     return (
         f"the log density of site '{name}', a {gap.kind}, has a kink {where}: {what}, so that there is no curvature "
         f"for Laplace's approximation. Expected a smooth density. Take a smooth relative (SoftLaplace or StudentT for "
@@ -177,7 +179,7 @@ def _said(gap: Gap, name: str, where: str, what: str) -> str:
     )
 
 
-def _site_gaps(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dict[str, Gap]:
+def _site_gaps(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dict[str, GradientMismatch]:
     """Every site's slope at both ends of ``u`` plus and minus ``step`` ``(D,)``, beside its second derivative."""
     point = u.detach().requires_grad_()
     here, sides = _sites(joint, point, theta), []
@@ -185,7 +187,9 @@ def _site_gaps(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dict[
         end = (u + sign * step).detach().requires_grad_()
         sides.append({n: _slope(node, end) @ step for n, node in _sites(joint, end, theta).items()})
     return {
-        n: Gap(float(sides[0][n] - sides[1][n]), 2.0 * float(_second(node, point, step) @ step), _kind(node["fn"]))
+        n: GradientMismatch(
+            float(sides[0][n] - sides[1][n]), 2.0 * float(_second(node, point, step) @ step), _kind(node["fn"])
+        )
         for n, node in here.items()
     }
 
@@ -225,7 +229,7 @@ FAR_OUT = 1e8  # times the mode, or where a coordinate is as large
 
 
 @dataclass(frozen=True)
-class Summit:
+class ModeNeighbourhood:
     """A mode and the density around it.
 
     :ivar u: the mode, shape ``(D,)``.
@@ -245,7 +249,7 @@ class Summit:
             return self.height - self.density.log_joint(self.u + moves, self.theta)
 
 
-def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -> None:
+def require_proper(summit: ModeNeighbourhood, precision: Precision, latents: Coordinates) -> None:
     """Walk away from the mode along its flattest direction, and along the ray from the origin through each site.
 
     A mode at infinity is not found by its curvature, which is rounding there: but further out on the ray the density
@@ -253,8 +257,8 @@ def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -
 
     :raises ImproperPosterior: when the log joint stays up on one side.
     """
-    direction = precision.weakest(summit.active)[0]
-    if _falls_at_once(summit, direction, latents):
+    direction = precision.least_precise_direction(summit.active)[0]
+    if _drops_at_once(summit, direction, latents):
         return
     steps = torch.tensor((*FAR, *ON_THE_WAY)).to(direction)[:, None] * direction
     rays = _rays(summit, latents)
@@ -269,7 +273,7 @@ def require_proper(summit: Summit, precision: Precision, latents: Coordinates) -
     _require_fall(rays, falls[most:], latents)
 
 
-def _falls_at_once(summit: Summit, direction: Tensor, latents: Coordinates) -> bool:
+def _drops_at_once(summit: ModeNeighbourhood, direction: Tensor, latents: Coordinates) -> bool:
     """Whether a few of the places that are looked at show already that none of the others matters."""
     places = torch.stack([FAR[0] * direction, -FAR[0] * direction, NEAR * direction, -NEAR * direction])
     moves = torch.cat([places, *(ends[:1] for _, ends in _rays(summit, latents))])
@@ -278,7 +282,7 @@ def _falls_at_once(summit: Summit, direction: Tensor, latents: Coordinates) -> b
     return bool((above >= 0.0).all())
 
 
-def require_fall_on_rays(summit: Summit, latents: Coordinates) -> None:
+def require_fall_on_rays(summit: ModeNeighbourhood, latents: Coordinates) -> None:
     """Walk out on the ray from the origin through the mode, and through each site's part of it alone.
 
     :raises ImproperPosterior: when the log joint stays where it is.
@@ -288,7 +292,7 @@ def require_fall_on_rays(summit: Summit, latents: Coordinates) -> None:
     _require_fall(rays, torch.cat(falls) if falls else summit.u[:0], latents)
 
 
-def _rays(summit: Summit, latents: Coordinates) -> list[tuple[int, Tensor]]:
+def _rays(summit: ModeNeighbourhood, latents: Coordinates) -> list[tuple[int, Tensor]]:
     """The largest coordinate of each ray, and the moves ``(2, D)`` to twice the mode and to its far end."""
     rays = []
     for block in [slice(0, len(summit.u)), *latents.slices.values()]:
@@ -340,7 +344,7 @@ NAMED = 3  # sites that are named
 
 def rounded_inside(joint: LogJoint, u: Tensor, theta: Tensor) -> list[str]:
     """A sentence that names sites whose parameters are float32 though the latents are float64; else nothing."""
-    if joint.dtype != torch.float64 or not joint.kept:  # of chunks that were not kept there is nothing to run
+    if joint.dtype != torch.float64 or not joint.has_data:  # of chunks that were not kept there is nothing to run
         return []
     trace = joint.trace(u.detach().clone().requires_grad_(), theta)
     names = [name for name, node in sample_nodes(trace).items() if _is_rounded(node)]

@@ -19,7 +19,7 @@ GONE = 60.0  # log units above its own precision at which a weight is gone, to d
 LEAST_RISE = -0.2  # nats: foreseen by less, a rise is believed to be none where the likelihood is not Gaussian
 
 
-def worth_trying(laplace: LaplaceState, index: int, moves: Tensor, least: float) -> Tensor:
+def predicted_gain(laplace: LaplaceState, index: int, moves: Tensor, least: float) -> Tensor:
     """Which moves ``(K,)`` of a log precision may raise the log evidence by ``least`` nats, ``(K,)`` bool.
 
     All, for a hyperparameter that is not a precision of a few weights behind linear predictors.
@@ -34,7 +34,7 @@ def _members(laplace: LaplaceState, index: int) -> Tensor | None:
     """Positions of the weights behind a hyperparameter; None where they are not few behind linear predictors."""
     problem = laplace.problem
     groups = problem.structure.groups
-    if groups is None or problem.structure.linear is None or problem.joint.hyper_sites:
+    if groups is None or problem.structure.linear is None or problem.joint.maximised_sites:
         return None
     member = ((groups.member == index) & problem.active).nonzero().flatten()
     known = bool(groups.is_weight[index]) and bool(groups.loc[member].isfinite().all())
@@ -59,7 +59,7 @@ def may_lie_elsewhere(laplace: LaplaceState, index: int, least: float) -> bool:
     groups = laplace.problem.structure.groups
     assert groups is not None
     moves = torch.tensor(ELSEWHERE, dtype=torch.float64).to(laplace.theta) / groups.power[index]
-    return bool(worth_trying(laplace, index, moves, least).any())
+    return bool(predicted_gain(laplace, index, moves, least).any())
 
 
 def rises(laplace: LaplaceState, index: int, member: Tensor, moves: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def to_insignificance(determined: Tensor) -> Tensor:
     return (1e4 * inside / (1.0 - inside)).log().clamp(min=math.log(100.0))  # at least a factor of 100
 
 
-def brought_back(laplace: LaplaceState, flat: Tensor, most: int, least: float) -> Iterator[tuple[Problem, Tensor]]:
+def reactivated(laplace: LaplaceState, flat: Tensor, most: int, least: float) -> Iterator[tuple[Problem, Tensor]]:
     """Problems and hyperparameters at which groups that are pruned, or not felt, leave the data their say.
 
     :param flat: hyperparameters that are not felt, ``(T,)`` bool.

@@ -12,7 +12,7 @@ from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 NOTHING = 1e-12  # nats by a move as large as the hyperparameter, and of the information at the start
 
 
-def unfelt(state: LaplaceState) -> Tensor:
+def not_identified(state: LaplaceState) -> Tensor:
     """Which hyperparameters, not in log units, move nothing any more, though they did at the start, ``(T,)`` bool.
 
     A scale may be felt no longer because it is best at the end of its range; a real number has no such end.
@@ -44,18 +44,18 @@ def _at_the_start(state: LaplaceState, real: Tensor) -> Tensor:
 EXACT = 14.0  # log units of a noise precision from the start: a standard deviation of a thousandth
 
 
-def met_nearly_exactly(laplace: LaplaceState, slope: Slope) -> bool:
+def interpolates_data(laplace: LaplaceState, slope: Slope) -> bool:
     """Whether a network's noise precision is more than a million times what it began with, and the evidence rises on.
 
     With more weights than distinct rows there is no maximum: each factor e in the precision adds half a nat for every
     datum that the weights leave over.  The curvature's range grows as fast, until no search finds the mode.
     """
-    if laplace.problem.structure.known is None:
+    if laplace.problem.structure.network is None:
         return False
-    return bool((far_noise(laplace.problem, laplace.theta) & (slope.total > 0)).any())
+    return bool((vanishing_noise(laplace.problem, laplace.theta) & (slope.total > 0)).any())
 
 
-def far_noise(problem: Problem, theta: Tensor) -> Tensor:
+def vanishing_noise(problem: Problem, theta: Tensor) -> Tensor:
     """Which hyperparameters ``(..., T)`` of a network are noise precisions a million times what they began with."""
     return noise_precisions(problem) & (theta - problem.joint.initial_theta > EXACT)
 
@@ -89,10 +89,10 @@ def is_singular(laplace: LaplaceState) -> bool:
 
 def largest_inflation(problem: Problem) -> float:
     """How many times its prior variance a latent's posterior variance may be."""
-    return INFLATED if problem.structure.known is None else INFLATED_NETWORK
+    return INFLATED if problem.structure.network is None else INFLATED_NETWORK
 
 
-def vanishes(laplace: LaplaceState) -> bool:
+def near_fold(laplace: LaplaceState) -> bool:
     """Whether a network's mode is about to vanish: see :func:`vanishing`."""
     return bool(vanishing(laplace.problem, laplace.problem.density, laplace.u.unsqueeze(0), laplace.theta))
 
@@ -103,7 +103,7 @@ def vanishing(problem: Problem, density: Density, u: Tensor, theta: Tensor) -> T
     The exact curvature has less than a hundredth of Gauss-Newton's left in some direction.  A little further in the
     hyperparameters there is no mode, or a ring of them, while the log evidence by Gauss-Newton's feels nothing of it.
     """
-    if problem.structure.known is None or problem.curvature is not gauss_newton:
+    if problem.structure.network is None or problem.curvature is not gauss_newton:
         return torch.zeros(len(u), dtype=torch.bool, device=u.device)
     left = exact_hessian(density, u, theta) - SOFT * gauss_newton(density, u, theta)
     return torch.linalg.cholesky_ex(left.detach().double()).info != 0

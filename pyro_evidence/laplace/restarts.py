@@ -20,7 +20,7 @@ from pyro_evidence.laplace.approximation import (
     state_at,
 )
 from pyro_evidence.laplace.approximation_rows import SMALL, LaplaceRows, density, laplace_rows, slopes_at_fixed_mode
-from pyro_evidence.laplace.remedies import far_noise
+from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural
 from pyro_evidence.numerics import evidence, newton, trust_region
@@ -105,8 +105,8 @@ def distinct(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
             failures[row] = error
     if not states:
         raise _all_failed(failures)
-    letters = tuple(f"restart {row}: {error}" for row, error in failures.items())
-    return _sorted(states, torch.tensor(reached), letters)
+    messages = tuple(f"restart {row}: {error}" for row, error in failures.items())
+    return _sorted(states, torch.tensor(reached), messages)
 
 
 def _sorted(states: list[LaplaceState], reached: Tensor, failures: tuple[str, ...]) -> Restarts:
@@ -170,7 +170,7 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
     fallen = torch.zeros_like(theta[:, 0])  # rounds since the highest
     for _ in range(ROUNDS):
         move = _round(problem, points)
-        exact = far_noise(problem, points.theta).any(-1)
+        exact = vanishing_noise(problem, points.theta).any(-1)
         rows = ((fallen < PATIENCE) & ~exact & (move.abs() > 0.1).any(-1)).nonzero().squeeze(-1)
         if not len(rows):
             break
@@ -191,7 +191,7 @@ def near_mode(problem: Problem, theta: Tensor, u: Tensor) -> LaplaceRows:
     sound = (info == 0) & torch.isfinite(near.log_joint)
     tril = torch.where(sound[:, None, None], tril, torch.eye(u.shape[-1]).to(tril))
     height = evidence.log_evidence(near.log_joint, Dense(tril).log_det, active.sum(-1))
-    return LaplaceRows(theta, active, near.u, tril, torch.where(sound, height, -torch.inf), near.escaped)
+    return LaplaceRows(theta, active, near.u, tril, torch.where(sound, height, -torch.inf), near.left_saddle)
 
 
 def _round(problem: Problem, points: LaplaceRows) -> Tensor:
@@ -212,7 +212,7 @@ def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts
 
 
 def _alone(problem: Problem, points: LaplaceRows, row: int) -> LaplaceState:
-    return replace(laplace_state(problem, points.theta[row], points.u[row]), escaped=bool(points.escaped[row]))
+    return replace(laplace_state(problem, points.theta[row], points.u[row]), left_saddle=bool(points.left_saddle[row]))
 
 
 UNFELT, OVERWHELMED = (
@@ -221,7 +221,7 @@ UNFELT, OVERWHELMED = (
 )  # curvature of the data over that of the prior, beyond: units
 
 
-def in_units_of_the_data(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
+def rescaled_start(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
     """Starts at which priors and data are of a size, whatever the units of the columns; ordinary ones as they are.
 
     Beside a prior of unit precision a column in units of 1e-6 is not felt: the log evidence is flat there, and weights

@@ -12,9 +12,9 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_s
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
 from pyro_evidence.laplace.gradient import Slope, curvature, slope
 from pyro_evidence.laplace.metric import inverted, log_units, natural_metric, rescaled, round_of_all, updated
-from pyro_evidence.laplace.pruning import PruningTried, brought_back, prune, worth_trying
-from pyro_evidence.laplace.remedies import is_singular, met_nearly_exactly, unfelt, vanishes
-from pyro_evidence.numerics.derivatives import generic
+from pyro_evidence.laplace.pruning import PruningTried, predicted_gain, prune, reactivated
+from pyro_evidence.laplace.remedies import interpolates_data, is_singular, near_fold, not_identified
+from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted, to_peak_or_half, to_peak_or_quarter
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
@@ -38,17 +38,17 @@ SEARCH_FOR_MODES = Backtracking(shorter=to_peak_or_quarter, shortest=0.5**24)  #
 
 @dataclass(frozen=True)
 class TypeII:
-    """One outer iterate.  Built only by :func:`outer_state` and :func:`step`."""
+    """One iterate of the hyperparameters.  Built only by :func:`type2_state` and :func:`step`."""
 
     laplace: LaplaceState
     slope: Slope
     metric: Tensor  # (T, T) approximate inverse of minus the Hessian of the objective
     learned: bool = False  # whether the metric holds more than the natural one
     trusted: bool = False  # whether the last step has gained about what it promised, or more
-    verdict: Status | None = None
+    stop_reason: Status | None = None
     needed: Mapping[int, PruningTried] = field(default_factory=dict)  # by group
     scanned: bool = False  # whether plateaus have been looked across
-    begun_again: bool = False  # whether the fit has left a plateau by beginning again
+    restarted: bool = False  # whether the fit has left a plateau by beginning again
     share: float = 1.0  # of the last step that was taken
 
     @property
@@ -76,14 +76,14 @@ class TypeII:
         """
         if not len(self.slope.total):
             return 0.0
-        if self.verdict is Status.PLATEAU:
+        if self.stop_reason is Status.PLATEAU:
             return math.inf
         wide = log_units(self.laplace.problem) & (self.metric.diagonal() > FLAT)
         capped = torch.where(wide, self.slope.total * self.metric.diagonal().abs().rsqrt(), self.slope.total)
         return math.sqrt(max(float(capped @ self.metric @ capped), 0.0))
 
 
-def outer_state(laplace: LaplaceState) -> TypeII:
+def type2_state(laplace: LaplaceState) -> TypeII:
     """The iterate at a Laplace state, with a fresh metric."""
     if not len(laplace.theta):
         return TypeII(laplace, Slope(laplace.theta, laplace.theta), laplace.theta.new_zeros(0, 0))
@@ -92,34 +92,34 @@ def outer_state(laplace: LaplaceState) -> TypeII:
 
 
 def step(state: TypeII) -> TypeII:
-    """One outer iteration: a step uphill in the hyperparameters, mode re-found, then pruning where that gains."""
-    if not state.trusted and vanishes(state.laplace):
-        return _leapt(state)
+    """One iteration: a step uphill in the hyperparameters, mode re-found, then pruning where that gains."""
+    if not state.trusted and near_fold(state.laplace):
+        return _at_higher_mode(state)
     logs = log_units(state.laplace.problem)
     natural = _directions(state, logs)
     far = _is_far(state, natural[0], logs)
     if not state.trusted and not far:
-        state = _sharpened(state)
+        state = _with_refreshed_curvature(state)
     if state.learned and state.promised <= _rounding(state):
-        return _settled(state, _capped(state, logs))
+        return _with_refined_gradient(state, _capped(state, logs))
     directions = (_capped(state, logs),) if state.learned else natural
     direction, found = _best_of(state, directions)
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
-    new = _taken(state, found, direction, logs)
+    new = _accepted(state, found, direction, logs)
     if far and not state.learned:
         new = _further(state, new, direction * logs)
-    if new.verdict is None and new.laplace.problem is state.laplace.problem and not far:
+    if new.stop_reason is None and new.laplace.problem is state.laplace.problem and not far:
         new = _learned(state, new)
-    if new.verdict is None and new.promised < SHARP and not new.scanned:
+    if new.stop_reason is None and new.promised < SHARP and not new.scanned:
         new = _off_plateaus(new)
     done = new.learned and 0.5 * new.gradient_norm**2 <= new.laplace.problem.slack
-    return replace(new, verdict=Status.CONVERGED) if done else new
+    return replace(new, stop_reason=Status.CONVERGED) if done else new
 
 
-def _leapt(state: TypeII) -> TypeII:
+def _at_higher_mode(state: TypeII) -> TypeII:
     """Over to the mode that a search begun a step further on finds, where that is higher by a nat; else the end."""
-    gone, laplace = replace(state, verdict=Status.VANISHING), state.laplace
+    gone, laplace = replace(state, stop_reason=Status.VANISHING), state.laplace
     if state.promised <= LEAP:
         return gone
     logs = log_units(laplace.problem)
@@ -136,18 +136,18 @@ def _rounding(state: TypeII) -> float:
     return state.laplace.problem.slack * (1.0 + abs(state.objective))
 
 
-def _settled(state: TypeII, direction: Tensor) -> TypeII:
+def _with_refined_gradient(state: TypeII, direction: Tensor) -> TypeII:
     """Where steps promise less than the objective's rounding: as far as they still level the slope, which sees more."""
     try:
         found = laplace_state(state.laplace.problem, state.laplace.theta + direction, state.laplace.u)
     except ArithmeticError:
-        return replace(state, verdict=Status.CONVERGED)
+        return replace(state, stop_reason=Status.CONVERGED)
     new = _arrived(state, found)
-    if new.laplace.problem is not state.laplace.problem or new.verdict is not None:
+    if new.laplace.problem is not state.laplace.problem or new.stop_reason is not None:
         return new
     new = _learned(state, new)
     if not new.gradient_norm < 0.5 * state.gradient_norm:
-        return replace(state, verdict=Status.CONVERGED)
+        return replace(state, stop_reason=Status.CONVERGED)
     return new
 
 
@@ -170,11 +170,11 @@ def _off_plateaus(state: TypeII) -> TypeII:
     Looked for once, and again after each time that something was found.
     """
     state, best = replace(state, scanned=True), state.laplace
-    if state.laplace.problem.structure.known is not None:
+    if state.laplace.problem.structure.network is not None:
         return state
-    lost = unfelt(state.laplace)
+    lost = not_identified(state.laplace)
     if bool(lost.any()):
-        return _begun_again(state, lost)
+        return _restarted(state, lost)
     for problem, theta in _worth_a_look(state.laplace, list(_across(state))):
         try:
             found = laplace_state(problem, theta, state.laplace.u)
@@ -184,29 +184,29 @@ def _off_plateaus(state: TypeII) -> TypeII:
     return state if best is state.laplace else _arrived(replace(state, scanned=False), best)
 
 
-def _begun_again(state: TypeII, lost: Tensor) -> TypeII:
+def _restarted(state: TypeII, lost: Tensor) -> TypeII:
     """From the start, scales first, the real numbers held; once per fit: the second time it is the end."""
     problem = state.laplace.problem
     whole = replace(problem, active=torch.ones_like(problem.active))
-    if state.begun_again:
-        return replace(state, verdict=Status.PLATEAU)
-    new = outer_state(laplace_state(whole, problem.joint.initial_theta, problem.joint.initial_u, cold=True))
+    if state.restarted:
+        return replace(state, stop_reason=Status.PLATEAU)
+    new = type2_state(laplace_state(whole, problem.joint.initial_theta, problem.joint.initial_u, cold=True))
     logs = log_units(problem)
     for _ in range(SCALES_FIRST):
         found = _line_search(new, torch.where(logs, _rounds(new, logs, torch.zeros_like(new.laplace.theta)), 0.0))
         if found is None:
             break
-        new = outer_state(found)
-    return replace(new, begun_again=True)
+        new = type2_state(found)
+    return replace(new, restarted=True)
 
 
 def _across(state: TypeII) -> Iterator[tuple[Problem, Tensor]]:
     """Places beyond the plateaus where hyperparameters that are not felt may lie; first those of pruned groups."""
     laplace, flat = state.laplace, log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
-    yield from brought_back(laplace, flat, FEW, 0.5 * WORTH)
+    yield from reactivated(laplace, flat, FEW, 0.5 * WORTH)
     moves = torch.tensor(PLATEAU, dtype=torch.float64)
     for t in flat.nonzero().flatten().tolist():
-        for move in moves[worth_trying(laplace, t, moves.to(laplace.theta), 0.5 * WORTH).to(moves.device)].tolist():
+        for move in moves[predicted_gain(laplace, t, moves.to(laplace.theta), 0.5 * WORTH).to(moves.device)].tolist():
             yield laplace.problem, laplace.theta.index_add(0, torch.tensor([t]), torch.tensor([move]).to(laplace.theta))
 
 
@@ -227,19 +227,19 @@ def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> 
     :param move: that led there, in log units.
     """
     pruned, needed = prune(found, state.needed, move)
-    new = outer_state(replace(pruned, escaped=pruned.escaped or state.laplace.escaped))
-    new = replace(new, needed=needed, scanned=state.scanned, begun_again=state.begun_again)
+    new = type2_state(replace(pruned, left_saddle=pruned.left_saddle or state.laplace.left_saddle))
+    new = replace(new, needed=needed, scanned=state.scanned, restarted=state.restarted)
     if bool((new.away > FARTHEST).any()):
-        return replace(new, verdict=Status.UNBOUNDED)
-    return replace(new, verdict=Status.SINGULAR) if is_singular(new.laplace) else new
+        return replace(new, stop_reason=Status.UNBOUNDED)
+    return replace(new, stop_reason=Status.SINGULAR) if is_singular(new.laplace) else new
 
 
-def _taken(state: TypeII, found: LaplaceState, direction: Tensor, logs: Tensor) -> TypeII:
+def _accepted(state: TypeII, found: LaplaceState, direction: Tensor, logs: Tensor) -> TypeII:
     """The iterate there, with the share of the step that it is; the end where that is little for want of any noise."""
     share = float((found.theta - state.laplace.theta) @ direction / (direction @ direction))
     new = replace(_arrived(state, found, direction * logs), share=share)
-    exact = new.verdict is None and share < CUT and met_nearly_exactly(state.laplace, state.slope)
-    return replace(new, verdict=Status.INTERPOLATING) if exact else new
+    exact = new.stop_reason is None and share < CUT and interpolates_data(state.laplace, state.slope)
+    return replace(new, stop_reason=Status.INTERPOLATING) if exact else new
 
 
 def _is_far(state: TypeII, direction: Tensor, logs: Tensor) -> bool:
@@ -283,7 +283,7 @@ def _rounds(state: TypeII, logs: Tensor, real: Tensor) -> Tensor:
     return together if float((together + real) @ state.slope.total) > 0.0 else natural
 
 
-def _sharpened(state: TypeII) -> TypeII:
+def _with_refreshed_curvature(state: TypeII) -> TypeII:
     """With the curvature by differences for its metric, where that is cheap, and the end is near."""
     measure, log = state.metric.diagonal().sqrt(), log_units(state.laplace.problem)
     measure = torch.where(log, measure.clamp(max=1.0), measure)
@@ -315,7 +315,7 @@ def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:
     groups = new.laplace.problem.structure.groups
     move = move if groups is None else torch.where(groups.power == 0, move, 0.0)
     one_by_one = old.laplace.problem.latent is not None
-    while one_by_one and new.verdict is None and 0.9 <= float(move.abs().max()) <= LARGEST_STEP:
+    while one_by_one and new.stop_reason is None and 0.9 <= float(move.abs().max()) <= LARGEST_STEP:
         if float(new.slope.total @ move) < 0.5 * float(old.slope.total @ move):
             break
         try:
@@ -331,12 +331,12 @@ def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:
 def _stuck(state: TypeII, promised: float) -> TypeII:
     """Another try in the natural metric; when that is what failed, the end: at rounding, or for want of smoothness."""
     if promised <= state.laplace.problem.eps**0.5 * (1.0 + abs(state.objective)):  # and cannot be had: noise
-        return replace(state, verdict=Status.CONVERGED)
+        return replace(state, stop_reason=Status.CONVERGED)
     if state.learned:
         return _in_natural_metric(state)
-    if met_nearly_exactly(state.laplace, state.slope):
-        return replace(state, verdict=Status.INTERPOLATING)
-    return replace(state, verdict=Status.UNBOUNDED if _is_flat(state) or _is_lost(state) else Status.STUCK)
+    if interpolates_data(state.laplace, state.slope):
+        return replace(state, stop_reason=Status.INTERPOLATING)
+    return replace(state, stop_reason=Status.UNBOUNDED if _is_flat(state) or _is_lost(state) else Status.STUCK)
 
 
 def _in_natural_metric(state: TypeII) -> TypeII:
@@ -345,7 +345,7 @@ def _in_natural_metric(state: TypeII) -> TypeII:
 
 def _is_lost(state: TypeII) -> bool:
     """Whether a hyperparameter is so far off that moves of a millionth change the objective 100 times too much."""
-    moves = TINY * generic(6, len(state.laplace.theta), state.slope.total)
+    moves = TINY * generic_directions(6, len(state.laplace.theta), state.slope.total)
     allowed = 100.0 * (TINY * float(state.slope.total.abs().sum()) + _rounding(state))
     return bool((state.away > FAR).any()) and max(_change(state, move) for move in moves) > allowed
 
@@ -371,7 +371,7 @@ def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
 
     A network whose mode could be followed a part of the last step only is not asked for much more at once.
     """
-    before, network = state.laplace, state.laplace.problem.structure.known is not None
+    before, network = state.laplace, state.laplace.problem.structure.network is not None
     if network and state.promised > SHARP:
         direction = direction * min(1.0, LONGER * state.share)
 

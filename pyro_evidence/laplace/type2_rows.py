@@ -81,7 +81,7 @@ def _without(problem: Problem, points: LaplaceRows, rows: Tensor, t: int, determ
 
 @dataclass(frozen=True)
 class Batch:
-    """One outer iterate of all rows."""
+    """One iterate of the hyperparameters of all rows."""
 
     points: LaplaceRows
     slope: Slope  # (R, T) each
@@ -98,7 +98,7 @@ def started(problem: Problem, points: LaplaceRows) -> Batch:
 
 
 def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
-    """One outer iteration of the rows that move."""
+    """One iteration of the hyperparameters of the rows that move."""
     rows = torch.nonzero(batch.moving).squeeze(-1)
     old = batch.points[rows]
     slope, metric = Slope(batch.slope.total[rows], batch.slope.joint[rows]), batch.metric[rows]
@@ -107,9 +107,9 @@ def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
     direction = direction * (LARGEST_STEP / length.clamp(min=LARGEST_STEP))  # cap, direction kept
     tried = direction * _worth_asking(direction, slope.total, batch.share[rows]).unsqueeze(-1)
     new, rose = line_search(problem, old, tried, slope.total)
-    share = _taken(old, new, direction)
+    share = _accepted(old, new, direction)
     new = pruned(problem, new)
-    new = replace(new, escaped=old.escaped | new.escaped)
+    new = replace(new, left_saddle=old.left_saddle | new.left_saddle)
     found = slopes(problem, new)
     fresh = natural(problem, new, found)
     kept = rose & (new.active == old.active).all(-1) & (length.squeeze(-1) < 1.0)
@@ -132,7 +132,7 @@ def _worth_asking(direction: Tensor, slope: Tensor, share: Tensor) -> Tensor:
     return torch.where(promised > SHARP, LONGER * share, 1.0).clamp(max=1.0)
 
 
-def _taken(old: LaplaceRows, new: LaplaceRows, direction: Tensor) -> Tensor:
+def _accepted(old: LaplaceRows, new: LaplaceRows, direction: Tensor) -> Tensor:
     """The share of each step that was taken, ``(R,)``."""
     along = ((new.theta - old.theta) * direction).sum(-1) / direction.square().sum(-1)
     return torch.where(along > 0, along, 1.0)
@@ -164,7 +164,7 @@ def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:
     states = [fit.state.laplace for fit in fits]
     problem, active = states[0].problem, torch.stack([s.problem.active for s in states])
     points = laplace_rows(problem, torch.stack([s.theta for s in states]), active, torch.stack([s.u for s in states]))
-    points = replace(points, escaped=points.escaped | torch.tensor([s.escaped for s in states]).to(active))
+    points = replace(points, left_saddle=points.left_saddle | torch.tensor([s.left_saddle for s in states]).to(active))
     own, batch, path = _is_found(states, points), started(problem, points), [points.objective]
     batch = replace(batch, moving=batch.moving & own)
     with bar_of("restarts", stop.progress) as bar:
@@ -188,7 +188,7 @@ def _alone(fit: Fit[TypeII], points: LaplaceRows, row: int, path: tuple[float, .
     problem = replace(fit.state.laplace.problem, active=points.active[row])
     try:
         found = laplace_state(problem, points.theta[row], points.u[row])
-        state = type2.outer_state(replace(found, escaped=bool(points.escaped[row])))
+        state = type2.type2_state(replace(found, left_saddle=bool(points.left_saddle[row])))
     except ArithmeticError:
         return fit
     return Fit(state, fit.status, (*fit.objectives[:-1], *path, state.objective))

@@ -198,12 +198,12 @@ def _uphill(state: LaplaceState, free: Tensor, step: Tensor) -> LaplaceState:
     return first_accepted(trial, state.objective, search=Backtracking(num_trials=8)) or state
 
 
-def letter(edge: Edge) -> str:
+def message(edge: Edge) -> str:
     """What it means that a hyperparameter is at an end of its range, and what to do."""
     low, high = edge.interval
     return (
         f"{edge.name}[{edge.index}] = {edge.value:.3g} is at an end of its range, {edge.end:.3g}: the log evidence "
         f"does not fall on the way there; 95 % by its profile: {low:.3g} to {high:.3g}. A scale of 0 pools its group "
         f"completely: standard deviations, log evidence and k-hat are given that value, and so too sure. Integrate it "
-        f"(a site with a prior, not in hyper=), or fix it on purpose."
+        f"(a site with a prior, not in maximise=), or fix it on purpose."
     )

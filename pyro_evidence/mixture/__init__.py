@@ -7,8 +7,8 @@ from pyro_evidence.mixture.updates import (
     BoundedInflation,
     Unregularised,
     WeightDecay,
-    as_published,
     corrected,
+    husmeier2000_update,
     stationary,
 )
 
@@ -19,7 +19,7 @@ __all__ = [
     "Start",
     "Unregularised",
     "WeightDecay",
-    "as_published",
     "corrected",
+    "husmeier2000_update",
     "stationary",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_rows
-from pyro_evidence.data.ranks import JOIN, Join
+from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.mixture import evidence, fit, rounds
 from pyro_evidence.mixture.chunks import Source, StreamedData
@@ -33,7 +33,7 @@ def begin(
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or differ in more than their rows.
     :raises UnsupportedModel: for models that do not say what their rows are.
     """
-    read = Reader.of(model, chunks, JOIN.get())
+    read = Reader.of(model, chunks, COMMUNICATOR.get())
     settled = model.settled_over(read.passes, read.join.total)
     structure = recognise_mixture(LogJoint(settled, settled.few(1, *read.first)))
     units = units_of(lambda: ((r.Y, r.G, r.weight) for r in read.passes()), read.join.total)
@@ -49,12 +49,12 @@ class Reader:
 
     model: Any
     chunks: Chunks
-    join: Join
+    join: Communicator
     counts: tuple[int, ...]  # rows of each process
     first: tuple[Tensor, ...]  # the arguments of the first few rows of all
 
     @staticmethod
-    def of(model: Any, chunks: Chunks, join: Join) -> "Reader":
+    def of(model: Any, chunks: Chunks, join: Communicator) -> "Reader":
         """The rows counted and checked, in one pass.
 
         :raises BadInput, UnsupportedModel: as :func:`begin`.
@@ -62,7 +62,7 @@ class Reader:
         _check(model)
         counts = looked_through(model, chunks, join, partial(_check_rows, model))
         if join.restarts is not None:
-            join.restarts.agree("numbers of rows where shards(restarts=...) wants the same", str(counts))
+            join.restarts.check_equal("numbers of rows where shards(restarts=...) wants the same", str(counts))
         return Reader(model, chunks, join, counts, _first(chunks, join))
 
     def passes(self) -> Iterator[Any]:
@@ -113,7 +113,7 @@ def _check_rows(model: Any, number: int, args: tuple[Any, ...]) -> None:
         )
 
 
-def _first(chunks: Chunks, join: Join) -> tuple[Tensor, ...]:
+def _first(chunks: Chunks, join: Communicator) -> tuple[Tensor, ...]:
     """The arguments of the first few rows of all."""
     columns: list[list[Tensor]] = [[x[:0]] for x in arguments(0, next(iter(chunks)))]
     for _, args in with_rows(chunks):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data import ranks as joining
-from pyro_evidence.data.ranks import ALONE, Join, Sums
+from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums
 from pyro_evidence.mixture.data import AXES, SCATTER, MixtureData
 
 LARGEST = 2**15  # data of the largest sample, which is kept
@@ -19,14 +19,14 @@ class Source:
     """Where the rows come from, in standard units."""
 
     passes: Callable[[], Iterator[MixtureData]]
-    join: Join
+    join: Communicator
     num_rows: int  # of all processes
     first_row: int  # number of the first one here among all
     num_data: Tensor  # () total weight
     samples: dict[int, MixtureData] = field(default_factory=dict, compare=False)
 
 
-def by_restarts(join: Join, num: int, of_rows: Callable[[Tensor | None], Sums]) -> Sums:
+def by_restarts(join: Communicator, num: int, of_rows: Callable[[Tensor | None], Sums]) -> Sums:
     """What ``of_rows`` gives of all restarts, where groups of processes share them out.
 
     :param num: of the restarts.
@@ -117,7 +117,7 @@ class StreamedData(MixtureData):
 class SharedData(MixtureData):
     """Data that all processes have: each adds up a part of them, and all get the sum."""
 
-    join: Join = ALONE
+    join: Communicator = SINGLE_PROCESS
 
     def total(self, size: int, of_part: Callable[[MixtureData], Sums]) -> Sums:
         """One pass: the sum of ``of_part`` over all data, this process's part ``size`` rows at a time."""
@@ -142,5 +142,5 @@ def _rows(x: Tensor | None, index: Tensor) -> Tensor | None:
     return None if x is None else x[index.to(x.device)]
 
 
-def _joined(join: Join, parts: tuple[Any, ...]) -> Tensor | None:
+def _joined(join: Communicator, parts: tuple[Any, ...]) -> Tensor | None:
     return None if parts[0] is None else join.gathered(torch.cat(parts))

@@ -17,7 +17,7 @@ from pyro_evidence.mixture import rounds as mixture_rows
 from pyro_evidence.mixture.data import Mixture, MixtureData, rows_of
 from pyro_evidence.mixture.expectation import data_precision, natural_parameters, responsibilities
 from pyro_evidence.mixture.rounds import MixtureRestarts, alone, first, rounds, settled
-from pyro_evidence.mixture.updates import BoundedInflation, Ties, estep, pruned
+from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters, estep, pruned
 from pyro_evidence.settings import check_count
 
 FEW_FOR_HALVES = 2**15  # data on which components are looked at
@@ -30,7 +30,7 @@ LEAST = 8  # data that show it at least
 
 
 @dataclass(frozen=True)
-class Halves:
+class SplitProposals:
     """Two components in the place of each, and what that gains."""
 
     w: Tensor  # (K, 2, m, B)
@@ -39,7 +39,7 @@ class Halves:
     gain: Tensor  # (K,) nats; -inf where a component is pruned
 
 
-def split(restarts: MixtureRestarts, ties: Ties, num_steps: int, room: int) -> MixtureRestarts:
+def split(restarts: MixtureRestarts, ties: SharedParameters, num_steps: int, room: int) -> MixtureRestarts:
     """One mixture with some components split, or itself where that does not raise its evidence.
 
     :param restarts: one row, components that are pruned left out.
@@ -47,12 +47,12 @@ def split(restarts: MixtureRestarts, ties: Ties, num_steps: int, room: int) -> M
     :param num_steps: most rounds of re-fitting.
     :param room: most components.
     """
-    halves = find_halves(restarts, ties)
+    halves = find_splits(restarts, ties)
     order = halves.gain.argsort(descending=True, stable=True)
     num = min(int((halves.gain > 0).sum()), room - len(order))
     height = _height(restarts) if num > 0 else 0.0
     for which in choices(order, num):
-        tried = settled(with_halves(restarts, ties, halves, which), num_steps)
+        tried = settled(with_splits(restarts, ties, halves, which), num_steps)
         if not bool(tried.failed) and _height(tried) > height:
             return tried
     return restarts
@@ -70,7 +70,9 @@ def _height(restarts: MixtureRestarts) -> float:
     return float(mode.modes(restarts.expected, only).occam)
 
 
-def with_halves(restarts: MixtureRestarts, ties: Ties, halves: Halves, which: Tensor) -> MixtureRestarts:
+def with_splits(
+    restarts: MixtureRestarts, ties: SharedParameters, halves: SplitProposals, which: Tensor
+) -> MixtureRestarts:
     """The mixture with the components ``which`` replaced by their halves; the second ones stand at the end."""
     expected, num = restarts.expected, len(halves.gain) + len(which)
     log_mixing = expected.mixture.log_mixing[0, which].unsqueeze(-1) + halves.log_share[which]
@@ -85,7 +87,7 @@ def with_halves(restarts: MixtureRestarts, ties: Ties, halves: Halves, which: Te
     return first(expected.data, mixture, mixture_rows.grown(ties, num), expected.curvature, restarts.update)
 
 
-def find_halves(restarts: MixtureRestarts, ties: Ties) -> Halves:
+def find_splits(restarts: MixtureRestarts, ties: SharedParameters) -> SplitProposals:
     """Each component's halves, the best of all directions."""
     mixture, data = restarts.expected.mixture, restarts.expected.data
     data = data.sampled(min(FEW_FOR_HALVES, MOST // max(DIRECTIONS * len(mixture.loc), data.layout.num_features)))
@@ -100,10 +102,10 @@ def find_halves(restarts: MixtureRestarts, ties: Ties) -> Halves:
     height = table.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     found = after[torch.arange(len(best)).to(best) * DIRECTIONS + best]
     gain = torch.where(mixture.active[0] & ~single.failed, height - single.occam, -torch.inf)
-    return Halves(found.w, found.noise, found.log_mixing, gain)
+    return SplitProposals(found.w, found.noise, found.log_mixing, gain)
 
 
-def _small(data: MixtureData, resp: Tensor, mixture: Mixture, ties: Ties) -> MixtureRestarts:
+def _small(data: MixtureData, resp: Tensor, mixture: Mixture, ties: SharedParameters) -> MixtureRestarts:
     """Small mixtures, each of the data as often as ``resp`` ``(R, n)`` says, after some rounds."""
     own = replace(data, weight=data.weight * resp, floor=None, log_share=0.0)
     curvature = evidence.block if mixture.noise.dim() == 3 else evidence.coordinate
@@ -122,7 +124,7 @@ def _alone(mixture: Mixture) -> Mixture:
     return replace(found, log_mixing=torch.zeros_like(found.log_mixing), loc=mixture.loc[:1])
 
 
-def _held(ties: Ties, num: int) -> Ties:
+def _held(ties: SharedParameters, num: int) -> SharedParameters:
     """Those of a few components, prior precisions held."""
     few = mixture_rows.grown(ties, num)
     return replace(few, alpha_free=torch.zeros_like(few.alpha_free), mixing_free=True)
@@ -189,7 +191,7 @@ class Deletion(Protocol):
     def __call__(self, restarts: MixtureRestarts) -> MixtureRestarts:
         """The restarts with components left out."""
 
-    def split(self, chosen: MixtureRestarts, ties: Ties, room: int) -> tuple[MixtureRestarts, str]:
+    def split(self, chosen: MixtureRestarts, ties: SharedParameters, room: int) -> tuple[MixtureRestarts, str]:
         """One restart with components split, and what kept it from further splits, if anything did."""
 
 
@@ -236,7 +238,7 @@ class GreedyDeletion:
             restarts, height, gained = self._once(restarts, height, gained)
         return restarts
 
-    def split(self, chosen: MixtureRestarts, ties: Ties, room: int) -> tuple[MixtureRestarts, str]:
+    def split(self, chosen: MixtureRestarts, ties: SharedParameters, room: int) -> tuple[MixtureRestarts, str]:
         """One restart with components split as long as its Occam-corrected log evidence rises.
 
         :param ties: those of the model.

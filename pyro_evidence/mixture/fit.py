@@ -11,8 +11,8 @@ from torch import Tensor
 from pyro_evidence import settings
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import as_before
-from pyro_evidence.fitting.restarts import advance, crawling, require_any
+from pyro_evidence.fitting.process_state import restored_global_state
+from pyro_evidence.fitting.restarts import advance, require_any, slowly_converging
 from pyro_evidence.mixture import evidence, mode, rounds
 from pyro_evidence.mixture.components import Deletion, GreedyDeletion
 from pyro_evidence.mixture.data import ResponseUnits, response_units
@@ -23,19 +23,19 @@ from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_com
 from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
 from pyro_evidence.mixture.updates import (
     BoundedInflation,
-    Ties,
+    SharedParameters,
     Unregularised,
     Update,
     WeightDecay,
-    as_published,
     corrected,
+    husmeier2000_update,
 )
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import check_count, check_positive, check_seed, outside, seeded
+from pyro_evidence.settings import check_count, check_positive, check_seed, seeded, stacklevel
 
 ErrorJournal = Journal[tuple[Tensor, ...]]
-Starting = Callable[[MixtureData, Mixture, Ties], Mixture]
+Starting = Callable[[MixtureData, Mixture, SharedParameters], Mixture]
 
 AUTOMATIC = 5  # starts of a mixture
 
@@ -49,7 +49,7 @@ class Start(settings.Start):
     :ivar restarts: number of starts, run as one batch; None: five for a mixture, for other engines as they judge.
     :ivar seed: of the weights.
     :ivar width: standard deviation of the noise in every other restart, from the first on.
-    :ivar narrower: the same in the other restarts, as a share of ``width``.
+    :ivar narrow_width_ratio: the same in the other restarts, as a share of ``width``.
     :ivar spread: standard deviation of the weights.
     :ivar alpha: prior precision, where it is learned.
     :ivar warm_up: unregularised rounds before the first regularised one.
@@ -63,7 +63,7 @@ class Start(settings.Start):
     """
 
     width: float = 1.0
-    narrower: float = 0.3
+    narrow_width_ratio: float = 0.3
     spread: float = 1.0
     alpha: float = 0.01
     warm_up: int = 10
@@ -72,10 +72,10 @@ class Start(settings.Start):
         super().__post_init__()
         check_count("Start: warm_up", self.warm_up, 0)
         check_seed(self.seed)
-        for name in ("width", "narrower", "alpha"):
+        for name in ("width", "narrow_width_ratio", "alpha"):
             check_positive(f"Start: {name}", getattr(self, name))
 
-    def __call__(self, data: MixtureData, model: Mixture, ties: Ties) -> Mixture:
+    def __call__(self, data: MixtureData, model: Mixture, ties: SharedParameters) -> Mixture:
         """All restarts.
 
         :param model: one row, the model's own hyperparameters; those that are fixed are kept.
@@ -89,9 +89,9 @@ class Start(settings.Start):
         wide = [v.expand(rounds, *v.shape[-d:]) for v, d in ((start.alpha, 3), (start.log_mixing, 1))]
         return replace(start, w=model.loc + self.spread * noise, alpha=wide[0], log_mixing=wide[1])
 
-    def _noise(self, model: Mixture, ties: Ties) -> torch.Tensor:
+    def _noise(self, model: Mixture, ties: SharedParameters) -> torch.Tensor:
         narrow = torch.arange(self.number(AUTOMATIC), device=model.w.device) % 2
-        width = torch.where(narrow > 0, self.width * self.narrower, self.width).to(model.w)[:, None, None]
+        width = torch.where(narrow > 0, self.width * self.narrow_width_ratio, self.width).to(model.w)[:, None, None]
         diagonal = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
         return diagonal if model.noise.dim() == 3 else diagonal.diag_embed()
 
@@ -107,7 +107,7 @@ class MixtureFit:
     structure: MixtureStructure
     units: ResponseUnits
     data: MixtureData  # all of it; the restarts may be on a sample
-    ties: Ties
+    ties: SharedParameters
     batch: MixtureRestarts
 
     @property
@@ -225,7 +225,7 @@ def _alone(
 
 def _leaping(journal: ErrorJournal, stop: Stop) -> ErrorJournal:
     """The same journal of rounds that leap where they crawl, unless their number was asked for."""
-    return journal if stop.counted else replace(journal, step=crawling)
+    return journal if stop.counted else replace(journal, step=slowly_converging)
 
 
 def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tuple[MixtureRestarts, str]:
@@ -233,7 +233,7 @@ def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tup
     chosen = chosen if task.times == 1.0 else rounds.settled(chosen, deletion.after)
     room = most_components(task.structure, task.data.num_rows) if _may_grow(task) else len(chosen.expected.mixture.loc)
     try:
-        with as_before():
+        with restored_global_state():
             return deletion.split(chosen, task.ties, room)
     except KeyboardInterrupt:
         warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=6)
@@ -256,10 +256,10 @@ def _deleted(fit: Fit[MixtureRestarts], deletion: Deletion) -> Fit[MixtureRestar
     if fit.status is Status.INTERRUPTED:
         return fit
     try:
-        with as_before():
+        with restored_global_state():
             return Fit(deletion(fit.state), fit.status, fit.objectives)
     except KeyboardInterrupt:
-        warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=outside())
+        warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=stacklevel())
         return Fit(fit.state, Status.INTERRUPTED, fit.objectives)
 
 
@@ -314,7 +314,7 @@ def run(task: MixtureFit, settings: Settings, journal: ErrorJournal) -> MixtureP
     return warn_unless_converged(posterior_of(task, chosen, journal), stop)
 
 
-FORMULAS = (as_published, corrected, evidence.full, evidence.coordinate, evidence.block)
+FORMULAS = (husmeier2000_update, corrected, evidence.full, evidence.coordinate, evidence.block)
 KINDS = (BoundedInflation, Unregularised, WeightDecay, GreedyDeletion, type(None))
 
 

@@ -215,7 +215,7 @@ class MixturePosterior(LaplacePosterior):
         """
         if len(self.paths) < 2:
             raise BadInput(
-                "no data were watched; fit by EvidenceEM(model).watching(Y_test).run(Y) to have their errors."
+                "no data were watched; fit by EvidenceEM(model).track_validation(Y_test).run(Y) to have their errors."
             )
         return self.paths[1]
 
@@ -319,13 +319,13 @@ class MixturePosterior(LaplacePosterior):
         return super().log_weights(num_samples, seed)
 
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
-        return super()._importance_check(num_samples, seed) if self._joint.kept else diagnostics.not_checked()
+        return super()._importance_check(num_samples, seed) if self._joint.has_data else diagnostics.not_checked()
 
     @property
     def correlation_gain(self) -> CorrelationGain | None:
         """What correlated noise would gain; None where it is correlated, or the data were not kept or have gaps."""
         assert self.recognised is not None
-        if not self._joint.kept:
+        if not self._joint.has_data:
             return None
         return correlation_gain(self.recognised, self._mixture, self.responsibilities())
 
@@ -371,7 +371,7 @@ def without_data(posterior: MixturePosterior) -> MixturePosterior:
     assert posterior.recognised is not None
     state, structure = posterior.state, posterior.recognised
     joint, own = copy.copy(structure.joint), copy.copy(state.problem.joint)
-    joint.args, joint.kept = own.args, own.kept = (), False
+    joint.args, joint.has_data = own.args, own.has_data = (), False
     problem = replace(state.problem, joint=own)
     kept = replace(structure, joint=joint, Y=structure.Y[:0], weight=structure.weight[:0])
     return replace(posterior, state=replace(state, problem=problem), recognised=kept)

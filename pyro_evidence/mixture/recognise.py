@@ -16,7 +16,7 @@ from torch.distributions import MultivariateNormal, Normal, constraints
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.mixture.density import beside
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
-from pyro_evidence.mixture.updates import Ties
+from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.program import predictors
@@ -198,11 +198,11 @@ class MixtureStructure:
     background: Background | None  # a uniform density beside the kernels, in the responses' own place
 
     @property
-    def ties(self) -> Ties:
+    def ties(self) -> SharedParameters:
         """Which hyperparameters are shared, and which are learned."""
         alpha, beta = _groups(self.alpha), _groups(self.beta)
         free = self.alpha.index >= 0, self.beta.index >= 0
-        return Ties(alpha[0], alpha[1], beta[0], beta[1], free[0], free[1], self.mixing is not None)
+        return SharedParameters(alpha[0], alpha[1], beta[0], beta[1], free[0], free[1], self.mixing is not None)
 
     def spread(self, data: MixtureData, background: Background | None, unit: Tensor | None = None) -> MixtureData:
         """The data, made of this model's responses measured in ``unit`` ``(m,)``, with a background beside."""
@@ -492,8 +492,8 @@ def _mixing(joint: LogJoint, point: _Point, scalings: list[Scaling], correlation
         where = joint.hypers.slices[part.name]
         if part.name not in known and not set(range(where.start, where.stop)) <= scaled:
             raise NoMixture(f"hyperparameter '{part.name}' is neither a precision of weights or noise nor the mixing")
-    if joint.hyper_sites:
-        raise NoMixture(f"latent sites {list(joint.hyper_sites)} are to be maximised")
+    if joint.maximised_sites:
+        raise NoMixture(f"latent sites {list(joint.maximised_sites)} are to be maximised")
     return name
 
 

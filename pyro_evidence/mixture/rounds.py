@@ -16,7 +16,7 @@ from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of
 from pyro_evidence.mixture.mode import Modes
-from pyro_evidence.mixture.updates import EStep, Ties, Unregularised, Update, estep, pruned
+from pyro_evidence.mixture.updates import EStep, SharedParameters, Unregularised, Update, estep, pruned
 from pyro_evidence.settings import check_result
 
 ALIKE = 1e-5  # relative: what counts as the same prior mean or ratio, those of models in float32 included
@@ -45,7 +45,7 @@ def complaint(mixture: Mixture, index: int) -> str:
     return f"{', '.join(bad) or 'the log likelihood'} left the finite numbers, or the positive ones"
 
 
-def is_exchangeable(ties: Ties, loc: Tensor) -> bool:
+def is_exchangeable(ties: SharedParameters, loc: Tensor) -> bool:
     """Whether components differ in nothing but their number, so that any order of them is as good."""
     same = (loc, ties.alpha_ratio, ties.beta_ratio, ties.alpha_free, ties.beta_free)
     alike = all(bool(((x - x[:1]).abs() <= ALIKE * (1.0 + x[:1].abs())).all()) for x in map(_numbers, same))
@@ -65,7 +65,7 @@ def _same_pattern(group: Tensor) -> bool:
     return bool((group == group[:1]).all()) or bool((own == own[:1]).all() and (steps >= size).all())
 
 
-def packed(mixture: Mixture, ties: Ties) -> tuple[Mixture, Ties]:
+def packed(mixture: Mixture, ties: SharedParameters) -> tuple[Mixture, SharedParameters]:
     """Components that are not pruned moved to the front and the rest cut off; for exchangeable components."""
     num = int(mixture.active.sum(-1).max())
     order = mixture.active.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :num]
@@ -74,13 +74,13 @@ def packed(mixture: Mixture, ties: Ties) -> tuple[Mixture, Ties]:
     return replace(smaller, loc=mixture.loc[:num]), _first_of(ties, num)
 
 
-def _first_of(ties: Ties, num: int) -> Ties:
+def _first_of(ties: SharedParameters, num: int) -> SharedParameters:
     alpha = (ties.alpha_group[:num], ties.alpha_ratio[:num])
     beta = (ties.beta_group[:num], ties.beta_ratio[:num])
-    return Ties(*alpha, *beta, ties.alpha_free[:num], ties.beta_free[:num], ties.mixing_free)
+    return SharedParameters(*alpha, *beta, ties.alpha_free[:num], ties.beta_free[:num], ties.mixing_free)
 
 
-def grown(ties: Ties, num: int) -> Ties:
+def grown(ties: SharedParameters, num: int) -> SharedParameters:
     """Ties of ``num`` components, more or fewer, for exchangeable ones: what is shared stays shared.
 
     :param ties: of two components at least, or nobody knows what is shared.
@@ -93,7 +93,7 @@ def grown(ties: Ties, num: int) -> Ties:
 
     alpha = _grown_group(ties.alpha_group, num), alike(ties.alpha_ratio)
     beta = _grown_group(ties.beta_group, num), alike(ties.beta_ratio)
-    return Ties(*alpha, *beta, alike(ties.alpha_free), alike(ties.beta_free), ties.mixing_free)
+    return SharedParameters(*alpha, *beta, alike(ties.alpha_free), alike(ties.beta_free), ties.mixing_free)
 
 
 def _grown_group(group: Tensor, num: int) -> Tensor:
@@ -120,7 +120,7 @@ def padded(mixture: Mixture, like: Mixture) -> Mixture:
     return pruned(whole, keep & whole.active)
 
 
-def in_units(ties: Ties, unit: Tensor) -> Ties:
+def in_units(ties: SharedParameters, unit: Tensor) -> SharedParameters:
     """Ties with ratios where responses are measured in ``unit`` ``(m,)``, of geometric mean 1 within each group."""
     alpha = _centred(ties.alpha_ratio * unit.square().unsqueeze(-1), ties.alpha_group)
     return replace(ties, alpha_ratio=alpha, beta_ratio=_centred(ties.beta_ratio * unit.square(), ties.beta_group))
@@ -168,7 +168,9 @@ class MixtureRestarts(Restarts):
         return mode.modes(self.expected)
 
     def proposed(self) -> Mixture:
-        return check_result("update", self.update(self.expected), Mixture, "a Mixture, such as as_published gives")
+        return check_result(
+            "update", self.update(self.expected), Mixture, "a Mixture, such as husmeier2000_update gives"
+        )
 
     def reached(self, parameters: Mixture) -> "MixtureRestarts":
         """With an E-step there, without the components that are pruned in every restart."""
@@ -220,7 +222,7 @@ def _placed(like: Mixture, w: Tensor, noise: Tensor, log_alpha: Tensor, shares: 
 
 
 def first(
-    data: MixtureData, mixture: Mixture, ties: Ties, curvature: MixtureCurvature, update: Update
+    data: MixtureData, mixture: Mixture, ties: SharedParameters, curvature: MixtureCurvature, update: Update
 ) -> MixtureRestarts:
     """The batch at its start."""
     expected = estep(data, mixture, ties, curvature)
@@ -229,7 +231,7 @@ def first(
     return MixtureRestarts(expected, update, failed=failed, change=change)
 
 
-def _packed(mixture: Mixture, ties: Ties) -> tuple[Mixture, Ties]:
+def _packed(mixture: Mixture, ties: SharedParameters) -> tuple[Mixture, SharedParameters]:
     """A component pruned in every restart?  Then go on without it."""
     if bool(mixture.active.all(-1).any()) or not is_exchangeable(ties, mixture.loc):
         return mixture, ties

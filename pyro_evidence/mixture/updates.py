@@ -69,7 +69,7 @@ ALPHA_RANGE = (1e-8, 1e8)  # in units of the data's variance; beyond, the prior 
 
 
 @dataclass(frozen=True)
-class Ties:
+class SharedParameters:
     """Which weights share a prior precision, which outputs a noise precision, and which of them are learned.
 
     A precision is its group's value times a ratio.
@@ -105,7 +105,7 @@ class EStep:
 
     data: MixtureData
     mixture: Mixture
-    ties: Ties
+    ties: SharedParameters
     curvature: MixtureCurvature
     stats: Statistics
 
@@ -140,12 +140,12 @@ class EStep:
 Update = Callable[[EStep], Mixture]
 
 
-def estep(data: MixtureData, mixture: Mixture, ties: Ties, curvature: MixtureCurvature) -> EStep:
+def estep(data: MixtureData, mixture: Mixture, ties: SharedParameters, curvature: MixtureCurvature) -> EStep:
     """The iterate at ``mixture``."""
     return EStep(data, mixture, ties, curvature, e_step(data, mixture, spread=data.is_constant))
 
 
-def as_published(expected: EStep) -> Mixture:
+def husmeier2000_update(expected: EStep) -> Mixture:
     r"""Husmeier (2000), eqs. 2.21 to 2.24, and A.38, A.39 for an unconditional density, as printed.
 
     .. math:: 1/\beta_{ki} = s_{ki} / (N_k - \gamma_k), \quad \alpha_k = \gamma_k / \|w_k\|^2

@@ -39,7 +39,7 @@ def _same(a: object, b: object) -> bool:
     return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
-class Last:
+class OneEntryCache:
     """What was made last of inputs and settings; no part of a value's content, and not pickled."""
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class Last:
         self.version = 0
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Last)
+        return isinstance(other, OneEntryCache)
 
     def __hash__(self) -> int:
         return 0
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Last, ()
+        return OneEntryCache, ()
 
     def recall(self, X: Tensor, settings: list[Tensor], make: Callable[[], Any]) -> Any:
         """The last one again where inputs and settings are the same numbers, without graphs; else a new one."""
@@ -89,7 +89,7 @@ class Linear(TensorValue):
     """The inputs as they are, then the bias: ``M = D + bias``."""
 
     bias: bool = True
-    last: Last = field(default_factory=Last, repr=False)
+    last: OneEntryCache = field(default_factory=OneEntryCache, repr=False)
 
     def __call__(self, X: Tensor) -> Tensor:
         """``Phi``, shape ``(..., N, D + bias)``."""
@@ -110,7 +110,7 @@ class Polynomial(TensorValue):
 
     degree: int
     bias: bool = True
-    last: Last = field(default_factory=Last, repr=False)
+    last: OneEntryCache = field(default_factory=OneEntryCache, repr=False)
 
     def __post_init__(self) -> None:
         check_count("degree", self.degree, advice="1 means straight lines.")

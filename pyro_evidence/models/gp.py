@@ -17,7 +17,7 @@ from torch.distributions import constraints
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.basis import LEARNED, Last, Learned, TensorValue
+from pyro_evidence.models.basis import LEARNED, Learned, OneEntryCache, TensorValue
 from pyro_evidence.models.kernels import Kernel, Setting, check_inputs, value_of
 from pyro_evidence.models.regression import observed
 from pyro_evidence.settings import check_count
@@ -60,7 +60,7 @@ class LatentFunction(TensorValue):
     kernel: Kernel
     mean: Setting
     jitter: float
-    last: Last = field(default_factory=Last, repr=False)
+    last: OneEntryCache = field(default_factory=OneEntryCache, repr=False)
 
     def prior(self, X: Tensor) -> Any:
         """The distribution of ``f`` at the inputs ``(N, D)``.
@@ -242,7 +242,7 @@ def gp_regression(
 
     :param kernel: such as ``RBF()``; a setting is fixed (a number), learned (``Learned(start)``), or has a prior (a
         Pyro distribution), and then ``LaplaceEvidence`` integrates it, or
-        maximises it, prior counted, where ``hyper`` names it.
+        maximises it, prior counted, where ``maximise`` names it.
     :param beta: noise precision, in units of ``t`` to the power -2; likewise.
     :param mean: of ``f``, a constant; likewise.
     :param jitter: variance added to the diagonal of the covariance of ``f``; it is part of the model.

@@ -70,7 +70,7 @@ Setting = Any  # float | Tensor | Learned | a Pyro distribution
 Read = Callable[[str, Setting], Tensor]  # name, setting -> its value
 
 Self = TypeVar("Self", bound="Kernel")
-Whole = TypeVar("Whole", bound="Joined")
+Whole = TypeVar("Whole", bound="CompositeKernel")
 
 
 class Kernel(TensorValue):
@@ -157,7 +157,7 @@ def _kernel(other: "Kernel | float") -> Kernel:
     return other if isinstance(other, Kernel) else Constant(other)
 
 
-def _terms(kernel: Kernel, kind: type["Joined"]) -> tuple[Kernel, ...]:
+def _terms(kernel: Kernel, kind: type["CompositeKernel"]) -> tuple[Kernel, ...]:
     return kernel.parts if isinstance(kernel, kind) else (kernel,)
 
 
@@ -190,7 +190,7 @@ def per_input(setting: Setting, X: Tensor, kernel: str, name: str) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Joined(Kernel):
+class CompositeKernel(Kernel):
     """A kernel made of others."""
 
     parts: tuple[Kernel, ...]
@@ -201,7 +201,7 @@ class Joined(Kernel):
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(Joined):
+class Sum(CompositeKernel):
     """The covariance of a sum of independent functions.  Made by ``+``."""
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class Sum(Joined):
 
 
 @dataclass(frozen=True, eq=False)
-class Product(Joined):
+class Product(CompositeKernel):
     """The product of covariances, which is one.  Made by ``*``; let only one factor have a variance to learn."""
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:

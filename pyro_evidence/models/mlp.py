@@ -244,7 +244,7 @@ class MLP(PyroModule):
     def known_density(self, joint: LogJoint) -> NetworkDensity | None:
         """The density of ``joint`` by back-propagation, where it is this network's alone: a claim to be verified."""
         names = {site: self._full(site) for site in self.shapes}
-        if joint.latents.names != tuple(sorted(names.values())) or joint.hyper_sites or joint.discrete:
+        if joint.latents.names != tuple(sorted(names.values())) or joint.maximised_sites or joint.discrete:
             return None
         try:
             X, t = self._data(*joint.args, **joint.kwargs)

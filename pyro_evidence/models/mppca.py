@@ -102,7 +102,7 @@ def marginal(parts: Parts, Y: Tensor) -> Tensor:
         return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(parts.mixing), components), obs=Y)
 
 
-def kept(parts: Parts, Y: Tensor) -> Tensor:
+def explicit_latents(parts: Parts, Y: Tensor) -> Tensor:
     """Every step of the story: component ``z``, enumerated, latent coordinates ``x`` ``(N, q)``, and data ``y``."""
     with pyro.plate("data", len(Y)):
         z = pyro.sample("z", dist.Categorical(parts.mixing), infer={"enumerate": "parallel"})

@@ -186,7 +186,7 @@ def _rows(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Spread(TensorValue):
+class UniformOutliers(TensorValue):
     """The Pyro model that :func:`with_background` returns."""
 
     model: Model
@@ -199,7 +199,7 @@ class Spread(TensorValue):
         with _Spread(self.share, self.low, self.high):
             return self.model(*args, **kwargs)
 
-    def settled_over(self, passes: Any, total: Any) -> "Spread":
+    def settled_over(self, passes: Any, total: Any) -> "UniformOutliers":
         """As :meth:`settled`, of rows that come in chunks.
 
         :raises BadInput: without a box: the least and the largest of all rows are no sums.
@@ -209,13 +209,13 @@ class Spread(TensorValue):
         inner: Any = self.model
         return replace(self, model=inner.settled_over(passes, total))
 
-    def settled(self, *args: Any, **kwargs: Any) -> "Spread":
+    def settled(self, *args: Any, **kwargs: Any) -> "UniformOutliers":
         """The background around a model that has settled, its box as numbers."""
         inner, Y = _about(self.model).settled(*args, **kwargs), self.rows(*args, **kwargs).Y
         low, high = (Y.amin(0), Y.amax(0)) if self.low is None else (self.low, self.high)
-        return Spread(inner, self.share, low, high)
+        return UniformOutliers(inner, self.share, low, high)
 
-    def with_components(self, num_components: int) -> "Spread | None":
+    def with_components(self, num_components: int) -> "UniformOutliers | None":
         """The same about a model of another number of components; None where there is none."""
         return _about_more(self, num_components)
 
@@ -230,7 +230,7 @@ class Spread(TensorValue):
 
 def with_background(
     model: Model, share: float = 0.05, *, low: Tensor | None = None, high: Tensor | None = None
-) -> Spread:
+) -> UniformOutliers:
     r"""A model of data with outliers: a share of each observed site's data is uniform over a box.
 
     .. math:: p(y_n) = (1 - s)\, p_{\text{model}}(y_n) + s \prod_i 1 / (h_i - l_i)
@@ -252,7 +252,7 @@ def with_background(
         raise BadInput("with_background: one of low and high is given; expected both, or none.")
     if low is not None and high is not None and (low.shape != high.shape or low.dim() != 1 or not _is_box(low, high)):
         raise BadInput(f"with_background: low={low!r}, high={high!r}; expected finite low < high, shape (m,) each.")
-    return Spread(model, float(share), low, high)
+    return UniformOutliers(model, float(share), low, high)
 
 
 def _is_box(low: Tensor, high: Tensor) -> bool:

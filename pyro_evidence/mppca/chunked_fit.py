@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, looked_through, with_rows
-from pyro_evidence.data.ranks import Join
+from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.mixture.fit import Start
 from pyro_evidence.models.wrappers import Marginalised, marginalised
 from pyro_evidence.mppca import fit, rounds
@@ -19,7 +19,7 @@ from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, recognise
 from pyro_evidence.program.log_joint import LogJoint
 
 
-def begin(model: Any, chunks: Chunks, join: Join, start: Start, update: object) -> MPPCAFit:
+def begin(model: Any, chunks: Chunks, join: Communicator, start: Start, update: object) -> MPPCAFit:
     """The mixture recognised by a few rows, and all restarts before the first round.
 
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or cannot be used.
@@ -40,14 +40,14 @@ def _check(gappy: bool, number: int, args: tuple[Any, ...]) -> None:
     fit.checked_data(args, {}, gappy=gappy)
 
 
-def _structure(marginal: Any, chunks: Chunks, join: Join, ours: Any) -> MPPCAStructure:
+def _structure(marginal: Any, chunks: Chunks, join: Communicator, ours: Any) -> MPPCAStructure:
     (few,) = first_rows(chunks, join)
     joint = LogJoint(marginal, (fit.some_rows(ours, few),))
-    joint.kept = False
+    joint.has_data = False
     return recognise_mppca(joint)
 
 
-def _rows(chunks: Chunks, join: Join, counts: tuple[int, ...], num_columns: int) -> StreamedRows:
+def _rows(chunks: Chunks, join: Communicator, counts: tuple[int, ...], num_columns: int) -> StreamedRows:
     def passes() -> Iterator[Tensor]:
         for _, (y,) in with_rows(chunks):
             yield y.detach().double()

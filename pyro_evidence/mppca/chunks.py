@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data import ranks as joining
-from pyro_evidence.data.ranks import Join, Sums
+from pyro_evidence.data.ranks import Communicator, Sums
 
 SCATTER = 2654435761  # odd, 2^32 times the golden ratio: multiples of it modulo 2^32 are spread evenly
 
@@ -17,7 +17,7 @@ class StreamedRows:
     """Rows ``(N, m)`` of all processes that are never together, nan where missing."""
 
     passes: Callable[[], Iterator[Tensor]]  # those of this process, a chunk at a time
-    join: Join
+    join: Communicator
     counts: tuple[int, ...]  # rows of each process
     nothing: Tensor  # (0, m)
     gappy: bool

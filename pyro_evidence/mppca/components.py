@@ -10,10 +10,10 @@ from pyro_evidence.mixture.components import choices
 from pyro_evidence.mixture.mode import first_highest
 from pyro_evidence.mppca import missing, rounds
 from pyro_evidence.mppca.chunks import sampled
-from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.rounds import MPPCARestarts, first, of_rows
-from pyro_evidence.mppca.updates import Ties, pruned
-from pyro_evidence.numerics.linalg import signed
+from pyro_evidence.mppca.updates import SharedParameters, pruned
+from pyro_evidence.numerics.linalg import fix_signs
 
 LOOKING = 5  # rounds of candidates between one look at what is hopeless and the next
 SAFETY = 2.0  # how much faster than in its last round a candidate may rise in those that remain
@@ -32,13 +32,13 @@ def greedily_deleted(batch: MPPCARestarts, num_steps: int) -> MPPCARestarts:
             return batch
         many = of_rows(batch, torch.zeros(len(keep), dtype=torch.long, device=keep.device))
         begun = first(batch.Y, pruned(many.it.analysers, keep, columns), batch.it.ties, batch.it.variance, batch.rule)
-        tried = hopeful(begun, height, num_steps)
+        tried = promising(begun, height, num_steps)
         if not float(tried.occam.max()) > height:
             return batch
         height, batch = float(tried.occam.max()), of_rows(tried, first_highest(tried.occam).reshape(1))
 
 
-def hopeful(batch: MPPCARestarts, height: float, num_steps: int) -> MPPCARestarts:
+def promising(batch: MPPCARestarts, height: float, num_steps: int) -> MPPCARestarts:
     """Candidates after ``num_steps`` rounds; those that cannot reach ``height`` any more are left out on the way."""
     for left in range(num_steps - 1, -1, -1):
         before, batch = batch, advance(batch)
@@ -62,9 +62,9 @@ def candidates(batch: MPPCARestarts) -> tuple[Tensor, Tensor]:
     if ties.columnwise and ties.alpha_free:
         norms = torch.where(columns, analysers.W[0].square().sum(-2), torch.inf)
         some = columns.any(-1).nonzero().flatten()
-        weakest = norms[some].argmin(-1)
+        least_precise_direction = norms[some].argmin(-1)
         fewer = analysers.columns[0].expand(len(some), *columns.shape).clone()
-        fewer[torch.arange(len(some)), some, weakest] = False
+        fewer[torch.arange(len(some)), some, least_precise_direction] = False
         rows.append((active.expand(len(some), -1), fewer))
     return torch.cat([r[0] for r in rows]), torch.cat([r[1] for r in rows])
 
@@ -79,14 +79,14 @@ SMALL = 0.1  # size of the loadings there: zero would stay so in EM
 
 
 @dataclass(frozen=True)
-class Halves:
+class SplitProposals:
     """Two components in the place of each.
 
     :ivar analysers: two components, a row for each component that is split, ``(K,)``.
     :ivar gain: nats; -inf where a component cannot be split.
     """
 
-    analysers: Analysers
+    analysers: FactorAnalysers
     gain: Tensor
 
 
@@ -109,18 +109,18 @@ def grown(batch: MPPCARestarts, num_steps: int, most: int, room: int) -> tuple[M
 
 def split(batch: MPPCARestarts, num_steps: int, room: int) -> MPPCARestarts:
     """One restart with some components split, or itself where that does not raise its evidence."""
-    halves, height = find_halves(batch), float(batch.occam[0])
+    halves, height = find_splits(batch), float(batch.occam[0])
     order = halves.gain.argsort(descending=True, stable=True)
     num = min(int((halves.gain > 0).sum()), room - len(order))
     for which in choices(order, num):
-        tried = hopeful(with_halves(batch, halves, which), height, num_steps)
+        tried = promising(with_splits(batch, halves, which), height, num_steps)
         found = float(tried.occam.max())
         if found > height:
             return tried
     return batch
 
 
-def with_halves(batch: MPPCARestarts, halves: Halves, which: Tensor) -> MPPCARestarts:
+def with_splits(batch: MPPCARestarts, halves: SplitProposals, which: Tensor) -> MPPCARestarts:
     """The mixture with components ``which`` replaced by their halves; the second ones stand at the end."""
     whole, parts, it = batch.it.analysers, halves.analysers[which], batch.it
     share = whole.log_mixing[0, which].unsqueeze(-1)
@@ -130,45 +130,49 @@ def with_halves(batch: MPPCARestarts, halves: Halves, which: Tensor) -> MPPCARes
         x, pair = getattr(whole, name), getattr(parts, name)
         return torch.cat([x.index_copy(1, which, pair[:, 0].unsqueeze(0)), pair[:, 1].unsqueeze(0)], 1)
 
-    analysers = Analysers(**{name: longer(name) for name in vars(parts) if name in Analysers.__dataclass_fields__})
+    analysers = FactorAnalysers(
+        **{name: longer(name) for name in vars(parts) if name in FactorAnalysers.__dataclass_fields__}
+    )
     ties = of_number(it.ties, analysers.W.shape[1])
     return rounds.first(batch.Y, analysers, ties, it.variance, batch.rule)
 
 
-def find_halves(batch: MPPCARestarts) -> Halves:
+def find_splits(batch: MPPCARestarts) -> SplitProposals:
     """Each component's halves, the best of all starts."""
     few, analysers = sampled(batch.Y, FEW), batch.it.analysers
     resp = missing.log_joint(few, analysers)[0].softmax(-1)
     found = [_halves(batch, few, resp[:, k], k) for k in range(resp.shape[-1])]
     parts = [h.analysers for h in found]
-    names = Analysers.__dataclass_fields__
-    together = Analysers(**{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
-    return Halves(together, torch.cat([h.gain for h in found]))
+    names = FactorAnalysers.__dataclass_fields__
+    together = FactorAnalysers(**{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
+    return SplitProposals(together, torch.cat([h.gain for h in found]))
 
 
-def _halves(batch: MPPCARestarts, few: Tensor, resp: Tensor, k: int) -> Halves:
+def _halves(batch: MPPCARestarts, few: Tensor, resp: Tensor, k: int) -> SplitProposals:
     """Of one component, ``(1,)``."""
     it, index = batch.it, (resp > SURE).nonzero().flatten()
     own = few[index[:: 1 + len(index) // EACH]]
     one = _component(it.analysers, k)
     starts = _starts(own, one, it.ties)
     if len(own) < 2 * (2 + one.W.shape[-1]) or not bool(one.active.all()):
-        return Halves(starts[torch.zeros(1, dtype=torch.long, device=own.device)], starts.W.new_full((1,), -torch.inf))
+        return SplitProposals(
+            starts[torch.zeros(1, dtype=torch.long, device=own.device)], starts.W.new_full((1,), -torch.inf)
+        )
     begun = [rounds.first(own, x, of_number(it.ties, n), it.variance, batch.rule) for x, n in ((one, 1), (starts, 2))]
     single, double = repeated(begun[0], ROUNDS), repeated(rounds.warmed(begun[1], ROUNDS), ROUNDS)
     height = torch.where(double.it.analysers.active.all(-1), double.occam, -torch.inf)
     best = first_highest(height).reshape(1)
-    return Halves(double.it.analysers[best], (height[best] - single.occam).nan_to_num(-torch.inf))
+    return SplitProposals(double.it.analysers[best], (height[best] - single.occam).nan_to_num(-torch.inf))
 
 
-def _component(analysers: Analysers, k: int) -> Analysers:
+def _component(analysers: FactorAnalysers, k: int) -> FactorAnalysers:
     """One component as a mixture of its own."""
-    names = Analysers.__dataclass_fields__
-    found = Analysers(**{name: getattr(analysers, name)[:1, k : k + 1] for name in names})
+    names = FactorAnalysers.__dataclass_fields__
+    found = FactorAnalysers(**{name: getattr(analysers, name)[:1, k : k + 1] for name in names})
     return replace(found, log_mixing=torch.where(found.active, 0.0, found.log_mixing))
 
 
-def _starts(own: Tensor, one: Analysers, ties: Ties) -> Analysers:
+def _starts(own: Tensor, one: FactorAnalysers, ties: SharedParameters) -> FactorAnalysers:
     """Pairs of components, ``(PAIRS, 2)``: about centres apart, without loadings."""
     m, q = one.W.shape[-2:]
     wide = {n: getattr(one, n).expand(PAIRS, 2, *getattr(one, n).shape[2:]) for n in ("beta", "alpha", "columns")}
@@ -178,7 +182,7 @@ def _starts(own: Tensor, one: Analysers, ties: Ties) -> Analysers:
         wide |= {"alpha": torch.full_like(wide["alpha"], ALPHA), "columns": torch.ones_like(wide["columns"])}
     W = SMALL * W * wide["columns"].unsqueeze(-2)
     mu = mu if ties.mean_free else one.mu.expand(PAIRS, 2, m)
-    return Analysers(W, mu, wide["beta"], torch.full((PAIRS, 2), 0.5).to(W).log(), wide["alpha"], wide["columns"])
+    return FactorAnalysers(W, mu, wide["beta"], torch.full((PAIRS, 2), 0.5).to(W).log(), wide["alpha"], wide["columns"])
 
 
 def _centres(away: Tensor) -> Tensor:
@@ -186,14 +190,14 @@ def _centres(away: Tensor) -> Tensor:
     if len(away) < 2:
         return away.new_zeros(PAIRS, 2, away.shape[-1])
     _, sizes, V = torch.linalg.svd(away, full_matrices=False)
-    along = (sizes[:, None] * signed(V.mT).mT / len(away) ** 0.5)[: PAIRS - 1]
+    along = (sizes[:, None] * fix_signs(V.mT).mT / len(away) ** 0.5)[: PAIRS - 1]
     along = along[torch.arange(PAIRS - 1).clamp(max=len(along) - 1)]
     first = away[away.square().sum(-1).argmax()]
     second = away[(away - first).square().sum(-1).argmax()]
     return torch.cat([torch.stack([along, -along], 1), torch.stack([first, second]).unsqueeze(0)])
 
 
-def of_number(ties: Ties, num: int) -> Ties:
+def of_number(ties: SharedParameters, num: int) -> SharedParameters:
     """The ties of ``num`` components as alike as these are, which are at least two."""
 
     def longer(group: Tensor) -> Tensor:

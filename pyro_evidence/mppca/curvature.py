@@ -13,21 +13,21 @@ from torch import Tensor
 
 from pyro_evidence.mppca import evidence, expectation, missing
 from pyro_evidence.mppca.chunks import Rows, added_up, has_gaps
-from pyro_evidence.mppca.expectation import Analysers, Statistics
+from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
 from pyro_evidence.numerics import lbfgs
-from pyro_evidence.numerics.linalg import cholesky, signed
+from pyro_evidence.numerics.linalg import cholesky, fix_signs
 
 NEWTON_SIZE = 1200  # loadings up to which Newton's method finishes what L-BFGS began
 SLOPE = 1e-4  # nats per standard deviation of a loading, at which L-BFGS stops
 TOLERANCE = 1e-9  # nats that a Newton step may still promise
 
 
-def log_joint(analysers: Analysers, stats: Statistics) -> Tensor:
+def log_joint(analysers: FactorAnalysers, stats: Statistics) -> Tensor:
     """``log p(D, W)``, nats, shape ``(R,)``."""
     return stats.log_likelihood + expectation.log_prior(analysers)
 
 
-def find_mode(Y: Rows, analysers: Analysers, num_steps: int = 100) -> Analysers:
+def find_mode(Y: Rows, analysers: FactorAnalysers, num_steps: int = 100) -> FactorAnalysers:
     """One row at a mode: quasi-Newton from where it stands, then Newton with the exact curvature across the orbit."""
     shape = analysers.W.shape
     information = analysers.beta * analysers.log_mixing.exp().unsqueeze(-1) * len(Y)
@@ -43,7 +43,7 @@ def find_mode(Y: Rows, analysers: Analysers, num_steps: int = 100) -> Analysers:
     return _newton(Y, analysers) if analysers.W.numel() <= min(NEWTON_SIZE, full_size(Y)) else analysers
 
 
-def _newton(Y: Rows, analysers: Analysers, num_steps: int = 10) -> Analysers:
+def _newton(Y: Rows, analysers: FactorAnalysers, num_steps: int = 10) -> FactorAnalysers:
     for _ in range(num_steps):
         stats = missing.e_step(Y, analysers)
         ascent, before = slope(analysers, stats), float(log_joint(analysers, stats))
@@ -62,14 +62,14 @@ def _newton(Y: Rows, analysers: Analysers, num_steps: int = 10) -> Analysers:
     return analysers
 
 
-def canonical(analysers: Analysers) -> Analysers:
+def canonical(analysers: FactorAnalysers) -> FactorAnalysers:
     """Components with orthogonal columns, longest first, where all columns share a precision; the density stays.
 
     Components whose columns the prior tells apart stay as they are.
     """
     shared = (analysers.alpha == analysers.alpha[..., :1]).all(-1) & analysers.columns.all(-1)
     _, turn = torch.linalg.eigh(analysers.W.mT @ analysers.W)
-    turned = signed(analysers.W @ turn).flip(-1)
+    turned = fix_signs(analysers.W @ turn).flip(-1)
     return replace(analysers, W=torch.where(shared[..., None, None], turned, analysers.W))
 
 
@@ -78,7 +78,7 @@ FULL_SIZE, FULL_SIZE_GAPS = 4000, 600  # loadings up to which the exact curvatur
 DIRECTIONS = 32  # in which the slope of data with gaps is differentiated at once
 
 
-def slope(analysers: Analysers, stats: expectation.Statistics) -> Tensor:
+def slope(analysers: FactorAnalysers, stats: expectation.Statistics) -> Tensor:
     """Derivative of ``log p(D, W)`` in W, shape ``(R, K, m, q)``; zero in pruned columns."""
     found = expectation.about_held_means(expectation.moments(analysers, stats), analysers)
     pull = analysers.beta.unsqueeze(-1) * (found.yx - analysers.W @ found.xx)
@@ -87,7 +87,7 @@ def slope(analysers: Analysers, stats: expectation.Statistics) -> Tensor:
     ).unsqueeze(-2)
 
 
-def precision(Y: Rows, analysers: Analysers) -> Tensor:
+def precision(Y: Rows, analysers: FactorAnalysers) -> Tensor:
     """Minus the Hessian of ``log p(D, W)`` in W, flat in the order of ``W``, shape ``(K m q, K m q)``.
 
     Rows and columns of pruned components and columns hold the prior's precision alone.
@@ -116,7 +116,7 @@ class _Spread:
         return _Spread(*(a + b for a, b in pairs))
 
 
-def _spread(Y: Tensor, analysers: Analysers, P: Tensor) -> _Spread:
+def _spread(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> _Spread:
     K, m, q = analysers.W.shape[1:]
     held = torch.zeros(K, m * q, K, m * q, dtype=analysers.W.dtype, device=analysers.W.device)
     labels = torch.zeros(K * m * q, K * m * q, dtype=analysers.W.dtype, device=analysers.W.device)
@@ -139,7 +139,7 @@ def full_size(Y: Rows) -> int:
     return FULL_SIZE_GAPS if has_gaps(Y) else FULL_SIZE
 
 
-def _of_gaps(Y: Tensor, analysers: Analysers) -> Tensor:
+def _of_gaps(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     """Minus the Hessian of the log likelihood of data with gaps, by differentiation twice, block by block."""
     eye = torch.eye(analysers.W.numel(), dtype=analysers.W.dtype, device=analysers.W.device)
     found = torch.zeros_like(eye)
@@ -154,7 +154,7 @@ def _of_gaps(Y: Tensor, analysers: Analysers) -> Tensor:
     return found
 
 
-def _masked(A: Tensor, analysers: Analysers) -> Tensor:
+def _masked(A: Tensor, analysers: FactorAnalysers) -> Tensor:
     on = (analysers.columns & analysers.active.unsqueeze(-1)).unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
     A = torch.where(on.unsqueeze(-1) & on, A, 0.0)
     prior = analysers.alpha.unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
@@ -162,13 +162,13 @@ def _masked(A: Tensor, analysers: Analysers) -> Tensor:
     return 0.5 * (A + A.mT)
 
 
-def _inverse(analysers: Analysers) -> Tensor:
+def _inverse(analysers: FactorAnalysers) -> Tensor:
     """``C_k^-1`` of the first row, shape ``(K, m, m)``."""
     B = analysers.whitener[0]
     return analysers.beta[0].diag_embed() - B.mT @ B
 
 
-def _slopes(Y: Tensor, analysers: Analysers, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _slopes(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Responsibilities ``(n, K)``, ``P (y - mu)``, ``(n, K, m)``, and slopes, flat, ``(n, K, m q)``."""
     resp = expectation.responsibilities(Y, analysers)[0]
     e = torch.einsum("kij,nkj->nki", P, Y.unsqueeze(1) - analysers.mu[0])
@@ -192,7 +192,7 @@ def _held(W: Tensor, P: Tensor, E: Tensor, count: Tensor) -> Tensor:
     return (same + crossed).reshape(m * q, m * q)
 
 
-def turns(analysers: Analysers) -> Tensor:
+def turns(analysers: FactorAnalysers) -> Tensor:
     """Directions in which turning the latent space moves W, by unit angle, shape ``(K m q, P)``.
 
     One for each pair of columns that are not pruned, component by component.
@@ -223,7 +223,7 @@ class Gauge:
     kappa: Tensor  # (P,)    how strongly the prior holds each pair in place
 
 
-def gauge(A: Tensor, analysers: Analysers) -> Gauge:
+def gauge(A: Tensor, analysers: FactorAnalysers) -> Gauge:
     """Split the curvature ``A`` at a mode into orbit and the rest.
 
     :raises NotPositiveDefinite: when the rest is not positive definite: no mode, or a column about to vanish.
@@ -254,7 +254,7 @@ def _coupling(tril: Tensor, across: Tensor, along: Tensor) -> Tensor:
     return torch.linalg.slogdet(torch.eye(int(held.sum())).to(tril) - back.mT @ back).logabsdet
 
 
-def log_evidence(log_joint: Tensor, split: Gauge, analysers: Analysers) -> Tensor:
+def log_evidence(log_joint: Tensor, split: Gauge, analysers: FactorAnalysers) -> Tensor:
     """Laplace's log evidence over the orbits, all labels' information included, nats, shape ``()``."""
     on, m = (analysers.columns & analysers.active.unsqueeze(-1))[0], analysers.W.shape[-2]
     kappa, pairs = _spread_out(split.kappa, on)

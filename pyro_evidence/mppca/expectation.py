@@ -23,7 +23,7 @@ BLOCK = 2**17  # numbers in one block of whitened coordinates: they stay in the 
 
 
 @dataclass(frozen=True)
-class Analysers(Batched):
+class FactorAnalysers(Batched):
     """One setting of all parameters per row; a component with ``log_mixing = -inf`` is pruned."""
 
     W: Tensor  # (R, K, m, q)     zero in columns that are pruned
@@ -82,7 +82,7 @@ class _Natural:
     shape: torch.Size  # (R, K, m, q)
 
     @staticmethod
-    def of(analysers: Analysers) -> "_Natural":
+    def of(analysers: FactorAnalysers) -> "_Natural":
         R, K, m, q = analysers.W.shape
         linear = analysers.beta * analysers.mu
         quadratic = (linear * analysers.mu).sum(-1)
@@ -113,13 +113,13 @@ def _featured(Y: Tensor, num: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield block, F
 
 
-def num_rows(analysers: Analysers) -> int:
+def num_rows(analysers: FactorAnalysers) -> int:
     """Data that are looked at together."""
     R, K, m, q = analysers.W.shape
     return max(16, min(BLOCK // (R * K * max(q, 1)), 4 * BLOCK // m))
 
 
-def e_step(Y: Tensor, analysers: Analysers) -> Statistics:
+def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
     """Responsibilities and the sums that the M-step needs, block by block; cost ``N m K q``, memory ``K m q``.
 
     :param Y: data, shape ``(N, m)``, nothing missing.
@@ -148,7 +148,7 @@ def _responsibilities(log_joint: Tensor) -> tuple[Tensor, Tensor]:
     return resp.flatten(1), log_norm
 
 
-def log_joint(Y: Tensor, analysers: Analysers) -> Tensor:
+def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     """``log p(y_n, k)``, nats, shape ``(R, N, K)``."""
     natural = _Natural.of(analysers)
     parts = [natural.log_joint(block, F)[0] for block, F in _featured(Y, num_rows(analysers)) if len(block)]
@@ -157,7 +157,7 @@ def log_joint(Y: Tensor, analysers: Analysers) -> Tensor:
     return torch.cat(parts).reshape(len(Y), *natural.shape[:2]).movedim(0, 1)
 
 
-def responsibilities(Y: Tensor, analysers: Analysers) -> Tensor:
+def responsibilities(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     """``p(k | y_n)``, shape ``(R, N, K)``; zero below 1e-100."""
     resp = log_joint(Y, analysers).softmax(-1)
     return resp.masked_fill_(resp < math.exp(LEAST_LOG_RESP), 0.0)
@@ -175,7 +175,7 @@ class Moments:
     yz: Tensor  # (R, K, m, q)       sum_n r (y - mu) z', in whitened coordinates
 
 
-def moments(analysers: Analysers, stats: Statistics) -> Moments:
+def moments(analysers: FactorAnalysers, stats: Statistics) -> Moments:
     """The expectations that the M-step is made of; those of a pruned component are zero, its mean stays."""
     seen = (stats.counts > 0).unsqueeze(-1)
     counts = stats.counts.unsqueeze(-1)
@@ -190,7 +190,7 @@ def moments(analysers: Analysers, stats: Statistics) -> Moments:
     return Moments(stats.counts, mean, scatter, yx, 0.5 * (xx + xx.mT), yz)
 
 
-def about_held_means(found: Moments, analysers: Analysers) -> Moments:
+def about_held_means(found: Moments, analysers: FactorAnalysers) -> Moments:
     """Expectations about the means as they are, where these are held."""
     away = found.mean - analysers.mu
     x = torch.linalg.solve_triangular(analysers.tril.mT, analysers.whitener @ away.unsqueeze(-1), upper=True)
@@ -206,7 +206,7 @@ def _sandwiched(tril: Tensor, A: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(tril.mT, right, upper=True)
 
 
-def solve_loadings(found: Moments, analysers: Analysers, alpha: Tensor) -> Tensor:
+def solve_loadings(found: Moments, analysers: FactorAnalysers, alpha: Tensor) -> Tensor:
     """New ``W``, shape ``(R, K, m, q)``; Husmeier (2000), eqs. 3.14 and 3.25, one alpha per column.
 
     :param alpha: prior precisions, shape ``(R, K, q)``; 0 for none.
@@ -236,14 +236,14 @@ def residual_squares(found: Moments, W: Tensor) -> Tensor:
     return (found.scatter + (W * (fitted - 2.0 * found.yx)).sum(-1)).clamp(min=0.0)  # rounding may go below
 
 
-def log_prior(analysers: Analysers) -> Tensor:
+def log_prior(analysers: FactorAnalysers) -> Tensor:
     """``log p(W | alpha)`` of the columns that are not pruned, nats, shape ``(R,)``."""
     norm = analysers.W.shape[-2] * (analysers.alpha / math.tau).log()
     each = 0.5 * (norm - analysers.alpha * analysers.W.square().sum(-2))
     return torch.where(analysers.columns & analysers.active.unsqueeze(-1), each, 0.0).sum((-2, -1))
 
 
-def latent_posterior(Y: Tensor, analysers: Analysers) -> tuple[Tensor, Tensor]:
+def latent_posterior(Y: Tensor, analysers: FactorAnalysers) -> tuple[Tensor, Tensor]:
     """Mean ``(R, N, K, q)`` and covariance ``(R, K, q, q)`` of x given y and k; Husmeier (2000), eqs. 3.17 and 3.18."""
     z = torch.einsum("rkqm,nm->rnkq", analysers.whitener, Y) - (
         analysers.whitener @ analysers.mu.unsqueeze(-1)
@@ -252,7 +252,7 @@ def latent_posterior(Y: Tensor, analysers: Analysers) -> tuple[Tensor, Tensor]:
     return x, torch.cholesky_inverse(analysers.tril)
 
 
-def is_sound(analysers: Analysers) -> Tensor:
+def is_sound(analysers: FactorAnalysers) -> Tensor:
     """Rows whose numbers are finite and whose precisions are positive, shape ``(R,)`` bool."""
     shares = torch.where(analysers.active, analysers.log_mixing, 0.0)
     parts = (analysers.W, analysers.mu, analysers.beta.log(), analysers.alpha.log(), shares)

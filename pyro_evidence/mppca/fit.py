@@ -19,12 +19,12 @@ from pyro_evidence.mppca import components, rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.chunks import Rows, column_variances, filled, has_gaps, sampled, shared_sample
 from pyro_evidence.mppca.components import greedily_deleted
-from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.orbit import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
 from pyro_evidence.mppca.rounds import MPPCARestarts
-from pyro_evidence.mppca.updates import Rule, Ties
+from pyro_evidence.mppca.updates import Rule, SharedParameters
 from pyro_evidence.program.log_joint import LogJoint, Model
 
 SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
@@ -187,7 +187,7 @@ def _sliced(joint: LogJoint) -> LogJoint:
     return thin
 
 
-def _require_size(Y: Rows, analysers: Analysers) -> None:
+def _require_size(Y: Rows, analysers: FactorAnalysers) -> None:
     (N, m), q = Y.shape, analysers.W.shape[-1]
     if q >= m:
         raise BadInput(f"the loadings have {q} columns and the data {m}; expected fewer columns than the data have.")
@@ -195,7 +195,7 @@ def _require_size(Y: Rows, analysers: Analysers) -> None:
         raise BadInput(f"Y has {N} row; expected at least two, or nothing varies.")
 
 
-def _noise_scale(Y: Rows, ties: Ties, analysers: Analysers) -> Tensor:
+def _noise_scale(Y: Rows, ties: SharedParameters, analysers: FactorAnalysers) -> Tensor:
     """Variances to which the gamma prior of the noise refers: what one component with all latents leaves over.
 
     Shared out by the outputs' variances if each has its own noise.
@@ -204,7 +204,7 @@ def _noise_scale(Y: Rows, ties: Ties, analysers: Analysers) -> Tensor:
     like = analysers.W
     on = torch.ones(1, 1, like.shape[-1], dtype=torch.bool, device=Y.device)
     flat = like.new_zeros(1, 1, m)
-    one = Analysers(like[:, :1], flat, flat + 1.0, like.new_zeros(1, 1), on + 0.0, on)
+    one = FactorAnalysers(like[:, :1], flat, flat + 1.0, like.new_zeros(1, 1), on + 0.0, on)
     rest = mppca_start.direct(Y, one).beta[0, 0, 0].reciprocal()
     rest = torch.maximum(rest, rest.new_tensor(LEAST_NOISE))  # data of low rank leave nothing over
     if not bool((ties.beta_group != ties.beta_group[:, :1]).any()):
@@ -212,7 +212,7 @@ def _noise_scale(Y: Rows, ties: Ties, analysers: Analysers) -> Tensor:
     return rest * column_variances(Y).clamp(min=1e-3)  # a constant output has no scale
 
 
-def _start(Y: Rows, model: Analysers, ties: Ties, start: Start) -> Analysers:
+def _start(Y: Rows, model: FactorAnalysers, ties: SharedParameters, start: Start) -> FactorAnalysers:
     """All restarts: centres, no loadings, one width; what the model holds fixed is kept."""
     R, (K, m, q) = start.number(AUTOMATIC), model.W.shape[1:]
     generator = torch.Generator().manual_seed(start.seed)
@@ -291,7 +291,7 @@ def enlarged(structure: MPPCAStructure, num_components: int) -> MPPCAStructure:
     assert ours is not None  # others have no more
     found = recognise_mppca(LogJoint(model, (some_rows(ours, joint.args[0]),)))
     whole = copy.copy(found.joint)
-    whole.args, whole.kept = joint.args, joint.kept
+    whole.args, whole.has_data = joint.args, joint.has_data
     return replace(found, joint=whole, Y=structure.Y)
 
 

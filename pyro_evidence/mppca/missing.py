@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.chunks import Rows, added_up, has_gaps
-from pyro_evidence.mppca.expectation import Analysers, Statistics
+from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
 
 BLOCK = 2**20  # numbers in one block of latent precisions
 
@@ -30,34 +30,34 @@ class Latent:
     covariance: Tensor  # (R, N, K, q, q)
 
 
-def latent(Y: Tensor, analysers: Analysers) -> Latent:
+def latent(Y: Tensor, analysers: FactorAnalysers) -> Latent:
     """Latent coordinates, entries of ``Y`` ``(N, m)`` that are nan missing."""
     parts = [_latent(block, analysers) for block in _blocks(Y, analysers)]
     return Latent(*(torch.cat([getattr(p, n) for p in parts], 1) for n in ("log_joint", "mean", "covariance")))
 
 
-def log_joint(Y: Tensor, analysers: Analysers) -> Tensor:
+def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     """``log p(observed part of y_n, k)``, nats, shape ``(R, N, K)``."""
     return latent(Y, analysers).log_joint if has_gaps(Y) else expectation.log_joint(Y, analysers)
 
 
-def e_step(Y: Rows, analysers: Analysers) -> Statistics:
+def e_step(Y: Rows, analysers: FactorAnalysers) -> Statistics:
     """The sums that the M-step needs, in one pass; expected ones where data, shape ``(N, m)``, have gaps."""
     return added_up(Y, lambda rows: _e_step(rows, analysers))
 
 
-def _e_step(Y: Tensor, analysers: Analysers) -> Statistics:
+def _e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
     if not has_gaps(Y):
         return expectation.e_step(Y, analysers)
     return reduce(add, (_sums(block, analysers) for block in _blocks(Y, analysers)))
 
 
-def _blocks(Y: Tensor, analysers: Analysers) -> Iterator[Tensor]:
+def _blocks(Y: Tensor, analysers: FactorAnalysers) -> Iterator[Tensor]:
     R, K, m, q = analysers.W.shape
     yield from Y.split(max(1, BLOCK // (R * K * max(m, q * q))))
 
 
-def _latent(Y: Tensor, analysers: Analysers) -> Latent:
+def _latent(Y: Tensor, analysers: FactorAnalysers) -> Latent:
     seen = ~Y.isnan()
     on, pull = seen.to(analysers.W), analysers.beta.unsqueeze(-1) * analysers.W
     pairs = pull.unsqueeze(-1) * analysers.W.unsqueeze(-2)
@@ -73,7 +73,7 @@ def _latent(Y: Tensor, analysers: Analysers) -> Latent:
     return Latent(table, mean.squeeze(-1), torch.cholesky_inverse(tril))
 
 
-def _sums(Y: Tensor, analysers: Analysers) -> Statistics:
+def _sums(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
     found, seen = _latent(Y, analysers), ~Y.isnan()
     log_norm = found.log_joint.logsumexp(-1, keepdim=True)
     resp = (found.log_joint - log_norm).exp()

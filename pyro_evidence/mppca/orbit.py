@@ -15,7 +15,7 @@ from pyro_evidence.mppca import curvature, evidence, missing
 from pyro_evidence.mppca import evidence as mppca_evidence
 from pyro_evidence.mppca.chunks import Rows
 from pyro_evidence.mppca.curvature import turns
-from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits
 from pyro_evidence.mppca.updates import Iterate
 from pyro_evidence.precision.choices import exact_hessian
@@ -28,23 +28,23 @@ GRID = 2001  # angles at which the density of a turn is tabulated
 ROWS = 32  # draws whose densities are found together
 
 
-def shares_precision(analysers: Analysers) -> Tensor:
+def shares_precision(analysers: FactorAnalysers) -> Tensor:
     """Components all of whose columns have one precision, which any rotation leaves alone, shape ``(K,)`` bool."""
     return ((analysers.alpha == analysers.alpha[..., :1]) & analysers.columns).all(-1)[0] & analysers.active[0]
 
 
-def _basis(analysers: Analysers) -> Tensor:
+def _basis(analysers: FactorAnalysers) -> Tensor:
     """Orthonormal directions in which the mode turns, shape ``(D, P)``."""
     return torch.linalg.qr(turns(analysers)).Q
 
 
-def across(d: Tensor, analysers: Analysers) -> Tensor:
+def across(d: Tensor, analysers: FactorAnalysers) -> Tensor:
     """Displacements ``(S, D)`` without their part along the orbit."""
     V = _basis(analysers)
     return d - (d @ V) @ V.mT
 
 
-def well_determined(precision: Precision, analysers: Analysers) -> Tensor:
+def well_determined(precision: Precision, analysers: FactorAnalysers) -> Tensor:
     """Number of well-determined loadings of each column, ``(K, q)``; turning is none of them."""
     variance = precision.variance[0]
     own = torch.ones_like(variance)
@@ -58,7 +58,7 @@ def well_determined(precision: Precision, analysers: Analysers) -> Tensor:
     return torch.where(analysers.columns[0] & analysers.active[0].unsqueeze(-1), gamma, 0.0)
 
 
-def turned(W: Tensor, analysers: Analysers, generator: torch.Generator) -> Tensor:
+def turned(W: Tensor, analysers: FactorAnalysers, generator: torch.Generator) -> Tensor:
     """Draws ``(S, K, m, q)`` near the mode, spread over their orbits.
 
     Uniformly for columns of one precision; for others by signs and pairwise angles of density exp(-kappa sin^2).
@@ -70,14 +70,14 @@ def turned(W: Tensor, analysers: Analysers, generator: torch.Generator) -> Tenso
     return torch.where(analysers.active[0][:, None, None], W @ Q, W)
 
 
-def _uniform_rotations(num: int, analysers: Analysers, generator: torch.Generator) -> Tensor:
+def _uniform_rotations(num: int, analysers: FactorAnalysers, generator: torch.Generator) -> Tensor:
     K, q = analysers.W.shape[1], analysers.W.shape[-1]
     white = torch.randn(num, K, q, q, generator=generator, dtype=torch.float64).to(analysers.W)
     Q, R = torch.linalg.qr(white)
     return Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
 
 
-def _held_rotations(num: int, analysers: Analysers, generator: torch.Generator) -> Tensor:
+def _held_rotations(num: int, analysers: FactorAnalysers, generator: torch.Generator) -> Tensor:
     K, q = analysers.W.shape[1], analysers.W.shape[-1]
     angle = torch.linspace(-0.5 * math.pi, 0.5 * math.pi, GRID).to(analysers.W)
     kappa, on = _kappa(analysers.W[0].square().sum(-2), analysers), analysers.columns[0]
@@ -93,14 +93,14 @@ def _held_rotations(num: int, analysers: Analysers, generator: torch.Generator) 
     return Q
 
 
-def _kappa(norms: Tensor, analysers: Analysers) -> Tensor:
+def _kappa(norms: Tensor, analysers: FactorAnalysers) -> Tensor:
     """How strongly the prior holds each pair of columns, given their squared norms ``(..., K, q)``."""
     alpha = analysers.alpha[0]
     apart = (alpha.unsqueeze(-1) - alpha.unsqueeze(-2)) * (norms.unsqueeze(-2) - norms.unsqueeze(-1))
     return 0.5 * apart.clamp(min=0.0)  # negative where two columns are out of order, which the prior hardly sees
 
 
-def log_weights(Y: Tensor, analysers: Analysers, precision: Dense, num_samples: int, seed: int) -> Tensor:
+def log_weights(Y: Tensor, analysers: FactorAnalysers, precision: Dense, num_samples: int, seed: int) -> Tensor:
     """Log ratios of the exact density to the Gaussian across the orbit, orbits integrated in both, nats, ``(S,)``.
 
     Exact where columns share a precision, or are two; otherwise the orbit's integral is that of ``log_orbit``.
@@ -125,7 +125,7 @@ def _log_det(A: Tensor) -> Tensor:
     return torch.linalg.slogdet(A).logabsdet
 
 
-def _log_density(Y: Tensor, analysers: Analysers, W: Tensor) -> Tensor:
+def _log_density(Y: Tensor, analysers: FactorAnalysers, W: Tensor) -> Tensor:
     """``log p(D, W)`` integrated over the orbits through rows ``W`` ``(S, K, m, q)``, times the measure across them."""
     rows = replace(
         analysers, W=W, **{n: getattr(analysers, n).expand(len(W), *getattr(analysers, n).shape[1:]) for n in FIELDS}
@@ -138,7 +138,7 @@ def _log_density(Y: Tensor, analysers: Analysers, W: Tensor) -> Tensor:
 FIELDS = ("mu", "beta", "log_mixing", "alpha", "columns")
 
 
-def _measure(analysers: Analysers, W: Tensor) -> tuple[Tensor, Tensor]:
+def _measure(analysers: FactorAnalysers, W: Tensor) -> tuple[Tensor, Tensor]:
     """Log density of the orbits' measure across them, ``(S,)``, and whether this is the one of 2^q copies that counts.
 
     ``prod_(a<b) (b_a + b_b)`` with the eigenvalues b of ``mode' W``, over the same product's root at the mode.
@@ -153,7 +153,7 @@ def _measure(analysers: Analysers, W: Tensor) -> tuple[Tensor, Tensor]:
     return sums.log().sum((-3, -2, -1)) - 0.5 * _log_det(T.mT @ T), inside
 
 
-def _orbits(analysers: Analysers, W: Tensor) -> Tensor:
+def _orbits(analysers: FactorAnalysers, W: Tensor) -> Tensor:
     """Log prior density integrated over the orbits through ``W``, nats, ``(S,)``."""
     num = _num_columns(analysers)
     on = torch.arange(W.shape[-1], device=W.device) < num.unsqueeze(-1)  # the first ones
@@ -167,7 +167,7 @@ def _orbits(analysers: Analysers, W: Tensor) -> Tensor:
     return (orbit + 0.5 * torch.where(on, each, 0.0).sum(-1)).sum(-1)
 
 
-def _num_columns(analysers: Analysers) -> Tensor:
+def _num_columns(analysers: FactorAnalysers) -> Tensor:
     """Columns that are not pruned, of each component, shape ``(K,)``."""
     return (analysers.columns & analysers.active.unsqueeze(-1))[0].sum(-1)
 
@@ -177,7 +177,7 @@ class OrbitLaplace:
     """A state whose evidence is over the orbits of its mode.  Built by :func:`laplace_state`."""
 
     state: LaplaceState
-    analysers: Analysers  # one row, the model's units
+    analysers: FactorAnalysers  # one row, the model's units
     refusal: str  # why there is no log evidence; empty where there is one
     literal: float  # log evidence by Husmeier (2000), eq. A.35, nats
 
@@ -210,19 +210,19 @@ def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Rows, it: It
     return OrbitLaplace(state, original, refusal, float(mppca_evidence.literal(it)[0]) - jacobian)
 
 
-def _unpruned(analysers: Analysers) -> Tensor:
+def _unpruned(analysers: FactorAnalysers) -> Tensor:
     """Loadings that take part: all but pruned columns of components that are left, shape ``(D,)`` bool."""
     gone = ~analysers.columns & analysers.active.unsqueeze(-1)
     return ~gone.unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
 
 
-def _pruned_log_prior(analysers: Analysers) -> Tensor:
+def _pruned_log_prior(analysers: FactorAnalysers) -> Tensor:
     """Log prior density of the loadings that are pruned, at zero, nats, shape ``()``."""
     gone = ~(analysers.columns & analysers.active.unsqueeze(-1))
     return 0.5 * analysers.W.shape[-2] * torch.where(gone, (analysers.alpha / math.tau).log(), 0.0).sum()
 
 
-def _loadings_jacobian(analysers: Analysers, units: ScalarUnits) -> float:
+def _loadings_jacobian(analysers: FactorAnalysers, units: ScalarUnits) -> float:
     """What the density of the loadings gains in standard units, nats."""
     on = (analysers.columns & analysers.active.unsqueeze(-1)).sum() * analysers.W.shape[-2]
     return int(on) * math.log(float(units.unit))

@@ -13,7 +13,7 @@ from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import expectation, missing, orbit
 from pyro_evidence.mppca.chunks import has_gaps
-from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.missing import Latent
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
 from pyro_evidence.posterior import archive, diagnostics
@@ -116,7 +116,7 @@ class MPPCAPosterior(LaplacePosterior):
     """
 
     recognised: MPPCAStructure | None = None
-    analysers: Analysers | None = None
+    analysers: FactorAnalysers | None = None
     refusal: str = ""
     log_evidence_literal: float = float("nan")
     log_evidence_occam: float = float("nan")
@@ -128,7 +128,7 @@ class MPPCAPosterior(LaplacePosterior):
         return f"MPPCAPosterior(num_components={self.num_components}, num_latents={columns}, {evidence})"
 
     @property
-    def _fitted(self) -> Analysers:
+    def _fitted(self) -> FactorAnalysers:
         assert self.analysers is not None
         return self.analysers
 
@@ -198,7 +198,7 @@ class MPPCAPosterior(LaplacePosterior):
             raise BadInput(f"Y, shape {tuple(Y.shape)}, contains inf; expected numbers, or nan where one is missing.")
         return Y.detach().double()
 
-    def _centred(self, Y: Tensor) -> tuple[Tensor, Analysers]:
+    def _centred(self, Y: Tensor) -> tuple[Tensor, FactorAnalysers]:
         """Data and parameters about the mean of the components: squares of data far from zero would lose digits."""
         analysers = self._fitted
         origin = analysers.log_mixing[0].exp() @ analysers.mu[0]
@@ -273,7 +273,7 @@ class MPPCAPosterior(LaplacePosterior):
         """Independent draws of the loadings over their whole orbits, ``(S, K, m, q)`` by the site's name."""
         num_samples = check_count("num_samples", num_samples, at_least=0)
         generator, analysers, precision = generator_of(seed), self._fitted, self.state.precision
-        d = precision.colour(self._white(num_samples, generator))
+        d = precision.unwhiten(self._white(num_samples, generator))
         d = orbit.across(d, analysers) if isinstance(precision, Dense) else d
         W = analysers.W + d.reshape(num_samples, *analysers.W.shape[1:])
         return self._constrained(orbit.turned(W, analysers, generator).flatten(1))
@@ -301,7 +301,7 @@ class MPPCAPosterior(LaplacePosterior):
         Without a dense curvature what comes from importance ratios is nan.
         """
         num_samples = check_count("num_samples", 4_000 if num_samples is None else num_samples)
-        if isinstance(self.state.precision, Dense) and not self.refusal and self._joint.kept:
+        if isinstance(self.state.precision, Dense) and not self.refusal and self._joint.has_data:
             found = super().diagnostics(num_samples, seed)
         else:
             found = self._without_ratios()
@@ -331,7 +331,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     def save(self, path: str | Path) -> None:
         """Write tensors and settings, no code; see :meth:`LaplacePosterior.save`."""
-        analysers = {f.name: getattr(self._fitted, f.name) for f in fields(Analysers)}
+        analysers = {f.name: getattr(self._fitted, f.name) for f in fields(FactorAnalysers)}
         numbers = (self.log_evidence_literal, self.log_evidence_occam)
         record = archive.record(self.state) | {"status": self.status, "log_evidences": list(self.log_evidences)}
         record |= {"restarts": self.restarts, "failures": list(self.failures), "analysers": analysers}
@@ -352,5 +352,5 @@ class MPPCAPosterior(LaplacePosterior):
         structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
         rest = (record["refusal"], *record["other_evidences"], record["limit"])
         paths = (tuple(record["log_evidences"]), record["restarts"], tuple(record["failures"]))
-        posterior = cls(state, record["status"], *paths, structure, Analysers(**record["analysers"]), *rest)
+        posterior = cls(state, record["status"], *paths, structure, FactorAnalysers(**record["analysers"]), *rest)
         return posterior

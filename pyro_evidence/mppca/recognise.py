@@ -12,8 +12,8 @@ from torch.distributions import LowRankMultivariateNormal, constraints
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.mppca.chunks import Rows, StreamedRows, added_up, has_gaps
-from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.updates import Ties
+from pyro_evidence.mppca.expectation import FactorAnalysers
+from pyro_evidence.mppca.updates import SharedParameters
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity
 from pyro_evidence.program import predictors
 from pyro_evidence.program.distributions import WithGaps
@@ -61,15 +61,15 @@ class MPPCAStructure:
     mixing: str | None
     alpha: Scaled  # (K, q)
     beta: Scaled  # (K, m)
-    start: Analysers  # one row, at the model's own hyperparameters, W at zero
+    start: FactorAnalysers  # one row, at the model's own hyperparameters, W at zero
 
     @property
-    def ties(self) -> Ties:
+    def ties(self) -> SharedParameters:
         """Which hyperparameters are shared, and which are learned."""
         free = [x is not None for x in (self.alpha.name, self.beta.name, self.mixing, self.mean)]
-        return Ties(self.alpha.group(), self.beta.group(), *free)
+        return SharedParameters(self.alpha.group(), self.beta.group(), *free)
 
-    def params(self, analysers: Analysers) -> dict[str, Tensor]:
+    def params(self, analysers: FactorAnalysers) -> dict[str, Tensor]:
         """The model's params at the first row; those of pruned components stay where the model has them."""
         params, _ = self.joint.split_hypers(self.joint.initial_theta)
         on, columns = analysers.active[0], analysers.columns[0] & analysers.active[0].unsqueeze(-1)
@@ -312,18 +312,20 @@ def _simplex_of_one(joint: LogJoint) -> str | None:
 
 def _check_known(joint: LogJoint, points: list[_Point], known: set[str], mixing: str | None) -> None:
     others = [n for n in joint.hypers.names if n not in known]
-    if others or joint.hyper_sites:
-        raise NotMPPCA(f"hyperparameters {others or list(joint.hyper_sites)} are none of alpha, beta, mu and mixing")
+    if others or joint.maximised_sites:
+        raise NotMPPCA(
+            f"hyperparameters {others or list(joint.maximised_sites)} are none of alpha, beta, mu and mixing"
+        )
     if mixing is not None and not isinstance(joint.param_constraints[mixing], type(constraints.simplex)):
         raise NotMPPCA(f"param '{mixing}' holds the mixing but is not constrained to the simplex")
 
 
-def _start(point: _Point) -> Analysers:
+def _start(point: _Point) -> FactorAnalysers:
     seen = point.seen
     K, m, q = seen.factor.shape
     columns = torch.ones(1, K, q, dtype=torch.bool, device=seen.loc.device)
     W = torch.zeros(1, K, m, q, dtype=torch.float64, device=seen.loc.device)
-    return Analysers(
+    return FactorAnalysers(
         W,
         seen.loc.unsqueeze(0),
         seen.precision.unsqueeze(0),
@@ -350,16 +352,16 @@ class ScalarUnits:
         unit = (Y.var(0, correction=0) / share).mean().sqrt()
         return ScalarUnits(origin, torch.where(unit > 1e-12 * torch.stack(Y.aminmax()).abs().max(), unit, 1.0))
 
-    def standard(self, analysers: Analysers) -> Analysers:
+    def standard(self, analysers: FactorAnalysers) -> FactorAnalysers:
         """Parameters of the caller's units in standard ones."""
         return self._moved(analysers, self.unit, -self.origin / self.unit)
 
-    def original(self, analysers: Analysers) -> Analysers:
+    def original(self, analysers: FactorAnalysers) -> FactorAnalysers:
         """Parameters of standard units in the caller's."""
         return self._moved(analysers, self.unit.reciprocal(), self.origin)
 
     @staticmethod
-    def _moved(analysers: Analysers, unit: Tensor, shift: Tensor) -> Analysers:
+    def _moved(analysers: FactorAnalysers, unit: Tensor, shift: Tensor) -> FactorAnalysers:
         square = unit.square()
         return replace(
             analysers,

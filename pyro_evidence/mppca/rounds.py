@@ -11,19 +11,35 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import restarts
 from pyro_evidence.fitting.iterate import Fit, Stop, iterate
-from pyro_evidence.fitting.restarts import Phase, Restarts, advance, crawling, leap_together, moved_to, repeated
+from pyro_evidence.fitting.restarts import (
+    Phase,
+    Restarts,
+    advance,
+    leap_together,
+    moved_to,
+    repeated,
+    slowly_converging,
+)
 from pyro_evidence.mixture import updates as mixture_updates
 from pyro_evidence.mixture.mode import first_highest
 from pyro_evidence.mppca import evidence, expectation, missing, start
 from pyro_evidence.mppca.chunks import Rows, has_gaps
-from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.updates import Iterate, Rule, Ties, best_within_span, literal_gamma, no_gamma, orbit_gamma
+from pyro_evidence.mppca.expectation import FactorAnalysers
+from pyro_evidence.mppca.updates import (
+    Iterate,
+    Rule,
+    SharedParameters,
+    best_within_span,
+    literal_gamma,
+    no_gamma,
+    orbit_gamma,
+)
 
 DIRECT = 5  # rounds of the warm-up that take loadings straight from covariances; Husmeier (2000), footnote 14
 
 
 RULES: dict[object, Rule] = {
-    mixture_updates.as_published: Rule(literal_gamma),
+    mixture_updates.husmeier2000_update: Rule(literal_gamma),
     mixture_updates.corrected: Rule(orbit_gamma),
 }
 RULES_WITH_SETTINGS: dict[type, Callable[[Any], Rule]] = {
@@ -45,8 +61,8 @@ def rule_of(update: object) -> Rule:
         if isinstance(update, kind):
             return rule_with(update)
     raise BadInput(
-        f"update={update!r} has no form for a mixture of probabilistic PCA; expected BoundedInflation(), as_published, "
-        f"corrected, Unregularised(), WeightDecay(alpha), or a pyro_evidence.mppca.updates.Rule."
+        f"update={update!r} has no form for a mixture of probabilistic PCA; expected BoundedInflation(), "
+        f"husmeier2000_update, corrected, Unregularised(), WeightDecay(alpha), or a pyro_evidence.mppca.updates.Rule."
     )
 
 
@@ -59,7 +75,7 @@ class MPPCARestarts(Restarts):
     rule: Rule
 
     @property
-    def parameters(self) -> Analysers:
+    def parameters(self) -> FactorAnalysers:
         return self.it.analysers
 
     @property
@@ -78,33 +94,33 @@ class MPPCARestarts(Restarts):
         found = evidence.log_evidence_occam(self.it, self.rule.gamma(self.it))
         return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
 
-    def proposed(self) -> Analysers:
+    def proposed(self) -> FactorAnalysers:
         return self.rule(self.it)
 
-    def reached(self, parameters: Analysers) -> "MPPCARestarts":
+    def reached(self, parameters: FactorAnalysers) -> "MPPCARestarts":
         stats = missing.e_step(self.Y, parameters)
         return replace(self, it=Iterate(parameters, self.it.ties, stats, self.it.variance))
 
-    def change_to(self, parameters: Analysers) -> Tensor:
+    def change_to(self, parameters: FactorAnalysers) -> Tensor:
         sound = expectation.is_sound(parameters)
         return torch.where(sound, _distance(self.parameters, parameters), torch.nan)
 
-    def ahead(self, before: Analysers, after: Analysers) -> Analysers:
+    def ahead(self, before: FactorAnalysers, after: FactorAnalysers) -> FactorAnalysers:
         """Where three rounds lead; rows in which something was pruned on the way stay at the last of them."""
         return _ahead(before, self.parameters, after)
 
-    def complaint(self, parameters: Analysers, row: int) -> str:
+    def complaint(self, parameters: FactorAnalysers, row: int) -> str:
         return "its numbers left the finite ones, or its precisions the positive ones"
 
 
-def first(Y: Rows, analysers: Analysers, ties: Ties, variance: Tensor, rule: Rule) -> MPPCARestarts:
+def first(Y: Rows, analysers: FactorAnalysers, ties: SharedParameters, variance: Tensor, rule: Rule) -> MPPCARestarts:
     """The batch at its start."""
     failed = torch.zeros(len(analysers.W), dtype=torch.bool, device=Y.device)
     it = Iterate(analysers, ties, missing.e_step(Y, analysers), variance)
     return MPPCARestarts(Y, it, rule, failed=failed, change=variance.new_full(failed.shape, torch.inf))
 
 
-def _distance(old: Analysers, new: Analysers) -> Tensor:
+def _distance(old: FactorAnalysers, new: FactorAnalysers) -> Tensor:
     """Largest change of a log precision or of a share, ``(R,)``."""
     on = new.columns & new.active.unsqueeze(-1)
     parts = [torch.where(on, (new.alpha / old.alpha).log(), 0.0), new.log_mixing.exp() - old.log_mixing.exp()]
@@ -112,7 +128,7 @@ def _distance(old: Analysers, new: Analysers) -> Tensor:
     return torch.cat([p.abs().flatten(1) for p in parts], -1).amax(-1)
 
 
-def _ahead(before: Analysers, here: Analysers, after: Analysers) -> Analysers:
+def _ahead(before: FactorAnalysers, here: FactorAnalysers, after: FactorAnalysers) -> FactorAnalysers:
     """Where three iterates lead; rows in which a component or a column was put out on the way are the last of them."""
     states = (before, here, after)
     same = [(x.active == after.active).all(-1) & (x.columns == after.columns).flatten(1).all(-1) for x in states]
@@ -120,13 +136,15 @@ def _ahead(before: Analysers, here: Analysers, after: Analysers) -> Analysers:
     return found.where(torch.stack(same).all(0), after)
 
 
-def _coordinates(analysers: Analysers) -> tuple[Tensor, ...]:
+def _coordinates(analysers: FactorAnalysers) -> tuple[Tensor, ...]:
     """Loadings, means, precisions and shares without bounds, rows in front."""
     shares = torch.where(analysers.active, analysers.log_mixing, 0.0)
     return analysers.W, analysers.mu, analysers.beta.log(), analysers.alpha.log(), shares
 
 
-def _placed(like: Analysers, W: Tensor, mu: Tensor, log_beta: Tensor, log_alpha: Tensor, shares: Tensor) -> Analysers:
+def _placed(
+    like: FactorAnalysers, W: Tensor, mu: Tensor, log_beta: Tensor, log_alpha: Tensor, shares: Tensor
+) -> FactorAnalysers:
     """The analysers at these coordinates, with the components and columns of ``like`` that are not pruned."""
     log_mixing = torch.where(like.active, shares, -torch.inf).log_softmax(-1)
     return replace(like, W=W, mu=mu, beta=log_beta.exp(), alpha=log_alpha.exp(), log_mixing=log_mixing)
@@ -188,6 +206,6 @@ def of_rows(batch: MPPCARestarts, index: Tensor) -> MPPCARestarts:
 def finished(fit: Fit[MPPCARestarts], stop: Stop) -> Fit[MPPCARestarts]:
     """The best restart, run until ``stop`` on its own."""
     batch = restarts.ready(fit.state)
-    step = advance if stop.counted else crawling
+    step = advance if stop.counted else slowly_converging
     last = iterate(step, replace(batch, num_rounds=0), stop, "EvidenceEM, best restart")
     return Fit(last.state, last.status, (*fit.objectives, *last.objectives))

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.chunks import Rows, added_up
-from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import LARGEST_NOISE
-from pyro_evidence.numerics.linalg import signed
+from pyro_evidence.numerics.linalg import fix_signs
 
 DENSE = 512  # outputs up to which covariances are formed
 PASSES = 4  # of subspace iteration above
@@ -37,7 +37,7 @@ def spread_centres(Y: Tensor, uniform: Tensor) -> Tensor:
     return torch.stack(found, 1)
 
 
-def direct(Y: Rows, analysers: Analysers, added: Tensor | float = 0.0) -> Analysers:
+def direct(Y: Rows, analysers: FactorAnalysers, added: Tensor | float = 0.0) -> FactorAnalysers:
     """The maximum likelihood solution at the current responsibilities; Tipping and Bishop (1999), eqs. 8 and 9.
 
     Covariances are formed up to 512 outputs; above, their leading eigenvectors come from subspace iteration, to
@@ -74,7 +74,7 @@ class _Products:
         return _Products(*(a + b for a, b in pairs))
 
 
-def _products(Y: Tensor, analysers: Analysers) -> _Products:
+def _products(Y: Tensor, analysers: FactorAnalysers) -> _Products:
     R, K, m, _ = analysers.W.shape
     counts, products = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m, m)
     sums = analysers.W.new_zeros(R * K, m)
@@ -85,7 +85,7 @@ def _products(Y: Tensor, analysers: Analysers) -> _Products:
     return _Products(counts, sums, products, torch.zeros_like(counts))
 
 
-def _by_covariance(Y: Rows, analysers: Analysers) -> Leading:
+def _by_covariance(Y: Rows, analysers: FactorAnalysers) -> Leading:
     R, K, m, q = analysers.W.shape
     found = added_up(Y, lambda rows: _products(rows, analysers))
     counts, sums, products = found.counts, found.sums, found.products
@@ -94,17 +94,17 @@ def _by_covariance(Y: Rows, analysers: Analysers) -> Leading:
     S = products.reshape(R, K, m, m) / counts.clamp(min=1e-300)[..., None, None]  # no data: zero
     S = S - mean.unsqueeze(-1) * mean.unsqueeze(-2) * (counts > 0)[..., None, None]
     values, vectors = torch.linalg.eigh(0.5 * (S + S.mT))
-    vectors = signed(vectors)
+    vectors = fix_signs(vectors)
     trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)
     return counts, mean, trace, values[..., m - q :].flip(-1), vectors[..., m - q :].flip(-1)
 
 
-def _mean(counts: Tensor, sums: Tensor, analysers: Analysers) -> Tensor:
+def _mean(counts: Tensor, sums: Tensor, analysers: FactorAnalysers) -> Tensor:
     seen = counts.unsqueeze(-1) > 0
     return torch.where(seen, sums / torch.where(seen, counts.unsqueeze(-1), 1.0), analysers.mu)
 
 
-def _by_subspace(Y: Rows, analysers: Analysers) -> Leading:
+def _by_subspace(Y: Rows, analysers: FactorAnalysers) -> Leading:
     R, K, m, q = analysers.W.shape
     grid = torch.arange(1.0, R * K * m * q + 1.0).to(analysers.W)
     basis = torch.linalg.qr((1.7 * grid).sin().reshape(R, K, m, q)).Q
@@ -113,10 +113,10 @@ def _by_subspace(Y: Rows, analysers: Analysers) -> Leading:
         basis = torch.linalg.qr(image).Q
     counts, mean, trace, image = _times_covariance(Y, analysers, basis)
     values, turn = torch.linalg.eigh(0.5 * (basis.mT @ image + image.mT @ basis))
-    return counts, mean, trace, values.flip(-1), signed(basis @ turn).flip(-1)
+    return counts, mean, trace, values.flip(-1), fix_signs(basis @ turn).flip(-1)
 
 
-def _image(Y: Tensor, analysers: Analysers, basis: Tensor) -> _Products:
+def _image(Y: Tensor, analysers: FactorAnalysers, basis: Tensor) -> _Products:
     R, K, m, q = analysers.W.shape
     counts, sums, squares = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m), analysers.W.new_zeros(R * K)
     cross = analysers.W.new_zeros(m, R * K * q)
@@ -130,7 +130,7 @@ def _image(Y: Tensor, analysers: Analysers, basis: Tensor) -> _Products:
     return _Products(counts, sums, cross, squares)
 
 
-def _times_covariance(Y: Rows, analysers: Analysers, basis: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _times_covariance(Y: Rows, analysers: FactorAnalysers, basis: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Counts, means, traces of the covariances, and the covariances times ``basis``, in one pass."""
     R, K, m, q = analysers.W.shape
     found = added_up(Y, lambda rows: _image(rows, analysers, basis))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mppca import expectation
-from pyro_evidence.mppca.expectation import Analysers, Moments, Statistics
-from pyro_evidence.numerics.linalg import signed
+from pyro_evidence.mppca.expectation import FactorAnalysers, Moments, Statistics
+from pyro_evidence.numerics.linalg import fix_signs
 
 LARGEST_NOISE = 1e12  # precision in units of the data's: a component on a subspace makes the likelihood unbounded
 ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
@@ -21,7 +21,7 @@ LEAST_DETERMINED = 1e-2  # columns are out when the data determine less than thi
 
 
 @dataclass(frozen=True)
-class Ties:
+class SharedParameters:
     """Which columns share a prior precision, which outputs a noise precision, and what is learned."""
 
     alpha_group: Tensor  # (K, q) long
@@ -41,8 +41,8 @@ class Ties:
 class Iterate:
     """One iterate with all that a rule may ask of it."""
 
-    analysers: Analysers
-    ties: Ties
+    analysers: FactorAnalysers
+    ties: SharedParameters
     stats: Statistics
     variance: Tensor  # (m,) scale of the noise in the gamma prior
 
@@ -120,7 +120,7 @@ class Rule:
     rho: float = 0.0
     prepare: Preparation = unchanged
 
-    def __call__(self, it: Iterate) -> Analysers:
+    def __call__(self, it: Iterate) -> FactorAnalysers:
         it = self.prepare(it)
         analysers, ties = it.analysers, it.ties
         used = analysers.alpha if self.alpha is None else torch.full_like(analysers.alpha, self.alpha)
@@ -180,7 +180,7 @@ def _tied(values: Tensor, group: Tensor) -> Tensor:
     return sums.index_add_(-1, group.flatten(), values.flatten(-2))[..., group]
 
 
-def pruned(analysers: Analysers, keep: Tensor, columns: Tensor) -> Analysers:
+def pruned(analysers: FactorAnalysers, keep: Tensor, columns: Tensor) -> FactorAnalysers:
     """Without the components where ``keep`` ``(R, K)`` is False and the columns where ``columns`` ``(R, K, q)`` is."""
     log_mixing = torch.where(keep, analysers.log_mixing, -torch.inf).log_softmax(-1)
     on = columns & keep.unsqueeze(-1)
@@ -221,7 +221,7 @@ def _turn(it: Iterate) -> Tensor:
     c = 2.0 * s / (1.0 + (1.0 + 4.0 * alpha * s / counts.squeeze(-1)).sqrt())
     length = (c - 1.0).clamp(min=LEAST).sqrt()  # zero would stay so in EM
     on = analysers.columns.gather(-1, place) & analysers.active.unsqueeze(-1)
-    found_turn = signed(Q @ E) * torch.where(on, length, 0.0).unsqueeze(-2)
+    found_turn = fix_signs(Q @ E) * torch.where(on, length, 0.0).unsqueeze(-2)
     return found_turn.gather(-1, place.argsort(-1).unsqueeze(-2).expand(found_turn.shape))
 
 

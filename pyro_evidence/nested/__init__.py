@@ -1,1 +1,1 @@
-"""Outer sites integrated numerically around Laplace: scales, correlations, kernel settings."""
+"""Marginalised sites integrated numerically around Laplace: scales, correlations, kernel settings."""

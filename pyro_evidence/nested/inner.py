@@ -29,7 +29,7 @@ class Factors(Protocol):
     def log_det(self) -> Tensor:
         """``(R,)``."""
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """White noise ``(R, D)`` to noise of each row's covariance."""
 
     def whiten(self, noise: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class DenseFactors:
         """Log determinant of each precision, ``(R,)``."""
         return 2.0 * self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """Each row by its own factor."""
         return torch.linalg.solve_triangular(self.tril.mT, white.unsqueeze(-1), upper=True).squeeze(-1)
 
@@ -76,10 +76,10 @@ class SeparateFactors:
         """Of the precisions; nan where there is none."""
         return torch.stack([torch.tensor(torch.nan) if s is None else s.precision.log_det[0] for s in self.states])
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """Each row by its own precision."""
         rows = zip(self.states, white, strict=True)
-        return torch.stack([w if s is None else s.precision.colour(w.unsqueeze(0))[0] for s, w in rows])
+        return torch.stack([w if s is None else s.precision.unwhiten(w.unsqueeze(0))[0] for s, w in rows])
 
     def whiten(self, noise: Tensor) -> Tensor:
         """Each row by its own precision."""
@@ -95,10 +95,10 @@ class SeparateFactors:
 
 
 @dataclass(frozen=True)
-class Inner:
-    """Inner modes at several outer values.
+class ConditionalModes:
+    """Inner modes at several marginalised values.
 
-    :ivar log_density: log evidence of the inner part plus the log prior of the outer one, nats, ``(R,)``; minus
+    :ivar log_density: log evidence of the inner part plus the log prior of the marginalised ones, nats, ``(R,)``; minus
         infinity where no mode was found.
     """
 
@@ -113,30 +113,32 @@ class Inner:
         return int((self.log_density == -torch.inf).sum())
 
 
-def solve_inner(problem: Problem, theta: Tensor, start: Tensor, *, thorough: bool = True) -> Inner:
+def solve_inner(problem: Problem, theta: Tensor, start: Tensor, *, thorough: bool = True) -> ConditionalModes:
     """The inner mode and its curvature at each row of ``theta`` ``(R, T)``, searched from ``start`` ``(R, D)``.
 
     :param thorough: whether to search again, from further away, where no mode was found.
     """
     if not len(theta):
         nothing = theta.new_zeros(0)
-        return Inner(theta, start, DenseFactors(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
+        return ConditionalModes(
+            theta, start, DenseFactors(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing
+        )
     search = _together if is_batched(problem) else _one_by_one
     with torch.enable_grad():  # whoever asks for draws may have switched it off
         u, factors, log_evidence = search(problem, theta.detach(), start.detach(), thorough)
         prior = log_priors(problem, theta.detach())
-    return Inner(theta, u, factors, log_evidence + prior.to(log_evidence))
+    return ConditionalModes(theta, u, factors, log_evidence + prior.to(log_evidence))
 
 
 def log_priors(problem: Problem, theta: Tensor) -> Tensor:
-    """Log prior density of the outer and maximised sites at each row ``(R, T)``, nats, ``(R,)``."""
+    """Log prior density of the marginalised and maximised sites at each row ``(R, T)``, nats, ``(R,)``."""
     f = problem.joint.log_hyperprior
     with torch.no_grad():
         return batched.apply(f, (theta,), problem.joint.row_bytes, f)
 
 
 def is_batched(problem: Problem) -> bool:
-    """Whether rows with outer values of their own are evaluated together."""
+    """Whether rows with marginalised values of their own are evaluated together."""
     small = problem.joint.latents.size <= MAX_DIMS and problem.curvature in (exact_hessian, gauss_newton)
     return small and problem.factors is None and problem.nodes == 1 and problem.joint.row_bytes is not None
 
@@ -202,7 +204,7 @@ def precision_tril(precision: Precision, size: int) -> Tensor:
     """Lower Cholesky factor ``(D, D)`` of a precision of any kind."""
     if isinstance(precision, Dense):
         return precision.tril[0]
-    rows = precision.colour(torch.eye(size, dtype=torch.float64, device=precision.log_det.device))
+    rows = precision.unwhiten(torch.eye(size, dtype=torch.float64, device=precision.log_det.device))
     return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(rows.mT @ rows)))
 
 
@@ -223,11 +225,11 @@ def is_affordable(problem: Problem, num_hessians: int) -> bool:
     return num_hessians <= MOST_ROWS if row_bytes is None else num_hessians * size * row_bytes <= MOST_BYTES
 
 
-def profiles(problem: Problem, inner: Inner) -> Profiles | None:
+def profiles(problem: Problem, inner: ConditionalModes) -> Profiles | None:
     """The inner modes as the shapes of inner densities want them; None where one was not found."""
     if inner.num_failures:
         return None
     num, size = inner.u.shape
     rows = torch.cat([inner.theta, problem.active.expand(num, -1).to(inner.theta)], -1)
-    colour = [inner.factors.colour(white.expand(num, -1)) for white in torch.eye(size).to(inner.u)]
-    return Profiles(approximation_rows.density(problem), rows, inner.u, torch.stack(colour, -1))
+    unwhiten = [inner.factors.unwhiten(white.expand(num, -1)) for white in torch.eye(size).to(inner.u)]
+    return Profiles(approximation_rows.density(problem), rows, inner.u, torch.stack(unwhiten, -1))

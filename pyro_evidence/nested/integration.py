@@ -1,4 +1,4 @@
-"""Outer sites integrated numerically around Laplace's evidence of everything inside."""
+"""Marginalised sites integrated numerically around Laplace's evidence of everything inside."""
 
 import itertools
 import math
@@ -13,13 +13,13 @@ from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.nested import skewness
-from pyro_evidence.nested.inner import Inner, is_affordable, profiles, solve_inner
-from pyro_evidence.nested.skewness import Bend, Margins, Profiles, outer_points
+from pyro_evidence.nested.inner import ConditionalModes, is_affordable, profiles, solve_inner
+from pyro_evidence.nested.skewness import Margins, Profiles, SkewnessCorrection, skewness_points
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature import rules as quadrature
-from pyro_evidence.numerics.quadrature.densities import Grid, Interpolated, Lattice, Normal, OuterDensity, Trend
-from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Chart, chart
+from pyro_evidence.numerics.quadrature.densities import Grid, Interpolated, Lattice, MarginalisedDensity, Normal, Trend
+from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
 
 PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
@@ -37,27 +37,27 @@ STEP = 1e-3  # of differences of slopes, in units of the coordinates
 
 
 @dataclass(frozen=True)
-class Around:
-    """An outer mode, and how the inner one follows when the outer sites move.
+class OuterMode:
+    """An mode of the marginalised sites, and how the inner one follows when the marginalised sites move.
 
     :ivar state: Laplace's approximation of the inner part there.
-    :ivar outer: which coordinates of ``theta`` are outer, positions ``(d,)``.
-    :ivar precision: minus the second derivatives of the outer log density, ``(d, d)``.
-    :ivar follows: derivative of the inner mode in the outer coordinates, ``(D, d)``.
+    :ivar marginalised: which coordinates of ``theta`` are marginalised, positions ``(d,)``.
+    :ivar precision: minus the second derivatives of the log density of the marginalised sites, ``(d, d)``.
+    :ivar follows: derivative of the inner mode in the marginalised coordinates, ``(D, d)``.
     """
 
     state: LaplaceState
-    outer: Tensor
+    marginalised: Tensor
     precision: Tensor
     follows: Tensor
 
     @property
     def centre(self) -> Tensor:
-        """The outer mode, unconstrained, ``(d,)``."""
-        return self.state.theta[self.outer]
+        """The mode of the marginalised sites, unconstrained, ``(d,)``."""
+        return self.state.theta[self.marginalised]
 
-    def inner(self, phi: Tensor, start: Tensor | None = None, *, thorough: bool = True) -> Inner:
-        """Laplace inside at outer coordinates ``(R, d)``.
+    def inner(self, phi: Tensor, start: Tensor | None = None, *, thorough: bool = True) -> ConditionalModes:
+        """Laplace inside at marginalised coordinates ``(R, d)``.
 
         :param start: of the searches, ``(R, D)``; by default where the mode is expected to first order.
         """
@@ -71,77 +71,77 @@ class Around:
 
     @property
     def names(self) -> list[str]:
-        """The outer sites."""
-        slices, outer = self.state.problem.joint.hypers.slices, self.outer.tolist()
-        return sorted({n for n, s in slices.items() for i in outer if s.start <= i < s.stop})
+        """The marginalised sites."""
+        slices, marginalised = self.state.problem.joint.hypers.slices, self.marginalised.tolist()
+        return sorted({n for n, s in slices.items() for i in marginalised if s.start <= i < s.stop})
 
     @cached_property
-    def straight(self) -> Chart:
-        """Straight axes through the outer mode."""
+    def straight(self) -> Standardisation:
+        """Straight axes through the mode of the marginalised sites."""
         return chart(self.centre, self.precision)
 
     @cached_property
     def profile(self) -> Tensor:
-        """The outer log density along those axes, at :meth:`Chart.probes`, nats, ``(d * J,)``."""
+        """Log density along those axes, at :meth:`Standardisation.probes`, nats, ``(d * J,)``."""
         return self.inner(self.straight.probes(), thorough=False).log_density.nan_to_num(nan=-torch.inf)
 
     def theta(self, phi: Tensor) -> Tensor:
-        """All hyperparameters with outer coordinates ``(R, d)``, ``(R, T)``."""
-        return self.state.theta.expand(len(phi), -1).clone().index_copy(1, self.outer, phi)
+        """All hyperparameters with marginalised coordinates ``(R, d)``, ``(R, T)``."""
+        return self.state.theta.expand(len(phi), -1).clone().index_copy(1, self.marginalised, phi)
 
 
 @dataclass(frozen=True)
 class Integral:
-    """The outer sites' posterior.
+    """The marginalised sites' posterior.
 
-    :ivar log_evidence: the outer sites integrated, nats, ``()``.
+    :ivar log_evidence: the marginalised sites integrated, nats, ``()``.
     :ivar error: how much it moved when the nodes were last made more, nats; a standard error where nodes are draws.
     :ivar density: of ``z``, continuous.
     :ivar nodes: Laplace inside at the nodes, and ``log_weights`` the posterior mass of each, ``(K,)``.
     :ivar method: how it was done, for the reader.
     """
 
-    around: Around
-    chart: Chart
-    density: OuterDensity
+    outer_mode: OuterMode
+    chart: Standardisation
+    density: MarginalisedDensity
     log_evidence: Tensor
     error: float
-    nodes: Inner
+    nodes: ConditionalModes
     log_weights: Tensor
     method: str
 
     @property
     def phi(self) -> Tensor:
-        """Outer coordinates of the nodes, ``(K, d)``."""
-        return self.nodes.theta[:, self.around.outer]
+        """Marginalised coordinates of the nodes, ``(K, d)``."""
+        return self.nodes.theta[:, self.outer_mode.marginalised]
 
     @cached_property
-    def bend(self) -> Bend | None:
+    def skewness_correction(self) -> SkewnessCorrection | None:
         """The shape of the inner densities; None where they are normal, or too many to look at."""
-        problem, size = self.around.state.problem, self.around.state.problem.joint.latents.size
+        problem, size = self.outer_mode.state.problem, self.outer_mode.state.problem.joint.latents.size
         batch = skewness.NUM_POINTS if problem.joint.row_bytes is not None else skewness.FEW_POINTS
         looked = self._profiles(2 * size) if size <= skewness.LARGEST else None
         with torch.enable_grad():  # whoever asks for draws may have switched it off
-            return None if looked is None else skewness.bend(*looked, batch)
+            return None if looked is None else skewness.skewness_correction(*looked, batch)
 
     @cached_property
     def margins(self) -> Margins | None:
         """The shapes of inner coordinates, each by itself; None where they are normal, or too many to look at."""
-        looked = self._profiles(2 * self.around.state.problem.joint.latents.size * len(skewness.POINTS))
+        looked = self._profiles(2 * self.outer_mode.state.problem.joint.latents.size * len(skewness.POINTS))
         with torch.enable_grad():
             return None if looked is None else skewness.margins(*looked)
 
     def _profiles(self, num_hessians: int) -> tuple[Profiles, Tensor] | None:
-        """Inner modes at as many outer points as so many Hessians for each allow, and those points."""
-        problem = self.around.state.problem
-        choices = outer_points(self.chart.num_dims, self.chart.centre)
+        """Inner modes at as many marginalised points as so many Hessians for each allow, and those points."""
+        problem = self.outer_mode.state.problem
+        choices = skewness_points(self.chart.num_dims, self.chart.centre)
         z = next((z for z in choices if is_affordable(problem, num_hessians * len(z))), None)
-        found = None if z is None else profiles(problem, self.around.inner(self.chart.forward(z)))
+        found = None if z is None else profiles(problem, self.outer_mode.inner(self.chart.forward(z)))
         return None if found is None or z is None else (found, z)
 
-    def inner(self, z: Tensor) -> Inner:
+    def inner(self, z: Tensor) -> ConditionalModes:
         """Laplace inside at ``z`` ``(R, d)``, searched from where the modes at the nodes lead."""
-        return self.around.inner(self.chart.forward(z), self._modes(z))
+        return self.outer_mode.inner(self.chart.forward(z), self._modes(z))
 
     @cached_property
     def _modes(self) -> Trend:
@@ -150,60 +150,64 @@ class Integral:
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Means and standard deviations of the outer coordinates, ``(d,)`` each."""
+        """Means and standard deviations of the marginalised coordinates, ``(d,)`` each."""
         weights = self.log_weights.exp().unsqueeze(-1)
         mean = (weights * self.phi).sum(0)
         return mean, (weights * (self.phi - mean).square()).sum(0).sqrt()
 
 
-def around(state: LaplaceState, outer: Tensor) -> Around:
-    """Second derivatives at an outer mode, by central differences of exact slopes.
+def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
+    """Second derivatives at an mode of the marginalised sites, by central differences of exact slopes.
 
-    :raises NotAMode: where the outer log density is not concave there.
+    :raises NotAMode: where the log density of the marginalised sites is not concave there.
     """
-    steps = STEP * torch.eye(len(state.theta)).to(state.theta)[outer]
+    steps = STEP * torch.eye(len(state.theta)).to(state.theta)[marginalised]
     pairs = [[laplace_state(state.problem, state.theta + s * e, state.u) for s in (1.0, -1.0)] for e in steps]
-    slopes = torch.stack([slope(a).total[outer] - slope(b).total[outer] for a, b in pairs])
+    slopes = torch.stack([slope(a).total[marginalised] - slope(b).total[marginalised] for a, b in pairs])
     precision = -0.25 / STEP * (slopes + slopes.mT)
     follows = torch.stack([(a.u - b.u) / (2.0 * STEP) for a, b in pairs], -1)
     if not bool(torch.linalg.eigvalsh(precision)[0] > 0):
-        raise NotAMode(_not_concave(state, outer, precision))
-    return Around(state, outer, precision, follows)
+        raise NotAMode(_not_concave(state, marginalised, precision))
+    return OuterMode(state, marginalised, precision, follows)
 
 
-def _not_concave(state: LaplaceState, outer: Tensor, precision: Tensor) -> str:
+def _not_concave(state: LaplaceState, marginalised: Tensor, precision: Tensor) -> str:
     values, vectors = torch.linalg.eigh(precision)
-    where = state.problem.joint.hypers.label(int(outer[int(vectors[:, 0].abs().argmax())]))
+    where = state.problem.joint.hypers.label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
     return (
-        f"the log density of the outer sites has curvature {float(values[0]):.3g} at {where}, where its search ended; "
-        "expected a maximum. Give that site a proper prior that says more, name fewer sites in outer=, or sample them: "
-        "MCMC(NUTS(LaplaceMarginal(model, integrate=[...])))."
+        f"the log density of the marginalised sites has curvature {float(values[0]):.3g} at {where}, where its "
+        "search ended; expected a maximum. Give that site a proper prior that says more, name fewer sites in "
+        "marginalise=, or sample them: MCMC(NUTS(LaplaceMarginal(model, integrate=[...])))."
     )
 
 
-def integrate(found: Around, tolerance: float, elsewhere: Tensor) -> Integral:
-    """The integral over the outer sites, by as many nodes as the tolerance asks for.
+def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral:
+    """The integral over the marginalised sites, by as many nodes as the tolerance asks for.
 
     :param tolerance: of the log evidence, nats; means and standard deviations are good to 2.5 times as many standard
         deviations.
-    :param elsewhere: places of other hills on one axis, ``(M, d)``.
+    :param elsewhere: places of other modes on one axis, ``(M, d)``.
     """
     d = found.straight.num_dims
     if len(elsewhere):
-        return tabulated(found, found.straight, elsewhere, tolerance)
+        return trapezoidal_grid(found, found.straight, elsewhere, tolerance)
     bent = found.straight.bent(found.profile)
     if d <= PRODUCT_DIMS:
-        return _settled(found, bent, tolerance) or on_a_lattice(found, tolerance) or drawn(found, bent, tolerance)
+        return (
+            _settled(found, bent, tolerance)
+            or adaptive_grid(found, tolerance)
+            or importance_sampled(found, bent, tolerance)
+        )
     if d <= quadrature.LARGEST_DESIGN:
         design = _design(found, bent)
-        return design if design.error <= 10.0 * tolerance else drawn(found, bent, tolerance)
-    return drawn(found, bent, tolerance)
+        return design if design.error <= 10.0 * tolerance else importance_sampled(found, bent, tolerance)
+    return importance_sampled(found, bent, tolerance)
 
 
-def tabulated(found: Around, where: Chart, elsewhere: Tensor, tolerance: float) -> Integral:
-    """One outer coordinate by the trapezoidal rule over all its hills, on ever finer grids.
+def trapezoidal_grid(found: OuterMode, where: Standardisation, elsewhere: Tensor, tolerance: float) -> Integral:
+    """One marginalised coordinate by the trapezoidal rule over all its modes, on ever finer grids.
 
-    :param elsewhere: places of other hills, ``(M, 1)``.
+    :param elsewhere: places of other modes, ``(M, 1)``.
     """
     ends = torch.cat([where.inverse(elsewhere), where.centre.new_tensor([[PROBES[0]], [PROBES[-1]]])])
     low, high = float(ends.min()) + PROBES[0], float(ends.max()) + PROBES[-1]
@@ -225,7 +229,7 @@ def tabulated(found: Around, where: Chart, elsewhere: Tensor, tolerance: float) 
     return Integral(found, where, density, log_evidence, error, nodes, log_density.log_softmax(0), method)
 
 
-def _settled(found: Around, where: Chart, tolerance: float) -> Integral | None:
+def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
     """Ever more nodes until nothing moves; None where they do not settle."""
     before: Integral | None = None
     products = _products(found, where)
@@ -246,11 +250,11 @@ def _moved(before: Integral, now: Integral) -> float:
     return worst if math.isfinite(worst) else math.inf
 
 
-def on_a_lattice(found: Around, tolerance: float) -> Integral | None:
+def adaptive_grid(found: OuterMode, tolerance: float) -> Integral | None:
     """Ever finer lattices over all that counts and hangs together, however it is bent; None where that is too much."""
     before = math.inf
     for step in LATTICES:
-        cells = _flooded(found, step)
+        cells = _flood_fill(found, step)
         if cells is None:
             return None
         now = _lattice(found, step, cells)
@@ -261,7 +265,7 @@ def on_a_lattice(found: Around, tolerance: float) -> Integral | None:
     return None
 
 
-def _flooded(found: Around, step: float) -> Tensor | None:
+def _flood_fill(found: OuterMode, step: float) -> Tensor | None:
     """The cells ``(K, d)`` of a lattice through the mode, neighbour by neighbour, until the density is low."""
     centre = (0,) * found.straight.num_dims
     height: dict[tuple[int, ...], float] = {}
@@ -280,7 +284,7 @@ def _neighbours(cell: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield (*cell[:axis], cell[axis] + side, *cell[axis + 1 :])
 
 
-def _lattice(found: Around, step: float, cells: Tensor) -> Integral:
+def _lattice(found: OuterMode, step: float, cells: Tensor) -> Integral:
     nodes = found.inner(found.straight.forward(step * cells.to(found.centre)))
     log_mass = nodes.log_density + found.straight.log_slope(found.centre) + len(found.centre) * math.log(step)
     log_evidence, corner = log_mass.logsumexp(0), cells.amin(0)
@@ -291,7 +295,7 @@ def _lattice(found: Around, step: float, cells: Tensor) -> Integral:
     return Integral(found, found.straight, density, log_evidence, math.inf, nodes, log_mass.log_softmax(0), method)
 
 
-def _products(found: Around, where: Chart) -> Iterator[Integral]:
+def _products(found: OuterMode, where: Standardisation) -> Iterator[Integral]:
     for num in NODES:
         if num**where.num_dims > MOST_NODES:
             return
@@ -318,14 +322,14 @@ def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
     return log_ratio.index_copy(0, torch.nonzero(missing).squeeze(-1), log_ratio[nearest])
 
 
-def _at(found: Around, where: Chart, z: Tensor) -> tuple[Inner, Tensor]:
+def _at(found: OuterMode, where: Standardisation, z: Tensor) -> tuple[ConditionalModes, Tensor]:
     """Laplace inside at ``z`` ``(K, d)``, and the log of what is integrated over the standard normal density."""
     nodes = found.inner(where.forward(z))
     log_normal = -0.5 * (z.square() + math.log(math.tau)).sum(-1)
     return nodes, nodes.log_density + where.log_slope(z) - log_normal
 
 
-def _design(found: Around, where: Chart) -> Integral:
+def _design(found: OuterMode, where: Standardisation) -> Integral:
     """A central composite design; its error is what its centre and axes alone would say otherwise."""
     rule = quadrature.central_composite(where.num_dims)
     nodes, log_ratio = _at(found, where, rule.nodes)
@@ -345,8 +349,8 @@ def _normal(z: Tensor, log_weights: Tensor) -> Normal:
     return Normal(loc, torch.linalg.cholesky(covariance))
 
 
-def drawn(found: Around, where: Chart, tolerance: float) -> Integral:
-    """Importance sampling over the outer sites from a Student-t at their mode, in the mapped coordinates.
+def importance_sampled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral:
+    """Importance sampling over the marginalised sites from a Student-t at their mode, in the mapped coordinates.
 
     :raises ImproperPosterior: where a few draws carry all the weight.
     """
@@ -363,12 +367,12 @@ def drawn(found: Around, where: Chart, tolerance: float) -> Integral:
     return Integral(found, where, density, log_evidence, error, nodes, weights, method)
 
 
-def _scattered(found: Around, log_weights: Tensor) -> str:
+def _scattered(found: OuterMode, log_weights: Tensor) -> str:
     effective = float(importance.effective_sample_size(log_weights))
     inside = list(found.state.problem.joint.latents.names)
     return (
-        f"the outer sites {found.names}, {len(found.outer)} coordinates, cannot be integrated from their mode: "
-        f"{len(log_weights)} draws there are worth {effective:.1f}. Sample them instead, the rest integrated: "
-        f"MCMC(NUTS(LaplaceMarginal(model, integrate={inside})), ...); or name fewer in outer=, or maximise some by "
-        "hyper=."
+        f"the marginalised sites {found.names}, {len(found.marginalised)} coordinates, cannot be integrated from "
+        f"their mode: {len(log_weights)} draws there are worth {effective:.1f}. Sample them instead, the rest "
+        f"integrated: MCMC(NUTS(LaplaceMarginal(model, integrate={inside})), ...); or name fewer in marginalise=, "
+        "or maximise some by maximise=."
     )

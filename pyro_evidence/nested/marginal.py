@@ -10,7 +10,7 @@ from torch.distributions.transforms import IndependentTransform, Transform
 from pyro_evidence.errors import BadInput
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
-from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Chart
+from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Standardisation
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 
 NUM_POINTS = 513
@@ -115,17 +115,17 @@ def _shapes(integral: Integral, nodes: Tensor, places: Tensor) -> AxisMap:
     return AxisMap(*(part[:, places] for part in vars(axes).values()))
 
 
-def outer_density(integral: Integral, index: int) -> tuple[Tensor, Tensor]:
-    """Density of one outer coordinate, the axis that it leans on most integrated by a change of variables, ``(G,)``."""
+def marginalised_density(integral: Integral, index: int) -> tuple[Tensor, Tensor]:
+    """Density of one marginalised coordinate, ``(G,)``; the axis that it leans on most by a change of variables."""
     where = integral.chart
     axis = int(where.basis[index].abs().argmax())
     order = (*(a for a in range(where.num_dims) if a != axis), axis)
     density, turned = integral.density.permuted(order), _turned(where, order)
     white = quasi_normal(NUM_OTHERS if where.num_dims > 1 else 2, where.num_dims).to(where.centre)
-    wide = turned.forward(density.colour(quasi_normal(2048, where.num_dims).to(where.centre)))[:, index]
+    wide = turned.forward(density.unwhiten(quasi_normal(2048, where.num_dims).to(where.centre)))[:, index]
     margin = 0.3 * (wide.max() - wide.min())
     x = torch.linspace(float(wide.min() - margin), float(wide.max() + margin), NUM_POINTS).to(wide)
-    z = density.colour(white)[:, :-1]
+    z = density.unwhiten(white)[:, :-1]
     last = density.last_given_others(z)
     rest = turned.axes.forward(torch.cat([z, z.new_zeros(len(z), 1)], -1)) * turned.basis[index]
     t = (x - where.centre[index] - rest[:, :-1].sum(-1, keepdim=True)) / turned.basis[index, -1]
@@ -135,7 +135,7 @@ def outer_density(integral: Integral, index: int) -> tuple[Tensor, Tensor]:
     return x, (last.prob(along.squeeze(-1)) / slope).mean(0)
 
 
-def _turned(where: Chart, order: tuple[int, ...]) -> Chart:
+def _turned(where: Standardisation, order: tuple[int, ...]) -> Standardisation:
     """The chart with its axes in another order."""
     axes = AxisMap(*(part[list(order)] for part in vars(where.axes).values()))
     return replace(where, basis=where.basis[:, list(order)], axes=axes)

@@ -122,42 +122,47 @@ NUM_POINTS = 2  # random places at which the densities are looked at
 MOST = 30  # coordinates that are integrated numerically
 
 
-def outer_sites(joint: LogJoint, outer: Sequence[str] | None) -> tuple[str, ...]:
+def marginalised_sites(joint: LogJoint, marginalise: Sequence[str] | None) -> tuple[str, ...]:
     """The sites to integrate numerically around Laplace: those that are named, or those that are found.
 
     :param joint: the log joint with all of these sites among its latents.
-    :param outer: names; None for those that :func:`found_outer` finds.
+    :param marginalise: names; None for those that :func:`sites_to_marginalise` finds.
     :raises BadInput: for names that are no continuous latent sites of ``joint``, for improper priors, for too many
         coordinates.
     """
-    chosen = found_outer(joint) if outer is None else _named(joint, outer)
+    chosen = sites_to_marginalise(joint) if marginalise is None else _named(joint, marginalise)
     if chosen:
         _check_proper(joint, chosen)
         _check_size(joint, chosen)
     return chosen
 
 
-def _named(joint: LogJoint, outer: Sequence[str]) -> tuple[str, ...]:
-    check_kind("outer", outer)
-    if isinstance(outer, str):
-        raise BadInput(f"outer={outer!r}; expected a list of names of latent sites, such as outer=[{outer!r}].")
-    for name in outer:
-        if name in joint.hyper_sites:
+def _named(joint: LogJoint, marginalise: Sequence[str]) -> tuple[str, ...]:
+    check_kind("marginalise", marginalise)
+    if isinstance(marginalise, str):
+        raise BadInput(
+            f"marginalise={marginalise!r}; expected a list of names of latent sites, such as "
+            f"marginalise=[{marginalise!r}]."
+        )
+    for name in marginalise:
+        if name in joint.maximised_sites:
             raise BadInput(
-                f"site '{name}' is both in outer, to be integrated, and in hyper, to be maximised; name it once."
+                f"site '{name}' is both in marginalise, to be integrated, and in maximise, to be maximised; name it "
+                "once."
             )
         if name in joint.discrete:
             raise BadInput(
-                f"outer names '{name}', a discrete site, which is summed out already; leave it out of outer."
+                f"marginalise names '{name}', a discrete site, which is summed out already; leave it out of "
+                "marginalise."
             )
         if name not in joint.latents.slices:
-            raise BadInput(f"outer names '{name}'; expected latent sites out of {list(joint.latents.names)}.")
-    if len(set(outer)) == len(joint.latents.names):
+            raise BadInput(f"marginalise names '{name}'; expected latent sites out of {list(joint.latents.names)}.")
+    if len(set(marginalise)) == len(joint.latents.names):
         raise BadInput(
-            f"outer={list(outer)} leaves nothing for Laplace inside; leave at least one of the sites out, or pass "
-            "outer=() for one Gaussian over all of them."
+            f"marginalise={list(marginalise)} leaves nothing for Laplace inside; leave at least one of the sites "
+            "out, or pass marginalise=() for one Gaussian over all of them."
         )
-    return tuple(sorted(set(outer)))
+    return tuple(sorted(set(marginalise)))
 
 
 def _check_proper(joint: LogJoint, chosen: Sequence[str]) -> None:
@@ -171,7 +176,7 @@ def _check_proper(joint: LogJoint, chosen: Sequence[str]) -> None:
             raise BadInput(
                 f"site '{name}' is to be integrated, but its prior, {type(nodes[name]['fn']).__name__}, is improper: "
                 f"there is no evidence to speak of. Give it a proper prior, such as HalfNormal or HalfCauchy of a "
-                f"generous scale, or maximise it: hyper=['{name}']."
+                f"generous scale, or maximise it: maximise=['{name}']."
             ) from error
 
 
@@ -181,8 +186,8 @@ def _check_size(joint: LogJoint, chosen: Sequence[str]) -> None:
         raise BadInput(
             f"sites {sizes} set the spread of others and would be integrated numerically, but they have "
             f"{sum(sizes.values())} coordinates together; at most {MOST} can be. For a scale of each weight use REVM, "
-            f"which learns them; or run NUTS on the model; or maximise the larger ones, hyper={_largest(sizes)}; or "
-            "name the few that matter in outer=[...]; outer=() puts one Gaussian over everything."
+            f"which learns them; or run NUTS on the model; or maximise the larger ones, maximise={_largest(sizes)}; or "
+            "name the few that matter in marginalise=[...]; marginalise=() puts one Gaussian over everything."
         )
 
 
@@ -190,7 +195,7 @@ def _largest(sizes: dict[str, int]) -> list[str]:
     return [max(sizes, key=lambda name: sizes[name])]
 
 
-def found_outer(joint: LogJoint) -> tuple[str, ...]:
+def sites_to_marginalise(joint: LogJoint) -> tuple[str, ...]:
     """Latent sites on positive or bounded support that spread others.
 
     :param joint: the log joint with all of these sites among its latents.
@@ -236,7 +241,7 @@ def _along(joint: LogJoint, part: Coordinate, u: Tensor, generator: torch.Genera
 def _closed(
     taken: set[str], candidates: Sequence[Coordinate], changes: dict[str, dict[str, Tensor]]
 ) -> tuple[str, ...]:
-    """With the positive or bounded sites that the prior of an outer one depends on."""
+    """With the positive or bounded sites that the prior of an marginalised ones depends on."""
     while True:
         more = {
             p.name

@@ -1,4 +1,4 @@
-"""Draws of a nearly normal density: white noise bent by its third derivatives, as smooth functions of outer sites."""
+"""Skewness of nearly normal densities: third-order maps of white noise, smooth in the marginalised sites."""
 
 from dataclasses import dataclass
 
@@ -24,16 +24,16 @@ class Profiles:
     density: Density
     theta: Tensor
     u: Tensor  # (K, D)
-    colour: Tensor  # (K, D, D) white noise to noise of the covariance
+    covariance_root: Tensor  # (K, D, D) white noise to noise of the covariance
 
     @property
     def covariance(self) -> Tensor:
         """``(K, D, D)``."""
-        return self.colour @ self.colour.mT
+        return self.covariance_root @ self.covariance_root.mT
 
     def row(self, index: int) -> "Profile":
         """One mode."""
-        return Profile(self.density, self.theta[index], self.u[index], self.colour[index])
+        return Profile(self.density, self.theta[index], self.u[index], self.covariance_root[index])
 
     def log_marginal(self, points: Tensor) -> Tensor:
         r"""Log marginal density of every coordinate at ``points`` standard deviations off its mode, ``(K, D, J)``.
@@ -70,7 +70,7 @@ class Profile:
     density: Density
     theta: Tensor  # (T,)
     u: Tensor  # (D,)
-    colour: Tensor  # (D, D)
+    covariance_root: Tensor  # (D, D)
 
     def log_joint(self, u: Tensor) -> Tensor:
         """At rows ``(S, D)``, nats, ``(S,)``."""
@@ -82,7 +82,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Bowl:
+class ConditionalLaplace:
     """Second order around a point in all coordinates but one, which is held; nan where there is no maximum."""
 
     log_joint: Tensor  # (R,)
@@ -91,7 +91,7 @@ class Bowl:
     log_det: Tensor  # (R,) of the precision of the others
 
 
-def _bowl(density: Density, u: Tensor, theta: Tensor, index: Tensor) -> Bowl:
+def _bowl(density: Density, u: Tensor, theta: Tensor, index: Tensor) -> ConditionalLaplace:
     """By one factor of the whole precision: what a constraint costs is a correction of rank one."""
     log_joint, gradient = density.gradient(u, theta)
     tril, info = torch.linalg.cholesky_ex(density.precision(u, theta).detach().double())
@@ -102,31 +102,31 @@ def _bowl(density: Density, u: Tensor, theta: Tensor, index: Tensor) -> Bowl:
     step = solved[..., 0] - pull * solved[..., 1]
     log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) + variance.squeeze(-1).log()
     sound = torch.where(info == 0, 0.0, torch.nan)
-    return Bowl(log_joint, step.nan_to_num(0.0), (gradient * step).sum(-1), log_det + sound)
+    return ConditionalLaplace(log_joint, step.nan_to_num(0.0), (gradient * step).sum(-1), log_det + sound)
 
 
 def is_normal(profiles: Profiles) -> bool:
     """Whether the curvature two standard deviations off, on either side, is that at the mode."""
     one = profiles.row(0)
-    away = 2.0 * one.colour.sum(-1) / len(one.u) ** 0.5
-    gap = one.colour.mT @ one.precision(torch.stack([one.u + away, one.u - away])) @ one.colour
+    away = 2.0 * one.covariance_root.sum(-1) / len(one.u) ** 0.5
+    gap = one.covariance_root.mT @ one.precision(torch.stack([one.u + away, one.u - away])) @ one.covariance_root
     return bool((gap - torch.eye(len(one.u)).to(gap)).abs().max() < 1e-5)
 
 
-REACH = 1.6  # standard deviations of the outer coordinates at which shapes are looked at
+REACH = 1.6  # standard deviations of the marginalised coordinates at which shapes are looked at
 FARTHEST = 2.4  # beyond which they are taken as here
-FOLLOWED = 3  # outer coordinates up to which shapes may change with them
+FOLLOWED = 3  # marginalised coordinates up to which shapes may change with them
 
 
-def outer_points(num_dims: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Outer coordinates at which inner modes are wanted: centre and axes, ``(K, d)``, or the centre alone."""
+def skewness_points(num_dims: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Marginalised coordinates at which inner modes are wanted: centre and axes, ``(K, d)``, or the centre alone."""
     axes = REACH * torch.eye(num_dims).to(like)
     centre = torch.zeros_like(axes[:1])
     return (torch.cat([centre, axes, -axes]) if num_dims <= FOLLOWED else centre), centre
 
 
 def follow(z: Tensor, num: int) -> Tensor:
-    """The first ``num`` of 1, ``z`` and ``z^2`` at outer coordinates ``(S, d)``, ``(S, num)``."""
+    """The first ``num`` of 1, ``z`` and ``z^2`` at marginalised coordinates ``(S, d)``, ``(S, num)``."""
     near = z.clamp(-FARTHEST, FARTHEST)
     return torch.cat([z.new_ones(len(z), 1), near, near.square()], -1)[:, :num]
 
@@ -140,12 +140,12 @@ WORTH = 0.05  # share of the points that weights must leave to be believed
 
 
 @dataclass(frozen=True)
-class Bend:
+class SkewnessCorrection:
     r"""``t_c = loc_c + scale_c [s_c(w) + exp(l_c(w)) f_c(w_c)]`` from white noise ``w``, one by one.
 
     ``s_c`` is quadratic and ``l_c`` linear in the coordinates before ``c``, with the third derivatives of the log
-    density as coefficients; ``f_c`` is the map that makes its section along ``c`` normal.  All follow the outer sites:
-    leading sizes ``B`` are those of their basis, see :func:`follow`.
+    density as coefficients; ``f_c`` is the map that makes its section along ``c`` normal.  All follow the marginalised
+    sites: leading sizes ``B`` are those of their basis, see :func:`follow`.
     """
 
     loc: Tensor  # (B, D)
@@ -155,7 +155,7 @@ class Bend:
     quadratic: Tensor  # (B, D, D, D) strictly lower in the last two
 
     def forward(self, z: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
-        """Bent noise ``(S, D)`` at outer coordinates ``z`` ``(S, d)``, and the log by which volumes grow ``(S,)``."""
+        """Skewed noise ``(S, D)`` at marginalised coordinates ``z`` ``(S, d)``, and its log volume factor ``(S,)``."""
         basis = follow(z, len(self.loc))
         shift = _along(basis, torch.einsum("bcij,si,sj->bsc", self.quadratic, white, white))
         log_stretch = _along(basis, white @ self.linear.mT).tanh()
@@ -184,10 +184,10 @@ def _along(basis: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("sb,bsd->sd", basis, values)
 
 
-def bend(profiles: Profiles, z: Tensor, num_points: int) -> Bend | None:
+def skewness_correction(profiles: Profiles, z: Tensor, num_points: int) -> SkewnessCorrection | None:
     """The bend of inner densities; None where they are normal, or normal noise is nearer to them.
 
-    :param profiles: inner modes at the outer coordinates ``z`` ``(K, d)``.
+    :param profiles: inner modes at the marginalised coordinates ``z`` ``(K, d)``.
     """
     if is_normal(profiles):
         return None
@@ -196,10 +196,10 @@ def bend(profiles: Profiles, z: Tensor, num_points: int) -> Bend | None:
         return None
     columns = zip(*(vars(part).values() for part in parts), strict=True)
     inverse = torch.linalg.inv(follow(z, len(z)))
-    return Bend(*(torch.tensordot(inverse, torch.cat(column), 1) for column in columns))
+    return SkewnessCorrection(*(torch.tensordot(inverse, torch.cat(column), 1) for column in columns))
 
 
-def _at(profiles: Profiles, row: int, num_points: int) -> Bend | None:
+def _at(profiles: Profiles, row: int, num_points: int) -> SkewnessCorrection | None:
     """The bend of one row's density, with its moments matched."""
     one = profiles.row(row)
     raw, white = _third_order(one), quasi_normal(num_points, len(one.u)).to(one.u)
@@ -212,9 +212,9 @@ def _at(profiles: Profiles, row: int, num_points: int) -> Bend | None:
     return raw if sizes[0] > max(sizes[1], WORTH * num_points) else None
 
 
-def _third_order(one: Profile) -> Bend:
+def _third_order(one: Profile) -> SkewnessCorrection:
     """From curvatures one standard deviation off on either side, along each white coordinate."""
-    size, tril = len(one.u), one.colour
+    size, tril = len(one.u), one.covariance_root
     away = STEP * tril.mT
     plus, minus = (tril.mT @ one.precision(torch.cat([one.u + away, one.u - away])) @ tril).chunk(2)
     third = (minus - plus) / (2.0 * STEP)
@@ -225,18 +225,18 @@ def _third_order(one: Profile) -> Bend:
     own = third.diagonal(dim1=0, dim2=1).mT  # (D, D): c, c, a
     zero = torch.zeros(1, size).to(tril)
     axes = _sections(one).unsqueeze(0)
-    return Bend(zero, zero, axes, (0.5 * own * before).unsqueeze(0), (0.5 * third * both).unsqueeze(0))
+    return SkewnessCorrection(zero, zero, axes, (0.5 * own * before).unsqueeze(0), (0.5 * third * both).unsqueeze(0))
 
 
 def _sections(one: Profile) -> Tensor:
     """Maps of the sections along each white coordinate through the mode, ``(D, 4)``."""
     size, points = len(one.u), one.u.new_tensor(POINTS)
-    rows = one.u + (points.unsqueeze(-1) * one.colour.mT.unsqueeze(1)).reshape(-1, size)
+    rows = one.u + (points.unsqueeze(-1) * one.covariance_root.mT.unsqueeze(1)).reshape(-1, size)
     axes = reparameterise.fitted(points.expand(size, -1), one.log_joint(rows).reshape(size, -1))
     return torch.stack([axes.loc, axes.scale.log(), axes.skew, axes.tail.log()], -1)
 
 
-def _matched(one: Profile, raw: Bend, white: Tensor) -> Bend:
+def _matched(one: Profile, raw: SkewnessCorrection, white: Tensor) -> SkewnessCorrection:
     """With the means and standard deviations that importance weights say."""
     bent, log_slope = raw.forward(white[:, :0], white)
     log_weights = _log_weights(one, bent, log_slope, white)
@@ -245,12 +245,14 @@ def _matched(one: Profile, raw: Bend, white: Tensor) -> Bend:
     weights = log_weights.softmax(0).unsqueeze(-1)
     mean, middle = (weights * bent).sum(0), bent.mean(0)
     ratio = ((weights * (bent - mean).square()).sum(0) / (bent - middle).square().mean(0)).sqrt()
-    return Bend(mean + ratio * (raw.loc - middle), raw.log_scale + ratio.log(), raw.axes, raw.linear, raw.quadratic)
+    return SkewnessCorrection(
+        mean + ratio * (raw.loc - middle), raw.log_scale + ratio.log(), raw.axes, raw.linear, raw.quadratic
+    )
 
 
 def _log_weights(one: Profile, bent: Tensor, log_slope: Tensor, white: Tensor) -> Tensor:
     """Log ratio of the exact density to that of bent noise, up to a constant, nats, ``(S,)``."""
-    log_joint = one.log_joint(one.u + bent @ one.colour.mT)
+    log_joint = one.log_joint(one.u + bent @ one.covariance_root.mT)
     return (log_joint + log_slope + 0.5 * white.square().sum(-1)).nan_to_num(nan=-torch.inf)
 
 
@@ -261,14 +263,14 @@ RISE = 0.5  # nats on the way out that a skewed density may still rise by
 class Margins:
     """Maps of every inner coordinate, from standard normal to its standardised marginal.
 
-    :ivar coefficients: of location, log scale, skew and log tail in 1, ``z`` and ``z^2`` of the outer coordinates,
-        ``(B, D, 4)``; ``B`` is 1 where they do not follow them, and 1 + 2 d where they do.
+    :ivar coefficients: of location, log scale, skew and log tail in 1, ``z`` and ``z^2`` of the marginalised
+        coordinates, ``(B, D, 4)``; ``B`` is 1 where they do not follow them, and 1 + 2 d where they do.
     """
 
     coefficients: Tensor
 
     def axes(self, z: Tensor) -> AxisMap:
-        """The maps at outer coordinates ``(S, d)``; each parameter ``(S, D)``."""
+        """The maps at marginalised coordinates ``(S, d)``; each parameter ``(S, D)``."""
         params = torch.tensordot(follow(z, len(self.coefficients)), self.coefficients, 1)
         loc, log_scale, skew, log_tail = params.unbind(-1)
         return AxisMap(loc, log_scale.exp(), skew, log_tail.exp())
@@ -277,7 +279,7 @@ class Margins:
 def margins(profiles: Profiles, z: Tensor) -> Margins | None:
     """The marginals' maps; None where the inner density is normal.
 
-    :param profiles: inner modes at the outer coordinates ``z`` ``(K, d)`` of those points.
+    :param profiles: inner modes at the marginalised coordinates ``z`` ``(K, d)`` of those points.
     """
     if is_normal(profiles):
         return None
@@ -291,7 +293,7 @@ def margins(profiles: Profiles, z: Tensor) -> Margins | None:
 
 
 def _falling(log_density: Tensor) -> Tensor:
-    """Without points behind a valley, where the others have found another hill, ``(K, D, J)``."""
+    """Without points behind a valley, where the others have found another mode, ``(K, D, J)``."""
     middle = log_density.shape[-1] // 2
     left, right = log_density[..., : middle + 1].flip(-1), log_density[..., middle:]
     kept = [torch.where(way <= way.cummin(-1).values + RISE, way, -torch.inf) for way in (left, right)]

@@ -139,7 +139,7 @@ class _Diagonal:
 
     def _uncoupled(self, block: slice, size: int) -> Tensor | None:
         """The diagonal from two products with generic vectors; None when they contradict each other."""
-        probes = generic(2, size, self.u)
+        probes = generic_directions(2, size, self.u)
         cotangents = self.u.new_zeros(2, *self.u.shape)
         cotangents[..., block] = probes.unsqueeze(1)
         found = passes(self.slope, self.u, cotangents, self.create_graph)[..., block] / probes.unsqueeze(1)
@@ -148,7 +148,7 @@ class _Diagonal:
         return found[0] if bool(close.all()) else None
 
 
-def generic(num: int, size: int, like: Tensor) -> Tensor:
+def generic_directions(num: int, size: int, like: Tensor) -> Tensor:
     """Fixed directions in which nothing cancels by accident: entries of size 1 to 2, any sign, ``(num, size)``."""
     return (_few_directions if num * size <= 2**14 else _directions)(num, size).to(like)
 
@@ -246,7 +246,7 @@ class Forward:
         Whether it is, products with two generic vectors tell.
         """
         size, n = block.stop - block.start, self.value.numel()
-        probes = generic(2, size, self.x)
+        probes = generic_directions(2, size, self.x)
         directions = self.x.new_zeros(2, self.x.numel())
         directions[:, block] = probes
         expected = self.along(directions).mT.double()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.line_search import Backtracking, Line, Place, along_step, to_peak
+from pyro_evidence.numerics.line_search import Backtracking, Line, SearchPoint, along_step, to_peak
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 Watch = Callable[[Tensor], None]  # told every row's value once per step
@@ -22,7 +22,7 @@ def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, 
 
     Nocedal and Wright (2006), algorithm 7.4, with backtracking; a row that cannot rise any more stays.
     """
-    here = Place(u, *f(u))
+    here = SearchPoint(u, *f(u))
     moving = torch.ones_like(here.objective, dtype=torch.bool)
     history: list[tuple[Tensor, Tensor]] = []
     for _ in range(num_steps):
@@ -38,12 +38,12 @@ def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, 
     return here.u
 
 
-def _moved(f: ValueAndGradient, here: Place, step: Tensor) -> Place:
+def _moved(f: ValueAndGradient, here: SearchPoint, step: Tensor) -> SearchPoint:
     """After the first step of each row that rises enough; rows where none does keep their place."""
 
-    def trial(rows: Tensor, scale: Tensor) -> Place:
+    def trial(rows: Tensor, scale: Tensor) -> SearchPoint:
         u = along_step(here.u[rows], scale, step[rows])
-        return Place(u, *f(u))
+        return SearchPoint(u, *f(u))
 
     rise = (here.gradient * step).sum(-1)
     rows = torch.nonzero((step != 0).any(-1)).squeeze(-1)

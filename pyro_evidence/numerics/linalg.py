@@ -29,7 +29,7 @@ def cholesky(A: Tensor, name: str, label: Label = coordinate) -> Tensor:
     """Lower Cholesky factor of ``A``, shape ``(..., M, M)``, in float64; nothing is ever added to ``A``.
 
     :param name: what the reader calls the matrix.
-    :param label: names a row, so that the letter can say where the trouble lies.
+    :param label: names a row, so that the error message can say where the trouble lies.
     :raises NotPositiveDefinite: with the smallest eigenvalue and the row it points at.
     """
     tril, info = torch.linalg.cholesky_ex(A.double())
@@ -59,7 +59,7 @@ def _not_positive_definite(A: Tensor, name: str, label: Label) -> str:
     )
 
 
-def signed(vectors: Tensor) -> Tensor:
+def fix_signs(vectors: Tensor) -> Tensor:
     """Columns ``(..., n, q)``, each turned to the one of its two signs that every machine agrees on.
 
     By the sign of a fixed sum of its entries, which is zero for no direction that occurs; the largest entry would not
@@ -118,7 +118,9 @@ def _limit_bytes() -> int:
         return sys.maxsize
 
 
-FEWER = "Maximise sites (hyper=[...]) rather than integrate them, or pass curvature=diagonal: one number a coordinate."
+FEWER = (
+    "Maximise sites (maximise=[...]) rather than integrate them, or pass curvature=diagonal: one number a coordinate."
+)
 
 
 def require_memory(num_bytes: int, what: str, device: torch.device, remedy: str = FEWER) -> None:

@@ -29,7 +29,7 @@ class Climbed(Protocol):
 
 
 @dataclass(frozen=True)
-class Place(Batched):
+class SearchPoint(Batched):
     """Points with their objective and its gradient."""
 
     u: Tensor  # (R, D)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.derivatives import generic, measured, passes, pullback
+from pyro_evidence.numerics.derivatives import generic_directions, measured, passes, pullback
 
 LogLikelihood = Callable[[Tensor], Tensor]  # eta (R,) + shape -> (R,)
 
@@ -103,7 +103,7 @@ def is_separable(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor, tol
     """
     eta = eta.detach().clone().requires_grad_()
     slope = pullback(log_likelihood(layout.natural(eta)).sum(), eta, create_graph=True)
-    v = generic(1, eta.numel(), eta).reshape(eta.shape)
+    v = generic_directions(1, eta.numel(), eta).reshape(eta.shape)
     inside = (_blocks(slope, eta, 1, False) @ v.unsqueeze(-1)).squeeze(-1)
     everywhere = -pullback(slope, eta, v)
     return bool(((everywhere - inside).abs() <= tolerance * (1.0 + inside.abs().amax())).all())
@@ -123,7 +123,7 @@ def is_even(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor) -> bool:
     rounding = 1e3 * torch.finfo(eta.dtype).eps * one
     if not bool((one > 0.0) & ((here - here.flatten()[0]).abs() <= rounding).all()):
         return False
-    away = eta.detach() + 3.0 * generic(1, eta.numel(), eta).reshape(eta.shape) * one.rsqrt()
+    away = eta.detach() + 3.0 * generic_directions(1, eta.numel(), eta).reshape(eta.shape) * one.rsqrt()
     there = curvature_blocks(log_likelihood, layout, away.requires_grad_(), create_graph=False)
     return bool(((there - here).abs() <= rounding).all())
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
 from pyro_evidence.numerics.linalg import Label
-from pyro_evidence.numerics.line_search import Backtracking, Line, Place, along_step, clear_rise
+from pyro_evidence.numerics.line_search import Backtracking, Line, SearchPoint, along_step, clear_rise
 
 SEARCH = Backtracking(clear_rise)
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
@@ -52,7 +52,7 @@ class Mode:
     definite: Tensor  # (R,) bool: whether the precision is positive definite
     step: Tensor  # (R, D) the Newton step that was not taken any more
     lowest: Tensor  # (R, D) direction of lowest curvature where the precision is not positive definite
-    escaped: Tensor  # (R,) bool: whether a saddle was left on the way, along its downward curvature
+    left_saddle: Tensor  # (R,) bool: whether a saddle was left on the way, along its downward curvature
 
 
 @dataclass(frozen=True)
@@ -166,17 +166,17 @@ def _escape(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> None:
     if len(rows):
         way = found.lowest[rows]
         ahead, behind = (density.log_joint(found.u[rows] + s * way, of_rows(theta, rows)).detach() for s in (1.0, -1.0))
-        found.escaped[rows] = True
+        found.left_saddle[rows] = True
         found.step[rows] = torch.where((ahead >= behind).unsqueeze(-1), way, -way)
 
 
 def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor, slack: Tensor) -> Tensor:
     """Halve each row's step until the log joint does not fall beyond rounding; which rows moved."""
-    here, step = Place(found.u[rows], found.log_joint[rows], found.gradient[rows]), found.step[rows]
+    here, step = SearchPoint(found.u[rows], found.log_joint[rows], found.gradient[rows]), found.step[rows]
 
-    def trial(left: Tensor, scale: Tensor) -> Place:
+    def trial(left: Tensor, scale: Tensor) -> SearchPoint:
         u = along_step(here.u[left], scale, step[left])
-        return Place(u, *density.gradient(u, of_rows(theta, rows[left])))
+        return SearchPoint(u, *density.gradient(u, of_rows(theta, rows[left])))
 
     line = Line((here.gradient * step).sum(-1), slack[rows])
     new, _ = SEARCH(here, torch.arange(len(rows), device=rows.device), line, trial)
@@ -185,7 +185,7 @@ def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor, slack
 
 
 def not_a_mode(mode: Mode, row: int, label: Label, causes: Sequence[str] = ()) -> NotAMode:
-    """The letter about a search that ended elsewhere than at a maximum.
+    """The error message about a search that ended elsewhere than at a maximum.
 
     :param causes: sentences, where they are known.
     """

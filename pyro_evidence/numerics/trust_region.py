@@ -60,7 +60,7 @@ def ascend(
         small = after <= torch.where(after > 0.1 * before, limits.tolerance, limits.tolerance**1.4)
         found.converged[rows] = found.definite[rows] & small
         keep = ~found.converged[rows]
-        rows = _moved(density, found, rows[keep], theta, Ball(radius, scales, limits.slack))
+        rows = _moved(density, found, rows[keep], theta, TrustRegion(radius, scales, limits.slack))
         limits.watch(found.log_joint)
         if not len(rows):
             break
@@ -70,7 +70,7 @@ def ascend(
 
 
 @dataclass(frozen=True)
-class Ball:
+class TrustRegion:
     """Where the quadratic model is believed: ``|scale step| <= radius``."""
 
     radius: Tensor  # (R,) adapted in place
@@ -103,7 +103,7 @@ def _scale(A: Tensor) -> Tensor:
     return torch.maximum(size, 1e-12 * size.amax(-1, keepdim=True) + torch.finfo(A.dtype).tiny).sqrt()
 
 
-def _moved(density: Density, found: Mode, rows: Tensor, theta: Tensor, ball: Ball) -> Tensor:
+def _moved(density: Density, found: Mode, rows: Tensor, theta: Tensor, ball: TrustRegion) -> Tensor:
     """Move every row that can rise; those that did."""
     inside = found.definite[rows] & (ball.length(found.step[rows], rows) <= ball.radius[rows])
     done = rows[inside]
@@ -119,10 +119,10 @@ def _moved(density: Density, found: Mode, rows: Tensor, theta: Tensor, ball: Bal
         best, shift = _best_within(values[here], along[here], ball.radius[left[here]])
         step = (vectors[here] @ best.unsqueeze(-1)).squeeze(-1) / scale[here]
         stiffened = values[here].clamp(min=0.0) + shift + 1.0  # soft and downward directions stay as they are
-        floor = Floor(vectors[here], stiffened, scale[here], shift * best)
+        floor = CurvedValley(vectors[here], stiffened, scale[here], shift * best)
         good = _tried(density, found, left[here], step, theta, ball, floor)
         by_curvature = -0.5 * (values[here] * best.square()).sum(-1) > (along[here] * best).sum(-1)
-        found.escaped[left[here[good & by_curvature]]] = True
+        found.left_saddle[left[here[good & by_curvature]]] = True
         done, here = torch.cat([done, left[here[good]]]), here[~good]
         if not len(here):
             break
@@ -153,7 +153,7 @@ def _best_within(values: Tensor, along: Tensor, radius: Tensor) -> tuple[Tensor,
 
 
 @dataclass(frozen=True)
-class Floor:
+class CurvedValley:
     """The way back to where the gradient is what the quadratic model promised, in the eigenvectors of its curvature.
 
     In scaled coordinates a direction that the data determine has curvature about 1, a soft one far less; with 1 added
@@ -199,7 +199,7 @@ def _at(density: Density, u: Tensor, own: Tensor) -> Trial:
     return Trial(u, *density.gradient(u, own))
 
 
-def _on_floor(density: Density, trial: Trial, own: Tensor, floor: Floor, worth: Tensor) -> Trial:
+def _on_floor(density: Density, trial: Trial, own: Tensor, floor: CurvedValley, worth: Tensor) -> Trial:
     """Trials moved to the valley's floor, each while that raises it by what is ``worth`` a gradient, ``(r,)``."""
     going = torch.ones_like(worth, dtype=torch.bool)
     for _ in range(CORRECTIONS):
@@ -217,8 +217,8 @@ def _tried(
     rows: Tensor,
     step: Tensor,
     theta: Tensor,
-    ball: Ball,
-    floor: Floor | None = None,
+    ball: TrustRegion,
+    floor: CurvedValley | None = None,
 ) -> Tensor:
     """Take the steps that raise the log joint as the model says, roughly; adapt the radii.  Which rows moved."""
     A, g, here, radius = found.precision[rows], found.gradient[rows], found.log_joint[rows], ball.radius[rows]

@@ -105,7 +105,7 @@ def calibration(axes: Axes, comparison: Comparison, num_bins: int = 10) -> Axes:
 def rank_histogram(axes: Axes, found: Calibration, name: str | None = None) -> Axes:
     """Ranks of the truth among posterior draws, with the band that holds 99 % of the bars of a calibrated engine.
 
-    Talts et al. (2018), figure 3: a valley is a posterior too narrow, a hill one too wide, a slope a bias.
+    Talts et al. (2018), figure 3: a valley is a posterior too narrow, a mode one too wide, a slope a bias.
 
     :param name: which quantity; default the one with the smallest p-value.
     :raises BadInput: for a name that was not ranked.

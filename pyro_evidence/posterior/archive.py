@@ -54,8 +54,8 @@ def record(state: LaplaceState) -> dict[str, Any]:
         "format": FORMAT,
         "args": [storable(a, f"argument {i}") for i, a in enumerate(joint.args)],
         "kwargs": {n: storable(a, f"argument {n!r}") for n, a in joint.kwargs.items()},
-        "hyper": list(joint.hyper_sites),
-        "free": [n for n in joint.hypers.names if n not in joint.hyper_sites],
+        "maximised": list(joint.maximised_sites),
+        "free": [n for n in joint.hypers.names if n not in joint.maximised_sites],
         "held": {n: v.detach().clone() for n, v in joint.held.items()},
         "shapes": shapes(joint),
         "curvature": _settings(state.problem.curvature),
@@ -67,7 +67,7 @@ def record(state: LaplaceState) -> dict[str, Any]:
         "log_joint": state.log_joint,
         "log_joint_beside": _log_joint_beside(state),
         "decrement": state.decrement,
-        "escaped": state.escaped,
+        "left_saddle": state.left_saddle,
         "log_evidence": state.log_evidence,
         "log_hyperprior": state.log_hyperprior,
     }
@@ -124,7 +124,7 @@ def _log_joint_beside(state: LaplaceState) -> Tensor:
     """Log joint one posterior standard deviation beside the mode, in a direction without symmetry, nats."""
     index = torch.arange(1.0, len(state.u) + 1.0, dtype=state.u.dtype, device=state.u.device)
     white = torch.where(state.problem.active, (1.7 * index).sin(), 0.0).unsqueeze(0)
-    beside = state.u + state.precision.colour(white / white.norm())
+    beside = state.u + state.precision.unwhiten(white / white.norm())
     return _log_joint(state, beside[0])
 
 
@@ -156,14 +156,16 @@ def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> 
     return content
 
 
-def restore(content: Mapping[str, Any], model: Model, *, with_outer: bool = False) -> LaplaceState:
+def restore(content: Mapping[str, Any], model: Model, *, with_marginalised: bool = False) -> LaplaceState:
     """The saved state over ``model``; nothing is fitted.
 
     :param with_outer: whether the file may hold sites that were integrated numerically.
     :raises BadInput: when the model's sites, shapes or density differ from the saved ones.
     """
-    if "nested" in content and not with_outer:
-        raise BadInput("the file holds a posterior with outer sites; load it with NestedPosterior.load(path, model).")
+    if "nested" in content and not with_marginalised:
+        raise BadInput(
+            "the file holds a posterior with marginalised sites; load it with NestedPosterior.load(path, model)."
+        )
     joint = _joint(content, model)
     structure = recognise(joint, factors=content["precision"] is None)
     problem = Problem(joint, structure, _curvature(content["curvature"]), content["active"], int(content["nodes"]))
@@ -176,7 +178,7 @@ def restore(content: Mapping[str, Any], model: Model, *, with_outer: bool = Fals
         content["log_joint"],
         precision,
         *numbers,
-        bool(content["escaped"]),
+        bool(content["left_saddle"]),
         place,
     )
     _require_same_density(state, content)
@@ -196,10 +198,10 @@ def _precision(content: Mapping[str, Any], problem: Problem) -> tuple[Precision,
 
 def _joint(content: Mapping[str, Any], model: Model) -> LogJoint:
     """The log joint with the sites, roles and held values of the file, whatever the param store holds now."""
-    hyper = content["hyper"] or (None if content["free"] else ())
+    maximise = content["maximised"] or (None if content["free"] else ())
     try:
         with empty_store():
-            joint = LogJoint(model, content["args"], content["kwargs"], hyper=hyper)
+            joint = LogJoint(model, content["args"], content["kwargs"], maximise=maximise)
     except (ValueError, TypeError) as error:
         raise BadInput(f"the saved data do not fit this model: {error}") from error
     if shapes(joint) != content["shapes"] or joint.held.keys() != content["held"].keys():

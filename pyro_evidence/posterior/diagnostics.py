@@ -22,7 +22,7 @@ from pyro_evidence.laplace.evidence_error import (
     by_laplace,
     element_names,
     evidence_error,
-    letters,
+    messages,
 )
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.importance import pareto_shapes
@@ -137,12 +137,12 @@ def _unchecked(found: Mapping[str, Any]) -> bool:
 
 def _integration(found: Mapping[str, Any]) -> list[str]:
     """Which sites were integrated numerically, how, and how well."""
-    if not found.get("outer_sites"):
+    if not found.get("marginalised_sites"):
         return []
     failures = f"; no inner mode at {found['inner_failures']} nodes" if found["inner_failures"] else ""
     return [
-        f"integrated numerically around Laplace: {', '.join(found['outer_sites'])}   ({found['integration']}, error "
-        f"{found['integration_error']:.2g} nats{failures})"
+        f"integrated numerically around Laplace: {', '.join(found['marginalised_sites'])}   "
+        f"({found['integration']}, error {found['integration_error']:.2g} nats{failures})"
     ]
 
 
@@ -205,7 +205,11 @@ def _differences(found: Mapping[str, Any]) -> list[str]:
         said.append(
             f"the standard deviation of {found['largest_sd_ratio_site']} by up to {100.0 * (ratio - 1.0):.0f} %"
         )
-    return [f"by importance weights {', '.join(said)}: take draws from posterior.corrected(...)"] if said else []
+    return (
+        [f"by importance weights {', '.join(said)}: take draws from posterior.importance_resampled(...)"]
+        if said
+        else []
+    )
 
 
 MOST = 2**27  # of log densities of a check
@@ -304,19 +308,19 @@ class Blockwise:
         others.
         """
         problem = self._inside.problem
-        if not problem.joint.kept:
+        if not problem.joint.has_data:
             return []
         try:
             error = self.log_evidence_error
         except (ArithmeticError, RuntimeError):
             return []
-        return letters(error, problem.nodes) if error.block or problem.structure.factors is not None else []
+        return messages(error, problem.nodes) if error.block or problem.structure.factors is not None else []
 
     @property
     def _is_many_blocks(self) -> bool:
         """Whether there are more coordinates than weights of joint draws tell of, in independent blocks."""
         problem = self._inside.problem
-        found = int(problem.active.sum()) > MANY and problem.curvature is exact_hessian and problem.joint.kept
+        found = int(problem.active.sum()) > MANY and problem.curvature is exact_hessian and problem.joint.has_data
         return found and bool(self.log_evidence_error.block)
 
     def _checked_by_blocks(self, num_samples: int, seed: int) -> dict[str, Any]:

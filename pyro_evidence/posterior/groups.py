@@ -156,7 +156,7 @@ def _all_latents(rows: GroupRows) -> tuple[LogJoint, list[Tensor]]:
         shape = list(like.shape)
         shape[dim] = sum(p.shape[dim] for p in here)
         shapes[name] = like.transform, torch.Size(shape)
-    joint.latents, joint.args, joint.kwargs, joint.kept = Coordinates(shapes), (), {}, False
+    joint.latents, joint.args, joint.kwargs, joint.has_data = Coordinates(shapes), (), {}, False
     return joint, _places(joint.latents, [chunk.joint.latents for chunk in known], dims)
 
 

@@ -19,7 +19,7 @@ from pyro_evidence.fitting.process_state import own_random_numbers, without_vali
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested import joint_posterior
 from pyro_evidence.nested.integration import Integral
-from pyro_evidence.nested.joint_posterior import Places
+from pyro_evidence.nested.joint_posterior import IndexMap
 from pyro_evidence.numerics.coordinates import Coordinate, Coordinates
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision
 from pyro_evidence.precision.gaussian_process import LatentPrecision
@@ -182,7 +182,7 @@ class PrecisionNormal(dist.TorchDistribution):
         shape = torch.Size(sample_shape)
         white = self.loc.new_zeros(shape.numel(), len(self.active))
         white[:, self.active] = torch.randn(shape.numel(), len(self.loc), dtype=self.loc.dtype).to(self.loc)
-        return self.loc + self.precision.colour(white)[:, self.active].reshape(*shape, -1)
+        return self.loc + self.precision.unwhiten(white)[:, self.active].reshape(*shape, -1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of ``value`` ``(..., d)``, nats."""
@@ -203,29 +203,29 @@ SCALAR = torch.Size()
 
 
 class NestedGuide(LaplaceGuide):
-    """A callable with the model's arguments that samples outer and inner sites together, as an AutoGuide does.
+    """A callable with the model's arguments that samples marginalised and inner sites together, as an AutoGuide does.
 
     One auxiliary site, ``_laplace_latent``, holds all unconstrained coordinates; the sites are transforms of it,
     Jacobian counted.  Inner modes are solved anew at each draw, on the data of the fit; the arguments are not looked
     at.  It can be pickled if the model can.
     """
 
-    def __init__(self, state: LaplaceState, integral: Integral, places: Places) -> None:
+    def __init__(self, state: LaplaceState, integral: Integral, places: IndexMap) -> None:
         super().__init__(state)
         self.gaussian: Any = NestedMixture(integral, places)
 
 
 class NestedMixture(TorchDistribution):
-    """Outer coordinates from their continuous density, inner ones from Laplace's approximation given them."""
+    """Marginalised coordinates from their continuous density, inner ones from Laplace's approximation given them."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
     support = constraints.real_vector
     has_rsample = False
 
-    def __init__(self, integral: Integral, places: Places, batch_shape: torch.Size = SCALAR) -> None:
+    def __init__(self, integral: Integral, places: IndexMap, batch_shape: torch.Size = SCALAR) -> None:
         self.integral = integral
         self.places = places
-        size = len(places.outer) + len(places.inner)
+        size = len(places.marginalised) + len(places.inner)
         super().__init__(batch_shape, torch.Size([size]), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "NestedMixture":
@@ -235,9 +235,11 @@ class NestedMixture(TorchDistribution):
     def sample(self, sample_shape: Any = SCALAR) -> Tensor:
         """Draws of all unconstrained coordinates, from torch's generator."""
         shape = self._extended_shape(torch.Size(sample_shape))
-        white = torch.randn(shape, dtype=torch.float64).to(self.places.outer.device)
+        white = torch.randn(shape, dtype=torch.float64).to(self.places.marginalised.device)
         with poutine.block():  # the runs inside are nobody else's
-            return joint_posterior.drawn(self.integral, self.places, white.reshape(-1, shape[-1])).u.reshape(shape)
+            return joint_posterior.joint_draws(self.integral, self.places, white.reshape(-1, shape[-1])).u.reshape(
+                shape
+            )
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of unconstrained coordinates, nats."""

@@ -23,7 +23,7 @@ from pyro_evidence.posterior.base import GaussianPosterior, generator_of
 from pyro_evidence.posterior.diagnostics import Blockwise
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.process import ProcessGuide
-from pyro_evidence.posterior.reweighted import CorrectedPosterior, LeftOut, OuterPlaces, left_out
+from pyro_evidence.posterior.reweighted import ConditionalApproximations, CorrectedPosterior, LOOResult, left_out
 from pyro_evidence.posterior.summary import ShownWhole
 from pyro_evidence.precision.dense import Dense, Diagonal
 from pyro_evidence.precision.gaussian_process import LatentPrecision
@@ -143,16 +143,16 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         return len(self.state.u)
 
     def _draws(self, white: Tensor) -> Tensor:
-        return self._coloured(white.to(self.state.u) * self.state.problem.active)
+        return self._unwhitened(white.to(self.state.u) * self.state.problem.active)
 
     def _away(self, z: Tensor) -> Tensor:
         sd = self.state.precision.variance[0].sqrt()
         away = torch.where(self.state.problem.active, z.to(self.state.u).unsqueeze(-1) * sd, 0.0)
         return self.state.u + away
 
-    def _coloured(self, white: Tensor) -> Tensor:
+    def _unwhitened(self, white: Tensor) -> Tensor:
         """Unconstrained draws ``(S, D)`` from white noise."""
-        return self.state.u + self.state.precision.colour(white)
+        return self.state.u + self.state.precision.unwhiten(white)
 
     @property
     def guide(self) -> LaplaceGuide:
@@ -179,7 +179,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         return predict.observed_rows(self._joint, self.state.theta, latents, new, seed, kept)
 
     def _straightened(self) -> AbstractContextManager[None]:
-        return tangent_at(None if self.state.problem.structure.known is None else self.mode)
+        return tangent_at(None if self.state.problem.structure.network is None else self.mode)
 
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at the data of the fit, where they were not kept."""
@@ -197,7 +197,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
     def _log_weight(self, white: Tensor) -> Tensor:
         active, precision = self.state.problem.active, self.state.precision
         log_norm = 0.5 * (precision.log_det[0] - active.sum() * math.log(math.tau))
-        log_joint = self.state.problem.density.log_joint(self._coloured(white), self.state.theta)
+        log_joint = self.state.problem.density.log_joint(self._unwhitened(white), self.state.theta)
         return log_joint - (log_norm - 0.5 * white.square().sum(-1))
 
     @property
@@ -217,9 +217,9 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         ``gradient_norm`` is the slope left at the mode, in nats per posterior standard deviation;
         ``smallest_eigenvalue`` is of the posterior precision in unconstrained space.
         ``largest_mean_shift`` (in standard deviations) and ``largest_sd_ratio`` are what the importance weights
-        change of the draws: above 0.2 and 1.2 take :meth:`corrected`.  ``exact`` says that all weights are one.
-        Where blocks are integrated by quadrature, and of more than 1,000 coordinates in independent blocks, all this is
-        found block by block: ``pareto_k`` is the worst block's,
+        change of the draws: above 0.2 and 1.2 take :meth:`importance_resampled`.  ``exact`` says that all weights are
+        one. Where blocks are integrated by quadrature, and of more than 1,000 coordinates in independent blocks, all
+        this is found block by block: ``pareto_k`` is the worst block's,
         ``blocks_above`` of ``num_blocks`` have one above 0.7, and importance sampling is of the blocks' integrals.
         ``notes`` has what else there is to say, such as that the model rounds to float32 inside.
         ``left_a_saddle`` says whether the search for the mode came by a saddle, which it left along its downward
@@ -233,7 +233,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
             "log_evidence_per_step": list(self.log_evidences),
             "log_evidence_per_restart": self.restarts.tolist(),
             "failed_restarts": list(self.failures),
-            "left_a_saddle": self.state.escaped,
+            "left_a_saddle": self.state.left_saddle,
             "gradient_norm": math.sqrt(max(self.state.decrement, 0.0)),
             "smallest_eigenvalue": self._smallest_eigenvalue(),
             "curvature": getattr(curvature, "__name__", str(curvature)),
@@ -255,7 +255,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         """Draws, and :meth:`log_weights` at them."""
         return self.get_samples(num_samples, seed), self.log_weights(num_samples, seed)
 
-    def corrected(self, num_draws: int = 4_000, seed: int = 0) -> CorrectedPosterior:
+    def importance_resampled(self, num_draws: int = 4_000, seed: int = 0) -> CorrectedPosterior:
         """The same posterior without Laplace's error in shape: its draws weighted by the exact density (PSIS).
 
         :param num_draws: to be weighted; with k-hat they tell how many they are worth.
@@ -267,11 +267,11 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
             raise BadInput(f"the density is zero at all {num_draws} draws; run NUTS on posterior.model.")
         return CorrectedPosterior(self._joint, self.state.theta, draws, importance.checked(log_weights))
 
-    def loo(self, by: str | Tensor | None = None) -> LeftOut:
+    def loo(self, by: str | Tensor | None = None) -> LOOResult:
         """What this fit predicts of each group of its data as if it had not seen it; leave-one-group-out.
 
-        Importance sampling from Laplace's approximation without the group, at the outer sites' draws where there are
-        any; hyperparameters that were maximised are held.
+        Importance sampling from Laplace's approximation without the group, at the marginalised sites' draws where
+        there are any; hyperparameters that were maximised are held.
 
         :param by: labels of the data ``(N,)``, or the name of an argument of the model that holds them, or of a plate
             around the data; None: every datum by itself.
@@ -281,13 +281,15 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         >>> posterior.loo(by="group").elpd  # doctest: +SKIP
         """
         self._needs_data("loo()")
-        return left_out(self._outer_places, by)
+        return left_out(self._conditional_approximations, by)
 
     @property
-    def _outer_places(self) -> OuterPlaces:
+    def _conditional_approximations(self) -> ConditionalApproximations:
         """One place: the hyperparameters of the fit."""
         zero = self.state.u.new_zeros(1)
-        return OuterPlaces(self.state.problem, self.state.theta.unsqueeze(0), self.state.u.unsqueeze(0), zero)
+        return ConditionalApproximations(
+            self.state.problem, self.state.theta.unsqueeze(0), self.state.u.unsqueeze(0), zero
+        )
 
     def _smallest_eigenvalue(self) -> float:
         """By the covariance where it is at hand; otherwise by inverse power iterations, an upper bound."""
@@ -299,7 +301,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         elif isinstance(precision, Diagonal):
             variances = precision.variance[0][active]
         else:
-            variances = precision.weakest(active)[0].square().sum()
+            variances = precision.least_precise_direction(active)[0].square().sum()
         return float(1.0 / variances.max())
 
     def hyperparameter_covariance(self) -> HyperparameterCovariance:

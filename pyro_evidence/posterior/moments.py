@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.process_state import own_random_numbers, quiet
+from pyro_evidence.fitting.process_state import own_random_numbers, without_validation_or_params
 from pyro_evidence.posterior.predict import Moments
 from pyro_evidence.posterior.process import LatentPrediction, predict_latent
 from pyro_evidence.precision.gaussian_process import LatentPrecision
@@ -105,7 +105,7 @@ def _by_input(
 
 def _from_guide(posterior: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: PredictiveDraws) -> Values:
     guide = posterior.guide
-    with own_random_numbers(), quiet(), torch.no_grad():
+    with own_random_numbers(), without_validation_or_params(), torch.no_grad():
         torch.manual_seed(draws.seed)
         found = [guide(*args, **kwargs) for _ in range(draws.num_samples)]
     return {n: torch.stack([draw[n] for draw in found]) for n in found[0]}

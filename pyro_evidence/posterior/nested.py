@@ -1,4 +1,4 @@
-"""What a fit with outer sites returns: the face of every posterior, and the marginals of single sites."""
+"""What a fit with marginalised sites returns: the face of every posterior, and the marginals of single sites."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
+from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
 from pyro_evidence.nested.inner import is_batched, log_priors
 from pyro_evidence.nested.integration import PRODUCT_DIMS, Integral, integrate
-from pyro_evidence.nested.joint_posterior import Drawn, Places, Proposal
+from pyro_evidence.nested.joint_posterior import IndexMap, JointDraws, Proposal
 from pyro_evidence.nested.marginal import Marginal
-from pyro_evidence.nested.outer_joint import OuterJoint
-from pyro_evidence.nested.outer_modes import from_the_highest, has_arrived, maximised, surveyed
+from pyro_evidence.nested.marginalised_joint import MarginalisedJoint
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
@@ -29,24 +29,24 @@ from pyro_evidence.posterior import archive, nested_archive
 from pyro_evidence.posterior.base import generator_of
 from pyro_evidence.posterior.guide import NestedGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.reweighted import OuterPlaces
+from pyro_evidence.posterior.reweighted import ConditionalApproximations
 from pyro_evidence.program.log_joint import Model
 
 KEPT = 2**20  # numbers of the draws that are remembered
-LEFT_OUT_PLACES = 64  # of the outer sites at which data are left out
+LEFT_OUT_PLACES = 64  # of the marginalised sites at which data are left out
 SMALL = 50  # inner coordinates whose shapes are cheap to look at
 ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as normal
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NestedPosterior(LaplacePosterior):
-    """Outer sites integrated numerically, the others by Laplace given them: what ``engine.run`` returns then.
+    """Marginalised sites integrated numerically, the others by Laplace given them: what ``engine.run`` returns then.
 
-    ``log_evidence`` has all latent sites integrated.  ``mode`` is the mode of the outer sites with the mode of the
-    inner ones given it, and ``state`` a single Gaussian there over all of them; draws, quantiles and marginals are
-    those of the mixture over the outer sites.
+    ``log_evidence`` has all latent sites integrated.  ``mode`` is the mode of the marginalised sites with the mode of
+    the inner ones given it, and ``state`` a single Gaussian there over all of them; draws, quantiles and marginals are
+    those of the mixture over the marginalised sites.
 
-    :ivar integral: the outer sites' density, and Laplace inside at its nodes.
+    :ivar integral: the marginalised sites' density, and Laplace inside at its nodes.
 
     >>> posterior = LaplaceEvidence(eight_schools).run(y)  # doctest: +SKIP
     >>> posterior.marginal("tau").mean  # doctest: +SKIP
@@ -58,9 +58,9 @@ class NestedPosterior(LaplacePosterior):
     integral: Integral = field(kw_only=True)
 
     @property
-    def outer_sites(self) -> tuple[str, ...]:
+    def marginalised_sites(self) -> tuple[str, ...]:
         """Names of the latent sites that were integrated numerically."""
-        names = self.integral.around.state.problem.joint.hypers.names
+        names = self.integral.outer_mode.state.problem.joint.hypers.names
         return tuple(n for n in names if n in self._joint.latents.slices)
 
     @property
@@ -70,34 +70,34 @@ class NestedPosterior(LaplacePosterior):
 
     @property
     def _inside(self) -> LaplaceState:
-        return self.integral.around.state
+        return self.integral.outer_mode.state
 
     @cached_property
     def log_evidence_error(self) -> EvidenceError:
-        """That of the inner part at the mode of the outer sites, and that of the integral over these; nats."""
+        """That of the inner part at the mode of the marginalised sites, and that of the integral over these; nats."""
         inner = super().log_evidence_error
         return inner.beside(self.integral.error)
 
     @cached_property
-    def _places(self) -> Places:
-        return joint_posterior.places(self._joint, self.integral.around)
+    def _places(self) -> IndexMap:
+        return joint_posterior.index_map(self._joint, self.integral.outer_mode)
 
     @cached_property
-    def _latest(self) -> list[tuple[Tensor, Drawn]]:
+    def _latest(self) -> list[tuple[Tensor, JointDraws]]:
         """White rows and the draws that were made of them last: a table and its check ask for the same ones."""
         return []
 
-    def _drawn(self, white: Tensor) -> Drawn:
+    def _drawn(self, white: Tensor) -> JointDraws:
         for known, found in self._latest:
             if torch.equal(known, white):
                 return found
-        drawn = joint_posterior.drawn(self.integral, self._places, white)
+        drawn = joint_posterior.joint_draws(self.integral, self._places, white)
         while sum(each.numel() for each, _ in self._latest) + white.numel() > KEPT and self._latest:
             self._latest.pop(0)
         self._latest.append((white, drawn))
         return drawn
 
-    def _coloured(self, white: Tensor) -> Tensor:
+    def _unwhitened(self, white: Tensor) -> Tensor:
         """Unconstrained draws ``(S, D)`` from white noise, inner modes solved anew for each."""
         if not len(white):
             return white
@@ -106,7 +106,7 @@ class NestedPosterior(LaplacePosterior):
     def _log_weight(self, white: Tensor) -> Tensor:
         return self._log_ratio(self._drawn(white))
 
-    def _log_ratio(self, found: Drawn) -> Tensor:
+    def _log_ratio(self, found: JointDraws) -> Tensor:
         return self.state.problem.density.log_joint(found.u, self.state.theta) - found.log_density
 
     def _weighed(self, num_samples: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -119,13 +119,13 @@ class NestedPosterior(LaplacePosterior):
         return draws, torch.where(log_weights.isnan(), -torch.inf, log_weights)  # beyond the largest float: density 0
 
     @cached_property
-    def kept(self) -> float:
+    def relative_ess(self) -> float:
         """The share of 500 draws that importance weights leave, 0 to 1; small where the inside is far from normal."""
         log_weights = self._weighed(500, seed=0)[1]
         return float(importance.effective_sample_size(log_weights)) / len(log_weights)
 
     @property
-    def worth_integrating(self) -> tuple[str, ...]:
+    def candidate_hyperparameters(self) -> tuple[str, ...]:
         """Inner sites of one number on positive or bounded support, the most skewed first, where few draws are kept.
 
         None where the inside is normal or large, or three axes are integrated already.
@@ -134,14 +134,14 @@ class NestedPosterior(LaplacePosterior):
         latents = problem.joint.latents
         names = [p.name for p in latents if p.size == 1 and not is_identity(p.transform)]
         small = 1 < len(latents.parts) and latents.size <= SMALL and dims < PRODUCT_DIMS and is_batched(problem)
-        if not (names and small) or self.kept > ENOUGH or self.integral.margins is None:
+        if not (names and small) or self.relative_ess > ENOUGH or self.integral.margins is None:
             return ()
         skew = self.integral.margins.axes(self.integral.phi.new_zeros(1, dims)).skew[0].abs()
         return tuple(sorted(names, key=lambda name: -float(skew[latents.slices[name]])))
 
     @property
     def guide(self) -> NestedGuide:
-        """The posterior as a Pyro guide; inner modes are solved anew at each draw of the outer sites."""
+        """The posterior as a Pyro guide; inner modes are solved anew at each draw of the marginalised sites."""
         return NestedGuide(self.state, self.integral, self._places)
 
     def marginal(self, site: str) -> Marginal:
@@ -154,10 +154,10 @@ class NestedPosterior(LaplacePosterior):
         if site not in latents.slices:
             raise BadInput(f"marginal({site!r}): expected a latent site, one of {list(latents.names)}.")
         part = next(p for p in latents if p.name == site)
-        block = torch.arange(latents.size)[latents.slices[site]].to(self._places.outer.device)
-        if site in self.outer_sites:
-            rows = [int((self._places.outer == i).nonzero()) for i in block]
-            pairs = [marginal.outer_density(self.integral, row) for row in rows]
+        block = torch.arange(latents.size)[latents.slices[site]].to(self._places.marginalised.device)
+        if site in self.marginalised_sites:
+            rows = [int((self._places.marginalised == i).nonzero()) for i in block]
+            pairs = [marginal.marginalised_density(self.integral, row) for row in rows]
             return marginal.constrained(part, *(torch.stack(each, -1) for each in zip(*pairs, strict=True)))
         index = torch.stack([(self._places.inner == i).nonzero().squeeze() for i in block])
         return marginal.constrained(part, *marginal.inner_density(self.integral, index))
@@ -173,30 +173,30 @@ class NestedPosterior(LaplacePosterior):
         :raises BadInput: for a ``q`` outside 0 to 1.
         """
         levels = torch.as_tensor(q, dtype=self.state.u.dtype)
-        outer = [marginal.outer_density(self.integral, i) for i in range(len(self._places.outer))]
-        x, density = (torch.stack(each, -1) for each in zip(*outer, strict=True))
+        marginalised = [marginal.marginalised_density(self.integral, i) for i in range(len(self._places.marginalised))]
+        x, density = (torch.stack(each, -1) for each in zip(*marginalised, strict=True))
         inner = marginal.inner_density(self.integral, torch.arange(len(self._places.inner)))
         parts = [marginal.unconstrained(*pair).quantiles(levels.tolist()) for pair in ((x, density), inner)]
         return self._constrained(self._places.whole(*parts))
 
     def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
-        """As for every posterior; and how the outer sites were integrated, and how many inner modes were not found."""
+        """As for every posterior; how the marginalised sites were integrated, how many inner modes were not found."""
         return super().diagnostics(1_000 if num_samples is None else num_samples, seed) | {
-            "outer_sites": list(self.outer_sites),
+            "marginalised_sites": list(self.marginalised_sites),
             "integration": self.integral.method,
             "integration_error": self.integral.error,
             "inner_failures": self.integral.nodes.num_failures,
         }
 
     @property
-    def _outer_places(self) -> OuterPlaces:
-        """Quasi-random draws of the outer sites, and their weights but for the data."""
-        integral, problem = self.integral, self.integral.around.state.problem
-        z = integral.density.colour(quasi_normal(LEFT_OUT_PLACES, integral.chart.num_dims).to(integral.chart.centre))
+    def _conditional_approximations(self) -> ConditionalApproximations:
+        """Quasi-random draws of the marginalised sites, and their weights but for the data."""
+        integral, problem = self.integral, self.integral.outer_mode.state.problem
+        z = integral.density.unwhiten(quasi_normal(LEFT_OUT_PLACES, integral.chart.num_dims).to(integral.chart.centre))
         phi = integral.chart.forward(z)
-        inner = integral.around.inner(phi)
+        inner = integral.outer_mode.inner(phi)
         log_weight = log_priors(problem, inner.theta) + integral.chart.log_slope(z) - integral.density.log_prob(z)
-        return OuterPlaces(problem, inner.theta, inner.u, log_weight)
+        return ConditionalApproximations(problem, inner.theta, inner.u, log_weight)
 
     @property
     def proposal(self) -> Proposal:
@@ -211,12 +211,12 @@ class NestedPosterior(LaplacePosterior):
         """A saved posterior, over the same model.
 
         :param map_location: as for ``torch.load``.
-        :raises BadInput: when the file is not one of ours, has no outer sites, or the model is another.
+        :raises BadInput: when the file is not one of ours, has no marginalised sites, or the model is another.
         """
         content: Mapping[str, Any] = archive.read(path, map_location)
         if "nested" not in content:
-            raise BadInput(f"{path} holds a posterior without outer sites; load it with LaplacePosterior.load.")
-        state = archive.restore(content, model, with_outer=True)
+            raise BadInput(f"{path} holds a posterior without marginalised sites; load it with LaplacePosterior.load.")
+        state = archive.restore(content, model, with_marginalised=True)
         integral = nested_archive.restore(content["nested"], state, model)
         posterior = cls(
             state,
@@ -230,22 +230,22 @@ class NestedPosterior(LaplacePosterior):
 
 
 def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: LaplacePosterior) -> NestedPosterior:
-    """The posterior with the outer sites integrated around a fit whose hyperparameters hold them.
+    """The posterior with the marginalised sites integrated around a fit whose hyperparameters hold them.
 
     :param full: the problem with all of these sites among its latents.
-    :param fit: at the maximum over outer sites and hyperparameters together.
+    :param fit: at the maximum over marginalised sites and hyperparameters together.
     :param tolerance: of the log evidence, nats.
     :param posterior: what is known of the fit beside its last state.
     """
     joint = fit.state.laplace.problem.joint
-    assert isinstance(joint, OuterJoint)
-    found = maximised(fit.state.laplace, torch.nonzero(joint.is_outer).flatten())
+    assert isinstance(joint, MarginalisedJoint)
+    found = maximised(fit.state.laplace, torch.nonzero(joint.is_marginalised).flatten())
     if fit.status is Status.STEP_LIMIT:
-        found = from_the_highest(found)
+        found = best_mode(found)
     status = posterior.status
-    found, elsewhere = surveyed(found, tolerance)
+    found, elsewhere = check_multimodality(found, tolerance)
     integral = integrate(found, tolerance, elsewhere)
-    if fit.status is Status.STEP_LIMIT and len(found.outer) == len(found.state.theta) and has_arrived(found):
+    if fit.status is Status.STEP_LIMIT and len(found.marginalised) == len(found.state.theta) and has_arrived(found):
         status = Status.CONVERGED.value
     state = joint_posterior.whole_state(full, integral)
     known = (status, posterior.log_evidences, posterior.restarts, posterior.failures)

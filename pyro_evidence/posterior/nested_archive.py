@@ -1,4 +1,4 @@
-"""The integral over outer sites as tensors and settings, and back."""
+"""The integral over marginalised sites as tensors and settings, and back."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,11 +8,11 @@ import torch
 
 from pyro_evidence.fitting.process_state import empty_store
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
-from pyro_evidence.nested.inner import DenseFactors, Inner, solve_inner
-from pyro_evidence.nested.integration import Around, Integral
-from pyro_evidence.nested.outer_joint import OuterJoint, outer_problem
+from pyro_evidence.nested.inner import ConditionalModes, DenseFactors, solve_inner
+from pyro_evidence.nested.integration import Integral, OuterMode
+from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
 from pyro_evidence.numerics.quadrature.densities import Grid, Interpolated, Lattice, Normal
-from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Chart
+from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Standardisation
 from pyro_evidence.numerics.quadrature.rules import Rule
 from pyro_evidence.program.log_joint import Model
 
@@ -30,7 +30,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parts(integral: Integral) -> dict[str, Any]:
-    found, density, nodes = integral.around, integral.density, integral.nodes
+    found, density, nodes = integral.outer_mode, integral.density, integral.nodes
     shape: dict[str, Any] = (
         {"axis": density.rule.nodes, "axis_log_weights": density.rule.log_weights, "log_ratio": density.log_ratio}
         if isinstance(density, Interpolated)
@@ -43,7 +43,7 @@ def _parts(integral: Integral) -> dict[str, Any]:
         else {}
     )
     return {
-        "outer": list(_outer_sites(found)),
+        "outer": list(_marginalised_sites(found)),
         "theta": found.state.theta,
         "u": found.state.u,
         "precision": found.precision,
@@ -62,10 +62,10 @@ def _parts(integral: Integral) -> dict[str, Any]:
     }
 
 
-def _outer_sites(found: Around) -> tuple[str, ...]:
+def _marginalised_sites(found: OuterMode) -> tuple[str, ...]:
     joint = found.state.problem.joint
-    assert isinstance(joint, OuterJoint)
-    return joint.outer_sites
+    assert isinstance(joint, MarginalisedJoint)
+    return joint.marginalised_sites
 
 
 def restore(content: Mapping[str, Any], whole: LaplaceState, model: Model) -> Integral:
@@ -74,10 +74,10 @@ def restore(content: Mapping[str, Any], whole: LaplaceState, model: Model) -> In
     :param whole: of all sites, restored and checked.
     """
     joint, full = _joint(content, whole, model), whole.problem
-    problem = replace(outer_problem(joint, full.curvature), nodes=int(content.get("nodes_in_blocks", 1)))
+    problem = replace(marginalised_problem(joint, full.curvature), nodes=int(content.get("nodes_in_blocks", 1)))
     state = laplace_state(problem, content["theta"], content["u"])
-    found = Around(state, torch.nonzero(joint.is_outer).flatten(), content["precision"], content["follows"])
-    where = Chart(content["centre"], content["basis"], AxisMap(**content["axes"]))
+    found = OuterMode(state, torch.nonzero(joint.is_marginalised).flatten(), content["precision"], content["follows"])
+    where = Standardisation(content["centre"], content["basis"], AxisMap(**content["axes"]))
     shape = content["density"]
     density = (
         Normal(shape["loc"], shape["tril"])
@@ -100,17 +100,17 @@ def restore(content: Mapping[str, Any], whole: LaplaceState, model: Model) -> In
     )
 
 
-def _joint(content: Mapping[str, Any], whole: LaplaceState, model: Model) -> OuterJoint:
+def _joint(content: Mapping[str, Any], whole: LaplaceState, model: Model) -> MarginalisedJoint:
     full = whole.problem.joint
-    hyper = list(full.hyper_sites) or (None if full.hypers.size else ())
+    maximise = list(full.maximised_sites) or (None if full.hypers.size else ())
     with empty_store():
-        joint = OuterJoint(model, full.args, full.kwargs, outer=content["outer"], hyper=hyper)
+        joint = MarginalisedJoint(model, full.args, full.kwargs, marginalise=content["outer"], maximise=maximise)
     joint.held = dict(full.held)
     return joint
 
 
-def _nodes(content: Mapping[str, Any], found: Around) -> Inner:
+def _nodes(content: Mapping[str, Any], found: OuterMode) -> ConditionalModes:
     nodes, tril = content["nodes"], content["node_tril"]
     if tril is None:
         return solve_inner(found.state.problem, nodes["theta"], nodes["u"])
-    return Inner(nodes["theta"], nodes["u"], DenseFactors(tril), nodes["log_density"])
+    return ConditionalModes(nodes["theta"], nodes["u"], DenseFactors(tril), nodes["log_density"])

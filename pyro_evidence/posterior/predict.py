@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, OneHotCategorical
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.process_state import own_random_numbers, quiet, without_validation
+from pyro_evidence.fitting.process_state import own_random_numbers, without_validation, without_validation_or_params
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.program import simulate
 from pyro_evidence.program.failed_run import new_data
@@ -143,7 +143,7 @@ def observed_rows(
     classes: dict[str, bool] = {}
 
     def run(row: Values) -> Values:
-        with quiet():
+        with without_validation_or_params():
             trace = poutine.trace(poutine.condition(model, data=row)).get_trace(*args, **kwargs)
         nodes = {n: trace.nodes[n] for n in joint.observed if n in trace.nodes}
         classes.update({n: has_classes(node["fn"]) for n, node in nodes.items()})

@@ -27,7 +27,7 @@ Frame = tuple[str, int, int]  # a plate's name, size and dim
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CorrectedPosterior(Shown):
-    """Draws of a posterior with Pareto-smoothed importance weights; made by ``posterior.corrected(...)``.
+    """Draws of a posterior with Pareto-smoothed importance weights; made by ``posterior.importance_resampled(...)``.
 
     Means, quantiles and draws are those of the exact posterior at the fitted hyperparameters, as far as k-hat is
     below 0.7; Laplace's own are those of a normal density.  Vehtari, Simpson, Gelman, Yao and Gabry (2024).
@@ -36,7 +36,7 @@ class CorrectedPosterior(Shown):
     :ivar draws: of every site, constrained, each ``(S,) + site shape``, before weighting.
     :ivar smoothed: their weights.
 
-    >>> corrected = posterior.corrected(4000)  # doctest: +SKIP
+    >>> corrected = posterior.importance_resampled(4000)  # doctest: +SKIP
     >>> corrected.summary()  # doctest: +SKIP
     """
 
@@ -154,7 +154,7 @@ class CorrectedPosterior(Shown):
         ]
         if self.pareto_k > importance.threshold(self.num_draws):
             said.append(
-                "k-hat is too high: the weights rest on few draws, and these numbers too; run NUTS on corrected.model."
+                "k-hat is too high: the weights rest on few draws, and these numbers too; run NUTS on its model."
             )
         return said
 
@@ -237,7 +237,7 @@ TRUSTED = 0.7
 
 
 @dataclass(frozen=True, repr=False)
-class LeftOut:
+class LOOResult:
     r"""Leave-one-group-out, ``log p(y_g | y_{-g})`` for each group; made by ``posterior.loo(...)``.
 
     :ivar groups: their labels, ``(G,)``.
@@ -272,11 +272,11 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class OuterPlaces:
-    """Where hyperparameters are, and what each place is worth: one place, or draws from the outer sites' density.
+class ConditionalApproximations:
+    """Hyperparameters and their log weights: one point, or draws from the marginalised sites' density.
 
     :ivar problem: of what is inside.
-    :ivar log_weight: log prior density of the outer sites over the density that they were drawn from, ``(K,)``.
+    :ivar log_weight: log prior density of the marginalised sites over the density that they were drawn from, ``(K,)``.
     """
 
     problem: Problem
@@ -285,7 +285,7 @@ class OuterPlaces:
     log_weight: Tensor
 
 
-def left_out(places: OuterPlaces, by: str | Tensor | None) -> LeftOut:
+def left_out(places: ConditionalApproximations, by: str | Tensor | None) -> LOOResult:
     """Each group's log predictive density given all other data.
 
     The ratio of the evidences with and without the group: at every outer place Laplace's approximation without it, its
@@ -305,7 +305,7 @@ def left_out(places: OuterPlaces, by: str | Tensor | None) -> LeftOut:
     found = [_evidence(row) for row in _log_weights(places, masks)]
     log_evidence = torch.stack([value for value, _ in found])
     shapes = torch.tensor([shape for _, shape in found[1:]], dtype=torch.float64)
-    return LeftOut(labels, log_evidence[0] - log_evidence[1:], shapes)
+    return LOOResult(labels, log_evidence[0] - log_evidence[1:], shapes)
 
 
 def _evidence(log_weights: Tensor) -> tuple[Tensor, float]:
@@ -315,12 +315,12 @@ def _evidence(log_weights: Tensor) -> tuple[Tensor, float]:
     """
     places = log_weights.logsumexp(-1) - math.log(log_weights.shape[-1])
     inner = importance.checked((log_weights - places.unsqueeze(-1)).nan_to_num(nan=-math.inf).reshape(-1))
-    outer = importance.checked(places) if len(places) > 1 else importance.Smoothed(places, -math.inf)
-    value = importance.log_mean(outer.log_weights) + importance.log_mean(inner.log_weights)
-    return value, max(outer.pareto_k, inner.pareto_k)
+    marginalised = importance.checked(places) if len(places) > 1 else importance.Smoothed(places, -math.inf)
+    value = importance.log_mean(marginalised.log_weights) + importance.log_mean(inner.log_weights)
+    return value, max(marginalised.pareto_k, inner.pareto_k)
 
 
-def _labels(joint: LogJoint, places: OuterPlaces, by: str | Tensor | None) -> tuple[Tensor, Tensor]:
+def _labels(joint: LogJoint, places: ConditionalApproximations, by: str | Tensor | None) -> tuple[Tensor, Tensor]:
     """Distinct labels ``(G,)``, and each datum's position among them ``(N,)``."""
     shape = _pointwise(joint, places.u[0], places.theta[0]).shape
     found = torch.arange(shape.numel()).reshape(shape) if by is None else by
@@ -354,7 +354,7 @@ def _argument(joint: LogJoint, name: str, shape: torch.Size) -> Tensor:
     return value
 
 
-def _plate(joint: LogJoint, places: OuterPlaces, name: str, shape: torch.Size) -> Tensor:
+def _plate(joint: LogJoint, places: ConditionalApproximations, name: str, shape: torch.Size) -> Tensor:
     """The index in a plate of every datum."""
     nodes = joint.trace(places.u[0], places.theta[0]).nodes
     frames = {f.name: f for n in joint.observed for f in nodes[n]["cond_indep_stack"] if f.vectorized}
@@ -369,7 +369,7 @@ def _plate(joint: LogJoint, places: OuterPlaces, name: str, shape: torch.Size) -
     return index.expand(shape)
 
 
-def _require_room(places: OuterPlaces, num_groups: int, num_data: int) -> None:
+def _require_room(places: ConditionalApproximations, num_groups: int, num_data: int) -> None:
     size, numbers = places.u.shape[-1], (num_groups + 1) * num_data * len(places.u)
     if size > LARGEST or numbers > NUMBERS:
         raise TooLarge(
@@ -390,7 +390,7 @@ def _pointwise(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Without:
+class LeaveOutDensity:
     """The density without some data: rows hold hyperparameters, then a mask ``(N,)`` of what is left out."""
 
     joint: LogJoint
@@ -425,9 +425,9 @@ class Without:
         return self.precision(u, theta)
 
 
-def _log_weights(places: OuterPlaces, masks: Tensor) -> Tensor:
+def _log_weights(places: ConditionalApproximations, masks: Tensor) -> Tensor:
     """Log importance weights with each mask, ``(G + 1, K, M)``, nats."""
-    density, num = Without(places.problem.joint), len(places.u)
+    density, num = LeaveOutDensity(places.problem.joint), len(places.u)
     theta = torch.cat([places.theta.repeat(len(masks), 1), masks.repeat_interleave(num, 0)], -1)
     start, tolerance = places.u.repeat(len(masks), 1), places.problem.tolerance
     mode = newton.climb(density, density.precision, start, theta, newton.Limits(tolerance, 30, slack=1e-12))

@@ -14,7 +14,7 @@ from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.laplace.uncertainty import HyperparameterCovariance, letter
+from pyro_evidence.laplace.uncertainty import HyperparameterCovariance, message
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
 from pyro_evidence.posterior import diagnostics
 from pyro_evidence.program.log_joint import LogJoint
@@ -365,7 +365,7 @@ class ShownWhole(Shown):
 
     def _below(self, spread: HyperparameterCovariance | None) -> list[str]:
         edges = () if spread is None else spread.edges
-        said = [*(letter(edge) for edge in edges), *self._said_of_blocks()]
+        said = [*(message(edge) for edge in edges), *self._said_of_blocks()]
         return diagnostics.lines(self.diagnostics(), said)
 
 

@@ -14,9 +14,9 @@ from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested.inner import DenseFactors
 from pyro_evidence.nested.integration import Integral
-from pyro_evidence.nested.joint_posterior import Places
+from pyro_evidence.nested.joint_posterior import IndexMap
 from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
-from pyro_evidence.numerics.quadrature.reparameterise import Chart
+from pyro_evidence.numerics.quadrature.reparameterise import Standardisation
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.nested import NestedPosterior
 
@@ -25,7 +25,7 @@ NEGLIGIBLE_NODE = -14.0  # the same of a node on one axis
 SATURATED = 3.0  # standard deviations beyond which a polynomial is not to be trusted
 
 
-class Round(Protocol):
+class Whitening(Protocol):
     """White coordinates ``(D,)`` for unconstrained ones."""
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ class Round(Protocol):
 
 
 @dataclass(frozen=True)
-class Straight:
+class AffineWhitening:
     """``mode + A^-1/2 z``, by the posterior's own precision of whatever kind; pruned coordinates stay."""
 
     state: LaplaceState
@@ -44,7 +44,7 @@ class Straight:
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The log volume is constant."""
         white = (z * self.state.problem.active).unsqueeze(0)
-        return (self.state.u + self.state.precision.colour(white))[0], z.new_zeros(())
+        return (self.state.u + self.state.precision.unwhiten(white))[0], z.new_zeros(())
 
     def inverse(self, u: Tensor) -> Tensor:
         """By the same precision."""
@@ -53,8 +53,8 @@ class Straight:
 
 
 @dataclass(frozen=True)
-class Following:
-    """Outer coordinates by their own chart, inner ones white by the precision at the outer value.
+class ConditionalWhitening:
+    """Marginalised coordinates by their own chart, inner ones white by the precision at the marginalised value.
 
     Inner modes and factors are smooth interpolants of those at the nodes, so that the transform and its volume are
     exact for one another, however rough the interpolation is.
@@ -63,8 +63,8 @@ class Following:
     :ivar mode: ``(B, D)``, ``log_diagonal`` ``(B, D)`` and ``unit`` ``(B, D, D)``, the factor over its diagonal.
     """
 
-    chart: Chart
-    places: Places
+    chart: Standardisation
+    places: IndexMap
     basis: "Basis"
     mode: Tensor
     log_diagonal: Tensor
@@ -72,10 +72,10 @@ class Following:
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """``u = mode(z) + L(z)^-T z``."""
-        outer, mode, log_diagonal, tril = self._at(z[self.places.outer])
+        marginalised, mode, log_diagonal, tril = self._at(z[self.places.marginalised])
         away = torch.linalg.solve_triangular(tril.mT, z[self.places.inner].unsqueeze(-1), upper=True)[:, 0]
-        u = self._whole(outer, mode + away)
-        return u, self.chart.log_slope(z[self.places.outer]) - log_diagonal.sum()
+        u = self._whole(marginalised, mode + away)
+        return u, self.chart.log_slope(z[self.places.marginalised]) - log_diagonal.sum()
 
     def _at(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         weights = self.basis.values(z)
@@ -83,19 +83,19 @@ class Following:
         tril = torch.tensordot(weights, self.unit, 1) * log_diagonal.exp()
         return self.chart.forward(z), weights @ self.mode, log_diagonal, tril
 
-    def _whole(self, outer: Tensor, inner: Tensor) -> Tensor:
-        order = torch.cat([self.places.outer, self.places.inner]).argsort()
-        return torch.cat([outer, inner])[order]
+    def _whole(self, marginalised: Tensor, inner: Tensor) -> Tensor:
+        order = torch.cat([self.places.marginalised, self.places.inner]).argsort()
+        return torch.cat([marginalised, inner])[order]
 
     def inverse(self, u: Tensor) -> Tensor:
         """Outer ones by the chart, inner ones by the factor there."""
-        z = self.chart.inverse(u[self.places.outer].unsqueeze(0))[0]
+        z = self.chart.inverse(u[self.places.marginalised].unsqueeze(0))[0]
         _, mode, _, tril = self._at(z)
         return self._whole(z, tril.mT @ (u[self.places.inner] - mode))
 
 
 class Basis(Protocol):
-    """Smooth functions of outer coordinates."""
+    """Smooth functions of marginalised coordinates."""
 
     def values(self, z: Tensor) -> Tensor:
         """At ``z`` ``(d,)``, ``(B,)``."""
@@ -137,14 +137,14 @@ class Polynomial:
         return torch.cat([torch.ones_like(near[:1]), near, near[first] * near[second], near**3])
 
 
-def round_coordinates(posterior: LaplacePosterior) -> Round:
+def round_coordinates(posterior: LaplacePosterior) -> Whitening:
     """Coordinates in which ``posterior`` is nearly a standard normal density."""
     found = following(posterior) if isinstance(posterior, NestedPosterior) else None
-    return Straight(posterior.state) if found is None else found
+    return AffineWhitening(posterior.state) if found is None else found
 
 
-def following(posterior: NestedPosterior) -> Following | None:
-    """Coordinates that follow the outer sites; None where inner factors are not dense, or too few nodes say how."""
+def following(posterior: NestedPosterior) -> ConditionalWhitening | None:
+    """Coordinates that follow the marginalised sites; None where inner factors are not dense, or nodes too few."""
     nodes, factors = posterior.integral.nodes, posterior.integral.nodes.factors
     found = _interpolation(posterior.integral) if isinstance(factors, DenseFactors) else None
     if found is None or not isinstance(factors, DenseFactors):
@@ -154,7 +154,7 @@ def following(posterior: NestedPosterior) -> Following | None:
     diagonal = tril.diagonal(dim1=-2, dim2=-1)
     values = (nodes.u[keep], diagonal.log(), tril / diagonal.unsqueeze(-2))
     parts = values if fit is None else tuple(torch.tensordot(fit, v, 1) for v in values)
-    return Following(posterior.integral.chart, posterior._places, basis, *parts)
+    return ConditionalWhitening(posterior.integral.chart, posterior._places, basis, *parts)
 
 
 def _interpolation(integral: Integral) -> tuple[Basis, Tensor, Tensor | None] | None:

@@ -12,9 +12,9 @@ from pyro_evidence.prbf.choice import (
 )
 from pyro_evidence.prbf.fit import AlphaPerKernel
 from pyro_evidence.prbf.posterior import PRBFPosterior
-from pyro_evidence.prbf.rounds import keep_lost_kernels
+from pyro_evidence.prbf.rounds import keep_dead_kernels
 from pyro_evidence.prbf.start import DataCovariance, KMeans, RandomPoints, StartFrom
-from pyro_evidence.prbf.updates import Ascent, as_published, exact, plain
+from pyro_evidence.prbf.updates import Ascent, em, exact_m_step, prbf2001_update
 
 __all__ = [
     "AlphaChoice",
@@ -28,12 +28,12 @@ __all__ = [
     "RandomPoints",
     "StartFrom",
     "add_kernels",
-    "as_published",
     "average_networks",
     "choose_alpha",
+    "em",
     "error_rate",
-    "exact",
-    "keep_lost_kernels",
+    "exact_m_step",
+    "keep_dead_kernels",
     "log_loss",
-    "plain",
+    "prbf2001_update",
 ]

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import Join
+from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.mixture.mode import first_highest
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs
 from pyro_evidence.prbf import rounds
 from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, evaluate
-from pyro_evidence.prbf.posterior import LostKernel, PRBFPosterior, RejectedClass, Rejection
+from pyro_evidence.prbf.posterior import ClassWithoutKernels, DeadKernel, PRBFPosterior, Rejection
 from pyro_evidence.prbf.rounds import Lost, Progress, effective, vanishing
 from pyro_evidence.prbf.start import Start, Training
 from pyro_evidence.prbf.streamed import SAMPLE, Rows, labelled, require_present
-from pyro_evidence.prbf.updates import Update, plain
+from pyro_evidence.prbf.updates import Update, em
 from pyro_evidence.settings import check_object, check_result
 
 HEAVY = 50.0  # times the data: beyond every multiple of use, the source's 20 N / (K M) for any K and M among them
@@ -108,7 +108,7 @@ def require_survivors(point: Point) -> None:
     """
     if not bool((point.alpha > HEAVY * point.data.num_data).any()):
         return
-    looked = plain(plain(point))  # distances at the start are those of random centres
+    looked = em(em(point))  # distances at the start are those of random centres
     if bool((gone := vanishing(looked, looked.distance)).any()):
         row, k = gone.nonzero()[0].tolist()
         raise BadInput(
@@ -148,7 +148,7 @@ def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: St
     return _started(model, training, data, shift, alpha, start, (X, y))
 
 
-def begin_chunks(model: PRBF, chunks: Chunks, join: Join, alpha: Alpha, start: Start) -> PRBFFit:
+def begin_chunks(model: PRBF, chunks: Chunks, join: Communicator, alpha: Alpha, start: Start) -> PRBFFit:
     """All restarts before the first round, on data in chunks, those of other processes counted.
 
     :raises BadInput: see :class:`Rows` and the start.
@@ -194,15 +194,15 @@ def first(data: ClassData, net: Network, alpha: float | Tensor) -> Point:
     return evaluate(data.sized(net.loc.shape[1], rows), net, weights)
 
 
-def held_classes(events: tuple[tuple[int, int, int], ...], row: int) -> tuple[RejectedClass, ...]:
+def held_classes(events: tuple[tuple[int, int, int], ...], row: int) -> tuple[ClassWithoutKernels, ...]:
     """What happened to each class of one row, in the order of the first rounds."""
     steps: dict[int, list[int]] = {}
     for step, _, k in (event for event in events if event[1] == row):
         steps.setdefault(k, []).append(step)
-    return tuple(RejectedClass(k, found[0], found[-1], len(found)) for k, found in steps.items())
+    return tuple(ClassWithoutKernels(k, found[0], found[-1], len(found)) for k, found in steps.items())
 
 
-def letter(held: RejectedClass, alpha: float) -> str:
+def message(held: ClassWithoutKernels, alpha: float) -> str:
     """What to do about a class that was held."""
     return (
         f"class {held.label} would have vanished: every kernel rejected it (eq. 29) in round {held.step}, and in "
@@ -230,7 +230,7 @@ def posterior_of(task: PRBFFit, fit: Fit[Progress]) -> PRBFPosterior:
         counts=point.counts[0],
         overlap=point.overlap[0],
         rejections=tuple(rejections),
-        losses=tuple(LostKernel(j, step) for step, row, j in now.losses if row == best),
+        losses=tuple(DeadKernel(j, step) for step, row, j in now.losses if row == best),
         held=held_classes(now.held, best),
         floored=point.kind.rests(net.covariance, point.data.unit)[0],
         restarts=now.point.objective,

@@ -35,14 +35,14 @@ class Rejection(NamedTuple):
     step: int  # the round in which it fell
 
 
-class LostKernel(NamedTuple):
+class DeadKernel(NamedTuple):
     """A kernel that lost its data."""
 
     kernel: int
     step: int
 
 
-class RejectedClass(NamedTuple):
+class ClassWithoutKernels(NamedTuple):
     """A class that every kernel rejected at once: it kept the mixing that it had."""
 
     label: int
@@ -51,7 +51,7 @@ class RejectedClass(NamedTuple):
     num_rounds: int
 
 
-EVENTS: dict[str, Callable[..., Any]] = {"rejections": Rejection, "losses": LostKernel, "held": RejectedClass}
+EVENTS: dict[str, Callable[..., Any]] = {"rejections": Rejection, "losses": DeadKernel, "held": ClassWithoutKernels}
 
 
 def _settings(text: str) -> str:
@@ -97,11 +97,11 @@ class PRBFPosterior(WithinMemory):
     counts: Tensor
     overlap: Tensor
     rejections: tuple[Rejection, ...]
-    losses: tuple[LostKernel, ...]
+    losses: tuple[DeadKernel, ...]
     floored: Tensor
     restarts: Tensor
     warm_up: int = 0
-    held: tuple[RejectedClass, ...] = ()
+    held: tuple[ClassWithoutKernels, ...] = ()
     training: tuple[Tensor, Tensor] | None = field(default=None, compare=False)  # X, labels; not saved
 
     def __repr__(self) -> str:

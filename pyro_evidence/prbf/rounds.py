@@ -9,7 +9,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.prbf.densities import Network, Point, moved
-from pyro_evidence.prbf.updates import Update, numerators, plain
+from pyro_evidence.prbf.updates import Update, em, numerators
 from pyro_evidence.settings import check_result
 
 LOST = 1e-6  # share of the data below which a kernel counts as lost
@@ -18,7 +18,7 @@ REJECTED = 1e-8  # mixing below which a class counts as gone from a kernel
 Lost = Callable[[Point, Tensor, int], Point]  # (point, lost kernels (B, M), round) -> point
 
 
-def keep_lost_kernels(point: Point, lost: Tensor, step: int) -> Point:
+def keep_dead_kernels(point: Point, lost: Tensor, step: int) -> Point:
     """Lost kernels stay where they are, and may come back."""
     return point
 
@@ -48,7 +48,7 @@ class Progress:
         return self.moved
 
     @property
-    def verdict(self) -> Status | None:
+    def stop_reason(self) -> Status | None:
         """A further step can always be made."""
         return None
 
@@ -57,7 +57,7 @@ def begin(point: Point, update: Update, lost: Lost) -> Progress:
     """All rows after the warm-up that ``update`` asks for, in which :func:`plain` EM runs where ``alpha`` is not 0."""
     if bool((point.alpha > 0).any()):
         for _ in range(getattr(update, "warm_up", 0)):
-            point = _tried(plain, point)
+            point = _tried(em, point)
     since = torch.full_like(point.net.mixing, -1, dtype=torch.long)
     return Progress(
         point,
@@ -111,9 +111,9 @@ def _updated(point: Point, update: Update) -> Point:
     if not bool(none.any()):
         return _tried(update, point)
     if bool(none.all()):
-        return _tried(plain, point)
+        return _tried(em, point)
     rows = none.nonzero().squeeze(-1)
-    return _tried(update, point).with_rows(rows, _tried(plain, point[rows]))
+    return _tried(update, point).with_rows(rows, _tried(em, point[rows]))
 
 
 def _tried(update: Update, point: Point) -> Point:
@@ -133,7 +133,7 @@ def is_lost(point: Point, before: Network) -> Tensor:
     return few & (before.mixing > 0).any(1)
 
 
-def rounds(point: Point, update: Update, num_steps: int, lost: Lost = keep_lost_kernels) -> Progress:
+def rounds(point: Point, update: Update, num_steps: int, lost: Lost = keep_dead_kernels) -> Progress:
     """A fixed number of rounds from ``point``, after the warm-up."""
     now = begin(point, update, lost)
     for _ in range(num_steps):

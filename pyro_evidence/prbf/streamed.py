@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_rows
-from pyro_evidence.data.ranks import ALONE, Join
+from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture.data import SCATTER
 from pyro_evidence.models.prbf import PRBF, check_inputs, class_labels
@@ -29,11 +29,11 @@ class Rows:
 
     model: PRBF
     passes: Callable[[], Iterator[Labelled]]
-    join: Join
+    join: Communicator
     counts: tuple[int, ...]
 
     @staticmethod
-    def of_chunks(model: PRBF, chunks: Chunks, join: Join) -> "Rows":
+    def of_chunks(model: PRBF, chunks: Chunks, join: Communicator) -> "Rows":
         """The rows of chunks counted and checked, in one pass.
 
         :raises BadInput: on chunks that cannot be used, naming the first.
@@ -50,7 +50,7 @@ class Rows:
     @staticmethod
     def of_tensors(model: PRBF, X: Tensor, labels: Tensor) -> "Rows":
         """The rows of two tensors, all here."""
-        return Rows(model, lambda: iter([(X, labels)]), ALONE, (len(X),))
+        return Rows(model, lambda: iter([(X, labels)]), SINGLE_PROCESS, (len(X),))
 
     @property
     def num_rows(self) -> int:
@@ -163,7 +163,7 @@ class Source:
     """Where the pieces come from, and how many data of each class there are among all processes."""
 
     pieces: Callable[[int], Iterable[tuple[int, ClassBlock]]]
-    join: Join
+    join: Communicator
     per_class: Tensor  # (1 + K,)
 
 

@@ -135,7 +135,7 @@ Update = Callable[[Point], Point]
 EMPTY = 1e-10  # share of the data below which a kernel keeps its place: its mean would be a quotient of rounding
 
 
-def plain(point: Point) -> Point:
+def em(point: Point) -> Point:
     """EM without regularisation, eqs. 6 to 8; the likelihood never falls."""
     return evaluate(point.data, _estimated(point, torch.zeros_like(point.alpha)), point.alpha)
 
@@ -203,7 +203,7 @@ def correction(point: Point, distance: Tensor) -> Tensor:
     return 0.125 * point.alpha[:, None, None] * P * (mean - distance)
 
 
-def as_published(point: Point) -> Point:
+def prbf2001_update(point: Point) -> Point:
     """Eqs. 27 to 31 with the published time indices, and the clamp done safely (:func:`clamped_mixing`).
 
     This is neither an M-step nor ascent: eq. 22 falls in about one round of six.  Its clamp rejects classes for good
@@ -218,7 +218,7 @@ def as_published(point: Point) -> Point:
     return evaluate(point.data, new, point.alpha, distance)
 
 
-def exact(point: Point) -> Point:
+def exact_m_step(point: Point) -> Point:
     """The exact M-step of eq. 26 at held subkernels, with the new covariance in the penalty; nothing is clamped.
 
     Centres by eq. 27; covariances with the scatter of the subkernels' centres, weight ``alpha / 4``; mixing

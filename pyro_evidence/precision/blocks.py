@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky, require_memory
-from pyro_evidence.precision.dense import Elements, Pattern, weakest
+from pyro_evidence.precision.dense import Elements, Pattern, least_precise_direction
 from pyro_evidence.precision.elimination import MULTIPLY, SCATTER, Fronts, Order, first_of_each, row_numbers
 from pyro_evidence.precision.layout import Layout, layout
 
@@ -55,7 +55,7 @@ class Step:
         """Their part of the flat vector, ``(G, d, d + p)``."""
         return flat[self.part].view(len(self.own), self.own.shape[-1], -1)
 
-    def portions(self) -> list[slice]:
+    def supernode_slices(self) -> list[slice]:
         """Slices of blocks whose neighbours' entries may be held at a time."""
         length = max(1, PORTION // max(1, self.border.shape[-1] ** 2))
         return [slice(start, start + length) for start in range(0, len(self.own), length)]
@@ -121,7 +121,7 @@ class BlockPlan:
             Y = step.spread(factor.Y, len(self.order.rest))
             self.remainder(flat).addmm_(Y.mT, Y, alpha=-1.0)
             return factor
-        for part in step.portions() if step.border.shape[-1] else []:
+        for part in step.supernode_slices() if step.border.shape[-1] else []:
             update = -(factor.Y[part].mT @ factor.Y[part])
             flat.index_add_(0, self.neighbours(step, part).flatten(), update.flatten())
         return factor
@@ -257,7 +257,7 @@ class BlockPrecision:
             full = torch.nn.functional.pad(full, (0, 1))  # the column of the padding
             panel[..., width:] = -full.gather(-1, step.neighbours.unsqueeze(1).expand_as(W))
         else:
-            for part in step.portions() if step.border.shape[-1] else []:
+            for part in step.supernode_slices() if step.border.shape[-1] else []:
                 panel[part, :, width:] = -(W[part] @ self._among_neighbours(step, part, flat))
         panel[..., :width] = half - panel[..., width:] @ W.mT
 
@@ -286,7 +286,7 @@ class BlockPrecision:
         """``A^-1 b`` for each row of ``b``, ``(R, D)``."""
         return self._backward(self._forward(_columns(b, self.tril)))
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """``L'^-1 z`` for each ``z``, ``(S, D)``, with ``A = L L'`` in the order of elimination."""
         return self._backward(_columns(white, self.tril))
 
@@ -318,9 +318,9 @@ class BlockPrecision:
             x[step.own] = factor.backward(x[step.own] - _times(factor.Y, x, step.border))
         return x[:-1].mT.contiguous()
 
-    def weakest(self, active: Tensor) -> Tensor:
+    def least_precise_direction(self, active: Tensor) -> Tensor:
         """By a few inverse power iterations from a fixed start."""
-        return weakest(self, active)
+        return least_precise_direction(self, active)
 
     def row(self, index: int) -> "BlockPrecision":
         """This precision: it has one row."""

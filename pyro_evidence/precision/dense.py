@@ -30,13 +30,13 @@ class Precision(Protocol):
     def solve(self, b: Tensor) -> Tensor:
         """Solution of ``A x = b``, shape ``(R, D)``."""
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """White noise ``(S, D)`` to noise of covariance ``A^-1``, first row of ``A``."""
 
     def whiten(self, rows: Tensor) -> Tensor:
         """The white noise that :meth:`colour` made ``rows`` ``(S, D)`` of: ``|whiten(x)|^2 = x' A x``."""
 
-    def weakest(self, active: Tensor) -> Tensor:
+    def least_precise_direction(self, active: Tensor) -> Tensor:
         """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, shape ``(R, D)``."""
 
     def row(self, index: int) -> "Precision":
@@ -68,7 +68,7 @@ class Dense:
         """``A^-1 b``."""
         return torch.cholesky_solve(b.unsqueeze(-1), self.tril).squeeze(-1)
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """``L'^-1 z`` for each ``z``."""
         return torch.linalg.solve_triangular(self.tril[0].mT, white.mT, upper=True).mT
 
@@ -76,7 +76,7 @@ class Dense:
         """``L' x`` for each ``x``."""
         return rows @ self.tril[0]
 
-    def weakest(self, active: Tensor) -> Tensor:
+    def least_precise_direction(self, active: Tensor) -> Tensor:
         """By a few inverse power iterations from a fixed start."""
         v = (1.0 + 0.1 * torch.arange(self.tril.shape[-1]).to(self.tril)).cos().expand(self.tril.shape[:-1]) * active
         for _ in range(8):
@@ -113,7 +113,7 @@ class Diagonal:
         """``b / A``."""
         return b / self.diagonal
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """Each coordinate times its standard deviation."""
         return white * self.diagonal[0].rsqrt()
 
@@ -121,7 +121,7 @@ class Diagonal:
         """Each coordinate in units of its standard deviation."""
         return rows * self.diagonal[0].sqrt()
 
-    def weakest(self, active: Tensor) -> Tensor:
+    def least_precise_direction(self, active: Tensor) -> Tensor:
         """The coordinate of least precision."""
         index = torch.where(active, self.diagonal, torch.inf).argmin(-1, keepdim=True)
         return torch.zeros_like(self.diagonal).scatter(-1, index, self.diagonal.gather(-1, index).rsqrt())
@@ -222,7 +222,7 @@ class Solves(Protocol):
         """``A^-1 b``, shape ``(R, D)``."""
 
 
-def weakest(precision: Solves, active: Tensor) -> Tensor:
+def least_precise_direction(precision: Solves, active: Tensor) -> Tensor:
     """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, ``(1, D)``.
 
     By a few inverse power iterations from a fixed start.
@@ -268,17 +268,17 @@ class DenseElements:
         """``A^-1 b`` for each row of ``b``, ``(R, D)``."""
         return torch.cholesky_solve(b.double().mT, self.dense.tril[0]).mT
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """White noise ``(S, D)`` to noise of covariance ``A^-1``."""
-        return self.dense.colour(white)
+        return self.dense.unwhiten(white)
 
     def whiten(self, rows: Tensor) -> Tensor:
         """``L' x`` for each ``x``, ``(S, D)``: takes :meth:`colour` back."""
         return rows.double() @ self.dense.tril[0]
 
-    def weakest(self, active: Tensor) -> Tensor:
+    def least_precise_direction(self, active: Tensor) -> Tensor:
         """By a few inverse power iterations from a fixed start."""
-        return weakest(self, active)
+        return least_precise_direction(self, active)
 
     def row(self, index: int) -> "DenseElements":
         """This precision: it has one row."""

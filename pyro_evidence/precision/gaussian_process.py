@@ -135,7 +135,7 @@ class LatentPrecision:
         """``T`` with ``T T' = A^-1``, by whitening the prior."""
         return torch.linalg.solve_triangular(self._inner, self.tril.mT, upper=False).mT
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """``T z`` for each ``z``."""
         return white @ self._root.mT
 
@@ -143,7 +143,7 @@ class LatentPrecision:
         """``T^-1 x`` for each ``x``."""
         return torch.linalg.solve_triangular(self.tril, rows.mT, upper=False).mT @ self._inner
 
-    def weakest(self, active: Tensor) -> Tensor:
+    def least_precise_direction(self, active: Tensor) -> Tensor:
         """By a few power iterations from a fixed start."""
         v = ((1.0 + 0.1 * torch.arange(len(active)).to(self.tril)).cos() * active).unsqueeze(0)
         for _ in range(8):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky
-from pyro_evidence.precision.dense import Elements, Pattern, weakest
+from pyro_evidence.precision.dense import Elements, Pattern, least_precise_direction
 from pyro_evidence.precision.plan import Plan, StructuredPrecision, elimination
 
 
@@ -118,7 +118,7 @@ class LowRank:
     @cached_property
     def W(self) -> Tensor:
         """``L'^-1 Q``, ``(D, q)``."""
-        return self.inner.colour(self.QR[0].mT).mT
+        return self.inner.unwhiten(self.QR[0].mT).mT
 
     @property
     def log_det(self) -> Tensor:
@@ -163,11 +163,11 @@ class LowRank:
 
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b`` for each row of ``b``, ``(R, D)``."""
-        return self.colour(self._turned(self._forward(b), transposed=False))
+        return self.unwhiten(self._turned(self._forward(b), transposed=False))
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """White noise ``(S, D)`` to noise of covariance ``A^-1``."""
-        return self.inner.colour(self._turned(white.to(self.U), transposed=True))
+        return self.inner.unwhiten(self._turned(white.to(self.U), transposed=True))
 
     def whiten(self, rows: Tensor) -> Tensor:
         """Takes :meth:`colour` back."""
@@ -186,9 +186,9 @@ class LowRank:
         F = self.G.mT if transposed else self.G
         return x + (torch.linalg.solve_triangular(F, part.mT, upper=transposed).mT - part) @ Q.mT
 
-    def weakest(self, active: Tensor) -> Tensor:
+    def least_precise_direction(self, active: Tensor) -> Tensor:
         """By a few inverse power iterations from a fixed start."""
-        return weakest(self, active)
+        return least_precise_direction(self, active)
 
     def row(self, index: int) -> "LowRank":
         """This precision: it has one row."""

@@ -34,13 +34,13 @@ class StructuredPrecision(Protocol):
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b`` for each row of ``b``, shape ``(R, D)``."""
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """White noise ``(S, D)`` to noise of covariance ``A^-1``."""
 
     def whiten(self, rows: Tensor) -> Tensor:
         """Takes :meth:`colour` back: the squared norm of each row is then its quadratic form in ``A``, ``(S, D)``."""
 
-    def weakest(self, active: Tensor) -> Tensor:
+    def least_precise_direction(self, active: Tensor) -> Tensor:
         """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, ``(1, D)``."""
 
     def row(self, index: int) -> "StructuredPrecision":

@@ -1,4 +1,4 @@
-"""What a model and its data must satisfy before anything is fitted; every refusal is a letter."""
+"""What a model and its data must satisfy before anything is fitted; every refusal is an error message."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ class Joint(Protocol):
 
     latents: Coordinates
     hypers: Coordinates
-    hyper_sites: tuple[str, ...]
+    maximised_sites: tuple[str, ...]
     discrete: tuple[str, ...]
     observed: tuple[str, ...]
     initial_theta: Tensor
@@ -242,7 +242,7 @@ def check_module_parameters(names: Sequence[str]) -> None:
     if hidden:
         raise UnsupportedModel(
             f"pyro.module hides {', '.join(hidden)}: such weights can be neither integrated nor maximised by "
-            f"the evidence. Make the network a PyroModule with PyroSample priors, or pass hyper=() to hold "
+            f"the evidence. Make the network a PyroModule with PyroSample priors, or pass maximise=() to hold "
             f"them fixed."
         )
 
@@ -260,9 +260,9 @@ def check_dependence(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) ->
     nodes = trace.nodes
     _check_data([n for n in joint.observed if n not in nodes])
     check_supports(continuous, nodes)
-    if len(joint.hypers.names) > len(joint.hyper_sites):
+    if len(joint.hypers.names) > len(joint.maximised_sites):
         _check_influence(joint, joint.total(trace), hypers)
-    if joint.hyper_sites:
+    if joint.maximised_sites:
         _check_hyperprior(joint, u, continuous)
 
 
@@ -275,7 +275,7 @@ def _check_data(gone: Sequence[str]) -> None:
 
 
 def _check_influence(joint: Joint, density: Tensor, values: Mapping[str, Tensor]) -> None:
-    params = [n for n in values if n not in joint.hyper_sites]
+    params = [n for n in values if n not in joint.maximised_sites]
     idle = params
     if density.requires_grad:
         idle = [n for n, felt in zip(params, takes_part(density, [values[n] for n in params]), strict=True) if not felt]
@@ -284,19 +284,19 @@ def _check_influence(joint: Joint, density: Tensor, values: Mapping[str, Tensor]
             f"the log joint density does not depend on hyperparameter(s) {', '.join(idle)}, so nothing can "
             f"be maximised over them. Expected tensors that the model computes with: look for float(...), "
             f".item(), .detach() or torch.tensor(...) on them; declare a network's own nn.Parameter as "
-            f"PyroParam; or drop them, or pass hyper=() to hold them fixed."
+            f"PyroParam; or drop them, or pass maximise=() to hold them fixed."
         )
 
 
 def _check_hyperprior(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) -> None:
     u = u.clone().requires_grad_()
     nodes = joint.trace(u, joint.initial_theta).nodes
-    if any(nodes[n]["fn"].batch_shape != continuous[n]["fn"].batch_shape for n in joint.hyper_sites):
-        raise _hyperprior_depends(joint.hyper_sites, ", ".join(joint.discrete))
+    if any(nodes[n]["fn"].batch_shape != continuous[n]["fn"].batch_shape for n in joint.maximised_sites):
+        raise _hyperprior_depends(joint.maximised_sites, ", ".join(joint.discrete))
     prior = joint.log_hyperprior(joint.initial_theta, u)
     slope = torch.autograd.grad(prior, u, allow_unused=True)[0] if prior.requires_grad else None
     if slope is not None and bool((slope != 0).any()):
-        raise _hyperprior_depends(joint.hyper_sites, joint.latents.label(int(slope.abs().argmax())))
+        raise _hyperprior_depends(joint.maximised_sites, joint.latents.label(int(slope.abs().argmax())))
 
 
 def _hyperprior_depends(names: Sequence[str], other: str) -> UnsupportedModel:
@@ -320,7 +320,7 @@ def check_same(first: float, second: float) -> None:
 
 
 def not_finite(nodes: Mapping[str, Node], arguments: str) -> BadInput:
-    """The letter for a density without a finite value or gradient.
+    """The error message for a density without a finite value or gradient.
 
     :param nodes: of a run at a point where that is so, log probabilities computed.
     """

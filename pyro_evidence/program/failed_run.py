@@ -1,4 +1,4 @@
-"""What a model's arguments look like, and the letter for those on which it cannot be run."""
+"""What a model's arguments look like, and the error message for those on which it cannot be run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,7 +58,7 @@ def require_kept(joint: Any, what: str) -> None:
 
     :raises BadInput: saying what needs them.
     """
-    if not joint.kept:
+    if not joint.has_data:
         raise BadInput(
             f"{what} needs the data of the fit, which came in chunks and were not kept; pass the model's arguments for "
             f"some rows to predict, log_prob or log_likelihood."
@@ -89,7 +89,7 @@ def _arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, A
 
 
 def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by what a letter calls them."""
+    """The arguments by what an error message calls them."""
     return {f"argument {i}": a for i, a in enumerate(args)} | {f"argument {k!r}": a for k, a in kwargs.items()}
 
 
@@ -127,7 +127,7 @@ MORE_JITTER = (
 
 @contextmanager
 def new_data(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, what a fitted model raises on other arguments becomes a letter.
+    """Inside, what a fitted model raises on other arguments becomes an error message.
 
     :raises BadInput: in place of errors of Pyro's and torch's.
     """
@@ -140,7 +140,7 @@ def new_data(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
 
 
 def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BadInput:
-    """The letter for a model that its arguments break; a letter of the model's own is passed on."""
+    """The error message for a model that its arguments break; an error message of the model's own is passed on."""
     if isinstance(error, BadInput):
         return BadInput(str(error).split("Trace Shapes:")[0].strip())  # which Pyro appends to whatever a model raises
     empty = any(t.numel() == 0 for _, t in tensors(args, kwargs))

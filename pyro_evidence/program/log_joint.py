@@ -16,12 +16,12 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import (
-    alone,
     empty_store,
+    global_lock,
     own_random_numbers,
     own_warnings,
-    quiet,
     without_validation,
+    without_validation_or_params,
 )
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates, unconstrained_shape
@@ -82,7 +82,7 @@ class LogJoint:
     :param kwargs: its keyword arguments.
     :param integrate: names of the latent sites to integrate; default all continuous ones.  Those left out are
         maximised with the hyperparameters.
-    :param hyper: names of latent sites to maximise together with all params, their prior counted in
+    :param maximise: names of latent sites to maximise together with all params, their prior counted in
         :meth:`log_hyperprior`; ``()`` holds the params fixed; default: maximise the params.
     :raises BadInput: for data that cannot be used.
     :raises UnsupportedModel: for a model that is not a fixed, finite, differentiable density.
@@ -106,7 +106,7 @@ class LogJoint:
         kwargs: Mapping[str, Any] | None = None,
         *,
         integrate: Sequence[str] | None = None,
-        hyper: Sequence[str] | None = None,
+        maximise: Sequence[str] | None = None,
     ) -> None:
         self.model: Model = model
         self.columns: dict[str, tuple[str, ...]]  # names, of arguments that are tables
@@ -115,31 +115,31 @@ class LogJoint:
         self.kwargs: dict[str, Any]
         self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
-        self.kept = True  # whether the arguments are all data; not where these came in chunks
+        self.has_data = True  # whether the arguments are all data; not where these came in chunks
         numbers.check_sizes(self.args, self.kwargs)
-        parameters.check_kind("hyper", hyper)
-        trace, declared = self._prototype(maximise=hyper is None or len(hyper) > 0)
+        parameters.check_kind("maximise", maximise)
+        trace, declared = self._prototype(maximise=maximise is None or len(maximise) > 0)
         nodes = sample_nodes(trace)
-        with alone(), own_random_numbers():
+        with global_lock(), own_random_numbers():
             self.left_out: dict[str, Tensor] = parameters.imputed(partial(self.model, *self.args, **self.kwargs), nodes)
         latent = {n: s for n, s in nodes.items() if not (s["is_observed"] or n in self.left_out)}
         continuous = {n: s for n, s in latent.items() if not is_discrete(s)}
         self.discrete: tuple[str, ...] = tuple(n for n in latent if n not in continuous)
         self.observed: tuple[str, ...] = tuple(n for n, s in nodes.items() if is_observation(s))
         self.unvalidated: tuple[str, ...] = tuple(n for n in self.observed if checks.unvalidated(nodes[n]["fn"]))
-        self.hyper_sites: tuple[str, ...] = parameters.maximised_sites(
-            tuple(continuous), tuple(declared), integrate, hyper
+        self.maximised_sites: tuple[str, ...] = parameters.maximised_sites(
+            tuple(continuous), tuple(declared), integrate, maximise
         )
         self._inexact = tuple(n for n, s in nodes.items() if n not in self.discrete and exact(s["fn"]) is not s["fn"])
         self._known = frozenset({*self.discrete, *self.observed, *self.left_out, *trace.param_nodes})
         self._enumerated = self._summing(nodes)
-        free = self._hold(declared, everything=hyper is not None and len(hyper) == 0)
+        free = self._hold(declared, everything=maximise is not None and len(maximise) == 0)
         self._choose(free, continuous)
         self._check_density(continuous)
 
     def _prototype(self, maximise: bool) -> tuple[Trace, dict[str, Declaration]]:
         """A validated run, and the params that it declares; a model of params alone gets a latent beside them."""
-        with alone(), own_random_numbers(), own_warnings("ignore"):
+        with global_lock(), own_random_numbers(), own_warnings("ignore"):
             store = pyro.get_param_store()
             found = dict(store.items()), store.get_state()["constraints"]
             statements = FirstRun(*found)
@@ -147,7 +147,7 @@ class LogJoint:
                 trace = self._validated_run(statements)
             free = [d.value for d in statements.found.values() if not d.frozen]
             if maximise and free and not any(is_integrated(s) for s in sample_nodes(trace).values()):
-                self.model = partial(parameters.with_nothing, self.model, free[0].new_zeros(()))
+                self.model = partial(parameters.with_dummy_site, self.model, free[0].new_zeros(()))
                 statements = FirstRun(*found)
                 with empty_store():
                     trace = self._validated_run(statements)
@@ -196,7 +196,7 @@ class LogJoint:
     def _choose(self, free: Mapping[str, Declaration], continuous: Mapping[str, Node]) -> None:
         """The coordinates of what is integrated and of what is maximised."""
         sites = {n: (bijection(n, s["fn"]), s["value"].shape) for n, s in continuous.items()}
-        outer = {n: sites.pop(n) for n in self.hyper_sites}
+        outer = {n: sites.pop(n) for n in self.maximised_sites}
         self.latents: Coordinates = Coordinates(sites)
         self._counted = (*self.latents.names, *self.discrete, *self.observed)
         self._scored = frozenset(self._counted)
@@ -305,11 +305,11 @@ class LogJoint:
 
     def trace_at(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Trace:
         """The model run at constrained values; discrete sites enumerated."""
-        sites = self.left_out | latents | {n: hypers[n] for n in self.hyper_sites}
-        params = self.held | {n: v for n, v in hypers.items() if n not in self.hyper_sites}
+        sites = self.left_out | latents | {n: hypers[n] for n in self.maximised_sites}
+        params = self.held | {n: v for n, v in hypers.items() if n not in self.maximised_sites}
         model = poutine.condition(poutine.substitute(self._enumerated, data=params), data=sites)
         own = batched.WithOwnConstants(sites | params) if self._writes else nullcontext()
-        with quiet(), in_place(params, self.homes), WholeNumbers(), own:
+        with without_validation_or_params(), in_place(params, self.homes), WholeNumbers(), own:
             trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)
         checks.check_structure(trace, sites, self._known)
         for name in self._inexact:
@@ -354,11 +354,11 @@ class LogJoint:
 
     def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
         """Log prior density of the maximised latent sites in their constrained space, nats, shape ``()``."""
-        if not self.hyper_sites:
+        if not self.maximised_sites:
             return theta.new_zeros(())
         trace = self.trace(self.initial_u if u is None else u, theta)
         with without_validation():
-            return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self.hyper_sites)).double()
+            return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self.maximised_sites)).double()
 
     def pointwise(self, u: Tensor, theta: Tensor) -> dict[str, Tensor]:
         """Log likelihood of every observed site, one number per datum, discrete sites summed out.
@@ -394,7 +394,7 @@ class LogJoint:
     def split_hypers(self, theta: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Constrained hyperparameters: the params (held ones included), and the maximised sites."""
         values = self.hypers.constrained(theta.to(self.dtype))
-        sites = {n: values.pop(n) for n in self.hyper_sites}
+        sites = {n: values.pop(n) for n in self.maximised_sites}
         return self.held | values, sites
 
     def substituted(self, theta: Tensor) -> Model:

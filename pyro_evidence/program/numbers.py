@@ -133,14 +133,14 @@ class Levels(TorchFunctionMode):
         name = next((n for n, t in self.arguments if _same(t, index)), None)
         if name is None and index in self.counted:
             return
-        raise BadInput(_letter(name or "a tensor that is no argument of the model's", index))
+        raise BadInput(_message(name or "a tensor that is no argument of the model's", index))
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
     return first.numel() == second.numel() and bool((first.reshape(-1) == second.reshape(-1)).all())
 
 
-def _letter(name: str, index: Tensor) -> str:
+def _message(name: str, index: Tensor) -> str:
     flat = index.reshape(-1)
     below = (flat < 0).nonzero()[:, 0]
     return (

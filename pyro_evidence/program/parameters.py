@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints, transform_to
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import quiet
+from pyro_evidence.fitting.process_state import without_validation_or_params
 from pyro_evidence.program.sites import Node, central_value, is_discrete, sample_nodes
 
 
@@ -161,7 +161,7 @@ def maximised_sites(
     continuous: Sequence[str],
     params: Sequence[str],
     integrate: Sequence[str] | None,
-    hyper: Sequence[str] | None,
+    maximise: Sequence[str] | None,
 ) -> tuple[str, ...]:
     """Names of the latent sites that are maximised.
 
@@ -169,17 +169,17 @@ def maximised_sites(
     """
     check_kind("integrate", integrate)
     _check_names("integrate", integrate, continuous)
-    _check_names("hyper", hyper, [*continuous, *params])
-    both = sorted(set(integrate or ()) & set(hyper or ()))
+    _check_names("maximise", maximise, [*continuous, *params])
+    both = sorted(set(integrate or ()) & set(maximise or ()))
     if both:
-        raise BadInput(f"sites {both} are both in integrate and in hyper; name each of them once.")
+        raise BadInput(f"sites {both} are both in integrate and in maximise; name each of them once.")
     left_out = [n for n in continuous if integrate is not None and n not in integrate]
-    if left_out and hyper is not None and not len(hyper):
+    if left_out and maximise is not None and not len(maximise):
         raise BadInput(
-            f"hyper=() holds the hyperparameters fixed, but {left_out} are not integrated and have no value "
-            f"to be held at. Use poutine.condition(model, data={{...}}), or leave hyper out to maximise them."
+            f"maximise=() holds the hyperparameters fixed, but {left_out} are not integrated and have no value "
+            f"to be held at. Use poutine.condition(model, data={{...}}), or leave maximise out to maximise them."
         )
-    chosen = tuple(n for n in continuous if n in (hyper or ()) or n in left_out)
+    chosen = tuple(n for n in continuous if n in (maximise or ()) or n in left_out)
     if len(chosen) == len(continuous):
         raise BadInput(f"every latent site ({', '.join(chosen)}) is maximised; leave at least one to integrate.")
     return chosen
@@ -279,7 +279,7 @@ def imputed(run: Callable[[], Any], nodes: Mapping[str, Node]) -> dict[str, Tens
 
 def _is_leaf(run: Callable[[], Any], nodes: Mapping[str, Node], latent: Mapping[str, Tensor], name: str) -> bool:
     """Whether the log densities of all other sites stay the same when one site takes another value."""
-    with quiet():
+    with without_validation_or_params():
         other = nodes[name]["fn"].sample()
         runs = [
             sample_nodes(_scored(poutine.trace(poutine.condition(run, data={**latent, name: v})).get_trace()))
@@ -296,7 +296,7 @@ def _scored(trace: Any) -> Any:
 NOTHING = "_nothing"  # the latent of a model that has none: standard normal, touched by nothing, integrated to one
 
 
-def with_nothing(model: Callable[..., Any], zero: Tensor, *args: Any, **kwargs: Any) -> Any:
+def with_dummy_site(model: Callable[..., Any], zero: Tensor, *args: Any, **kwargs: Any) -> Any:
     """A model with a latent site besides its own, so that one of params alone can be maximised like any other.
 
     :param zero: the site's mean, in the precision of the model.

@@ -59,7 +59,7 @@ def unwrapped(fn: Any) -> Unwrapped:
 
 
 @dataclass(frozen=True)
-class Slot:
+class LikelihoodTerm:
     """The parameter of one observed site that depends on the latents."""
 
     site: str
@@ -186,7 +186,7 @@ def _unrepeated(value: Tensor, num_event: int) -> Tensor:
 class Sites:
     """The observed sites of a model by how they see the latents."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[LikelihoodTerm, ...]
     free: tuple[str, ...]  # those that do not
 
 
@@ -223,15 +223,15 @@ def _touched(joint: LogJoint, trace: Trace, name: str) -> list[str]:
     return [n for n, d in dims.items() if -len(shape) <= d < 0 and shape[d] > 1]
 
 
-def _slot(joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent: list[str]) -> Slot | None:
+def _slot(joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent: list[str]) -> LikelihoodTerm | None:
     touched = _touched(joint, trace, name)
     if len(dependent) != 1 or isinstance(parts.base, Unit) or len(touched) + (parts.mixing is not None) > 1:
         return None
     mixture = "" if parts.mixing is not None else touched[0] if touched else None
-    return _laid_out(trace, Slot(name, dependent[0], links.identity, Layout(torch.Size(), ()), mixture))
+    return _laid_out(trace, LikelihoodTerm(name, dependent[0], links.identity, Layout(torch.Size(), ()), mixture))
 
 
-def _laid_out(trace: Trace, slot: Slot) -> Slot:
+def _laid_out(trace: Trace, slot: LikelihoodTerm) -> LikelihoodTerm:
     """The slot with its first link, and with the shape of ``eta`` and the dims that one datum ties together."""
     node = trace.nodes[slot.site]
     parts = unwrapped(node["fn"])
@@ -250,7 +250,7 @@ def _laid_out(trace: Trace, slot: Slot) -> Slot:
     return replace(slot, link=link, layout=Layout(shape, coupled))
 
 
-def candidates(slot: Slot, trace: Trace) -> list[Link]:
+def candidates(slot: LikelihoodTerm, trace: Trace) -> list[Link]:
     """Every link that the constraint on a slot's parameter admits."""
     base = unwrapped(trace.nodes[slot.site]["fn"]).base
     value = getattr(base, slot.parameter)
@@ -346,7 +346,7 @@ def gaussian_noise(joint: LogJoint, trace: Trace, name: str) -> tuple[Tensor, Te
 
 
 def no_predictor(joint: LogJoint) -> UnsupportedModel:
-    """The letter for a model that Gauss-Newton cannot treat."""
+    """The error message for a model that Gauss-Newton cannot treat."""
     return UnsupportedModel(
         f"Gauss-Newton needs observed sites that see the latents through one parameter each; among "
         f"{', '.join(joint.observed)} one sees them otherwise (through two parameters, a pyro.factor, its mask or "

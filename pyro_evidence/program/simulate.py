@@ -9,7 +9,12 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_evidence.fitting.process_state import own_random_numbers, own_warnings, quiet, without_validation
+from pyro_evidence.fitting.process_state import (
+    own_random_numbers,
+    own_warnings,
+    without_validation,
+    without_validation_or_params,
+)
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -33,7 +38,7 @@ def unobserved(joint: LogJoint, theta: Tensor) -> Model:
 
 def shapes_on(joint: LogJoint, args: tuple[Any, ...]) -> dict[str, list[int]]:
     """The shapes of the integrated sites where the model is run on other arguments, once."""
-    with own_random_numbers(), quiet(), torch.no_grad():
+    with own_random_numbers(), without_validation_or_params(), torch.no_grad():
         trace = poutine.trace(joint.substituted(joint.initial_theta)).get_trace(*args)
     nodes: Any = trace.nodes
     return {n: list(nodes[n]["value"].shape) for n in joint.latents.names if n in nodes}
@@ -134,7 +139,7 @@ def responsibility_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
 def node_at(joint: LogJoint, theta: Tensor, site: str) -> Any:
     """A site as the model declares it on the arguments that ``joint`` holds now, discrete sites drawn."""
     model = joint.substituted(theta)
-    with own_random_numbers(), quiet(), torch.no_grad(), poutine.block():
+    with own_random_numbers(), without_validation_or_params(), torch.no_grad(), poutine.block():
         return poutine.trace(model).get_trace(*joint.args, **joint.kwargs).nodes[site]
 
 
@@ -156,12 +161,12 @@ def distribution_of(model: Model, site: str, values: Values, arguments: Argument
     :param arguments: the model's, positional and by name.
     """
     conditioned = poutine.condition(model, data=values)
-    with quiet(), _NotDrawn(site):
+    with without_validation_or_params(), _NotDrawn(site):
         return poutine.trace(conditioned).get_trace(*arguments[0], **arguments[1]).nodes[site]["fn"]
 
 
 def _run(joint: LogJoint, model: Model) -> Values:
-    with quiet():
+    with without_validation_or_params():
         trace = poutine.trace(model).get_trace(*joint.args, **joint.kwargs)
     return {n: s["value"] for n, s in sample_nodes(trace).items() if s["value"].numel() and not _is_function(s)}
 

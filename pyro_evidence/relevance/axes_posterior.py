@@ -141,13 +141,13 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         return len(self.state.x)
 
     def _draws(self, white: Tensor) -> Tensor:
-        return self.of.flat((self.state.x + self._colour(white.to(self.state.x))) @ self.state.embedding.mT)
+        return self.of.flat((self.state.x + self._unwhiten(white.to(self.state.x))) @ self.state.embedding.mT)
 
     def _away(self, z: Tensor) -> Tensor:
-        sd = self._colour_rows().square().sum(-1).sqrt()
+        sd = self._unwhitened_axes().square().sum(-1).sqrt()
         return self.of.flat(self.state.y + z.unsqueeze(-1) * sd)
 
-    def _colour(self, white: Tensor) -> Tensor:
+    def _unwhiten(self, white: Tensor) -> Tensor:
         tril = self._fit.precision_tril
         return torch.linalg.solve_triangular(tril.mT, white.mT, upper=True).mT if len(tril) else white
 
@@ -155,12 +155,12 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
     def _laplace(self) -> LaplacePosterior:
         """This mode as a Laplace posterior of :attr:`model`."""
         self._needs_data("a guide")
-        joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, hyper=())
+        joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, maximise=())
         u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()
         state = laplace_state(laplace_problem(joint), joint.initial_theta, u)
         return LaplacePosterior(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
 
-    def corrected(self, num_draws: int = 4_000, seed: int = 0) -> CorrectedPosterior:
+    def importance_resampled(self, num_draws: int = 4_000, seed: int = 0) -> CorrectedPosterior:
         """The same posterior without Laplace's error in shape, the learned prior held: draws weighted (PSIS).
 
         Its sites are those of :attr:`model`, ``axes`` among them, and the weights that follow from these.
@@ -171,7 +171,7 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         self._needs_data("a correction")
         if not self.num_active:
             raise BadInput(NO_AXIS.format("there is nothing to correct"))
-        found = self._laplace.corrected(num_draws, seed)
+        found = self._laplace.importance_resampled(num_draws, seed)
         axes = found.draws[AXES]
         return replace(found, draws=found.draws | self.of.values(axes @ self.state.directions.to(axes).mT))
 
@@ -198,9 +198,9 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         shapes = {n: tuple(v.shape) for n, v in self.weights.items()}
         return OnAxes(user, self.state.directions.to(joint.dtype), prior, shapes)
 
-    def _colour_rows(self) -> Tensor:
+    def _unwhitened_axes(self) -> Tensor:
         """``F``, ``(D, K + V)``, with ``F F'`` the posterior covariance of the weights and the others."""
-        return self.state.embedding @ self._colour(torch.eye(len(self.state.x)).to(self.state.x)).mT
+        return self.state.embedding @ self._unwhiten(torch.eye(len(self.state.x)).to(self.state.x)).mT
 
     @property
     def _streamed(self) -> bool:
@@ -300,7 +300,7 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
     def diagnostics(self) -> dict[str, Any]:
         """How far to trust the numbers; importance sampling is that of :class:`LaplacePosterior`.
 
-        Above .2 and 1.2 for the largest shift of a mean and ratio of deviations take :meth:`corrected`.
+        Above .2 and 1.2 for the largest shift of a mean and ratio of deviations take :meth:`importance_resampled`.
         """
         found = {
             "status": self.status,
@@ -347,7 +347,7 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         record = archive.read(path, map_location)
         if record.get("kind") != cls.__name__:
             raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
-        joint = LogJoint(model, record["args"], record["kwargs"], hyper=())
+        joint = LogJoint(model, record["args"], record["kwargs"], maximise=())
         joint.held = joint.held | record["held"]
         of = weights_of(joint, record["sites"])
         name, *settings = record["prior"]

@@ -112,7 +112,7 @@ class GroupPrior(GaussianPrior):
 class L1Prior:
     """Density ``alpha/4 exp(-alpha |u| / 2)``: LREVM, with some axes exactly zero at the mode.
 
-    :ivar octant: hold every axis on the side of its centre, as algorithm 2 of Kropotov and Vetrov (2007)
+    :ivar orthant: hold every axis on the side of its centre, as algorithm 2 of Kropotov and Vetrov (2007)
         does.  Without it the mode is the maximum over all ``u``, which may lie on another side; the two
         differ rarely.
 
@@ -127,7 +127,7 @@ class L1Prior:
     True
     """
 
-    octant: bool = False
+    orthant: bool = False
 
     def alpha(self, h: Tensor, u: Tensor) -> Tensor:
         """The maximum of Kropotov and Vetrov (2007), eq. 13."""
@@ -144,8 +144,8 @@ class L1Prior:
         free = start.new_zeros(len(start) - len(alpha))
         rate = torch.cat([0.5 * alpha, free])
         density = Penalised(target, torch.zeros_like(rate))
-        octant, tolerance = start.sign() if self.octant else None, _residual(target, density, start)
-        found = relevance_mode.maximise(density, rate, start, octant, tolerance=tolerance, slack=45.0 * target.eps)
+        orthant, tolerance = start.sign() if self.orthant else None, _residual(target, density, start)
+        found = relevance_mode.maximise(density, rate, start, orthant, tolerance=tolerance, slack=45.0 * target.eps)
         if not found.converged:
             raise NotAMode(
                 f"the L1 search stopped with optimality residual {found.residual:.2e}; expected below "

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pyro_evidence.data import ranks as joining
 from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import ALONE, Join
+from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.numerics.derivatives import generic
+from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance.weights import LinearTarget, Weights, linear_parts, weights_of
@@ -51,7 +51,7 @@ class StreamedTarget:
 
     passes: Passes
     eps: float = EPS  # of the dtype in which the model is run
-    join: Join = ALONE
+    join: Communicator = SINGLE_PROCESS
     _last: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the sums at the last point
     _turned: list[tuple[Tensor, "StreamedTarget"]] = field(default_factory=list, compare=False, repr=False)
 
@@ -165,7 +165,7 @@ def summarised(target: StreamedTarget, like: Tensor) -> StreamedTarget | Quadrat
     zero, eps = torch.zeros_like(like), target.eps**0.75
     found = QuadraticTarget(target.sums(zero), eps=target.eps)
     step = found.origin.precision.diagonal().clamp(min=1e-300).rsqrt()  # a column of zeros may move by anything
-    for move in step * generic(2, len(like), like) * like.new_tensor([[1.0], [3.0]]):
+    for move in step * generic_directions(2, len(like), like) * like.new_tensor([[1.0], [3.0]]):
         foretold, there = found.sums(move), target.sums(move)
         scale = 1.0 + foretold.value.abs(), found.origin.precision.abs().amax()
         if not bool((there.value - foretold.value).abs() <= eps * scale[0]):
@@ -195,7 +195,7 @@ class StreamedWeights:
 
 
 def streamed_weights(
-    model: Model, site: str | Sequence[str] | None, chunks: Chunks, join: Join = ALONE
+    model: Model, site: str | Sequence[str] | None, chunks: Chunks, join: Communicator = SINGLE_PROCESS
 ) -> StreamedWeights:
     """The weights with a streamed target; one pass, in which every chunk is checked.
 
@@ -219,4 +219,4 @@ def streamed_weights(
 
 
 def _joint(model: Model, args: Sequence[Any]) -> LogJoint:
-    return LogJoint(model, args, hyper=())
+    return LogJoint(model, args, maximise=())

@@ -16,7 +16,7 @@ from pyro_evidence.relevance.axis_evidence import Axes
 from pyro_evidence.relevance.axis_priors import AxisPrior, SparseState, climbed
 from pyro_evidence.relevance.quadratic import Approximation, Quadratic, bare
 from pyro_evidence.relevance.weights import AutogradTarget, LinearTarget, Penalised, Target
-from pyro_evidence.settings import check_result, outside
+from pyro_evidence.settings import check_result, stacklevel
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
 DIGITS = 1e-7  # error of a Wald statistic that changes nothing
@@ -288,7 +288,7 @@ def warn_if_meaningless(state: REVMState) -> None:
         warnings.warn(
             f"every axis was pruned although the weights explain {explained:.3g} nats: {_why_pruned(state)} Or choose "
             "it by ridge=isotropic_evidence.",
-            stacklevel=outside(),
+            stacklevel=stacklevel(),
         )
         return
     largest = max(
@@ -299,7 +299,7 @@ def warn_if_meaningless(state: REVMState) -> None:
             f"the ridge mode has a predictor of {largest:.0f}: at ridge={state.ridge:g} some data no longer "
             "feel the "
             f"weights, and the quadratic is poor (misfit {float(state.misfit):.3g} nats). Raise the ridge.",
-            stacklevel=outside(),
+            stacklevel=stacklevel(),
         )
 
 

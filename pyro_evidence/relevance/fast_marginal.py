@@ -149,7 +149,7 @@ class FastState:
         return gain if gain > SETTLED else 0.0
 
     @property
-    def verdict(self) -> Status | None:
+    def stop_reason(self) -> Status | None:
         """Converged when no single change promises anything."""
         return Status.CONVERGED if self.gradient_norm == 0.0 else None
 

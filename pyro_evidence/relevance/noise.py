@@ -254,7 +254,7 @@ class NoisyState:
         return max(self.fast.gradient_norm, self.promise if self.promise > SETTLED else 0.0)
 
     @property
-    def verdict(self) -> Status | None:
+    def stop_reason(self) -> Status | None:
         """Converged when no single change promises anything."""
         return Status.CONVERGED if self.gradient_norm == 0.0 else None
 

@@ -121,7 +121,7 @@ class VariationalState:
         return (SHAPE + 0.5) / self.rate
 
     @property
-    def verdict(self) -> Status | None:
+    def stop_reason(self) -> Status | None:
         """None: a further step can always be made."""
         return None
 

@@ -15,7 +15,7 @@ from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.numbers import check_offset
-from pyro_evidence.program.predictors import Slot
+from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.observed import EPS, Function, Part, in_blocks, part_of
 from pyro_evidence.structure.recognise import Structure, recognise
@@ -153,7 +153,7 @@ class Weights:
     order: Tensor  # (D,) flat coordinate of each element of y
     num_weights: int
     target: Target
-    slots: tuple[Slot, ...]  # where the observed sites see them
+    slots: tuple[LikelihoodTerm, ...]  # where the observed sites see them
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as model and sites, because likelihoods are functions; unpickled by reading the model again.

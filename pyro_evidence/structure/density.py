@@ -17,7 +17,7 @@ from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import CHUNK, Gram, Layout, curvature_blocks, gram, gram_diagonal
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import Slot
+from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.factor_derivatives import Steps
 from pyro_evidence.structure.observed import Derivatives
 
@@ -29,7 +29,7 @@ class AutogradDensity:
     """Any model, by reverse-mode derivatives of its log joint."""
 
     joint: LogJoint
-    slots: tuple[Slot, ...] | None  # where observed sites see the latents, for Gauss-Newton
+    slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
     steps: Steps | None = None  # the log joint, where equal operations of many steps run as one
 
     @property
@@ -129,7 +129,7 @@ class LinearPart(Protocol):
     """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
 
     @property
-    def slot(self) -> Slot:
+    def slot(self) -> LikelihoodTerm:
         """Where it sees them."""
 
     @property
@@ -147,7 +147,7 @@ class LinearPart(Protocol):
 class Linear:
     """A linear part with all of its ``J``."""
 
-    slot: Slot
+    slot: LikelihoodTerm
     J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
     even: bool = False  # whether all data have one curvature, as :func:`is_even` has it
 
@@ -216,7 +216,7 @@ class LinearPredictors:
         return tuple(self.joint.latents.slices.values())
 
     @property
-    def slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[LikelihoodTerm, ...]:
         """Where the observed sites see the latents."""
         return tuple(part.slot for part in self.linear)
 

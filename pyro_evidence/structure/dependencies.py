@@ -122,7 +122,7 @@ class Follow(TorchDispatchMode):
         return self.notes.get(value, ()) if isinstance(value, Tensor) else ()
 
     def _some(self, tracked: list[Tensor]) -> Tensor:
-        """Coordinates to name in a letter."""
+        """Coordinates to name in an error message."""
         return self.of(tracked[0])[0].reshape(-1)[:2]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:

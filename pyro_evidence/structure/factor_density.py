@@ -15,7 +15,7 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity, LinearPredictors
 from pyro_evidence.structure.factor_cells import Family, cells
 from pyro_evidence.structure.factor_derivatives import Second, Steps, hessians_of_few, slopes_of_few
-from pyro_evidence.structure.factor_linear import Joined, SparseLinear
+from pyro_evidence.structure.factor_linear import CombinedFactors, SparseLinear
 from pyro_evidence.structure.factor_sums import Sums
 
 Solve = Callable[[Tensor], Tensor]
@@ -118,9 +118,9 @@ class Structured:
         return derivatives.gradient(self.log_joint, u, theta)
 
     @cached_property
-    def joined(self) -> Joined | None:
+    def joined(self) -> CombinedFactors | None:
         """The data that linear predictors join."""
-        return None if self.linear is None else Joined(self.linear)
+        return None if self.linear is None else CombinedFactors(self.linear)
 
     def point(self, u: Tensor, theta: Tensor) -> "Point":
         """Value, gradient and curvature at ``u`` ``(D,)``."""
@@ -277,7 +277,7 @@ class Structured:
         if self.sums is not None:
             diagonal = diagonal[: -len(self.sums.B)] + diagonal[-len(self.sums.B) :] @ self.sums.B.square()
         scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
-        return derivatives.generic(2, len(scale), scale) * scale, scale
+        return derivatives.generic_directions(2, len(scale), scale) * scale, scale
 
     def _hessian_products(self, u: Tensor, theta: Tensor, v: Tensor) -> Tensor:
         u = u.detach().clone().requires_grad_()

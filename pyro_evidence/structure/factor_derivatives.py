@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import batched
-from pyro_evidence.numerics.derivatives import Forward, generic, passes, pullback
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, passes, pullback
 from pyro_evidence.numerics.recorded import Replay, Unrecordable, replay
 from pyro_evidence.precision.elimination import coloured
 from pyro_evidence.program.log_joint import LogJoint
@@ -206,7 +206,7 @@ def _is_gain(made: Replay) -> bool:
 
 def _is_right(found: Steps, joint: LogJoint, u: Tensor, theta: Tensor) -> bool:
     """Whether the log joint is the model's own, where it was followed and elsewhere."""
-    moved = generic(3, len(u) + len(theta), u)[2]
+    moved = generic_directions(3, len(u) + len(theta), u)[2]
     places = torch.stack([u, u + 0.3 * moved[: len(u)]])
     with torch.no_grad():
         pairs = [(f.log_joint(places, theta + 0.1 * moved[len(u) :])) for f in (found, joint)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.linear_predictor import Layout, curvature_graph, slope_and_curvature
 from pyro_evidence.program import predictors
-from pyro_evidence.program.predictors import Slot
+from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearPredictors, Parts
 
 CHUNK = 2**22  # numbers of a (rows, k, k) array that may be held at a time
@@ -102,7 +102,7 @@ def _key(own: Tensor) -> Tensor:
 class SparseLinear:
     """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``; ``J`` sparse."""
 
-    slot: Slot
+    slot: LikelihoodTerm
     rows: SparseRows
 
     @property
@@ -129,7 +129,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Joined:
+class CombinedFactors:
     """The linear predictors of a density, and the priors beside them; one row."""
 
     linear: LinearPredictors
@@ -202,7 +202,7 @@ class Joined:
 class Graph:
     """The log joint at one point as a function of the hyperparameters."""
 
-    joined: Joined
+    joined: CombinedFactors
     read: Parts
     u: Tensor
     theta: Tensor

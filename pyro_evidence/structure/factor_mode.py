@@ -137,7 +137,7 @@ class StructuredProblem:
 
     def _mode(
         self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool
-    ) -> tuple["Place", StructuredPrecision | NotPositiveDefinite]:
+    ) -> tuple["FactorPoint", StructuredPrecision | NotPositiveDefinite]:
         if far:
             arrived = self._straight(u, theta, limits)
             if arrived is not None:
@@ -151,7 +151,7 @@ class StructuredProblem:
 
     def _straight(
         self, u: Tensor, theta: Tensor, limits: newton.Limits
-    ) -> tuple["Place", StructuredPrecision | NotPositiveDefinite] | None:
+    ) -> tuple["FactorPoint", StructuredPrecision | NotPositiveDefinite] | None:
         """Newton at once where the start is on a rounded summit; None where it is not, or that takes many steps."""
         place = self._place(u, theta)
         try:
@@ -169,14 +169,14 @@ class StructuredProblem:
             lambda v: value.gradient(v, theta), rows, tolerance=tolerance, num_steps=num_steps, watch=limits.watch
         )[0]
 
-    def _place(self, u: Tensor, theta: Tensor, before: Tensor | None = None) -> "Place":
+    def _place(self, u: Tensor, theta: Tensor, before: Tensor | None = None) -> "FactorPoint":
         point = self.point(u, theta)
         before = torch.full_like(point.log_joint, torch.inf) if before is None else before
-        return Place(u, point, before, torch.zeros_like(u), False, False)
+        return FactorPoint(u, point, before, torch.zeros_like(u), False, False)
 
     def _climb(
-        self, place: "Place", theta: Tensor, limits: newton.Limits
-    ) -> tuple["Place", StructuredPrecision | NotPositiveDefinite]:
+        self, place: "FactorPoint", theta: Tensor, limits: newton.Limits
+    ) -> tuple["FactorPoint", StructuredPrecision | NotPositiveDefinite]:
         found: StructuredPrecision | NotPositiveDefinite
         for _ in range(limits.num_steps):
             found, usable = self._factorised(place.point)
@@ -188,12 +188,12 @@ class StructuredProblem:
             limits.watch(new.log_joint.reshape(1))
             if new is place:
                 resting = float(place.decrement) <= limits.tolerance * (1.0 + abs(float(place.log_joint)))
-                return place.with_verdict(definite and resting), found
+                return place.with_stop_reason(definite and resting), found
             place = new
         return place, found
 
     def _factorised(self, point: Point) -> tuple[StructuredPrecision | NotPositiveDefinite, StructuredPrecision]:
-        """The precision or the letter about it, and one that can be used for a step, shifted if need be."""
+        """The precision or the error message about it, and one that can be used for a step, shifted if need be."""
         elements = self.elements(point)
         try:
             found = self.density.plan.factorise(elements, self.label)
@@ -212,10 +212,10 @@ class StructuredProblem:
             return self.density.plan.factorise((elements[0] + 10.0 * shift, *elements[1:]), self.label)
         raise error
 
-    def _moved(self, place: "Place", theta: Tensor, limits: newton.Limits) -> "Place":
+    def _moved(self, place: "FactorPoint", theta: Tensor, limits: newton.Limits) -> "FactorPoint":
         """The first of ever shorter steps that does not lower the log joint beyond rounding; the same where none."""
 
-        def trial(scale: float) -> tuple[float, Place]:
+        def trial(scale: float) -> tuple[float, FactorPoint]:
             new = self._place(place.u + scale * place.step, theta, place.decrement)
             return float(new.log_joint), new
 
@@ -256,11 +256,11 @@ class Rows:
         elements, steps = self.density.elements_of_rows(u, theta), torch.full_like(u, torch.nan)
         for i, row in enumerate(self.going.tolist()):
             point = Point(self.density, u[i], theta[i], value[i], slope[i], list)
-            place = Place(u[i], point, self.decrement[row], u[i], False, False)
+            place = FactorPoint(u[i], point, self.decrement[row], u[i], False, False)
             steps[i] = self._measured(row, place, elements[i])
         self._move(u, theta, value, steps)
 
-    def _measured(self, row: int, place: "Place", elements: Elements) -> Tensor:
+    def _measured(self, row: int, place: "FactorPoint", elements: Elements) -> Tensor:
         """The Newton step; nan where the row has arrived, or has no curvature to take one by."""
         nothing = torch.full_like(place.u, torch.nan)
         try:
@@ -289,7 +289,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Place:
+class FactorPoint:
     """One point of the search."""
 
     u: Tensor  # (D,)
@@ -309,19 +309,19 @@ class Place:
         """Its gradient in the coordinates, ``(D,)``."""
         return self.point.gradient
 
-    def measured(self, step: Tensor, definite: bool, limits: newton.Limits) -> "Place":
+    def measured(self, step: Tensor, definite: bool, limits: newton.Limits) -> "FactorPoint":
         """With the Newton step and what it promises; at a mode when that is nothing."""
         decrement = self.gradient @ step
         enough = limits.tolerance if decrement > 0.1 * self.decrement else limits.tolerance**1.4
         converged = definite and bool(decrement <= enough)
-        return Place(self.u, self.point, decrement, step, definite, converged)
+        return FactorPoint(self.u, self.point, decrement, step, definite, converged)
 
-    def with_verdict(self, converged: bool) -> "Place":
+    def with_stop_reason(self, converged: bool) -> "FactorPoint":
         """The same, at a mode or not."""
-        return Place(self.u, self.point, self.decrement, self.step, self.definite, converged)
+        return FactorPoint(self.u, self.point, self.decrement, self.step, self.definite, converged)
 
 
-def _together(rows: list[Place], found: tuple[StructuredPrecision | NotPositiveDefinite, ...]) -> StructuredMode:
+def _together(rows: list[FactorPoint], found: tuple[StructuredPrecision | NotPositiveDefinite, ...]) -> StructuredMode:
     def stacked(name: str) -> Tensor:
         return torch.stack([torch.as_tensor(getattr(row, name)) for row in rows])
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.derivatives import generic, pullback
+from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.recorded import Picked, Replay, StandIns, Unrecordable, replay
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.dependencies import NARROW, Follow, Groups, Lost
@@ -163,7 +163,7 @@ def _straight(found: Met, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
 
 def _is_right(found: Sums, joint: LogJoint, u: Tensor, theta: Tensor) -> bool:
     """Whether terms and sums are the model's own, where it was followed and elsewhere, other hyperparameters too."""
-    moved = generic(3, len(u) + len(theta), u)[2]
+    moved = generic_directions(3, len(u) + len(theta), u)[2]
     limit = torch.finfo(joint.dtype).eps ** 0.64
     other = theta + 0.1 * moved[len(u) :]
     with torch.no_grad():

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.numerics.derivatives import Forward, generic
+from pyro_evidence.numerics.derivatives import Forward, generic_directions
 from pyro_evidence.numerics.linalg import Label, available_bytes, require_memory
 from pyro_evidence.precision.elimination import coloured, num_cycles
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import Slot
+from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearPredictors
 from pyro_evidence.structure.dependencies import NARROW, WIDE, Follow, Groups, Lost
 from pyro_evidence.structure.factor_cells import cells, distinct, families, table
@@ -21,7 +21,7 @@ from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_derivatives import steps
 from pyro_evidence.structure.factor_linear import SparseRows
 from pyro_evidence.structure.factor_sums import sums
-from pyro_evidence.structure.probes import Probe
+from pyro_evidence.structure.probes import TestPoint
 
 SMALL = 200  # coordinates up to which a dense precision is as fast
 FLOAT = 8  # bytes
@@ -47,13 +47,13 @@ class Followed:
 
 
 @dataclass(frozen=True)
-class Coupled:
+class NotSparse:
     """Why a model has no factors that are worth following."""
 
     reason: str
     coordinates: Tensor | None = None
 
-    def letter(self, label: Label) -> str:
+    def message(self, label: Label) -> str:
         """What stands in the way of a smaller matrix, and how to write the model instead."""
         where = f" ({label(max(0, int(self.coordinates.max())))})" if self.coordinates is not None else ""
         return (
@@ -81,7 +81,7 @@ def require_room(joint: LogJoint, num_bytes: int) -> None:
     )
 
 
-def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Slot]) -> Followed | Coupled:
+def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[LikelihoodTerm]) -> Followed | NotSparse:
     """The coordinates of every term and of every predictor, at one point ``(D,)``."""
     u = u.detach().clone()
     try:
@@ -90,11 +90,11 @@ def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Slot]) -> 
             trace = joint.trace(u, theta.detach())
             blocks = {slot.site: slot.blocks(trace) for slot in slots}
         if any(_width(notes.of(x)) > NARROW and x.numel() * _width(notes.of(x)) > WIDE for x in terms.values()):
-            return Coupled(f"{notes.widest} ties {notes.most:,} coordinates together", notes.widest.coordinates)
+            return NotSparse(f"{notes.widest} ties {notes.most:,} coordinates together", notes.widest.coordinates)
         narrow = {site: eta for site, eta in blocks.items() if eta.shape[-1] * _width(notes.of(eta)) <= WIDEST_ROW}
         found = {site: table(notes.of(eta), eta.shape).reshape(len(eta), -1) for site, eta in narrow.items()}
     except Lost as lost:
-        return Coupled(str(lost), lost.coordinates)
+        return NotSparse(str(lost), lost.coordinates)
     groups = {name: notes.of(term) for name, term in terms.items()}
     return Followed(
         joint, u, theta.detach(), groups, {name: term.shape for name, term in terms.items()}, notes.widest, found
@@ -106,7 +106,7 @@ def _width(groups: Groups) -> int:
     return sum(group.shape[-1] for group in groups)
 
 
-def sparse_rows(followed: Followed, slot: Slot, slope: Forward, num_coupled: int) -> SparseRows | None:
+def sparse_rows(followed: Followed, slot: LikelihoodTerm, slope: Forward, num_coupled: int) -> SparseRows | None:
     """``J`` of a linear predictor by a few of its products; None where some datum sees many latents, or none sees any.
 
     :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
@@ -118,9 +118,9 @@ def sparse_rows(followed: Followed, slot: Slot, slope: Forward, num_coupled: int
     index, used = _side_by_side(parts, len(followed.slots[slot.site]))
     own = torch.where(used, colours[index], -1)
     value = slope.x.new_zeros(len(index), num_coupled, index.shape[-1])
-    for colour in range(int(colours.max()) + 1):
-        along = slope.along((colours == colour).to(slope.x).unsqueeze(0)).reshape(len(index), num_coupled)
-        value = torch.where((own == colour).unsqueeze(1), along.unsqueeze(-1).to(value), value)
+    for unwhiten in range(int(colours.max()) + 1):
+        along = slope.along((colours == unwhiten).to(slope.x).unsqueeze(0)).reshape(len(index), num_coupled)
+        value = torch.where((own == unwhiten).unsqueeze(1), along.unsqueeze(-1).to(value), value)
     return SparseRows(index, value, len(colours))
 
 
@@ -138,7 +138,7 @@ def _side_by_side(parts: Sequence[tuple[Tensor | None, Tensor]], num: int) -> tu
     return index, used
 
 
-def structured(followed: Followed, linear: LinearPredictors | None) -> Structured | Coupled:
+def structured(followed: Followed, linear: LinearPredictors | None) -> Structured | NotSparse:
     """The density by its factors, where that is cheaper than a dense matrix."""
     names, size = _by_themselves(followed.joint, linear), followed.joint.latents.size
     mine = {n: g for n, g in followed.groups.items() if _of(n, names)}
@@ -150,9 +150,9 @@ def structured(followed: Followed, linear: LinearPredictors | None) -> Structure
     if sum(family.index.numel() for family in wide) > min(WIDE_TERMS, size // 2) or _widest_plate(density) > max(
         NARROW, size // 4
     ):
-        return Coupled(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
+        return NotSparse(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
     if not _affordable(density):
-        return Coupled("nearly every coordinate meets every other in some term")
+        return NotSparse("nearly every coordinate meets every other in some term")
     if not found:
         return density
     at_once = steps(followed.joint, (*narrow, *wide), followed.u, followed.theta) if linear is None else None
@@ -179,7 +179,7 @@ def _widest_plate(density: Structured) -> int:
 
 def _is_quadratic(density: Structured, u: Tensor, theta: Tensor) -> bool:
     """Whether the families have the same second derivatives at the point that was followed and at a generic one."""
-    first, second = (replace(density, _kept=[])._factors(v, theta) for v in (u, generic(3, len(u), u)[2]))
+    first, second = (replace(density, _kept=[])._factors(v, theta) for v in (u, generic_directions(3, len(u), u)[2]))
     pairs = zip(first, second, strict=True)
     return all(bool(((a - b).abs() <= 1e-12 * (1.0 + a.abs())).all()) for a, b in pairs)
 
@@ -204,7 +204,7 @@ def _affordable(density: Structured) -> bool:
     return few and COPIES * FLOAT * numbers <= available_bytes(device)
 
 
-def refuse_edges(origin: Probe) -> None:
+def refuse_edges(origin: TestPoint) -> None:
     """Refuse a field on a graph that is written as differences observed to be zero, with a scale that is learned.
 
     Normals for ``E`` edges normalise by ``scale^-E``; a field of ``n`` values on ``c`` components of a graph by
@@ -218,10 +218,10 @@ def refuse_edges(origin: Probe) -> None:
             edges = _edges(origin, name)
             cycles = 0 if edges is None else num_cycles(edges)
             if edges is not None and cycles:
-                raise UnsupportedModel(_letter(name, len(edges), cycles))
+                raise UnsupportedModel(_message(name, len(edges), cycles))
 
 
-def _is_suspect(origin: Probe, name: str) -> bool:
+def _is_suspect(origin: TestPoint, name: str) -> bool:
     """Whether a site is Normal, observed to be zero everywhere, about latents, with a scale that is not given."""
     node = origin.trace.nodes[name]
     base, value = predictors.unwrapped(node["fn"]).base, torch.as_tensor(node["value"])
@@ -231,7 +231,7 @@ def _is_suspect(origin: Probe, name: str) -> bool:
     return learned and predictors.depends(base.loc, origin.u)
 
 
-def _edges(origin: Probe, name: str) -> Tensor | None:
+def _edges(origin: TestPoint, name: str) -> Tensor | None:
     """The two coordinates that each term sees, ``(E, 2)``; None where it sees other than two."""
     u = origin.u.detach().clone()
     try:
@@ -245,7 +245,7 @@ def _edges(origin: Probe, name: str) -> Tensor | None:
     return pairs[0] if len(parts) == 1 and pairs else None
 
 
-def _letter(name: str, num: int, cycles: int) -> str:
+def _message(name: str, num: int, cycles: int) -> str:
     return (
         f"site '{name}' draws each of {num:,} differences between latents from a Normal whose scale is learned. Its "
         f"edges close {cycles:,} cycles, so that the differences are not free of each other: together they must "

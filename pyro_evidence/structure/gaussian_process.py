@@ -257,7 +257,7 @@ class GaussianLatent(LinearDensity):
         none = torch.zeros_like(point)
         numbers = {"u": point, "log_joint": value, "gradient": slope, "precision": torch.empty(0), "step": none}
         flags = {"decrement": decrement, "converged": converged, "definite": definite, "lowest": none}
-        flags["escaped"] = torch.zeros_like(converged)
+        flags["left_saddle"] = torch.zeros_like(converged)
         return LatentMode(**numbers, **flags, found=tuple(row[1] for row in rows))
 
     def _mode(
@@ -298,7 +298,7 @@ class GaussianLatent(LinearDensity):
         """
         (theta, reading), mode = self.graph(theta), precision.mode
         K, R = reading.detached.latent.covariance, mode.factor.apply
-        left, right = derivatives.generic(2, len(K), K)
+        left, right = derivatives.generic_directions(2, len(K), K)
         if bool((derivatives.pullback(left @ reading.latent.covariance @ right, theta)[index] != 0).any()):
             return None
         here, mean = gaussian_process_mode.likelihood_at(reading.latent, mode.eta), reading.latent.mean.reshape(-1)
@@ -342,7 +342,7 @@ class _Root:
 def _no_covariance(error: LinAlgError) -> NotPositiveDefinite:
     return NotPositiveDefinite(
         f"the model's own covariance matrix cannot be factorised: {error} Give it more jitter, a noise of its own, or "
-        f"hyperparameters that stay in range (a prior, hyper=[...])."
+        f"hyperparameters that stay in range (a prior, maximise=[...])."
     )
 
 

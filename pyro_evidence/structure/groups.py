@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from pyro_evidence.numerics.derivatives import Forward, generic, pullback
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
 from pyro_evidence.program import predictors
-from pyro_evidence.structure.probes import Near, Probe
+from pyro_evidence.structure.probes import NearbyPoints, TestPoint
 
 WIDE = 20.0  # change of a log prior precision under which a group must stay one: a factor of e^20
 WIDE_NOISE = 4.0  # the same for a noise precision, which the data resist
@@ -77,7 +77,7 @@ class Guess:
     power: Tensor  # (T,) 0 where theta[t] owns none
     owner: Tensor  # (n,), -1 for none
 
-    def change(self, before: Probe, after: Probe) -> Tensor:
+    def change(self, before: TestPoint, after: TestPoint) -> Tensor:
         """The change of each log precision between two runs, shape ``(n,)``; 0 for terms without owner."""
         moved = self.power * (after.theta - before.theta).detach()
         return torch.where(self.owner >= 0, moved[self.owner], 0.0)
@@ -93,17 +93,17 @@ class Guess:
         found[self.owner[terms & (self.owner >= 0)]] = True
         return found
 
-    def is_latent(self, origin: Probe) -> Tensor:
+    def is_latent(self, origin: TestPoint) -> Tensor:
         """Which terms belong to latent coordinates, not to noise, shape ``(n,)`` bool."""
         return torch.arange(len(self.owner), device=self.owner.device) < origin.u.numel()
 
-    def step(self, origin: Probe) -> Tensor:
+    def step(self, origin: TestPoint) -> Tensor:
         """A change of the hyperparameters that is wide in their precisions; those outside groups stay, ``(T,)``."""
         step = torch.where(self.columns(self.is_latent(origin)), WIDE, WIDE_NOISE) / self.power
         return torch.where(self.power != 0, step, 0.0)
 
 
-def propose(found: Near) -> Guess | None:
+def propose(found: NearbyPoints) -> Guess | None:
     """What the derivatives at the origin suggest, and a typical point and its opposite do not contradict."""
     if not found.origin.joint.hypers.size:
         return None
@@ -117,14 +117,14 @@ def propose(found: Near) -> Guess | None:
     return guess if bool((guess.power != 0).any()) else None
 
 
-def _from_slopes(origin: Probe) -> Guess:
+def _from_slopes(origin: TestPoint) -> Guess:
     """The one hyperparameter that each log precision depends on, from three forward derivatives of all of them.
 
     With a single non-zero slope per term, products with ones and with 1, 2, ... give that slope and its place; a
     product with a generic vector tells whether it was single.
     """
     cells, theta = origin.cells, origin.theta.detach()
-    mixer = generic(1, len(theta), theta)[0]
+    mixer = generic_directions(1, len(theta), theta)[0]
     count = torch.arange(1.0, len(theta) + 1).to(theta)
     slopes = Forward(cells.log_precision, origin.theta)
     slope, place, mixed = slopes.along(torch.stack([torch.ones_like(theta), count, mixer]))
@@ -135,7 +135,7 @@ def _from_slopes(origin: Probe) -> Guess:
     return _snapped(slope, torch.where(inside & single, owner, -1), origin)
 
 
-def _snapped(slope: Tensor, owner: Tensor, origin: Probe) -> Guess:
+def _snapped(slope: Tensor, owner: Tensor, origin: TestPoint) -> Guess:
     """Powers to the nearest half; where terms of one owner differ, the largest, which the others then contradict."""
     half = (2.0 * slope).round() / 2.0
     slope = torch.where((half - slope).abs() <= _tolerance(origin), half, slope)
@@ -144,11 +144,11 @@ def _snapped(slope: Tensor, owner: Tensor, origin: Probe) -> Guess:
     return Guess(power, owner).without(power == 0)
 
 
-def _tolerance(probe: Probe) -> float:
+def _tolerance(probe: TestPoint) -> float:
     return float(torch.finfo(probe.joint.dtype).eps ** 0.5)
 
 
-def _surprising(guess: Guess, before: Probe, after: Probe) -> Tensor:
+def _surprising(guess: Guess, before: TestPoint, after: TestPoint) -> Tensor:
     """Terms whose log precision changes otherwise than expected, or that are Gaussian no more, shape ``(n,)`` bool."""
     first, second = before.cells, after.cells
     if first.known.shape != second.known.shape:  # a site was Gaussian noise in one run only
@@ -158,7 +158,7 @@ def _surprising(guess: Guess, before: Probe, after: Probe) -> Tensor:
     return first.known & ~(second.known & as_expected)
 
 
-def _acts_elsewhere(guess: Guess, probe: Probe) -> Tensor:
+def _acts_elsewhere(guess: Guess, probe: TestPoint) -> Tensor:
     """Which hyperparameters change the log joint otherwise than through the precisions they own, shape ``(T,)``."""
     density = probe.cells.log_density[guess.owner >= 0].sum()
     held, total = pullback(density, probe.theta).double(), _slope(probe, guess.power != 0).double()
@@ -166,7 +166,7 @@ def _acts_elsewhere(guess: Guess, probe: Probe) -> Tensor:
     return (total - held).abs() > _tolerance(probe) * (1.0 + total.abs() + held.abs() + count)
 
 
-def _slope(probe: Probe, wanted: Tensor) -> Tensor:
+def _slope(probe: TestPoint, wanted: Tensor) -> Tensor:
     """The slope of the log joint in the ``wanted`` hyperparameters, ``(T,)``, without that of a covariance's factor."""
     joint, nodes = probe.joint, probe.trace.nodes
     dense = [n for n in joint.latents.names if _is_dense(nodes[n])]
@@ -182,19 +182,19 @@ def _is_dense(node: Mapping[str, Any]) -> bool:
     return predictors.is_plain(node) and predictors.is_like(base, MultivariateNormal, node["value"].shape[:-1])
 
 
-def _is_moved(node: Mapping[str, Any], probe: Probe, wanted: Tensor) -> bool:
+def _is_moved(node: Mapping[str, Any], probe: TestPoint, wanted: Tensor) -> bool:
     """Whether what a multivariate normal is made of depends on one of the ``wanted`` hyperparameters."""
     base = predictors.unwrapped(node["fn"]).base
     spread = next(n for n in ("covariance_matrix", "scale_tril", "precision_matrix") if n in vars(base))
     for value in (base.loc, getattr(base, spread)):
-        rows = (value @ generic(1, value.shape[-1], value)[0]).flatten()
-        weighed = rows @ generic(2, len(rows), rows)[1]
+        rows = (value @ generic_directions(1, value.shape[-1], value)[0]).flatten()
+        weighed = rows @ generic_directions(2, len(rows), rows)[1]
         if bool((pullback(weighed, probe.theta)[wanted] != 0).any()):
             return True
     return False
 
 
-def settle(guess: Guess, found: Near, far: Sequence[tuple[Probe, Probe]]) -> PrecisionGroups | None:
+def settle(guess: Guess, found: NearbyPoints, far: Sequence[tuple[TestPoint, TestPoint]]) -> PrecisionGroups | None:
     """The groups, if the owners do nothing but what is expected of them, however far they and the latents move.
 
     :param far: runs with hyperparameters far from where they start, first at the origin's latents, then far out.
@@ -221,7 +221,7 @@ def settle(guess: Guess, found: Near, far: Sequence[tuple[Probe, Probe]]) -> Pre
     )
 
 
-def _as_expected(guess: Guess, before: Probe, after: Probe) -> bool:
+def _as_expected(guess: Guess, before: TestPoint, after: TestPoint) -> bool:
     """Whether nothing but the owned precisions changes between two runs at the same latents."""
     if bool(_surprising(guess, before, after).any()):
         return False

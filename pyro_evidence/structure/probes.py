@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.numerics.derivatives import Kept, generic, measured
+from pyro_evidence.numerics.derivatives import Kept, generic_directions, measured
 from pyro_evidence.program import enumeration, predictors
 from pyro_evidence.program.log_joint import LogJoint, Trace
 
@@ -37,7 +37,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Probe:
+class TestPoint:
     """One run of the model."""
 
     joint: LogJoint
@@ -85,7 +85,7 @@ class Unreadable(Exception):
     """The model cannot be run at a probe; so nothing can be said about its structure."""
 
 
-def run(joint: LogJoint, u: Tensor, theta: Tensor, *, graph: bool = False) -> Probe | None:
+def run(joint: LogJoint, u: Tensor, theta: Tensor, *, graph: bool = False) -> TestPoint | None:
     """The model at one point; None where a matrix of the model's is singular.
 
     :param graph: whether the trace is to carry derivatives in both.
@@ -94,7 +94,7 @@ def run(joint: LogJoint, u: Tensor, theta: Tensor, *, graph: bool = False) -> Pr
     u, theta = (x.detach().clone().requires_grad_(graph) for x in (u, theta))
     try:
         with torch.set_grad_enabled(graph), measured() as kept:
-            return Probe(joint, u, theta, joint.trace(u, theta), kept)
+            return TestPoint(joint, u, theta, joint.trace(u, theta), kept)
     except LinAlgError:
         return None
     except MemoryError:  # no fact about the model
@@ -104,49 +104,52 @@ def run(joint: LogJoint, u: Tensor, theta: Tensor, *, graph: bool = False) -> Pr
 
 
 @dataclass(frozen=True)
-class Near:
+class NearbyPoints:
     """Runs where the model is expected to be well behaved, with derivatives."""
 
-    origin: Probe  # at u = 0 and the starting hyperparameters
-    typical: Probe  # at a point that the prior calls typical, other hyperparameters
+    origin: TestPoint  # at u = 0 and the starting hyperparameters
+    typical: TestPoint  # at a point that the prior calls typical, other hyperparameters
 
 
-def near(joint: LogJoint) -> Near | None:
+def near(joint: LogJoint) -> NearbyPoints | None:
     """The runs near the origin; None when the density is not finite there."""
     origin = run(joint, joint.initial_u, joint.initial_theta, graph=True)
     if origin is None:
         return None
-    direction, turn = generic(1, joint.latents.size, origin.u)[0], generic(1, joint.hypers.size, origin.theta)[0]
+    direction, turn = (
+        generic_directions(1, joint.latents.size, origin.u)[0],
+        generic_directions(1, joint.hypers.size, origin.theta)[0],
+    )
     step = TYPICAL * direction * _spread(origin).clamp(max=1.0)  # at most TYPICAL units
     for shrink in (1.0, 0.1, 0.01):
         typical = run(joint, _centre(origin) + shrink * step, joint.initial_theta + 0.2 * turn, graph=True)
         if typical is not None and typical.finite:
-            return Near(origin, typical)
+            return NearbyPoints(origin, typical)
     return None
 
 
-def _centre(origin: Probe) -> Tensor:
+def _centre(origin: TestPoint) -> Tensor:
     loc, _, known = (x.detach() for x in origin.prior)
     return torch.where(known & torch.isfinite(loc), loc, 0.0)
 
 
-def _spread(origin: Probe) -> Tensor:
+def _spread(origin: TestPoint) -> Tensor:
     """Prior standard deviation where it is known, else one."""
     _, precision, known = (x.detach() for x in origin.prior)
     return torch.where(known & torch.isfinite(precision), precision, 1.0).rsqrt()
 
 
-def far(origin: Probe, bases: Sequence[Probe | None]) -> list[Probe | None]:
+def far(origin: TestPoint, bases: Sequence[TestPoint | None]) -> list[TestPoint | None]:
     """Four runs far out, with the hyperparameters of two other runs in turn.
 
     Two antithetic pairs, which among them give any two neighbouring coordinates all four combinations of signs.
     """
     known, spread = origin.prior[2], _spread(origin)
     step = torch.where(known, FAR * spread.clamp(min=1.0), FAR_UNKNOWN)  # at least FAR units
-    step = step * generic(2, len(spread), spread)[1]
+    step = step * generic_directions(2, len(spread), spread)[1]
     other = step * (-1.0) ** torch.arange(len(spread), device=step.device)
     steps, centre = (step, -step, -other, other), _centre(origin)
-    found: list[Probe | None] = [None] * len(steps)
+    found: list[TestPoint | None] = [None] * len(steps)
     for i in (1, 3, 0, 2):  # first those of the last run, whose covariance a model may have kept
         base = bases[i % 2]
         found[i] = None if base is None else run(origin.joint, centre + steps[i], base.theta)

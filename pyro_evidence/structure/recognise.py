@@ -13,21 +13,21 @@ from pyro_evidence.numerics.linear_predictor import is_even, is_separable
 from pyro_evidence.program import parameters, predictors
 from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import Sites, Slot
+from pyro_evidence.program.predictors import LikelihoodTerm, Sites
 from pyro_evidence.structure import factors, gaussian_process, groups, probes
 from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity, LinearPart, LinearPredictors
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_derivatives import has_many_sites, steps
 from pyro_evidence.structure.factor_linear import SparseLinear
-from pyro_evidence.structure.factors import SMALL, Coupled, Followed, refuse_edges
+from pyro_evidence.structure.factors import SMALL, Followed, NotSparse, refuse_edges
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import Guess, PrecisionGroups
 from pyro_evidence.structure.network import NetworkDensity
-from pyro_evidence.structure.probes import Near, Probe
+from pyro_evidence.structure.probes import NearbyPoints, TestPoint
 
 __all__ = ["PrecisionGroups", "Structure", "recognise"]
 
-Pair = tuple[Probe, Probe]  # a run at u = 0 and one elsewhere, at the same hyperparameters
+Pair = tuple[TestPoint, TestPoint]  # a run at u = 0 and one elsewhere, at the same hyperparameters
 
 FEW_PASSES = 32  # that are as fast as looking for the model's own design matrix
 HEAVY_HESSIAN = 2**23  # bytes that one reverse pass for each coordinate writes
@@ -50,33 +50,33 @@ class Structure:
     """The facts about one log joint, each None where absent."""
 
     groups: PrecisionGroups | None
-    slots: tuple[Slot, ...] | None
+    slots: tuple[LikelihoodTerm, ...] | None
     linear: LinearDensity | None
     density: AutogradDensity
-    known: NetworkDensity | None = None  # what a network of the model's says of itself, where that is true
+    network: NetworkDensity | None = None  # what a network of the model's says of itself, where that is true
     latent: GaussianLatent | None = None  # the linear predictors' Gaussian prior, where it is dense
     factors: Structured | None = None  # who touches whom, where that spares a dense matrix
-    coupled: Coupled | None = None  # or why not
+    coupled: NotSparse | None = None  # or why not
     eliminated: Callable[[Tensor, Tensor], Tensor] | None = None  # what the integral over groups elsewhere adds, (R,)
 
     @property
     def fastest(self) -> Structured | GaussianLatent | LinearDensity | NetworkDensity | AutogradDensity:
         """The cheapest density for rows that share their hyperparameters."""
-        return self.factors or self.latent or self.linear or self.known or self.density
+        return self.factors or self.latent or self.linear or self.network or self.density
 
     @property
     def by_rows(self) -> NetworkDensity | AutogradDensity:
         """The cheapest density for rows with hyperparameters of their own."""
-        return self.known or self.density
+        return self.network or self.density
 
     @property
     def without_linear(self) -> "Structure":
         """This structure without the faster densities, so that autograd's is used."""
-        return replace(self, linear=None, known=None, latent=None, factors=None)
+        return replace(self, linear=None, network=None, latent=None, factors=None)
 
     def agrees(self, u: Tensor, theta: Tensor) -> bool:
         """Whether both densities have one value and one gradient at ``(R, D)``, as they must."""
-        if self.fastest is self.density or not len(u) or not self.density.joint.kept:
+        if self.fastest is self.density or not len(u) or not self.density.joint.has_data:
             return True
         (value, slope), (other, exact) = self.fastest.gradient(u, theta), self.density.gradient(u, theta)
         tolerance = _tolerance(self.density.joint)
@@ -86,7 +86,7 @@ class Structure:
         return apart <= allowed or apart <= allowed + _by_rounding(self.density, u, theta, exact)
 
 
-def obstacle(joint: LogJoint) -> BaseException | None:
+def recognition_error(joint: LogJoint) -> BaseException | None:
     """What the model raised when it was run away from where it runs; None where it ran."""
     try:
         found = probes.near(joint)
@@ -115,12 +115,12 @@ def _is_large(joint: LogJoint) -> bool:
     return joint.latents.size > SMALL or has_many_sites(joint)
 
 
-def _has_heavy_hessian(origin: Probe) -> bool:
+def _has_heavy_hessian(origin: TestPoint) -> bool:
     """Whether a reverse pass for each coordinate is more work than looking for factors."""
     return origin.joint.latents.size * origin.kept.num_bytes > HEAVY_HESSIAN
 
 
-def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
+def _recognised(joint: LogJoint, found: NearbyPoints, factors: bool) -> Structure:
     guess, origin = groups.propose(found), found.origin
     refuse_edges(origin)
     wide = _wide(guess, origin)
@@ -144,7 +144,7 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
     if isinstance(density, Structured) and latent is None:
         slots = None if sites is None else sites.slots if density.linear is None else density.linear.slots
         return Structure(settled, slots, None, AutogradDensity(joint, slots), factors=density)
-    density = density if isinstance(density, Coupled) else None
+    density = density if isinstance(density, NotSparse) else None
     slots = None if sites is None else sites.slots if linear is None else linear.slots
     at_once = steps(joint, (), found.typical.u, found.typical.theta) if factors and linear is None else None
     dense = AutogradDensity(joint, slots, at_once)
@@ -152,7 +152,7 @@ def _recognised(joint: LogJoint, found: Near, factors: bool) -> Structure:
     return structure if linear is not None else _with_known(structure)
 
 
-def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled | None:
+def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Structured | NotSparse | None:
     """The density by its factors, those of linear predictors joined where there are any; or why not."""
     joint = found.origin.joint
     factors.require_room(joint, found.origin.kept.num_bytes)
@@ -162,18 +162,18 @@ def _factors(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | 
     return _with_sums(density, found, process=False)
 
 
-def _narrow(sites: Sites | None, found: Near) -> Structured | None:
+def _narrow(sites: Sites | None, found: NearbyPoints) -> Structured | None:
     """The density by factors of few coordinates each, where all of it is made of such."""
     density = _followed(sites, found, [])
     return density if isinstance(density, Structured) and _is_narrow(density) else None
 
 
-def _is_narrow(density: Structured | Coupled | None) -> bool:
+def _is_narrow(density: Structured | NotSparse | None) -> bool:
     """Whether all of a density is made of factors of few coordinates each."""
     return isinstance(density, Structured) and not density.wide
 
 
-def _followed(sites: Sites | None, found: Near, far: list[Pair]) -> Structured | Coupled:
+def _followed(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Structured | NotSparse:
     """The density by the factors that two derivatives find, or why not.
 
     :param far: where linear predictors are verified, so that their factors are joined; empty for none.
@@ -185,7 +185,7 @@ def _followed(sites: Sites | None, found: Near, far: list[Pair]) -> Structured |
     return factors.structured(followed, None if sites is None or not far else _predictors(sites, found, far, followed))
 
 
-def _with_sums(density: Structured | Coupled, found: Near, *, process: bool) -> Structured | Coupled:
+def _with_sums(density: Structured | NotSparse, found: NearbyPoints, *, process: bool) -> Structured | NotSparse:
     """With the sums through which wide terms see their coordinates, if that is what they do.
 
     :param process: whether to look in what is most likely a Gaussian process, which has none: that comes last.
@@ -205,13 +205,13 @@ def _with_known(structure: Structure) -> Structure:
     for network in parameters.submodules(joint.model):
         known = network.known_density(joint) if isinstance(network, HasKnownDensity) else None
         if known is not None:
-            found = replace(structure, known=known)
+            found = replace(structure, network=known)
             if found.agrees(u, joint.initial_theta + move):
                 return found
     return structure
 
 
-def _wide(guess: Guess | None, origin: Probe) -> list[Probe | None]:
+def _wide(guess: Guess | None, origin: TestPoint) -> list[TestPoint | None]:
     """Runs at ``u = 0`` with the hyperparameters moved far up and far down, those outside groups a little."""
     joint, theta = origin.joint, origin.theta.detach()
     if not len(theta):
@@ -232,7 +232,7 @@ def _tolerance(joint: LogJoint) -> float:
     return float(torch.finfo(joint.dtype).eps ** 0.64)
 
 
-def _holds(sites: Sites, probe: Probe) -> bool:
+def _holds(sites: Sites, probe: TestPoint) -> bool:
     """Whether prior, slots and the rest add up to the log joint, and the slots' layouts say what couples."""
     tolerance, most = _tolerance(probe.joint), max(MANY_COUPLED, probe.joint.latents.size)
     if any(slot.layout.num_coupled > most for slot in sites.slots):
@@ -246,7 +246,7 @@ def _holds(sites: Sites, probe: Probe) -> bool:
         return False  # a distribution that cannot be rebuilt from its parameters
 
 
-def _adds_up(sites: Sites, probe: Probe) -> bool:
+def _adds_up(sites: Sites, probe: TestPoint) -> bool:
     """Whether the sum of all parts is the log joint, and the likelihood sees the latents through ``eta`` alone."""
     joint, trace = probe.joint, probe.trace
     _, log_det = joint.latents.constrained_with_log_det(probe.u.detach().to(joint.dtype))
@@ -259,13 +259,15 @@ def _adds_up(sites: Sites, probe: Probe) -> bool:
     return bool(gap <= _tolerance(joint) * (1.0 + probe.log_joint.abs()))
 
 
-def _linear(sites: Sites, found: Near, far: list[Pair]) -> LinearDensity | None:
+def _linear(sites: Sites, found: NearbyPoints, far: list[Pair]) -> LinearDensity | None:
     """The density made of dense linear predictors, if every slot has one at every probe."""
     density = _predictors(sites, found, far, None)
     return density if isinstance(density, LinearDensity) else None
 
 
-def _predictors(sites: Sites, found: Near, far: list[Pair], followed: Followed | None) -> LinearPredictors | None:
+def _predictors(
+    sites: Sites, found: NearbyPoints, far: list[Pair], followed: Followed | None
+) -> LinearPredictors | None:
     """The density made of linear predictors, if every slot has one at every probe.
 
     :param followed: where given, the predictors are sparse.
@@ -289,7 +291,7 @@ def _predictors(sites: Sites, found: Near, far: list[Pair], followed: Followed |
     return linear if all(_explains(linear, *pair) for pair in runs) else None
 
 
-def _gaussian(origin: Probe, others: list[Probe]) -> bool:
+def _gaussian(origin: TestPoint, others: list[TestPoint]) -> bool:
     """Whether the prior of all latents is Gaussian and free of the latents themselves."""
     if any(predictors.depends(x, origin.u) for x in origin.prior[:2]):
         return False
@@ -297,7 +299,7 @@ def _gaussian(origin: Probe, others: list[Probe]) -> bool:
 
 
 def _linear_part(
-    slot: Slot, origin: Probe, base: Probe, typical: Probe, followed: Followed | None
+    slot: LikelihoodTerm, origin: TestPoint, base: TestPoint, typical: TestPoint, followed: Followed | None
 ) -> Linear | SparseLinear | None:
     """``eta = J u + c`` under the first link for which that holds from ``base`` to ``typical``."""
     for link in predictors.candidates(slot, origin.trace):
@@ -310,7 +312,9 @@ def _linear_part(
     return None
 
 
-def _with_jacobian(part: Slot, slope: Forward, runs: Pair, followed: Followed | None) -> Linear | SparseLinear | None:
+def _with_jacobian(
+    part: LikelihoodTerm, slope: Forward, runs: Pair, followed: Followed | None
+) -> Linear | SparseLinear | None:
     """The linear predictor with its ``J``, or None where that would be too large."""
     num_coupled = part.layout.num_coupled
     if followed is not None:
@@ -322,12 +326,12 @@ def _with_jacobian(part: Slot, slope: Forward, runs: Pair, followed: Followed | 
     return Linear(part, J, all(_is_even(part, run) for run in runs))
 
 
-def _is_even(part: Slot, run: Probe) -> bool:
+def _is_even(part: LikelihoodTerm, run: TestPoint) -> bool:
     """Whether all data have one curvature at the hyperparameters of a run."""
     return is_even(part.log_likelihood(run.trace), part.layout, part.blocks(run.trace).unsqueeze(0))
 
 
-def read_again(joint: LogJoint, slots: Sequence[Slot]) -> LinearDensity:
+def read_again(joint: LogJoint, slots: Sequence[LikelihoodTerm]) -> LinearDensity:
     """Linear predictors that :func:`recognise` has verified, read off once more in one run: nothing is checked."""
     origin = probes.run(joint, joint.initial_u, joint.initial_theta, graph=True)
     assert origin is not None  # it was readable when it was recognised
@@ -339,7 +343,7 @@ def read_again(joint: LogJoint, slots: Sequence[Slot]) -> LinearDensity:
     return LinearDensity(joint, tuple(linear), (), gaussian=False)
 
 
-def _jacobian(slope: Forward, origin: Probe) -> Tensor:
+def _jacobian(slope: Forward, origin: TestPoint) -> Tensor:
     """``J``, shape ``(N C, D)``; the model's own design matrix, where it has one, without a pass or a copy."""
     n, guesses = slope.value.numel(), origin.kept.tensors.values()
     if min(n, slope.x.numel()) <= FEW_PASSES:
@@ -351,7 +355,7 @@ def _jacobian(slope: Forward, origin: Probe) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _affordable(slot: Slot, origin: Probe) -> bool:
+def _affordable(slot: LikelihoodTerm, origin: TestPoint) -> bool:
     """Whether a dense ``J`` is worth its memory."""
     joint = origin.joint
     size = slot.layout.shape.numel() * joint.latents.size
@@ -360,7 +364,7 @@ def _affordable(slot: Slot, origin: Probe) -> bool:
     return size <= max(SMALL_JACOBIAN, DENSER_THAN_DATA * data, prior) and 16 * size <= available_bytes(joint.device)
 
 
-def _matches(slot: Slot, probe: Probe, eta: Tensor, size: Tensor) -> bool:
+def _matches(slot: LikelihoodTerm, probe: TestPoint, eta: Tensor, size: Tensor) -> bool:
     """Whether the slot's parameter is the link of ``eta``, which was summed from numbers as large as ``size``."""
     value = slot.value(probe.trace).detach()
     error = _tolerance(probe.joint) * (1.0 + size)
@@ -368,7 +372,7 @@ def _matches(slot: Slot, probe: Probe, eta: Tensor, size: Tensor) -> bool:
     return bool(slot.link.explains(value, *natural).all())
 
 
-def _explains(linear: LinearPredictors, base: Probe, probe: Probe) -> bool:
+def _explains(linear: LinearPredictors, base: TestPoint, probe: TestPoint) -> bool:
     """Whether the linear density, its parts read at ``base``, has the prior, predictors and likelihoods of a run."""
     with torch.no_grad():
         rest = [[predictors.log_prob_sum(p.trace, linear.free)] for p in (base, probe)]
@@ -376,7 +380,7 @@ def _explains(linear: LinearPredictors, base: Probe, probe: Probe) -> bool:
         return prior and _same(rest[0], rest[1], probe) and all(_explained(p, base, probe) for p in linear.linear)
 
 
-def _explained(part: LinearPart, base: Probe, probe: Probe) -> bool:
+def _explained(part: LinearPart, base: TestPoint, probe: TestPoint) -> bool:
     """Whether one site sees the latents through its predictor alone, and that is as expected."""
     if not _same(part.slot.others(base.trace), part.slot.others(probe.trace), probe):
         return False
@@ -384,7 +388,7 @@ def _explained(part: LinearPart, base: Probe, probe: Probe) -> bool:
     return _matches(part.slot, probe, part.eta(u.unsqueeze(0), offset)[0], part.reach(u) + offset.abs())
 
 
-def _same(first: Sequence[Any], second: Sequence[Any], probe: Probe) -> bool:
+def _same(first: Sequence[Any], second: Sequence[Any], probe: TestPoint) -> bool:
     """Whether two readings are the same up to rounding; what is not finite in the second cannot be judged."""
     pairs = zip(first, second, strict=False)  # of a length, or their first items differ
     return all(a is b or _alike(a, b, _tolerance(probe.joint)) for a, b in pairs)

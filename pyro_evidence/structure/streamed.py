@@ -15,13 +15,13 @@ from torch import Tensor
 
 from pyro_evidence.data import ranks as joining
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, looked_through, with_rows
-from pyro_evidence.data.ranks import Join, Sums
+from pyro_evidence.data.ranks import Communicator, Sums
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Orders, generic
+from pyro_evidence.numerics.derivatives import Orders, generic_directions
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import Slot
+from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.groups import PrecisionGroups
 from pyro_evidence.structure.probes import Unreadable
@@ -39,8 +39,8 @@ class LinearRows:
     make: Making
     first: LinearDensity  # of the first few rows
     chunks: Chunks
-    join: Join
-    slots: dict[int, tuple[Slot, ...]] = field(default_factory=dict)  # of the chunks that were checked
+    join: Communicator
+    slots: dict[int, tuple[LikelihoodTerm, ...]] = field(default_factory=dict)  # of the chunks that were checked
     groups: dict[int, PrecisionGroups | None] = field(default_factory=dict)
 
     @property
@@ -106,7 +106,7 @@ class LinearRows:
             )
 
     def _require_same_prior(self, number: int, density: LinearDensity) -> None:
-        u = torch.stack([self.joint.initial_u, generic(1, self.joint.latents.size, self.joint.initial_u)[0]])
+        u = torch.stack([self.joint.initial_u, generic_directions(1, self.joint.latents.size, self.joint.initial_u)[0]])
         theta = self.joint.initial_theta
         here, first = ((d.log_joint(u, theta) - log_likelihood(d, u, theta)).detach() for d in (density, self.first))
         close = float(torch.finfo(self.joint.dtype).eps ** 0.64)
@@ -118,7 +118,7 @@ class LinearRows:
 
 
 def not_linear(joint: LogJoint, number: int = 0) -> UnsupportedModel:
-    """The letter for a model whose chunks cannot be added up."""
+    """The error message for a model whose chunks cannot be added up."""
     return UnsupportedModel(
         f"chunk {number}: chunks of rows need linear predictors, which observed site(s) {', '.join(joint.observed)} do "
         f"not all have, or latent sites of groups that lie whole in one chunk (own=). Pass all data to run(...)."
@@ -126,7 +126,7 @@ def not_linear(joint: LogJoint, number: int = 0) -> UnsupportedModel:
 
 
 def linear_rows(
-    model: Any, chunks: Chunks, join: Join, make: Making, look: Callable[[LogJoint], Any] = lambda _: None
+    model: Any, chunks: Chunks, join: Communicator, make: Making, look: Callable[[LogJoint], Any] = lambda _: None
 ) -> LinearRows:
     """The predictors of all rows; one pass, in which every chunk is checked.
 
@@ -135,7 +135,7 @@ def linear_rows(
     """
     agree_on_kind(model, chunks, join, make)
     joint = make(first_rows(chunks, join))
-    joint.kept = False
+    joint.has_data = False
     look(joint)
     first = recognise(joint).linear
     if first is None:
@@ -340,4 +340,4 @@ def streamed_structure(rows: LinearRows) -> Structure:
     first, found = rows.first, recognise(rows.joint)
     streamed = StreamedDensity(first.joint, first.linear, first.free, first.gaussian, rows=rows)
     groups = rows.all_groups(found.groups)
-    return replace(found, groups=groups, linear=streamed, latent=None, factors=None, known=None)
+    return replace(found, groups=groups, linear=streamed, latent=None, factors=None, network=None)

@@ -111,7 +111,7 @@ Axis = tuple[str, int]  # a site, and one of its dims
 
 def has_hidden_units(structure: Structure) -> bool:
     """Whether observed sites see the latents through a network of at least two hidden units."""
-    if structure.known is not None:
+    if structure.network is not None:
         return True
     density = structure.density
     if not structure.slots or structure.linear is not None or structure.factors is not None:

@@ -114,13 +114,13 @@ def test_runs_inside_a_run_are_a_part_of_it() -> None:
 
     recorded = baseline.recording(inner, "RVM", kept.append)
 
-    def outer(fail: bool) -> Any:
+    def marginalised(fail: bool) -> Any:
         recorded()
         if fail:
             raise ValueError("no")
         return SimpleNamespace(status="outer", log_evidence=torch.tensor(2.0))
 
-    both = baseline.recording(outer, "REVM", kept.append)
+    both = baseline.recording(marginalised, "REVM", kept.append)
     both(fail=False)
     with pytest.raises(ValueError, match="no"):
         both(fail=True)

@@ -1,6 +1,6 @@
 """Small models whose log evidence is known by a closed form or by quadrature in one or two dimensions.
 
-Most have several modes, labels that can be exchanged, or densities that are no hill at all; the rest tell whether what
+Most have several modes, labels that can be exchanged, or densities that are no mode at all; the rest tell whether what
 is done for those spoils the ordinary ones.
 """
 
@@ -200,7 +200,7 @@ def frequency(t: Tensor) -> None:
     pyro.sample("t", dist.Normal((w * torch.arange(8.0)).sin(), 0.3).to_event(1), obs=t)
 
 
-# --- two hills ---
+# --- two modes ---
 
 
 @known(
@@ -217,12 +217,12 @@ def sixty_forty(m: Any) -> Any:
     return np.logaddexp(math.log(0.6) + normal(m, 4, 0.5), math.log(0.4) + normal(m, -4, 0.5))
 
 
-@known("two hills of 60 and 40 percent", lambda: integral(lambda m: normal(m, 0, 10) + sixty_forty(m), -40, 40), T(0.0))
+@known("two modes of 60 and 40 percent", lambda: integral(lambda m: normal(m, 0, 10) + sixty_forty(m), -40, 40), T(0.0))
 def two_hills(t: Tensor) -> None:
     m = pyro.sample("m", dist.Normal(0.0, 10.0))
     right = math.log(0.6) + dist.Normal(4.0, 0.5).log_prob(m)
     left = math.log(0.4) + dist.Normal(-4.0, 0.5).log_prob(m)
-    pyro.factor("hills", torch.logaddexp(right, left))
+    pyro.factor("modes", torch.logaddexp(right, left))
 
 
 def needle_density(m: Any) -> Any:
@@ -230,7 +230,7 @@ def needle_density(m: Any) -> Any:
 
 
 @known(
-    "a narrow high hill, a wide heavy one",
+    "a narrow high mode, a wide heavy one",
     lambda: integral(needle_density, -20, 20, also=np.linspace(4.9, 5.1, 20_001)),
     T(0.0),
 )
@@ -239,7 +239,7 @@ def needle(t: Tensor) -> None:
     m = pyro.sample("m", prior)
     narrow = math.log(0.05) + dist.Normal(5.0, 0.01).log_prob(m)
     wide = math.log(0.95) + dist.Normal(0.0, 2.0).log_prob(m)
-    pyro.factor("hills", torch.logaddexp(narrow, wide) - prior.log_prob(m))
+    pyro.factor("modes", torch.logaddexp(narrow, wide) - prior.log_prob(m))
 
 
 # --- discrete latents, summed out ---
@@ -326,7 +326,7 @@ def outliers_density(log_scale: float) -> float:
     return float(stats.t.logpdf(OUTLIERS.numpy(), 1, 0, math.exp(log_scale)).sum())
 
 
-@known("a scale with two hills, maximised", lambda: highest(outliers_density, -6, 6), OUTLIERS)
+@known("a scale with two modes, maximised", lambda: highest(outliers_density, -6, 6), OUTLIERS)
 def scale_of_outliers(t: Tensor) -> None:
     s = pyro.param("s", T(0.01), constraint=constraints.positive)
     w = pyro.sample("w", dist.Normal(0.0, 1e-4))

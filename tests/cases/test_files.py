@@ -57,7 +57,6 @@ def thawed(content: Any) -> Any:
     return [thawed(value) for value in content] if isinstance(content, list) else content
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 1: a checkpoint may name any function")
 def test_a_checkpoint_calls_no_function_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of a killed fit is changed so that the update of the mixture is a function of the file's choice."""
     path, calls = tmp_path / "fit", []
@@ -71,7 +70,7 @@ def test_a_checkpoint_calls_no_function_that_it_names(tmp_path: Path, monkeypatc
     updates = [entry for entry in entries(content["loops"][-1]["progress"]) if entry[0] == "update"]
     reached(len(updates) > 0, "the checkpoint holds no update")
     for entry in updates:
-        entry[1] = {"module": settings.__name__, "name": "planted", "inside": None}
+        entry[1] = {"kind": "settings:planted", "inside": []}
     files.write(content, path)
     try:
         message = refusal(lambda: mixture().resume(path).run(*heaps()))

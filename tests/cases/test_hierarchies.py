@@ -103,18 +103,18 @@ def test_ten_items_by_default() -> None:
 @pytest.mark.slow
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 4: stays at a spread of zero, .6 nats low")
 def test_ten_items_by_nodes() -> None:
-    check_item_response(200, 10, 60.0, outer=(), nodes=7)
+    check_item_response(200, 10, 60.0, marginalise=(), nodes=7)
 
 
 @pytest.mark.slow
 def test_twenty_items_by_nodes() -> None:
-    check_item_response(500, 20, 120.0, outer=(), nodes=7)
+    check_item_response(500, 20, 120.0, marginalise=(), nodes=7)
 
 
 @pytest.mark.slow
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 4: a spread of .04 where .3 is higher")
 def test_twenty_items_all_inside() -> None:
-    check_item_response(500, 20, 60.0, outer=())
+    check_item_response(500, 20, 60.0, marginalise=())
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_forty_items_by_default() -> None:
 @pytest.mark.slow
 def test_a_spread_that_ends_at_zero_is_said() -> None:
     y, _ = answers(200, 10)
-    posterior = LaplaceEvidence(item_response, outer=(), stop=QUIET).run(y)
+    posterior = LaplaceEvidence(item_response, marginalise=(), stop=QUIET).run(y)
     reached(float(posterior.hyperparameters["of_slopes"]) < 0.01, "the spread has not gone to zero")
     says(summary_of(posterior), "of_slopes", "is at an end of its range, 0")
 
@@ -157,7 +157,7 @@ def seeds(given: Tensor | None = None) -> Callable[[Tensor], None]:
 def seeds_by_quadrature() -> tuple[float, float, float]:
     """Log evidence, and mean and standard deviation of ``tau^(-1/2)``: 45 points of log tau, Laplace inside."""
     log_tau = torch.linspace(math.log(0.5), math.log(3e4), 45)
-    fits = [LaplaceEvidence(seeds(v.exp()), hyper=(), stop=QUIET).run(SEEDS_Y) for v in log_tau]
+    fits = [LaplaceEvidence(seeds(v.exp()), maximise=(), stop=QUIET).run(SEEDS_Y) for v in log_tau]
     inside = torch.stack([fit.log_evidence for fit in fits])
     log_joint = inside + PRECISION.log_prob(log_tau.exp()) + log_tau
     share, sigma = log_joint.softmax(0), (-log_tau / 2).exp()
@@ -237,7 +237,7 @@ def test_a_frailty_ends_where_its_evidence_is_highest() -> None:
     found = LaplaceEvidence(frailty(by_exponentials), stop=QUIET).run(*survival())
     s = float(found.hyperparameters["s"])
     for other in (0.8 * s, 1.25 * s):
-        held = LaplaceEvidence(frailty(by_exponentials, other), hyper=(), stop=QUIET).run(*survival())
+        held = LaplaceEvidence(frailty(by_exponentials, other), maximise=(), stop=QUIET).run(*survival())
         assert float(held.log_evidence) < float(found.log_evidence)
 
 
@@ -283,7 +283,7 @@ def test_an_alarm_about_a_long_field_holds_for_other_draws() -> None:
     posterior = LaplaceEvidence(volatility, stop=QUIET).run(returns(500))
     shifts = []
     for seed in (1, 2):
-        weighed = posterior.corrected(600, seed=seed)
+        weighed = posterior.importance_resampled(600, seed=seed)
         h = weighed.draws["h"]
         shifts.append((weighed.weights @ (h - h.mean(0))) / h.std(0))
     agreement = float(torch.corrcoef(torch.stack(shifts))[0, 1])

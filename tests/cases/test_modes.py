@@ -43,7 +43,7 @@ def found(name: str) -> Found:
 
 
 SILENT = ["three far means, a vector", "three far means, a plate", "slope |a|", "|a|", "sqrt(a^2)"]
-REFUSED = ["a narrow high hill, a wide heavy one"]
+REFUSED = ["a narrow high mode, a wide heavy one"]
 MARKS = {
     **{name: pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 6: modes lost") for name in SILENT},
     **{name: pytest.mark.xfail(strict=True, raises=NotAMode, reason="issue 6: two widths") for name in REFUSED},
@@ -65,7 +65,7 @@ FAR = [
     "phase, uniform",
     "phase, normal",
     "frequency",
-    "two hills of 60 and 40 percent",
+    "two modes of 60 and 40 percent",
     "spike and slab",
     "300 groups of two answers",
     "300 groups of two answers, nodes=7",
@@ -90,7 +90,7 @@ def test_the_evidence_is_that_of_quadrature(name: str) -> None:
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 6: an infinite integral gets a number")
 def test_an_infinite_integral_is_no_evidence() -> None:
-    """exp(.01 w^4) outgrows every Gaussian: the hill at zero is a mode, and the integral is infinite."""
+    """exp(.01 w^4) outgrows every Gaussian: the mode at zero is a mode, and the integral is infinite."""
 
     def growing(t: Tensor) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
@@ -140,4 +140,4 @@ def test_the_quadratures_agree_with_closed_forms() -> None:
     """The oracles themselves: |a| counts both signs of a Gaussian integral, whose half mass below zero is 1e-10."""
     one_sign = float(dist.Normal(0.0, math.sqrt(9.09)).log_prob(T(2.0)))
     assert KNOWN["|a|"].truth() == pytest.approx(one_sign + math.log(2), abs=1e-6)
-    assert KNOWN["a narrow high hill, a wide heavy one"].truth() == pytest.approx(0.0, abs=1e-6)
+    assert KNOWN["a narrow high mode, a wide heavy one"].truth() == pytest.approx(0.0, abs=1e-6)

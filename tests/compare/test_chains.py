@@ -30,7 +30,7 @@ def test_other_processes_know_the_hyperparameters_and_the_dtype() -> None:
     X, y = straight_data()
     pyro.get_param_store().setdefault("alpha", torch.tensor(1e4), constraints.positive)  # all weights nearly 0
     engines = {
-        "laplace": LaplaceEvidence(shrunk, hyper=()),
+        "laplace": LaplaceEvidence(shrunk, maximise=()),
         "nuts": NUTSRun(num_samples=60, warmup_steps=30, num_chains=2),
     }
     found = compare(shrunk, X, y, engines=engines)

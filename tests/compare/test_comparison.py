@@ -47,7 +47,7 @@ def four() -> Comparison:
     pyro.set_rng_seed(0)
     X, y = straight_data()
     engines = {
-        "laplace": LaplaceEvidence(straight, hyper=()),
+        "laplace": LaplaceEvidence(straight, maximise=()),
         "svi": SVIRun(AutoNormal, pyro.optim.Adam({"lr": 0.02}), num_steps=600),
         "wide": Exact(1.3, 0.5),
         "broken": SimpleNamespace(run=lambda *_: 1.0),
@@ -171,9 +171,9 @@ def test_svi_with_a_guide_by_hand() -> None:
 
 def test_labels_are_matched_before_anything_is_compared() -> None:
     x = two_normals_data(6.0)
-    joint = LogJoint(two_normals, (x,), hyper=())
+    joint = LogJoint(two_normals, (x,), maximise=())
     draws = (
-        LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2))
+        LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2))
         .run(x)
         .get_samples(200, seed=0)["centre"]
         .reshape(1, 200, 2)
@@ -189,7 +189,7 @@ def test_labels_are_matched_before_anything_is_compared() -> None:
 
 def test_mixture_engines_stuck_in_different_labellings_agree() -> None:
     x = two_normals_data(6.0)
-    flipped = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2)).run(x)
+    flipped = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2)).run(x)
     other = SimpleNamespace(
         run=lambda *_: SimpleNamespace(
             model=two_normals,
@@ -199,7 +199,7 @@ def test_mixture_engines_stuck_in_different_labellings_agree() -> None:
     found = compare(
         two_normals,
         x,
-        engines={"other": other, "laplace": LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2))},
+        engines={"other": other, "laplace": LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2))},
     )
     assert found.rows["other"]["mean"] < 0.2
     assert found.rows["other"]["switches"] == 0
@@ -213,7 +213,7 @@ def test_random_state_and_store_are_left_alone() -> None:
         straight,
         X,
         y,
-        engines={"a": LaplaceEvidence(straight, hyper=()), "b": NUTSRun(num_samples=20, warmup_steps=20)},
+        engines={"a": LaplaceEvidence(straight, maximise=()), "b": NUTSRun(num_samples=20, warmup_steps=20)},
     )
     assert torch.equal(before, torch.random.get_rng_state())
     assert list(pyro.get_param_store().keys()) == ["mine"]

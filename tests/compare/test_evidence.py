@@ -32,8 +32,8 @@ def test_bayes_factor_and_probabilities_of_two_linear_models() -> None:
     X, y = targets(num=8, noise=2.0)
     X, y = X[:, :2], 0.2 * y
     found = compare_evidence(
-        slope=LaplaceEvidence(straight, hyper=()).run(X, y),
-        flat=LaplaceEvidence(constant, hyper=()).run(X, y),
+        slope=LaplaceEvidence(straight, maximise=()).run(X, y),
+        flat=LaplaceEvidence(constant, maximise=()).run(X, y),
     )
     expected = evidence(y, X) - evidence(y, torch.ones(8, 1))
     factor, error = found.log_bayes_factor("slope", "flat")
@@ -46,14 +46,14 @@ def test_bayes_factor_and_probabilities_of_two_linear_models() -> None:
 
 def test_prior_odds_multiply() -> None:
     X, y = targets(num=8)
-    a = LaplaceEvidence(straight, hyper=()).run(X, y)
+    a = LaplaceEvidence(straight, maximise=()).run(X, y)
     found = compare_evidence(a=a, b=a, prior={"a": 3.0})
     assert found.probabilities == pytest.approx({"a": 0.75, "b": 0.25})
 
 
 def test_no_overflow_at_ten_thousand_nats() -> None:
     X, y = targets(num=8)
-    a = LaplaceEvidence(straight, hyper=()).run(X, y)
+    a = LaplaceEvidence(straight, maximise=()).run(X, y)
     far = EvidenceEstimate("by hand", float(a.log_evidence) - 1e4, 0.1, {})
     found = compare_evidence(a=a, b=a, estimates={"b": far})
     assert found.probabilities == {"a": 1.0, "b": 0.0}
@@ -62,7 +62,7 @@ def test_no_overflow_at_ten_thousand_nats() -> None:
 
 def test_different_data_are_refused_unless_told_otherwise() -> None:
     X, y = targets(num=8)
-    a, b = (LaplaceEvidence(straight, hyper=()).run(X, t) for t in (y, y + 1.0))
+    a, b = (LaplaceEvidence(straight, maximise=()).run(X, t) for t in (y, y + 1.0))
     with pytest.raises(BadInput, match=r"different data: a observes 'y' \(8,\), hash"):
         compare_evidence(a=a, b=b)
     assert "different data" in compare_evidence(a=a, b=b, throw=False).doubts[0]
@@ -71,15 +71,15 @@ def test_different_data_are_refused_unless_told_otherwise() -> None:
 def test_other_name_and_precision_of_the_site_are_the_same_data() -> None:
     X, y = targets(num=8)
     y = y.float().double()
-    a = LaplaceEvidence(straight, hyper=()).run(X, y)
-    b = LaplaceEvidence(constant, hyper=()).run(X.float(), y.float())
+    a = LaplaceEvidence(straight, maximise=()).run(X, y)
+    b = LaplaceEvidence(constant, maximise=()).run(X.float(), y.float())
     assert not compare_evidence(a=a, b=b).doubts
 
 
 def test_bad_pareto_k_is_refused() -> None:
     from tests.evidence_check.test_evidence_check import ridge
 
-    bad = LaplaceEvidence(ridge, hyper=()).run(torch.tensor(2.0))
+    bad = LaplaceEvidence(ridge, maximise=()).run(torch.tensor(2.0))
     with pytest.raises(BadInput, match="k-hat is"):
         compare_evidence(a=bad, b=bad)
     found = compare_evidence(a=bad, b=bad, throw=False)
@@ -88,7 +88,7 @@ def test_bad_pareto_k_is_refused() -> None:
 
 def test_hyperparameters_and_labels_are_listed_beside() -> None:
     x = two_normals_data(6.0)
-    mixture = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2)).run(x)
+    mixture = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2)).run(x)
     row = compare_evidence(a=mixture, b=mixture).rows[0]
     assert row.log_labels == pytest.approx(math.log(2.0))
     assert row.num_hyperparameters == 0
@@ -99,7 +99,7 @@ def test_hyperparameters_and_labels_are_listed_beside() -> None:
 
 def test_letters() -> None:
     X, y = targets(num=8)
-    a = LaplaceEvidence(straight, hyper=()).run(X, y)
+    a = LaplaceEvidence(straight, maximise=()).run(X, y)
     with pytest.raises(BadInput, match="expected at least two"):
         compare_evidence(a=a)
     with pytest.raises(BadInput, match=r"\['c'\] name no posterior"):
@@ -117,8 +117,8 @@ def test_letters() -> None:
 
 def test_classes_and_numbers_are_different_data() -> None:
     X, y = targets()
-    a = LaplaceEvidence(linear, hyper=()).run(X, y)
-    b = LaplaceEvidence(logistic_shared, hyper=()).run(X, (y > 0).double())
+    a = LaplaceEvidence(linear, maximise=()).run(X, y)
+    b = LaplaceEvidence(logistic_shared, maximise=()).run(X, (y > 0).double())
     with pytest.raises(BadInput, match=r"a observes 'y' .*; b observes 't'"):
         compare_evidence(a=a, b=b)
 

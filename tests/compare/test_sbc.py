@@ -14,7 +14,7 @@ from tests.models_for_tests.exact_models import location, straight, straight_dat
 
 
 def laplace(model: Any) -> LaplaceEvidence:
-    return LaplaceEvidence(model, hyper=())
+    return LaplaceEvidence(model, maximise=())
 
 
 class Inflated:

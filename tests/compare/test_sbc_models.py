@@ -42,7 +42,7 @@ def test_logistic_regression() -> None:
 def test_small_mixture() -> None:
     found = sbc(
         ordered_mixture,
-        lambda m: LaplaceEvidence(m, hyper=(), start=Start(restarts=2)),
+        lambda m: LaplaceEvidence(m, maximise=(), start=Start(restarts=2)),
         torch.zeros(40),
         num_simulations=300,
     )

@@ -21,7 +21,7 @@ from tests.models_for_tests.exact_models import straight, straight_data, two_nor
 @pytest.fixture(scope="module")
 def fitted() -> LaplacePosterior:
     torch.set_default_dtype(torch.float64)
-    return LaplaceEvidence(straight, hyper=()).run(*straight_data())
+    return LaplaceEvidence(straight, maximise=()).run(*straight_data())
 
 
 def many_data() -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ def test_predictive_draws_have_the_right_moments(fitted: LaplacePosterior) -> No
 
 def test_loo_and_summary_of_arviz() -> None:
     X, y = many_data()
-    data = to_inference_data(LaplaceEvidence(straight, hyper=()).run(X, y), num_samples=4000)
+    data = to_inference_data(LaplaceEvidence(straight, maximise=()).run(X, y), num_samples=4000)
     loo = arviz.loo(data)
     exact = 0.0  # oracle: each datum left out in turn, on paper
     for i in range(80):
@@ -116,7 +116,7 @@ def test_divergences_are_marked_where_they_were() -> None:
 
 def test_discrete_sites_are_summed_out() -> None:
     x = two_normals_data(6.0)
-    posterior = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2)).run(x)
+    posterior = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2)).run(x)
     groups = arviz_groups(posterior, num_samples=8)
     centre = torch.as_tensor(groups["posterior"]["centre"]).unsqueeze(-2)
     expected = dist.Normal(centre, 1.0).log_prob(x.unsqueeze(-1)).logsumexp(-1) - math.log(2.0)
@@ -131,7 +131,7 @@ def factor_model(x: Tensor) -> None:
 
 
 def test_factors_have_no_predictive_draws() -> None:
-    groups = arviz_groups(LaplaceEvidence(factor_model, hyper=()).run(torch.ones(3)), num_samples=8)
+    groups = arviz_groups(LaplaceEvidence(factor_model, maximise=()).run(torch.ones(3)), num_samples=8)
     assert "posterior_predictive" not in groups
     assert "observed_data" not in groups
     assert groups["sample_stats"]["lp"].shape == (4, 2)
@@ -194,7 +194,7 @@ def test_datatree_and_loo_of_arviz_itself() -> None:
     pytest.importorskip("arviz_base", reason="arviz-base is not installed")
     stats = pytest.importorskip("arviz_stats", reason="arviz-stats is not installed")
     X, y = many_data()
-    posterior = LaplaceEvidence(straight, hyper=()).run(X, y)
+    posterior = LaplaceEvidence(straight, maximise=()).run(X, y)
     tree = to_datatree(posterior, num_samples=400)
     groups = arviz_groups(posterior, num_samples=400)
     assert {child.name for child in tree.children.values()} == set(groups)
@@ -224,7 +224,7 @@ def test_columns_of_a_frame_are_coordinates() -> None:
     pandas = pytest.importorskip("pandas")
     X, y = straight_data()
     frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
-    found = to_inference_data(LaplaceEvidence(straight, hyper=()).run(frame, y), num_samples=16).posterior
+    found = to_inference_data(LaplaceEvidence(straight, maximise=()).run(frame, y), num_samples=16).posterior
     assert found["w"].sel(column="b").shape == (4, 4)
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_evidence import RVM, BadInput, LaplaceEvidence, Stop, UnsupportedModel
 from pyro_evidence.data import Slices
-from pyro_evidence.data.ranks import ALONE
+from pyro_evidence.data.ranks import SINGLE_PROCESS
 from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.models.basis import Linear, Polynomial
@@ -58,8 +58,8 @@ def cases() -> list[tuple[str, Any, tuple[Tensor, Tensor]]]:
 @pytest.mark.parametrize("name", ["logistic", "counts", "noise"])
 def test_any_cut_gives_the_posterior_of_all_rows(name: str, cut: list[int]) -> None:
     model, args = next((m, a) for n, m, a in cases() if n == name)
-    whole = LaplaceEvidence(model, outer=(), stop=QUIET).run(*args)
-    found = LaplaceEvidence(model, outer=(), stop=QUIET).run_chunks(
+    whole = LaplaceEvidence(model, marginalise=(), stop=QUIET).run(*args)
+    found = LaplaceEvidence(model, marginalise=(), stop=QUIET).run_chunks(
         list(zip(*(a.split(cut) for a in args), strict=True))
     )
     assert_close(found.log_evidence, whole.log_evidence)
@@ -71,7 +71,7 @@ def test_any_cut_gives_the_posterior_of_all_rows(name: str, cut: list[int]) -> N
 
 
 def streamed(model: Any, args: tuple[Tensor, ...], size: int) -> Problem:
-    rows = linear_rows(model, Slices(*args, size=size), ALONE, partial(LogJoint, model))
+    rows = linear_rows(model, Slices(*args, size=size), SINGLE_PROCESS, partial(LogJoint, model))
     return Problem(rows.joint, streamed_structure(rows), exact_hessian, torch.ones(rows.joint.latents.size).bool())
 
 
@@ -154,7 +154,7 @@ def scaled(X: Tensor, y: Tensor) -> None:
     ("model", "chunks", "error", "message"),
     [
         (curved, lambda X, t: [(X, t)], UnsupportedModel, "chunk 0: chunks of rows need linear predictors"),
-        (scaled, lambda X, t: [(X, t)], UnsupportedModel, r"site\(s\) sigma.*hyper=\['sigma'\]"),
+        (scaled, lambda X, t: [(X, t)], UnsupportedModel, r"site\(s\) sigma.*maximise=\['sigma'\]"),
         (of_all_rows, lambda X, t: [(X, t), (2.0 * X, t)], BadInput, "prior of w in chunk 1 is another"),
         (regression(Linear()), lambda X, t: [(X, t), (X[:, :2], t)], BadInput, "chunk 1 is"),
         (regression(Linear()), lambda X, t: [(X, t.sign() * t.new_tensor(torch.nan))], BadInput, "nan"),
@@ -169,9 +169,9 @@ def test_what_is_refused(model: Any, chunks: Any, error: type[Exception], messag
 
 
 def test_a_site_that_is_named_is_maximised_instead() -> None:
-    """What the letter about ``sigma`` advises."""
+    """What the error message about ``sigma`` advises."""
     X, t = data()
-    whole = LaplaceEvidence(scaled, hyper=["sigma"], stop=QUIET).run(X, t)
-    found = LaplaceEvidence(scaled, hyper=["sigma"], stop=QUIET).run_chunks(Slices(X, t, size=64))
+    whole = LaplaceEvidence(scaled, maximise=["sigma"], stop=QUIET).run(X, t)
+    found = LaplaceEvidence(scaled, maximise=["sigma"], stop=QUIET).run_chunks(Slices(X, t, size=64))
     assert_close(found.log_evidence, whole.log_evidence)
     assert_close(found.hyperparameters["sigma"], whole.hyperparameters["sigma"], rtol=1e-6)

@@ -44,11 +44,11 @@ SEEDS = range(100)
 
 def straight_case() -> tuple[LaplacePosterior, float]:
     X, y = straight_data()
-    return LaplaceEvidence(straight, hyper=()).run(X, y), straight_log_evidence(X, y)
+    return LaplaceEvidence(straight, maximise=()).run(X, y), straight_log_evidence(X, y)
 
 
 def coin_case() -> tuple[LaplacePosterior, float]:
-    return LaplaceEvidence(coin, hyper=()).run(TOSSES, HEADS), -math.log(TOSSES + 1)
+    return LaplaceEvidence(coin, maximise=()).run(TOSSES, HEADS), -math.log(TOSSES + 1)
 
 
 def observations() -> Tensor:
@@ -57,7 +57,7 @@ def observations() -> Tensor:
 
 def location_case() -> tuple[LaplacePosterior, float]:
     x = observations()
-    return LaplaceEvidence(location, hyper=()).run(x), location_log_evidence(x)
+    return LaplaceEvidence(location, maximise=()).run(x), location_log_evidence(x)
 
 
 CASES = {"straight": straight_case, "coin": coin_case, "location": location_case}
@@ -118,7 +118,7 @@ def nuts(posterior: LaplacePosterior, *args: Tensor, num_samples: int, seed: int
 @pytest.mark.parametrize("separation", [6.0, 2.0, 0.0])
 def test_sum_over_labelled_modes_is_the_quadrature(separation: float) -> None:
     x = two_normals_data(separation)
-    modes = find_modes(LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=4)).run(x))
+    modes = find_modes(LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=4)).run(x))
     assert len(modes.states) == 2
     assert modes.num_components == 2
     found, exact = importance_sampling(modes), two_normals_log_evidence(x)
@@ -132,7 +132,7 @@ def test_sum_over_labelled_modes_is_the_quadrature(separation: float) -> None:
 @pytest.mark.slow
 def test_one_mode_misses_log_two_and_thames_does_not() -> None:
     x = two_normals_data(6.0)
-    posterior = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=4)).run(x)
+    posterior = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=4)).run(x)
     exact, draws = two_normals_log_evidence(x), nuts(posterior, x, num_samples=600)
     one = importance_sampling(posterior)
     assert one.log_evidence == pytest.approx(exact - math.log(2.0), abs=0.01)
@@ -161,7 +161,7 @@ def test_errors_know_of_autocorrelation(estimator: Any) -> None:
 
 def test_thames_where_the_labellings_overlap() -> None:
     x = two_normals_data(0.0)
-    posterior = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=4)).run(x)
+    posterior = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=4)).run(x)
     draws = {"centre": two_normals_draws(x, 20_000).unsqueeze(0)}
     found = thames(posterior, draws, num_volume=50_000)
     assert abs(found.log_evidence - two_normals_log_evidence(x)) < 3.0 * found.standard_error
@@ -169,7 +169,7 @@ def test_thames_where_the_labellings_overlap() -> None:
 
 
 def test_volume_of_a_region_that_is_its_own_image() -> None:
-    posterior = LaplaceEvidence(two_normals, hyper=(), start=Start(restarts=2)).run(two_normals_data(6.0))
+    posterior = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2)).run(two_normals_data(6.0))
     space = _Space(target_of(posterior), {"centre": 0}, [(0, 1), (1, 0)])
     region = _Region(space, torch.ones(2), 0.1 * torch.eye(2), -math.inf)
     log_volume, error = region.log_volume(500, seed=0)
@@ -191,7 +191,7 @@ def mixed(x: Tensor) -> None:
 def test_thames_with_latent_proportions_agrees_with_all_modes() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(45, generator=generator) * 0.5 + torch.tensor([-4.0, 0.0, 4.0]).repeat(15)
-    posterior = LaplaceEvidence(mixed, hyper=(), start=Start(restarts=8)).run(x)
+    posterior = LaplaceEvidence(mixed, maximise=(), start=Start(restarts=8)).run(x)
     modes = find_modes(posterior, restarts=4)
     assert len(modes.states) >= 6
     sampled = importance_sampling(modes)
@@ -213,7 +213,7 @@ def pima_case(data_dir: object) -> tuple[LaplacePosterior, Tensor, Tensor]:
     torch.set_default_dtype(torch.float64)
     data = standardised(pima())
     X = torch.cat([data.X, torch.ones(len(data.X), 1)], -1)
-    return LaplaceEvidence(logistic, hyper=()).run(X, data.t), X, data.t
+    return LaplaceEvidence(logistic, maximise=()).run(X, data.t), X, data.t
 
 
 PIMA = -383.882  # published reference: importance sampling, 5 x 100 000 draws, sd 0.0005
@@ -272,7 +272,7 @@ def separable() -> tuple[Tensor, Tensor]:
 def test_posteriors_far_from_gaussian_are_said_to_be(
     model: object, args: tuple[Tensor, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    posterior = LaplaceEvidence(model, hyper=()).run(*args)  # type: ignore[arg-type]
+    posterior = LaplaceEvidence(model, maximise=()).run(*args)  # type: ignore[arg-type]
     found = importance_sampling(posterior)
     assert found.diagnostics["pareto_k"] > 0.7
     assert not found.reliable
@@ -283,7 +283,7 @@ def test_posteriors_far_from_gaussian_are_said_to_be(
 
 def test_smc_is_right_where_the_gaussian_is_not() -> None:
     exact = ridge_log_evidence(2.0)
-    posterior = LaplaceEvidence(ridge, hyper=()).run(torch.tensor(2.0))
+    posterior = LaplaceEvidence(ridge, maximise=()).run(torch.tensor(2.0))
     found = tempered_smc(posterior, num_particles=4096, num_moves=5)
     assert abs(found.log_evidence - exact) < 3.0 * found.standard_error
     assert abs(float(posterior.log_evidence) - exact) > 0.2
@@ -321,7 +321,7 @@ def half_defined(y: Tensor) -> None:
 
 @pytest.mark.parametrize("estimator", ["importance", "bridge", "smc"])
 def test_nan_densities_are_a_doubt_and_not_silently_zero(estimator: str) -> None:
-    posterior = LaplaceEvidence(half_defined, hyper=()).run(torch.tensor(1.5))
+    posterior = LaplaceEvidence(half_defined, maximise=()).run(torch.tensor(1.5))
     positive = {"a": posterior.get_samples(400, seed=0)["a"].abs()}
     found = {
         "importance": lambda: importance_sampling(posterior, num_samples=500),

@@ -141,7 +141,7 @@ def test_ratios_do_not_depend_on_the_batches(monkeypatch) -> None:  # law
 
 def test_importance_corrects_laplace_towards_the_true_evidence() -> None:  # oracle: quadrature
     data = torch.tensor([0.8])
-    found = LaplaceEvidence(funnel, outer=()).run(data).diagnostics(num_samples=100_000)
+    found = LaplaceEvidence(funnel, marginalise=()).run(data).diagnostics(num_samples=100_000)
     # given the scale s, x ~ N(0, 1 + s^2); s = tan(pi c / 2) with c uniform
     cell = (torch.arange(200_000) + 0.5) / 200_000
     scale = torch.tan(0.5 * math.pi * cell)

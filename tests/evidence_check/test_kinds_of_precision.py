@@ -123,7 +123,7 @@ def precisions() -> dict[str, Precision]:
 def test_whitening_takes_colouring_back(kind: str) -> None:  # law
     precision = precisions()[kind]
     white = torch.randn(7, precision.variance.shape[-1], generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(precision.whiten(precision.colour(white)), white, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(precision.whiten(precision.unwhiten(white)), white, rtol=1e-6, atol=1e-6)
 
 
 def test_a_normal_by_its_precision_is_the_one_by_its_covariance() -> None:  # oracle: torch

@@ -86,7 +86,7 @@ def test_of_a_log_joint_and_nothing_global_moves() -> None:
     x = observations()
     before = torch.random.get_rng_state()
     settings = {"num_temperatures": 10, "num_particles": 256, "num_moves": 1}
-    first, second = (thermodynamic_integration(LogJoint(location, (x,), hyper=()), **settings) for _ in range(2))
+    first, second = (thermodynamic_integration(LogJoint(location, (x,), maximise=()), **settings) for _ in range(2))
     assert first == second
     assert abs(first.log_evidence - location_log_evidence(x)) < 4.0 * first.standard_error
     assert torch.equal(before, torch.random.get_rng_state())
@@ -106,7 +106,7 @@ def test_letters() -> None:
     with pytest.raises(BadInput, match="num_particles=64; expected"):
         thermodynamic_integration(posterior, num_particles=64)
     with pytest.raises(BadInput, match=r"not finite at \d+ of 512 draws from the prior"):
-        thermodynamic_integration(LogJoint(inside, (torch.tensor(1.0),), hyper=()))
+        thermodynamic_integration(LogJoint(inside, (torch.tensor(1.0),), maximise=()))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_evidence_of_a_posterior_on_a_few_axes(engine: type, classes: tuple[Tens
 
 def test_relevance_machines_are_compared_with_a_remark(classes: tuple[Tensor, Tensor]) -> None:
     found = compare_evidence(
-        laplace=LaplaceEvidence(logistic, hyper=()).run(*classes),
+        laplace=LaplaceEvidence(logistic, maximise=()).run(*classes),
         revm=REVM(logistic).run(*classes),
         rvm=RVM(logistic).run(*classes),
     )
@@ -143,7 +143,7 @@ def test_relevance_machines_are_compared_with_a_remark(classes: tuple[Tensor, Te
     assert (rows["revm"].num_hyperparameters, rows["laplace"].num_hyperparameters) == (4, 0)
     X, t = classes
     with pytest.raises(BadInput, match="different data"):
-        compare_evidence(revm=REVM(logistic).run(X, t), other=LaplaceEvidence(logistic, hyper=()).run(X, 1.0 - t))
+        compare_evidence(revm=REVM(logistic).run(X, t), other=LaplaceEvidence(logistic, maximise=()).run(X, 1.0 - t))
 
 
 def test_a_variational_bound_is_not_called_laplace(classes: tuple[Tensor, Tensor]) -> None:
@@ -168,7 +168,7 @@ def test_nothing_left_to_integrate_is_exact() -> None:
     half = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
     X, t = torch.cat([half, half]), torch.arange(40) // 20 * 1.0  # every input once in each class
     empty = RVM(logistic).run(X, t)
-    found = compare_evidence(empty=empty, laplace=LaplaceEvidence(logistic, hyper=()).run(X, t))
+    found = compare_evidence(empty=empty, laplace=LaplaceEvidence(logistic, maximise=()).run(X, t))
     assert empty.num_active == 0
     assert found.rows[0].name == "empty"
     assert found.rows[0].log_evidence == pytest.approx(40 * math.log(0.5), abs=1e-9)
@@ -192,6 +192,6 @@ def test_mixture_posterior_has_its_hyperparameters_and_labels_counted() -> None:
 def test_of_something_else_is_refused() -> None:
     with pytest.raises(BadInput, match="a float has no density to check"):
         importance_sampling(1.0)  # type: ignore[arg-type]
-    posterior = LaplaceEvidence(straight, hyper=()).run(*straight_data())
+    posterior = LaplaceEvidence(straight, maximise=()).run(*straight_data())
     with pytest.raises(BadInput, match="'b': 'LogJoint'"):
         compare_evidence(a=posterior, b=posterior.state.problem.joint)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ class Number:
     """Climbs ``-x^2``."""
 
     x: float
-    verdict: Status | None = None
+    stop_reason: Status | None = None
 
     @property
     def objective(self) -> float:
@@ -54,7 +54,7 @@ def test_step_limit_is_not_called_convergence() -> None:
 
 def test_a_verdict_of_the_state_ends_the_loop() -> None:
     def give_up(state: Number) -> Number:
-        return replace(state, x=0.9 * state.x, verdict=Status.STUCK)
+        return replace(state, x=0.9 * state.x, stop_reason=Status.STUCK)
 
     assert iterate(give_up, Number(1.0), Stop(progress=False), "test").status is Status.STUCK
 

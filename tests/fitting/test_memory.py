@@ -1,4 +1,4 @@
-"""Memory that cannot be had is a letter with the bytes, whoever asked and whatever was made of it on the way."""
+"""Memory that cannot be had is an error message with the bytes, whoever asked for it."""
 
 import pickle
 import subprocess
@@ -135,8 +135,8 @@ held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + 2**27, resource.RLIM_INFINITY))
 try:
     posterior.predict(X.repeat(1000, 1), num_samples=100)
-except TooLarge as letter:
-    print("letter:", letter)
+except TooLarge as message:
+    print("message:", message)
 print(tuple(posterior.predict(X, num_samples=10).shape))
 """
 
@@ -146,4 +146,4 @@ print(tuple(posterior.predict(X, num_samples=10).shape))
 def test_a_limit_of_the_system_is_a_letter_and_the_posterior_lives_on() -> None:
     found = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr[-2000:]
-    assert "letter:" in found.stdout and "bytes were asked for at once" in found.stdout and "(400,)" in found.stdout
+    assert "message:" in found.stdout and "bytes were asked for at once" in found.stdout and "(400,)" in found.stdout

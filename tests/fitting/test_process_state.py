@@ -101,11 +101,11 @@ def test_one_engine_in_two_threads_fits_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     "context",
     [
-        process_state.alone,
+        process_state.global_lock,
         process_state.without_validation,
         process_state.own_random_numbers,
         process_state.empty_store,
-        process_state.quiet,
+        process_state.without_validation_or_params,
         lambda: process_state.own_warnings("ignore"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with process_state.alone():
+        with process_state.global_lock():
             inside.set()
             leave.wait(60)
 
@@ -147,7 +147,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not() -> None:
     inside.wait(60)
     child = os.fork()
     if child == 0:
-        with process_state.alone():
+        with process_state.global_lock():
             os._exit(7)
     leave.set()
     worker.join()
@@ -183,7 +183,7 @@ def test_an_interrupt_amid_a_plate_leaves_no_plate_behind(monkeypatch: pytest.Mo
 
 
 def test_plates_around_a_fit_stay_when_it_fails() -> None:
-    with pyro.plate("around", 2), pytest.raises(KeyError), process_state.alone():
+    with pyro.plate("around", 2), pytest.raises(KeyError), process_state.global_lock():
         with pyro.plate("inside", 3):
             raise KeyError("mine")
     assert runtime._DIM_ALLOCATOR._stack == []
@@ -191,14 +191,14 @@ def test_plates_around_a_fit_stay_when_it_fails() -> None:
 
 def test_an_interrupt_amid_the_switch_leaves_validation_as_it_was() -> None:
     before = is_validation_enabled()
-    with pytest.raises(KeyboardInterrupt), process_state.alone():
+    with pytest.raises(KeyboardInterrupt), process_state.global_lock():
         pyro.enable_validation(not before)  # as where its context is left before it could put it back
         raise KeyboardInterrupt
     assert is_validation_enabled() is before
 
 
 def test_an_interrupt_amid_the_switch_of_gradients_leaves_them_on() -> None:
-    with pytest.raises(KeyboardInterrupt), process_state.alone():
+    with pytest.raises(KeyboardInterrupt), process_state.global_lock():
         torch.set_grad_enabled(False)  # as where torch.no_grad is left before it could put it back
         raise KeyboardInterrupt
     on = torch.is_grad_enabled()

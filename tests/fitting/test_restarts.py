@@ -75,7 +75,7 @@ def test_a_round_is_every_rows_own() -> None:
     after = advance(begun(4.0, -2.0))
     assert after.at.x.tolist() == [2.0, -1.0] and after.change.tolist() == [2.0, 1.0]
     assert after.num_rounds == 1 and after.objective == -1.0 and after.gradient_norm == 2.0
-    assert after.verdict is None and after.reasons == ()
+    assert after.stop_reason is None and after.reasons == ()
 
 
 @pytest.mark.parametrize("limit", ["edge", "cliff"])
@@ -85,7 +85,7 @@ def test_a_row_that_fails_stays_and_says_why_while_the_others_go_on(limit: str) 
     assert one.at.x.tolist() == [4.0, 5.5] and one.failed.tolist() == [True, False]
     assert one.reasons == ("restart 0: round 1: 7 is too far",) and one.change.tolist() == [0.0, 4.5]
     two = advance(one)
-    assert two.at.x.tolist() == [4.0, 5.5] and two.verdict is Status.FAILED
+    assert two.at.x.tolist() == [4.0, 5.5] and two.stop_reason is Status.FAILED
     assert two.reasons == (*one.reasons, "restart 1: round 2: 7.75 is too far")
     assert two.objective == -(4.5**2)  # of no log evidence any more, but of a log likelihood
 

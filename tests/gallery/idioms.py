@@ -370,12 +370,12 @@ def animals() -> Tensor:
 
 @dataclass(frozen=True)
 class Idiom:
-    """A model, its data, the engine's settings, and the beginning of the letter where it is to be refused."""
+    """A model, its data, the engine's settings, and the beginning of the error message where it is to be refused."""
 
     model: Callable[..., Any]
     data: tuple[Any, ...]
     settings: dict[str, Any] = field(default_factory=dict)
-    letter: str = ""
+    message: str = ""
 
 
 WIDE = (X > 0.5).long().sum(-1).clamp(max=2)
@@ -392,7 +392,7 @@ FITTED: dict[str, Idiom] = {
     "completely pooled": Idiom(completely_pooled, (AT_BATS, HITS)),
     "even odds": Idiom(completely_pooled, (AT_BATS[:1] - 5.0, torch.tensor([20.0]))),
     "not pooled": Idiom(not_pooled, (AT_BATS, HITS)),
-    "pooled by logit, scale maximised": Idiom(pooled_by_logit, (AT_BATS, HITS), {"hyper": ["scale"]}),
+    "pooled by logit, scale maximised": Idiom(pooled_by_logit, (AT_BATS, HITS), {"maximise": ["scale"]}),
     "mixture": Idiom(mixture, (CLUMPS,)),
     "MixtureSameFamily": Idiom(same_family, (CLUMPS,)),
     "hidden Markov": Idiom(hidden_markov, (STATES,)),
@@ -424,11 +424,11 @@ FITTED: dict[str, Idiom] = {
     "params and classes": Idiom(only_params_and_classes, (CLUMPS,)),
 }
 REFUSED: dict[str, Idiom] = {
-    "lasso": Idiom(lasso, (X, Y), letter="site 'w', a Laplace, has a kink"),
-    "absolute errors": Idiom(absolute_errors, (X, Y), letter="site 'y', a Laplace, has a kink"),
-    "subsampled": Idiom(subsampled, (X, Y), letter="plate 'data' subsamples 10 of 60"),
-    "counted latent": Idiom(counted_latent, (Y,), letter="site 'n' is a discrete latent, Poisson, without finite"),
-    "separable": Idiom(flat_prior, (X, (X[:, 0] > 0).to(X.dtype)), letter="improper"),
-    "unnamed randomness": Idiom(unnamed_randomness, (X, Y), letter="not a fixed function"),
-    "moving support": Idiom(moving_support, (Y,), letter="depends on another site"),
+    "lasso": Idiom(lasso, (X, Y), message="site 'w', a Laplace, has a kink"),
+    "absolute errors": Idiom(absolute_errors, (X, Y), message="site 'y', a Laplace, has a kink"),
+    "subsampled": Idiom(subsampled, (X, Y), message="plate 'data' subsamples 10 of 60"),
+    "counted latent": Idiom(counted_latent, (Y,), message="site 'n' is a discrete latent, Poisson, without finite"),
+    "separable": Idiom(flat_prior, (X, (X[:, 0] > 0).to(X.dtype)), message="improper"),
+    "unnamed randomness": Idiom(unnamed_randomness, (X, Y), message="not a fixed function"),
+    "moving support": Idiom(moving_support, (Y,), message="depends on another site"),
 }

@@ -53,7 +53,7 @@ def test_eight_schools_evidence_is_the_quadrature_or_k_hat_speaks() -> None:
 
 
 def test_eight_schools_with_tau_maximised_is_exact() -> None:
-    posterior = LaplaceEvidence(eight_schools, hyper=["tau"]).run(SCHOOL_ERRORS, SCHOOLS)
+    posterior = LaplaceEvidence(eight_schools, maximise=["tau"]).run(SCHOOL_ERRORS, SCHOOLS)
     tau = posterior.hyperparameters["tau"]
     covariance = torch.diag(SCHOOL_ERRORS.square() + tau.square()) + 100.0
     exact = dist.MultivariateNormal(torch.zeros(8), covariance).log_prob(SCHOOLS)
@@ -229,7 +229,7 @@ def test_gaussian_process_evidence_is_the_quadrature() -> None:
 
 
 def horseshoe(X: Tensor, y: Tensor) -> None:
-    """Centred weights, half-Cauchy scales; these must be in ``hyper``, or the joint has no mode."""
+    """Centred weights, half-Cauchy scales; these must be in ``maximise``, or the joint has no mode."""
     local = pyro.sample("local", dist.HalfCauchy(1.0).expand([X.shape[1]]).to_event(1))
     w = pyro.sample("w", dist.Normal(0.0, local).to_event(1))
     with pyro.plate("data", len(X)):
@@ -239,7 +239,7 @@ def horseshoe(X: Tensor, y: Tensor) -> None:
 def test_sparse_regression_with_local_scales_in_hyper() -> None:
     X = torch.randn(60, 6, generator=generator())
     y = X @ torch.tensor([2.0, 0.0, 0.0, -1.0, 0.0, 0.0]) + 0.5 * torch.randn(60, generator=generator(1))
-    posterior = LaplaceEvidence(horseshoe, hyper=["local"]).run(X, y)
+    posterior = LaplaceEvidence(horseshoe, maximise=["local"]).run(X, y)
     w, local = posterior.mode["w"], posterior.hyperparameters["local"]
     assert w[[0, 3]].tolist() == pytest.approx([2.0, -1.0], abs=0.3)
     assert (w[[1, 2, 4, 5]].abs() < 0.15).all()

@@ -1,4 +1,4 @@
-"""Every idiom runs in one line and says how good it is, or ends in the letter that it should end in."""
+"""Every idiom runs in one line and says how good it is, or ends in the error message that it should end in."""
 
 import math
 import warnings
@@ -39,7 +39,7 @@ def test_an_idiom_ends_in_its_letter(name: str) -> None:
     idiom = REFUSED[name]
     with pytest.raises((ValueError, ArithmeticError)) as error:
         LaplaceEvidence(idiom.model, **idiom.settings).run(*idiom.data)
-    assert idiom.letter in str(error.value)
+    assert idiom.message in str(error.value)
 
 
 def test_params_alone_are_maximised() -> None:  # oracle: the sample's own moments

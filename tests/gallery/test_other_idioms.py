@@ -77,7 +77,7 @@ def test_censored_survival() -> None:  # oracle: conjugacy
     exact = 2.0 * math.log(3.0) - math.lgamma(2.0) + math.lgamma(a) - a * math.log(b)
     posterior = LaplaceEvidence(waiting).run(time, censored)
     assert float(posterior.log_evidence) == pytest.approx(exact, abs=0.01)
-    assert float(posterior.corrected(8000).mean()["rate"]) == pytest.approx(a / b, rel=0.02)
+    assert float(posterior.importance_resampled(8000).mean()["rate"]) == pytest.approx(a / b, rel=0.02)
 
 
 def test_cases_among_tens_of_thousands() -> None:  # oracle: conjugacy

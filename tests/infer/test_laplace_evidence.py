@@ -45,7 +45,7 @@ def fixed_logistic(X: Tensor, t: Tensor | None = None) -> Tensor:
 
 def test_log_evidence_is_exact_for_a_linear_gaussian_model() -> None:
     X, y = targets()
-    posterior = LaplaceEvidence(linear, hyper=()).run(X, y)
+    posterior = LaplaceEvidence(linear, maximise=()).run(X, y)
     expected = exact_log_evidence(X, y, torch.tensor(1.0), torch.tensor(1.0))
     torch.testing.assert_close(posterior.log_evidence, expected, rtol=1e-12, atol=1e-10)
 
@@ -121,7 +121,7 @@ def test_mackays_metric_and_the_plain_gradient_agree_at_convergence(model, data)
     fits = [
         iterate(
             type2.step,
-            type2.outer_state(approximation.laplace_state(p, joint.initial_theta, start, cold=True)),
+            type2.type2_state(approximation.laplace_state(p, joint.initial_theta, start, cold=True)),
             stop,
             "x",
         )
@@ -170,7 +170,7 @@ def test_rescaled_targets_move_the_log_evidence_by_n_log_c() -> None:
 def test_type_ii_map_counts_the_prior_of_the_site() -> None:
     """Oracle: a fine grid over the latent scale, each held by conditioning."""
     X, t = classes()
-    posterior = LaplaceEvidence(hierarchical, hyper=["tau"]).run(X, t)
+    posterior = LaplaceEvidence(hierarchical, maximise=["tau"]).run(X, t)
     tau = posterior.hyperparameters["tau"]
     grid = float(tau) * torch.linspace(0.9, 1.1, 41)
     heights = []
@@ -294,7 +294,7 @@ def test_nothing_global_is_touched() -> None:
 def test_a_stored_value_is_the_start_and_hyper_empty_holds_it() -> None:
     X, t = classes()
     pyro.get_param_store().setdefault("alpha", torch.full((4,), 3.0), dist.constraints.positive)
-    held = LaplaceEvidence(logistic_ard, hyper=()).run(X, t)
+    held = LaplaceEvidence(logistic_ard, maximise=()).run(X, t)
     torch.testing.assert_close(held.hyperparameters["alpha"], torch.full((4,), 3.0))
     assert held.log_evidences == (float(held.log_evidence),)
 
@@ -331,7 +331,7 @@ def test_single_precision_takes_no_more_work_than_double(monkeypatch: pytest.Mon
             return plain(self, *args)
 
         monkeypatch.setattr(LogJoint, "density", density)
-        found = LaplaceEvidence(small_groups, hyper=["scale"], stop=Stop(progress=False)).run(y.to(dtype))
+        found = LaplaceEvidence(small_groups, maximise=["scale"], stop=Stop(progress=False)).run(y.to(dtype))
         calls.append(len(counted))
         evidences.append(float(found.log_evidence))
     assert evidences[1] == pytest.approx(evidences[0], abs=1e-3)

@@ -39,7 +39,7 @@ def run(kernel: LaplaceKernel, *args: Any, num_samples: int = 200, **settings: A
 
 
 def held_linear() -> LaplaceKernel:
-    return LaplaceKernel(LaplaceEvidence(linear, hyper=()))
+    return LaplaceKernel(LaplaceEvidence(linear, maximise=()))
 
 
 @pytest.mark.parametrize("num_chains", [1, 2])
@@ -63,7 +63,7 @@ def test_draws_are_shaped_and_constrained_as_those_of_the_posterior(model, data)
 
 
 def test_draws_lie_in_the_support_and_around_the_mode() -> None:
-    kernel = LaplaceKernel(LaplaceEvidence(many_supports, outer=()))
+    kernel = LaplaceKernel(LaplaceEvidence(many_supports, marginalise=()))
     draws = run(kernel, *supports_data(), num_samples=1000).get_samples()
     assert constraints.simplex.check(draws["probs"]).all()
     assert constraints.corr_cholesky.check(draws["corr"]).all()

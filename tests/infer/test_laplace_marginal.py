@@ -71,7 +71,7 @@ def test_only_the_rest_is_seen() -> None:
     assert set(trace.stochastic_nodes) == {"kernel.lengthscale"}
     assert trace.observation_nodes == ["log_evidence"] and trace.param_nodes == ["kernel.variance"]
     fixed = poutine.condition(model, data={"kernel.lengthscale": trace.nodes["kernel.lengthscale"]["value"]})
-    exact = LaplaceEvidence(poutine.block(fixed, hide=["kernel.lengthscale"]), hyper=(), stop=QUIET).run(X, t > 0)
+    exact = LaplaceEvidence(poutine.block(fixed, hide=["kernel.lengthscale"]), maximise=(), stop=QUIET).run(X, t > 0)
     trace.compute_log_prob()
     torch.testing.assert_close(trace.nodes["log_evidence"]["log_prob_sum"].detach(), exact.log_evidence)
 

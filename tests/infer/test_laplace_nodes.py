@@ -137,7 +137,7 @@ def test_log_evidence_error_is_two_nodes_more(quadrature: LaplacePosterior) -> N
 
 def test_laplaces_error_is_what_quadrature_says() -> None:
     data = groups(40, 4, seed=2)
-    posterior = LaplaceEvidence(intercepts, hyper=()).run(*data)
+    posterior = LaplaceEvidence(intercepts, maximise=()).run(*data)
     better = state_of(intercepts, *data, nodes=25).log_evidence
     error = posterior.log_evidence_error
     assert error.signed == pytest.approx(float(better - posterior.log_evidence), rel=0.1)
@@ -284,7 +284,7 @@ def with_prior(X: Tensor, group: Tensor, num: int, y: Tensor) -> None:
 def test_scales_are_integrated_around_blocks() -> None:
     data = groups(10, 4)
     posterior = LaplaceEvidence(with_prior, nodes=15, stop=Stop(integral=1e-4)).run(*data)
-    assert posterior.outer_sites == ("s",)
+    assert posterior.marginalised_sites == ("s",)
     problem = problem_of(fixed, *data, nodes=25)
     theta, heights = problem.joint.initial_theta, []
     for x in torch.linspace(-7.0, 2.4, 48):

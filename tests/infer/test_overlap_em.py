@@ -20,10 +20,10 @@ from pyro_evidence.prbf import (
     PRBFPosterior,
     RandomPoints,
     StartFrom,
-    keep_lost_kernels,
+    keep_dead_kernels,
 )
 from pyro_evidence.prbf.densities import Point, evaluate
-from pyro_evidence.prbf.updates import Update, as_published, exact, plain
+from pyro_evidence.prbf.updates import Update, em, exact_m_step, prbf2001_update
 from tests.models_for_tests.prbf_cases import three_classes
 from tests.oracles import prbf as naive
 
@@ -31,7 +31,7 @@ SHORT = Stop(tolerance=0.0, num_steps=20)
 KINDS = [Spherical(), Diagonal(), Full()]
 each_kind = pytest.mark.parametrize("kernels", KINDS, ids=lambda kernels: type(kernels).__name__)
 each_update = pytest.mark.parametrize(
-    "updates", [plain, as_published, exact, Ascent()], ids=["plain", "literal", "exact", "ascent"]
+    "updates", [em, prbf2001_update, exact_m_step, Ascent()], ids=["plain", "literal", "exact", "ascent"]
 )
 
 
@@ -43,7 +43,7 @@ def fitted(alpha: float = 20.0, **settings: object) -> PRBFPosterior:
 
 @each_update
 def test_alpha_zero_is_plain_em_bit_for_bit(updates: Update) -> None:
-    a, b = fitted(0.0, updates=updates), fitted(0.0, updates=plain)
+    a, b = fitted(0.0, updates=updates), fitted(0.0, updates=em)
     assert a.objectives == b.objectives and torch.equal(a.loc, b.loc) and torch.equal(a.mixing, b.mixing)
 
 
@@ -136,18 +136,18 @@ def test_a_wide_start_has_the_centres_of_another_and_the_spread_of_all_data() ->
 
 def test_without_a_floor_singular_data_fail_with_a_letter_and_others_do_not() -> None:
     X, y = three_classes()
-    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=as_published, stop=SHORT)
+    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=prbf2001_update, stop=SHORT)
     assert not engine.run(X, y).floored.any()
     start = StartFrom(X[:5], torch.eye(3).expand(5, 3, 3))
     flat = torch.cat([X[:, :2], X[:, :1]], -1)
-    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=as_published, start=start, stop=SHORT)
-    letter = "a step failed: this is the last good state"
+    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=prbf2001_update, start=start, stop=SHORT)
+    message = "a step failed: this is the last good state"
     with (
         pytest.warns(match="became singular; pass a larger floor"),
-        pytest.raises(NotConverged, match=letter) as error,
+        pytest.raises(NotConverged, match=message) as error,
     ):
         engine.run(flat, y)
-    assert isinstance(error.value.posterior, PRBFPosterior) and error.value.posterior.status == letter
+    assert isinstance(error.value.posterior, PRBFPosterior) and error.value.posterior.status == message
 
 
 def test_given_starts_are_used_as_they_are() -> None:
@@ -171,7 +171,7 @@ def test_step_goes_the_way_of_run() -> None:
 
 
 def test_rejections_say_who_when() -> None:
-    posterior = fitted(20.0, updates=as_published, stop=Stop(tolerance=0.0, num_steps=60))
+    posterior = fitted(20.0, updates=prbf2001_update, stop=Stop(tolerance=0.0, num_steps=60))
     gone = {(r.kernel, r.label) for r in posterior.rejections}
     assert gone == {(j, k) for k, j in (posterior.mixing <= 1e-8).nonzero().tolist()} and gone
     assert all(1 <= r.step <= 60 for r in posterior.rejections)
@@ -182,7 +182,7 @@ def test_a_class_that_every_kernel_rejects_is_reported_with_its_rounds() -> None
     """Rounds and classes are those in which the published eq. 29, index by index, leaves no positive numerator."""
     X, y = three_classes()
     start = StartFrom(X[:2])
-    engine = OverlapEM(prbf(2, 3), alpha=AlphaPerKernel(60.0), updates=as_published, start=start, stop=SHORT)
+    engine = OverlapEM(prbf(2, 3), alpha=AlphaPerKernel(60.0), updates=prbf2001_update, start=start, stop=SHORT)
     with pytest.warns(match=r"class 2 would have vanished: .* round 3, and in \d+ rounds until 20; .* smaller one"):
         posterior = engine.run(X, y)
     net, lag = (torch.full((3, 2), 0.5), X[:2], X.var(0, correction=0).mean().expand(2)), torch.zeros(3, 2)
@@ -192,10 +192,10 @@ def test_a_class_that_every_kernel_rejects_is_reported_with_its_rounds() -> None
         steps += [step] if bool((numerators[2] <= 0).all()) else []
     assert posterior.held == ((2, steps[0], steps[-1], len(steps)),)
     torch.testing.assert_close(posterior.mixing, net[0], rtol=1e-7, atol=1e-7)
-    assert not OverlapEM(prbf(1, 3), alpha=AlphaPerKernel(60.0), updates=as_published, stop=SHORT).run(X, y).held
+    assert not OverlapEM(prbf(1, 3), alpha=AlphaPerKernel(60.0), updates=prbf2001_update, stop=SHORT).run(X, y).held
 
 
-@pytest.mark.parametrize("updates", [plain, exact, Ascent()])
+@pytest.mark.parametrize("updates", [em, exact_m_step, Ascent()])
 def test_updates_without_a_clamp_hold_no_class(updates: Update) -> None:
     assert fitted(60.0, updates=updates).held == ()
 
@@ -240,7 +240,7 @@ def without_mixing(point: Point, lost: Tensor, step: int) -> Point:
     return evaluate(point.data, net, point.alpha, point.lag)
 
 
-@pytest.mark.parametrize("lost", [keep_lost_kernels, without_mixing])
+@pytest.mark.parametrize("lost", [keep_dead_kernels, without_mixing])
 def test_a_kernel_that_loses_its_data_is_reported(lost: object) -> None:
     X, y = three_classes()
     loc = torch.cat([X[:4], torch.full((1, 3), 200.0)])
@@ -268,7 +268,7 @@ def blank(X: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("change", "letter"),
+    ("change", "message"),
     [
         (lambda X, y: (blank(X), y), r"X\[3, 1\] is nan"),
         (lambda X, y: (X, torch.where(y == 1, 0, y)), r"label \[1\]"),
@@ -279,13 +279,13 @@ def blank(X: Tensor) -> Tensor:
         (lambda X, y: (X, None), r"label \[0, 1, 2\]"),
     ],
 )
-def test_bad_data_are_refused(change: object, letter: str) -> None:
-    with pytest.raises(BadInput, match=letter):
+def test_bad_data_are_refused(change: object, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         OverlapEM(prbf(5, 3)).run(*change(*three_classes()))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
-    ("start", "letter"),
+    ("start", "message"),
     [
         (lambda X: StartFrom(X[:5].tolist()), r"loc=.*is a list; expected a tensor ending in shape \(5, 3\)"),
         (lambda X: StartFrom(blank(X)[:5]), r"loc=.*not finite"),
@@ -298,9 +298,9 @@ def test_bad_data_are_refused(change: object, letter: str) -> None:
         (lambda X: KMeans(restarts=-1), r"restarts=-1"),
     ],
 )
-def test_starts_that_cannot_be_meant(start: object, letter: str) -> None:
+def test_starts_that_cannot_be_meant(start: object, message: str) -> None:
     X, y = three_classes()
-    with pytest.raises(BadInput, match=letter):
+    with pytest.raises(BadInput, match=message):
         OverlapEM(prbf(5, 3), start=start(X)).run(X, y)  # type: ignore[operator]
 
 
@@ -317,7 +317,7 @@ def test_a_class_needs_data_for_kernels_of_its_own() -> None:
         OverlapEM(prbf(4, 3, sharing=Separate((1, 1, 2)))).run(X[few], y[few])
 
 
-@pytest.mark.parametrize("updates", [as_published, Ascent()])
+@pytest.mark.parametrize("updates", [prbf2001_update, Ascent()])
 def test_an_alpha_beyond_all_data_names_the_class_that_would_vanish(updates: Update) -> None:
     X, y = three_classes(apart=0.3)
     with pytest.raises(BadInput, match=r"alpha=1e\+09 is so large that class \d would vanish"):
@@ -355,7 +355,7 @@ def test_a_saved_posterior_is_the_same(tmp_path: Path, kernels: Kernels) -> None
     X, y = three_classes()
     model = prbf(5, 3, kernels=kernels)
     with pytest.warns(match="class 2 would have vanished"):
-        posterior = OverlapEM(model, updates=as_published, alpha=AlphaPerKernel(60.0), stop=SHORT).run(X, y)
+        posterior = OverlapEM(model, updates=prbf2001_update, alpha=AlphaPerKernel(60.0), stop=SHORT).run(X, y)
     assert posterior.held and posterior.rejections
     posterior.save(tmp_path / "file")
     loaded = PRBFPosterior.load(tmp_path / "file", prbf(5, 3, kernels=kernels))
@@ -374,7 +374,7 @@ def test_hard_real_data_never_give_nan(data_dir: Path, kernels: Kernels) -> None
     """Ionosphere's constant column and Pima's zeros."""
     for name in ("ionosphere", "pima"):
         data = datasets.csv(name)
-        for updates in (as_published, Ascent(warm_up=3)):
+        for updates in (prbf2001_update, Ascent(warm_up=3)):
             posterior = OverlapEM(prbf(6, kernels=kernels), updates=updates, stop=Stop(tolerance=0.0, num_steps=8)).run(
                 data.X, data.t
             )
@@ -388,7 +388,7 @@ def test_a_class_whose_numerators_are_all_negative_stays_and_is_named(data_dir: 
     assert data.t is not None
     y = data.t.unique(return_inverse=True)[1]
     X = data.X[::3]
-    engine = OverlapEM(prbf(6, 6), updates=as_published, start=KMeans(), stop=Stop(tolerance=0.0, num_steps=30))
+    engine = OverlapEM(prbf(6, 6), updates=prbf2001_update, start=KMeans(), stop=Stop(tolerance=0.0, num_steps=30))
     with pytest.warns(match=r"class \d would have vanished"):
         posterior = engine.run(X, y[::3])
     assert {held.label for held in posterior.held} <= set(range(6))

@@ -323,7 +323,7 @@ def test_ridges_by_function() -> None:
             with pyro.plate("data", len(Phi)):
                 pyro.sample("t", dist.Bernoulli(logits=Phi @ w), obs=t)
 
-        return float(LaplaceEvidence(model, hyper=()).run(Phi, t).log_evidence)
+        return float(LaplaceEvidence(model, maximise=()).run(Phi, t).log_evidence)
 
     assert isotropic(ridge) >= max(isotropic(1.2 * ridge), isotropic(ridge / 1.2))
 
@@ -351,7 +351,7 @@ def test_the_predictors_moments_are_those_of_the_draws() -> None:
     assert float(((draws.mean(0) - mean).abs() / variance.sqrt()).max()) < 4.0 / 20_000**0.5
 
 
-@pytest.mark.parametrize("prior", [GaussianPrior(), L1Prior(), L1Prior(octant=True), GroupPrior(size=2)])
+@pytest.mark.parametrize("prior", [GaussianPrior(), L1Prior(), L1Prior(orthant=True), GroupPrior(size=2)])
 def test_saved_and_loaded(prior: Any, tmp_path: Path) -> None:
     Phi, t = problem()
     posterior = REVM(models.logistic, prior=prior).run(Phi, t)

@@ -54,8 +54,8 @@ def central_difference(f: Callable[[Tensor], float], x: Tensor, step: float = 1e
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_equals_differences_of_the_log_evidence(name: str) -> None:
     case: tuple[Any, Any, Curvature, Any] = CASES[name]
-    model, data, curvature, hyper = case
-    joint = LogJoint(model, data, hyper=hyper)
+    model, data, curvature, maximise = case
+    joint = LogJoint(model, data, maximise=maximise)
     at = approximation.laplace_problem(joint, curvature)
     theta = joint.initial_theta + 0.3
     state = approximation.laplace_state(at, theta, joint.initial(1, seed=0)[0], cold=True)

@@ -12,7 +12,7 @@ from torch.distributions import constraints
 from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.laplace import pruning
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_problem, laplace_state
-from pyro_evidence.laplace.pruning import is_gaussian, removal, rises, worth_trying
+from pyro_evidence.laplace.pruning import is_gaussian, predicted_gain, removal, rises
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.regression import Learned
 from pyro_evidence.models.regression import regression as linear_regression
@@ -75,7 +75,7 @@ def test_the_rise_is_exact_under_gaussian_noise(name: str) -> None:
     found, expected = rises(at, index, members(at, index), MOVES), there(at, index)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     assert is_gaussian(at, at.problem.structure.linear)  # type: ignore[arg-type]
-    assert torch.equal(worth_trying(at, index, MOVES, 0.02), expected > 0.02)
+    assert torch.equal(predicted_gain(at, index, MOVES, 0.02), expected > 0.02)
     assert bool((expected > 0.02).any()) and bool((expected < 0.02).any())
 
 
@@ -96,12 +96,12 @@ def test_of_another_likelihood_nothing_is_left_out_that_is_foreseen_nearly_as_hi
     at = state(classes)
     index = index_of(at, name)
     assert not is_gaussian(at, at.problem.structure.linear)  # type: ignore[arg-type]
-    assert bool(worth_trying(at, index, MOVES, 0.02)[there(at, index) > 0.0].all())
+    assert bool(predicted_gain(at, index, MOVES, 0.02)[there(at, index) > 0.0].all())
 
 
 def test_of_what_is_no_prior_precision_everything_is_tried() -> None:
     at = state(regression)
-    assert bool(worth_trying(at, index_of(at, "beta"), MOVES, 0.02).all())
+    assert bool(predicted_gain(at, index_of(at, "beta"), MOVES, 0.02).all())
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.9])

@@ -12,7 +12,7 @@ from torch.distributions import constraints
 
 from pyro_evidence import BadInput, LaplaceEvidence, Stop, UnsupportedModel
 from pyro_evidence.data import Groups
-from pyro_evidence.data.ranks import ALONE
+from pyro_evidence.data.ranks import SINGLE_PROCESS
 from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.laplace.grouped_chunks import group_rows
@@ -67,8 +67,8 @@ def cut(sizes: list[int]) -> list[tuple[Tensor, ...]]:
 
 @pytest.mark.parametrize(("model", "sizes"), [(intercepts, [8, 0, 12]), (curves, [1, 19])])
 def test_any_cut_by_groups_gives_the_posterior_of_all_rows(model: Model, sizes: list[int]) -> None:
-    whole = LaplaceEvidence(model, outer=(), stop=QUIET).run(*data())
-    engine, site = LaplaceEvidence(model, outer=(), stop=QUIET), "a" if model is intercepts else "c"
+    whole = LaplaceEvidence(model, marginalise=(), stop=QUIET).run(*data())
+    engine, site = LaplaceEvidence(model, marginalise=(), stop=QUIET), "a" if model is intercepts else "c"
     found = engine.run_chunks(cut(sizes), own=[site])
     assert_close(found.log_evidence, whole.log_evidence)
     for name, value in whole.hyperparameters.items():
@@ -87,7 +87,7 @@ def test_the_slope_of_the_evidence_is_a_sum_over_groups() -> None:
     """At hyperparameters that are no maximum, where the groups' modes and curvatures move with them; and variances."""
     whole, make = laplace_problem(LogJoint(curves, data())), partial(LogJoint, curves)
     chunks = cut([7, 13])
-    rows = group_rows(curves, chunks, ALONE, make, make(chunks[0]), ("c",))
+    rows = group_rows(curves, chunks, SINGLE_PROCESS, make, make(chunks[0]), ("c",))
     parts = Problem(rows.shared, rows.structure, exact_hessian, torch.ones(rows.shared.latents.size).bool())
     theta = whole.joint.initial_theta + 0.3
     states = [laplace_state(p, theta, p.joint.initial_u, cold=True) for p in (whole, parts)]
@@ -103,8 +103,8 @@ def test_rows_of_a_group_are_brought_together() -> None:
     for size in (8, 1):  # a group has eight rows
         assert [len(codes) for codes, *_ in Groups(g, X, y, size=size)] == [8] * NUM
     stop = Stop(progress=False, num_steps=1, throw=False)
-    whole = LaplaceEvidence(intercepts, hyper=(), stop=stop).run(g, X, y)
-    found = LaplaceEvidence(intercepts, hyper=(), stop=stop).run_chunks(chunks)
+    whole = LaplaceEvidence(intercepts, maximise=(), stop=stop).run(g, X, y)
+    found = LaplaceEvidence(intercepts, maximise=(), stop=stop).run_chunks(chunks)
     assert_close(found.log_evidence, whole.log_evidence)
     assert_close(found.mode["a"], whole.mode["a"], rtol=1e-6, atol=1e-7)
 
@@ -129,8 +129,8 @@ def test_rows_that_are_groups_need_no_word() -> None:
 
 
 def test_numbers_alone_do_not_say_whose_groups_they_are() -> None:
-    """Equally many: a letter; a chunk that has fewer, which may lack some that all share: a warning."""
-    engine = LaplaceEvidence(intercepts, hyper=(), stop=Stop(progress=False, num_steps=1, throw=False))
+    """Equally many: an error message; a chunk that has fewer, which may lack some that all share: a warning."""
+    engine = LaplaceEvidence(intercepts, maximise=(), stop=Stop(progress=False, num_steps=1, throw=False))
     with pytest.raises(BadInput, match=r"run_chunks\(chunks, own=\['a'\]\)"):
         engine.run_chunks(cut([10, 10]))
     told = engine.run_chunks(cut([10, 10]), own=["a"])

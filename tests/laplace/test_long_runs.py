@@ -23,7 +23,7 @@ NAMES = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in
 @cache
 def fitted(name: str) -> NestedPosterior:
     case = LONG_RUNS[name]
-    posterior = LaplaceEvidence(case.model, outer=case.named, stop=Stop(progress=False)).run(case.data())
+    posterior = LaplaceEvidence(case.model, marginalise=case.named, stop=Stop(progress=False)).run(case.data())
     assert isinstance(posterior, NestedPosterior)
     return posterior
 
@@ -40,7 +40,7 @@ def is_near(mean: Tensor, sd: Tensor, name: str, site: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_draws_have_the_means_and_deviations_of_long_chains(name: str) -> None:
     posterior = fitted(name)
-    assert posterior.outer_sites == LONG_RUNS[name].outer
+    assert posterior.marginalised_sites == LONG_RUNS[name].marginalised
     draws = posterior.get_samples(2000, seed=0)
     for site in draws.keys() & STORED[name]["sites"].keys():
         is_near(draws[site].mean(0), draws[site].std(0), name, site)

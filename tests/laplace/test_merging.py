@@ -46,9 +46,9 @@ def test_a_mode_vanishes_where_little_of_gauss_newtons_curvature_is_left(monkeyp
     assert 0.05 < share < 0.95
     for soft, expected in ((0.99 * share, False), (1.01 * share, True)):
         monkeypatch.setattr(remedies, "SOFT", soft)
-        assert remedies.vanishes(state) is expected
-        after = type2.step(type2.outer_state(state))
-        assert (after.verdict is Status.VANISHING) is expected
+        assert remedies.near_fold(state) is expected
+        after = type2.step(type2.type2_state(state))
+        assert (after.stop_reason is Status.VANISHING) is expected
 
 
 @pytest.mark.parametrize(("soft", "moves"), [(-10.0, True), (10.0, False)])
@@ -66,16 +66,16 @@ def test_rows_whose_mode_is_about_to_vanish_stand_still(
 
 
 def test_where_a_mode_vanishes_the_climb_goes_over_to_a_higher_one_a_round_on() -> None:
-    begun = type2.outer_state(at_start())
-    after = type2._leapt(begun)
-    assert after.verdict is None and after.objective > begun.objective + type2.LEAP
+    begun = type2.type2_state(at_start())
+    after = type2._at_higher_mode(begun)
+    assert after.stop_reason is None and after.objective > begun.objective + type2.LEAP
     move = after.laplace.theta - begun.laplace.theta
     kept = after.laplace.problem.active.all()
     assert 0.0 < float(move.abs().max()) <= type2.NEAR + 1e-12 or not bool(kept)
 
 
 def test_where_none_is_higher_by_a_nat_that_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = type2.outer_state(at_start())
+    begun = type2.type2_state(at_start())
     found = type2.laplace_state
 
     def no_higher(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
@@ -83,15 +83,15 @@ def test_where_none_is_higher_by_a_nat_that_is_the_end(monkeypatch: pytest.Monke
         return replace(found(problem, theta, start, cold=cold), log_evidence=begun.laplace.log_evidence + 0.9)
 
     monkeypatch.setattr(type2, "laplace_state", no_higher)
-    after = type2._leapt(begun)
-    assert after.verdict is Status.VANISHING and after.laplace is begun.laplace
+    after = type2._at_higher_mode(begun)
+    assert after.stop_reason is Status.VANISHING and after.laplace is begun.laplace
 
 
 @pytest.mark.parametrize(("share", "first"), [(1.0, 1.0), (0.01, 0.04), (0.5, 1.0)])
 def test_after_a_short_step_the_next_is_begun_four_times_as_long(
     share: float, first: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = replace(type2.outer_state(at_start()), share=share)
+    begun = replace(type2.type2_state(at_start()), share=share)
     direction, tried = 0.1 * torch.ones(5), []
 
     def no_mode(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:

@@ -187,14 +187,14 @@ def counts_from(scale: float, y: Tensor) -> None:
 
 def test_the_curvature_is_taken_by_differences_near_the_end_only(monkeypatch: pytest.MonkeyPatch) -> None:
     promised: list[float] = []
-    sharpened = type2._sharpened
+    sharpened = type2._with_refreshed_curvature
 
     def watched(state: type2.TypeII) -> type2.TypeII:
         new = sharpened(state)
         promised.extend([state.promised] if new is not state else [])
         return new
 
-    monkeypatch.setattr(type2, "_sharpened", watched)
+    monkeypatch.setattr(type2, "_with_refreshed_curvature", watched)
     LaplaceEvidence(partial(counts_from, 1.0), stop=QUIET).run(targets().clamp(min=0.0).round())
     LaplaceEvidence(partial(heavy_tailed, scale=1.0), stop=QUIET).run(targets())
     assert promised and all(type2.SHARP <= p <= type2.BROAD for p in promised)

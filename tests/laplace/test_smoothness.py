@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_evidence import RVM, LaplaceEvidence, NotAMode
 from pyro_evidence.errors import NotSmooth
 from pyro_evidence.laplace import mode_checks
-from pyro_evidence.numerics.derivatives import generic, pullback
+from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from tests.gallery import idioms
 from tests.models_for_tests.posterior_models import fitted_linear, fitted_logistic, fitted_supports
@@ -60,15 +60,15 @@ def test_a_second_derivative_that_is_wrong_at_the_mode_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "letter"),
+    ("model", "data", "message"),
     [
         (idioms.lasso, (idioms.X, idioms.Y), "site 'w', a Laplace, has a kink where the search .*jumps by 1.00e\\+03"),
         (idioms.absolute_errors, (idioms.X, idioms.Y), "site 'y', a Laplace, has a kink"),
         (corner, (torch.full((4,), -1.0),), "site 'y', a Normal, has a kink .*jumps by 8.00e\\+00 along site 'a'"),
     ],
 )
-def test_corners_are_named_with_their_jump(model: Callable[..., Any], data: tuple[Tensor, ...], letter: str) -> None:
-    with pytest.raises(NotAMode, match=letter):
+def test_corners_are_named_with_their_jump(model: Callable[..., Any], data: tuple[Tensor, ...], message: str) -> None:
+    with pytest.raises(NotAMode, match=message):
         LaplaceEvidence(model).run(*data)
 
 
@@ -89,7 +89,7 @@ def test_smooth_models_have_small_errors(fitted: Callable[[], LaplacePosterior])
     assert mode_checks.curvature_error(density, state.u, state.theta, products, 1e-4) < 1e-6
     row, unit = state.u.detach().unsqueeze(0).requires_grad_(), state.precision.variance[0].sqrt()
     slope = pullback(density.log_joint(row, state.theta).sum(), row, create_graph=True)
-    directions = generic(2, len(state.u), unit) * unit
+    directions = generic_directions(2, len(state.u), unit) * unit
     images = torch.stack([-pullback(slope, row, v.unsqueeze(0))[0] for v in directions])
     products = mode_checks.Products(directions, images, unit)
     assert mode_checks.curvature_error(density, state.u, state.theta, products, 1e-4) < 1e-6

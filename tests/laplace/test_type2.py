@@ -1,4 +1,4 @@
-"""One outer step: MacKay's round, the metric, the caps, the verdicts."""
+"""One step of the hyperparameters: MacKay's round, the metric, the caps, the verdicts."""
 
 import itertools
 from dataclasses import replace
@@ -26,7 +26,7 @@ from tests.models_for_tests.engine_models import (
 
 def first(model, data):  # type: ignore[no-untyped-def]
     joint = LogJoint(model, data)
-    return type2.outer_state(
+    return type2.type2_state(
         approximation.laplace_state(
             approximation.laplace_problem(joint), joint.initial_theta, joint.initial(1, seed=0)[0], cold=True
         )
@@ -81,9 +81,9 @@ def test_a_precision_on_its_way_to_infinity_is_a_verdict() -> None:
     state = first(linear, (X, torch.zeros(len(X))))
     for _ in range(100):
         state = type2.step(state)
-        if state.verdict is not None:
+        if state.stop_reason is not None:
             break
-    assert state.verdict is Status.UNBOUNDED
+    assert state.stop_reason is Status.UNBOUNDED
 
 
 def redundant(X: Tensor, y: Tensor) -> None:
@@ -139,7 +139,7 @@ def test_a_scale_near_zero_is_known_by_an_evidence_that_no_longer_changes(tau: f
     joint = LogJoint(groups_without_spread, (y,))
     theta = joint.hypers.flat({"tau": torch.tensor(tau), "sigma": y.std()}).double()
     state = approximation.laplace_state(approximation.laplace_problem(joint), theta, joint.initial_u, cold=True)
-    assert type2._is_flat(type2.outer_state(state)) is flat
+    assert type2._is_flat(type2.type2_state(state)) is flat
     assert not is_singular(state)  # though mu adds far more to the variance than tau does
 
 
@@ -157,10 +157,10 @@ def test_a_group_that_was_pruned_too_early_comes_back() -> None:
     without = approximation.laplace_state(
         start.problem.without(torch.ones(3, dtype=torch.bool)), start.theta, 0 * start.u
     )
-    state = type2.outer_state(without)
-    while state.verdict is None:
+    state = type2.type2_state(without)
+    while state.stop_reason is None:
         state = type2.step(state)
-    assert state.verdict is Status.CONVERGED and bool(state.laplace.problem.active.all())
+    assert state.stop_reason is Status.CONVERGED and bool(state.laplace.problem.active.all())
 
 
 def test_where_a_step_promises_less_than_rounding_the_slope_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_where_a_step_promises_less_than_rounding_the_slope_decides(monkeypatch:
     new = type2.step(state)
     assert len(visited) == 1 and new.gradient_norm < 0.5 * state.gradient_norm
     norms = [new.gradient_norm]
-    while new.verdict is None and len(norms) < 40:
+    while new.stop_reason is None and len(norms) < 40:
         new = type2.step(new)
         norms.append(new.gradient_norm)
-    assert new.verdict is Status.CONVERGED and norms[-1] < 0.1 * state.gradient_norm
+    assert new.stop_reason is Status.CONVERGED and norms[-1] < 0.1 * state.gradient_norm

@@ -68,7 +68,7 @@ def test_a_batch_arrives_where_single_loops_arrive() -> None:
         approximation.laplace_state(at, at.joint.initial_theta + shift, torch.randn(7, generator=generator), cold=True)
         for shift in (0.0, 0.5)
     ]
-    fits = [Fit(type2.outer_state(s), Status.BY_HAND, (s.objective,)) for s in states]
+    fits = [Fit(type2.type2_state(s), Status.BY_HAND, (s.objective,)) for s in states]
     together = type2_rows.climb(fits, LOOSE)
     for fit, moved in zip(fits, together, strict=True):
         alone = iterate(type2.step, fit.state, LOOSE, "x")
@@ -81,7 +81,7 @@ def test_a_row_that_rises_by_no_more_than_rounding_stands_still(monkeypatch: pyt
     """What it has gained the log evidence cannot tell, so that other steps gain nothing; the others go on."""
     at = problem_of(MLP(1, 2, alpha={"b1": 1.0, "b2": 1.0}))
     weights = torch.randn(7, generator=torch.Generator().manual_seed(1))
-    start = type2.outer_state(approximation.laplace_state(at, at.joint.initial_theta, weights, cold=True))
+    start = type2.type2_state(approximation.laplace_state(at, at.joint.initial_theta, weights, cold=True))
     top = iterate(type2.step, start, LOOSE, "x").state.laplace
     near_and_far = top.theta + torch.tensor([[0.01], [0.3]])
     points = approximation_rows.laplace_rows(at, near_and_far, at.active.expand(2, -1), top.u.expand(2, -1), 200)
@@ -105,7 +105,7 @@ def test_a_row_that_does_not_find_its_mode_again_stays_where_it_was(
     problem = problem_of(MLP(1, 2, alpha={"b1": 1.0, "b2": 1.0}))
     weights = torch.randn(2, 7, generator=torch.Generator().manual_seed(1))
     states = [approximation.laplace_state(problem, problem.joint.initial_theta, w, cold=True) for w in weights]
-    fits = [Fit(type2.outer_state(s), Status.BY_HAND, (s.objective,)) for s in states]
+    fits = [Fit(type2.type2_state(s), Status.BY_HAND, (s.objective,)) for s in states]
     found = type2_rows.laplace_rows
 
     def lost(*given: Any) -> LaplaceRows:
@@ -258,27 +258,27 @@ def test_trust_region_leaves_a_saddle_from_rest() -> None:
     limits = newton.Limits(1e-14, 50)
     mode = trust_region.ascend(density, lambda v: density.precision(v, v), torch.zeros(1, 2), torch.zeros(0), limits)
     assert bool(mode.converged.all()) and float(mode.u[0, 1].abs()) == pytest.approx(1.0)
-    assert mode.escaped.tolist() == [True]
+    assert mode.left_saddle.tolist() == [True]
     near = torch.tensor([[0.1, 0.9]])
     mode = trust_region.ascend(density, lambda v: density.precision(v, v), near, torch.zeros(0), limits)
-    assert mode.escaped.tolist() == [False]
+    assert mode.left_saddle.tolist() == [False]
 
 
 def test_a_saddle_that_was_left_is_not_forgotten() -> None:
     """By the steps in the hyperparameters that follow, by a batch of them, and by the diagnostics."""
-    state = type2.outer_state(approximation.laplace_state(problem_of(MLP(1, 1)), torch.zeros(5), torch.ones(4)))
-    for escaped in (False, True):
-        from_there = approximation.replace(state, laplace=approximation.replace(state.laplace, escaped=escaped))
+    state = type2.type2_state(approximation.laplace_state(problem_of(MLP(1, 1)), torch.zeros(5), torch.ones(4)))
+    for left_saddle in (False, True):
+        from_there = approximation.replace(state, laplace=approximation.replace(state.laplace, left_saddle=left_saddle))
         after = type2.step(from_there)
-        assert after.laplace is not state.laplace and after.laplace.escaped == escaped
+        assert after.laplace is not state.laplace and after.laplace.left_saddle == left_saddle
         fits = [Fit(from_there, Status.BY_HAND, (0.0,))] * 2
         together = type2_rows.climb(fits, Stop(num_steps=1, progress=False))
-        assert [fit.state.laplace.escaped for fit in together] == [escaped] * 2
-        assert LaplacePosterior(after.laplace, "", (), torch.zeros(1)).diagnostics(100)["left_a_saddle"] is escaped
+        assert [fit.state.laplace.left_saddle for fit in together] == [left_saddle] * 2
+        assert LaplacePosterior(after.laplace, "", (), torch.zeros(1)).diagnostics(100)["left_a_saddle"] is left_saddle
 
 
 def test_a_curvature_that_becomes_singular_is_called_by_its_name() -> None:
-    state = type2.outer_state(
+    state = type2.type2_state(
         approximation.laplace_state(problem_of(MLP(1, 2)), torch.zeros(5), torch.randn(7), cold=True)
     )
     assert not is_singular(state.laplace)

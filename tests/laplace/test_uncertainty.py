@@ -84,7 +84,7 @@ def height(tau: float) -> float:
 
 
 def test_a_scale_at_zero_has_an_interval_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    found = fit(schools, SCHOOLS, hyper=["tau"])
+    found = fit(schools, SCHOOLS, maximise=["tau"])
     spread = found.hyperparameter_covariance()
     assert bool(spread.sd["tau"].isnan())
     (edge,) = spread.edges

@@ -31,7 +31,7 @@ def test_crabs_like_data_are_told_of_full_noise(capsys) -> None:
     assert found["correlation_gain"] > 20.0
     posterior.summary()
     assert "noise=FullNoise()" in capsys.readouterr().out
-    remedy = EvidenceEM(gaussian_mixture(2, noise=FullNoise())).run(data)  # the letter's advice
+    remedy = EvidenceEM(gaussian_mixture(2, noise=FullNoise())).run(data)  # the error message's advice
     assert float(remedy.log_evidence) > float(posterior.log_evidence) + 20.0
     assert remedy.diagnostics(200)["notes"] == []
 

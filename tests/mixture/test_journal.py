@@ -40,7 +40,7 @@ def fit(found: EvidenceEM, Y: Tensor) -> MixturePosterior:
 def test_errors_are_those_of_the_learning_curve_of_the_restart_that_was_chosen() -> None:
     """Oracle: the looking round by round, which computes densities datum by datum in another way."""
     Y, Z = blobs(60, 0), blobs(40, 1)
-    found = fit(engine().watching(Z), Y)
+    found = fit(engine().track_validation(Z), Y)
     curve = learning_curve(engine(), (Y,), (Z,), num_steps=12)
     chosen = int((curve.train_nll[-1] + found.log_prob().mean()).abs().argmin())
     assert chosen > 0, "the first restart would be right by chance"
@@ -51,11 +51,11 @@ def test_errors_are_those_of_the_learning_curve_of_the_restart_that_was_chosen()
 
 def test_watching_changes_nothing_else_and_stays_with_its_engine() -> None:
     Y, plain = blobs(60, 0), engine()
-    watched = fit(plain.watching(blobs(40, 1)), Y)
+    watched = fit(plain.track_validation(blobs(40, 1)), Y)
     alone = fit(plain, Y)
     assert alone.log_evidences == watched.log_evidences
     assert_exact(alone.train_nll, watched.train_nll)
-    with pytest.raises(BadInput, match=r"watching\(Y_test\)"):
+    with pytest.raises(BadInput, match=r"track_validation\(Y_test\)"):
         alone.test_nll  # noqa: B018
 
 
@@ -63,7 +63,7 @@ def test_after_a_deletion_the_way_goes_on_alone_to_the_density_that_is_returned(
     """The end is the posterior's own error, for weights that another round leaves where they are."""
     Y, Z = blobs(120, 0), blobs(80, 1)
     stop = Stop(tolerance=1e-13, gradient_tolerance=1e-7, num_steps=3000, throw=False, progress=False)
-    found = fit(engine(stop=stop, deletion=GreedyDeletion()).watching(Z), Y)
+    found = fit(engine(stop=stop, deletion=GreedyDeletion()).track_validation(Z), Y)
     assert found.num_components == 2 and len(found.test_nll) == 4 + len(found.log_evidences)
     torch.testing.assert_close(found.test_nll[-1], -found.log_prob(Z).mean(), rtol=0.0, atol=1e-3)
     torch.testing.assert_close(found.train_nll[-1], -found.log_prob().mean(), rtol=0.0, atol=1e-3)
@@ -77,7 +77,7 @@ def test_weights_count_and_a_background_is_part_of_the_density() -> None:
     weight[:5] = 2.0
     model = with_background(gaussian_mixture(2), 0.1)
     one = EvidenceEM(model, start=Start(restarts=1), stop=ROUNDS, deletion=None)
-    a, b = fit(one.watching(Z, weight=weight), Y), fit(one.watching(twice), Y)
+    a, b = fit(one.track_validation(Z, weight=weight), Y), fit(one.track_validation(twice), Y)
     assert_exact(a.test_nll, b.test_nll)
     curve = learning_curve(one, (Y,), (twice,), num_steps=18)
     assert_exact(b.test_nll, curve.test_nll[:, 0])
@@ -88,7 +88,7 @@ def test_by_hand_there_is_one_entry_and_a_file_keeps_all(tmp_path: Path) -> None
     by_hand.step(Y)
     assert isinstance(by_hand.posterior, MixturePosterior)
     assert by_hand.posterior.train_nll.shape == (1,)
-    found = fit(by_hand.watching(blobs(40, 1)), Y)
+    found = fit(by_hand.track_validation(blobs(40, 1)), Y)
     found.save(tmp_path / "fit.pt")
     loaded = MixturePosterior.load(tmp_path / "fit.pt", gaussian_mixture(3))
     assert_exact(loaded.test_nll, found.test_nll)
@@ -98,4 +98,4 @@ def test_by_hand_there_is_one_entry_and_a_file_keeps_all(tmp_path: Path) -> None
 def test_models_that_go_another_way_are_refused_in_words() -> None:
     Y = blobs(60, 0)
     with pytest.raises(UnsupportedModel, match="probabilistic PCA: leave it out"):
-        EvidenceEM(mppca(2, 1)).watching(Y).run(Y)
+        EvidenceEM(mppca(2, 1)).track_validation(Y).run(Y)

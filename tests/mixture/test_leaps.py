@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, Stop
 from pyro_evidence.fitting import restarts
-from pyro_evidence.fitting.restarts import CRAWLING, advance, leapt
+from pyro_evidence.fitting.restarts import CRAWLING, advance, extrapolated
 from pyro_evidence.mixture import evidence, updates
 from pyro_evidence.mixture.fit import begin
 from pyro_evidence.mixture.posterior import MixturePosterior
@@ -48,7 +48,7 @@ def test_a_row_leaps_only_where_that_is_higher_and_else_has_two_rounds(
 ) -> None:
     batch = planes_on_the_way(num_rounds) if kind is None else on_the_way(kind, num_rounds)
     middle = advance(batch)
-    twice, found = advance(middle), leapt(batch)
+    twice, found = advance(middle), extrapolated(batch)
     plain = torch.tensor([torch.equal(a, b) for a, b in zip(_first(found), _first(twice), strict=True)])
     higher = found.log_evidence >= torch.maximum(batch.log_evidence, middle.log_evidence)
     assert bool((plain | higher).all()) and not bool(plain.all()), "no row leaps"
@@ -62,12 +62,12 @@ def _first(batch: MixtureRestarts | MPPCARestarts) -> Tensor:
 def test_a_leap_out_of_the_finite_numbers_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = on_the_way(DiagonalNoise(), 5)
     monkeypatch.setattr(MixtureRestarts, "ahead", lambda self, before, after: replace(after, w=after.w * torch.nan))
-    assert torch.equal(leapt(batch).parameters.w, advance(advance(batch)).parameters.w)
+    assert torch.equal(extrapolated(batch).parameters.w, advance(advance(batch)).parameters.w)
 
 
-def passes(monkeypatch: pytest.MonkeyPatch, crawling: int) -> tuple[MixturePosterior, int]:
+def passes(monkeypatch: pytest.MonkeyPatch, slowly_converging: int) -> tuple[MixturePosterior, int]:
     count, reached = [0], MixtureRestarts.reached
-    monkeypatch.setattr(restarts, "CRAWLING", crawling)
+    monkeypatch.setattr(restarts, "CRAWLING", slowly_converging)
 
     def counted(self: MixtureRestarts, parameters: updates.Mixture) -> MixtureRestarts:
         count[0] += 1

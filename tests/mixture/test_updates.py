@@ -20,13 +20,13 @@ from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, mixt
 from pyro_evidence.mixture.updates import (
     BoundedInflation,
     EStep,
-    Ties,
+    SharedParameters,
     Unregularised,
     Update,
     WeightDecay,
-    as_published,
     corrected,
     estep,
+    husmeier2000_update,
     stationary,
 )
 
@@ -34,16 +34,16 @@ assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
 
 
-def per_kernel(shape: tuple[int, int, int]) -> Ties:
+def per_kernel(shape: tuple[int, int, int]) -> SharedParameters:
     """One alpha per kernel, one beta per kernel and output."""
     K, m, _ = shape
     ones = torch.ones(shape)
     alpha = torch.arange(K)[:, None, None].expand(shape)
     beta = torch.arange(K * m).reshape(K, m)
-    return Ties(alpha, ones, beta, ones[..., 0], ones.bool(), ones[..., 0].bool())
+    return SharedParameters(alpha, ones, beta, ones[..., 0], ones.bool(), ones[..., 0].bool())
 
 
-def ripley(label: int, num_components: int, num_restarts: int) -> tuple[MixtureData, Mixture, Ties]:
+def ripley(label: int, num_components: int, num_restarts: int) -> tuple[MixtureData, Mixture, SharedParameters]:
     """Raw data of one class, kernels about its mean, as the paper starts them."""
     train = datasets.ripley_train()
     Y = train.X[train.t == label]
@@ -56,7 +56,7 @@ def ripley(label: int, num_components: int, num_restarts: int) -> tuple[MixtureD
     return mixture_data(Y, products=True), start, per_kernel(shape)
 
 
-def run(data: MixtureData, at: Mixture, ties: Ties, schedule: list[tuple[Update, int]]) -> Mixture:
+def run(data: MixtureData, at: Mixture, ties: SharedParameters, schedule: list[tuple[Update, int]]) -> Mixture:
     for update, num_steps in schedule:
         for _ in range(num_steps):
             new = update(estep(data, at, ties, mixture_evidence.coordinate))
@@ -73,7 +73,7 @@ def evidence(data: MixtureData, at: Mixture) -> Tensor:
 # Log evidences of converged K = 2 fits from an independent implementation, and of L-BFGS on the evidence itself.
 @pytest.mark.parametrize(
     ("label", "update", "expected"),
-    [(0, as_published, -19.93), (1, as_published, 2.48), (0, corrected, -19.59), (1, corrected, 3.96)],
+    [(0, husmeier2000_update, -19.93), (1, husmeier2000_update, 2.48), (0, corrected, -19.59), (1, corrected, 3.96)],
 )
 def test_fixed_points_on_ripley(label: int, update: Update, expected: float, data_dir: Path) -> None:
     data, start, ties = ripley(label, 2, 5)
@@ -165,7 +165,7 @@ def test_one_kernel_climbs_to_the_maximum_of_the_exact_evidence() -> None:
 @pytest.mark.parametrize(
     "update",
     [
-        as_published,
+        husmeier2000_update,
         corrected,
         BoundedInflation(),
         BoundedInflation(num_other_outputs=0.0),

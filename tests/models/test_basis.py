@@ -162,7 +162,7 @@ def test_constant_columns_are_named() -> None:
     X = torch.cat([inputs(), torch.full((7, 1), 0.1), inputs(), torch.zeros(7, 1)], -1)
     with pytest.raises(BadInput, match=r"Columns \[2, 5\] of X are constant"):
         mean_and_scale(X)
-    mean_and_scale(X[:, X.amax(0) > X.amin(0)])  # the remedy in the letter
+    mean_and_scale(X[:, X.amax(0) > X.amin(0)])  # the remedy in the error message
 
 
 def test_missing_values_are_named() -> None:

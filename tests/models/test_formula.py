@@ -1,4 +1,4 @@
-"""Mixed models from a formula: lme4's and glmmTMB's numbers, the same program by hand, other frames, letters."""
+"""Mixed models from a formula: lme4's and glmmTMB's numbers, the same program by hand, other frames, messages."""
 
 import pickle
 from pathlib import Path

@@ -107,7 +107,7 @@ def test_mixed_field_has_typical_variance_one() -> None:
 
 
 def test_a_normal_for_each_edge_is_another_density() -> None:
-    """By s^-E against s^-(n-1), whence the letter for it."""
+    """By s^-E against s^-(n-1), whence the error message for it."""
     x = inside(ICAR(SQUARE, S))
 
     def ratio(scale: float) -> Tensor:
@@ -213,7 +213,7 @@ def test_laplace_is_exact_for_a_field_seen_through_normal_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edges", "letter"),
+    ("edges", "message"),
     [
         ([[0, 1], [1, 1]], "node 1 has an edge with itself"),
         ([[0, 1], [1, 0]], "a pair twice"),
@@ -223,8 +223,8 @@ def test_laplace_is_exact_for_a_field_seen_through_normal_noise() -> None:
         ([[0.0, 1.0]], "expected pairs of nodes"),
     ],
 )
-def test_letters_for_graphs(edges: list[list[float]], letter: str) -> None:
-    with pytest.raises(BadInput, match=letter):
+def test_letters_for_graphs(edges: list[list[float]], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         ICAR(torch.tensor(edges), 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Gaussian process models: prior draws, hyperparameters of all three kinds, and letters for bad input."""
+"""Gaussian process models: prior draws, hyperparameters of all three kinds, and error messages for bad input."""
 
 import math
 import pickle
@@ -68,20 +68,20 @@ def test_lengthscales_per_input_find_the_one_that_matters() -> None:
     X = torch.rand(60, 3, generator=generator)
     t = (6.0 * X[:, 0]).sin() + 0.1 * torch.randn(60, generator=generator)
     scale = dist.LogNormal(torch.zeros(3), 2.0).to_event(1)
-    posterior = LaplaceEvidence(gp_regression(RBF(scale)), hyper=["kernel.lengthscale"], stop=QUIET).run(X, t)
+    posterior = LaplaceEvidence(gp_regression(RBF(scale)), maximise=["kernel.lengthscale"], stop=QUIET).run(X, t)
     scale = posterior.hyperparameters["kernel.lengthscale"]
     assert float(scale[1:].min()) > 5.0 * float(scale[0])
 
 
 def test_one_datum_and_float32_and_booleans() -> None:
-    posterior = LaplaceEvidence(gp_classifier(RBF(1.0, 1.0)), hyper=(), stop=QUIET).run(
+    posterior = LaplaceEvidence(gp_classifier(RBF(1.0, 1.0)), maximise=(), stop=QUIET).run(
         torch.zeros(1, 1), torch.tensor([True])
     )
     assert posterior.mode["f"].shape == (1,) and float(posterior.mode["f"]) > 0
     assert -math.log(2.0) - 0.2 < float(posterior.log_evidence) < 0
     X, t = inputs(), torch.tensor([0, 0, 1, 0, 1, 1])
     single, double = (
-        LaplaceEvidence(gp_classifier(RBF()), hyper=(), stop=QUIET).run(X.to(d), t.to(d)).log_evidence
+        LaplaceEvidence(gp_classifier(RBF()), maximise=(), stop=QUIET).run(X.to(d), t.to(d)).log_evidence
         for d in (torch.float32, torch.float64)
     )
     assert float(single) == pytest.approx(float(double), abs=1e-6)
@@ -92,7 +92,7 @@ def test_labels_of_one_class_are_explained_by_a_constant_function() -> None:
     posterior = LaplaceEvidence(gp_classifier(RBF()), stop=QUIET).run(X, t)
     assert float(posterior.hyperparameters["kernel.lengthscale"]) > 100.0
     assert -6.0 * math.log(2.0) < float(posterior.log_evidence) < -math.log(2.0)
-    posterior = LaplaceEvidence(gp_classifier(RBF(), num_classes=3), hyper=(), stop=QUIET).run(X, t)
+    posterior = LaplaceEvidence(gp_classifier(RBF(), num_classes=3), maximise=(), stop=QUIET).run(X, t)
     assert bool((posterior.mode["f"].argmax(0) == 1).all())
 
 
@@ -103,7 +103,7 @@ def test_inputs_that_occur_twice_need_jitter() -> None:
         LogJoint(gp_classifier(RBF(), jitter=0.0), (X, t))
     with pytest.raises(BadInput, match=r"Inputs 2 and 6 are 0 apart"):
         LogJoint(gp_regression(RBF(), jitter=0.0), (X, t))
-    assert math.isfinite(float(LaplaceEvidence(gp_classifier(RBF()), hyper=(), stop=QUIET).run(X, t).log_evidence))
+    assert math.isfinite(float(LaplaceEvidence(gp_classifier(RBF()), maximise=(), stop=QUIET).run(X, t).log_evidence))
 
 
 BAD: list[tuple[str, Callable[[], Any]]] = [
@@ -125,9 +125,9 @@ BAD: list[tuple[str, Callable[[], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("letter", "act"), BAD, ids=[letter[:24] for letter, _ in BAD])
-def test_bad_input(letter: str, act: Callable[[], Any]) -> None:
-    with pytest.raises(BadInput, match=letter):
+@pytest.mark.parametrize(("message", "act"), BAD, ids=[message[:24] for message, _ in BAD])
+def test_bad_input(message: str, act: Callable[[], Any]) -> None:
+    with pytest.raises(BadInput, match=message):
         act()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_evidence import BadInput, LaplaceEvidence, OverlapEM, Stop
 from pyro_evidence.models.prbf import Diagonal, Full, Kernels, Separate, Spherical, class_labels, prbf
 from pyro_evidence.prbf import AlphaPerKernel, StartFrom
-from pyro_evidence.prbf.updates import plain
+from pyro_evidence.prbf.updates import em
 
 KINDS = [Spherical(), Diagonal(), Full()]
 each_kind = pytest.mark.parametrize("kernels", KINDS, ids=lambda kernels: type(kernels).__name__)
@@ -69,7 +69,7 @@ def test_one_class_is_a_gaussian_mixture() -> None:
     X, _ = two_blobs()
     one, two = (
         OverlapEM(prbf(3, 1), alpha=500.0, **extra).run(X, labels)  # type: ignore[arg-type]
-        for labels, extra in ((None, {}), (torch.zeros(len(X)), {"updates": plain}))
+        for labels, extra in ((None, {}), (torch.zeros(len(X)), {"updates": em}))
     )
     torch.testing.assert_close(one.loc, two.loc, rtol=0, atol=0)
     assert one.predict_proba(X).tolist() == [[1.0]] * len(X)
@@ -147,7 +147,7 @@ def test_labels_of_an_unsigned_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "letter"),
+    ("labels", "message"),
     [
         (["yes", "no", "no"], r"labels of type list are not numbers .*'yes'.*return_inverse"),
         (torch.tensor([0.0, math.inf, 1.0]), r"labels\[1\] is inf"),
@@ -158,13 +158,13 @@ def test_labels_of_an_unsigned_type() -> None:
         (torch.tensor([0, -2, 1]), r"labels\[1\] is -2"),
     ],
 )
-def test_bad_labels_are_named(labels: Tensor, letter: str) -> None:
-    with pytest.raises(BadInput, match=letter):
+def test_bad_labels_are_named(labels: Tensor, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         class_labels(labels, 3, 2)
 
 
 @pytest.mark.parametrize(
-    ("make", "letter"),
+    ("make", "message"),
     [
         (lambda: prbf(0), "num_kernels=0"),
         (lambda: prbf(3, True), "num_classes=True"),
@@ -175,6 +175,6 @@ def test_bad_labels_are_named(labels: Tensor, letter: str) -> None:
         (lambda: prbf(3, kernels=Diagonal(-1e-6)), r"expected a floor of at least 0"),
     ],
 )
-def test_settings_that_cannot_be_meant(make: object, letter: str) -> None:
-    with pytest.raises(BadInput, match=letter):
+def test_settings_that_cannot_be_meant(make: object, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         make()  # type: ignore[operator]

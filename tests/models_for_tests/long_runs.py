@@ -195,14 +195,14 @@ class LongRun:
     """A model with its data.
 
     :ivar sampled: the same density in a form that chains run on well.
-    :ivar outer: sites that are integrated numerically.
+    :ivar marginalised: sites that are integrated numerically.
     :ivar chains: how many, their warm-up, their draws.
     :ivar named: what the fit is told of them, where it does not find all.
     """
 
     model: Callable[[Tensor], None]
     data: Callable[[], Tensor]
-    outer: tuple[str, ...]
+    marginalised: tuple[str, ...]
     sampled: Callable[[Tensor], None] | None = None
     chains: tuple[int, int, int] = (2, 400, 1000)
     named: tuple[str, ...] | None = None

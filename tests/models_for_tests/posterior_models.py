@@ -147,7 +147,7 @@ def fit(engine: LaplaceEvidence, *data: Tensor) -> LaplacePosterior:
 @cache
 def fitted_linear() -> LaplacePosterior:
     """Hyperparameters held at 0.5 and 4, so that everything is a closed form."""
-    return fit(LaplaceEvidence(linear, hyper=()), *regression_data())
+    return fit(LaplaceEvidence(linear, maximise=()), *regression_data())
 
 
 @cache
@@ -157,7 +157,7 @@ def fitted_logistic() -> LaplacePosterior:
 
 @cache
 def fitted_supports() -> LaplacePosterior:
-    return fit(LaplaceEvidence(many_supports, outer=()), *supports_data())
+    return fit(LaplaceEvidence(many_supports, marginalise=()), *supports_data())
 
 
 @cache

@@ -209,7 +209,7 @@ class Case:
 
     model: Callable[..., object]
     data: tuple[Tensor, ...]
-    outer: str
+    marginalised: str
 
 
 CASES = [

@@ -14,11 +14,11 @@ from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import evidence as mppca_evidence
 from pyro_evidence.mppca import expectation as mppca_expectation
 from pyro_evidence.mppca import start as mppca_start
-from pyro_evidence.mppca.expectation import Analysers
+from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import (
     Iterate,
     Rule,
-    Ties,
+    SharedParameters,
     best_within_span,
     literal_gamma,
     no_gamma,
@@ -41,28 +41,28 @@ def blobs(num: int = 120, m: int = M) -> Tensor:
     return centre[torch.arange(num) % K] + torch.randn(num, m, generator=generator) @ turn
 
 
-def analysers(Y: Tensor, *, diagonal: bool = False, rows: int = 1, alpha: float = 0.7) -> Analysers:
+def analysers(Y: Tensor, *, diagonal: bool = False, rows: int = 1, alpha: float = 0.7) -> FactorAnalysers:
     generator = torch.Generator().manual_seed(1)
     m = Y.shape[1]
     W = torch.randn(rows, K, m, Q, generator=generator)
     beta = 0.5 + torch.rand(rows, K, m if diagonal else 1, generator=generator)
     log_mixing = torch.rand(rows, K, generator=generator).log_softmax(-1)
     on = torch.ones(rows, K, Q, dtype=torch.bool)
-    return Analysers(
+    return FactorAnalysers(
         W, Y[:K].expand(rows, K, m).clone(), beta.expand(rows, K, m).clone(), log_mixing, alpha * on.double(), on
     )
 
 
-def ties(*, free: bool, m: int = M, columnwise: bool = False) -> Ties:
+def ties(*, free: bool, m: int = M, columnwise: bool = False) -> SharedParameters:
     alpha = torch.arange(K * Q).reshape(K, Q) if columnwise else torch.arange(K)[:, None].expand(K, Q)
-    return Ties(alpha, torch.arange(K)[:, None].expand(K, m), free, free, free, free)
+    return SharedParameters(alpha, torch.arange(K)[:, None].expand(K, m), free, free, free, free)
 
 
-def iterate_at(Y: Tensor, at: Analysers, tied: Ties) -> Iterate:
+def iterate_at(Y: Tensor, at: FactorAnalysers, tied: SharedParameters) -> Iterate:
     return Iterate(at, tied, mppca_expectation.e_step(Y, at), torch.ones(Y.shape[1]))
 
 
-def dense_log_joint(Y: Tensor, at: Analysers) -> Tensor:
+def dense_log_joint(Y: Tensor, at: FactorAnalysers) -> Tensor:
     """``log p(D, W)`` by full covariances, first row."""
     C = at.W[0] @ at.W[0].mT + at.beta[0].reciprocal().diag_embed()
     table = MultivariateNormal(at.mu[0], C, validate_args=False).log_prob(Y[:, None]) + at.log_mixing[0]
@@ -91,7 +91,7 @@ def test_penalised_likelihood_never_falls(alpha: float, diagonal: bool) -> None:
     Y = blobs()
     at, tied = analysers(Y, diagonal=diagonal, alpha=alpha), ties(free=True)
     if diagonal:
-        tied = Ties(tied.alpha_group, torch.arange(K * M).reshape(K, M))
+        tied = SharedParameters(tied.alpha_group, torch.arange(K * M).reshape(K, M))
     before = -math.inf
     for _ in range(60):
         it = iterate_at(Y, at, tied)
@@ -107,7 +107,7 @@ def test_fixed_point_is_a_maximum_of_the_penalised_likelihood() -> None:
         at = Rule(no_gamma, alpha=0.7)(iterate_at(Y, at, ties(free=True)))
     leaves = [x.clone().requires_grad_() for x in (at.W, at.mu, at.beta[..., :1], at.log_mixing)]
     W, mu, beta, logits = leaves
-    free = Analysers(W, mu, beta.expand_as(at.beta), logits.log_softmax(-1), at.alpha, at.columns)
+    free = FactorAnalysers(W, mu, beta.expand_as(at.beta), logits.log_softmax(-1), at.alpha, at.columns)
     for slope in torch.autograd.grad(dense_log_joint(Y, free), leaves):
         assert float(slope.abs().max()) < 1e-9
 
@@ -118,7 +118,9 @@ def test_slope_and_curvature_are_those_of_autograd(diagonal: bool) -> None:
     at = analysers(Y, diagonal=diagonal)
 
     def f(w: Tensor) -> Tensor:
-        return dense_log_joint(Y, Analysers(w.reshape(at.W.shape), at.mu, at.beta, at.log_mixing, at.alpha, at.columns))
+        return dense_log_joint(
+            Y, FactorAnalysers(w.reshape(at.W.shape), at.mu, at.beta, at.log_mixing, at.alpha, at.columns)
+        )
 
     near(mppca_curvature.slope(at, mppca_expectation.e_step(Y, at)).flatten(), jacobian(f, at.W.flatten()))
     near(mppca_curvature.precision(Y, at), -hessian(f, at.W.flatten()))
@@ -164,7 +166,7 @@ def test_a_batch_of_restarts_is_a_loop() -> None:
     rule = Rule(orbit_gamma, rho=0.05)
     batch = rule(iterate_at(Y, many, tied))
     for row in range(3):
-        one = Analysers(*(getattr(many, n)[row : row + 1] for n in many.__dataclass_fields__))
+        one = FactorAnalysers(*(getattr(many, n)[row : row + 1] for n in many.__dataclass_fields__))
         single = rule(iterate_at(Y, one, tied))
         for name in ("W", "mu", "beta", "alpha", "log_mixing"):
             near(getattr(batch, name)[row], getattr(single, name)[0])
@@ -174,7 +176,7 @@ def test_nothing_is_lost_with_the_origin_or_the_order() -> None:
     Y = blobs()
     at, tied = analysers(Y), ties(free=True)
     order = torch.tensor([2, 0, 1])
-    moved = Analysers(
+    moved = FactorAnalysers(
         at.W[:, order],
         at.mu[:, order] + 5.0,
         at.beta[:, order],
@@ -256,7 +258,7 @@ def test_pruned_columns_and_components_leave_the_evidence_alone() -> None:
     W = torch.cat([it.analysers.W, torch.zeros(1, 1, 4, 1)], -1)
     W = torch.cat([W, torch.zeros_like(W)], 1)
     columns = torch.tensor([[[True, True, False], [True, True, True]]])
-    wide = Analysers(
+    wide = FactorAnalysers(
         W,
         it.analysers.mu.expand(1, 2, 4),
         it.analysers.beta.expand(1, 2, 4),
@@ -264,7 +266,7 @@ def test_pruned_columns_and_components_leave_the_evidence_alone() -> None:
         torch.tensor([[[1.0, 1.0, 1e12], [3.0, 3.0, 3.0]]]),
         columns,
     )
-    tied = Ties(torch.zeros(2, 3).long(), torch.zeros(2, 4).long(), False, False, False, False)
+    tied = SharedParameters(torch.zeros(2, 3).long(), torch.zeros(2, 4).long(), False, False, False, False)
     other = iterate_at(Y, wide, tied)
     near(mppca_evidence.block(other), mppca_evidence.block(it), 1e-9)
     near(mppca_evidence.literal(other), mppca_evidence.literal(it), 1e-9)

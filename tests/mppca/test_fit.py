@@ -13,8 +13,16 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop, class_conditional
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
-from pyro_evidence.mixture import Unregularised, WeightDecay, as_published, corrected, stationary
-from pyro_evidence.models.mppca import DiagonalNoise, IsotropicNoise, Latents, PerColumn, kept, marginal, mppca
+from pyro_evidence.mixture import Unregularised, WeightDecay, corrected, husmeier2000_update, stationary
+from pyro_evidence.models.mppca import (
+    DiagonalNoise,
+    IsotropicNoise,
+    Latents,
+    PerColumn,
+    explicit_latents,
+    marginal,
+    mppca,
+)
 from pyro_evidence.models.regression import Learned
 from pyro_evidence.mppca import MPPCAPosterior
 from pyro_evidence.mppca.recognise import recognise_mppca
@@ -68,7 +76,7 @@ def test_curvature_is_that_of_the_pyro_model_across_the_orbit() -> None:
 def test_both_forms_have_the_same_density() -> None:
     """Oracle: the latent coordinate of each datum integrated by the trapezium rule."""
     Y = planes(6, 3)
-    forms = [LogJoint(mppca(2, 1, latents=latents), (Y,)) for latents in (marginal, kept)]
+    forms = [LogJoint(mppca(2, 1, latents=latents), (Y,)) for latents in (marginal, explicit_latents)]
     W = torch.tensor([[[1.0], [0.5], [-1.0]], [[-0.3], [0.8], [0.4]]])
     grid = torch.linspace(-8.0, 8.0, 161)
     theta = forms[0].initial_theta
@@ -82,7 +90,7 @@ def test_both_forms_have_the_same_density() -> None:
 
 def test_an_engine_takes_either_form() -> None:
     Y = planes()
-    near(fit(Y, mppca(2, 2, latents=kept)).log_evidence, fit(Y, mppca(2, 2)).log_evidence)
+    near(fit(Y, mppca(2, 2, latents=explicit_latents)).log_evidence, fit(Y, mppca(2, 2)).log_evidence)
 
 
 def test_a_model_of_ones_own_is_recognised() -> None:
@@ -122,7 +130,7 @@ def test_units_change_nothing_else(two: MPPCAPosterior) -> None:
 
 
 @pytest.mark.parametrize(("offset", "dtype"), [(1e9, torch.float64), (1e4, torch.float32)])
-@pytest.mark.parametrize("latents", [marginal, kept])
+@pytest.mark.parametrize("latents", [marginal, explicit_latents])
 def test_the_origin_may_be_far_away(two: MPPCAPosterior, offset: float, dtype: torch.dtype, latents: Latents) -> None:
     Y = (planes() + offset).to(dtype)
     found = fit(Y, mppca(3, 2, latents=latents))
@@ -145,7 +153,7 @@ def test_every_setting_fits(dtype: torch.dtype, noise: IsotropicNoise | Diagonal
 
 
 @pytest.mark.parametrize(
-    "update", [as_published, corrected, Unregularised(), Unregularised(rho=0.01), WeightDecay(0.1)]
+    "update", [husmeier2000_update, corrected, Unregularised(), Unregularised(rho=0.01), WeightDecay(0.1)]
 )
 def test_every_update_fits(update: object) -> None:
     assert bool(fit(planes(), update=update, deletion=None, stop=SHORT).log_prob().isfinite().all())
@@ -256,7 +264,9 @@ def test_a_posterior_survives_the_disk(two: MPPCAPosterior, tmp_path: Path) -> N
 def nuts_draws(found: MPPCAPosterior, latents: Latents, Y: Tensor, num: int, warm_up: int) -> Tensor:
     """Loadings by NUTS on either form, hyperparameters as found."""
     q, params = found.mode["W"].shape[-1], found.hyperparameters
-    model = found.model if latents is marginal else poutine.substitute(mppca(1, q, latents=kept), data=params)
+    model = (
+        found.model if latents is marginal else poutine.substitute(mppca(1, q, latents=explicit_latents), data=params)
+    )
     begin = {"W": found.mode["W"]} | ({} if latents is marginal else {"x": found.transform(Y).mean[:, 0]})
     mcmc = MCMC(NUTS(model), num_samples=num, warmup_steps=warm_up, initial_params=begin, disable_progbar=True)
     mcmc.run(Y)
@@ -264,7 +274,7 @@ def nuts_draws(found: MPPCAPosterior, latents: Latents, Y: Tensor, num: int, war
     return W
 
 
-@pytest.mark.parametrize("latents", [marginal, kept])
+@pytest.mark.parametrize("latents", [marginal, explicit_latents])
 def test_nuts_runs_on_either_form(latents: Latents) -> None:
     Y = planes(12, 3)
     W = nuts_draws(fit(Y, mppca(1, 1), stop=SHORT), latents, Y, 3, 3)
@@ -272,7 +282,7 @@ def test_nuts_runs_on_either_form(latents: Latents) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("latents", [marginal, kept])
+@pytest.mark.parametrize("latents", [marginal, explicit_latents])
 def test_nuts_finds_the_same_loadings_on_either_form(latents: Latents) -> None:
     Y = planes(60, 3)
     found = fit(Y, mppca(1, 1))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal
 
 from pyro_evidence import BadInput, EvidenceEM
-from pyro_evidence.models.mppca import MPPCA, DiagonalNoise, kept, mppca
+from pyro_evidence.models.mppca import MPPCA, DiagonalNoise, explicit_latents, mppca
 from pyro_evidence.models.wrappers import marginalised
 from pyro_evidence.mppca import MPPCAPosterior
 from pyro_evidence.mppca.recognise import ScalarUnits
@@ -61,7 +61,7 @@ def test_evidence_is_that_of_what_was_seen(found: MPPCAPosterior) -> None:
     assert float(torch.autograd.grad(value, u)[0].abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("model", [mppca(3, 2), mppca(3, 2, latents=kept)], ids=["marginal", "kept"])
+@pytest.mark.parametrize("model", [mppca(3, 2), mppca(3, 2, latents=explicit_latents)], ids=["marginal", "kept"])
 def test_without_gaps_nothing_changes(model: MPPCA) -> None:
     near(fit(planes(), model, missing="marginalise").log_evidence, fit(planes(), model).log_evidence)
 

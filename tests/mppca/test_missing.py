@@ -11,8 +11,8 @@ from torch.distributions import MultivariateNormal
 from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import expectation as mppca_expectation
 from pyro_evidence.mppca import missing as mppca_missing
-from pyro_evidence.mppca.expectation import Analysers
-from pyro_evidence.mppca.updates import Iterate, Rule, Ties, no_gamma
+from pyro_evidence.mppca.expectation import FactorAnalysers
+from pyro_evidence.mppca.updates import Iterate, Rule, SharedParameters, no_gamma
 from tests.mppca.test_expectation import K, M, analysers, blobs, near, ties
 
 
@@ -24,7 +24,7 @@ def gappy(num: int = 30) -> Tensor:
     return Y
 
 
-def dense_log_joint(Y: Tensor, at: Analysers, W: Tensor) -> Tensor:
+def dense_log_joint(Y: Tensor, at: FactorAnalysers, W: Tensor) -> Tensor:
     """``log p(what was seen of D, W)``, datum by datum."""
     C = W @ W.mT + at.beta[0].reciprocal().diag_embed()
     total = -0.5 * (at.alpha[0].unsqueeze(-2) * W.square()).sum()
@@ -82,7 +82,7 @@ def test_penalised_likelihood_of_what_was_seen_never_falls(diagonal: bool) -> No
     Y, alpha, before = gappy(60), 0.5, -math.inf
     at, tied = analysers(Y.nan_to_num(0.0), diagonal=diagonal, alpha=alpha), ties(free=True)
     if diagonal:
-        tied = Ties(tied.alpha_group, torch.arange(K * M).reshape(K, M))
+        tied = SharedParameters(tied.alpha_group, torch.arange(K * M).reshape(K, M))
     for _ in range(40):
         it = Iterate(at, tied, mppca_missing.e_step(Y, at), torch.ones(M))
         value = float(it.stats.log_likelihood - 0.5 * alpha * at.W.square().sum())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop, UnsupportedModel
 from pyro_evidence.data import Slices
-from pyro_evidence.data.ranks import ALONE
+from pyro_evidence.data.ranks import SINGLE_PROCESS
 from pyro_evidence.models.mppca import DiagonalNoise, PerColumn, mppca
 from pyro_evidence.mppca import curvature, fit, missing, start
 from pyro_evidence.mppca.chunks import StreamedRows
@@ -109,7 +109,7 @@ def test_a_process_without_rows_adds_nothing(gappy: bool) -> None:
     Y, analysers = planes(), whole.analysers
     if gappy:
         Y[0, 0] = torch.nan
-    rows = StreamedRows(lambda: iter(()), ALONE, (0,), Y[:0], gappy)
+    rows = StreamedRows(lambda: iter(()), SINGLE_PROCESS, (0,), Y[:0], gappy)
     sums, like = missing.e_step(rows, analysers), missing.e_step(Y, analysers)
     assert not any(bool(x.any()) for x in vars(sums).values())
     assert [x.shape for x in vars(sums).values()] == [x.shape for x in vars(like).values()]

@@ -81,7 +81,7 @@ def test_any_prior_of_a_spread_in_any_unit(name: str) -> None:
     case = CASES[name]
     log_evidence, mean, sd = case.exact()
     posterior = LaplaceEvidence(case.model, stop=Stop(progress=False)).run(*case.data)
-    assert posterior.outer_sites == ("t",)
+    assert posterior.marginalised_sites == ("t",)
     assert float(posterior.log_evidence) == pytest.approx(log_evidence, abs=0.02)
     found = posterior.integral.moments
     assert float(found[0]) == pytest.approx(mean, abs=0.05 * sd) and float(found[1]) == pytest.approx(sd, rel=0.05)

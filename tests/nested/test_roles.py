@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence
-from pyro_evidence.nested.roles import found_outer
+from pyro_evidence.nested.roles import sites_to_marginalise
 from pyro_evidence.program.log_joint import LogJoint
 from tests.models_for_tests.sampled_scales import CASES, SCHOOLS, Case, schools_centred
 
 
 @pytest.mark.parametrize("case", CASES, ids=[c.model.__name__ for c in CASES])
 def test_sites_that_spread_others_are_found(case: Case) -> None:
-    assert " ".join(found_outer(LogJoint(case.model, case.data))) == case.outer
+    assert " ".join(sites_to_marginalise(LogJoint(case.model, case.data))) == case.marginalise
 
 
 def test_a_maximised_site_is_not_integrated() -> None:
-    assert found_outer(LogJoint(schools_centred, (SCHOOLS,), hyper=["tau"])) == ()
+    assert sites_to_marginalise(LogJoint(schools_centred, (SCHOOLS,), maximise=["tau"])) == ()
 
 
 def test_the_scale_of_a_scale_goes_with_it() -> None:
@@ -30,7 +30,7 @@ def test_the_scale_of_a_scale_goes_with_it() -> None:
         with pyro.plate("units", 8):
             pyro.sample("y", dist.Normal(pyro.sample("theta", dist.Normal(mu, tau)), 10.0), obs=y)
 
-    assert found_outer(LogJoint(model, (SCHOOLS,))) == ("tau", "width")
+    assert sites_to_marginalise(LogJoint(model, (SCHOOLS,))) == ("tau", "width")
 
 
 def test_scales_of_enumerated_components_stay_inside() -> None:
@@ -41,11 +41,11 @@ def test_scales_of_enumerated_components_stay_inside() -> None:
             z = pyro.sample("z", dist.Categorical(torch.ones(2)))
             pyro.sample("y", dist.Normal(loc[z], scale[z]), obs=y)
 
-    assert found_outer(LogJoint(model, (SCHOOLS,))) == ()
+    assert sites_to_marginalise(LogJoint(model, (SCHOOLS,))) == ()
 
 
 def test_single_precision_finds_the_same() -> None:
-    assert found_outer(LogJoint(schools_centred, (SCHOOLS.float(),))) == ("tau",)
+    assert sites_to_marginalise(LogJoint(schools_centred, (SCHOOLS.float(),))) == ("tau",)
 
 
 VISITS, REGION = torch.tensor([0.0, 2, 0, 1, 0, 0, 3, 0, 2, 1, 0, 0], dtype=torch.float64), torch.arange(12) % 4
@@ -78,7 +78,7 @@ def occupancy_summed(y: Tensor) -> None:
 
 def test_a_scale_behind_a_discrete_site_is_found() -> None:
     """Oracle: the same model with its discrete site summed out by hand."""
-    assert found_outer(LogJoint(occupancy, (VISITS,))) == ("s",)
+    assert sites_to_marginalise(LogJoint(occupancy, (VISITS,))) == ("s",)
     first, second = (LaplaceEvidence(m).run(VISITS) for m in (occupancy, occupancy_summed))
     assert float(first.log_evidence) == pytest.approx(float(second.log_evidence), abs=1e-5)
 
@@ -93,7 +93,7 @@ def test_a_scale_of_a_smooth_curve_behind_a_discrete_site_is_found_with_its_leng
             z = pyro.sample("z", dist.Bernoulli(logits=logits))
             pyro.sample("y", dist.Binomial(4, p * z), obs=y)
 
-    assert found_outer(LogJoint(model, (VISITS,))) == ("length", "s")
+    assert sites_to_marginalise(LogJoint(model, (VISITS,))) == ("length", "s")
 
 
 def test_weights_of_a_mixture_are_no_scale() -> None:
@@ -105,7 +105,7 @@ def test_weights_of_a_mixture_are_no_scale() -> None:
             z = pyro.sample("z", dist.Bernoulli(weight)).long()
             pyro.sample("y", dist.Normal(loc[z], 5.0), obs=y)
 
-    assert found_outer(LogJoint(model, (SCHOOLS,))) == ()
+    assert sites_to_marginalise(LogJoint(model, (SCHOOLS,))) == ()
 
 
 def censored(y: Tensor) -> None:
@@ -119,7 +119,7 @@ def censored(y: Tensor) -> None:
 def test_a_scale_in_a_factor_is_integrated() -> None:
     """Oracle: the sum over a grid of both."""
     posterior = LaplaceEvidence(censored).run(SCHOOLS)
-    assert posterior.outer_sites == ("s",)
+    assert posterior.marginalised_sites == ("s",)
     mu, log_s = torch.linspace(-80.0, 80.0, 641), torch.linspace(-2.0, 6.0, 801)
     noise, s = dist.Normal(mu[:, None, None], log_s.exp()[:, None]), log_s.exp()
     data = torch.where(SCHOOLS > 9.0, noise.log_prob(SCHOOLS), noise.cdf(torch.tensor(9.0)).log()).sum(-1)
@@ -137,4 +137,4 @@ def test_a_factor_that_sees_many_positive_numbers_has_none_of_them_outside() -> 
         slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
         pyro.factor("y", dist.Poisson(sum(names) * slope.exp()).log_prob(y.abs().round()).sum())
 
-    assert found_outer(LogJoint(model, (SCHOOLS,))) == ()
+    assert sites_to_marginalise(LogJoint(model, (SCHOOLS,))) == ()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.nested import skewness
-from pyro_evidence.nested.skewness import Profiles, follow, is_normal, outer_points
+from pyro_evidence.nested.skewness import Profiles, follow, is_normal, skewness_points
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from tests.models_for_tests.long_runs import HITS, baseball
@@ -68,11 +68,11 @@ def test_margins_have_the_moments_of_quadrature(axis: int) -> None:
 @pytest.mark.parametrize("value", [skewed, banana])
 def test_bent_noise_has_the_moments_of_quadrature(value: Callable[[Tensor], Tensor]) -> None:
     profiles = profiled(value)
-    bend = skewness.bend(profiles, torch.zeros(1, 1), 512)
+    bend = skewness.skewness_correction(profiles, torch.zeros(1, 1), 512)
     assert bend is not None
     white = quasi_normal(4096, 2)
     z = torch.zeros(len(white), 1)
-    x = profiles.u[0] + bend.forward(z, white)[0] @ profiles.colour[0].mT
+    x = profiles.u[0] + bend.forward(z, white)[0] @ profiles.unwhiten[0].mT
     for axis in (0, 1):
         mean, sd = by_quadrature(value, axis)
         assert float(x[:, axis].mean()) == pytest.approx(mean, abs=0.02 * sd)
@@ -81,7 +81,7 @@ def test_bent_noise_has_the_moments_of_quadrature(value: Callable[[Tensor], Tens
 
 def test_bent_noise_is_worth_more_than_plain() -> None:
     one, white = profiled(skewed).row(0), quasi_normal(1024, 2)
-    bend = skewness.bend(profiled(skewed), torch.zeros(1, 1), 512)
+    bend = skewness.skewness_correction(profiled(skewed), torch.zeros(1, 1), 512)
     assert bend is not None
     bent, log_growth = bend.forward(torch.zeros(len(white), 1), white)
     worth = [
@@ -91,11 +91,11 @@ def test_bent_noise_is_worth_more_than_plain() -> None:
     assert worth[0] < 0.95 and worth[1] > 0.99
 
 
-def some_bend(num: int, size: int, seed: int = 0) -> skewness.Bend:
+def some_bend(num: int, size: int, seed: int = 0) -> skewness.SkewnessCorrection:
     """Any coefficients of the right form."""
     before = torch.arange(size).unsqueeze(-1) > torch.arange(size)
     both = before.unsqueeze(-1) & before.unsqueeze(-2)
-    return skewness.Bend(
+    return skewness.SkewnessCorrection(
         0.1 * generated(num, size, seed=seed),
         0.1 * generated(num, size, seed=seed + 1),
         0.1 * generated(num, size, 4, seed=seed + 2),
@@ -116,16 +116,16 @@ def test_a_bend_is_inverted_and_says_by_how_much_volumes_grow() -> None:
 def test_a_normal_density_is_left_as_it_is() -> None:
     profiles = profiled(gaussian)
     assert is_normal(profiles) and not is_normal(profiled(skewed))
-    assert skewness.bend(profiles, torch.zeros(1, 1), 64) is None
+    assert skewness.skewness_correction(profiles, torch.zeros(1, 1), 64) is None
     assert skewness.margins(profiles, torch.zeros(1, 1)) is None
 
 
 def test_shapes_follow_the_outer_coordinates_through_the_points_where_they_were_looked_at() -> None:
-    points = outer_points(2, torch.zeros(1))[0]
+    points = skewness_points(2, torch.zeros(1))[0]
     values = generated(5, 3)
     coefficients = torch.linalg.solve(follow(points, 5), values)
     torch.testing.assert_close(follow(points, 5) @ coefficients, values)
-    assert len(outer_points(4, torch.zeros(1))[0]) == 1
+    assert len(skewness_points(4, torch.zeros(1))[0]) == 1
     far = torch.tensor([[50.0, -50.0]])
     assert torch.equal(follow(far, 5), follow(far / 10.0, 5))
 
@@ -134,7 +134,7 @@ def test_draws_of_a_skewed_hierarchy_need_no_weights() -> None:
     posterior = LaplaceEvidence(baseball, stop=Stop(progress=False)).run(HITS)
     found = posterior.diagnostics(1000)
     assert found["effective_sample_size"] > 980 and found["largest_mean_shift"] < 0.05
-    u = posterior._coloured(posterior._white(20, torch.Generator().manual_seed(0)))
+    u = posterior._unwhitened(posterior._white(20, torch.Generator().manual_seed(0)))
     white = posterior._white(20, torch.Generator().manual_seed(0))
     torch.testing.assert_close(posterior.proposal.log_prob(u), posterior._drawn(white).log_density)
     assert math.isfinite(float(posterior.proposal.log_prob(u + 0.1).sum()))

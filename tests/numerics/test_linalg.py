@@ -73,7 +73,7 @@ def test_a_system_that_does_not_say_has_what_is_installed(tmp_path: Path, monkey
 def test_too_much_is_refused_with_both_numbers_and_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linalg, "available_bytes", lambda device: 10_000_000)
     require_memory(10_000_000, "it", CPU)
-    with pytest.raises(TooLarge, match=r"it needs 10,000,001 bytes; 10,000,000 are free on cpu.*hyper=.*diagonal"):
+    with pytest.raises(TooLarge, match=r"it needs 10,000,001 bytes; 10,000,000 are free on cpu.*maximise=.*diagonal"):
         require_memory(10_000_001, "it", CPU)
 
 
@@ -85,9 +85,9 @@ def test_nobody_asks_for_what_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_signs_of_columns_are_the_same_whatever_they_were() -> None:
     V = torch.linalg.eigh(torch.tensor([[2.0, 1.0, 0.0], [1.0, 2.0, 1.0], [0.0, 1.0, 2.0]]))[1]
     for flip in ([1.0, 1.0, -1.0], [-1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]):
-        torch.testing.assert_close(linalg.signed(V * torch.tensor(flip)), linalg.signed(V), rtol=0.0, atol=0.0)
-    torch.testing.assert_close(linalg.signed(V).abs(), V.abs())
-    assert not bool(linalg.signed(torch.zeros(3, 2)).any())
+        torch.testing.assert_close(linalg.fix_signs(V * torch.tensor(flip)), linalg.fix_signs(V), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(linalg.fix_signs(V).abs(), V.abs())
+    assert not bool(linalg.fix_signs(torch.zeros(3, 2)).any())
 
 
 def test_eigenvalues_are_taken_only_for_whoever_reads_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:

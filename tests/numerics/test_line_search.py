@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_evidence.numerics.line_search import (
     Backtracking,
     Line,
-    Place,
+    SearchPoint,
     along_step,
     any_rise,
     armijo,
@@ -24,16 +24,16 @@ assert_exact = partial(torch.testing.assert_close, rtol=1e-12, atol=0.0)
 USUAL = Backtracking()
 
 
-def parabola(u: Tensor) -> Place:
-    return Place(u, -(u * u).sum(-1), -2.0 * u)
+def parabola(u: Tensor) -> SearchPoint:
+    return SearchPoint(u, -(u * u).sum(-1), -2.0 * u)
 
 
-def searched(step: Tensor, search: Backtracking = USUAL, rows: Tensor | None = None) -> tuple[Place, Tensor]:
+def searched(step: Tensor, search: Backtracking = USUAL, rows: Tensor | None = None) -> tuple[SearchPoint, Tensor]:
     """From 1 in each row along ``step`` ``(R, 1)`` on ``-u^2``; the promise of a step is twice its way down."""
     here = parabola(torch.ones_like(step))
     line = Line((here.gradient * step).sum(-1), torch.zeros(len(step)))
 
-    def trial(left: Tensor, scale: Tensor) -> Place:
+    def trial(left: Tensor, scale: Tensor) -> SearchPoint:
         return parabola(along_step(here.u[left], scale, step[left]))
 
     return search(here, torch.arange(len(step)) if rows is None else rows, line, trial)

@@ -115,7 +115,7 @@ def test_an_interpolated_density_is_the_polynomials() -> None:
 )
 def test_draws_have_the_density_that_is_said(density: Interpolated | Normal) -> None:
     white = torch.randn(40_000, 2, generator=torch.Generator().manual_seed(0))
-    z = density.colour(white)
+    z = density.unwhiten(white)
     assert float(z.abs().max()) <= EDGE
     weights = (density.log_prob(z) + 0.5 * z.square().sum(-1) + math.log(math.tau)).neg().exp()  # to the normal
     for values, exact in (
@@ -175,7 +175,7 @@ def test_a_lattice_is_a_density_and_draws_from_itself() -> None:
     cells = torch.cartesian_prod(torch.linspace(-5, 5, 101), torch.linspace(-3.5, 15, 186)).double()
     assert float(density.log_prob(cells).exp().sum() * 0.1 * 0.1) == pytest.approx(1.0, abs=2e-3)
     white = torch.randn(10_000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    x, y = density.colour(white).T
+    x, y = density.unwhiten(white).T
     assert float(x.mean()) == pytest.approx(0.0, abs=0.04) and float(x.var()) == pytest.approx(1.0, abs=0.06)
     assert float(y.mean()) == pytest.approx(0.5, abs=0.05) and float(y.var()) == pytest.approx(1.5, abs=0.12)
     assert float((y * x.square()).mean()) == pytest.approx(1.5, abs=0.2)
@@ -188,7 +188,7 @@ def dist_of_x(x: Tensor) -> Tensor:
 
 def test_a_lattice_knows_its_axes_in_any_order() -> None:
     density = ridge()
-    z = density.colour(torch.randn(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+    z = density.unwhiten(torch.randn(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     torch.testing.assert_close(density.permuted((1, 0)).log_prob(z.flip(-1)), density.log_prob(z), rtol=0, atol=1e-3)
     given = density.last_given_others(z[:, :1]).log_prob(z[:, 1])
     torch.testing.assert_close(density.log_prob(z) - given, dist_of_x(z[:, 0]), rtol=0, atol=0.05)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics import trust_region
 from pyro_evidence.numerics.newton import Limits, Mode
-from pyro_evidence.numerics.trust_region import Floor, Trial
+from pyro_evidence.numerics.trust_region import CurvedValley, Trial
 from tests.models_for_tests.toy_density import A, Toy, banana, gaussian, wells
 
 NONE = torch.zeros(0)
@@ -58,11 +58,13 @@ def test_a_saddle_at_rest_is_left_along_its_downward_direction_to_the_edge() -> 
     assert_approx(best.abs(), torch.tensor([[0.7, 0.0]]))
 
 
-def floor_of(values: Tensor) -> tuple[Floor, Tensor]:
+def floor_of(values: Tensor) -> tuple[CurvedValley, Tensor]:
     """Of one row in three dimensions, and the matrix that it inverts."""
     vectors, scale = torch.linalg.qr(number(1, 3, 3)).Q, 0.5 + number(1, 3, seed=1).abs()
     root = vectors[0] * values.sqrt()
-    return Floor(vectors, values[None], scale, number(1, 3, seed=2)), torch.diag(scale[0]) @ root @ root.T * scale[0]
+    return CurvedValley(vectors, values[None], scale, number(1, 3, seed=2)), torch.diag(
+        scale[0]
+    ) @ root @ root.T * scale[0]
 
 
 def test_the_way_back_takes_the_excess_of_the_slope_away() -> None:  # oracle: dense linear algebra
@@ -76,14 +78,14 @@ def test_the_way_back_takes_the_excess_of_the_slope_away() -> None:  # oracle: d
 def test_what_the_model_promised_is_the_slope_after_its_own_step() -> None:
     """On a quadratic the model is exact, so a trial has no excess slope and is not moved."""
     seen: list[Tensor] = []
-    back = Floor.back
+    back = CurvedValley.back
 
-    def spy(self: Floor, slope: Tensor) -> Tensor:
+    def spy(self: CurvedValley, slope: Tensor) -> Tensor:
         seen.append(back(self, slope))
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Floor, "back", spy)
+        patch.setattr(CurvedValley, "back", spy)
         search(gaussian, torch.full((1, 3), 30.0), num_steps=1)  # farther than the first radius
     assert seen and all(float(move.abs().max()) < 1e-9 for move in seen)
 
@@ -125,7 +127,7 @@ def test_a_correction_that_gains_little_is_the_last(worth: float, gradients: int
             return -0.5 * u.square().sum(-1), -u
 
     one = torch.ones(1, 1)
-    floor = Floor(torch.eye(1)[None], 2.0 * one, one, torch.zeros(1, 1))
+    floor = CurvedValley(torch.eye(1)[None], 2.0 * one, one, torch.zeros(1, 1))
     trial = Trial(2.0 * one, torch.tensor([-2.0]), -2.0 * one)
     reached = trust_region._on_floor(Valley(), trial, torch.zeros(1, 0), floor, torch.tensor([worth]))  # type: ignore
     assert len(asked) == gradients and float(reached.value) == -0.5 * 0.25 ** (gradients - 1)
@@ -170,12 +172,12 @@ def test_a_batch_of_rows_is_a_loop() -> None:
     u = torch.tensor([[-1.2, 1.0], [1.0, 1.0], [0.0, 3.0]])
     for f in (banana, wells):
         whole, rows = search(f, u), [search(f, row.unsqueeze(0)) for row in u]
-        for name in ("u", "log_joint", "precision", "converged", "escaped"):
+        for name in ("u", "log_joint", "precision", "converged", "left_saddle"):
             assert_approx(getattr(whole, name).double(), torch.cat([getattr(row, name) for row in rows]).double())
 
 
 def test_a_quadratic_beyond_the_first_radius_arrives() -> None:
     mode = search(gaussian, torch.full((1, 3), 1e3))
-    assert bool(mode.converged.all()) and not bool(mode.escaped.any())
+    assert bool(mode.converged.all()) and not bool(mode.left_saddle.any())
     assert_approx(mode.precision[0], A)
     assert float(mode.gradient.abs().max()) < 1e-6

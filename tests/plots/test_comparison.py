@@ -79,7 +79,7 @@ def test_calibration_of_numbers(axes: Any) -> None:
     found = compare(
         straight,
         *straight_data(),
-        engines={"a": LaplaceEvidence(straight, hyper=()), "b": LaplaceEvidence(straight, hyper=())},
+        engines={"a": LaplaceEvidence(straight, maximise=()), "b": LaplaceEvidence(straight, maximise=())},
         held_out=straight_data(),
     )
     plots_comparison.calibration(axes, found)

@@ -98,7 +98,7 @@ def test_every_posterior_draws_its_table(axes: Axes, grouped: LaplacePosterior) 
     assert labels(axes) == [f"a[{i}]" for i in range(5)]
     with pytest.raises(BadInput, match="axes is a str; expected matplotlib's Axes first"):
         grouped.plot("axes")
-    corrected = grouped.corrected(500).plot(axes)
+    corrected = grouped.importance_resampled(500).plot(axes)
     assert not math.isnan(corrected.lines[-1].get_xdata()[0])
 
 

@@ -60,7 +60,7 @@ def test_a_pruned_precision_is_infinite_and_has_an_empty_bar(axes: Axes) -> None
 
 
 def test_no_precision_no_bars(axes: Axes, posterior: LaplacePosterior) -> None:
-    fixed = LaplaceEvidence(posterior.model, hyper=()).run(torch.randn(50, 4), torch.randn(50))
+    fixed = LaplaceEvidence(posterior.model, maximise=()).run(torch.randn(50, 4), torch.randn(50))
     with pytest.raises(BadInput, match="no gamma to draw"):
         plots_posterior.well_determined(axes, fixed)
 
@@ -79,7 +79,7 @@ def test_a_hyperprior_in_the_path_is_named(axes: Axes) -> None:
         w = pyro.sample("w", dist.Normal(0.0, alpha.rsqrt()).expand([5]).to_event(1))
         pyro.sample("t", dist.Normal(w, 0.1).to_event(1), obs=t)
 
-    plots_posterior.evidence_path(axes, LaplaceEvidence(model, hyper=["alpha"]).run(torch.randn(5)))
+    plots_posterior.evidence_path(axes, LaplaceEvidence(model, maximise=["alpha"]).run(torch.randn(5)))
     assert axes.get_ylabel() == "log evidence + log hyperprior / nats"
 
 

@@ -52,21 +52,21 @@ def pruned_data() -> tuple[Tensor, Tensor]:
 
 FITS: dict[str, Callable[[], tuple[Any, LaplaceEvidence, tuple[Tensor, ...]]]] = {
     "learned": lambda: (linear, LaplaceEvidence(linear), regression_data()),
-    "held": lambda: (linear, LaplaceEvidence(linear, hyper=()), regression_data()),
-    "supports": lambda: (many_supports, LaplaceEvidence(many_supports, outer=()), supports_data()),
+    "held": lambda: (linear, LaplaceEvidence(linear, maximise=()), regression_data()),
+    "supports": lambda: (many_supports, LaplaceEvidence(many_supports, marginalise=()), supports_data()),
     "modes": lambda: (mixture, LaplaceEvidence(mixture, start=Start(restarts=4)), mixture_data()),
-    "site": lambda: (precision_prior, LaplaceEvidence(precision_prior, hyper=["alpha"]), regression_data()),
-    "chosen": lambda: (precision_prior, LaplaceEvidence(precision_prior, hyper=["alpha"]), regression_data()),
+    "site": lambda: (precision_prior, LaplaceEvidence(precision_prior, maximise=["alpha"]), regression_data()),
+    "chosen": lambda: (precision_prior, LaplaceEvidence(precision_prior, maximise=["alpha"]), regression_data()),
     "pruned": lambda: (ard, LaplaceEvidence(ard), pruned_data()),
-    "diagonal": lambda: (linear, LaplaceEvidence(linear, hyper=(), curvature=diagonal), regression_data()),
+    "diagonal": lambda: (linear, LaplaceEvidence(linear, maximise=(), curvature=diagonal), regression_data()),
     "damped": lambda: (
         linear,
-        LaplaceEvidence(linear, hyper=(), curvature=damped(exact_hessian, 0.123456789)),
+        LaplaceEvidence(linear, maximise=(), curvature=damped(exact_hessian, 0.123456789)),
         regression_data(),
     ),
     "single": lambda: (
         linear,
-        LaplaceEvidence(linear, hyper=()),
+        LaplaceEvidence(linear, maximise=()),
         tuple(x.float() for x in regression_data()),
     ),
 }
@@ -115,9 +115,9 @@ def test_every_member_comes_back(name, tmp_path: Path) -> None:
     assert_same(loaded, posterior)
 
 
-@pytest.mark.parametrize("hyper", [None, ()])
-def test_a_module_comes_back_in_another_instance(hyper, tmp_path: Path) -> None:
-    posterior = LaplaceEvidence(Module(), hyper=hyper).run(*regression_data())
+@pytest.mark.parametrize("maximise", [None, ()])
+def test_a_module_comes_back_in_another_instance(maximise, tmp_path: Path) -> None:
+    posterior = LaplaceEvidence(Module(), maximise=maximise).run(*regression_data())
     posterior.save(tmp_path / "fit.pt")
     loaded = LaplacePosterior.load(tmp_path / "fit.pt", Module())
     assert_same(loaded, posterior)
@@ -140,7 +140,7 @@ def test_a_file_needs_no_trust(tmp_path: Path) -> None:
 
 def test_the_store_of_the_moment_does_not_matter(tmp_path: Path) -> None:
     pyro.param("alpha", torch.tensor(7.0), constraint=constraints.positive)
-    posterior = LaplaceEvidence(linear, hyper=()).run(*regression_data())
+    posterior = LaplaceEvidence(linear, maximise=()).run(*regression_data())
     posterior.save(tmp_path / "fit.pt")
     pyro.clear_param_store()
     pyro.param("alpha", torch.zeros(3))  # of another model, in another shape
@@ -190,7 +190,7 @@ def test_a_view_is_saved_without_the_storage_behind_it(tmp_path: Path) -> None:
     X, t = regression_data()
     large = torch.zeros(1000, 1000)
     large[:30, :2] = X
-    posterior = LaplaceEvidence(linear, hyper=()).run(large[:30, :2], t.expand(2, 30)[1])
+    posterior = LaplaceEvidence(linear, maximise=()).run(large[:30, :2], t.expand(2, 30)[1])
     posterior.save(tmp_path / "fit.pt")
     assert (tmp_path / "fit.pt").stat().st_size < 20_000
     assert_exact(LaplacePosterior.load(tmp_path / "fit.pt", linear).log_evidence, fitted_linear().log_evidence)
@@ -210,7 +210,7 @@ def test_an_argument_that_a_file_cannot_hold_is_refused(value, kind, where, tmp_
     def with_option(X, t, *args, **kwargs):
         return linear(X, t)
 
-    engine = LaplaceEvidence(with_option, hyper=())
+    engine = LaplaceEvidence(with_option, maximise=())
     posterior = engine.run(*regression_data(), *([value] if where == "argument 2" else []), option=value)
     with pytest.raises(BadInput, match=f"{where} of the model is a {kind}, .* functools.partial"):
         posterior.save(tmp_path / "fit.pt")
@@ -221,7 +221,7 @@ def test_the_place_of_such_an_argument_is_given(tmp_path: Path) -> None:
     def with_option(X, t, options):
         return linear(X, t)
 
-    posterior = LaplaceEvidence(with_option, hyper=()).run(*regression_data(), {"net": [1, object()]})
+    posterior = LaplaceEvidence(with_option, maximise=()).run(*regression_data(), {"net": [1, object()]})
     with pytest.raises(BadInput, match=r"argument 2\['net'\]\[1\] of the model is a object"):
         posterior.save(tmp_path / "fit.pt")
 
@@ -233,14 +233,14 @@ def squared_slope(density: Density, u: Tensor, theta: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("curvature", [gauss_newton, damped(damped(exact_hessian, 0.5), 0.25)])
 def test_a_curvature_of_ours_comes_back(curvature, tmp_path: Path) -> None:
-    LaplaceEvidence(linear, hyper=(), curvature=curvature).run(*regression_data()).save(tmp_path / "fit.pt")
+    LaplaceEvidence(linear, maximise=(), curvature=curvature).run(*regression_data()).save(tmp_path / "fit.pt")
     loaded = LaplacePosterior.load(tmp_path / "fit.pt", linear)
     assert loaded.state.problem.curvature == curvature
     assert loaded.diagnostics(10)["curvature"] == curvature.__name__
 
 
 def test_a_curvature_of_the_users_keeps_its_name(tmp_path: Path) -> None:
-    LaplaceEvidence(linear, hyper=(), curvature=squared_slope).run(*regression_data()).save(tmp_path / "fit.pt")
+    LaplaceEvidence(linear, maximise=(), curvature=squared_slope).run(*regression_data()).save(tmp_path / "fit.pt")
     state = LaplacePosterior.load(tmp_path / "fit.pt", linear).state
     with pytest.raises(BadInput, match=r"saved with curvature squared_slope, .* cannot hold"):
         state.problem.curvature(state.problem.density, state.u, state.theta)
@@ -282,7 +282,7 @@ def test_a_model_of_the_same_sites_and_another_density_is_refused(model, tmp_pat
 def test_a_density_that_agrees_at_the_mode_alone_is_refused(tmp_path: Path) -> None:
     X, t = regression_data()
     t = t - X @ torch.linalg.lstsq(X, t.unsqueeze(-1)).solution[:, 0]  # now the mode is 0, its own mirror image
-    LaplaceEvidence(linear, hyper=()).run(X, t).save(tmp_path / "fit.pt")
+    LaplaceEvidence(linear, maximise=()).run(X, t).save(tmp_path / "fit.pt")
 
     def steeper(X, t=None):
         alpha = pyro.param("alpha", X.new_tensor(0.5), constraint=constraints.positive)

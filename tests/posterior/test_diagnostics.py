@@ -80,7 +80,7 @@ def test_smallest_eigenvalue_is_that_of_the_posterior_precision() -> None:  # or
     _, covariance = linear_posterior(*regression_data())
     expected = float(1.0 / torch.linalg.eigvalsh(covariance)[-1])
     assert fitted_linear().diagnostics()["smallest_eigenvalue"] == pytest.approx(expected)
-    diagonal_fit = LaplaceEvidence(linear, hyper=(), curvature=diagonal).run(*regression_data())
+    diagonal_fit = LaplaceEvidence(linear, maximise=(), curvature=diagonal).run(*regression_data())
     entries = 0.5 + 4.0 * regression_data()[0].square().sum(0)
     assert diagonal_fit.diagnostics()["smallest_eigenvalue"] == pytest.approx(float(entries.min()))
 
@@ -127,7 +127,7 @@ def test_summary_gives_hyperparameters_evidence_and_status(capsys) -> None:
 
 
 def test_summary_doubts_a_posterior_that_is_not_gaussian(capsys) -> None:
-    posterior = LaplaceEvidence(funnel, outer=()).run(torch.tensor([3.0, -2.0, 0.5, 4.0, -3.0, 1.0]) / 10.0)
+    posterior = LaplaceEvidence(funnel, marginalise=()).run(torch.tensor([3.0, -2.0, 0.5, 4.0, -3.0, 1.0]) / 10.0)
     assert posterior.diagnostics()["pareto_k"] > 0.7
     text = printed(posterior, capsys)
     assert "k-hat is above 0.7: the posterior is far from Gaussian" in text
@@ -165,7 +165,7 @@ def test_summary_names_failed_restarts_and_compares_the_others(capsys) -> None:
 
 
 def test_summary_names_a_curvature_that_is_not_the_exact_one(capsys) -> None:
-    posterior = LaplaceEvidence(linear, hyper=(), curvature=damped(exact_hessian, 0.25)).run(*regression_data())
+    posterior = LaplaceEvidence(linear, maximise=(), curvature=damped(exact_hessian, 0.25)).run(*regression_data())
     assert "curvature: damped(exact_hessian, 0.25), not the exact Hessian" in printed(posterior, capsys)
 
 
@@ -178,7 +178,7 @@ def test_summary_says_why_the_fit_stopped(capsys) -> None:
 
 def test_a_long_hyperparameter_is_cut_short(capsys) -> None:
     X = torch.randn(40, 20)
-    posterior = LaplaceEvidence(wide, hyper=()).run(X, X.sum(-1))
+    posterior = LaplaceEvidence(wide, maximise=()).run(X, X.sum(-1))
     text = printed(posterior, capsys)
     assert "alpha[11] " in text and "alpha[12] " not in text and "\nalpha: 8 more, in table()\n" in text
     assert "w[11] " in text and "\nw: 8 more, in table()\n" in text

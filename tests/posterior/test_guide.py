@@ -82,7 +82,7 @@ def test_draws_have_the_closed_forms_covariance() -> None:
 
 def test_a_diagonal_posterior_makes_a_diagonal_guide() -> None:
     X, t = regression_data()
-    posterior = LaplaceEvidence(linear, hyper=(), curvature=diagonal).run(X, t)
+    posterior = LaplaceEvidence(linear, maximise=(), curvature=diagonal).run(X, t)
     latent = poutine.trace(posterior.guide).get_trace().nodes["_laplace_latent"]["fn"]
     assert posterior.guide.gaussian.base_dist.scale.shape == (
         2,
@@ -202,7 +202,7 @@ def test_the_guide_of_every_support_survives_pickling() -> None:
 def test_spawned_chains_of_nuts_see_the_fitted_hyperparameters(monkeypatch) -> None:
     monkeypatch.setattr("pyro.infer.mcmc.api.mp.cpu_count", lambda: 3)  # two chains at once, however few cores
     pyro.param("alpha", torch.tensor(1e4), constraint=constraints.positive)  # the model itself says 0.5
-    posterior = LaplaceEvidence(linear, hyper=()).run(*regression_data())
+    posterior = LaplaceEvidence(linear, maximise=()).run(*regression_data())
     settings = {"num_chains": 2, "mp_context": "spawn", "disable_progbar": True}
     mcmc = MCMC(NUTS(posterior.model, max_tree_depth=3), num_samples=40, warmup_steps=40, **settings)
     mcmc.run(*regression_data())

@@ -42,7 +42,7 @@ def test_a_gaussian_model_is_exact(by: object) -> None:
     torch.testing.assert_close(found.elpd, expected, rtol=0, atol=1e-6)
     assert torch.equal(found.groups, torch.arange(8)) and bool((found.pareto_k < 0.5).all())
     assert float(found.total) == pytest.approx(float(expected.sum())) and not len(found.doubtful)
-    assert repr(found).startswith("LeftOut(total=")
+    assert repr(found).startswith("LOOResult(total=")
 
 
 def without_school(left: int) -> float:

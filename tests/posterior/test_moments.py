@@ -62,14 +62,14 @@ def test_classes_have_a_column_each() -> None:
 def test_processes_are_predicted_at_new_inputs_by_quadrature(num: int) -> None:
     X, t, new = data()
     new = new[:num]
-    process = LaplaceEvidence(gp_regression(RBF(2.0, 1.5), beta=9.0), hyper=(), stop=QUIET).run(X, t)
+    process = LaplaceEvidence(gp_regression(RBF(2.0, 1.5), beta=9.0), maximise=(), stop=QUIET).run(X, t)
     f = predict_latent(process, new)
     mean, std = process.predict(new, return_std=True)
     torch.testing.assert_close(mean, f.mean)
     torch.testing.assert_close(std, (f.variance + 1.0 / 9.0).sqrt())
-    labels = LaplaceEvidence(gp_classifier(RBF(2.0, 1.5)), hyper=(), stop=QUIET).run(X, (t > 0).long())
+    labels = LaplaceEvidence(gp_classifier(RBF(2.0, 1.5)), maximise=(), stop=QUIET).run(X, (t > 0).long())
     torch.testing.assert_close(labels.predict(new), predict_latent(labels, new).probability())
-    counts = LaplaceEvidence(gp_poisson(RBF(0.5, 1.5)), hyper=(), stop=QUIET).run(X, torch.arange(40.0) % 3)
+    counts = LaplaceEvidence(gp_poisson(RBF(0.5, 1.5)), maximise=(), stop=QUIET).run(X, torch.arange(40.0) % 3)
     torch.testing.assert_close(counts.predict(new), predict_latent(counts, new).expected(torch.exp), rtol=1e-6, atol=0)
 
 

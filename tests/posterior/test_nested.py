@@ -86,7 +86,7 @@ def schools() -> tuple[float, dict[str, tuple[float, float]]]:
 def test_eight_schools_is_what_quadrature_says(model) -> None:
     log_evidence, moments = schools()
     posterior = fitted(model)
-    assert posterior.outer_sites == ("tau",)
+    assert posterior.marginalised_sites == ("tau",)
     assert float(posterior.log_evidence) == pytest.approx(log_evidence, abs=0.02)
     for name in ("mu", "tau"):
         (mean, sd), found = moments[name], posterior.marginal(name)
@@ -176,7 +176,7 @@ def test_importance_weights_are_those_of_the_joint_density_of_the_draws() -> Non
         log_evidence, abs=5.0 * found["log_evidence_importance_se"]
     )
     assert found["effective_sample_size"] > 1900 and found["inner_failures"] == 0
-    assert found["outer_sites"] == ["tau"] and found["integration"].endswith("nodes")
+    assert found["marginalised_sites"] == ["tau"] and found["integration"].endswith("nodes")
 
 
 def test_the_guide_has_the_density_of_the_draws_and_sits_in_the_models_plates() -> None:
@@ -225,10 +225,10 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     posterior, path = fitted(schools_centred), tmp_path / "posterior.pt"
     posterior.save(path)
     again = NestedPosterior.load(path, schools_centred)
-    assert torch.equal(again.log_evidence, posterior.log_evidence) and again.outer_sites == ("tau",)
+    assert torch.equal(again.log_evidence, posterior.log_evidence) and again.marginalised_sites == ("tau",)
     torch.testing.assert_close(again.get_samples(20, seed=0)["theta"], posterior.get_samples(20, seed=0)["theta"])
     torch.testing.assert_close(again.marginal("tau").mean, posterior.marginal("tau").mean)
-    with pytest.raises(BadInput, match=r"outer sites; load it with NestedPosterior\.load"):
+    with pytest.raises(BadInput, match=r"marginalised sites; load it with NestedPosterior\.load"):
         LaplacePosterior.load(path, schools_centred)
     with pytest.raises(BadInput, match="this model has"):
         NestedPosterior.load(path, schools_noncentred)
@@ -246,9 +246,9 @@ def test_importance_sampling_and_mcmc_take_it() -> None:
 def test_two_axes_agree_with_importance_sampling() -> None:
     posterior = LaplaceEvidence(process_centred, stop=QUIET).run(COUNTS)
     found = posterior.diagnostics(2000)
-    assert posterior.outer_sites == ("length", "variance") and "each of 2 axes" in found["integration"]
+    assert posterior.marginalised_sites == ("length", "variance") and "each of 2 axes" in found["integration"]
     assert float(posterior.log_evidence) == pytest.approx(found["log_evidence_importance"], abs=0.1)  # the inner error
-    for name in posterior.outer_sites:
+    for name in posterior.marginalised_sites:
         draws, marginal = posterior.get_samples(4000, seed=0)[name].log(), posterior.marginal(name)
         middle = marginal.quantiles(0.5).log()
         assert float((draws < middle).double().mean()) == pytest.approx(0.5, abs=0.03)
@@ -256,9 +256,9 @@ def test_two_axes_agree_with_importance_sampling() -> None:
 
 
 def test_nothing_outer_is_one_gaussian_over_everything() -> None:
-    plain = LaplaceEvidence(regression, outer=(), stop=QUIET).run(X, Y)
+    plain = LaplaceEvidence(regression, marginalise=(), stop=QUIET).run(X, Y)
     assert not isinstance(plain, NestedPosterior)
-    named = LaplaceEvidence(regression, outer=["sigma"], stop=QUIET).run(X, Y)
+    named = LaplaceEvidence(regression, marginalise=["sigma"], stop=QUIET).run(X, Y)
     assert torch.equal(named.log_evidence, fitted(regression).log_evidence)
 
 
@@ -269,7 +269,7 @@ def test_the_summary_says_what_was_integrated(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_maximised_scale_is_not_weighed_against_an_integrated_one() -> None:
-    maximised = LaplaceEvidence(regression, hyper=["sigma"], stop=QUIET).run(X, Y)
+    maximised = LaplaceEvidence(regression, maximise=["sigma"], stop=QUIET).run(X, Y)
     with pytest.raises(BadInput, match=r"'sigma' is maximised in a and integrated in b"):
         compare_evidence(a=maximised, b=fitted(regression))
     forms = compare_evidence(a=fitted(schools_noncentred), b=fitted(schools_centred))
@@ -300,7 +300,7 @@ def test_two_modes_of_a_scale_are_both_found() -> None:
     prior = [w * dist.Normal(m, 0.2).log_prob(log_sigma).exp() for w, m in ((0.3, -1.0), (0.7, 2.0))]
     log_density = sum(prior).log() + dist.Normal(0.0, (1.0 + log_sigma.exp() ** 2).sqrt()).log_prob(y)
     exact, [(mean, sd)] = quadrature(log_density, log_sigma, log_sigma)
-    posterior = LaplaceEvidence(two_hills, outer=["sigma"], stop=QUIET).run(y)
+    posterior = LaplaceEvidence(two_hills, marginalise=["sigma"], stop=QUIET).run(y)
     assert float(posterior.log_evidence) == pytest.approx(exact, abs=2e-3)
     assert "several modes" in posterior.diagnostics(200)["integration"]
     draws = posterior.get_samples(4000, seed=0)["sigma"].log()
@@ -321,15 +321,18 @@ def test_a_density_without_an_integral_is_refused() -> None:
 
 def test_the_precision_by_parts_is_the_dense_one() -> None:
     posterior = fitted(schools_noncentred)
-    parts, dense = joint_posterior.Joined(posterior.integral.around, posterior._places), posterior.state.precision
+    parts, dense = (
+        joint_posterior.BlockPrecision(posterior.integral.outer_mode, posterior._places),
+        posterior.state.precision,
+    )
     rows = torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
     for name in ("log_det", "variance", "adjoint"):
         torch.testing.assert_close(getattr(parts, name), getattr(dense, name))
     torch.testing.assert_close(parts.solve(rows[:1]), dense.solve(rows[:1]))
-    torch.testing.assert_close(parts.whiten(parts.colour(rows)), rows)
+    torch.testing.assert_close(parts.whiten(parts.unwhiten(rows)), rows)
     torch.testing.assert_close(parts.whiten(rows).square().sum(-1), dense.whiten(rows).square().sum(-1))
     active = torch.ones(10, dtype=torch.bool)
-    torch.testing.assert_close(parts.weakest(active), dense.weakest(active))
+    torch.testing.assert_close(parts.least_precise_direction(active), dense.least_precise_direction(active))
 
 
 def test_a_posterior_can_be_copied_and_sent() -> None:
@@ -343,5 +346,5 @@ def test_a_table_and_its_check_solve_each_draw_once(monkeypatch: pytest.MonkeyPa
     posterior = copy.copy(fitted(schools_centred))
     white = posterior._white(7, torch.Generator().manual_seed(0))
     first = posterior._drawn(white)
-    monkeypatch.setattr(joint_posterior, "drawn", lambda *_: pytest.fail("solved twice"))
+    monkeypatch.setattr(joint_posterior, "joint_draws", lambda *_: pytest.fail("solved twice"))
     assert torch.equal(posterior._drawn(white.clone()).u, first.u)

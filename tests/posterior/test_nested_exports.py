@@ -1,4 +1,4 @@
-"""What leaves a posterior with outer sites: groups for ArviZ, and draws weighted by the exact density."""
+"""What leaves a posterior with marginalised sites: groups for ArviZ, and draws weighted by the exact density."""
 
 from functools import cache
 
@@ -62,7 +62,7 @@ def test_arviz_summarises_it_with_its_evidence() -> None:
 
 def test_weighted_draws_are_those_of_the_exact_density() -> None:
     log_evidence, moments = by_grid()
-    corrected = fitted().corrected(2000)
+    corrected = fitted().importance_resampled(2000)
     assert corrected.effective_sample_size > 1800 and corrected.pareto_k < 0.7
     assert float(corrected.log_evidence) == pytest.approx(log_evidence, abs=4.0 * corrected.log_evidence_error + 1e-3)
     weights = corrected.weights

@@ -80,7 +80,7 @@ def test_draws_have_the_mean_and_the_covariance() -> None:  # Monte Carlo, 4 sta
     ids=["supports", "enumerated", "linear"],
 )
 def test_draws_look_like_those_of_mcmc(model, data) -> None:  # oracle: Pyro
-    posterior = LaplaceEvidence(model, hyper=()).run(*data)
+    posterior = LaplaceEvidence(model, maximise=()).run(*data)
     ours, theirs = posterior.get_samples(3), short_nuts(posterior.model, *data)
     assert list(ours) == list(theirs)
     assert {n: (v.shape, v.dtype) for n, v in ours.items()} == {n: (v.shape, v.dtype) for n, v in theirs.items()}
@@ -107,7 +107,7 @@ def test_draws_lie_in_the_support() -> None:
 def test_a_single_precision_model_gives_single_precision() -> None:
     data = tuple(x.float() for x in regression_data())
     torch.set_default_dtype(torch.float32)
-    posterior = LaplaceEvidence(linear, hyper=()).run(*data)
+    posterior = LaplaceEvidence(linear, maximise=()).run(*data)
     values = [posterior.get_samples(3), posterior.mode, posterior.quantiles(0.5), posterior.hyperparameters]
     values += [posterior.guide(), posterior.median()]
     assert {v.dtype for found in values for v in found.values()} == {torch.float32}
@@ -181,7 +181,7 @@ def test_quantiles_refuse_what_is_no_probability(q) -> None:
 
 def test_a_diagonal_posterior_has_its_own_sd() -> None:
     X, t = regression_data()
-    posterior = LaplaceEvidence(linear, hyper=(), curvature=diagonal).run(X, t)
+    posterior = LaplaceEvidence(linear, maximise=(), curvature=diagonal).run(X, t)
     sd = (0.5 + 4.0 * X.square().sum(0)).rsqrt()
     mean, _ = linear_posterior(X, t)
     assert_approx(posterior.quantiles(float(Normal(0.0, 1.0).cdf(torch.tensor(1.0))))["w"], mean + sd)
@@ -230,7 +230,7 @@ def test_log_prob_carries_no_graph() -> None:
     def model(X: Tensor, t: Tensor | None = None) -> Tensor:
         return linear(X + offset, t)
 
-    posterior = LaplaceEvidence(model, hyper=()).run(*regression_data())
+    posterior = LaplaceEvidence(model, maximise=()).run(*regression_data())
     assert_exact(posterior.log_prob(*regression_data()), fitted_linear().log_prob())
     assert not posterior.log_prob(*regression_data()).requires_grad
 

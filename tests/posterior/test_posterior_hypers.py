@@ -179,7 +179,7 @@ def test_a_pruned_standard_deviation_is_zero(pruned) -> None:
 
 def test_a_maximised_site_is_a_hyperparameter() -> None:  # oracle: autograd through the closed form
     X, t = regression_data()
-    posterior = LaplaceEvidence(precision_prior, hyper=["alpha"]).run(X, t)
+    posterior = LaplaceEvidence(precision_prior, maximise=["alpha"]).run(X, t)
     assert posterior.hyperparameters.keys() == {"alpha"}
     assert posterior.get_samples(2).keys() == {"w"}
     alpha = posterior.hyperparameters["alpha"].clone().requires_grad_()
@@ -194,7 +194,7 @@ def test_a_maximised_site_is_a_hyperparameter() -> None:  # oracle: autograd thr
 
 
 def test_the_model_conditions_on_a_maximised_site() -> None:
-    posterior = LaplaceEvidence(precision_prior, hyper=["alpha"]).run(*regression_data())
+    posterior = LaplaceEvidence(precision_prior, maximise=["alpha"]).run(*regression_data())
     trace = poutine.trace(posterior.model).get_trace(*regression_data())
     assert trace.nodes["alpha"]["is_observed"]
     assert_exact(trace.nodes["alpha"]["value"], posterior.hyperparameters["alpha"])
@@ -204,7 +204,7 @@ def test_the_model_conditions_on_a_maximised_site() -> None:
 
 def test_held_params_are_reported_as_they_were_held() -> None:
     pyro.param("alpha", torch.tensor(2.5), constraint=constraints.positive)
-    posterior = LaplaceEvidence(linear, hyper=()).run(*regression_data())
+    posterior = LaplaceEvidence(linear, maximise=()).run(*regression_data())
     assert {n: float(v) for n, v in posterior.hyperparameters.items()} == {"alpha": 2.5, "beta": 4.0}
     assert_exact(posterior.log_evidence, linear_log_evidence(*regression_data(), alpha=2.5))
     assert posterior.gamma == {}

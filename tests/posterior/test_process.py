@@ -28,7 +28,7 @@ def data(num_data: int = 12, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def fitted(model: Any, *args: Any) -> LaplacePosterior:
-    return LaplaceEvidence(model, hyper=(), stop=QUIET).run(*args)
+    return LaplaceEvidence(model, maximise=(), stop=QUIET).run(*args)
 
 
 def test_regression_predicts_as_scikit_learn() -> None:

@@ -42,13 +42,13 @@ def exact() -> torch.distributions.Gamma:
 def crowded() -> LaplacePosterior:
     """Six weights and a noise scale by sixty data: the joint mode of the scale is too low."""
     X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
-    return LaplaceEvidence(regression, outer=()).run(
+    return LaplaceEvidence(regression, marginalise=()).run(
         X, X[:, 0] + torch.randn(60, generator=torch.Generator().manual_seed(1))
     )
 
 
 def test_moments_and_quantiles_are_those_of_the_exact_posterior() -> None:  # oracle: conjugacy
-    corrected = fitted().corrected(20_000)
+    corrected = fitted().importance_resampled(20_000)
     assert corrected.pareto_k < 0.7
     assert float(corrected.mean()["rate"]) == pytest.approx(float(exact().mean), rel=0.02)
     assert float(corrected.std()["rate"]) == pytest.approx(float(exact().stddev), rel=0.03)
@@ -63,7 +63,7 @@ def test_moments_and_quantiles_are_those_of_the_exact_posterior() -> None:  # or
 
 
 def test_resampled_draws_have_the_weighted_moments() -> None:  # law
-    corrected = fitted().corrected(8_000)
+    corrected = fitted().importance_resampled(8_000)
     draws = corrected.get_samples(8_000, seed=1)["rate"]
     assert draws.shape == (8_000,)
     torch.testing.assert_close(draws.mean(), corrected.mean()["rate"], rtol=0.01, atol=0)
@@ -83,7 +83,7 @@ def test_the_noise_scale_of_a_crowded_regression() -> None:  # oracle: w integra
     found = posterior.diagnostics()
     assert found["pareto_k"] < 0.7
     assert found["largest_mean_shift"] > 0.3 and found["largest_mean_shift_site"] == "sigma"
-    corrected = posterior.corrected(8_000)
+    corrected = posterior.importance_resampled(8_000)
     assert float(corrected.mean()["sigma"]) == pytest.approx(mean, abs=0.1 * sd)
     assert float(corrected.std()["sigma"]) == pytest.approx(sd, rel=0.1)
     assert abs(float(posterior.get_samples(8_000, seed=0)["sigma"].mean()) - mean) > 0.3 * sd
@@ -94,8 +94,8 @@ def test_the_summary_says_what_the_weights_change(capsys) -> None:
     posterior.summary()
     text = capsys.readouterr().out
     assert "is off by" in text
-    assert "take draws from posterior.corrected(...)" in text
-    posterior.corrected(1000).summary()
+    assert "take draws from posterior.importance_resampled(...)" in text
+    posterior.importance_resampled(1000).summary()
     assert "1000 draws, weighted: worth" in capsys.readouterr().out
 
 
@@ -106,7 +106,7 @@ def test_an_exact_evidence_is_called_exact(capsys) -> None:
     text = capsys.readouterr().out
     assert "(exact: given the hyperparameters the posterior is Gaussian)" in text
     assert "k-hat" not in text
-    assert posterior.corrected(200).effective_sample_size == pytest.approx(200.0)
+    assert posterior.importance_resampled(200).effective_sample_size == pytest.approx(200.0)
 
 
 def test_the_summary_speaks_of_a_gap_whatever_k_hat() -> None:
@@ -132,7 +132,7 @@ def test_shifts_by_hand() -> None:
 
 
 def test_predictive_takes_the_guide() -> None:
-    corrected = fitted().corrected(4_000)
+    corrected = fitted().importance_resampled(4_000)
     torch.manual_seed(0)
     for parallel in (False, True):
         predictive = Predictive(corrected.model, guide=corrected.guide, num_samples=300, parallel=parallel)
@@ -143,7 +143,7 @@ def test_predictive_takes_the_guide() -> None:
 
 def test_arviz_takes_it() -> None:
     pytest.importorskip("arviz")
-    data = to_inference_data(fitted().corrected(1_000), num_samples=400)
+    data = to_inference_data(fitted().importance_resampled(1_000), num_samples=400)
     assert data.posterior["rate"].shape == (4, 100)
 
 
@@ -164,6 +164,6 @@ def test_weighted_quantiles_of_equal_weights_are_hazens() -> None:  # oracle: nu
 
 def test_refusals() -> None:
     with pytest.raises(BadInput, match="num_draws=5; expected a whole number of at least 100"):
-        fitted().corrected(5)
+        fitted().importance_resampled(5)
     with pytest.raises(BadInput, match="expected probabilities between 0 and 1"):
-        fitted().corrected(100).quantiles(1.5)
+        fitted().importance_resampled(100).quantiles(1.5)

@@ -129,7 +129,7 @@ def test_columns_of_a_frame_name_the_weights() -> None:
     pandas = pytest.importorskip("pandas")
     torch.manual_seed(0)
     frame = pandas.DataFrame(torch.randn(30, 3).numpy(), columns=["age", "dose", "weight"])
-    found = LaplaceEvidence(ard, hyper=(), stop=Stop(progress=False)).run(frame, torch.randn(30))
+    found = LaplaceEvidence(ard, maximise=(), stop=Stop(progress=False)).run(frame, torch.randn(30))
     assert {"w[age]", "w[dose]", "w[weight]"} <= set(found.table().rows)
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.posterior.whitening import (
-    Following,
+    AffineWhitening,
+    ConditionalWhitening,
     Polynomial,
-    Straight,
     _least_squares,
     fused,
     round_coordinates,
@@ -38,7 +38,7 @@ def fitted(name: str) -> LaplacePosterior:
 @pytest.mark.parametrize("name", MODELS)
 def test_volumes_and_inverses_are_exact(name: str) -> None:
     found = round_coordinates(fitted(name))
-    assert isinstance(found, Following)
+    assert isinstance(found, ConditionalWhitening)
     size = len(fitted(name).state.u)
     for scale in (0.3, 1.0, 2.0):
         z = scale * generated(size, seed=1)
@@ -59,9 +59,9 @@ def test_the_posterior_is_nearly_round(name: str) -> None:
 
 
 def test_one_gaussian_is_whitened_by_its_precision() -> None:
-    posterior = LaplaceEvidence(regression, outer=(), stop=Stop(progress=False)).run(X, Y)
+    posterior = LaplaceEvidence(regression, marginalise=(), stop=Stop(progress=False)).run(X, Y)
     found, z = round_coordinates(posterior), generated(4, seed=1)
-    assert isinstance(found, Straight)
+    assert isinstance(found, AffineWhitening)
     u, _ = found.forward(z)
     torch.testing.assert_close(found.inverse(u), z)
     away = u - posterior.state.u

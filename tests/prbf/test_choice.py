@@ -16,14 +16,14 @@ from pyro_evidence.prbf import (
     log_loss,
 )
 from pyro_evidence.prbf.choice import _folds, _promise, num_parameters
-from pyro_evidence.prbf.updates import Update, as_published, plain
+from pyro_evidence.prbf.updates import Update, em, prbf2001_update
 from tests.models_for_tests.prbf_cases import three_classes
 
 STOP = Stop(tolerance=0.0, num_steps=15)
 KINDS = [Spherical(), Diagonal(), Full()]
 
 
-def engine(updates: Update = as_published, **settings: object) -> OverlapEM:
+def engine(updates: Update = prbf2001_update, **settings: object) -> OverlapEM:
     settings = {"start": RandomPoints(restarts=2), "stop": STOP} | settings
     return OverlapEM(prbf(4, 3), updates=updates, **settings)  # type: ignore[arg-type]
 
@@ -95,12 +95,12 @@ def test_a_promise_is_the_log_likelihood_of_the_mixture() -> None:
 
 def test_parameters_are_counted() -> None:
     X, y = three_classes()
-    posterior = engine(plain).run(X, y)
+    posterior = engine(em).run(X, y)
     assert num_parameters(posterior) == 3 * 3 + 4 * (3 + 1)
 
 
 @pytest.mark.parametrize(
-    ("call", "letter"),
+    ("call", "message"),
     [
         (lambda X, y: choose_alpha(engine(), X, y, multiples=(-1.0,)), "multiples="),
         (lambda X, y: choose_alpha(engine(), X, y, num_folds=1), "num_folds=1"),
@@ -119,9 +119,9 @@ def test_parameters_are_counted() -> None:
         (lambda X, y: add_kernels(OverlapEM(prbf(3, 3, sharing=Separate((1, 1, 1)))), X, y, most=3), "Separate"),
     ],
 )
-def test_settings_that_cannot_be_meant(call: object, letter: str) -> None:
+def test_settings_that_cannot_be_meant(call: object, message: str) -> None:
     X, y = three_classes()
-    with pytest.raises(BadInput, match=letter):
+    with pytest.raises(BadInput, match=message):
         call(X, y)  # type: ignore[operator]
 
 

@@ -11,7 +11,16 @@ from torch import Tensor
 from pyro_evidence.models.covariances import Covariance, Diagonal, Full, Spherical
 from pyro_evidence.prbf import updates as prbf_updates
 from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, evaluate
-from pyro_evidence.prbf.updates import as_published, clamped_mixing, climb, correction, exact, plain, slopes, stepped
+from pyro_evidence.prbf.updates import (
+    clamped_mixing,
+    climb,
+    correction,
+    em,
+    exact_m_step,
+    prbf2001_update,
+    slopes,
+    stepped,
+)
 from tests.models_for_tests.prbf_cases import random_network, three_classes
 from tests.oracles import prbf as naive
 
@@ -35,15 +44,15 @@ def start(kind: Covariance, alpha: float, rows: int = 2, apart: float = 1.0) -> 
 
 
 @each_kind
-@pytest.mark.parametrize("step", [as_published, exact])
+@pytest.mark.parametrize("step", [prbf2001_update, exact_m_step])
 def test_without_alpha_every_update_is_plain_em(kind: Covariance, step: Step) -> None:
-    a, b = rounds(step, start(kind, 0.0), 20), rounds(plain, start(kind, 0.0), 20)
+    a, b = rounds(step, start(kind, 0.0), 20), rounds(em, start(kind, 0.0), 20)
     for name in ("mixing", "loc", "covariance"):
         torch.testing.assert_close(getattr(a.net, name), getattr(b.net, name), rtol=1e-12, atol=1e-12)
 
 
 def test_literal_without_alpha_is_plain_em_bit_for_bit() -> None:
-    a, b = rounds(as_published, start(Spherical(), 0.0), 20), rounds(plain, start(Spherical(), 0.0), 20)
+    a, b = rounds(prbf2001_update, start(Spherical(), 0.0), 20), rounds(em, start(Spherical(), 0.0), 20)
     for name in ("mixing", "loc", "covariance"):
         assert torch.equal(getattr(a.net, name), getattr(b.net, name))
 
@@ -52,7 +61,7 @@ def test_literal_without_alpha_is_plain_em_bit_for_bit() -> None:
 def test_plain_em_never_falls(kind: Covariance) -> None:
     at = start(kind, 0.0)
     for _ in range(60):
-        new = plain(at)
+        new = em(at)
         assert bool((new.log_likelihood >= at.log_likelihood - 1e-10).all())
         at = new
 
@@ -66,7 +75,7 @@ def test_block_mixing_is_one_mixture_for_each_class(kind: Covariance, name: str)
     data, net = class_data(X, y, 3, kind), random_network(kind, 1, sizes=(3, 6, 3))
     block = torch.eye(3).repeat_interleave(2, -1)[None] / 2
     at = evaluate(data, Network(block, net.loc, net.covariance, net.class_prior), torch.tensor([40.0]))
-    at = rounds(as_published, at, 30)
+    at = rounds(prbf2001_update, at, 30)
     inverse = net.covariance.reciprocal() if name != "full" else torch.linalg.inv(net.covariance)
     for k in range(3):
         own = slice(2 * k, 2 * k + 2)
@@ -89,7 +98,7 @@ def test_with_one_class_the_published_update_is_plain_em() -> None:
     X, _ = three_classes()
     net = random_network(Spherical(), 1, sizes=(1, 4, 3))
     data = class_data(X, torch.zeros(len(X)).long(), 1, Spherical())
-    a, b = (rounds(u, evaluate(data, net, torch.tensor([500.0])), 20) for u in (as_published, plain))
+    a, b = (rounds(u, evaluate(data, net, torch.tensor([500.0])), 20) for u in (prbf2001_update, em))
     for name in ("mixing", "loc", "covariance"):
         torch.testing.assert_close(getattr(a.net, name), getattr(b.net, name), rtol=1e-11, atol=1e-11)
 
@@ -100,7 +109,7 @@ def test_literal_is_the_published_update_index_by_index() -> None:
     net = at.net.mixing[0], at.net.loc[0], at.net.covariance[0, :, 0]
     lag, negative = torch.zeros(3, 4), 0
     for _ in range(25):
-        at = as_published(at)
+        at = prbf2001_update(at)
         net, lag, numerators = naive.published_round(X, y, net, alpha, lag)
         negative += int((numerators < 0).sum())
         found = at.net.mixing[0], at.net.loc[0], at.net.covariance[0, :, 0]
@@ -112,7 +121,7 @@ def test_literal_is_the_published_update_index_by_index() -> None:
 def test_the_published_update_lowers_its_objective_somewhere() -> None:
     at, falls = start(Spherical(), 16.0, rows=4), 0
     for _ in range(60):
-        new = as_published(at)
+        new = prbf2001_update(at)
         falls += int((new.objective < at.objective - 1e-6).sum())
         at = new
     assert falls > 0
@@ -120,9 +129,9 @@ def test_the_published_update_lowers_its_objective_somewhere() -> None:
 
 @each_kind
 def test_at_a_plain_fixed_point_the_published_centres_do_not_move(kind: Covariance) -> None:
-    at = rounds(plain, start(kind, 0.0, apart=4.0), 150)
+    at = rounds(em, start(kind, 0.0, apart=4.0), 150)
     for alpha in (1.0, 100.0, 1e5):
-        new = as_published(Point(at.data, at.net, torch.full((2,), alpha), at.moments, at.log_likelihood, at.resp))
+        new = prbf2001_update(Point(at.data, at.net, torch.full((2,), alpha), at.moments, at.log_likelihood, at.resp))
         assert float((new.net.loc - at.net.loc).abs().max()) < 1e-12
 
 
@@ -140,7 +149,7 @@ def test_negative_numerators_are_clamped_before_the_sum() -> None:
 
 
 @each_kind
-@pytest.mark.parametrize("step", [as_published, exact, climb])
+@pytest.mark.parametrize("step", [prbf2001_update, exact_m_step, climb])
 def test_mixing_stays_on_the_simplex_after_every_round(kind: Covariance, step: Step) -> None:
     at = start(kind, 60.0)
     for _ in range(30):
@@ -182,7 +191,7 @@ def test_gradient_with_unlabelled_rows_is_the_slope_of_the_objective() -> None:
 
 @each_kind
 def test_without_alpha_a_step_of_the_ascent_is_one_of_em(kind: Covariance) -> None:
-    a, b = climb(start(kind, 0.0)).net, plain(start(kind, 0.0)).net
+    a, b = climb(start(kind, 0.0)).net, em(start(kind, 0.0)).net
     for name in ("mixing", "loc", "covariance"):
         torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=1e-9, atol=1e-9)
 
@@ -190,7 +199,7 @@ def test_without_alpha_a_step_of_the_ascent_is_one_of_em(kind: Covariance) -> No
 @each_kind
 @pytest.mark.parametrize("alpha", [2.0, 40.0, 800.0])
 def test_ascent_never_falls(kind: Covariance, alpha: float) -> None:
-    at = rounds(plain, start(kind, alpha), 20)
+    at = rounds(em, start(kind, alpha), 20)
     for _ in range(40):
         new = climb(at)
         assert bool((new.objective >= at.objective).all())
@@ -198,7 +207,7 @@ def test_ascent_never_falls(kind: Covariance, alpha: float) -> None:
 
 
 def test_ascent_ends_where_the_gradient_vanishes() -> None:
-    at = rounds(climb, rounds(plain, start(Diagonal(), 40.0), 20), 200)
+    at = rounds(climb, rounds(em, start(Diagonal(), 40.0), 20), 200)
     assert float(slopes(at).gain.max()) < 1e-6
 
 
@@ -231,7 +240,7 @@ def expected_log_posterior(at: Point, mixing: Tensor, loc: Tensor, covariance: T
 def test_exact_m_step_is_stationary(kind: Covariance) -> None:
     """Centres and covariances at held ownership, then the mixing with an ownership of its own."""
     at = start(kind, 10.0)
-    new = exact(at).net
+    new = exact_m_step(at).net
     free = [v[0].clone().requires_grad_() for v in (new.mixing, new.loc, new.covariance)]
     held = expected_log_posterior(at, free[0].detach(), free[1], free[2], at.net.ownership[0])
     for gradient in torch.autograd.grad(held, free[1:]):
@@ -256,7 +265,7 @@ def test_exact_shares_sum_to_one_with_one_and_the_same_multiplier() -> None:
         assert torch.equal(used, R[b] > 0)
 
 
-@pytest.mark.parametrize("step", [as_published, exact, climb])
+@pytest.mark.parametrize("step", [prbf2001_update, exact_m_step, climb])
 def test_data_that_are_given_twice_make_the_same_way(step: Step) -> None:
     X, y = three_classes()
     net = random_network(Spherical(), rows=1)
@@ -271,7 +280,7 @@ def test_data_that_are_given_twice_make_the_same_way(step: Step) -> None:
     torch.testing.assert_close(2 * a.objective, b.objective, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("step", [plain, as_published, exact, climb])
+@pytest.mark.parametrize("step", [em, prbf2001_update, exact_m_step, climb])
 def test_a_batch_of_rows_is_a_loop(step: Step) -> None:
     whole = rounds(step, start(Diagonal(), 15.0), 10)
     for b in range(2):
@@ -279,7 +288,7 @@ def test_a_batch_of_rows_is_a_loop(step: Step) -> None:
         torch.testing.assert_close(whole.objective[b], one.objective[0], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("step", [plain, as_published, exact, climb])
+@pytest.mark.parametrize("step", [em, prbf2001_update, exact_m_step, climb])
 @each_kind
 def test_a_kernel_without_data_stays_and_breaks_nothing(step: Step, kind: Covariance) -> None:
     at = start(kind, 15.0)

@@ -37,14 +37,14 @@ def test_adjoint_is_the_derivative_of_the_log_determinant() -> None:
 def test_coloured_noise_has_the_covariance() -> None:
     """Exactly: the rows that unit vectors become, squared, add up to the covariance."""
     A = matrices()
-    rows = factorise(A).colour(torch.eye(4))
+    rows = factorise(A).unwhiten(torch.eye(4))
     assert_exact(rows.mT @ rows, torch.linalg.inv(A[0]))
 
 
 def test_weakest_direction_is_the_last_axis_of_the_ellipsoid() -> None:
     A = matrices(3)
     values, vectors = torch.linalg.eigh(A)
-    found = factorise(A).weakest(torch.ones(4, dtype=torch.bool))
+    found = factorise(A).least_precise_direction(torch.ones(4, dtype=torch.bool))
     expected = vectors[..., 0] * values[..., :1].rsqrt()
     cosine = (found * expected).sum(-1) / found.norm(dim=-1) / expected.norm(dim=-1)
     assert float(cosine.abs().min()) > 0.99
@@ -55,8 +55,8 @@ def test_weakest_direction_leaves_pruned_coordinates_out() -> None:
     active = torch.tensor([True, True, False, True])
     A = torch.tensor([30.0, 2.0, 1.0, 50.0]).diag().unsqueeze(0)
     expected = torch.tensor([[0.0, 2.0**-0.5, 0.0, 0.0]])
-    torch.testing.assert_close(factorise(A).weakest(active).abs(), expected, rtol=1e-2, atol=1e-2)
-    assert_exact(factorise(A.diagonal(dim1=-2, dim2=-1)).weakest(active), expected)
+    torch.testing.assert_close(factorise(A).least_precise_direction(active).abs(), expected, rtol=1e-2, atol=1e-2)
+    assert_exact(factorise(A.diagonal(dim1=-2, dim2=-1)).least_precise_direction(active), expected)
 
 
 def test_diagonal_is_dense_of_a_diagonal_matrix() -> None:
@@ -67,7 +67,7 @@ def test_diagonal_is_dense_of_a_diagonal_matrix() -> None:
     assert_exact(thin.variance, thick.variance)
     assert_exact(thin.adjoint.diag_embed(), thick.adjoint)
     assert_exact(thin.solve(b), thick.solve(b))
-    assert_exact(thin.colour(white), thick.colour(white))
+    assert_exact(thin.unwhiten(white), thick.unwhiten(white))
 
 
 @pytest.mark.parametrize("dense", [True, False])

@@ -72,7 +72,7 @@ def test_draws_have_the_inverse_as_covariance_and_can_be_taken_back(
     pattern: Callable[[], Pattern], plan: Planner
 ) -> None:
     precision, A, whole, _ = case(pattern(), plan)
-    root = precision.colour(torch.eye(whole.size, dtype=torch.float64))
+    root = precision.unwhiten(torch.eye(whole.size, dtype=torch.float64))
     assert worst(root.mT @ root, np.linalg.inv(A)) < 1e-10
     assert worst(precision.whiten(root), np.eye(whole.size)) < 1e-10
 
@@ -113,7 +113,7 @@ def test_a_plan_serves_many_factorisations_and_random_state_stays() -> None:
 
 def test_weakest_is_the_direction_of_least_precision() -> None:
     precision, A, whole, _ = case(crossed(), elimination)
-    found = precision.weakest(torch.ones(whole.size, dtype=torch.bool)).numpy()[0]
+    found = precision.least_precise_direction(torch.ones(whole.size, dtype=torch.bool)).numpy()[0]
     assert found @ A @ found == pytest.approx(1.0, rel=0.1)
     assert found @ found >= 0.9 / np.linalg.eigvalsh(A)[0]
 

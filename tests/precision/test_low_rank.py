@@ -42,9 +42,9 @@ def test_all_that_a_precision_is_asked_for(singular: bool) -> None:
     torch.testing.assert_close(found.variance[0], Z.diagonal(), **close)
     torch.testing.assert_close(found.covariance(chosen), Z[chosen][:, chosen], **close)
     torch.testing.assert_close(found.solve(rows), rows @ Z, **close)
-    root = found.colour(torch.eye(SIZE).double())
+    root = found.unwhiten(torch.eye(SIZE).double())
     torch.testing.assert_close(root.mT @ root, Z, **close)
-    torch.testing.assert_close(found.whiten(found.colour(rows)), rows, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.whiten(found.unwhiten(rows)), rows, rtol=1e-9, atol=1e-9)
     whole = E @ Z @ E.mT
     for index, own in zip(pattern.index, found.adjoint, strict=True):
         torch.testing.assert_close(own, whole[index.unsqueeze(-1), index.unsqueeze(-2)], **close)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics.linear_predictor import slope_and_curvature
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import Slot
+from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.recognise import recognise
 
 X = torch.linspace(-1.0, 2.0, 12, dtype=torch.float64).reshape(6, 2)
@@ -20,7 +20,7 @@ def model(y: Tensor, factor: Tensor | None = None) -> None:
         pyro.sample("y", dist.Poisson((X @ w).exp()), obs=y)
 
 
-def slot_of(y: Tensor) -> tuple[Slot, LogJoint]:
+def slot_of(y: Tensor) -> tuple[LikelihoodTerm, LogJoint]:
     joint = LogJoint(model, (y,), {})
     linear = recognise(joint).linear
     assert linear is not None

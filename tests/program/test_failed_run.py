@@ -13,7 +13,7 @@ from torch.distributions import constraints
 from pyro_evidence import REVM, RVM, BadInput, EvidenceEM, LaplaceEvidence, class_conditional
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.program.failed_run import run_failed
-from tests.refusals.letters import refused, says
+from tests.refusals.messages import refused, says
 
 generator = torch.Generator().manual_seed(0)
 X = torch.randn(60, 3, generator=generator)
@@ -71,8 +71,8 @@ def test_a_mistake_of_the_models_own_stays_what_it_is_when_the_data_are_tensors(
 
 
 def test_integers_are_named() -> None:
-    letter = refused(BadInput, logistic, X.long(), T)
-    says(letter, "argument 0: shape (60, 3), torch.int64", ".double() after argument 0.")
+    message = refused(BadInput, logistic, X.long(), T)
+    says(message, "argument 0: shape (60, 3), torch.int64", ".double() after argument 0.")
     assert "Integers" not in refused(BadInput, logistic, X.float(), T)
 
 
@@ -83,9 +83,9 @@ def test_the_first_value_that_is_not_finite_is_located() -> None:
 
 
 def test_a_letter_does_not_recite_the_data() -> None:
-    letter = refused(BadInput, logistic, X, T + 1.0)
-    says(letter, "site 't'", "support (Boolean())", "found values: tensor([", "Shapes must broadcast")
-    assert len(letter.split("found values:")[1].split(" ....")[0]) <= 60
+    message = refused(BadInput, logistic, X, T + 1.0)
+    says(message, "site 't'", "support (Boolean())", "found values: tensor([", "Shapes must broadcast")
+    assert len(message.split("found values:")[1].split(" ....")[0]) <= 60
     assert "found values: -1.0." in str(run_failed(ValueError("but found invalid values:\n-1.0"), (), {}))
     assert "Trace" not in str(run_failed(RuntimeError("size mismatch\nTrace Shapes:\n w dist | 4"), (), {}))
 
@@ -123,9 +123,9 @@ def test_new_data_of_a_mixture_have_the_columns_of_the_old(engine: Any) -> None:
     one, three = Y[:, :1], torch.cat([Y, Y[:, :1]], -1)
     for wrong, number in ((one, "1"), (three, "3")):
         says(letter_of(posterior.log_prob, wrong), number, "2", "same columns")
-    letter = letter_of(posterior.log_prob, Y.tolist())
-    says(letter, "torch.as_tensor(")
-    assert "Trace Shapes" not in letter
+    message = letter_of(posterior.log_prob, Y.tolist())
+    says(message, "torch.as_tensor(")
+    assert "Trace Shapes" not in message
     assert posterior.log_prob(Y[:1]).shape == (1,)
 
 

@@ -37,7 +37,7 @@ def density(w: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
 
 def test_params_are_explicit_arguments_in_log_space() -> None:
     joint = LogJoint(regression, (X, T))
-    assert joint.hypers.names == ("alpha", "beta") and joint.hyper_sites == ()
+    assert joint.hypers.names == ("alpha", "beta") and joint.maximised_sites == ()
     assert_exact(joint.initial_theta, torch.tensor([1.0, 1.0, 2.0]).log())
     theta = torch.cat([ALPHA, BETA.reshape(1)]).log()
     assert_exact(joint.log_joint(W, theta), density(W, ALPHA, BETA))
@@ -183,7 +183,7 @@ def test_a_tied_parameter_is_one_hyperparameter() -> None:
 
 
 def test_hold_everything() -> None:
-    joint = LogJoint(regression, (X, T), hyper=())
+    joint = LogJoint(regression, (X, T), maximise=())
     assert joint.hypers.size == 0
     assert_exact(joint.split_hypers(joint.initial_theta)[0], {"alpha": torch.ones(2), "beta": torch.tensor(2.0)})
     assert_exact(joint.log_joint(W, joint.initial_theta), density(W, torch.ones(2), torch.tensor(2.0)))
@@ -198,7 +198,7 @@ def test_a_module_whose_weights_are_hidden_may_be_held() -> None:
         with pyro.plate("data", len(X)):
             pyro.sample("t", dist.Normal(network(X).squeeze(-1) + b, 0.5), obs=t)
 
-    joint = LogJoint(model, (X, T), hyper=())
+    joint = LogJoint(model, (X, T), maximise=())
     b = torch.tensor([0.4])
     expected = td.Normal(0.0, 1.0).log_prob(b) + td.Normal(network(X).squeeze(-1) + b, 0.5).log_prob(T).sum()
     assert_exact(joint.log_joint(b, joint.initial_theta), expected[0])
@@ -217,10 +217,10 @@ def hierarchical(X: Tensor, t: Tensor) -> None:
         pyro.sample("t", dist.Normal(X @ w, beta.rsqrt()), obs=t)
 
 
-@pytest.mark.parametrize("choice", [{"hyper": ["scale"]}, {"integrate": ["w"]}, {"hyper": ["scale", "beta"]}])
+@pytest.mark.parametrize("choice", [{"maximise": ["scale"]}, {"integrate": ["w"]}, {"maximise": ["scale", "beta"]}])
 def test_a_latent_site_can_be_maximised(choice: dict[str, Any]) -> None:
     joint = LogJoint(hierarchical, (X, T), **choice)
-    assert joint.latents.names == ("w",) and joint.hyper_sites == ("scale",)
+    assert joint.latents.names == ("w",) and joint.maximised_sites == ("scale",)
     assert joint.hypers.names == ("beta", "scale")
     theta = torch.tensor([BETA.log(), 0.2, -0.7], requires_grad=True)
     beta, scale = theta[0].exp(), theta[1:].exp()

@@ -192,7 +192,7 @@ def test_substituted_sites_become_observations() -> None:
         with pyro.plate("data", len(t)):
             pyro.sample("t", dist.Normal(w, 0.5), obs=t)
 
-    joint = LogJoint(model, (T,), hyper=["scale"])
+    joint = LogJoint(model, (T,), maximise=["scale"])
     theta = torch.tensor([0.3])
     trace = poutine.trace(joint.substituted(theta)).get_trace(T)
     assert trace.nodes["scale"]["is_observed"] and not trace.nodes["w"]["is_observed"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_evidence import BadInput
 from pyro_evidence.program import LogJoint
-from tests.refusals.letters import refused, says
+from tests.refusals.messages import refused, says
 
 N = 6
 DATA = torch.linspace(-1.0, 1.0, N)

@@ -1,4 +1,4 @@
-"""Small random problems: an answer that obeys the laws of an evidence, or a letter.
+"""Small random problems: an answer that obeys the laws of an evidence, or an error message.
 
 ``PYRO_EVIDENCE_CASES=2000 pytest tests/properties`` tries more of them, and others each time; without it the cases are
 few and always the same.
@@ -123,8 +123,8 @@ def test_an_answer_or_a_letter(name) -> None:
     def check(problem: Problem) -> None:
         try:
             posterior = quietly(lambda: ENGINES[name](problem))
-        except LETTERS as letter:
-            assert len(str(letter)) > 40
+        except LETTERS as message:
+            assert len(str(message)) > 40
             return
         refused = getattr(posterior, "refusal", "")
         assert refused or not bool(numbers(posterior).isnan())

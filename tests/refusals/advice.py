@@ -1,7 +1,8 @@
-"""How many letters advise something, and which of them a row of the tables breaks: ``python -m tests.refusals.advice``.
+"""How many messages advise something, and which of them rows try: ``python -m tests.refusals.advice``.
 
-A letter is a place in the package that makes one of its errors; it advises where its text has a sentence in the
-imperative. A row tries a letter when the message that it ends in holds all of the letter's constant parts.
+An error message is a place in the package that makes one of its errors; it advises where its text has a sentence in the
+imperative. A row tries an error message when the message that it ends in holds all of the error message's constant
+parts.
 """
 
 import ast
@@ -28,7 +29,7 @@ LEAST = 12  # characters of a part that is looked for
 
 
 @dataclass(frozen=True)
-class Letter:
+class Message:
     """One place that says no."""
 
     place: str
@@ -43,12 +44,12 @@ class Letter:
         return bool(long) and all(part in message for part in long)
 
 
-def letters() -> Iterator[Letter]:
+def messages() -> Iterator[Message]:
     """Every call of an error's class in the package."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS and node.args:
-                yield Letter(f"{path.relative_to(PACKAGE)}:{node.lineno}", tuple(_parts(node.args[0])))
+                yield Message(f"{path.relative_to(PACKAGE)}:{node.lineno}", tuple(_parts(node.args[0])))
 
 
 def _parts(node: ast.expr) -> Iterator[str]:
@@ -60,7 +61,7 @@ def _parts(node: ast.expr) -> Iterator[str]:
             yield from _parts(value) if isinstance(value, ast.Constant) else ("\n",)
 
 
-def messages() -> list[str]:
+def tried() -> list[str]:
     """What all rows end in."""
     from tests.refusals.test_remedies import ROWS
 
@@ -74,15 +75,15 @@ def messages() -> list[str]:
 
 
 def report() -> list[str]:
-    """The counts, then the letters that no row tries."""
-    found = list(letters())
-    advising = [letter for letter in found if letter.advises]
-    said = messages()
-    tried = {letter.place for letter in found if any(letter.is_in(message) for message in said)}
-    left = [letter for letter in advising if letter.place not in tried]
+    """The counts, then the error messages that no row tries."""
+    found = list(messages())
+    advising = [message for message in found if message.advises]
+    said = tried()
+    covered = {message.place for message in found if any(message.is_in(text) for text in said)}
+    left = [message for message in advising if message.place not in covered]
     num = len(advising) - len(left)
-    counts = f"{len(found)} letters, {len(advising)} advise, {num} of these are tried by {len(said)} rows"
-    return [counts, *(f"{letter.place} {' '.join(letter.parts)[:160]!r}" for letter in left)]
+    counts = f"{len(found)} messages, {len(advising)} advise, {num} of these are tried by {len(said)} rows"
+    return [counts, *(f"{message.place} {' '.join(message.parts)[:160]!r}" for message in left)]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pairs of models: one that ends in a letter, and the same after the letter's advice."""
+"""Pairs of models: one that ends in an error message, and the same after the error message's advice."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -288,9 +288,9 @@ REMEDIES: dict[str, Remedy] = {
     ),
     "the same, held": Remedy(
         UnsupportedModel,
-        r"pass hyper=\(\)",
+        r"pass maximise=\(\)",
         lambda: fit(detached(False), X, Y),
-        lambda: fit(detached(False), X, Y, hyper=()),
+        lambda: fit(detached(False), X, Y, maximise=()),
     ),
     "pyro.module": Remedy(
         UnsupportedModel,
@@ -300,9 +300,9 @@ REMEDIES: dict[str, Remedy] = {
     ),
     "the same module, held": Remedy(
         UnsupportedModel,
-        r"pass hyper=\(\)",
+        r"pass maximise=\(\)",
         lambda: fit(registered(True), X, Y),
-        lambda: fit(registered(True), X, Y, hyper=()),
+        lambda: fit(registered(True), X, Y, maximise=()),
     ),
     "unnamed numbers": Remedy(
         UnsupportedModel,
@@ -357,8 +357,8 @@ REMEDIES: dict[str, Remedy] = {
     "two learned parameters": Remedy(
         UnsupportedModel,
         "Use curvature=exact_hessian",
-        lambda: fit(two_parameters, X, Y, curvature=gauss_newton, outer=()),
-        lambda: fit(two_parameters, X, Y, curvature=exact_hessian, outer=()),
+        lambda: fit(two_parameters, X, Y, curvature=gauss_newton, marginalise=()),
+        lambda: fit(two_parameters, X, Y, curvature=exact_hessian, marginalise=()),
     ),
     "inputs that occur twice": Remedy(
         BadInput,
@@ -370,7 +370,7 @@ REMEDIES: dict[str, Remedy] = {
         NotConverged,
         "runs to infinity",
         lambda: fit(unbounded(False), SAME),
-        lambda: fit(unbounded(True), SAME, hyper=["sigma"]),
+        lambda: fit(unbounded(True), SAME, maximise=["sigma"]),
     ),
     "too few steps": Remedy(
         NotConverged,

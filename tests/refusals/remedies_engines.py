@@ -136,9 +136,9 @@ ENGINES: dict[str, Remedy] = {
     ),
     "the same, maximised": Remedy(
         UnsupportedModel,
-        r"hyper=\['tau'\]",
+        r"maximise=\['tau'\]",
         lambda: LaplaceEvidence(groups).run_chunks([(GROUPS, Y)]),
-        lambda: LaplaceEvidence(groups, hyper=["tau"]).run_chunks([(GROUPS, Y)]),
+        lambda: LaplaceEvidence(groups, maximise=["tau"]).run_chunks([(GROUPS, Y)]),
     ),
     "chunks of blocks": Remedy(
         UnsupportedModel,
@@ -184,24 +184,24 @@ ENGINES: dict[str, Remedy] = {
     ),
     "the same scale, maximised": Remedy(
         BadInput,
-        r"or maximise it: hyper=\['tau'\]",
+        r"or maximise it: maximise=\['tau'\]",
         lambda: fit(flat_scale(False), GROUPS, Y),
-        lambda: fit(flat_scale(False), GROUPS, Y, hyper=["tau"]),
+        lambda: fit(flat_scale(False), GROUPS, Y, maximise=["tau"]),
     ),
     "nothing inside": Remedy(
         BadInput,
-        r"pass outer=\(\)",
-        lambda: fit(scales_alone, Y, outer=["sigma"]),
-        lambda: fit(scales_alone, Y, outer=()),
+        r"pass marginalise=\(\)",
+        lambda: fit(scales_alone, Y, marginalise=["sigma"]),
+        lambda: fit(scales_alone, Y, marginalise=()),
     ),
     "too many scales": Remedy(
         BadInput,
-        r"outer=\(\) puts one Gaussian over everything",
+        r"marginalise=\(\) puts one Gaussian over everything",
         lambda: fit(many_scales, WIDE, Y),
-        lambda: fit(many_scales, WIDE, Y, hyper=["tau"]),
+        lambda: fit(many_scales, WIDE, Y, maximise=["tau"]),
     ),
     "outer names what is summed out": Remedy(
-        BadInput, "leave it out of outer", lambda: fit(MIXTURE, BLOBS, outer=["z"]), lambda: fit(MIXTURE, BLOBS)
+        BadInput, "leave it out of outer", lambda: fit(MIXTURE, BLOBS, marginalise=["z"]), lambda: fit(MIXTURE, BLOBS)
     ),
     "nodes and a curvature": Remedy(
         BadInput,
@@ -269,10 +269,10 @@ ENGINES: dict[str, Remedy] = {
         lambda: OverlapEM(prbf(2)).posterior,
         lambda: OverlapEM(prbf(2)).run(BLOBS, BELONGS).log_prob(BLOBS),
     ),
-    "watching a program": Remedy(
+    "validation data for a program": Remedy(
         UnsupportedModel,
         "leave it out",
-        lambda: EvidenceEM(mppca(1, 1)).watching(BLOBS).run(BLOBS),
+        lambda: EvidenceEM(mppca(1, 1)).track_validation(BLOBS).run(BLOBS),
         lambda: EvidenceEM(mppca(1, 1)).run(BLOBS),
     ),
     "weights that are positive": Remedy(

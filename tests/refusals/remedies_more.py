@@ -142,9 +142,9 @@ MORE: dict[str, Remedy] = {
     ),
     "errors that nobody watched": Remedy(
         BadInput,
-        r"watching\(Y_test\)",
+        r"track_validation\(Y_test\)",
         lambda: EvidenceEM(gaussian_mixture(2)).run(BLOBS).test_nll,
-        lambda: EvidenceEM(gaussian_mixture(2)).watching(BLOBS).run(BLOBS).test_nll,
+        lambda: EvidenceEM(gaussian_mixture(2)).track_validation(BLOBS).run(BLOBS).test_nll,
     ),
     "a precision that has no powers": Remedy(
         BadInput,
@@ -185,7 +185,7 @@ MORE: dict[str, Remedy] = {
     "every axis pruned": Remedy(
         BadInput,
         r"use get_samples\(\.\.\.\), whose weights are 0",
-        lambda: no_axis().corrected(),
+        lambda: no_axis().importance_resampled(),
         lambda: no_axis().get_samples(3)["w"],
     ),
     "a guide of no axis": Remedy(

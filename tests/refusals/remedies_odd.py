@@ -242,7 +242,7 @@ ODD: dict[str, Remedy] = {
     ),
     "groups numbered from elsewhere": Remedy(
         BadInput,
-        r"as pyro_evidence\.chunks\.Groups numbers them",
+        r"as pyro_evidence\.data\.Groups numbers them",
         lambda: in_chunks(numbered, PARTS),
         lambda: in_chunks(numbered, Groups(CODES, Y, size=15)),
     ),

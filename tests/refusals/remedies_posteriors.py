@@ -136,13 +136,13 @@ POSTERIORS: dict[str, Remedy] = {
         lambda: saved(lambda path: LaplacePosterior.load(path, two_sites), line),
         lambda: saved(lambda path: LaplacePosterior.load(path, LINE), line),
     ),
-    "a file with outer sites": Remedy(
+    "a file with marginalised sites": Remedy(
         BadInput,
         r"NestedPosterior\.load",
         lambda: saved(lambda path: LaplacePosterior.load(path, groups), nested),
         lambda: saved(lambda path: NestedPosterior.load(path, groups), nested),
     ),
-    "a file without outer sites": Remedy(
+    "a file without marginalised sites": Remedy(
         BadInput,
         r"load it with LaplacePosterior\.load",
         lambda: saved(lambda path: NestedPosterior.load(path, LINE), line),

@@ -153,17 +153,17 @@ PROGRAMS: dict[str, Remedy] = {
     "a prior of a maximised site that moves": Remedy(
         UnsupportedModel,
         "Maximise that site too",
-        lambda: fit(hierarchy, Y, hyper=["mean"]),
-        lambda: fit(hierarchy, Y, hyper=["top"]),
+        lambda: fit(hierarchy, Y, maximise=["mean"]),
+        lambda: fit(hierarchy, Y, maximise=["top"]),
     ),
     "the same, integrated": Remedy(
-        UnsupportedModel, "or integrate both", lambda: fit(hierarchy, Y, hyper=["mean"]), lambda: fit(hierarchy, Y)
+        UnsupportedModel, "or integrate both", lambda: fit(hierarchy, Y, maximise=["mean"]), lambda: fit(hierarchy, Y)
     ),
     "everything maximised": Remedy(
         BadInput,
         "leave at least one to integrate",
-        lambda: fit(hierarchy, Y, hyper=["top", "mean"]),
-        lambda: fit(hierarchy, Y, hyper=["top"]),
+        lambda: fit(hierarchy, Y, maximise=["top", "mean"]),
+        lambda: fit(hierarchy, Y, maximise=["top"]),
     ),
     "data that are read once": Remedy(
         UnsupportedModel, "pass tensors or lists, not a generator", lambda: batches(False), lambda: batches(True)
@@ -237,8 +237,8 @@ PROGRAMS: dict[str, Remedy] = {
     "a site twice": Remedy(
         BadInput,
         "name each of them once|name it once",
-        lambda: fit(hierarchy, Y, hyper=["top"], outer=["top"]),
-        lambda: fit(hierarchy, Y, hyper=["top"]),
+        lambda: fit(hierarchy, Y, maximise=["top"], marginalise=["top"]),
+        lambda: fit(hierarchy, Y, maximise=["top"]),
     ),
 }
 

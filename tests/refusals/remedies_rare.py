@@ -132,7 +132,7 @@ def on(place: str) -> Any:
     return in_a_folder(read)
 
 
-def hill(y: Tensor) -> None:
+def mode(y: Tensor) -> None:
     """A param whose square is a mean: at its start the evidence is not curved downwards."""
     height = pyro.param("height", T * 0.1)
     observed("y", dist.Normal(normal("w") + 3.0 * height.square(), 0.5), y)
@@ -140,7 +140,7 @@ def hill(y: Tensor) -> None:
 
 def covariance(num_steps: int) -> Any:
     stop = Stop(num_steps=num_steps, progress=False, throw=False)
-    return fit(hill, Y + 4.0, stop=stop).hyperparameter_covariance().constrained
+    return fit(mode, Y + 4.0, stop=stop).hyperparameter_covariance().constrained
 
 
 def scaled_line() -> Any:
@@ -259,7 +259,7 @@ RARE: dict[str, Remedy] = {
         lambda: tempered_smc(above(1.0), num_particles=128),
     ),
     "a mode in a corner": Remedy(
-        BadInput, r"run NUTS on posterior\.model", lambda: in_a_corner().corrected(100), chain_in_a_corner
+        BadInput, r"run NUTS on posterior\.model", lambda: in_a_corner().importance_resampled(100), chain_in_a_corner
     ),
     "a device that is not here": Remedy(BadInput, r"Pass map_location='cpu'", lambda: on("cuda"), lambda: on("cpu")),
     "a covariance away from the maximum": Remedy(

@@ -1,4 +1,4 @@
-"""Arguments that cannot be meant are letters wherever they are given, and the user's own errors stay their own."""
+"""Arguments that cannot be meant are messages wherever they are given, and the user's own errors stay their own."""
 
 import math
 from collections.abc import Callable
@@ -71,8 +71,8 @@ def posteriors() -> dict[str, Any]:
     }
 
 
-def refused(error: type[Exception], letter: str, run: Callable[[], Any]) -> None:
-    with pytest.raises(error, match=letter):
+def refused(error: type[Exception], message: str, run: Callable[[], Any]) -> None:
+    with pytest.raises(error, match=message):
         run()
 
 
@@ -138,7 +138,7 @@ def test_extreme_precisions_are_refused(value) -> None:
 
 
 @pytest.mark.parametrize(
-    ("letter", "make"),
+    ("message", "make"),
     [
         ("noise=None; expected a function", lambda: gaussian_mixture(2, noise=None)),
         ("noise=None; expected a function", lambda: linear_mixture(2, Polynomial(1), noise=None)),
@@ -171,8 +171,8 @@ def test_extreme_precisions_are_refused(value) -> None:
         ("posteriors is a NoneType; expected a list", lambda: committee(None)),
         ("chunks is a NoneType; expected a list", lambda: REVM(linear).run_chunks(None)),
         ("num_steps='a'; expected", lambda: Stop(num_steps="a")),
-        ("hyper=0; expected a list", lambda: LaplaceEvidence(linear, hyper=0).run(*data())),
-        ("hyper=1.5; expected a list", lambda: LaplaceEvidence(linear, hyper=1.5).run(*data())),
+        ("maximise=0; expected a list", lambda: LaplaceEvidence(linear, maximise=0).run(*data())),
+        ("maximise=1.5; expected a list", lambda: LaplaceEvidence(linear, maximise=1.5).run(*data())),
         ("path is a NoneType", lambda: LaplacePosterior.load(None, linear)),
         ("model is a NoneType", lambda: LaplaceEvidence(None)),
         (
@@ -182,8 +182,8 @@ def test_extreme_precisions_are_refused(value) -> None:
         ("cannot be run on these arguments", lambda: posteriors()["relevance"].predictor("a")),
     ],
 )
-def test_settings_are_looked_at(letter, make) -> None:
-    refused(BadInput, letter, make)
+def test_settings_are_looked_at(message, make) -> None:
+    refused(BadInput, message, make)
 
 
 def test_another_kind_of_posterior_has_no_latent_function() -> None:

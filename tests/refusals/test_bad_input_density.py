@@ -1,4 +1,4 @@
-"""One letter for each way in which a model or its data make no density: what, expected, where, what to do."""
+"""One error message for each way in which a model or its data make no density: what, expected, where, what to do."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.program.log_joint import LogJoint
-from tests.refusals.letters import refused, says
+from tests.refusals.messages import refused, says
 
 NAN, INF = float("nan"), float("inf")
 X = torch.tensor([[0.3, -1.2], [2.0, 0.1], [-0.7, 0.9], [1.1, 1.5]])
@@ -35,8 +35,8 @@ def test_data_that_are_not_finite(bad: float) -> None:
     t = T.clone()
     t[1] = bad
     with pyro.validation_enabled(False):
-        letter = refused(BadInput, regression, X, t)
-    says(letter, "not finite at site(s) t (shape (4,), 1", "argument 1: shape (4,)", str(bad), "Remove")
+        message = refused(BadInput, regression, X, t)
+    says(message, "not finite at site(s) t (shape (4,), 1", "argument 1: shape (4,)", str(bad), "Remove")
 
 
 def test_data_that_are_not_finite_with_validation() -> None:
@@ -62,8 +62,8 @@ def test_missing_data_behind_a_mask() -> None:
             pyro.sample("t", dist.Normal(w, 1.0, validate_args=False), obs=t)
 
     with pyro.validation_enabled(False):
-        letter = refused(BadInput, model, torch.tensor([0.1, NAN]))
-    says(letter, "gradient is not finite", "1 nan", "mask hides their value, not their gradient")
+        message = refused(BadInput, model, torch.tensor([0.1, NAN]))
+    says(message, "gradient is not finite", "1 nan", "mask hides their value, not their gradient")
 
 
 def test_data_outside_the_support() -> None:
@@ -96,8 +96,8 @@ def test_shapes_that_do_not_broadcast() -> None:
 
 
 def test_shapes_that_broadcast_to_an_outer_product() -> None:
-    letter = refused(BadInput, regression, X, T.unsqueeze(-1))
-    says(letter, "site 't'", "values of shape (4, 1)", "parameters of shape (4,)", "(4, 4)", "squeeze")
+    message = refused(BadInput, regression, X, T.unsqueeze(-1))
+    says(message, "site 't'", "values of shape (4, 1)", "parameters of shape (4,)", "(4, 4)", "squeeze")
 
 
 def test_float32_and_float64() -> None:
@@ -131,8 +131,8 @@ def test_float32_and_float64() -> None:
 
 
 def test_no_observation() -> None:
-    letter = refused(BadInput, regression, X, None)
-    says(letter, "no observed site", "obs=data", "poutine.condition", "argument 0: shape (4, 2)")
+    message = refused(BadInput, regression, X, None)
+    says(message, "no observed site", "obs=data", "poutine.condition", "argument 0: shape (4, 2)")
 
 
 def test_no_latent() -> None:
@@ -181,8 +181,8 @@ def test_a_support_that_moves(how: str) -> None:
         with pyro.plate("data", len(t)):
             pyro.sample("t", dist.Normal(x, 1.0), obs=t)
 
-    letter = refused(UnsupportedModel, model, T)
-    says(letter, "site 'x' has support", "Interval", "depends on another site or on a hyperparameter", "NUTS")
+    message = refused(UnsupportedModel, model, T)
+    says(message, "site 'x' has support", "Interval", "depends on another site or on a hyperparameter", "NUTS")
 
 
 def test_structure_that_depends_on_a_value() -> None:
@@ -224,8 +224,8 @@ def test_an_axis_that_no_plate_declares_beside_a_discrete_site() -> None:
         z = pyro.sample("z", dist.Categorical(torch.tensor([0.3, 0.7])))
         pyro.sample("t", dist.Normal(loc[z], 1.0), obs=t)
 
-    letter = refused(UnsupportedModel, model, T[:2])
-    says(letter, "site 't', batch shape (2,)", "pyro.plate", ".to_event(1)")
+    message = refused(UnsupportedModel, model, T[:2])
+    says(message, "site 't', batch shape (2,)", "pyro.plate", ".to_event(1)")
 
 
 def test_plates_that_cross_around_discrete_sites() -> None:

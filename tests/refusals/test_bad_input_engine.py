@@ -1,4 +1,4 @@
-"""What the engine refuses, and what its letters say."""
+"""What the engine refuses, and what its error messages say."""
 
 import math
 import time
@@ -80,13 +80,13 @@ def test_a_saddle_on_the_way_is_left() -> None:
         approximation.laplace_problem(joint), torch.zeros(1, 1), joint.initial_theta, cold=False
     )
     assert bool(mode.converged[0]) and abs(float(mode.u[0, 0])) == pytest.approx(2.0, abs=0.01)
-    assert bool(mode.escaped[0])
+    assert bool(mode.left_saddle[0])
     assert approximation.laplace_state(
         approximation.laplace_problem(joint), joint.initial_theta, torch.zeros(1)
-    ).escaped
+    ).left_saddle
     assert not approximation.laplace_state(
         approximation.laplace_problem(joint), joint.initial_theta, torch.ones(1) * 1.9
-    ).escaped
+    ).left_saddle
 
 
 def test_damping_is_a_visible_choice() -> None:

@@ -101,9 +101,9 @@ BAD: list[tuple[str, Callable[..., Any], Tensor, Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize(("letter", "model", "X", "t"), BAD)
-def test_the_engine_hands_the_letter_on(letter: str, model: Any, X: Tensor, t: Tensor) -> None:
-    with pytest.raises(BadInput, match=letter):
+@pytest.mark.parametrize(("message", "model", "X", "t"), BAD)
+def test_the_engine_hands_the_letter_on(message: str, model: Any, X: Tensor, t: Tensor) -> None:
+    with pytest.raises(BadInput, match=message):
         fit(model, X, t)
 
 
@@ -117,7 +117,7 @@ def test_a_lengthscale_without_a_covariance_is_refused(value: float) -> None:
 @pytest.mark.parametrize(("value", "log_odds_alike"), [(1e-300, False), (1e300, True)])
 def test_the_limits_of_the_lengthscale_are_noise_and_a_constant(value: float, log_odds_alike: bool) -> None:
     pyro.param("kernel.lengthscale", torch.tensor(value), constraint=constraints.positive)
-    posterior = fit(gp_classifier(RBF(variance=1.0)), X, torch.tensor([0.0, 0, 1, 0, 1, 1]), hyper=())
+    posterior = fit(gp_classifier(RBF(variance=1.0)), X, torch.tensor([0.0, 0, 1, 0, 1, 1]), maximise=())
     f = posterior.mode["f"]
     if log_odds_alike:
         torch.testing.assert_close(f, f[:1].expand(6), rtol=1e-3, atol=1e-3)

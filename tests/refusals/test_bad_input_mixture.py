@@ -1,4 +1,4 @@
-"""What data and settings can do wrong to a mixture: a finite answer, or a letter that says what to do."""
+"""What data and settings can do wrong to a mixture: a finite answer, or an error message that says what to do."""
 
 import math
 from collections.abc import Callable
@@ -129,7 +129,7 @@ def test_settings_that_mean_nothing_are_refused_where_they_are_made(setting: Cal
 
 def test_unseen_data_of_another_kind_are_refused() -> None:
     with pytest.raises(BadInput, match="3 responses and 1 basis functions, the fitted ones 2 responses"):
-        EvidenceEM(gaussian_mixture(2)).watching(torch.randn(5, 3)).run(two_blobs())
+        EvidenceEM(gaussian_mixture(2)).track_validation(torch.randn(5, 3)).run(two_blobs())
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Numbers that no engine can calculate with are refused at once, in a letter that names them."""
+"""Numbers that no engine can calculate with are refused at once, in an error message that names them."""
 
 import pyro
 import pyro.distributions as dist
@@ -10,7 +10,7 @@ from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.models.prbf import prbf
-from tests.refusals.letters import refused, says
+from tests.refusals.messages import refused, says
 
 
 def linear(X: Tensor, t: Tensor | None = None) -> None:
@@ -42,8 +42,10 @@ RUNS = {
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_refused(dtype) -> None:
     for X, t in (data(dtype), (data()[0], data(dtype)[1])):
-        letter = refused(BadInput, linear, X, t)
-        says(letter, str(dtype), "too few for a log evidence", "expected float64 or float32", ".double()", "argument 1")
+        message = refused(BadInput, linear, X, t)
+        says(
+            message, str(dtype), "too few for a log evidence", "expected float64 or float32", ".double()", "argument 1"
+        )
 
 
 def test_half_precision_that_the_model_makes_double_is_not() -> None:
@@ -66,7 +68,7 @@ def test_extreme_data_are_refused_by_every_engine(name, factor) -> None:
         RUNS[name](X * factor, t)
 
 
-@pytest.mark.parametrize("name", sorted(RUNS.keys() - {"EvidenceEM, planes"}))  # which has a letter of its own
+@pytest.mark.parametrize("name", sorted(RUNS.keys() - {"EvidenceEM, planes"}))  # which has an error message of its own
 def test_one_extreme_entry_is_refused_by_its_place(name) -> None:
     X, t = data()
     X[7, 1] = -1e155

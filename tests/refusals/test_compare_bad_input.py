@@ -186,7 +186,7 @@ def test_hyperpriors_that_would_be_ignored_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "letter"),
+    ("engine", "message"),
     [
         ("laplace", "engine 'other' is a str; expected an object with run"),
         (LaplaceEvidence, "engine 'other' is the class LaplaceEvidence; expected an object with run"),
@@ -198,8 +198,8 @@ def test_hyperpriors_that_would_be_ignored_are_refused() -> None:
     ],
     ids=["string", "class", "posterior", "svi"],
 )
-def test_what_is_no_engine_is_a_row_that_says_so(engine: Any, letter: str) -> None:
-    assert f"other: did not run. BadInput: {letter}" in str(beside(engine))
+def test_what_is_no_engine_is_a_row_that_says_so(engine: Any, message: str) -> None:
+    assert f"other: did not run. BadInput: {message}" in str(beside(engine))
 
 
 def test_chains_of_a_single_draw_run() -> None:
@@ -263,7 +263,7 @@ def class_data() -> tuple[Tensor, Tensor]:
 def test_relevance_machines_are_engines_and_nuts_runs_on_their_axes() -> None:
     X, t = class_data()
     engines = {
-        "laplace": LaplaceEvidence(logistic, hyper=()),
+        "laplace": LaplaceEvidence(logistic, maximise=()),
         "revm": REVM(logistic),
         "rvm": RVM(logistic),
         "svi": SVIRun(AutoNormal, pyro.optim.Adam({"lr": 0.05}), num_steps=30, of="laplace"),
@@ -309,7 +309,7 @@ def test_error_on_held_out_classes_and_numbers() -> None:
 
 def test_named_held_out_data() -> None:
     X, y = straight_data()
-    engines = {"a": LaplaceEvidence(straight, hyper=()), "b": answering({"w": exact()})}
+    engines = {"a": LaplaceEvidence(straight, maximise=()), "b": answering({"w": exact()})}
     positional = compare(straight, X, y, engines=engines, held_out=(X[:7], y[:7]))
     named = compare(straight, X=X, y=y, engines=engines, held_out={"X": X[:7], "y": y[:7]})
     assert named.rows["b"]["density"] == positional.rows["b"]["density"]

@@ -1,4 +1,4 @@
-"""Every setting given things of every kind: what cannot be used is a letter, whatever it is."""
+"""Every setting given things of every kind: what cannot be used is an error message, whatever it is."""
 
 import math
 import warnings
@@ -75,7 +75,7 @@ Use = Callable[..., Any]
 USES: dict[str, tuple[Use, str]] = {
     "LaplaceEvidence": (
         lambda **k: LaplaceEvidence(linear, **{"stop": QUICK, **k}).run(X, T),
-        "outer hyper curvature stop start",
+        "marginalise maximise curvature stop start",
     ),
     "RVM": (lambda **k: RVM(linear, **{"stop": QUICK, **k}).run(X, T), "site noise stop"),
     "VRVM": (lambda **k: VRVM(linear, **{"stop": QUICK, **k}).run(X, T), "site noise stop"),
@@ -99,13 +99,13 @@ USES: dict[str, tuple[Use, str]] = {
 
 
 def answered(use: Callable[[], Any]) -> None:
-    """An answer, or a letter of some length."""
+    """An answer, or an error message of some length."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             found = use()
-        except LETTERS as letter:
-            assert len(str(letter)) > 25
+        except LETTERS as message:
+            assert len(str(message)) > 25
             return
     height = getattr(found, "log_evidence", None)
     assert not isinstance(height, Tensor) or not bool(height.isnan())

@@ -47,8 +47,8 @@ def flat(group: Tensor, num: int, y: Tensor) -> None:
         pyro.sample("y", dist.Bernoulli(logits=a[group]), obs=y)
 
 
-def fit(*args: Any, model: Any = groups, hyper: Any = None) -> Any:
-    return LaplaceEvidence(model, hyper=hyper, stop=QUIET).run(*args)
+def fit(*args: Any, model: Any = groups, maximise: Any = None) -> Any:
+    return LaplaceEvidence(model, maximise=maximise, stop=QUIET).run(*args)
 
 
 def closed_form(group: Tensor, num: int, y: Tensor, variance: float) -> float:
@@ -73,7 +73,7 @@ def test_a_group_without_rows_is_integrated_from_its_prior() -> None:
 
 def test_a_group_of_one_row() -> None:
     group, y = torch.cat([GROUP, torch.tensor([NUM])]), torch.cat([Y, torch.tensor([2.0]).double()])
-    found = fit(group, NUM + 1, y, hyper=())
+    found = fit(group, NUM + 1, y, maximise=())
     assert float(found.log_evidence) == pytest.approx(closed_form(group, NUM + 1, y, 1.0), rel=1e-9)
     assert float(found.mode["a"][NUM]) == pytest.approx(1.0)  # half way between the prior mean and the one datum
 

@@ -14,7 +14,16 @@ from pyro.optim import Adam
 from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, LaplaceEvidence, NotAMode, NotConverged, Stop, UnsupportedModel
-from pyro_evidence.models.mppca import MPPCA, DiagonalNoise, IsotropicNoise, Latents, PerColumn, kept, marginal, mppca
+from pyro_evidence.models.mppca import (
+    MPPCA,
+    DiagonalNoise,
+    IsotropicNoise,
+    Latents,
+    PerColumn,
+    explicit_latents,
+    marginal,
+    mppca,
+)
 from pyro_evidence.models.regression import Learned
 from pyro_evidence.mppca import MPPCAPosterior
 from tests.models_for_tests.mppca_cases import QUIET, SHORT, fit, my_model, planes
@@ -112,7 +121,9 @@ def test_rounds_that_run_out_are_told() -> None:
     assert fit(Y, stop=replace(stop, tolerance=0.0), deletion=None).status.startswith("ran out")  # as it was asked to
 
 
-@pytest.mark.parametrize("model", [mppca(2, 2), mppca(1, 2, latents=kept), my_model], ids=["marginal", "kept", "own"])
+@pytest.mark.parametrize(
+    "model", [mppca(2, 2), mppca(1, 2, latents=explicit_latents), my_model], ids=["marginal", "kept", "own"]
+)
 def test_an_engine_for_points_refuses_orbits(model: MPPCA) -> None:
     with pytest.raises(UnsupportedModel, match=r"can be turned.*EvidenceEM\(model\)"):
         LaplaceEvidence(model).run(planes(30))
@@ -160,7 +171,7 @@ def test_a_column_that_vanishes_is_a_reason_to_refuse() -> None:
     assert math.isnan(found.diagnostics(10)["log_evidence"]) and "short" in repr(found)
 
 
-@pytest.mark.parametrize("latents", [marginal, kept])
+@pytest.mark.parametrize("latents", [marginal, explicit_latents])
 def test_svi_runs_on_either_form(latents: Latents) -> None:
     Y, model = planes(40), mppca(2, 2, latents=latents)
     guide = AutoNormal(poutine.block(model, hide=["z"]))

@@ -1,4 +1,4 @@
-"""A letter's advice works: each row breaks, reads the advice in the letter, follows it, and has an answer."""
+"""The advice of error messages works: each row breaks, reads the advice, follows it, and has an answer."""
 
 from typing import Any
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, OverlapEM, compare, find_modes
-from pyro_evidence.mixture.updates import BoundedInflation, as_published
+from pyro_evidence.mixture.updates import BoundedInflation, husmeier2000_update
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.prbf import updates as prbf_updates
@@ -28,13 +28,13 @@ def test_comparisons_and_modes_show_themselves_in_one_line() -> None:
         assert "\n" not in shown and len(shown) < 300
 
 
-@pytest.mark.parametrize("update", [prbf_updates.as_published, prbf_updates.Ascent()])
+@pytest.mark.parametrize("update", [prbf_updates.prbf2001_update, prbf_updates.Ascent()])
 def test_an_update_of_the_overlap_in_a_mixture(update: object) -> None:
     with pytest.raises(BadInput, match=r"is an update of pyro_evidence.prbf, made for another engine"):
         EvidenceEM(gaussian_mixture(2), update=update)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("update", [as_published, BoundedInflation()])
+@pytest.mark.parametrize("update", [husmeier2000_update, BoundedInflation()])
 def test_an_update_of_a_mixture_in_the_overlap(update: object) -> None:
     with pytest.raises(BadInput, match=r"is an update of pyro_evidence.mixture, made for another engine"):
         OverlapEM(prbf(4, 2), updates=update)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The unit of a design's columns: no matter where a common factor changes nothing, a letter at once elsewhere."""
+"""The unit of a design's columns: no matter where a common factor changes nothing, else an error message."""
 
 import re
 
@@ -103,8 +103,10 @@ def test_eigenvectors_in_columns_that_the_ridge_outweighs(model) -> None:
 @pytest.mark.parametrize("engine", [RVM, VRVM, REVM])
 def test_targets_that_are_an_offset_and_little_else(engine) -> None:
     X, t = data()
-    letter = r"site 't' has values about 1e\+06 .* no combination of the model's weights is a constant.* column of ones"
-    with pytest.raises(BadInput, match=letter):
+    message = (
+        r"site 't' has values about 1e\+06 .* no combination of the model's weights is a constant.* column of ones"
+    )
+    with pytest.raises(BadInput, match=message):
         engine(relevant).run(X, t - t.mean() + 1e6)
     wide = torch.cat([X, torch.ones(24, 1, dtype=X.dtype)], -1)
     if engine is not REVM:  # whose ridge holds a bias back, and says so

@@ -41,7 +41,7 @@ def on_a_grid(posterior: AxesPosterior) -> tuple[float, float, float]:
 @pytest.mark.parametrize("which", [0, 1], ids=["RVM", "REVM"])
 def test_moments_are_those_of_the_exact_posterior(which: int) -> None:
     posterior = fits()[which]
-    corrected, (mean, sd, log_evidence) = posterior.corrected(20_000), on_a_grid(posterior)
+    corrected, (mean, sd, log_evidence) = posterior.importance_resampled(20_000), on_a_grid(posterior)
     assert isinstance(corrected, CorrectedPosterior) and corrected.pareto_k < 0.7
     assert float(corrected.mean()["w"]) == pytest.approx(mean, rel=0.02)
     assert float(corrected.std()["w"]) == pytest.approx(sd, rel=0.05)
@@ -53,7 +53,7 @@ def test_moments_are_those_of_the_exact_posterior(which: int) -> None:
 
 def test_the_face_is_that_of_other_corrected_posteriors(capsys: pytest.CaptureFixture[str]) -> None:
     posterior = fits()[0]
-    corrected, new = posterior.corrected(500), few_labels(5)[0]
+    corrected, new = posterior.importance_resampled(500), few_labels(5)[0]
     assert corrected.get_samples(7)["w"].shape == (7, 1) and corrected.quantiles([0.1, 0.9])["w"].shape == (2, 1)
     labels = Predictive(corrected.model, guide=corrected.guide, num_samples=20)(new)["t"]
     assert labels.shape == (20, 5)
@@ -66,6 +66,6 @@ def test_nothing_to_correct_is_said() -> None:
     posterior = RVM(classifier(Linear(bias=False))).run(X, t)
     assert posterior.num_active == 0
     with pytest.raises(BadInput, match=r"every axis was pruned"):
-        posterior.corrected()
+        posterior.importance_resampled()
     with pytest.raises(BadInput, match=r"at least 100"):
-        fits()[0].corrected(10)
+        fits()[0].importance_resampled(10)

@@ -48,10 +48,10 @@ def test_by_factors_and_dense(
     data = rows(700, *levels)
     y = (torch.arange(700) % 7 == 0).double()
     y = y * 3.0 if model is zero_inflated else y
-    by_factors = LaplaceEvidence(model, hyper=(), outer=(), stop=QUIET).run(*data, y)
+    by_factors = LaplaceEvidence(model, maximise=(), marginalise=(), stop=QUIET).run(*data, y)
     assert "factors of up to 2 coordinates" in by_factors.structure
     monkeypatch.setattr(recognise, "_is_large", lambda joint: False)
-    dense = LaplaceEvidence(model, hyper=(), outer=(), stop=QUIET).run(*data, y)
+    dense = LaplaceEvidence(model, maximise=(), marginalise=(), stop=QUIET).run(*data, y)
     assert "factors" not in dense.structure
     torch.testing.assert_close(by_factors.log_evidence, dense.log_evidence, rtol=1e-9, atol=0)
     torch.testing.assert_close(by_factors.quantiles(0.9), dense.quantiles(0.9), rtol=1e-6, atol=1e-7)

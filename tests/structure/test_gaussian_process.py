@@ -119,10 +119,10 @@ MODELS |= {
 each_model = pytest.mark.parametrize("name", MODELS)
 
 
-def problems(model: Callable[..., Any], hyper: Any = None) -> tuple[approximation.Problem, approximation.Problem]:
+def problems(model: Callable[..., Any], maximise: Any = None) -> tuple[approximation.Problem, approximation.Problem]:
     """The problem as it is solved, and by autograd alone."""
     X, t = data()
-    at = approximation.laplace_problem(LogJoint(model, (X, t), hyper=hyper))
+    at = approximation.laplace_problem(LogJoint(model, (X, t), maximise=maximise))
     assert at.latent is not None, "not recognised"
     return at, replace(at, structure=replace(at.structure, latent=None, linear=None))
 
@@ -141,7 +141,12 @@ def test_state_and_gradient_are_those_of_the_dense_path(name: str) -> None:
     torch.testing.assert_close(a.precision.solve(v), b.precision.solve(v), rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(gradient.slope(a).total, gradient.slope(b).total, rtol=1e-6, atol=1e-7)
     every = torch.ones(len(a.u), dtype=torch.bool)
-    torch.testing.assert_close(a.precision.weakest(every).abs(), b.precision.weakest(every).abs(), rtol=0.3, atol=0.05)
+    torch.testing.assert_close(
+        a.precision.least_precise_direction(every).abs(),
+        b.precision.least_precise_direction(every).abs(),
+        rtol=0.3,
+        atol=0.05,
+    )
 
 
 @each_model
@@ -149,7 +154,7 @@ def test_square_roots_of_the_posterior_covariance(name: str) -> None:
     at, _ = problems(MODELS[name])
     state = approximation.laplace_state(at, at.joint.initial_theta, at.joint.initial(1, seed=0)[0], cold=True)
     assert isinstance(state.precision, LatentPrecision)
-    root = state.precision.colour(torch.eye(len(state.u)))
+    root = state.precision.unwhiten(torch.eye(len(state.u)))
     torch.testing.assert_close(root.mT @ root, state.precision.adjoint[0], rtol=1e-8, atol=1e-9)
     tril = state.precision.scale_tril
     torch.testing.assert_close(tril @ tril.mT, state.precision.adjoint[0], rtol=1e-8, atol=1e-9)
@@ -168,7 +173,7 @@ def test_the_density_is_the_models(name: str) -> None:
 
 def test_a_latent_hyperparameter_is_maximised_with_its_prior_or_integrated_by_the_general_path() -> None:
     X, t = data()
-    posterior = LaplaceEvidence(with_prior, hyper=["scale"], stop=QUIET).run(X, t)
+    posterior = LaplaceEvidence(with_prior, maximise=["scale"], stop=QUIET).run(X, t)
     assert posterior.state.problem.latent is not None
     found = float(posterior.hyperparameters["scale"])
 
@@ -187,9 +192,9 @@ def test_other_curvatures_and_masked_sites_go_the_general_way() -> None:
     joint = LogJoint(by_hand, (X, t))
     assert approximation.laplace_problem(joint, gauss_newton).latent is not None
     assert approximation.laplace_problem(joint, lambda density, u, theta: density.precision(u, theta)).latent is None
-    state = LaplaceEvidence(by_hand, hyper=(), stop=QUIET).run(X, t).state
+    state = LaplaceEvidence(by_hand, maximise=(), stop=QUIET).run(X, t).state
     general = LaplaceEvidence(
-        by_hand, hyper=(), stop=QUIET, curvature=lambda density, u, theta: density.precision(u, theta)
+        by_hand, maximise=(), stop=QUIET, curvature=lambda density, u, theta: density.precision(u, theta)
     ).run(X, t)
     torch.testing.assert_close(state.log_evidence, general.log_evidence, rtol=1e-9, atol=1e-9)
 

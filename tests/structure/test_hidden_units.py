@@ -14,7 +14,7 @@ from torch.distributions import constraints
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, exact_hessian, gauss_newton
 from pyro_evidence.laplace.approximation import laplace_problem
 from pyro_evidence.models.mlp import MLP
-from pyro_evidence.nested.outer_joint import OuterJoint
+from pyro_evidence.nested.marginalised_joint import MarginalisedJoint
 from pyro_evidence.program.log_joint import LogJoint
 
 
@@ -119,7 +119,7 @@ def test_other_models_keep_the_exact_hessian(model: Callable[..., Any]) -> None:
 def test_a_network_whose_noise_is_integrated_takes_it_inside_and_says_it_outside() -> None:
     engine = LaplaceEvidence(Module())
     inner = engine._problem(data(), {})
-    assert isinstance(inner.joint, OuterJoint) and engine._full is not None
+    assert isinstance(inner.joint, MarginalisedJoint) and engine._full is not None
     assert inner.curvature is engine._full.curvature is gauss_newton
 
 

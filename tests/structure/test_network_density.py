@@ -52,7 +52,7 @@ def structure_of(name: str) -> Structure:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_number_is_that_of_autograd(name: str) -> None:
     structure = structure_of(name)
-    known, slow = structure.known, structure.density
+    known, slow = structure.network, structure.density
     assert known is not None
     u, theta = rows(slow.joint)
     for number in ("log_joint", "precision", "gauss_newton", "precision_diagonal"):
@@ -65,7 +65,7 @@ def test_every_number_is_that_of_autograd(name: str) -> None:
 def test_third_derivatives_are_those_of_autograd(name: str, number: str) -> None:
     structure = structure_of(name)
     found = []
-    for density in (structure.known, structure.density):
+    for density in (structure.network, structure.density):
         u, theta = (x.requires_grad_() for x in rows(structure.density.joint))
         A = getattr(density, number)(u, theta)
         M = torch.randn(A.shape, generator=torch.Generator().manual_seed(3))
@@ -78,11 +78,11 @@ def test_float32_data_keep_their_dtype() -> None:
     try:
         structure = recognise(LogJoint(MLP(3, 4), (inputs().float(), real(15).float())))
         u, theta = rows(structure.density.joint)
-        assert structure.known is not None
+        assert structure.network is not None
         expected = structure.density.precision(u.double(), theta.double())
     finally:
         torch.set_default_dtype(torch.float64)
-    torch.testing.assert_close(structure.known.precision(u.double(), theta.double()), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(structure.network.precision(u.double(), theta.double()), expected, rtol=1e-4, atol=1e-4)
 
 
 class Outer(PyroModule):
@@ -99,9 +99,9 @@ class Outer(PyroModule):
 
 def test_a_network_within_another_model_is_found() -> None:
     structure = recognise(LogJoint(Outer(), (inputs(), real(15))))
-    assert structure.known is not None and structure.density.joint.latents.names[0] == "inner.W1"
+    assert structure.network is not None and structure.density.joint.latents.names[0] == "inner.W1"
     u, theta = rows(structure.density.joint)
-    assert_exact(structure.known.precision(u, theta), structure.density.precision(u, theta))
+    assert_exact(structure.network.precision(u, theta), structure.density.precision(u, theta))
 
 
 def halved(X: Tensor, t: Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.numerics.derivatives import generic, pullback
+from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.linalg import available_bytes
 from pyro_evidence.precision.dense import assembled
 from pyro_evidence.program.log_joint import LogJoint
@@ -56,7 +56,7 @@ def numbers(density: Density, joint: LogJoint) -> dict[str, Tensor]:
 def slopes(density: Density, joint: LogJoint) -> dict[str, Tensor]:
     """All that the gradient of a Laplace evidence asks for, with a fixed matrix for the inverse precision."""
     u, theta = (x.requires_grad_() for x in points(joint))
-    G = torch.outer(*generic(2, u.shape[-1], u)) + 3.0 * torch.eye(u.shape[-1])
+    G = torch.outer(*generic_directions(2, u.shape[-1], u)) + 3.0 * torch.eye(u.shape[-1])
     trace = (density.precision(u, theta) * G).sum()
     log_joint = density.log_joint(u, theta).sum()
     by_u = pullback(log_joint, u, create_graph=True)
@@ -65,7 +65,7 @@ def slopes(density: Density, joint: LogJoint) -> dict[str, Tensor]:
         "of the precision in theta": pullback(trace, theta),
         "of the diagonal in theta": pullback((density.precision_diagonal(u, theta) * G.diagonal()).sum(), theta),
         "of the log joint in theta": pullback(log_joint, theta),
-        "mixed": pullback(by_u, theta, generic(1, u.shape[-1], u)),
+        "mixed": pullback(by_u, theta, generic_directions(1, u.shape[-1], u)),
     }
 
 

@@ -102,10 +102,10 @@ def test_evidence_slope_and_spread_are_those_of_the_dense_hessian(model: Any) ->
     chosen = torch.tensor([0, 7, NUM - 1])
     torch.testing.assert_close(found.precision.variance[0], covariance.diagonal(), rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(found.precision.covariance(chosen), covariance[chosen][:, chosen], rtol=1e-7, atol=1e-9)
-    root = found.precision.colour(torch.eye(len(found.u)).double())
+    root = found.precision.unwhiten(torch.eye(len(found.u)).double())
     torch.testing.assert_close(root.mT @ root, covariance, rtol=1e-7, atol=1e-9)
     rows = torch.stack([found.u.cos(), found.u.sin()])
-    torch.testing.assert_close(found.precision.whiten(found.precision.colour(rows)), rows, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(found.precision.whiten(found.precision.unwhiten(rows)), rows, rtol=1e-8, atol=1e-8)
 
 
 def test_many_effects_whose_sum_all_data_see_are_exact() -> None:

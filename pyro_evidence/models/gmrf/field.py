@@ -182,7 +182,9 @@ class GaussianField(TorchDistribution):
         shape, size = torch.Size(sample_shape), self._skeleton.size
         with torch.no_grad():
             white = torch.randn(self.batch_shape.numel(), shape.numel(), size, dtype=torch.float64)
-            draws = [self._coloured(*row) for row in zip(*self._rows(), white.to(self._precision.device), strict=True)]
+            draws = [
+                self._unwhitened(*row) for row in zip(*self._rows(), white.to(self._precision.device), strict=True)
+            ]
         return torch.stack(draws, 1).view(*shape, *self.batch_shape, *self.event_shape).to(self._precision.dtype)
 
     def _rows(self) -> tuple[Tensor, Tensor]:
@@ -191,12 +193,12 @@ class GaussianField(TorchDistribution):
         precision = self._precision.expand(*self.batch_shape, len(self.element_index))
         return coefficients.reshape(-1, *self.element_index.shape), precision.reshape(-1, len(self.element_index))
 
-    def _coloured(self, coefficients: Tensor, precision: Tensor, white: Tensor) -> Tensor:
+    def _unwhitened(self, coefficients: Tensor, precision: Tensor, white: Tensor) -> Tensor:
         if self._is_proper:
-            return self._skeleton.factorised(coefficients, precision).colour(white)
+            return self._skeleton.factorised(coefficients, precision).unwhiten(white)
         pinned, away = precision.clone(), self._skeleton.null
         pinned[len(pinned) - away.shape[-1] :] = 1.0  # any anchor: what it adds is taken off again
-        x = self._skeleton.factorised(coefficients, pinned).colour(white)
+        x = self._skeleton.factorised(coefficients, pinned).unwhiten(white)
         unseen = self._unseen(coefficients.double())
         return x - (x @ away) @ torch.linalg.solve(away.mT @ unseen, unseen.mT)
 

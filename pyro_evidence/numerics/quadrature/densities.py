@@ -17,16 +17,16 @@ NOTHING = -100.0  # nats below the top
 MOST_LAGRANGE = 11  # nodes through which one polynomial is laid
 
 
-class OuterDensity(Protocol):
+class MarginalisedDensity(Protocol):
     """A normalised density over ``z``, ``(..., d)``."""
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """Draws ``(S, d)`` from standard normal numbers ``(S, d)``."""
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log density, nats, ``(S,)``."""
 
-    def permuted(self, order: tuple[int, ...]) -> "OuterDensity":
+    def permuted(self, order: tuple[int, ...]) -> "MarginalisedDensity":
         """The same density with its axes in another order."""
 
     def last_given_others(self, others: Tensor) -> "Grid":
@@ -40,7 +40,7 @@ class Normal:
     loc: Tensor  # (d,)
     tril: Tensor  # (d, d) lower Cholesky factor of the covariance
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """Draws from white noise."""
         return self.loc + white @ self.tril.mT
 
@@ -87,7 +87,7 @@ class AxisByAxis:
         """``rest`` ``(S or 1, k, ...)`` at a value of its first axis for each row, ``(S, ...)``."""
         raise NotImplementedError
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """Draws from white noise: each coordinate by the inverse of its conditional distribution function."""
         uniform = torch.special.ndtr(white)
         rest, found = self._values(), []
@@ -215,7 +215,7 @@ class Grid:
     points: Tensor  # (G,)
     log_density: Tensor  # (R, G) up to a constant
 
-    def colour(self, white: Tensor) -> Tensor:
+    def unwhiten(self, white: Tensor) -> Tensor:
         """Draws ``(S, 1)`` from white noise ``(S, 1)``."""
         return self.icdf(torch.special.ndtr(white[:, 0])).unsqueeze(-1)
 

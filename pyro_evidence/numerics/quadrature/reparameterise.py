@@ -1,4 +1,4 @@
-"""Coordinates of the outer sites in which their density is nearly standard normal."""
+"""Coordinates of the marginalised sites in which their density is nearly standard normal."""
 
 from dataclasses import dataclass, replace
 
@@ -118,10 +118,10 @@ PROBES = (-6.4, -4.8, -3.2, -2.4, -1.6, -0.8, 0.0, 0.8, 1.6, 2.4, 3.2, 4.8, 6.4)
 
 
 @dataclass(frozen=True)
-class Chart:
+class Standardisation:
     """``phi = centre + basis t``, ``t`` a smooth function of ``z`` on each axis.
 
-    :ivar centre: the outer mode, unconstrained, shape ``(d,)``.
+    :ivar centre: the mode of the marginalised sites, unconstrained, shape ``(d,)``.
     :ivar basis: eigenvectors of the curvature there, each one standard deviation long, as columns ``(d, d)``.
     :ivar axes: from ``z`` to ``t``.
     """
@@ -132,15 +132,15 @@ class Chart:
 
     @property
     def num_dims(self) -> int:
-        """Number of outer coordinates."""
+        """Number of marginalised coordinates."""
         return len(self.centre)
 
     def forward(self, z: Tensor) -> Tensor:
-        """From ``z`` to unconstrained outer coordinates, ``(..., d)``."""
+        """From ``z`` to unconstrained marginalised coordinates, ``(..., d)``."""
         return self.centre + self.axes.forward(z) @ self.basis.mT
 
     def inverse(self, phi: Tensor) -> Tensor:
-        """From unconstrained outer coordinates to ``z``, ``(..., d)``."""
+        """From unconstrained marginalised coordinates to ``z``, ``(..., d)``."""
         return self.axes.inverse(torch.linalg.solve(self.basis, (phi - self.centre).mT).mT)
 
     def log_slope(self, z: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class Chart:
         t = torch.eye(d).to(self.centre).unsqueeze(1) * steps[None, :, None]
         return self.centre + t.reshape(-1, d) @ self.basis.mT
 
-    def bent(self, log_density: Tensor) -> "Chart":
+    def bent(self, log_density: Tensor) -> "Standardisation":
         """With axes mapped so that each looks normal.
 
         :param log_density: at :meth:`probes`, nats, ``(d * J,)``.
@@ -163,7 +163,7 @@ class Chart:
         return replace(self, axes=fitted(steps, log_density.reshape(self.num_dims, -1)))
 
 
-def chart(centre: Tensor, precision: Tensor) -> Chart:
+def chart(centre: Tensor, precision: Tensor) -> Standardisation:
     """Straight axes along the eigenvectors of a precision ``(d, d)``, the widest first."""
     values, vectors = torch.linalg.eigh(precision)
-    return Chart(centre, vectors * values.rsqrt(), identity(len(centre)))
+    return Standardisation(centre, vectors * values.rsqrt(), identity(len(centre)))

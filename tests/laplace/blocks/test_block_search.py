@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_evidence.blocks import local
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_problem, laplace_state
-from pyro_evidence.nested.outer_joint import OuterJoint, outer_problem
+from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
 from pyro_evidence.program.log_joint import LogJoint
 from tests.models_for_tests.sampled_scales import COUNTS, beta_binomial
 
@@ -30,11 +30,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def problem() -> Problem:
-    return replace(outer_problem(OuterJoint(beta_binomial, (COUNTS,), outer=["kappa"]), None), nodes=7)
+    return replace(
+        marginalised_problem(MarginalisedJoint(beta_binomial, (COUNTS,), marginalise=["kappa"]), None), nodes=7
+    )
 
 
 def found(log_kappa: float) -> LaplaceState:
-    """Far from the start, as at the ends of an outer axis."""
+    """Far from the start, as at the ends of an marginalised axis."""
     return laplace_state(problem(), torch.tensor([log_kappa]).double(), torch.linspace(-2.0, 2.0, 10).double())
 
 

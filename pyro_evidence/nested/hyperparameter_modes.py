@@ -1,4 +1,4 @@
-"""Hyperparameters that are maximised around the integral over the outer sites, and the hills of that integral."""
+"""Hyperparameters maximised around the integral over the marginalised sites, and the modes of that integral."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
-from pyro_evidence.nested.integration import PRODUCT_DIMS, Around, around
+from pyro_evidence.nested.integration import PRODUCT_DIMS, OuterMode, outer_mode
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.quadrature import rules as quadrature
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, chart
@@ -28,14 +28,14 @@ WORTH = 15.0  # nats below the top that are still worth counting, far away
 HILL = 0.5  # nats that the log density must rise again by to have another mode
 CLIMBS = 8  # from the highest places far from the mode
 SAME = 0.1  # standard deviations between two ends of one climb
-SHARE = 0.1  # of the tolerance that another hill may hold unseen
+SHARE = 0.1  # of the tolerance that another mode may hold unseen
 
 
 @dataclass(frozen=True)
 class FixedNodes:
     """``log sum_k exp(constant_k + F(phi_k, psi))``: the integral as a function of the maximised ``psi``."""
 
-    found: Around
+    found: OuterMode
     phi: Tensor  # (K, d)
     constant: Tensor  # (K,)
     inside: Tensor  # positions of psi in theta, (P,)
@@ -63,27 +63,29 @@ def _value_and_slope(problem: Problem, theta: Tensor, start: Tensor) -> tuple[Te
         return theta.new_tensor(-torch.inf), torch.zeros_like(theta)
 
 
-def maximised(state: LaplaceState, outer: Tensor) -> Around:
-    """The outer mode at hyperparameters where the integral over the outer sites is highest.
+def maximised(state: LaplaceState, marginalised: Tensor) -> OuterMode:
+    """The mode of the marginalised sites at hyperparameters where the integral over the marginalised sites is highest.
 
-    :param state: at the maximum over outer sites and hyperparameters together.
-    :param outer: positions of the outer coordinates in ``theta``.
+    :param state: at the maximum over marginalised sites and hyperparameters together.
+    :param marginalise: positions of the marginalised coordinates in ``theta``.
     """
-    found = around(state, outer)
-    inside = torch.tensor([i for i in range(len(state.theta)) if i not in outer.tolist()], device=outer.device)
+    found = outer_mode(state, marginalised)
+    inside = torch.tensor(
+        [i for i in range(len(state.theta)) if i not in marginalised.tolist()], device=marginalised.device
+    )
     for _ in range(ROUNDS if len(inside) else 0):
         before = found.state.theta[inside]
         nodes = _nodes(found, inside)
         psi = lbfgs.ascend(nodes.value_and_slope, before.unsqueeze(0), tolerance=FLAT, num_steps=200)[0]
         theta = found.state.theta.clone()
         theta[inside] = psi
-        found = around(_outer_mode(found, theta), outer)
+        found = outer_mode(_maximised_mode(found, theta), marginalised)
         if float((psi - before).abs().max()) <= SETTLED:
             break
     return found
 
 
-def _nodes(found: Around, inside: Tensor) -> FixedNodes:
+def _nodes(found: OuterMode, inside: Tensor) -> FixedNodes:
     where = chart(found.centre, found.precision)
     rule = _rule(where.num_dims)
     z = rule.nodes.to(where.centre)
@@ -100,59 +102,59 @@ def _rule(num_dims: int) -> Rule:
     return Rule(torch.zeros(1, num_dims, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
 
 
-def _outer_mode(found: Around, theta: Tensor) -> LaplaceState:
-    """The outer mode at new hyperparameters, searched from the old one."""
-    problem, outer = found.state.problem, found.outer
+def _maximised_mode(found: OuterMode, theta: Tensor) -> LaplaceState:
+    """The mode of the marginalised sites at new hyperparameters, searched from the old one."""
+    problem, marginalised = found.state.problem, found.marginalised
 
     def value_and_slope(phi: Tensor) -> tuple[Tensor, Tensor]:
-        value, each = _value_and_slope(problem, theta.index_copy(0, outer, phi[0]), found.state.u)
-        return value.unsqueeze(0), each[outer].unsqueeze(0)
+        value, each = _value_and_slope(problem, theta.index_copy(0, marginalised, phi[0]), found.state.u)
+        return value.unsqueeze(0), each[marginalised].unsqueeze(0)
 
     phi = lbfgs.ascend(value_and_slope, found.centre.unsqueeze(0), tolerance=FLAT, num_steps=100)[0]
-    return laplace_state(problem, theta.index_copy(0, outer, phi), found.state.u)
+    return laplace_state(problem, theta.index_copy(0, marginalised, phi), found.state.u)
 
 
-def from_the_highest(found: Around) -> Around:
-    """The outer mode to which the highest places along its axes lead; the same, polished, where it is the highest."""
+def best_mode(found: OuterMode) -> OuterMode:
+    """The mode to which the highest points along the axes of this one lead; this one, polished, if it is highest."""
     if not has_arrived(found):
-        found = around(_outer_mode(found, found.state.theta), found.outer)
+        found = outer_mode(_maximised_mode(found, found.state.theta), found.marginalised)
     for _ in range(ROUNDS):
         best = int(found.profile.argmax())
         if not bool(found.profile[best] > found.profile[PROBES.index(0.0)] + HIGHER):
             break
-        found = around(_climbed(found, found.straight.probes()[best]), found.outer)
+        found = outer_mode(_climbed(found, found.straight.probes()[best]), found.marginalised)
     return found
 
 
-def _climbed(found: Around, place: Tensor) -> LaplaceState:
-    """The outer mode to which an ascent from ``place`` ``(d,)`` leads.
+def _climbed(found: OuterMode, place: Tensor) -> LaplaceState:
+    """The mode of the marginalised sites to which an ascent from ``place`` ``(d,)`` leads.
 
     :raises ArithmeticError: where there is no inner mode at that place.
     """
     state = found.state
-    begun = laplace_state(state.problem, state.theta.index_copy(0, found.outer, place), state.u)
-    return _outer_mode(replace(found, state=begun), begun.theta)
+    begun = laplace_state(state.problem, state.theta.index_copy(0, found.marginalised, place), state.u)
+    return _maximised_mode(replace(found, state=begun), begun.theta)
 
 
-def surveyed(found: Around, tolerance: float) -> tuple[Around, Tensor]:
-    """The outer mode to integrate around, and places ``(M, 1)`` of other hills where there is but one axis.
+def check_multimodality(found: OuterMode, tolerance: float) -> tuple[OuterMode, Tensor]:
+    """The mode to integrate around, and positions ``(M, 1)`` of other modes where there is but one axis.
 
     :param tolerance: of the log evidence, nats.
-    :raises ImproperPosterior: where the outer density does not fall.
-    :raises NotAMode: where other hills count, on more than one axis.
+    :raises ImproperPosterior: where the marginalised density does not fall.
+    :raises NotAMode: where other modes count, on more than one axis.
     """
     require_integral(found)
-    elsewhere = other_hills(found, tolerance)
-    if len(elsewhere) and len(found.outer) > 1:  # this may not be the highest
-        found = from_the_highest(found)
-        elsewhere = other_hills(found, tolerance)
+    elsewhere = secondary_modes(found, tolerance)
+    if len(elsewhere) and len(found.marginalised) > 1:  # this may not be the highest
+        found = best_mode(found)
+        elsewhere = secondary_modes(found, tolerance)
         if len(elsewhere):
-            raise NotAMode(_several_hills(found, elsewhere))
+            raise NotAMode(_several_modes(found, elsewhere))
     return found, elsewhere
 
 
-def other_hills(found: Around, tolerance: float) -> Tensor:
-    """Places ``(M, d)`` on other hills of the outer density, as far as they count.
+def secondary_modes(found: OuterMode, tolerance: float) -> Tensor:
+    """Places ``(M, d)`` on other modes of the marginalised density, as far as they count.
 
     On one axis these are all places far away where it is not low, since a table over all of them costs little; on
     several, places from which an ascent ends at another mode, with more mass than a tenth of the tolerance.
@@ -164,24 +166,24 @@ def other_hills(found: Around, tolerance: float) -> Tensor:
     return places[:CLIMBS][torch.tensor(counted, dtype=torch.bool, device=places.device)]
 
 
-def _is_another(found: Around, place: Tensor, tolerance: float) -> bool:
-    """Whether ``place`` lies on a hill of its own; one without a top that is found counts as one."""
+def _is_another(found: OuterMode, place: Tensor, tolerance: float) -> bool:
+    """Whether ``place`` lies on a mode of its own; one without a top that is found counts as one."""
     try:
         reached = _climbed(found, place)
-        apart = torch.linalg.solve(found.straight.basis, reached.theta[found.outer] - found.centre).norm()
+        apart = torch.linalg.solve(found.straight.basis, reached.theta[found.marginalised] - found.centre).norm()
         if float(apart) <= SAME:
             return False
-        return _log_mass(around(reached, found.outer)) - _log_mass(found) > math.log(SHARE * tolerance)
+        return _log_mass(outer_mode(reached, found.marginalised)) - _log_mass(found) > math.log(SHARE * tolerance)
     except (ArithmeticError, NotAMode):
         return True
 
 
-def _log_mass(found: Around) -> float:
-    """Laplace's approximation of a hill's integral, less a constant, nats."""
+def _log_mass(found: OuterMode) -> float:
+    """Laplace's approximation of a mode's integral, less a constant, nats."""
     return found.state.objective - 0.5 * float(torch.logdet(found.precision))
 
 
-def _elsewhere(found: Around) -> Tensor:
+def _elsewhere(found: OuterMode) -> Tensor:
     """Places ``(M, d)`` far from the mode, or beyond a valley, where the density is worth a look, the highest first."""
     drawn = _prior_draws(found)
     points = torch.cat([found.straight.probes(), drawn])
@@ -193,8 +195,8 @@ def _elsewhere(found: Around) -> Tensor:
     return points[chosen][height[chosen].argsort(descending=True)]
 
 
-def _prior_draws(found: Around) -> Tensor:
-    """Outer coordinates drawn from the prior of each outer site, the others at the mode, ``(16, d)``."""
+def _prior_draws(found: OuterMode) -> Tensor:
+    """Marginalised coordinates drawn from the prior of each marginalised site, the others at the mode, ``(16, d)``."""
     joint, state = found.state.problem.joint, found.state
     nodes = joint.trace(state.u, state.theta).nodes
     parts = [p for p in joint.hypers if p.name in found.names]
@@ -218,27 +220,29 @@ def _beyond_valleys(profiles: Tensor) -> Tensor:
     return torch.cat([risen[0].flip(-1)[:, :-1], risen[1]], -1)
 
 
-def has_arrived(found: Around) -> bool:
-    """Whether a Newton step of the outer sites promises nothing that counts."""
-    left = slope(found.state).total[found.outer]
+def has_arrived(found: OuterMode) -> bool:
+    """Whether a Newton step of the marginalised sites promises nothing that counts."""
+    left = slope(found.state).total[found.marginalised]
     return float(left @ torch.linalg.solve(found.precision, left)) < ARRIVED
 
 
-def _several_hills(found: Around, places: Tensor) -> str:
+def _several_modes(found: OuterMode, places: Tensor) -> str:
     places = torch.cat([found.centre.unsqueeze(0), places])
     lines = [
         f"  {height:10.2f} nats at {[round(v, 3) for v in place]}"
         for height, place in zip(found.inner(places).log_density.tolist(), places.tolist(), strict=True)
     ]
     return (
-        f"the log density of the outer sites {found.names} has several modes. Its mode and other places that count, "
-        "in unconstrained coordinates:\n" + "\n".join(lines) + "\nName one site in outer=[...], whose modes are all "
+        f"the log density of the marginalised sites {found.names} has several modes. Its mode and other places that "
+        "count, in unconstrained coordinates:\n"
+        + "\n".join(lines)
+        + "\nName one site in marginalise=[...], whose modes are all "
         "integrated, or sample them: "
         f"MCMC(NUTS(LaplaceMarginal(model, integrate={list(found.state.problem.joint.latents.names)})), ...)."
     )
 
 
-def require_integral(found: Around) -> None:
+def require_integral(found: OuterMode) -> None:
     """Refuse a density that stays up far from its mode, as under a prior without an integral.
 
     :raises ImproperPosterior: where an axis is endless, or the density no lower at 26 than at 6 standard deviations,
@@ -255,9 +259,9 @@ def require_integral(found: Around) -> None:
                 raise ImproperPosterior(_flat(found))
 
 
-def _flat(found: Around) -> str:
+def _flat(found: OuterMode) -> str:
     return (
-        f"the log density of the outer sites {found.names} hardly falls far from where their search ended: it has no "
-        "integral, so there is no evidence. Give them proper priors, such as HalfNormal or HalfCauchy, or maximise "
-        "them by hyper=."
+        f"the log density of the marginalised sites {found.names} hardly falls far from where their search ended: "
+        "it has no integral, so there is no evidence. Give them proper priors, such as HalfNormal or HalfCauchy, "
+        "or maximise them by maximise=."
     )

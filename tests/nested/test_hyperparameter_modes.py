@@ -1,4 +1,4 @@
-"""Scales whose log density has several hills are integrated from the highest that is known."""
+"""Scales whose log density has several modes are integrated from the highest that is known."""
 
 import math
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, NotAMode, Stop
 from pyro_evidence.laplace.approximation import laplace_state
-from pyro_evidence.nested.integration import around
-from pyro_evidence.nested.outer_modes import from_the_highest, has_arrived
+from pyro_evidence.nested.hyperparameter_modes import best_mode, has_arrived
+from pyro_evidence.nested.integration import outer_mode
 
 NUM = 4
 
@@ -39,20 +39,20 @@ def test_a_horseshoe_is_integrated_and_agrees_with_importance_sampling() -> None
 
 
 def two_hills(y: Tensor) -> None:
-    """A scale whose prior has two hills, the lower one at -0.5."""
+    """A scale whose prior has two modes, the lower one at -0.5."""
     low, high = (dist.Normal(m, 0.15) for m in (-0.5, 0.3))
     s = pyro.sample("s", dist.Normal(torch.zeros(()), 10.0))
-    pyro.factor("hills", torch.logaddexp(low.log_prob(s) - 3.0, high.log_prob(s)))
+    pyro.factor("modes", torch.logaddexp(low.log_prob(s) - 3.0, high.log_prob(s)))
     m = pyro.sample("m", dist.Normal(torch.zeros(()), 1.0))
     pyro.sample("y", dist.Normal(m, s.exp()).expand([len(y)]).to_event(1), obs=y)
 
 
 def test_the_search_goes_on_from_the_highest_place_that_is_seen() -> None:
-    engine = LaplaceEvidence(two_hills, outer=["s"], stop=Stop(progress=False))
+    engine = LaplaceEvidence(two_hills, marginalise=["s"], stop=Stop(progress=False))
     engine.run(torch.tensor([0.5, -0.5, 1.0]))
     state = engine._fits[0].state.laplace
-    lower = around(laplace_state(state.problem, torch.tensor([-0.5]), state.u), torch.tensor([0]))
-    found = from_the_highest(lower)
+    lower = outer_mode(laplace_state(state.problem, torch.tensor([-0.5]), state.u), torch.tensor([0]))
+    found = best_mode(lower)
     assert has_arrived(found) and not has_arrived(lower)
     assert float(found.centre[0]) > 0.0 and found.state.objective > lower.state.objective + 1.0
 
@@ -89,17 +89,17 @@ def test_far_places_on_the_same_hill_are_no_other_mode(seed: int) -> None:
 
 
 def two_modes(y: Tensor, weight: float) -> None:
-    """Two scales whose joint prior has a second hill of a share ``exp(-weight)``."""
+    """Two scales whose joint prior has a second mode of a share ``exp(-weight)``."""
     s = pyro.sample("s", dist.Normal(torch.zeros(2), 10.0).to_event(1))
-    hills = [dist.Normal(torch.tensor(m), 0.4).to_event(1).log_prob(s) for m in ([0.3, 0.3], [-2.0, 0.3])]
-    pyro.factor("hills", torch.logaddexp(hills[0], hills[1] - weight))
+    modes = [dist.Normal(torch.tensor(m), 0.4).to_event(1).log_prob(s) for m in ([0.3, 0.3], [-2.0, 0.3])]
+    pyro.factor("modes", torch.logaddexp(modes[0], modes[1] - weight))
     m = pyro.sample("m", dist.Normal(torch.zeros(2), 1.0).to_event(1))
     pyro.sample("y", dist.Normal(m, s.exp()).to_event(1).expand([len(y)]).to_event(1), obs=y)
 
 
 def test_another_mode_counts_by_its_mass() -> None:
     y = 0.1 * torch.tensor([[0.5, 0.2], [-0.5, 1.0], [1.0, -0.8]])
-    engine = LaplaceEvidence(two_modes, outer=["s"], stop=Stop(progress=False))
+    engine = LaplaceEvidence(two_modes, marginalise=["s"], stop=Stop(progress=False))
     assert math.isfinite(float(engine.run(y, 14.0).log_evidence))
     with pytest.raises(NotAMode, match="several modes"):
         engine.run(y, 4.0)

@@ -1,4 +1,4 @@
-"""One letter for each way in which sites cannot be integrated numerically around Laplace."""
+"""One error message for each way in which sites cannot be integrated numerically around Laplace."""
 
 import math
 
@@ -12,12 +12,12 @@ from torch.distributions import constraints
 from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.errors import BadInput, NotAMode
 from tests.models_for_tests.sampled_scales import SCHOOLS, generated, horseshoe, schools_centred
-from tests.refusals.letters import says
+from tests.refusals.messages import says
 
 QUIET = Stop(progress=False)
 
 
-def letter(model, *data: Tensor, **settings: object) -> str:
+def message(model, *data: Tensor, **settings: object) -> str:
     with pytest.raises(BadInput) as caught:
         LaplaceEvidence(model, stop=QUIET, **settings).run(*data)
     return " ".join(str(caught.value).split())
@@ -40,30 +40,42 @@ def discrete(y: Tensor) -> None:
 
 
 def test_an_improper_prior_has_no_evidence() -> None:
-    says(letter(improper, SCHOOLS), "'tau'", "ImproperUniform", "no evidence", "HalfNormal", "hyper=['tau']")
+    says(message(improper, SCHOOLS), "'tau'", "ImproperUniform", "no evidence", "HalfNormal", "maximise=['tau']")
 
 
 def test_a_site_cannot_be_maximised_and_integrated() -> None:
-    says(letter(schools_centred, SCHOOLS, outer=["tau"], hyper=["tau"]), "'tau'", "outer", "hyper", "once")
+    says(
+        message(schools_centred, SCHOOLS, marginalise=["tau"], maximise=["tau"]),
+        "'tau'",
+        "marginalise",
+        "maximise",
+        "once",
+    )
 
 
 def test_a_discrete_site_is_summed_out_already() -> None:
-    says(letter(discrete, SCHOOLS, outer=["z"]), "'z'", "discrete", "summed out")
+    says(message(discrete, SCHOOLS, marginalise=["z"]), "'z'", "discrete", "summed out")
 
 
-@pytest.mark.parametrize(("outer", "part"), [(["sigma"], "['mu', 'tau', 'theta']"), ("tau", "outer=['tau']")])
-def test_names_of_no_site(outer: object, part: str) -> None:
-    says(letter(schools_centred, SCHOOLS, outer=outer), "expected", part)
+@pytest.mark.parametrize(("outer", "part"), [(["sigma"], "['mu', 'tau', 'theta']"), ("tau", "marginalise=['tau']")])
+def test_names_of_no_site(marginalise: object, part: str) -> None:
+    says(message(schools_centred, SCHOOLS, marginalise=marginalise), "expected", part)
 
 
 def test_something_must_be_left_inside() -> None:
-    says(letter(schools_centred, SCHOOLS, outer=["tau", "mu", "theta"]), "nothing for Laplace inside", "outer=()")
+    says(
+        message(schools_centred, SCHOOLS, marginalise=["tau", "mu", "theta"]),
+        "nothing for Laplace inside",
+        "marginalise=()",
+    )
 
 
 def test_a_thousand_local_scales_are_too_many() -> None:
     X = generated(50, 1000)
-    said = letter(horseshoe, X, X[:, 0])
-    says(said, "'local': 1000", "1002 coordinates", "at most 30", "REVM", "NUTS", "hyper=['local']", "outer=()")
+    said = message(horseshoe, X, X[:, 0])
+    says(
+        said, "'local': 1000", "1002 coordinates", "at most 30", "REVM", "NUTS", "maximise=['local']", "marginalise=()"
+    )
 
 
 def test_an_unknown_setting_is_no_old_one() -> None:
@@ -73,8 +85,8 @@ def test_an_unknown_setting_is_no_old_one() -> None:
 
 def two_hills(y: Tensor) -> None:
     """One of two scales has a prior of two narrow modes."""
-    hills = dist.Normal(torch.tensor([-1.0, 2.0]), 0.2)
-    both = dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.3, 0.7])), hills)
+    modes = dist.Normal(torch.tensor([-1.0, 2.0]), 0.2)
+    both = dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.3, 0.7])), modes)
     sigma = pyro.sample("sigma", dist.TransformedDistribution(both, dist.transforms.ExpTransform()))
     mu = pyro.sample("mu", dist.Normal(0.0, pyro.sample("width", dist.LogNormal(0.0, 0.3))))
     pyro.sample("y", dist.Normal(mu, sigma), obs=y)
@@ -83,14 +95,14 @@ def two_hills(y: Tensor) -> None:
 def test_several_modes_of_two_scales_are_listed_and_of_one_are_integrated() -> None:
     y = torch.tensor(1.0)
     with pytest.raises(NotAMode) as caught:
-        LaplaceEvidence(two_hills, outer=["sigma", "width"], stop=QUIET).run(y)
+        LaplaceEvidence(two_hills, marginalise=["sigma", "width"], stop=QUIET).run(y)
     said = " ".join(str(caught.value).split())
-    says(said, "['sigma', 'width'] has several modes", "nats at", "Name one site in outer=", "integrate=['mu']")
+    says(said, "['sigma', 'width'] has several modes", "nats at", "Name one site in marginalise=", "integrate=['mu']")
     log_sigma, log_width = torch.linspace(-3.0, 4.5, 751), torch.linspace(-2.0, 2.0, 201)
     parts = [math.log(w) + dist.Normal(m, 0.2).log_prob(log_sigma) for w, m in ((0.3, -1.0), (0.7, 2.0))]
     sd = (log_sigma.exp().unsqueeze(-1) ** 2 + log_width.exp() ** 2).sqrt()
     log_density = torch.stack(parts).logsumexp(0).unsqueeze(-1) + dist.Normal(0.0, 0.3).log_prob(log_width)
     log_density = log_density + dist.Normal(0.0, sd).log_prob(y)
     exact = float(log_density.flatten().logsumexp(0)) + math.log(0.01 * 0.02)
-    posterior = LaplaceEvidence(two_hills, outer=["sigma"], stop=QUIET).run(y)
+    posterior = LaplaceEvidence(two_hills, marginalise=["sigma"], stop=QUIET).run(y)
     assert float(posterior.log_evidence) == pytest.approx(exact, abs=0.03)

@@ -1,4 +1,4 @@
-"""One letter for each way in which hyperparameters, or the choice of them, make no sense."""
+"""One error message for each way in which hyperparameters, or the choice of them, make no sense."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.program.log_joint import LogJoint
-from tests.refusals.letters import refused, says
+from tests.refusals.messages import refused, says
 
 NAN = float("nan")
 X = torch.tensor([[0.3, -1.2], [2.0, 0.1], [-0.7, 0.9], [1.1, 1.5]])
@@ -29,8 +29,8 @@ def test_a_hyperparameter_that_starts_outside(start: float, run_fails: bool) -> 
         pyro.sample("t", dist.Normal(w, 1.0).expand([4]).to_event(1), obs=t)
         pyro.factor("alpha reaches the density", -alpha[0])
 
-    letter = refused(BadInput, model, T)
-    says(letter, "'alpha', shape (2,), starts at [1.0, ", str(start), "GreaterThan", "strictly inside")
+    message = refused(BadInput, model, T)
+    says(message, "'alpha', shape (2,), starts at [1.0, ", str(start), "GreaterThan", "strictly inside")
 
 
 def test_a_stale_param_store() -> None:
@@ -51,8 +51,8 @@ def test_a_param_that_does_not_reach_the_density() -> None:
         w = pyro.sample("w", dist.Normal(0.0, float(alpha.detach())))
         pyro.sample("t", dist.Normal(w, 1.0).expand([4]).to_event(1), obs=t)
 
-    says(refused(UnsupportedModel, model, T), "hyperparameter(s) alpha", "float(...)", "PyroParam", "hyper=()")
-    assert LogJoint(model, (T,), hyper=()).hypers.size == 0
+    says(refused(UnsupportedModel, model, T), "hyperparameter(s) alpha", "float(...)", "PyroParam", "maximise=()")
+    assert LogJoint(model, (T,), maximise=()).hypers.size == 0
 
 
 def test_a_parameter_out_of_reach() -> None:
@@ -79,7 +79,7 @@ def test_weights_hidden_in_a_module() -> None:
         b = pyro.sample("b", dist.Normal(0.0, 1.0))
         pyro.sample("t", dist.Normal(network(X).squeeze(-1) + b, 1.0).to_event(1), obs=t)
 
-    says(refused(UnsupportedModel, model, X, T), "network.weight", "network.bias", "PyroModule", "hyper=()")
+    says(refused(UnsupportedModel, model, X, T), "network.weight", "network.bias", "PyroModule", "maximise=()")
 
 
 def hierarchical(t: Tensor) -> None:
@@ -89,8 +89,8 @@ def hierarchical(t: Tensor) -> None:
 
 
 def test_a_maximised_site_whose_prior_depends_on_an_integrated_one() -> None:
-    says(refused(UnsupportedModel, hierarchical, T, hyper=["b"]), "prior of b depends on", "'a'", "integrated")
-    assert LogJoint(hierarchical, (T,), hyper=["a"]).hyper_sites == ("a",)
+    says(refused(UnsupportedModel, hierarchical, T, maximise=["b"]), "prior of b depends on", "'a'", "integrated")
+    assert LogJoint(hierarchical, (T,), maximise=["a"]).maximised_sites == ("a",)
 
 
 def test_a_maximised_site_whose_prior_depends_on_a_discrete_one() -> None:
@@ -100,18 +100,18 @@ def test_a_maximised_site_whose_prior_depends_on_a_discrete_one() -> None:
         w = pyro.sample("w", dist.Normal(0.0, scale))
         pyro.sample("t", dist.Normal(w, 1.0).expand([4]).to_event(1), obs=t)
 
-    says(refused(UnsupportedModel, model, T, hyper=["scale"]), "prior of scale depends on z")
+    says(refused(UnsupportedModel, model, T, maximise=["scale"]), "prior of scale depends on z")
 
 
 SETTINGS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"hyper": ["c"]}, ("hyper=['c']", "a, b", "no ['c']")),
+    ({"maximise": ["c"]}, ("maximise=['c']", "a, b", "no ['c']")),
     ({"integrate": ["c", "a"]}, ("integrate=['c', 'a']", "no ['c']")),
-    ({"hyper": "a"}, ("hyper='a'", "list of names")),
+    ({"maximise": "a"}, ("maximise='a'", "list of names")),
     ({"integrate": "ab"}, ("integrate='ab'", "list of names")),
-    ({"integrate": ["a"], "hyper": ["a"]}, ("['a']", "both")),
-    ({"hyper": ["a", "b"]}, ("a, b", "at least one")),
+    ({"integrate": ["a"], "maximise": ["a"]}, ("['a']", "both")),
+    ({"maximise": ["a", "b"]}, ("a, b", "at least one")),
     ({"integrate": []}, ("a, b", "at least one")),
-    ({"integrate": ["a"], "hyper": ()}, ("['b']", "poutine.condition")),
+    ({"integrate": ["a"], "maximise": ()}, ("['b']", "poutine.condition")),
 ]
 
 
