@@ -72,7 +72,7 @@ serve: $(VENV)/.docs  ## the site, at localhost, rebuilt as its sources change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 picture: $(READY)  ## draw the imports anew in docs/architecture.md
-	$(BIN)/python -m tests.picture_of_imports
+	$(BIN)/python -m tests.architecture_page
 
 lock:  ## pin newer versions and their hashes; wants uv, and the index for all Pythons and systems
 	$(UV) pip compile $(LOCK) --upgrade --output-file constraints.txt

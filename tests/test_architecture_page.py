@@ -1,21 +1,11 @@
-"""The page of the house shows the imports that there are, and its walk is the way that a run takes."""
+"""The page on the architecture shows the imports that there are, and the files that fits enter."""
 
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-import pyro
-import pyro.distributions as dist
-import torch
-from torch import Tensor
-from torch.distributions import constraints
+import pytest
 
-from pyro_evidence import EvidenceEM, LaplaceEvidence, Stop
-from pyro_evidence.models.mixture import gaussian_mixture
-from tests.picture_of_imports import MARK, PAGE, arrows, below, imports, picture, written
+from tests.architecture_page import MARK, PAGE, WALKS, arrows, below, imports, picture, walk, written
 from tests.test_architecture import PACKAGE
 
 
@@ -47,52 +37,10 @@ def test_a_new_import_changes_the_picture(tmp_path: Path) -> None:
     assert written(written(page, root), root) == written(page, root) != page
 
 
-def logistic(X: Tensor, t: Tensor | None = None) -> Tensor:
-    alpha = pyro.param("alpha", torch.ones(()), constraint=constraints.positive)
-    w = pyro.sample("w", dist.Normal(0.0, alpha**-0.5).expand([X.shape[-1]]).to_event(1))
-    with pyro.plate("data", len(X)):
-        found: Tensor = pyro.sample("t", dist.Bernoulli(logits=X @ w), obs=t)
-    return found
-
-
-def files_entered(run: Callable[[], object]) -> list[str]:
-    """Files of the package in the order in which a fit first calls something in them."""
-    found: dict[str, None] = {}
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(PACKAGE):
-            found.setdefault(path.relative_to(PACKAGE).as_posix())
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
-    return list(found)
-
-
-def walk(heading: str) -> list[str]:
-    """The files that a section of the page numbers."""
-    section = PAGE.read_text(encoding="utf-8").split(f"## {heading}")[1].split("## ")[0]
-    return re.findall(r"^\d+\. `([\w/]+\.py)`", section, flags=re.MULTILINE)
-
-
-def test_the_walk_is_the_way_of_a_run() -> None:
-    X, engine = torch.randn(60, 2, generator=torch.Generator().manual_seed(0)), LaplaceEvidence(logistic)
-    entered = files_entered(lambda: engine.run(X, (X[:, 0] > 0.3).double()).log_evidence)
-    files = walk("One walk")
-    assert len(files) > 10 and set(files) <= set(entered)
-    assert files == sorted(files, key=entered.index)
-
-
-def test_a_mixture_is_fitted_in_five_files() -> None:
-    engine = EvidenceEM(gaussian_mixture(2), stop=Stop(tolerance=0.0, num_steps=3))
-    entered = files_entered(lambda: engine.run(torch.randn(30, 2, generator=torch.Generator().manual_seed(0))))
-    files = walk("Another")
-    assert len(files) == 5 and set(files) <= set(entered)
-    assert files[:4] == sorted(files[:4], key=entered.index)  # the loop's file holds the settings of stopping too
+@pytest.mark.parametrize("fit", WALKS)
+def test_the_lists_are_the_files_that_a_fit_enters(fit: str) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert written(page, PACKAGE, {fit: walk(fit)}) == page, "run make picture"
 
 
 def test_every_decision_is_listed_and_every_file_on_the_page_exists() -> None:

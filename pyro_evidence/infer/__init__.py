@@ -1,4 +1,4 @@
-"""The doors: one engine a file, its settings, what it repeats and when it stops; nothing else."""
+"""The engines, one file each: settings, what is repeated, and when it stops."""
 
 from typing import TYPE_CHECKING
 

@@ -1,16 +1,20 @@
-"""The house as a picture: which part of the package imports which, in the text of docs/architecture.md.
+"""What docs/architecture.md is made of: the picture of the imports, the table of parts, the files that a fit enters.
 
 Run by ``make picture``; the tests hold the page to it.
 """
 
 import ast
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.test_architecture import ORDER, PACKAGE, imported_parts, part, sources
 
 PAGE = PACKAGE.parent / "docs/architecture.md"
 MARK = "<!-- {}: written by make picture -->"
+WALKS = ("line", "two Gaussians")
 
 
 def parts(root: Path) -> list[str]:
@@ -67,9 +71,28 @@ def table(root: Path) -> str:
     return "\n".join(["| part | holds |", "|---|---|", *rows])
 
 
-def written(page: str, root: Path) -> str:
-    """The page with its picture and its table as the imports have them."""
-    for name, text in {"picture": picture(root), "table": table(root)}.items():
+def walk(fit: str) -> list[str]:
+    """Files of the package in the order in which one of the fits of ``benchmarks/metrics.py`` first calls them."""
+    command = [sys.executable, str(PACKAGE.parent / "benchmarks/metrics.py"), "--walk", fit]
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    paths = [path for path, _ in json.loads(done.stdout.splitlines()[-1])]
+    return [path.removeprefix(f"{PACKAGE.name}/") for path in dict.fromkeys(paths)]
+
+
+def numbered(root: Path, files: list[str]) -> str:
+    """Each file with the first line of its docstring."""
+    docs = [ast.get_docstring(ast.parse((root / name).read_text(encoding="utf-8"))) or "" for name in files]
+    firsts = [doc.split("\n")[0].replace("``", "`") for doc in docs]
+    return "\n".join(f"{i}. `{name}`: {first}" for i, (name, first) in enumerate(zip(files, firsts, strict=True), 1))
+
+
+def written(page: str, root: Path, walks: dict[str, list[str]] | None = None) -> str:
+    """The page with its picture and its table as the imports have them, and the files that fits enter.
+
+    :param walks: heading of a list on the page -> files; none where the lists are to stay.
+    """
+    lists = {name: numbered(root, files) for name, files in (walks or {}).items()}
+    for name, text in {"picture": picture(root), "table": table(root), **lists}.items():
         mark = MARK.format(name)
         pattern = re.escape(mark) + r"\n.*?\n" + re.escape(mark)
         assert re.search(pattern, page, flags=re.DOTALL), f"{PAGE.name} has lost its pair of marks {mark}"
@@ -78,4 +101,5 @@ def written(page: str, root: Path) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), PACKAGE), encoding="utf-8")
+    walks = {fit: walk(fit) for fit in WALKS}
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), PACKAGE, walks), encoding="utf-8")
