@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: baseline benchmarks clean coverage demo docs format help lint lock metrics picture portable recipe serve test test-oldest tests tutorials types
+.PHONY: baseline benchmarks clean coverage demo docs durations equations format help lint lock metrics picture portable quick reach recipe serve test test-oldest tests tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
@@ -40,6 +40,21 @@ types: $(READY)  ## mypy --strict on the package
 
 tests: $(READY)  ## pytest; one thread in each of WORKERS processes
 	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
+quick: $(READY)  ## under a minute: equations, recognition, a fit of each engine
+	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --quick $(ARGS)
+
+durations: $(READY)  ## which tests make quick leaves out, measured: tests/longer_tests.txt
+	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations=0 -vv \
+		| $(BIN)/python -m tests.durations
+
+reach: build/reach  ## which tests reach a module: ARGS=laplace/pruning.py; without, how many reach each
+	@$(BIN)/python -m tests.reach $(ARGS)
+
+build/reach: | $(READY)
+	mkdir -p build
+	COVERAGE_FILE=build/reach $(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal \
+		--cov --cov-context=test --cov-report= --cov-fail-under=0
 
 coverage: $(READY)  ## the tests, and which lines they never reach; fails under the floor in pyproject.toml
 	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --cov --cov-report=term $(ARGS)
@@ -73,6 +88,9 @@ serve: $(VENV)/.docs  ## the site, at localhost, rebuilt as its sources change
 
 picture: $(READY)  ## draw the imports anew in docs/architecture.md
 	$(BIN)/python -m tests.architecture_page
+
+equations: $(READY)  ## write the index of published equations, docs/equations.md
+	$(BIN)/python docs/rendering/equations.py
 
 lock:  ## pin newer versions and their hashes; wants uv, and the index for all Pythons and systems
 	$(UV) pip compile $(LOCK) --upgrade --output-file constraints.txt

@@ -15,6 +15,8 @@ from tests.models_for_tests.mppca_cases import fit, planes
 
 ROOT = Path(__file__).resolve().parents[1]
 
+LONGER = ROOT / "tests/longer_tests.txt"
+
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)  # also for tensors that a module makes while it is imported
 
@@ -48,3 +50,15 @@ def readme_blocks() -> list[str]:
     """The Python blocks of the README, in order."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help=f"leave out the tests that {LONGER.name} lists")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        longer = set(LONGER.read_text(encoding="utf-8").splitlines())
+        left_out = [item for item in items if item.nodeid in longer or item.nodeid.partition("[")[0] in longer]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]

@@ -117,14 +117,15 @@ def menu() -> list[dict[str, object]]:
     guide = ordered((path.name for path in docs.glob("*.md")), GUIDE)
     lessons = ordered((name for name in tutorials() if name.endswith(".md")), map("tutorials/{}.md".format, LESSONS))
     decisions = sorted(path.relative_to(docs).as_posix() for path in (docs / "decisions").glob("[0-9]*.md"))
-    house = ["architecture.md", "decisions/README.md", *decisions, "contributing.md", "changelog.md"]
+    development = ["architecture.md", "equations.md", "decisions/README.md", *decisions, "contributing.md"]
+    development += ["changelog.md"]
     return [
         {"Start": "index.md"},
-        {"Guide": [name for name in guide if name not in house]},
+        {"Guide": [name for name in guide if name not in development]},
         {"Tutorials": lessons},
         {"Reference": ["reference/pyro_evidence.md", *sorted(set(reference()) - {"reference/pyro_evidence.md"})]},
         {"Measured": sorted(name for name in papers() if name.endswith(".md"))},
-        {"The house": house},
+        {"Development": development},
     ]
 
 

@@ -1,0 +1,23 @@
+"""Which tests ``make quick`` leaves out: reads what ``pytest --durations=0 -vv`` prints, writes ``longer_tests.txt``."""
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+LONGER = Path(__file__).with_name("longer_tests.txt")
+MOST = 0.1  # seconds of a test; all that take less end within the minute that is promised
+LINE = re.compile(r"^(\d+\.\d+)s (?:setup|call|teardown) +(.*)$")
+
+
+def longer(text: str) -> list[str]:
+    """Names of the tests that take longer, setup and teardown counted."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for line in text.splitlines():
+        if found := LINE.match(line):
+            seconds[found[2]] += float(found[1])
+    return sorted(name for name, total in seconds.items() if total > MOST)
+
+
+if __name__ == "__main__":
+    LONGER.write_text("\n".join(longer(sys.stdin.read())) + "\n", encoding="utf-8")
