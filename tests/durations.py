@@ -1,4 +1,4 @@
-"""Which tests ``make quick`` leaves out: reads what ``pytest --durations=0 -vv`` prints, writes ``longer_tests.txt``."""
+"""The tests that ``make quick`` leaves out: from the output of ``pytest --durations=0 -vv`` to ``longer_tests.txt``."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What the site does beyond Markdown: pages that are made, formulas as MathML, the picture of the house as SVG.
+"""What the site does beyond Markdown: pages that are made, formulas as MathML, the picture of the imports as SVG.
 
 Nothing is fetched when a page is read: no script, no fonts from elsewhere.
 """
