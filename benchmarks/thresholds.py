@@ -5,8 +5,8 @@
     python benchmarks/thresholds.py                             # all of the package: days; by night, on many machines
 
 Prints a line for each threshold and factor: the fits of ``portable.py`` whose decision or log evidence (beyond 1e-6
-nats) is another one, and the seconds of all fits beside those without a change.  A threshold that moves neither a fit nor the
-time, here and in the suite, wants a reason in a comment - an inequality, a paper - or goes.
+nats) is another one, and the time of all fits beside that without a change.  A threshold that moves neither a fit nor
+the time, here and in the suite, wants a reason in a comment - an inequality, a paper - or goes.
 
 The number is changed in the source text as the module is imported, so that whatever is derived from it follows.
 """
