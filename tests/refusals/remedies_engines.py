@@ -200,8 +200,8 @@ ENGINES: dict[str, Remedy] = {
         lambda: fit(many_scales, WIDE, Y),
         lambda: fit(many_scales, WIDE, Y, maximise=["tau"]),
     ),
-    "outer names what is summed out": Remedy(
-        BadInput, "leave it out of outer", lambda: fit(MIXTURE, BLOBS, marginalise=["z"]), lambda: fit(MIXTURE, BLOBS)
+    "marginalise names what is summed out": Remedy(
+        BadInput, "leave it out of marginalise", lambda: fit(MIXTURE, BLOBS, marginalise=["z"]), lambda: fit(MIXTURE, BLOBS)
     ),
     "nodes and a curvature": Remedy(
         BadInput,

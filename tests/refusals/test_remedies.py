@@ -53,7 +53,7 @@ def answered(found: Any) -> bool:
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.filterwarnings("ignore")
-def test_the_advice_of_a_letter_leads_to_an_answer(row: Any) -> None:
+def test_the_advice_of_a_message_leads_to_an_answer(row: Any) -> None:
     with pytest.raises(row.error, match=row.words):
         row.broken()
     assert answered(row.mended())
