@@ -6,11 +6,10 @@ the extra ``sklearn``.
 """
 
 import os
-from collections.abc import Callable
 from csv import reader
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -157,7 +156,10 @@ def _from_file(name: str, source: str) -> Dataset:
             f"{name}.csv: row {missing[0]} has no label ({len(missing)} in all); expected one in each. Take "
             "these rows out of the file."
         )
-    return Dataset(table[:, :-1], _targets(label), header[:-1], source)
+    two_classes = bool(((label == 0) | (label == 1)).all())
+    if not two_classes and torch.equal(label, label.round()):
+        label = label.long()
+    return Dataset(table[:, :-1], label, header[:-1], source)
 
 
 def _path(name: str) -> Path:
@@ -182,43 +184,29 @@ def _read(path: Path) -> tuple[tuple[str, ...], Tensor]:
         rows = [row for row in reader(file) if row]
     if len(rows) < 2:
         raise BadInput(f"{path} has {len(rows)} lines; expected a header and at least one row of numbers.")
-    header = tuple(rows[0])
-    numbers = [_numbers(row, header, f"{path}, row {place}") for place, row in enumerate(rows[1:], start=1)]
-    return header, torch.tensor(numbers, dtype=torch.float64)
-
-
-def _numbers(row: list[str], header: tuple[str, ...], where: str) -> list[float]:
-    if len(row) != len(header):
-        raise BadInput(f"{where} has {len(row)} fields; expected {len(header)}, as in the header.")
-    return [_number(field, f"{where}, column {name!r}") for field, name in zip(row, header, strict=True)]
-
-
-def _number(field: str, where: str) -> float:
-    try:
-        return float(field) if field.strip() else float("nan")
-    except ValueError:
-        raise BadInput(f"{where} reads {field!r}; expected a number, or nothing if it is missing.") from None
-
-
-def _targets(label: Tensor) -> Tensor:
-    """Labels other than 0 and 1 as int64, everything else as it is."""
-    two_classes = bool(((label == 0) | (label == 1)).all())
-    return label if two_classes or not torch.equal(label, label.round()) else label.long()
+    header, table = tuple(rows[0]), []
+    for place, row in enumerate(rows[1:], start=1):
+        if len(row) != len(header):
+            raise BadInput(f"{path}, row {place} has {len(row)} fields; expected {len(header)}, as in the header.")
+        numbers = []
+        for name, field in zip(header, row, strict=True):
+            try:
+                numbers.append(float(field) if field.strip() else float("nan"))
+            except ValueError:
+                where = f"{path}, row {place}, column {name!r}"
+                raise BadInput(f"{where} reads {field!r}; expected a number, or nothing if it is missing.") from None
+        table.append(numbers)
+    return header, torch.tensor(table, dtype=torch.float64)
 
 
 def _from_sklearn(loader: str, dtype: torch.dtype, source: str) -> Dataset:
-    bunch = _sklearn_loader(loader)()
-    X = torch.as_tensor(bunch.data, dtype=torch.float64)
-    names = tuple(str(name) for name in bunch.feature_names)
-    return Dataset(X, torch.as_tensor(bunch.target, dtype=dtype), names, source)
-
-
-def _sklearn_loader(loader: str) -> Callable[[], Any]:
     try:
         module = import_module("sklearn.datasets")
     except ImportError as error:
         raise ImportError(
             "This data set comes with scikit-learn, which is missing: pip install 'pyro-evidence[sklearn]'."
         ) from error
-    found: Callable[[], Any] = getattr(module, loader)
-    return found
+    bunch = getattr(module, loader)()
+    X = torch.as_tensor(bunch.data, dtype=torch.float64)
+    names = tuple(str(name) for name in bunch.feature_names)
+    return Dataset(X, torch.as_tensor(bunch.target, dtype=dtype), names, source)

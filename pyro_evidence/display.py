@@ -39,8 +39,11 @@ class Table:
 
     def __post_init__(self) -> None:
         used = [c for c in self.columns if any(not math.isnan(row.get(c, math.nan)) for row in self.rows.values())]
-        body = [[label, *(_short(row.get(c, math.nan), self.digits) for c in used)] for label, row in self.rows.items()]
-        object.__setattr__(self, "cells", [[self.corner, *used], *body])
+        cells = [[self.corner, *used]]
+        for label, row in self.rows.items():
+            numbers = [row.get(c, math.nan) for c in used]
+            cells.append([label, *("" if math.isnan(v) else f"{v:.{self.digits}g}" for v in numbers)])
+        object.__setattr__(self, "cells", cells)
 
     def __str__(self) -> str:
         widths = [max(len(row[i]) for row in self.cells) for i in range(len(self.cells[0]))]
@@ -72,10 +75,6 @@ class Table:
             raise ImportError("to_pandas() needs pandas: pip install pandas.") from error
         found = pandas.DataFrame.from_dict({n: dict(row) for n, row in self.rows.items()}, orient="index")
         return found[[c for c in self.columns if c in found] + [c for c in found if c not in self.columns]]
-
-
-def _short(value: float, digits: int) -> str:
-    return "" if math.isnan(value) else f"{value:.{digits}g}"
 
 
 Axes = Any  # matplotlib.axes.Axes
@@ -122,6 +121,16 @@ def intervals(
     axes.hlines(places, low, high)
     axes.plot(middle, places, "o", markersize=4)
     rows(axes, labels)
+
+
+def labelled(axes: Axes, x: str, y: str | None = None, *, legend: bool = True) -> Axes:
+    """The Axes with names of what runs along them, and of the lines."""
+    axes.set_xlabel(x)
+    if y is not None:
+        axes.set_ylabel(y)
+    if legend:
+        axes.legend()
+    return axes
 
 
 def check_plane(name: str, pair: tuple[int, int], num: int) -> None:

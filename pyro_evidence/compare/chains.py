@@ -63,15 +63,11 @@ def run_chains(model: Model, data: Data, settings: Settings) -> Chains:
 
     :raises BadInput: for fewer than one chain, draw or warmup step.
     """
-    for name in ("num_samples", "warmup_steps", "num_chains"):
-        check_count(name, getattr(settings, name))
-    seeds = [settings.seed + c for c in range(settings.num_chains)]
+    seeds = _seeds(settings)
     note, found = "", None
     if len(seeds) > 1:
         found, note = _elsewhere(model, data, settings, seeds)
-    parts = found or [_one_chain(model, data, settings, seed) for seed in seeds]
-    draws = {n: torch.stack([part[n] for part, _ in parts]) for n in parts[0][0]}
-    return Chains(draws, torch.stack([diverging for _, diverging in parts]), model, note)
+    return _together(found or [_one_chain(NUTS(model), settings, seed, data) for seed in seeds], model, note)
 
 
 def run_whitened(posterior: LaplacePosterior, settings: Settings) -> Chains:
@@ -79,19 +75,23 @@ def run_whitened(posterior: LaplacePosterior, settings: Settings) -> Chains:
 
     :raises BadInput: for fewer than one chain, draw or warmup step.
     """
+    parts = [_one_chain(LaplaceNUTS(posterior), settings, seed) for seed in _seeds(settings)]
+    return _together(parts, posterior.model)
+
+
+def _seeds(settings: Settings) -> list[int]:
     for name in ("num_samples", "warmup_steps", "num_chains"):
         check_count(name, getattr(settings, name))
-    parts = [_of_kernel(LaplaceNUTS(posterior), settings, settings.seed + c) for c in range(settings.num_chains)]
+    return [settings.seed + c for c in range(settings.num_chains)]
+
+
+def _together(parts: list[tuple[Draws, Tensor]], model: Model, note: str = "") -> Chains:
     draws = {n: torch.stack([part[n] for part, _ in parts]) for n in parts[0][0]}
-    return Chains(draws, torch.stack([diverging for _, diverging in parts]), posterior.model)
+    return Chains(draws, torch.stack([diverging for _, diverging in parts]), model, note)
 
 
-def _one_chain(model: Model, data: Data, settings: Settings, seed: int) -> tuple[Draws, Tensor]:
+def _one_chain(kernel: MCMCKernel, settings: Settings, seed: int, data: Data = ((), {})) -> tuple[Draws, Tensor]:
     """Draws ``(T,) + site shape`` and which transitions diverged, ``(T,)``."""
-    return _of_kernel(NUTS(model), settings, seed, data)
-
-
-def _of_kernel(kernel: MCMCKernel, settings: Settings, seed: int, data: Data = ((), {})) -> tuple[Draws, Tensor]:
     mcmc = MCMC(kernel, settings.num_samples, settings.warmup_steps, disable_progbar=True)
     torch.manual_seed(seed)
     mcmc.run(*data[0], **data[1])
@@ -143,4 +143,4 @@ def _in_a_process(task: tuple[torch.dtype, bytes, int]) -> bytes:
     torch.set_num_threads(1)
     torch.set_default_dtype(dtype)  # before the model's module is imported
     model, data, settings = pickle.loads(content)
-    return pickle.dumps(_one_chain(model, data, settings, seed))
+    return pickle.dumps(_one_chain(NUTS(model), settings, seed, data))

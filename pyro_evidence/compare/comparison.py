@@ -200,7 +200,13 @@ def _of_the_same_data(
         joint = own if each.failure else _joint(each.model, data)
         if isinstance(joint, LogJoint) and not each.failure:
             joints[n], hashes[n] = joint, data_hash(joint, joint.initial_theta)
-        marked[n] = each if isinstance(joint, LogJoint) else replace(each, notes=(*each.notes, _unread(joint)))
+        marked[n] = each
+        if not isinstance(joint, LogJoint):
+            unread = (
+                f"its model cannot be read ({type(joint).__name__}: {' '.join(str(joint).split())[:200]}), so its "
+                f"data, labels and predictions are not compared."
+            )
+            marked[n] = replace(each, notes=(*each.notes, unread))
     wanted = data_hash(own, own.initial_theta) if isinstance(own, LogJoint) else next(iter(hashes.values()), "")
     for n in [n for n, value in hashes.items() if value != wanted]:
         message = f"BadInput: its model observes other data than the model compared: {list(joints[n].observed)}."
@@ -215,13 +221,6 @@ def _joint(model: Model, data: Data) -> LogJoint | Exception:
         return LogJoint(model, *data, maximise=())
     except Exception as error:  # whatever the model of anybody's engine may raise
         return error
-
-
-def _unread(error: Exception) -> str:
-    return (
-        f"its model cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:200]}), so its data, labels "
-        f"and predictions are not compared."
-    )
 
 
 def _relabelled(done: dict[str, EngineRun], name: str, joints: Joints) -> dict[str, EngineRun]:
@@ -297,11 +296,11 @@ def _shared(a: Draws, b: Draws) -> tuple[list[str], list[str]]:
 
 def _moves(draws: Tensor) -> Tensor:
     """Which elements vary by more than rounding, bool ``(E,)``."""
-    flat = _rows(draws)
+    flat = flattened(draws)
     return flat.std(0) > 1e-12 * (1.0 + flat.abs().amax(0))  # below that a standard deviation is rounding
 
 
-def _rows(draws: Tensor) -> Tensor:
+def flattened(draws: Tensor) -> Tensor:
     """``(C, T) + shape`` as ``(C * T, E)``."""
     flat = draws.double().flatten(0, 1)
     return flat.reshape(len(flat), -1)
@@ -318,48 +317,36 @@ def _numbers(each: EngineRun) -> dict[str, float]:
 
 
 def _predictive(each: HeldOut | None, reference: HeldOut | None) -> dict[str, float]:
+    """Means, mean differences from the reference and, datum by datum, the standard errors of these."""
     if each is None:
         return {}
     found = {"density": float(each.log_density.mean()), "error": float(each.error.mean())}
     if reference is None:
         return found
-    return found | _paired(each, reference)
-
-
-def _paired(each: HeldOut, reference: HeldOut) -> dict[str, float]:
-    """Mean differences and the standard errors of these, datum by datum."""
-    found: dict[str, float] = {}
     pairs = {
         ("held_out", "held_out_se"): (each.log_density, reference.log_density),
         ("error_gap", "error_se"): (each.error, reference.error),
     }
     for (gap, error), (a, b) in pairs.items():
         if a.shape == b.shape:
-            found |= {gap: float((a - b).mean()), error: _standard_error(a - b)}
+            standard_error = float((a - b).std()) / math.sqrt(len(a)) if len(a) > 1 else math.nan
+            found |= {gap: float((a - b).mean()), error: standard_error}
     return found
-
-
-def _standard_error(x: Tensor) -> float:
-    return float(x.std()) / math.sqrt(len(x)) if len(x) > 1 else math.nan
 
 
 def _distances(a: EngineRun, b: EngineRun, sites: list[str], seed: int) -> dict[str, float]:
     keep = [_moves(b.draws[s]) for s in sites]
-    x, y = (torch.cat([_rows(r.draws[s])[:, k] for s, k in zip(sites, keep, strict=True)], -1) for r in (a, b))
+    x, y = (torch.cat([flattened(r.draws[s])[:, k] for s, k in zip(sites, keep, strict=True)], -1) for r in (a, b))
     generator = seeded(seed)
     directions = torch.randn(NUM_DIRECTIONS, x.shape[1], generator=generator, dtype=torch.float64).to(x)
     directions = directions / directions.norm(dim=-1, keepdim=True)
-    half = len(y) // 2
+    half, ratio = len(y) // 2, discrepancy.sd_ratio(x, y)
     return {
         "mean": float(discrepancy.mean_difference(x, y).abs().max()),
         "mean_se": math.sqrt(1.0 / a.chain_numbers()[0] + 1.0 / b.chain_numbers()[0]),
-        "sd": _furthest(discrepancy.sd_ratio(x, y)),
+        "sd": float(ratio[ratio.log().abs().argmax()]),
         "quantile": float(discrepancy.quantile_error(x, y).max()),
         "wasserstein": float(discrepancy.sliced_wasserstein(x, y, directions)),
         "wasserstein_se": float(discrepancy.sliced_wasserstein_error(x, y, directions)),
         "noise": float(discrepancy.sliced_wasserstein(y[:half], y[half:], directions)) if half > 1 else math.nan,
     }
-
-
-def _furthest(ratio: Tensor) -> float:
-    return float(ratio[ratio.log().abs().argmax()])

@@ -125,8 +125,8 @@ class EvidenceComparison:
         behind = [(0.0, 0.0), *(self.log_bayes_factor(row.name, self.rows[0].name) for row in self.rows[1:])]
         low, high = ([value + side * error for value, error in behind] for side in (-2.0, 2.0))
         display.intervals(axes, [row.name for row in self.rows], [value for value, _ in behind], low, high)
-        axes.set_xlabel(f"log Bayes factor against {self.rows[0].name}, nats, two standard errors")
-        return axes
+        what = f"log Bayes factor against {self.rows[0].name}, nats, two standard errors"
+        return display.labelled(axes, what, legend=False)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
@@ -252,6 +252,11 @@ def _sampled(posterior: Posterior) -> EvidenceEstimate:
 
 
 def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probability: float) -> Row:
+    num_components = 1
+    if isinstance(posterior, MixturePosterior) and posterior.mixture is not None:
+        num_components = posterior.num_components
+    elif not isinstance(posterior, AxesPosterior):
+        num_components = num_states(posterior.state.problem.joint)
     return Row(
         name,
         estimate.log_evidence,
@@ -259,7 +264,7 @@ def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probabilit
         math.nan if _is_bound(posterior) else float(posterior.log_evidence),
         probability,
         _num_hyperparameters(posterior),
-        math.lgamma(_num_components(posterior) + 1.0),
+        math.lgamma(num_components + 1.0),
         (*estimate.doubts, *_remarks(posterior)),
     )
 
@@ -272,12 +277,6 @@ def _num_hyperparameters(posterior: Posterior) -> int:
     names = posterior.state.problem.joint.hypers.slices
     alive = [v.isfinite() & (v != 0.0) for n, v in posterior.hyperparameters.items() if n in names]
     return min(sum(int(a.sum()) for a in alive), posterior.state.problem.joint.hypers.size)
-
-
-def _num_components(posterior: Posterior) -> int:
-    if isinstance(posterior, MixturePosterior) and posterior.mixture is not None:
-        return posterior.num_components
-    return 1 if isinstance(posterior, AxesPosterior) else num_states(posterior.state.problem.joint)
 
 
 def _is_bound(posterior: Posterior) -> bool:
@@ -306,18 +305,12 @@ def _joint_of(posterior: Posterior) -> tuple[LogJoint, Tensor]:
 
 def data_hash(joint: LogJoint, theta: Tensor) -> str:
     """SHA-256 of the values of all observed sites, whatever their names, order and floating type."""
-    trace = joint.trace(joint.initial_u, theta)
-    return _digest([trace.nodes[n]["value"] for n in joint.observed])
-
-
-def _digest(values: list[Tensor]) -> str:
-    parts = sorted(_bytes(value) for value in values if value.numel())
-    return hashlib.sha256(b"|".join(parts)).hexdigest()
-
-
-def _bytes(value: Tensor) -> bytes:
-    numbers = value.detach().cpu().to(torch.float32)
-    return repr(tuple(numbers.shape)).encode() + numbers.contiguous().numpy().tobytes()
+    trace, parts = joint.trace(joint.initial_u, theta), []
+    for name in joint.observed:
+        numbers = trace.nodes[name]["value"].detach().cpu().to(torch.float32).contiguous()
+        if numbers.numel():
+            parts.append(repr(tuple(numbers.shape)).encode() + numbers.numpy().tobytes())
+    return hashlib.sha256(b"|".join(sorted(parts))).hexdigest()
 
 
 def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
@@ -326,9 +319,13 @@ def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
     hashes = {n: data_hash(*joint) for n, joint in joints.items()}
     if len(set(hashes.values())) == 1:
         return []
-    sites = "; ".join(f"{n} observes {_described(*joint)}, hash {hashes[n][:8]}" for n, joint in joints.items())
+    found = []
+    for n, (joint, theta) in joints.items():
+        nodes = joint.trace(joint.initial_u, theta).nodes
+        shapes = ", ".join(f"'{site}' {tuple(nodes[site]['value'].shape)}" for site in joint.observed)
+        found.append(f"{n} observes {shapes or 'nothing'}, hash {hashes[n][:8]}")
     return [
-        f"the posteriors were fitted to different data: {sites}. Evidences of different data cannot be "
+        f"the posteriors were fitted to different data: {'; '.join(found)}. Evidences of different data cannot be "
         "compared; "
         "fit every model to the same observed values (same rows, same units, no transformation of the "
         "target)."
@@ -346,8 +343,3 @@ def maximised_here_integrated_there(posteriors: Mapping[str, Posterior]) -> list
         f"maximise=['{site}'] in both, or in neither."
         for site, n, m in pairs
     ]
-
-
-def _described(joint: LogJoint, theta: Tensor) -> str:
-    trace = joint.trace(joint.initial_u, theta)
-    return ", ".join(f"'{n}' {tuple(trace.nodes[n]['value'].shape)}" for n in joint.observed) or "nothing"

@@ -103,13 +103,11 @@ def _prediction(joint: LogJoint, u: Tensor, seed: int) -> Prediction:
     names = [n for n in joint.observed if n in replicates]
     flat = {n: replicates[n].double().reshape(len(some), -1) for n in names}
     mean = [(means[n].double().reshape(len(u), -1) if n in means else flat[n]).mean(0) for n in names]
-    support = tuple((_innermost(nodes[n]["fn"].support), flat[n].shape[-1]) for n in names)
+    support = []
+    for n in names:
+        of_one = nodes[n]["fn"].support
+        while hasattr(of_one, "base_constraint"):  # a dim that to_event declared
+            of_one = of_one.base_constraint
+        support.append((of_one, flat[n].shape[-1]))
     observed = [nodes[n]["value"].double().flatten() for n in names]
-    return Prediction(torch.cat(observed), torch.cat(mean), torch.cat([flat[n] for n in names], -1), support)
-
-
-def _innermost(support: object) -> object:
-    """A constraint without the dims that ``to_event`` declared."""
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    return support
+    return Prediction(torch.cat(observed), torch.cat(mean), torch.cat([flat[n] for n in names], -1), tuple(support))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pyro_evidence.compare.runs import coordinates
 from pyro_evidence.evidence_check.modes import axes_as_long_as, num_states
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import responsibility_rows
@@ -79,8 +80,7 @@ Draws = dict[str, Tensor]
 
 def responsibilities(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
     """``p(z_n = k | x_n, w)`` of draws ``(C, T) + shape``, shape ``(C * T, N, K)``."""
-    parts = [p.transform.inv(draws[p.name].flatten(0, 1)) for p in joint.latents]
-    u = torch.cat([v.reshape(len(v), -1) for v in parts], -1)
+    u = coordinates(joint, draws)
     resp = responsibility_rows(joint, u, joint.initial_theta)
     return resp.reshape(len(u), -1, resp.shape[-1])
 
@@ -101,8 +101,10 @@ def matched(joint: LogJoint, draws: Draws, reference: Tensor | None = None) -> t
     chains = orders.reshape(*first.shape[:2], -1)
     switches = int((chains[:, 1:] != chains[:, :-1]).any(-1).sum())
     axes = axes_as_long_as(joint, num_states(joint))
-    renamed = {n: _site(v, orders, axes.get(n)) for n, v in draws.items()}
-    return renamed, _renamed(resp, orders, -1).mean(0), switches
+    renamed = {
+        n: _renamed(draws[n].flatten(0, 1), orders, axis + 1).reshape(draws[n].shape) for n, axis in axes.items()
+    }
+    return draws | renamed, _renamed(resp, orders, -1).mean(0), switches
 
 
 def _orders(resp: Tensor, reference: Tensor) -> Tensor:
@@ -115,10 +117,3 @@ def _renamed(value: Tensor, orders: Tensor, axis: int) -> Tensor:
     moved = value.movedim(axis, 1)
     index = orders.to(value.device).reshape(*orders.shape, *[1] * (moved.dim() - 2)).expand_as(moved)
     return moved.gather(1, index).movedim(1, axis)
-
-
-def _site(value: Tensor, orders: Tensor, axis: int | None) -> Tensor:
-    if axis is None:
-        return value
-    flat = value.flatten(0, 1)
-    return _renamed(flat, orders, axis + 1).reshape(value.shape)

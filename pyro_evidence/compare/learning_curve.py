@@ -1,7 +1,6 @@
 """What an engine for mixtures does round by round: train and test densities, components, evidence."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +87,14 @@ def learning_curve(
         raise BadInput(f"train and test: got {wrong[0]}; expected a tuple of the model's arguments, such as (Y,).")
     task = begin(LogJoint(engine.model, train), engine.start, engine.update, engine.curvature)
     unseen = task.unseen(LogJoint(engine.model, test))
-    journal: Journal[Look] = Journal(partial(_looked_at, task, unseen))
+
+    def look(batch: MixtureRestarts) -> Look:
+        mixture = batch.expected.mixture
+        seen, new = (_log_density(task, data, mixture) for data in (batch.expected.data, unseen))
+        whole = mixture_rows.padded(mixture, task.units.standard(task.structure.start))
+        return seen, new, batch.log_evidence - task.jacobian, task.units.original(whole)
+
+    journal: Journal[Look] = Journal(look)
     journal.note(task.batch)
     num_warm = min(engine.start.warm_up, num_steps)
     warm = warmed(task.batch, [warm_up(engine.update, num_warm, journal)])
@@ -97,13 +103,6 @@ def learning_curve(
     return LearningCurve(
         torch.stack(seen), torch.stack(new), torch.stack(evidence), mixtures, task.structure.background
     )
-
-
-def _looked_at(task: MixtureFit, unseen: MixtureData, batch: MixtureRestarts) -> Look:
-    mixture = batch.expected.mixture
-    seen, new = (_log_density(task, data, mixture) for data in (batch.expected.data, unseen))
-    whole = mixture_rows.padded(mixture, task.units.standard(task.structure.start))
-    return seen, new, batch.log_evidence - task.jacobian, task.units.original(whole)
 
 
 def _log_density(task: MixtureFit, data: MixtureData, mixture: Mixture) -> Tensor:

@@ -232,12 +232,6 @@ def _run(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, En
         base = model if engine.of is None else poutine.block(_fitted(engine.of, done), hide_types=["param"])
         draws, substituted = engine.run_on(base, args, kwargs)
         return EngineRun(name, draws, substituted, 0.0)
-    _check_engine(name, engine)
-    return _of_fit(name, engine, engine.run(*args, **kwargs), model)
-
-
-def _check_engine(name: str, engine: Any) -> None:
-    """Refuse what cannot be run on data, or is run otherwise."""
     if isinstance(engine, SVI):
         raise BadInput(
             f"engine '{name}' is Pyro's SVI; expected pyro_evidence.compare.SVIRun(guide, optim), "
@@ -250,6 +244,7 @@ def _check_engine(name: str, engine: Any) -> None:
             "LaplaceEvidence(model), NUTSRun() or SVIRun(AutoNormal, Adam({'lr': 0.01})). For a posterior that is "
             "there already, give its engine."
         )
+    return _of_fit(name, engine, engine.run(*args, **kwargs), model)
 
 
 def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[str, EngineRun]) -> EngineRun:
@@ -262,7 +257,12 @@ def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[st
     base = _with_params(model, data, engine.hyperpriors or {}) if engine.of is None else _fitted(engine.of, done)
     chains = run_whitened(_laplace(engine.of, done), engine.settings) if engine.metric else engine.run_on(base, *data)
     lacking = set() if engine.of is None else set(done[engine.of].draws) - set(chains.draws)
-    draws = chains.draws | (_recorded(chains, data, lacking) if lacking else {})
+    draws = dict(chains.draws)
+    if lacking:  # pyro.deterministic sites: what a model on other axes calls weights
+        joint = LogJoint(chains.model, *data, maximise=())
+        lead = next(iter(chains.draws.values())).shape[:2]
+        rows = recorded_rows(joint, coordinates(joint, chains.draws))
+        draws |= {n: v.reshape(*lead, *v.shape[1:]) for n, v in rows.items() if n in lacking}
     notes = (chains.note,) if chains.note else ()
     return EngineRun(name, draws, chains.model, 0.0, chains, "", int(chains.diverging.sum()), notes=notes)
 
@@ -287,14 +287,6 @@ def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:
         return joint.substituted(joint.initial_theta) if joint.held else model
     others = {n: v for n, v in joint.held.items() if n not in lifted}
     return poutine.substitute(model, data=others) if others else model
-
-
-def _recorded(chains: Chains, data: Data, names: set[str]) -> Draws:
-    """Values of ``pyro.deterministic`` sites at each draw: what a model on other axes calls weights."""
-    joint = LogJoint(chains.model, *data, maximise=())
-    lead = next(iter(chains.draws.values())).shape[:2]
-    rows = recorded_rows(joint, coordinates(joint, chains.draws))
-    return {n: v.reshape(*lead, *v.shape[1:]) for n, v in rows.items() if n in names}
 
 
 def coordinates(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
@@ -329,20 +321,15 @@ def _checked(found: EngineRun) -> EngineRun:
     return found
 
 
-def _of_mcmc(name: str, mcmc: MCMC) -> EngineRun:
-    """Chains that have been run."""
-    draws = mcmc.get_samples(group_by_chain=True)
-    if not draws:
-        raise BadInput("this MCMC has no draws; expected num_samples of at least 1.")
-    diverging = int(divergences(mcmc).sum())
-    return EngineRun(name, dict(draws), mcmc.kernel.model, 0.0, fit=mcmc, divergences=diverging)
-
-
 def _of_fit(name: str, engine: Any, fit: Any, model: Model) -> EngineRun:
     """A posterior of this package, MCMC, or any object with ``get_samples``."""
     fit = engine if fit is None else fit
     if isinstance(fit, MCMC):
-        return _of_mcmc(name, fit)
+        chains = dict(fit.get_samples(group_by_chain=True))
+        if not chains:
+            raise BadInput("this MCMC has no draws; expected num_samples of at least 1.")
+        diverging = int(divergences(fit).sum())
+        return EngineRun(name, chains, fit.kernel.model, 0.0, fit=fit, divergences=diverging)
     if not hasattr(fit, "get_samples"):
         raise BadInput(f"run(...) returned a {type(fit).__name__}; expected an object with get_samples(num_samples).")
     draws = {n: torch.as_tensor(v).detach().unsqueeze(0) for n, v in _samples(fit).items()}

@@ -147,7 +147,7 @@ def sbc(
         raise BadInput(
             f"{len(failures)} of {num_simulations} runs failed; expected at most a tenth. The first said: {failures[0]}"
         )
-    names = tuple(_label(p.name, p.shape, e) for p in joint.latents for e in range(math.prod(p.shape)))
+    names = tuple(f"{p.name}[{e}]" if p.shape else p.name for p in joint.latents for e in range(math.prod(p.shape)))
     table = torch.stack(ranks)
     return Calibration(names, table, num_draws, num_bins, *chi_square(table, num_draws, num_bins), tuple(failures))
 
@@ -163,7 +163,3 @@ def _draws(engine: Engine, data: tuple[tuple[Any, ...], dict[str, Any]], num: in
             "engine here must give as many as it is asked for."
         )
     return draws
-
-
-def _label(name: str, shape: torch.Size, element: int) -> str:
-    return name if not shape else f"{name}[{element}]"

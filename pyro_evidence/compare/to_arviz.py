@@ -11,6 +11,7 @@ from pyro.infer import MCMC
 from torch import Tensor
 
 from pyro_evidence.compare import chains as sampled
+from pyro_evidence.compare.runs import coordinates
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.numerics.linalg import require_memory
@@ -43,12 +44,6 @@ class Chains:
     stats: dict[str, Tensor]
 
     @property
-    def u(self) -> Tensor:
-        """Unconstrained draws in one row each, ``(C * T, D)``."""
-        parts = [p.transform.inv(self.draws[p.name].flatten(0, 1)) for p in self.joint.latents]
-        return torch.cat([v.reshape(len(v), -1) for v in parts], -1)
-
-    @property
     def shape(self) -> tuple[int, int]:
         """Numbers of chains and of draws in each."""
         first = next(iter(self.draws.values()))
@@ -78,11 +73,9 @@ def to_inference_data(
         the columns of a data frame, are known without them.
     :raises ImportError: when ArviZ is missing, or is 1.x; then use :func:`to_datatree`.
     """
-    arviz = _arviz_0()
+    from_dict = _arviz_0().from_dict
     chains = _chains(fit, args, kwargs, num_samples, seed)
-    found = arviz.from_dict(**_groups(chains, num_samples, seed), **_named(chains, coords, dims))
-    found.posterior.attrs.update(_attributes(fit))
-    return found
+    return _described(from_dict(**_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)
 
 
 @within_memory
@@ -104,11 +97,9 @@ def to_datatree(
         the columns of a data frame, are known without them.
     :raises ImportError: when ``arviz-base`` is missing.
     """
-    arviz = _arviz_1()
+    from_dict = _arviz_1().from_dict
     chains = _chains(fit, args, kwargs, num_samples, seed)
-    found = arviz.from_dict(_groups(chains, num_samples, seed), **_named(chains, coords, dims))
-    found["posterior"].attrs.update(_attributes(fit))
-    return found
+    return _described(from_dict(_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)
 
 
 def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Groups:
@@ -139,7 +130,13 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
         raise BadInput(f"num_samples={num_samples}; expected a positive multiple of {NUM_CHAINS}, the chains shown.")
     if isinstance(fit, MCMC | sampled.Chains):
         return _of_mcmc(fit, args, kwargs)
-    return _of_posterior(fit, num_samples, seed)
+    if not isinstance(fit, LaplacePosterior | CorrectedPosterior):
+        raise BadInput(f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or MCMC.")
+    draws = fit.get_samples(num_samples, seed=seed)
+    chains = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
+    if isinstance(fit, CorrectedPosterior):
+        return Chains(fit.joint, fit.theta, chains, {})
+    return Chains(fit.state.problem.joint, fit.state.theta, chains, {})
 
 
 def _named(chains: Chains, coords: Coords | None, dims: Dims | None) -> dict[str, Any]:
@@ -151,53 +148,37 @@ def _named(chains: Chains, coords: Coords | None, dims: Dims | None) -> dict[str
     return {"dims": shown, "coords": {d: list(names.coords[d]) for d in used}}
 
 
-def _attributes(fit: Fit) -> dict[str, Any]:
-    """The log evidence in nats and the hyperparameters, as numbers and lists."""
-    if isinstance(fit, MCMC | sampled.Chains):
-        return {}
-    hypers = {f"hyperparameter {n}": _array(v).tolist() for n, v in fit.hyperparameters.items()}
-    return {"log_evidence": float(fit.log_evidence), **hypers}
+def _described(found: Any, fit: Fit) -> Any:
+    """The groups with the log evidence in nats and the hyperparameters, numbers and lists, as attributes."""
+    if not isinstance(fit, MCMC | sampled.Chains):
+        attributes = {f"hyperparameter {n}": _array(v).tolist() for n, v in fit.hyperparameters.items()}
+        found["posterior"].attrs.update({"log_evidence": float(fit.log_evidence), **attributes})
+    return found
 
 
 def _groups(chains: Chains, num_samples: int, seed: int) -> Groups:
-    observed = _observed(chains)
-    _require_room(chains.joint, sum(v.size for v in observed.values()), num_samples)
-    sites = chains.joint.latents.names
-    prior = _or_nothing(lambda: from_prior(chains.joint, chains.theta, num_samples, seed))
-    groups = {
-        "posterior": {n: _array(chains.draws[n]) for n in sites},
-        "posterior_predictive": chains.grouped(_predictive(chains, seed)),
-        "log_likelihood": chains.grouped(_or_nothing(lambda: pointwise_rows(chains.joint, chains.u, chains.theta))),
-        "sample_stats": {n: _array(v) for n, v in chains.stats.items()} | chains.grouped({"lp": _log_joint(chains)}),
-        "observed_data": observed,
-        "prior": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in sites},
-        "prior_predictive": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in chains.joint.observed},
-    }
-    return {name: group for name, group in groups.items() if group}
-
-
-def _require_room(joint: LogJoint, data: int, num_samples: int) -> None:
-    """Ask for the memory of all groups before any is made: draws of the latents twice, of the data three times.
-
-    :raises TooLarge: with the number of bytes.
-    """
-    numbers = num_samples * (2 * joint.latents.size + 3 * data)
+    joint, theta = chains.joint, chains.theta
+    trace = joint.trace(joint.initial_u, theta)
+    values = {n: trace.nodes[n]["value"] for n in joint.observed}
+    observed = {n: _array(v) for n, v in values.items() if v.numel()}
+    numbers = num_samples * (2 * joint.latents.size + 3 * sum(v.size for v in observed.values()))
     remedy = f"Take fewer draws (num_samples={NUM_CHAINS * 25})."
     require_memory(8 * numbers, f"{num_samples} draws of the latents and of the data", joint.device, remedy)
-
-
-def _of_posterior(fit: LaplacePosterior | CorrectedPosterior, num_samples: int, seed: int) -> Chains:
-    if isinstance(fit, CorrectedPosterior):
-        draws = fit.get_samples(num_samples, seed=seed)
-        return Chains(fit.joint, fit.theta, _as_chains(draws), {})
-    if not isinstance(fit, LaplacePosterior):
-        raise BadInput(f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or MCMC.")
-    draws = fit.get_samples(num_samples, seed=seed)
-    return Chains(fit.state.problem.joint, fit.state.theta, _as_chains(draws), {})
-
-
-def _as_chains(draws: Values) -> dict[str, Tensor]:
-    return {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
+    sites, u = joint.latents.names, coordinates(joint, chains.draws)
+    prior = _or_nothing(lambda: from_prior(joint, theta, num_samples, seed))
+    with torch.no_grad():
+        parts = u.split(min(512, rows_at_once(joint)))
+        log_joint = torch.cat([joint.log_joint(part, theta) for part in parts])
+    groups = {
+        "posterior": {n: _array(chains.draws[n]) for n in sites},
+        "posterior_predictive": chains.grouped(_or_nothing(lambda: from_predictive(joint, theta, u, seed))),
+        "log_likelihood": chains.grouped(_or_nothing(lambda: pointwise_rows(joint, u, theta))),
+        "sample_stats": {n: _array(v) for n, v in chains.stats.items()} | chains.grouped({"lp": log_joint}),
+        "observed_data": observed,
+        "prior": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in sites},
+        "prior_predictive": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in joint.observed},
+    }
+    return {name: group for name, group in groups.items() if group}
 
 
 def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Chains:
@@ -217,28 +198,12 @@ def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[
     return Chains(joint, joint.initial_theta, dict(draws), {"diverging": diverging})
 
 
-def _predictive(chains: Chains, seed: int) -> Values:
-    return _or_nothing(lambda: from_predictive(chains.joint, chains.theta, chains.u, seed))
-
-
 def _or_nothing(function: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """An empty group where the model has no such thing to compute."""
     try:
         return function()
     except (NotImplementedError, UnsupportedModel):
         return {}
-
-
-def _log_joint(chains: Chains) -> Tensor:
-    parts = chains.u.split(min(512, rows_at_once(chains.joint)))
-    with torch.no_grad():
-        return torch.cat([chains.joint.log_joint(part, chains.theta) for part in parts])
-
-
-def _observed(chains: Chains) -> Arrays:
-    trace = chains.joint.trace(chains.joint.initial_u, chains.theta)
-    values = {n: trace.nodes[n]["value"] for n in chains.joint.observed}
-    return {n: _array(v) for n, v in values.items() if v.numel()}
 
 
 def _array(value: Tensor) -> "np.ndarray[Any, Any]":

@@ -15,6 +15,7 @@ from pyro_evidence.evidence_check.target import (
     check_halves,
     moment_normal,
     rounding,
+    sentences,
     target_of,
     undefined,
 )
@@ -131,23 +132,16 @@ def effective_draws(chains: Tensor) -> float:
 
 
 def _estimate(found: Bridge, draws: torch.Size, used: torch.Size) -> EvidenceEstimate:
-    terms = (found.below - found.below.max()).exp().reshape(used)
-    effective = effective_draws(terms)
+    effective = effective_draws((found.below - found.below.max()).exp().reshape(used))
     value, square = float(found.log_evidence), float(found.relative_mean_square(effective))
     numbers = {
         "effective_sample_size": effective,
         "relative_mean_square": square,
         "num_steps": float(found.num_steps),
     }
-    error = math.hypot(math.sqrt(square), rounding(value))
-    method = f"bridge sampling, {draws[0]} x {draws[1]} draws"
-    return EvidenceEstimate(method, value, error, numbers, _doubts(found.converged, effective, square))
-
-
-def _doubts(converged: bool, effective: float, square: float) -> tuple[str, ...]:
-    messages = [
+    doubts = sentences(
         (
-            not converged,
+            not found.converged,
             "the bridge iteration did not settle: draws and proposal hardly overlap. Run the chains longer, "
             "or use tempered_smc.",
         ),
@@ -161,5 +155,6 @@ def _doubts(converged: bool, effective: float, square: float) -> tuple[str, ...]
             f"the relative error of the evidence is {math.sqrt(square):.0%}; expected below 50 %. The "
             "posterior is far from a normal. Take more draws, or tempered_smc.",
         ),
-    ]
-    return tuple(text for wrong, text in messages if wrong)
+    )
+    error = math.hypot(math.sqrt(square), rounding(value))
+    return EvidenceEstimate(f"bridge sampling, {draws[0]} x {draws[1]} draws", value, error, numbers, doubts)

@@ -13,11 +13,12 @@ from pyro_evidence.evidence_check.target import (
     Posterior,
     laplace_normal,
     rounding,
+    sentences,
     target_of,
     undefined,
 )
 from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.laplace.evidence_error import EvidenceError, by_more_nodes
+from pyro_evidence.laplace.evidence_error import by_more_nodes
 from pyro_evidence.numerics import importance
 from pyro_evidence.posterior.diagnostics import MANY
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -50,7 +51,8 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int | None = None
     target = of.target if isinstance(of, Modes) else target_of(of)
     num_samples = affordable_draws(target.joint, MOST) if num_samples is None else num_samples
     num_samples = check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
-    x, log_proposal = proposal.drawn(_white(num_samples, target.size, seed).to(target.centre))
+    white = torch.randn(num_samples, target.size, generator=seeded(seed), dtype=torch.float64)
+    x, log_proposal = proposal.drawn(white.to(target.centre))
     log_joint = target.log_joint_or_nan(x)
     log_weights = torch.where(log_joint.isnan(), -math.inf, log_joint) - log_proposal
     if not bool((log_weights > -math.inf).any()):
@@ -64,10 +66,6 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int | None = None
         target.size,
     )
     return replace(found, doubts=(*found.doubts, *undefined(log_joint, "Laplace's normal")))
-
-
-def _white(num_samples: int, size: int, seed: int) -> Tensor:
-    return torch.randn(num_samples, size, generator=seeded(seed), dtype=torch.float64)
 
 
 def _estimate(log_weights: Tensor, method: str, size: int) -> EvidenceEstimate:
@@ -120,24 +118,20 @@ def in_parts(posterior: LaplacePosterior) -> EvidenceEstimate | None:
     state = posterior._inside
     size = int(state.problem.active.sum())
     if first.num_blocks < FEWEST_IN_A_BLOCK:
-        return _by_series(posterior, first, size) if size > MANY else None
+        if size <= MANY:
+            return None
+        doubt = (
+            f"the second term of Laplace's series is {first:.3g} nats for {size:,} coordinates; expected at most "
+            f"{BELIEVED} for each, or the series tells nothing. Run NUTS on posterior.model on a part of the data."
+        )
+        found = _estimate_of_blocks(posterior, 0.0, first, f"Laplace, its error by {first.method}")
+        return replace(found, doubts=sentences((not first <= BELIEVED * size, doubt)))
     if isinstance(posterior, NestedPosterior):
         return _estimate_of_blocks(posterior, 0.0, first, f"integrated outside, its error by {first.method}")
     second = by_more_nodes(state, first)
     error = abs(second.signed - first.signed) if second is not first else float(first)
     shared = f", {second.num_shared} shared coordinates by Laplace" if second.num_shared else ""
     return _estimate_of_blocks(posterior, second.signed, error, f"quadrature in {second.num_blocks:,} blocks{shared}")
-
-
-def _by_series(posterior: LaplacePosterior, error: EvidenceError, size: int) -> EvidenceEstimate:
-    found = _estimate_of_blocks(posterior, 0.0, error, f"Laplace, its error by {error.method}")
-    if error <= BELIEVED * size:
-        return found
-    doubt = (
-        f"the second term of Laplace's series is {error:.3g} nats for {size:,} coordinates; expected at most "
-        f"{BELIEVED} for each, or the series tells nothing. Run NUTS on posterior.model on a part of the data."
-    )
-    return EvidenceEstimate(found.method, found.log_evidence, found.standard_error, found.diagnostics, (doubt,))
 
 
 def _estimate_of_blocks(posterior: LaplacePosterior, gain: float, error: float, method: str) -> EvidenceEstimate:

@@ -160,7 +160,10 @@ def permuted(joint: LogJoint, u: Tensor, axes: Axes, num_components: int) -> Ten
 
 
 def _distinct(known: list[LaplaceState], posterior: LaplacePosterior, starts: Tensor) -> list[LaplaceState]:
-    """The known states and those reached elsewhere from ``starts``; failed climbs are left out."""
+    """The known states and those reached elsewhere from ``starts``; failed climbs are left out.
+
+    Elsewhere: a hundredth of a posterior standard deviation away in some coordinate.
+    """
     theta, problem = posterior.state.theta, posterior.state.problem
     mode = climb(problem, starts, theta, cold=True)
     found = list(known)
@@ -169,13 +172,7 @@ def _distinct(known: list[LaplaceState], posterior: LaplacePosterior, starts: Te
             state = state_at(problem, theta, mode, row)
         except ArithmeticError:
             continue
-        if not any(_same_place(state, other) for other in found):
+        away = [((state.u - other.u).abs() / other.precision.variance[0].sqrt())[problem.active] for other in found]
+        if not any(bool((sds < 0.01).all()) for sds in away):
             found.append(state)
     return found
-
-
-def _same_place(a: LaplaceState, b: LaplaceState) -> bool:
-    """Closer than a hundredth of a posterior standard deviation in every coordinate."""
-    active = a.problem.active
-    distance = (a.u - b.u).abs() / b.precision.variance[0].sqrt()
-    return bool((distance[active] < 0.01).all())

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.target import ROWS, EvidenceEstimate, Source, Target, rounding, target_of, undefined
+from pyro_evidence.evidence_check.target import (
+    ROWS,
+    EvidenceEstimate,
+    Source,
+    Target,
+    rounding,
+    sentences,
+    target_of,
+    undefined,
+)
 from pyro_evidence.fitting.process_state import within_memory, without_validation
 from pyro_evidence.numerics import derivatives, importance
 from pyro_evidence.program.simulate import latents_from_prior, log_prior_rows
@@ -105,11 +114,8 @@ class Particles:
         """``log p(w) + power log p(D | w)`` and its gradient."""
         prior, prior_slope = _prior(self.target, x)
         joint, joint_slope = self.target.gradient(x)
-        return _mix(prior, joint, self.power), _mix(prior_slope, joint_slope, self.power)
-
-
-def _mix(prior: Tensor, joint: Tensor, power: float) -> Tensor:
-    return (1.0 - power) * prior + power * joint
+        b = self.power
+        return (1.0 - b) * prior + b * joint, (1.0 - b) * prior_slope + b * joint_slope
 
 
 def _prior(target: Target, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,7 +134,13 @@ def start(of: Source, num_particles: int, seed: int) -> Particles:
         pruned, or when the likelihood is zero at all draws from the prior.
     """
     target = target_of(of)
-    _check(target, num_particles)
+    advice = f"There are {NUM_GROUPS} groups of particles and {target.size} unconstrained coordinates."
+    check_count("num_particles", num_particles, max(4 * NUM_GROUPS, 4 * target.size), advice)
+    if target.size < len(target.active):
+        raise BadInput(
+            f"{len(target.active) - target.size} coordinates are pruned and have no proper prior left to start "
+            "from; use importance_sampling or bridge_sampling."
+        )
     num = num_particles // NUM_GROUPS * NUM_GROUPS
     x = target.coordinates(latents_from_prior(target.joint, target.theta, num, seed))[0]
     prior, joint_or_nan = _prior(target, x)[0], target.log_joint_or_nan(x)
@@ -141,16 +153,6 @@ def start(of: Source, num_particles: int, seed: int) -> Particles:
         )
     seeds = seeded(seed)
     return Particles(target, seeds, x, prior, joint, 0.0, x.new_zeros(NUM_GROUPS), 0.5, doubts=doubts)
-
-
-def _check(target: Target, num_particles: int) -> None:
-    advice = f"There are {NUM_GROUPS} groups of particles and {target.size} unconstrained coordinates."
-    num_particles = check_count("num_particles", num_particles, max(4 * NUM_GROUPS, 4 * target.size), advice)
-    if target.size < len(target.active):
-        raise BadInput(
-            f"{len(target.active) - target.size} coordinates are pruned and have no proper prior left to start "
-            "from; use importance_sampling or bridge_sampling."
-        )
 
 
 def reweighed(swarm: Particles, power: float) -> Particles:
@@ -186,20 +188,17 @@ def hmc_step(swarm: Particles) -> tuple[Particles, float]:
     threshold = torch.rand(num, generator=swarm.seeds, dtype=torch.float64).log().to(swarm.x)
     before = (swarm.x, *swarm.tempered(swarm.x))
     kicks = torch.cat([lengths, momentum], -1).to(swarm.x)
-    (x, _, _), gain = leapfrog(swarm.tempered, before, _spread(swarm.x), kicks, LEAPFROGS)
+    covariance = torch.cov(swarm.x.mT).reshape(size, size)
+    tril, info = torch.linalg.cholesky_ex(covariance)
+    if bool(info.any()):  # singular: the coordinates on their own
+        tril = covariance.diagonal().sqrt().diag_embed()
+    (x, _, _), gain = leapfrog(swarm.tempered, before, tril, kicks, LEAPFROGS)
     accept = (threshold < gain) & torch.isfinite(x).all(-1)
     x = torch.where(accept.unsqueeze(-1), x, swarm.x)
     share = float(accept.double().mean())
     step = min(swarm.step * math.exp(2.0 * (share - 0.7)), LONGEST)
     after = replace(swarm, x=x, log_prior=_prior(swarm.target, x)[0], log_joint=swarm.target.log_joint(x), step=step)
     return after, share
-
-
-def _spread(x: Tensor) -> Tensor:
-    """Cholesky factor of the particles' covariance; of its diagonal where that is singular."""
-    covariance = torch.cov(x.mT).reshape(x.shape[1], x.shape[1])
-    tril, info = torch.linalg.cholesky_ex(covariance)
-    return tril if not bool(info.any()) else covariance.diagonal().sqrt().diag_embed()
 
 
 MOST_TEMPERATURES = 500
@@ -235,23 +234,27 @@ def _estimate(swarm: Particles) -> EvidenceEstimate:
     value = float(importance.log_mean(swarm.log_evidences))
     error = math.hypot(float(importance.standard_error(swarm.log_evidences)), rounding(value))
     acceptance = min(swarm.acceptance, default=1.0)
-    messages = [
+    doubts = sentences(
         (
             swarm.power < 1.0,
             f"the likelihood reached power {swarm.power:.2g} only after {MOST_TEMPERATURES} steps; use more particles.",
         ),
-        (
-            acceptance < 0.2,
-            f"only {acceptance:.0%} of the moves were accepted at one power; expected at least 20 %. Use "
-            "more particles or moves.",
-        ),
+        few_accepted(acceptance),
         (
             error > 0.5,
             f"groups differ by much (standard error {error:.2f} nats); expected below 0.5. Use more "
             "particles or moves.",
         ),
-    ]
+    )
     numbers = {"num_temperatures": float(swarm.num_steps), "acceptance": acceptance}
     method = f"tempered SMC, {len(swarm.x)} particles"
-    doubts = (*(text for wrong, text in messages if wrong), *swarm.doubts)
-    return EvidenceEstimate(method, value, error, numbers, doubts)
+    return EvidenceEstimate(method, value, error, numbers, (*doubts, *swarm.doubts))
+
+
+def few_accepted(acceptance: float) -> tuple[bool, str]:
+    """The doubt of moves that are hardly ever accepted, and whether it holds."""
+    return (
+        acceptance < 0.2,
+        f"only {acceptance:.0%} of the moves were accepted at one power; expected at least 20 %. Use more "
+        "particles or moves.",
+    )

@@ -233,6 +233,11 @@ def undefined(value: Tensor, where: str) -> tuple[str, ...]:
     )
 
 
+def sentences(*reasons: tuple[bool, str]) -> tuple[str, ...]:
+    """The doubts that hold, of those that an estimator may have."""
+    return tuple(text for holds, text in reasons if holds)
+
+
 def check_halves(target: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
     """The first and the second half of each chain, ``(C, T/2, d)``.
 

@@ -18,32 +18,13 @@ from pyro_evidence.evidence_check.target import (
     check_halves,
     laplace_posterior,
     rounding,
+    sentences,
     target_of,
 )
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import Coordinate
 from pyro_evidence.settings import seeded
-
-
-def log_volume(tril: Tensor, radius: float) -> Tensor:
-    """Log volume of ``{y : |L^-1 (y - m)| <= radius}``, shape ``()``."""
-    d = len(tril)
-    log_ball = 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d + 1.0)
-    return log_ball + d * math.log(radius) + tril.diagonal().log().sum()
-
-
-def squared_distance(y: Tensor, mean: Tensor, tril: Tensor) -> Tensor:
-    """``|L^-1 (y - m)|^2`` of rows ``(..., D)``, shape ``(...)``."""
-    white = torch.linalg.solve_triangular(tril, (y - mean).reshape(-1, len(mean)).mT, upper=False)
-    return white.square().sum(0).reshape(y.shape[:-1])
-
-
-def uniform_points(white: Tensor, uniform: Tensor, mean: Tensor, tril: Tensor, radius: float) -> Tensor:
-    """Uniform points of the ellipsoid ``(S, D)`` from normal ``(S, D)`` and uniform ``(S,)`` numbers."""
-    direction = white / white.norm(dim=-1, keepdim=True)
-    return mean + radius * (uniform ** (1.0 / len(mean))).unsqueeze(-1) * direction @ tril.mT
-
 
 SIMPLEX = type(biject_to(constraints.simplex))
 
@@ -81,9 +62,40 @@ def thames(
         raise BadInput("some coordinates are pruned; expected none. Use bridge_sampling.")
     axes, num = component_axes(target.joint, posterior.state, labels)
     space = _Space(target, axes, permutations(num) if axes else [()])
-    chains = target.coordinates(draws)
-    first, second = check_halves(target, chains)
-    return _estimate(_region(space, first.flatten(0, 1)), second, num_volume, seed)
+    first, second = check_halves(target, target.coordinates(draws))
+    region = _region(space, first.flatten(0, 1))
+    u = second.flatten(0, 1)
+    distance, log_density = region.squared_distance(space.images(u)), space.log_density(u)
+    inside = (log_density > region.cut) & (distance <= region.radius**2).any(0)
+    if not bool(inside.any()):
+        raise BadInput(
+            "none of the draws of the second halves is where the first halves were: the chains have not "
+            "converged. Run them longer."
+        )
+    terms = torch.where(inside, -log_density, -math.inf)
+    log_volume, volume_error = region.log_volume(num_volume, seed)
+    value = log_volume - float(importance.log_mean(terms))
+    effective = effective_draws((terms - terms.max()).exp().reshape(second.shape[:2]))
+    error = float(importance.standard_error(terms)) * math.sqrt(len(terms) / effective)
+    share, label = float(inside.double().mean()), distance.argmin(0).reshape(second.shape[:2])
+    numbers = {
+        "effective_sample_size": effective,
+        "share_inside": share,
+        "label_switches": float((label[:, 1:] != label[:, :-1]).sum()),
+    }
+    doubts = sentences(
+        (
+            effective < 50.0,
+            f"the chains are worth only {effective:.0f} independent draws; expected at least 50. Run them longer.",
+        ),
+        (
+            share < 0.05,
+            f"only {share:.1%} of the draws are in the truncation set; expected at least 5 %: the chains' "
+            "halves disagree.",
+        ),
+    )
+    error = math.sqrt(error**2 + volume_error**2 + rounding(value) ** 2)
+    return EvidenceEstimate(f"THAMES over {len(space.orders)} labellings", value, error, numbers, doubts)
 
 
 @dataclass(frozen=True)
@@ -94,43 +106,43 @@ class _Space:
     axes: Axes
     orders: list[tuple[int, ...]]
 
+    @property
+    def simplices(self) -> list[Coordinate]:
+        """Sites whose coordinates are not the unconstrained ones."""
+        return [p for p in self.target.joint.latents if isinstance(p.transform, SIMPLEX) and p.name in self.axes]
+
     def images(self, u: Tensor) -> Tensor:
         """All relabellings of unconstrained rows ``(S, D)``, identity first, shape ``(K!, S, D)``."""
         if not self.axes:
             return u.unsqueeze(0)
-        values = self.target.joint.latents.constrained(u.to(self.target.joint.dtype))
-        return torch.stack([self._relabelled(values, torch.tensor(order, device=u.device)) for order in self.orders])
-
-    def _relabelled(self, values: dict[str, Tensor], order: Tensor) -> Tensor:
-        values = values | {n: values[n].index_select(a + 1, order) for n, a in self.axes.items()}
-        parts = [p.transform.inv(values[p.name]).reshape(len(values[p.name]), -1) for p in self.target.joint.latents]
-        return torch.cat(parts, -1).double()
+        latents, found = self.target.joint.latents, []
+        values = latents.constrained(u.to(self.target.joint.dtype))
+        for order in torch.tensor(self.orders, device=u.device):
+            moved = values | {n: values[n].index_select(a + 1, order) for n, a in self.axes.items()}
+            found.append(torch.cat([p.transform.inv(moved[p.name]).reshape(len(u), -1) for p in latents], -1).double())
+        return torch.stack(found)
 
     def flat(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinates ``(..., D)`` and ``log |d coordinates / d u|`` ``(...)``."""
-        log_det = u.new_zeros(u.shape[:-1])
-        parts = self.target.joint.latents.unconstrained(u)
-        for part in self._simplices():
+        latents, log_det = self.target.joint.latents, u.new_zeros(u.shape[:-1])
+        parts = latents.unconstrained(u)
+        for part in self.simplices:
             value = part.transform(parts[part.name])
-            log_det = log_det + part.transform.log_abs_det_jacobian(parts[part.name], value).reshape(
-                *u.shape[:-1], -1
-            ).sum(-1)
+            slope = part.transform.log_abs_det_jacobian(parts[part.name], value)
+            log_det = log_det + slope.reshape(*u.shape[:-1], -1).sum(-1)
             parts[part.name] = value[..., :-1]
-        return torch.cat([parts[p.name].reshape(*u.shape[:-1], -1) for p in self.target.joint.latents], -1), log_det
+        return torch.cat([parts[p.name].reshape(*u.shape[:-1], -1) for p in latents], -1), log_det
 
     def unflat(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """The way back, and which rows are inside the support, ``(...)`` bool."""
-        inside = torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
-        parts = self.target.joint.latents.unconstrained(y)
-        for part in self._simplices():
+        latents, inside = self.target.joint.latents, torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
+        parts = latents.unconstrained(y)
+        for part in self.simplices:
             value = torch.cat([parts[part.name], 1.0 - parts[part.name].sum(-1, keepdim=True)], -1)
             inside &= (value > 0).reshape(*y.shape[:-1], -1).all(-1)
             safe = torch.where(value > 0, value, 1.0)
             parts[part.name] = part.transform.inv(safe / safe.sum(-1, keepdim=True))
-        return torch.cat([parts[p.name].reshape(*y.shape[:-1], -1) for p in self.target.joint.latents], -1), inside
-
-    def _simplices(self) -> list[Coordinate]:
-        return [p for p in self.target.joint.latents if isinstance(p.transform, SIMPLEX) and p.name in self.axes]
+        return torch.cat([parts[p.name].reshape(*y.shape[:-1], -1) for p in latents], -1), inside
 
     def log_density(self, u: Tensor) -> Tensor:
         """Log joint density per volume of these coordinates, nats, shape ``(S,)``."""
@@ -151,27 +163,44 @@ class _Region:
         """``sqrt(D + 1)``: the radius of least variance for a normal posterior."""
         return math.sqrt(len(self.mean) + 1.0)
 
-    def hits(self, images: Tensor) -> Tensor:
-        """How many relabellings of each row are in the ellipsoid, shape ``(S,)``."""
-        return (squared_distance(self.space.flat(images)[0], self.mean, self.tril) <= self.radius**2).sum(0)
+    def squared_distance(self, images: Tensor) -> Tensor:
+        """``|L^-1 (y - m)|^2`` of the images ``(K!, S, D)`` of rows, shape ``(K!, S)``."""
+        away = self.space.flat(images)[0] - self.mean
+        white = torch.linalg.solve_triangular(self.tril, away.reshape(-1, len(self.mean)).mT, upper=False)
+        return white.square().sum(0).reshape(away.shape[:-1])
 
     def log_volume(self, num: int, seed: int) -> tuple[float, float]:
-        """Log volume and its standard error, nats."""
-        generator = seeded(seed)
-        white = torch.randn(num, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
+        """Log volume and its standard error, nats, from uniform points of the ellipsoid."""
+        generator, d = seeded(seed), len(self.mean)
+        white = torch.randn(num, d, generator=generator, dtype=torch.float64).to(self.mean)
         uniform = torch.rand(num, generator=generator, dtype=torch.float64).to(self.mean)
-        u, inside = self.space.unflat(uniform_points(white, uniform, self.mean, self.tril, self.radius))
+        direction = white / white.norm(dim=-1, keepdim=True)
+        points = self.mean + self.radius * (uniform ** (1.0 / d)).unsqueeze(-1) * direction @ self.tril.mT
+        u, inside = self.space.unflat(points)
         counted = inside & (self.space.log_density(u) > self.cut)
-        hits = self.hits(self.space.images(u)).clamp(min=1)  # rounding aside, a point is in its own ellipsoid
-        shares = torch.where(counted, 1.0 / hits, 0.0)
-        whole = float(log_volume(self.tril, self.radius)) + math.log(len(self.space.orders))
+        hits = (self.squared_distance(self.space.images(u)) <= self.radius**2).sum(0)
+        shares = torch.where(counted, 1.0 / hits.clamp(min=1), 0.0)  # rounding aside, each is in its own ellipsoid
+        log_ball = 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d + 1.0)
+        ellipsoid = log_ball + d * math.log(self.radius) + float(self.tril.diagonal().log().sum())
+        whole = ellipsoid + math.log(len(self.space.orders))
         return whole + math.log(float(shares.mean())), float(shares.std() / shares.mean()) / math.sqrt(num)
 
 
 def _region(space: _Space, u: Tensor) -> _Region:
-    """From the first halves of the chains: relabel towards the draw of highest density, then take moments."""
+    """From the first halves of the chains: relabel towards the draw of highest density, then take moments.
+
+    :raises BadInput: when the density of a relabelled row is another one.
+    """
     images = space.images(u)
-    _check_invariance(space, images)
+    some = torch.stack([space.log_density(image[:10]) for image in images])
+    gap = float((some - some[0]).abs().max())
+    if not gap <= 1e-8 * (1.0 + float(some[0].abs().max())):
+        raise BadInput(
+            f"relabelling {sorted(space.axes)} changes the log joint by up to {gap:.3g} nats; expected no "
+            "change. Hyperparameters or priors differ "
+            "between components, so the labels mean something: use "
+            f"importance_sampling(find_modes(posterior)), or pass labels={{}}."
+        )
     log_density = space.log_density(u)
     y = space.flat(images)[0]
     pivot = y[0, log_density.argmax()]
@@ -182,64 +211,3 @@ def _region(space: _Space, u: Tensor) -> _Region:
         pivot, scale = chosen.mean(0), chosen.std(0)
     tril = torch.linalg.cholesky(torch.cov(chosen.mT).reshape(len(pivot), len(pivot)))
     return _Region(space, pivot, tril, float(log_density.median()))
-
-
-def _check_invariance(space: _Space, images: Tensor) -> None:
-    some = torch.stack([space.log_density(image[:10]) for image in images])
-    gap = float((some - some[0]).abs().max())
-    if not gap <= 1e-8 * (1.0 + float(some[0].abs().max())):
-        raise BadInput(
-            f"relabelling {sorted(space.axes)} changes the log joint by up to {gap:.3g} nats; expected no "
-            "change. Hyperparameters or priors differ "
-            "between components, so the labels mean something: use "
-            f"importance_sampling(find_modes(posterior)), or pass labels={{}}."
-        )
-
-
-def _estimate(region: _Region, second: Tensor, num_volume: int, seed: int) -> EvidenceEstimate:
-    u = second.flatten(0, 1)
-    images = region.space.images(u)
-    log_density = region.space.log_density(u)
-    inside = (log_density > region.cut) & (region.hits(images) > 0)
-    if not bool(inside.any()):
-        raise BadInput(
-            "none of the draws of the second halves is where the first halves were: the chains have not "
-            "converged. Run them longer."
-        )
-    terms = torch.where(inside, -log_density, -math.inf)
-    log_volume, volume_error = region.log_volume(num_volume, seed)
-    value = log_volume - float(importance.log_mean(terms))
-    effective = effective_draws((terms - terms.max()).exp().reshape(second.shape[:2]))
-    error = float(importance.standard_error(terms)) * math.sqrt(len(terms) / effective)
-    numbers = {
-        "effective_sample_size": effective,
-        "share_inside": float(inside.double().mean()),
-        "label_switches": _switches(region, images, second.shape),
-    }
-    error = math.sqrt(error**2 + volume_error**2 + rounding(value) ** 2)
-    return EvidenceEstimate(
-        f"THAMES over {len(region.space.orders)} labellings", value, error, numbers, _doubts(numbers)
-    )
-
-
-def _switches(region: _Region, images: Tensor, shape: torch.Size) -> float:
-    """How often neighbouring draws of a chain have different labellings."""
-    y = region.space.flat(images)[0]
-    label = squared_distance(y, region.mean, region.tril).argmin(0).reshape(shape[:2])
-    return float((label[:, 1:] != label[:, :-1]).sum())
-
-
-def _doubts(numbers: dict[str, float]) -> tuple[str, ...]:
-    effective, share = numbers["effective_sample_size"], numbers["share_inside"]
-    messages = [
-        (
-            effective < 50.0,
-            f"the chains are worth only {effective:.0f} independent draws; expected at least 50. Run them longer.",
-        ),
-        (
-            share < 0.05,
-            f"only {share:.1%} of the draws are in the truncation set; expected at least 5 %: the chains' "
-            "halves disagree.",
-        ),
-    ]
-    return tuple(text for wrong, text in messages if wrong)

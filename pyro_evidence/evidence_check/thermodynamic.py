@@ -1,14 +1,13 @@
 """The evidence by thermodynamic integration: the mean log likelihood under its own powers, integrated."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.smc import NUM_GROUPS, Particles, hmc_step, reweighed, start
-from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding
+from pyro_evidence.evidence_check.smc import NUM_GROUPS, Particles, few_accepted, hmc_step, reweighed, start
+from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding, sentences
 from pyro_evidence.fitting.process_state import within_memory, without_validation
 
 
@@ -94,70 +93,39 @@ def thermodynamic_integration(
     ladder = powers(num_temperatures)
     with without_validation():
         swarm = start(of, num_particles, seed)
-        rungs = _climb(swarm, ladder, num_moves)
-    return _estimate(ladder, rungs, len(swarm.x))
-
-
-@dataclass(frozen=True)
-class _Rung:
-    """The log likelihood at one power: its moments in each group, and the moves that were accepted."""
-
-    log_weight: Tensor  # (G,) the groups' log evidences
-    mean: Tensor  # (G,)
-    variance: Tensor  # (G,) of the group's values about their own mean
-    acceptance: float
-
-
-def _rung(swarm: Particles, values: list[Tensor], shares: list[float]) -> _Rung:
-    rows = torch.stack(values, -1).reshape(NUM_GROUPS, -1)
-    variance = rows.var(-1, correction=0)
-    return _Rung(swarm.log_evidences, rows.mean(-1), variance, sum(shares) / len(shares))
-
-
-def _climb(swarm: Particles, ladder: Tensor, num_moves: int) -> list[_Rung]:
-    """Every rung from the prior up."""
-    prior = swarm.log_likelihood
-    if not bool(torch.isfinite(prior).all()):
-        raise BadInput(
-            f"the log likelihood is not finite at {int((~torch.isfinite(prior)).sum())} of {len(prior)} draws from the "
-            "prior, so its mean there is no number; use tempered_smc, which needs none."
-        )
-    rungs = [_rung(swarm, [prior], [1.0])]
-    for power in ladder[1:].tolist():
-        swarm, values, shares = reweighed(swarm, power), [], []
-        for _ in range(num_moves):
-            swarm, share = hmc_step(swarm)
-            values.append(swarm.log_likelihood)
-            shares.append(share)
-        rungs.append(_rung(swarm, values, shares))
-    return rungs
-
-
-def _estimate(ladder: Tensor, rungs: list[_Rung], num_particles: int) -> EvidenceEstimate:
-    log_weight, means, variances = (
-        torch.stack([getattr(r, name).cpu() for r in rungs]) for name in ("log_weight", "mean", "variance")
-    )
-    everyone = torch.ones(1, NUM_GROUPS, dtype=torch.bool)
-    kept = torch.cat([everyone, ~torch.eye(NUM_GROUPS, dtype=torch.bool)])
+        prior = swarm.log_likelihood
+        if not bool(torch.isfinite(prior).all()):
+            raise BadInput(
+                f"the log likelihood is not finite at {int((~torch.isfinite(prior)).sum())} of {len(prior)} draws from "
+                "the prior, so its mean there is no number; use tempered_smc, which needs none."
+            )
+        rungs, acceptance = [_moments(swarm, [prior])], 1.0
+        for power in ladder[1:].tolist():
+            swarm, values, shares = reweighed(swarm, power), [], []
+            for _ in range(num_moves):
+                swarm, share = hmc_step(swarm)
+                values.append(swarm.log_likelihood)
+                shares.append(share)
+            rungs.append(_moments(swarm, values))
+            acceptance = min(acceptance, sum(shares) / num_moves)
+    log_weight, means, variances = torch.stack(rungs, 1)
+    kept = torch.cat([torch.ones(1, NUM_GROUPS, dtype=torch.bool), ~torch.eye(NUM_GROUPS, dtype=torch.bool)])
     mean, variance = pooled_moments(log_weight, means, variances, kept)
     integrals = corrected_trapezoid(ladder, mean, variance)
     coarse = corrected_trapezoid(ladder[::2], mean[::2, 0], variance[::2, 0])
     gap = abs(float(coarse - integrals[0])) / 15.0  # the rule is of fourth order
     value, spread = (float(x) for x in jackknife(integrals[0], integrals[1:]))
     error = math.hypot(spread, gap, rounding(value))
-    numbers = {"ladder_error": gap, "acceptance": min(r.acceptance for r in rungs)}
-    method = f"thermodynamic integration, {len(rungs) - 1} powers, {num_particles} particles"
-    return EvidenceEstimate(method, value, error, numbers, _doubts(gap, error, numbers["acceptance"]))
-
-
-def _doubts(gap: float, error: float, acceptance: float) -> tuple[str, ...]:
-    messages = [
+    doubts = sentences(
         (gap > 0.1, f"every other power alone would move the integral ({gap:.2f} nats); raise num_temperatures."),
-        (
-            acceptance < 0.2,
-            f"only {acceptance:.0%} of the moves were accepted at one power; expected at least 20 %. Use more "
-            "particles or moves.",
-        ),
+        few_accepted(acceptance),
         (error > 0.5, f"the standard error is {error:.2f} nats; expected below 0.5. Use more particles or moves."),
-    ]
-    return tuple(text for wrong, text in messages if wrong)
+    )
+    method = f"thermodynamic integration, {num_temperatures} powers, {len(swarm.x)} particles"
+    return EvidenceEstimate(method, value, error, {"ladder_error": gap, "acceptance": acceptance}, doubts)
+
+
+def _moments(swarm: Particles, values: list[Tensor]) -> Tensor:
+    """Log evidence of each group so far, and mean and variance of its log likelihoods there, ``(3, G)``."""
+    rows = torch.stack(values, -1).reshape(NUM_GROUPS, -1)
+    return torch.stack([swarm.log_evidences, rows.mean(-1), rows.var(-1, correction=0)]).cpu()

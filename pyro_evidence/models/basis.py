@@ -27,16 +27,19 @@ class TensorValue:
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return all(_same(mine, vars(other)[name]) for name, mine in vars(self).items())
+        for name, mine in vars(self).items():
+            other_one = vars(other)[name]
+            if isinstance(mine, Tensor) and isinstance(other_one, Tensor):
+                alike = (mine.dtype, mine.device) == (other_one.dtype, other_one.device)
+                same = alike and torch.equal(mine, other_one)
+            else:
+                same = type(mine) is type(other_one) and bool(mine == other_one)
+            if not same:
+                return False
+        return True
 
     def __hash__(self) -> int:
         return hash((type(self), *(v.shape if isinstance(v, Tensor) else v for v in vars(self).values())))
-
-
-def _same(a: object, b: object) -> bool:
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return type(a) is type(b) and bool(a == b)
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
 class OneEntryCache:
@@ -326,3 +329,4 @@ class Learned(TensorValue):
 
 
 LEARNED = Learned()
+Precision = float | Tensor | Learned  # a number or a tensor is a fixed value

@@ -19,7 +19,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED, Learned, OneEntryCache, TensorValue
 from pyro_evidence.models.kernels import Kernel, Setting, check_inputs, value_of
-from pyro_evidence.models.regression import observed
+from pyro_evidence.models.likelihoods import Counts, Output, Regression, classes
 from pyro_evidence.settings import check_count
 
 JITTER = 1e-6  # variance, in units of f squared: keeps the covariance of inputs close together positive definite
@@ -75,9 +75,13 @@ class LatentFunction(TensorValue):
 
         kernel = self.kernel.resolved(read)
         mean = declared("mean", self.mean, X.double(), constraints.real)
-        return self.last.recall(X, [*settings, mean], lambda: self._made(kernel, mean, _double(X)))
+        return self.last.recall(X, [*settings, mean], lambda: self._made(kernel, mean, X))
 
     def _made(self, kernel: Kernel, mean: Tensor, X: Tensor) -> Any:
+        check_inputs(X)
+        if not bool(X.isfinite().all()):
+            raise BadInput(f"X, shape {tuple(X.shape)}, holds inf or nan; expected finite numbers. Fill them in first.")
+        X = X.double()
         K = kernel(X)
         if self.jitter:
             K = _Jittered.apply(K, self.jitter)
@@ -118,113 +122,31 @@ class _Jittered(torch.autograd.Function):
         return cotangents[0], None
 
 
-def _double(X: Tensor) -> Tensor:
-    check_inputs(X)
-    if not bool(X.isfinite().all()):
-        raise BadInput(f"X, shape {tuple(X.shape)}, holds inf or nan; expected finite numbers. Fill them in first.")
-    return X.double()
-
-
 @dataclass(frozen=True, eq=False)
-class GPRegression(TensorValue):
-    """The Pyro model that :func:`gp_regression` returns: call it with ``X`` and ``t``, or with ``X`` alone.
+class GaussianProcess(TensorValue):
+    """The Pyro model that :func:`gp_regression`, :func:`gp_classifier` and :func:`gp_poisson` return.
 
-    Sites: ``f``, shape ``(N,)``, and ``t``, shape ``(N,)``, Normal, in the plate ``data``.  Hyperparameters: those of
-    the kernel, ``mean`` and ``beta``.
+    Call it with ``X`` and ``t``, or with ``X`` alone.  Sites: ``f``, shape ``(N,)``, and ``t``, shape ``(N,)``, in the
+    plate ``data``: Normal about ``f``, Bernoulli with log odds ``f``, or Poisson with log rate ``f``.  For more than
+    two classes ``f`` has shape ``(C, N)``, one function per class, independent a priori and of one kernel, and ``t`` is
+    Categorical.  Hyperparameters: those of the kernel, ``mean`` and, for regression, ``beta``.
     """
 
     function: LatentFunction
-    beta: Setting
+    likelihood: Output
 
     def __call__(self, X: Tensor, t: Tensor | None = None) -> Tensor:
-        """Targets, shape ``(N,)``: ``t`` where given, drawn otherwise.
+        """Targets, labels or counts, shape ``(N,)``: ``t`` where given, drawn otherwise.
 
         :param X: inputs, shape ``(N, D)``.
         """
-        f = pyro.sample("f", self.function.prior(X))
-        beta = declared("beta", self.beta, f)
-        t = observed(t, X)
+        prior, C = self.function.prior(X), self.likelihood.num_outputs
+        f = pyro.sample("f", prior if C == 1 else prior.expand([C]).to_event(1))
+        noise = {name: declared(name, beta, f) for name, beta in self.likelihood.precisions.items()}
+        eta = f.unsqueeze(-1) if C == 1 else f.mT
+        data = None if t is None else self.likelihood.data(t, eta)
         with pyro.plate("data", len(X)):
-            return pyro.sample("t", dist.Normal(f, beta.rsqrt()), obs=None if t is None else t.to(f))
-
-
-@dataclass(frozen=True, eq=False)
-class GPClassifier(TensorValue):
-    """The Pyro model that :func:`gp_classifier` returns for two classes.
-
-    Sites: ``f``, log odds, shape ``(N,)``, and ``t``, shape ``(N,)``, Bernoulli, in the plate ``data``.
-    """
-
-    function: LatentFunction
-
-    def __call__(self, X: Tensor, t: Tensor | None = None) -> Tensor:
-        """Labels 0 or 1, shape ``(N,)``: ``t`` where given, drawn otherwise.
-
-        :param X: inputs, shape ``(N, D)``.
-        """
-        f = pyro.sample("f", self.function.prior(X))
-        labels = _labels(t, X, 2)
-        with pyro.plate("data", len(X)):
-            return pyro.sample("t", dist.Bernoulli(logits=f), obs=None if labels is None else labels.to(f))
-
-
-@dataclass(frozen=True, eq=False)
-class GPSoftmax(TensorValue):
-    """The Pyro model that :func:`gp_classifier` returns for more than two classes.
-
-    Sites: ``f``, shape ``(C, N)``, one function per class, independent a priori and of one kernel, and ``t``, shape
-    ``(N,)``, Categorical, in the plate ``data``.
-    """
-
-    function: LatentFunction
-    num_classes: int
-
-    def __call__(self, X: Tensor, t: Tensor | None = None) -> Tensor:
-        """Labels 0 to C - 1, shape ``(N,)``: ``t`` where given, drawn otherwise.
-
-        :param X: inputs, shape ``(N, D)``.
-        """
-        prior = self.function.prior(X)
-        f = pyro.sample("f", prior.expand([self.num_classes]).to_event(1))
-        labels = _labels(t, X, self.num_classes)
-        with pyro.plate("data", len(X)):
-            return pyro.sample("t", dist.Categorical(logits=f.mT), obs=None if labels is None else labels.long())
-
-
-@dataclass(frozen=True, eq=False)
-class GPPoisson(TensorValue):
-    """The Pyro model that :func:`gp_poisson` returns: counts with log rate ``f``.
-
-    Sites: ``f``, shape ``(N,)``, and ``t``, shape ``(N,)``, Poisson, in the plate ``data``.
-    """
-
-    function: LatentFunction
-
-    def __call__(self, X: Tensor, t: Tensor | None = None) -> Tensor:
-        """Counts, shape ``(N,)``: ``t`` where given, drawn otherwise.
-
-        :param X: inputs, shape ``(N, D)``.
-        """
-        f = pyro.sample("f", self.function.prior(X))
-        counts = observed(t, X)
-        if counts is not None and not bool(((counts >= 0) & (counts == counts.round())).all()):
-            raise BadInput("t holds numbers that are no counts; expected whole numbers from 0.")
-        with pyro.plate("data", len(X)):
-            return pyro.sample("t", dist.Poisson(f.exp()), obs=None if counts is None else counts.to(f))
-
-
-def _labels(t: Tensor | None, X: Tensor, num_classes: int) -> Tensor | None:
-    """``t`` once it holds the classes' numbers.
-
-    :raises BadInput: on any other shape or number.
-    """
-    t = observed(t, X)
-    if t is None:
-        return None
-    wrong = t[~((t >= 0) & (t < num_classes) & (t == t.round()))] if t.dtype != torch.bool else t[:0]
-    if len(wrong):
-        raise BadInput(f"t holds the label {float(wrong[0]):g}; expected whole numbers from 0 to {num_classes - 1}.")
-    return t
+            return pyro.sample("t", self.likelihood.distribution(eta, noise), obs=data)
 
 
 def _function(kernel: Kernel, mean: Setting, jitter: float) -> LatentFunction:
@@ -237,7 +159,7 @@ def _function(kernel: Kernel, mean: Setting, jitter: float) -> LatentFunction:
 
 def gp_regression(
     kernel: Kernel, *, beta: Setting = LEARNED, mean: Setting = 0.0, jitter: float = JITTER
-) -> GPRegression:
+) -> GaussianProcess:
     """Gaussian process regression with Gaussian noise, an ordinary Pyro model ``model(X, t=None)``.
 
     :param kernel: such as ``RBF()``; a setting is fixed (a number), learned (``Learned(start)``), or has a prior (a
@@ -249,33 +171,30 @@ def gp_regression(
     :raises BadInput: on settings that cannot be meant.
     """
     if isinstance(beta, int | float | Tensor | Learned):
-        _require_positive("beta", beta)
-    return GPRegression(_function(kernel, mean, jitter), beta)
+        value = torch.as_tensor(beta.start if isinstance(beta, Learned) else beta)
+        if value.dim() or not bool(value.isfinite() & (value > 0)):
+            raise BadInput(
+                f"beta is {value.tolist()}; expected one finite number greater than 0, for it is a precision."
+            )
+    return GaussianProcess(_function(kernel, mean, jitter), Regression(beta=beta))
 
 
 def gp_classifier(
     kernel: Kernel, *, num_classes: int = 2, mean: Setting = 0.0, jitter: float = JITTER
-) -> GPClassifier | GPSoftmax:
+) -> GaussianProcess:
     """Gaussian process classification with the logistic or softmax function, an ordinary Pyro model.
 
     :param num_classes: labels are the whole numbers from 0 to ``num_classes - 1``.
     :raises BadInput: on settings that cannot be meant; others as for :func:`gp_regression`.
     """
     num_classes = check_count("num_classes", num_classes, 2, "It counts the different labels.")
-    function = _function(kernel, mean, jitter)
-    return GPClassifier(function) if num_classes == 2 else GPSoftmax(function, num_classes)
+    return GaussianProcess(_function(kernel, mean, jitter), classes(num_classes))
 
 
-def gp_poisson(kernel: Kernel, *, mean: Setting = LEARNED, jitter: float = JITTER) -> GPPoisson:
+def gp_poisson(kernel: Kernel, *, mean: Setting = LEARNED, jitter: float = JITTER) -> GaussianProcess:
     """Counts whose log rate is a Gaussian process, an ordinary Pyro model.
 
     :param mean: of the log rate, by default learned; others as for :func:`gp_regression`.
     :raises BadInput: on settings that cannot be meant.
     """
-    return GPPoisson(_function(kernel, mean, jitter))
-
-
-def _require_positive(name: str, setting: Setting) -> None:
-    value = torch.as_tensor(setting.start if isinstance(setting, Learned) else setting)
-    if value.dim() or not bool(value.isfinite() & (value > 0)):
-        raise BadInput(f"{name} is {value.tolist()}; expected one finite number greater than 0, for it is a precision.")
+    return GaussianProcess(_function(kernel, mean, jitter), Counts())

@@ -12,6 +12,8 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import reduce
+from operator import add, mul
 from typing import Any, TypeVar
 
 import torch
@@ -206,10 +208,7 @@ class Sum(CompositeKernel):
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
         """Sum of the parts' covariances."""
-        total = self.parts[0].covariance(X, Z)
-        for part in self.parts[1:]:
-            total = total + part.covariance(X, Z)
-        return total
+        return reduce(add, (part.covariance(X, Z) for part in self.parts))
 
     def diagonal(self, X: Tensor) -> Tensor:
         """Sum of the parts' variances."""
@@ -222,27 +221,48 @@ class Product(CompositeKernel):
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
         """Product of the parts' covariances."""
-        total = self.parts[0].covariance(X, Z)
-        for part in self.parts[1:]:
-            total = total * part.covariance(X, Z)
-        return total
+        return reduce(mul, (part.covariance(X, Z) for part in self.parts))
 
     def diagonal(self, X: Tensor) -> Tensor:
         """Product of the parts' variances."""
         return torch.stack([part.diagonal(X) for part in self.parts]).prod(0)
 
 
+class Stationary(Kernel):
+    """Kernels of the difference of inputs: every value of the function has the same variance."""
+
+    variance: Setting
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """``variance`` everywhere, shape ``(N,)``."""
+        check_inputs(X)
+        return value_of(self.variance, X).expand(X.shape[:-1])
+
+
+class Isotropic(Stationary):
+    """Kernels of the distance ``r`` between inputs in units of ``lengthscale``."""
+
+    lengthscale: Setting
+
+    def profile(self, squared: Tensor) -> Tensor:
+        """Correlation as a function of ``r^2``."""
+        raise NotImplementedError
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        """``variance`` times the correlation."""
+        scale = per_input(self.lengthscale, X, type(self).__name__, "lengthscale")
+        squared = squared_distance(X / scale, Z / scale)
+        return value_of(self.variance, X) * self.profile(squared)
+
+
 @dataclass(frozen=True, eq=False)
-class Constant(Kernel):
+class Constant(Stationary):
     """One unknown level: ``k = variance``."""
 
     variance: Setting = LEARNED
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
         return value_of(self.variance, X).expand(*X.shape[:-1], Z.shape[-2])
-
-    def diagonal(self, X: Tensor) -> Tensor:
-        return value_of(self.variance, X).expand(X.shape[:-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,29 +281,8 @@ class Linear(Kernel):
         return (X.square() * per_input(self.variance, X, "Linear", "variance")).sum(-1)
 
 
-class Stationary(Kernel):
-    """Kernels of the distance ``r`` between inputs in units of ``lengthscale``."""
-
-    variance: Setting
-    lengthscale: Setting
-
-    def profile(self, squared: Tensor) -> Tensor:
-        """Correlation as a function of ``r^2``."""
-        raise NotImplementedError
-
-    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        """``variance`` times the correlation."""
-        scale = per_input(self.lengthscale, X, type(self).__name__, "lengthscale")
-        squared = squared_distance(X / scale, Z / scale)
-        return value_of(self.variance, X) * self.profile(squared)
-
-    def diagonal(self, X: Tensor) -> Tensor:
-        check_inputs(X)
-        return value_of(self.variance, X).expand(X.shape[:-1])
-
-
 @dataclass(frozen=True, eq=False)
-class RBF(Stationary):
+class RBF(Isotropic):
     r"""Squared exponential, :math:`k = \sigma^2 \exp(-r^2 / 2)`.  Rasmussen and Williams (2006), eq. 4.9.
 
     :param lengthscale: in units of the inputs, ``()`` or ``(D,)``.
@@ -299,7 +298,7 @@ class RBF(Stationary):
 
 
 @dataclass(frozen=True, eq=False)
-class RationalQuadratic(Stationary):
+class RationalQuadratic(Isotropic):
     r"""A mixture of lengthscales, :math:`k = \sigma^2 (1 + r^2 / 2a)^{-a}`.  Rasmussen and Williams (2006), eq. 4.19.
 
     :param mixture: ``a``; infinite for an :class:`RBF`.
@@ -316,7 +315,7 @@ class RationalQuadratic(Stationary):
 
 
 @dataclass(frozen=True, eq=False)
-class Matern12(Stationary):
+class Matern12(Isotropic):
     """Exponential, ``k = variance exp(-r)``: continuous paths without a slope.  Rasmussen and Williams, eq. 4.18."""
 
     lengthscale: Setting = LEARNED
@@ -328,7 +327,7 @@ class Matern12(Stationary):
 
 
 @dataclass(frozen=True, eq=False)
-class Matern32(Stationary):
+class Matern32(Isotropic):
     """Matern of order 3/2, once differentiable.  Rasmussen and Williams (2006), eq. 4.17."""
 
     lengthscale: Setting = LEARNED
@@ -341,7 +340,7 @@ class Matern32(Stationary):
 
 
 @dataclass(frozen=True, eq=False)
-class Matern52(Stationary):
+class Matern52(Isotropic):
     """Matern of order 5/2, twice differentiable.  Rasmussen and Williams (2006), eq. 4.17."""
 
     lengthscale: Setting = LEARNED
@@ -354,7 +353,7 @@ class Matern52(Stationary):
 
 
 @dataclass(frozen=True, eq=False)
-class Periodic(Kernel):
+class Periodic(Stationary):
     r"""Functions that repeat, :math:`k = \sigma^2 \exp(-\tfrac12 \sum_d \sin^2(\pi (x_d - z_d) / p_d) / l_d^2)`.
 
     MacKay (2003), fig. 45.1c; scikit-learn's ``ExpSineSquared`` has ``2 l`` for our ``l``.
@@ -373,6 +372,3 @@ class Periodic(Kernel):
         radius = 0.5 / per_input(self.lengthscale, X, "Periodic", "lengthscale")
         around, across = (torch.cat([radius * (angle * x).cos(), radius * (angle * x).sin()], -1) for x in (X, Z))
         return value_of(self.variance, X) * (-0.5 * squared_distance(around, across)).exp()
-
-    def diagonal(self, X: Tensor) -> Tensor:
-        return value_of(self.variance, X).expand(X.shape[:-1])

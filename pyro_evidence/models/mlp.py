@@ -7,10 +7,8 @@ MacKay (1992), "A practical Bayesian framework for backpropagation networks"; Bi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
 
 import pyro
 import pyro.distributions as dist
@@ -19,118 +17,22 @@ from pyro.nn import PyroModule
 from torch import Size, Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.basis import TensorValue
+from pyro_evidence.models.likelihoods import Binary as Binary
+from pyro_evidence.models.likelihoods import Output as Output
+from pyro_evidence.models.likelihoods import Regression as Regression
+from pyro_evidence.models.likelihoods import Softmax as Softmax
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count, check_function, check_methods, seeded
 from pyro_evidence.structure import network
 from pyro_evidence.structure.network import TANGENT, Activation, Layer, NetworkDensity, Wiring
 
-
-class Output(Protocol):
-    """What stands behind the last layer: how many numbers it takes, and how data come out of them."""
-
-    @property
-    def num_outputs(self) -> int:
-        """Columns ``C`` of the last layer."""
-
-    @property
-    def precisions(self) -> Mapping[str, Precision]:
-        """Noise precisions by the name of their param."""
-
-    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
-        """Of one datum, given the last layer's ``(..., N, C)``; precisions as declared, or with ``(R, 1)`` in front."""
-
-    def data(self, t: Tensor, eta: Tensor) -> Tensor:
-        """``t`` as the distribution wants it.
-
-        :raises BadInput: when its shape or its values are impossible.
-        """
-
-
-@dataclass(frozen=True, eq=False)
-class Regression(TensorValue):
-    """Targets with Gaussian noise.
-
-    :param num_outputs: targets per datum; with one, ``t`` has shape ``(N,)``, otherwise ``(N, C)``.
-    :param beta: noise precision, one or ``(C,)``, in units of ``t`` to the power -2.
-    """
-
-    num_outputs: int = 1
-    beta: Precision = LEARNED
-
-    @property
-    def precisions(self) -> Mapping[str, Precision]:
-        return {"beta": self.beta}
-
-    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
-        """Normal about the outputs."""
-        scale = precisions["beta"].rsqrt()
-        if self.num_outputs == 1:
-            return dist.Normal(loc=eta.squeeze(-1), scale=scale.squeeze(-1))
-        return dist.Normal(loc=eta, scale=scale).to_event(1)
-
-    def data(self, t: Tensor, eta: Tensor) -> Tensor:
-        return _shaped(t, eta.shape[-2:-1] if self.num_outputs == 1 else eta.shape[-2:], eta)
-
-
-@dataclass(frozen=True)
-class Binary:
-    """Labels 0 or 1 by the logistic function of one output."""
-
-    num_outputs: int = 1
-
-    @property
-    def precisions(self) -> Mapping[str, Precision]:
-        return {}
-
-    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
-        """Bernoulli with the output as log odds."""
-        return dist.Bernoulli(logits=eta.squeeze(-1))
-
-    def data(self, t: Tensor, eta: Tensor) -> Tensor:
-        """The labels in the dtype of the outputs."""
-        if bool((wrong := (t != 0) & (t != 1)).any()):
-            raise BadInput(f"t holds {float(t[wrong][0]):g}; expected labels 0 or 1.")
-        return _shaped(t, eta.shape[-2:-1], eta)
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """Labels 0 to C - 1 by the softmax of one output per class."""
-
-    num_outputs: int
-
-    @property
-    def precisions(self) -> Mapping[str, Precision]:
-        return {}
-
-    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
-        """Categorical with the outputs as unnormalised log probabilities."""
-        return dist.Categorical(logits=eta)
-
-    def data(self, t: Tensor, eta: Tensor) -> Tensor:
-        """The labels, whole numbers."""
-        if bool((wrong := (t != t.floor()) | (t < 0) | (t >= self.num_outputs)).any()):
-            raise BadInput(f"t holds {float(t[wrong][0]):g}; expected labels 0 to {self.num_outputs - 1}.")
-        return _shaped(t, eta.shape[-2:-1], eta).long()
-
-
-REGRESSION, BINARY = Regression(), Binary()
+REGRESSION = Regression()
 
 
 def _log_likelihood(output: Output, t: Tensor, eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
     found: Tensor = output.distribution(eta, precisions).log_prob(output.data(t, eta))
     return found.sum(-1)
-
-
-def _shaped(t: Tensor, shape: Size, eta: Tensor) -> Tensor:
-    if t.shape != shape:
-        raise BadInput(
-            f"t has shape {tuple(t.shape)}, but X has {eta.shape[-2]} rows and the network {eta.shape[-1]} output(s); "
-            f"expected {tuple(shape)}."
-        )
-    return t.to(eta)
 
 
 def ard(num_inputs: int, start: float = 1.0) -> dict[str, Precision]:
@@ -185,7 +87,7 @@ class MLP(PyroModule):
         if unknown := sorted(set(settings) - set(self.shapes)):
             raise BadInput(f"alpha names {unknown}; expected some of {', '.join(self.shapes)}.")
         for site, shape in self.shapes.items():
-            self._declare(f"alpha_{site}", settings.get(site, LEARNED), _alpha_shapes(shape))
+            self._declare(f"alpha_{site}", settings.get(site, LEARNED), [Size(), Size(shape[:1]), Size(shape)])
         for name, setting in output.precisions.items():
             self._declare(name, setting, [Size(), Size([output.num_outputs])][: output.num_outputs])
 
@@ -322,10 +224,6 @@ class MLP(PyroModule):
                 f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, {self.num_inputs}), "
                 f"one row per datum. Write X[:, None] for a single input, X.double() for integers."
             )
-
-
-def _alpha_shapes(shape: tuple[int, ...]) -> list[Size]:
-    return [Size(), Size(shape[:1]), Size(shape)]
 
 
 def _check_sizes(num_inputs: int, num_hidden: tuple[int, ...], num_outputs: int) -> None:

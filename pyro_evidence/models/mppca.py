@@ -9,7 +9,7 @@ nan where nothing was observed, are for ``EvidenceEM(..., missing="marginalise")
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyro
 import pyro.distributions as dist
@@ -184,8 +184,9 @@ def mppca(
     :param latents: :func:`marginal`, or :func:`kept` for an engine that is to sample the latent coordinates.
     :raises BadInput: on settings that cannot be meant.
     """
-    for name, value in (("num_components", num_components), ("num_latents", num_latents)):
-        check_count(name, value, advice=_advice(name, value))
+    check_count("num_components", num_components)
+    without = "Without latents it is gaussian_mixture(K, noise=SphericalNoise()), whose centres have a prior."
+    check_count("num_latents", num_latents, advice=without if isinstance(num_latents, int) and num_latents == 0 else "")
     for name, setting, example in (("noise", noise, "IsotropicNoise()"), ("latents", latents, "marginal")):
         if isinstance(setting, type) or not callable(setting):
             raise BadInput(f"{name}={setting!r}; expected an object or function of this module, such as {example}.")
@@ -199,9 +200,3 @@ def mppca(
             f"({num_components}, {num_latents}), one per column."
         )
     return MPPCA(num_components, num_latents, alpha, noise, latents)
-
-
-def _advice(name: str, value: Any) -> str:
-    if name == "num_latents" and isinstance(value, int) and value == 0:
-        return "Without latents it is gaussian_mixture(K, noise=SphericalNoise()), whose centres have a prior."
-    return ""

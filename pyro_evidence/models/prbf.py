@@ -9,7 +9,7 @@ and Likas (2001), eqs. 2 to 5.  An ordinary Pyro model, for any engine; ``Overla
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -25,20 +25,6 @@ from pyro_evidence.settings import check_count
 
 Labels = Tensor | Sequence[Any]
 Components = Callable[[Tensor], Any]  # centres (..., M, D) to the distributions of the kernels
-
-
-class Kernels(Protocol):
-    """A kind of kernels: its sites with their priors, and its arithmetic."""
-
-    @property
-    def covariance(self) -> Covariance:
-        """The arithmetic of this kind of covariance."""
-
-    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
-        """Declare the sites; ``unit`` is the standard deviation of each input, shape ``(D,)``."""
-
-    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
-        """Values of the sites for covariances ``(M, ...)`` in the shape of the kind."""
 
 
 @dataclass(frozen=True)
@@ -114,22 +100,12 @@ class Full:
         return {"scale": scale} if scale.shape[-1] == 1 else {"scale": scale, "correlation_tril": tril}
 
 
+Kernels = Spherical | Diagonal | Full  # a kind of kernels: its sites with their priors, and its arithmetic
+
+
 def _scales(num_kernels: int, unit: Tensor) -> Tensor:
     middle = unit.log().expand(num_kernels, -1)
     return torch.as_tensor(pyro.sample("scale", dist.LogNormal(middle, torch.ones_like(middle)).to_event(2)))
-
-
-class Sharing(Protocol):
-    """Which class may use which kernels."""
-
-    def allowed(self, num_classes: int, num_kernels: int) -> Tensor:
-        """Shape ``(K, M)``, bool."""
-
-    def __call__(self, num_classes: int, like: Tensor, num_kernels: int) -> Tensor:
-        """Declare the mixing, shape ``(..., K, M)``."""
-
-    def sites(self, mixing: Tensor) -> dict[str, Tensor]:
-        """Values of the sites for a mixing ``(K, M)``."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +157,9 @@ class Separate:
     def sites(self, mixing: Tensor) -> dict[str, Tensor]:
         allowed = self.allowed(*mixing.shape)
         return {f"mixing_{k}": mixing[k, allowed[k]] for k in range(len(mixing))}
+
+
+Sharing = Shared | Separate  # which class may use which kernels
 
 
 @dataclass(frozen=True)

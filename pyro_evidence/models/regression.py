@@ -15,12 +15,20 @@ from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED as LEARNED
-from pyro_evidence.models.basis import Basis, TensorValue, check_basis, has_bias, linear_predictor
+from pyro_evidence.models.basis import (
+    Basis,
+    TensorValue,
+    check_basis,
+    class_predictor,
+    design_matrix,
+    has_bias,
+    linear_predictor,
+)
 from pyro_evidence.models.basis import Learned as Learned
+from pyro_evidence.models.basis import Precision as Precision
+from pyro_evidence.models.likelihoods import Output, Regression
 from pyro_evidence.program.numbers import LARGEST
 from pyro_evidence.settings import check_tensor
-
-Precision = float | Tensor | Learned  # a number or a tensor is a fixed value
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +48,12 @@ class WeightPrior(TensorValue):
     def precision(self, Phi: Tensor) -> Tensor:
         """Prior precision of each weight, shape ``(M,)``, bias last.  Declares the params of the prior."""
         num_weights = Phi.shape[-1] - int(self.alpha_bias is not None)
-        alpha = self._grouped(precision_value("alpha", self.alpha, self._shape(), Phi), num_weights)
+        own = start_of(self.alpha).shape if self.groups is None else Size([int(self.groups.max()) + 1])
+        alpha = self._grouped(precision_value("alpha", self.alpha, own, Phi), num_weights)
         if self.alpha_bias is None:
             return alpha
         alpha_bias = precision_value("alpha_bias", self.alpha_bias, Size(), Phi)
         return torch.cat([alpha, alpha_bias.expand(1)])
-
-    def _shape(self) -> Size:
-        if self.groups is None:
-            return start_of(self.alpha).shape
-        return Size([int(self.groups.max()) + 1])
 
     def _grouped(self, alpha: Tensor, num_weights: int) -> Tensor:
         per_weight = alpha if self.groups is None else alpha[self.groups.to(alpha.device)]
@@ -160,43 +164,35 @@ def _check_groups(groups: Tensor, alpha_shape: Size) -> None:
         )
 
 
-def observed(t: Tensor | None, Phi: Tensor) -> Tensor | None:
-    """``t`` once its shape is known to be ``(N,)``: a column would silently broadcast to ``(N, N)``.
-
-    :raises BadInput: on any other shape.
-    """
-    if t is not None and t.shape != Phi.shape[:-1]:
-        raise BadInput(
-            f"t has shape {tuple(t.shape)}, but X has {Phi.shape[-2]} rows; expected ({Phi.shape[-2]},). "
-            f"Write t[:, 0] for a column."
-        )
-    return t
-
-
 @dataclass(frozen=True, eq=False)
-class LinearRegression(TensorValue):
-    """The Pyro model that :func:`regression` returns: call it with ``X`` and ``t``, or with ``X`` alone.
+class LinearModel(TensorValue):
+    """The Pyro model that :func:`regression` and ``classifier`` return: call it with ``X`` and ``t``, or ``X`` alone.
 
-    Sites: ``w``, shape ``(M,)``, and ``t``, shape ``(N,)``, Normal, in the plate ``data``.  Params: those of
-    ``alpha``, ``alpha_bias`` and ``beta`` that are learned.
+    Sites: ``w``, shape ``(M,)``, and ``t``, shape ``(N,)``, in the plate ``data``: Normal, Bernoulli or, for more than
+    two classes, Categorical.  Params: those of ``alpha``, ``alpha_bias`` and ``beta`` that are learned.
+
+    Of more than two classes ``w`` has shape ``(C, M)``, and the classes share the precisions.  All ``C`` rows are
+    free: adding one vector to each changes no probability, so only the prior holds that direction.
     """
 
     basis: Basis
     prior: WeightPrior
-    beta: Precision
+    likelihood: Output
 
     def __call__(self, X: Tensor, t: Tensor | None = None) -> Tensor:
-        """Targets, shape ``(N,)``: ``t`` where given, drawn otherwise.
+        """Targets or labels, shape ``(N,)``: ``t`` where given, drawn otherwise.
 
         :param X: inputs, shape ``(N, D)``.
         """
-        Phi = self.basis(X)
+        Phi, C = design_matrix(self.basis, X), self.likelihood.num_outputs
         alpha = self.prior.precision(Phi)
-        beta = precision_value("beta", self.beta, Size(), Phi)
-        w = pyro.sample("w", dist.Normal(loc=torch.zeros_like(alpha), scale=alpha.rsqrt()).to_event(1))
-        likelihood = dist.Normal(loc=linear_predictor(Phi, w), scale=beta.rsqrt())
+        noise = {name: precision_value(name, beta, Size(), Phi) for name, beta in self.likelihood.precisions.items()}
+        prior = dist.Normal(loc=torch.zeros_like(alpha), scale=alpha.rsqrt())
+        w = pyro.sample("w", prior.to_event(1) if C == 1 else prior.expand([C, len(alpha)]).to_event(2))
+        eta = linear_predictor(Phi, w).unsqueeze(-1) if C == 1 else class_predictor(Phi, w)
+        data = None if t is None else self.likelihood.data(t, eta)
         with pyro.plate("data", Phi.shape[-2]):
-            return pyro.sample("t", likelihood, obs=observed(t, Phi))
+            return pyro.sample("t", self.likelihood.distribution(eta, noise), obs=data)
 
 
 def regression(
@@ -206,7 +202,7 @@ def regression(
     alpha_bias: Precision | None = LEARNED,
     groups: Tensor | None = None,
     beta: Precision = LEARNED,
-) -> LinearRegression:
+) -> LinearModel:
     """Bayesian linear regression on ``basis``, an ordinary Pyro model ``model(X, t=None)``.
 
     Every precision is learned (a ``pyro.param`` under its name) unless the caller passes its value.
@@ -221,4 +217,4 @@ def regression(
     :raises BadInput: on settings that do not fit each other.
     """
     check_precision("beta", beta)
-    return LinearRegression(basis, weight_prior(basis, alpha, alpha_bias, groups), beta)
+    return LinearModel(basis, weight_prior(basis, alpha, alpha_bias, groups), Regression(beta=beta))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -17,28 +17,24 @@ from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import Model
 
 
-class KnownByRows(Protocol):
-    """A model that a few of its rows are enough to know, once it has settled what it takes from all of them."""
+@dataclass(frozen=True, eq=False)
+class Wrapper(TensorValue):
+    """A model around another, which ``EvidenceEM`` knows by a few of its rows where it so knows the one inside."""
 
-    def settled(self, *args: Any, **kwargs: Any) -> Any:
-        """This model with what it takes from all data held as numbers."""
+    model: Any
+
+    def with_components(self, num_components: int) -> Any:
+        """The same about a model of another number of components; None where there is none."""
+        inner = getattr(self.model, "with_components", lambda num: None)(num_components)
+        return None if inner is None else replace(self, model=inner)
 
     def rows(self, *args: Any, **kwargs: Any) -> Any:
-        """The data as they are observed: ``Y``, ``G`` and ``weight``."""
+        """The rows of the model inside."""
+        return self.model.rows(*args, **kwargs)
 
-    def few(self, step: int, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def few(self, step: int, *args: Any, **kwargs: Any) -> Any:
         """Arguments with every ``step``-th row."""
-
-
-def _about(model: Any) -> KnownByRows:
-    known: KnownByRows = model
-    return known
-
-
-def _about_more(wrapper: Any, num_components: int) -> Any:
-    """The wrapper about its model with another number of components."""
-    inner = getattr(wrapper.model, "with_components", lambda num: None)(num_components)
-    return None if inner is None else replace(wrapper, model=inner)
+        return self.model.few(step, *args, **kwargs)
 
 
 class Missing(str, Enum):
@@ -68,27 +64,21 @@ class _Gaps(poutine.messenger.Messenger):
         seen = ~value.isnan()
         if bool(seen.all()):
             return
-        _check_columns(msg["name"], seen)
-        msg["fn"], msg["value"] = _gappy(msg["fn"], seen), torch.where(seen, value, 0.0)
-
-
-def _gappy(fn: Any, seen: Tensor) -> Any:
-    if isinstance(fn, WithBackground):  # which knows what gaps in its base mean
-        return WithBackground(WithGaps(fn.base_dist, seen), fn.background)
-    return WithGaps(fn, seen)
-
-
-def _check_columns(name: str, seen: Tensor) -> None:
-    empty = (~seen.reshape(len(seen), -1).any(0)).nonzero().flatten().tolist()
-    if empty:
-        raise BadInput(f"site '{name}' has no value at all in columns {empty}; expected one at least. Drop them.")
+        if empty := (~seen.reshape(len(seen), -1).any(0)).nonzero().flatten().tolist():
+            raise BadInput(
+                f"site '{msg['name']}' has no value at all in columns {empty}; expected one at least. Drop them."
+            )
+        fn = msg["fn"]
+        if isinstance(fn, WithBackground):  # which knows what gaps in its base mean
+            msg["fn"] = WithBackground(WithGaps(fn.base_dist, seen), fn.background)
+        else:
+            msg["fn"] = WithGaps(fn, seen)
+        msg["value"] = torch.where(seen, value, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Marginalised:
+class Marginalised(Wrapper):
     """The Pyro model that :func:`marginalised` returns."""
-
-    model: Model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model with the gaps of its data integrated out."""
@@ -97,19 +87,7 @@ class Marginalised:
 
     def settled(self, *args: Any, **kwargs: Any) -> "Marginalised":
         """Gaps around a model that has settled."""
-        return Marginalised(_about(self.model).settled(*args, **kwargs))
-
-    def with_components(self, num_components: int) -> "Marginalised | None":
-        """The same about a model of another number of components; None where there is none."""
-        return _about_more(self, num_components)
-
-    def rows(self, *args: Any, **kwargs: Any) -> Any:
-        """The rows of the model inside."""
-        return _about(self.model).rows(*args, **kwargs)
-
-    def few(self, step: int, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        """Arguments with every ``step``-th row."""
-        return _about(self.model).few(step, *args, **kwargs)
+        return Marginalised(self.model.settled(*args, **kwargs))
 
 
 def marginalised(model: Model) -> Marginalised:
@@ -164,10 +142,14 @@ class _Spread(poutine.messenger.Messenger):
             raise BadInput(
                 f"with_background: site '{msg['name']}' has data of {value.dtype}; expected floats. Write Y.double()."
             )
-        low, high = self._box(msg["name"], *_rows(msg["fn"], value))
-        msg["fn"] = WithBackground(msg["fn"], Background(torch.as_tensor(self.share).to(low), low, high))
+        fn = msg["fn"]
+        seen = fn.seen.expand(value.shape) if isinstance(fn, WithGaps) else ~value.isnan()
+        shape = (-1, *fn.event_shape) if fn.event_shape else (-1, 1)
+        low, high = self._box(msg["name"], value.reshape(shape), seen.reshape(shape))
+        msg["fn"] = WithBackground(fn, Background(torch.as_tensor(self.share).to(low), low, high))
 
     def _box(self, name: str, rows: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Corners about the rows ``(N, m)``, of whose elements some were seen, or those that were given."""
         if self.low is None or self.high is None:
             return torch.where(seen, rows, torch.inf).amin(0), torch.where(seen, rows, -torch.inf).amax(0)
         if self.low.shape != rows.shape[1:]:
@@ -178,18 +160,10 @@ class _Spread(poutine.messenger.Messenger):
         return self.low.to(rows), self.high.to(rows)
 
 
-def _rows(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The data as vectors ``(N, m)``, and which of their elements were observed."""
-    seen = fn.seen.expand(value.shape) if isinstance(fn, WithGaps) else ~value.isnan()
-    shape = (-1, *fn.event_shape) if fn.event_shape else (-1, 1)
-    return value.reshape(shape), seen.reshape(shape)
-
-
 @dataclass(frozen=True, eq=False)
-class UniformOutliers(TensorValue):
+class UniformOutliers(Wrapper):
     """The Pyro model that :func:`with_background` returns."""
 
-    model: Model
     share: float
     low: Tensor | None
     high: Tensor | None
@@ -206,26 +180,13 @@ class UniformOutliers(TensorValue):
         """
         if self.low is None:
             raise BadInput("with_background without a box takes it from all rows at once; pass low= and high=.")
-        inner: Any = self.model
-        return replace(self, model=inner.settled_over(passes, total))
+        return replace(self, model=self.model.settled_over(passes, total))
 
     def settled(self, *args: Any, **kwargs: Any) -> "UniformOutliers":
         """The background around a model that has settled, its box as numbers."""
-        inner, Y = _about(self.model).settled(*args, **kwargs), self.rows(*args, **kwargs).Y
+        inner, Y = self.model.settled(*args, **kwargs), self.rows(*args, **kwargs).Y
         low, high = (Y.amin(0), Y.amax(0)) if self.low is None else (self.low, self.high)
         return UniformOutliers(inner, self.share, low, high)
-
-    def with_components(self, num_components: int) -> "UniformOutliers | None":
-        """The same about a model of another number of components; None where there is none."""
-        return _about_more(self, num_components)
-
-    def rows(self, *args: Any, **kwargs: Any) -> Any:
-        """The rows of the model inside."""
-        return _about(self.model).rows(*args, **kwargs)
-
-    def few(self, step: int, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        """Arguments with every ``step``-th row."""
-        return _about(self.model).few(step, *args, **kwargs)
 
 
 def with_background(
@@ -250,13 +211,11 @@ def with_background(
         raise BadInput(f"share={share!r}; expected a number of at least 0 and below 1.")
     if (low is None) != (high is None):
         raise BadInput("with_background: one of low and high is given; expected both, or none.")
-    if low is not None and high is not None and (low.shape != high.shape or low.dim() != 1 or not _is_box(low, high)):
-        raise BadInput(f"with_background: low={low!r}, high={high!r}; expected finite low < high, shape (m,) each.")
+    if low is not None and high is not None:
+        shaped = low.shape == high.shape and low.dim() == 1
+        if not (shaped and bool((low < high).all() and low.isfinite().all() and high.isfinite().all())):
+            raise BadInput(f"with_background: low={low!r}, high={high!r}; expected finite low < high, shape (m,) each.")
     return UniformOutliers(model, float(share), low, high)
-
-
-def _is_box(low: Tensor, high: Tensor) -> bool:
-    return bool((low < high).all() and low.isfinite().all() and high.isfinite().all())
 
 
 class _Counted(poutine.messenger.Messenger):

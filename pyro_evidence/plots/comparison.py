@@ -9,10 +9,10 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from pyro_evidence.compare.comparison import Comparison
+from pyro_evidence.compare.comparison import Comparison, flattened
 from pyro_evidence.compare.discrepancy import gaussian_divergence, quantiles
 from pyro_evidence.compare.sbc import Calibration
-from pyro_evidence.display import DASHES, MARKERS
+from pyro_evidence.display import DASHES, MARKERS, labelled
 from pyro_evidence.errors import BadInput
 from pyro_evidence.plots.posterior import Axes, check_axes, labels_of
 
@@ -41,10 +41,7 @@ def overlaid(axes: Axes, comparison: Comparison, site: str, element: int = 0) ->
             axes.fill_between(grid.tolist(), height, alpha=0.3, label=f"{name} (reference)")
         else:
             axes.plot(grid.tolist(), height, next(dashes), label=name)
-    axes.set_xlabel(labels_of(site, comparison.runs[comparison.reference].draws[site][0, 0])[element])
-    axes.set_ylabel("density")
-    axes.legend()
-    return axes
+    return labelled(axes, labels_of(site, comparison.runs[comparison.reference].draws[site][0, 0])[element], "density")
 
 
 def worst_pair(axes: Axes, comparison: Comparison, engine: str) -> Axes:
@@ -70,10 +67,7 @@ def worst_pair(axes: Axes, comparison: Comparison, engine: str) -> Axes:
     for marker, name, rows in (("o", comparison.reference, b), ("^", engine, a)):
         kept = rows[:: max(1, len(rows) // MOST_POINTS)]
         axes.scatter(kept[:, i].tolist(), kept[:, j].tolist(), s=6, marker=marker, alpha=0.5, label=name)
-    axes.set_xlabel(names[i])
-    axes.set_ylabel(names[j])
-    axes.legend()
-    return axes
+    return labelled(axes, names[i], names[j])
 
 
 def calibration(axes: Axes, comparison: Comparison, num_bins: int = 10) -> Axes:
@@ -91,15 +85,15 @@ def calibration(axes: Axes, comparison: Comparison, num_bins: int = 10) -> Axes:
     binary = all(found.binary for found in comparison.held_out.values())
     for marker, (name, found) in zip(cycle(MARKERS), comparison.held_out.items(), strict=False):
         if binary:
-            x, y = _reliability(found.prediction.mean, found.prediction.observed, num_bins)
+            probability, observed = found.prediction.mean, found.prediction.observed
+            bins = [part for part in probability.argsort().tensor_split(num_bins) if len(part)]
+            x, y = (torch.stack([values[b].mean() for b in bins]) for values in (probability, observed))
         else:
             x = (torch.arange(len(found.pit), dtype=torch.float64) + 1.0) / len(found.pit)
             y, x = x, found.pit.sort().values
         axes.plot(x.tolist(), y.tolist(), marker=marker, markersize=4, label=name)
-    axes.set_xlabel("predicted probability of class 1" if binary else "predicted probability of a smaller value")
-    axes.set_ylabel("share of the held-out data")
-    axes.legend()
-    return axes
+    what = "of class 1" if binary else "of a smaller value"
+    return labelled(axes, f"predicted probability {what}", "share of the held-out data")
 
 
 def rank_histogram(axes: Axes, found: Calibration, name: str | None = None) -> Axes:
@@ -118,9 +112,8 @@ def rank_histogram(axes: Axes, found: Calibration, name: str | None = None) -> A
     half = BAND * math.sqrt(expected * (1.0 - 1.0 / found.num_bins))
     axes.axhspan(max(expected - half, 0.0), expected + half, color="lightgrey")
     axes.bar(range(found.num_bins), found.histogram(name).tolist(), width=0.9)
-    axes.set_xlabel(f"rank of {name}, {found.num_bins} bins, p = {float(found.p_values[found.names.index(name)]):.2g}")
-    axes.set_ylabel("data sets")
-    return axes
+    p = float(found.p_values[found.names.index(name)])
+    return labelled(axes, f"rank of {name}, {found.num_bins} bins, p = {p:.2g}", "data sets", legend=False)
 
 
 def _columns(comparison: Comparison, site: str, element: int) -> dict[str, Tensor]:
@@ -131,7 +124,7 @@ def _columns(comparison: Comparison, site: str, element: int) -> dict[str, Tenso
         raise BadInput(
             f"site {site!r}, element {element}: expected an element of the {size} that the reference has of that site."
         )
-    rows = {n: v.double().flatten(0, 1).reshape(v.shape[0] * v.shape[1], -1) for n, v in draws.items()}
+    rows = {n: flattened(v) for n, v in draws.items()}
     return {n: v[:, element] for n, v in rows.items() if v.shape[1] == size and len(v) > 1}
 
 
@@ -152,17 +145,6 @@ def _common(a: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[list[str], Tens
     if not sites:
         return [], torch.zeros(0, 0), torch.zeros(0, 0)
     names = [label for n in sites for label in labels_of(n, b[n][0, 0])]
-    x, y = (torch.cat([d[n].double().flatten(0, 1).reshape(_num(d[n]), -1) for n in sites], -1) for d in (a, b))
+    x, y = (torch.cat([flattened(d[n]) for n in sites], -1) for d in (a, b))
     varies = (x.std(0) > 0) & (y.std(0) > 0)
     return [n for n, v in zip(names, varies.tolist(), strict=True) if v], x[:, varies], y[:, varies]
-
-
-def _num(draws: Tensor) -> int:
-    return draws.shape[0] * draws.shape[1]
-
-
-def _reliability(probability: Tensor, observed: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
-    """Mean predicted probability and share of ones in bins of equal size."""
-    order = probability.argsort()
-    bins = [part for part in order.tensor_split(num_bins) if len(part)]
-    return torch.stack([probability[b].mean() for b in bins]), torch.stack([observed[b].mean() for b in bins])

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.display import Axes, check_axes, intervals
+from pyro_evidence.display import Axes, check_axes, intervals, labelled
 from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.failed_run import as_tensors
@@ -37,8 +37,7 @@ def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: flo
     low, high = ([found[n][end] for n in order] for end in ends)
     intervals(axes, order, [found[n]["value"] for n in order], low, high)
     axes.axvline(0.0, color="grey", linewidth=0.8, linestyle=":")
-    axes.set_xlabel(f"{site}: mean and {100.0 * prob:g} % interval")
-    return axes
+    return labelled(axes, f"{site}: mean and {100.0 * prob:g} % interval", legend=False)
 
 
 def partial_dependence(
@@ -59,30 +58,21 @@ def partial_dependence(
     check_count("num_points", num_points, at_least=2)
     names = [str(c) for c in getattr(X, "columns", [])]
     (rows,), _ = as_tensors((X,), {})
-    place = _place(column, names, rows)
-    grid = torch.linspace(float(rows[:, place].min()), float(rows[:, place].max()), num_points).to(rows)
-    found = torch.stack([_predicted(posterior, rows, place, value) for value in grid])
-    low, high = found.quantile(quantile, -1), found.quantile(1.0 - quantile, -1)
-    axes.fill_between(grid.tolist(), low.tolist(), high.tolist(), alpha=0.2, label=f"rows, {1 - 2 * quantile:.0%}")
-    axes.plot(grid.tolist(), found.mean(-1).tolist(), label="mean of the rows")
-    axes.set_xlabel(names[place] if names else f"input {place}")
-    axes.set_ylabel("prediction")
-    axes.legend()
-    return axes
-
-
-def _place(column: int | str, names: list[str], rows: Tensor) -> int:
     place = names.index(column) if column in names else column
     if not isinstance(place, int) or not 0 <= place < rows.shape[-1]:
         raise BadInput(f"column={column!r}; expected one of {names or list(range(rows.shape[-1]))}.")
-    return place
-
-
-def _predicted(posterior: Any, rows: Tensor, place: int, value: Tensor) -> Tensor:
-    moved = rows.clone()
-    moved[:, place] = value
-    found: Tensor = posterior.predict(moved)
-    return found if found.dim() == 1 else found[:, 1]
+    grid = torch.linspace(float(rows[:, place].min()), float(rows[:, place].max()), num_points).to(rows)
+    predicted = []
+    for value in grid:
+        moved = rows.clone()
+        moved[:, place] = value
+        mean = posterior.predict(moved)
+        predicted.append(mean if mean.dim() == 1 else mean[:, 1])
+    found = torch.stack(predicted)
+    low, high = found.quantile(quantile, -1), found.quantile(1.0 - quantile, -1)
+    axes.fill_between(grid.tolist(), low.tolist(), high.tolist(), alpha=0.2, label=f"rows, {1 - 2 * quantile:.0%}")
+    axes.plot(grid.tolist(), found.mean(-1).tolist(), label="mean of the rows")
+    return labelled(axes, names[place] if names else f"input {place}", "prediction")
 
 
 def predictive_check(axes: Axes, posterior: LaplacePosterior, *, site: str | None = None, num_sets: int = 50) -> Axes:
@@ -99,7 +89,9 @@ def predictive_check(axes: Axes, posterior: LaplacePosterior, *, site: str | Non
     name = site or joint.observed[0]
     if name not in joint.observed or (site is None and len(joint.observed) > 1):
         raise BadInput(f"site={site!r}; expected one of the observed sites: {', '.join(joint.observed)}.")
-    u = torch.cat([p.transform.inv(v).reshape(num_sets, -1) for p, v in _draws(posterior, num_sets)], -1)
+    draws = posterior.get_samples(num_sets, seed=0)
+    values = [(p, draws.get(p.name, torch.zeros(num_sets, *p.shape))) for p in joint.latents]
+    u = torch.cat([p.transform.inv(v).reshape(num_sets, -1) for p, v in values], -1)
     new = from_predictive(joint, posterior.state.theta, u, 0)[name].reshape(num_sets, -1).double()
     seen = joint.trace(joint.initial_u, posterior.state.theta).nodes[name]["value"].detach().reshape(-1).double()
     ends = torch.linspace(
@@ -110,13 +102,4 @@ def predictive_check(axes: Axes, posterior: LaplacePosterior, *, site: str | Non
     low, high = counts.quantile(0.05, 0).tolist(), counts.quantile(0.95, 0).tolist()
     axes.fill_between(middle, low, high, step="mid", alpha=0.3, label="new data, 90 % of the sets")
     axes.step(middle, torch.histogram(seen, ends.double()).hist.tolist(), where="mid", color="black", label="the data")
-    axes.set_xlabel(name)
-    axes.set_ylabel("number of data")
-    axes.legend()
-    return axes
-
-
-def _draws(posterior: LaplacePosterior, num: int) -> Any:
-    draws = posterior.get_samples(num, seed=0)
-    joint = posterior.state.problem.joint
-    return [(p, draws.get(p.name, torch.zeros(num, *p.shape))) for p in joint.latents]
+    return labelled(axes, name, "number of data")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_evidence import display
 from pyro_evidence.compare.learning_curve import LearningCurve
+from pyro_evidence.display import labelled
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.posterior import MixturePosterior
@@ -32,8 +33,7 @@ def ellipses(axes: Axes, density: MixtureDensity, *, mass: float = 0.9, outputs:
     _check_plane(density, outputs)
     plane = density.marginal(outputs)
     display.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=mass, color="black")
-    axes.set(xlabel=f"output {outputs[0]}", ylabel=f"output {outputs[1]}")
-    return axes
+    return labelled(axes, f"output {outputs[0]}", f"output {outputs[1]}", legend=False)
 
 
 def _check_plane(density: MixtureDensity, outputs: tuple[int, int]) -> None:
@@ -68,21 +68,16 @@ def component_path(axes: Iterable[Axes], curve: LearningCurve, Y: Tensor, *, ste
     last = len(curve.mixtures) - 1
     if len(places) != len(steps) or not all(0 <= step <= last for step in steps):
         raise BadInput(f"{len(places)} axes for steps={tuple(steps)}; expected one each, steps from 0 to {last}.")
+    low, high = Y[:, :2].amin(0), Y[:, :2].amax(0)
+    margin = 0.5 * (high - low)  # beyond the data; kernels that are about to go may be far wider
+    (left, bottom), (right, top) = (low - margin).tolist(), (high + margin).tolist()
     for place, step in zip(places, steps, strict=True):
         check_axes(place)
         place.plot(*Y[:, :2].T.tolist(), ".", color="grey", markersize=3)
-        _frame(place, Y)
+        place.set(xlim=(left, right), ylim=(bottom, top))
         ellipses(place, curve.density(step))
         place.set_title(f"round {step}: {int(curve.num_components[step, 0])} components")
     return places
-
-
-def _frame(axes: Axes, Y: Tensor) -> None:
-    """Limits half the data's range beyond the data: kernels that are about to go may be far wider."""
-    low, high = Y[:, :2].amin(0), Y[:, :2].amax(0)
-    margin = 0.5 * (high - low)
-    (left, bottom), (right, top) = (low - margin).tolist(), (high + margin).tolist()
-    axes.set(xlim=(left, right), ylim=(bottom, top))
 
 
 def learning_curves(axes: Axes, curves: Mapping[str, LearningCurve]) -> Axes:
@@ -101,10 +96,7 @@ def learning_curves(axes: Axes, curves: Mapping[str, LearningCurve]) -> Axes:
         axes.plot(rounds, curve.train_nll.tolist(), "--", color=color, linewidth=0.8)
         lines = axes.plot(rounds, curve.test_nll.tolist(), "-", color=color)
         lines[0].set_label(name)
-    axes.set_xlabel("round")
-    axes.set_ylabel("mean NLL / nats; training dashed")
-    axes.legend()
-    return axes
+    return labelled(axes, "round", "mean NLL / nats; training dashed")
 
 
 def density_strips(axes: Axes, log_density: LogDensity, x: Tensor, y: Tensor) -> Axes:
@@ -126,9 +118,7 @@ def density_strips(axes: Axes, log_density: LogDensity, x: Tensor, y: Tensor) ->
         )
     density = found.exp().reshape(len(x), len(y)).T
     axes.pcolormesh(x.tolist(), y.tolist(), density.tolist(), cmap="Greys", shading="nearest")
-    axes.set_xlabel("x")
-    axes.set_ylabel("y")
-    return axes
+    return labelled(axes, "x", "y", legend=False)
 
 
 def evidence_over_components(axes: Axes, evidences: Mapping[int, Sequence[float]], *, label: str | None = None) -> Axes:
@@ -150,9 +140,7 @@ def evidence_over_components(axes: Axes, evidences: Mapping[int, Sequence[float]
     best = max(range(len(numbers)), key=lambda i: median[i])
     axes.plot(numbers[best], median[best], "o", color=line.get_color(), markersize=9, fillstyle="none")
     axes.xaxis.set_major_locator(import_module("matplotlib.ticker").MaxNLocator(integer=True))
-    axes.set_xlabel("number of components")
-    axes.set_ylabel("log evidence / nats")
-    return axes
+    return labelled(axes, "number of components", "log evidence / nats", legend=False)
 
 
 def matched_pairs(axes: Axes, pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Axes:
@@ -169,6 +157,4 @@ def matched_pairs(axes: Axes, pairs: Mapping[str, tuple[Sequence[float], Sequenc
         axes.plot(*pairs[name], marker, label=name, fillstyle="none")
     values = [v for first, second in pairs.values() for v in (*first, *second) if math.isfinite(v)]
     axes.plot([min(values), max(values)], [min(values), max(values)], "--", color="grey")
-    axes.set(xlabel="first of the pair", ylabel="second of the pair")
-    axes.legend()
-    return axes
+    return labelled(axes, "first of the pair", "second of the pair")

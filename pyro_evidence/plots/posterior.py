@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pyro_evidence.display import DASHES, MARKERS, rows
+from pyro_evidence.display import DASHES, MARKERS, labelled, rows
 from pyro_evidence.display import Axes as Axes
 from pyro_evidence.display import check_axes as check_axes
 from pyro_evidence.errors import BadInput
@@ -33,11 +33,10 @@ def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
             "the prior so."
         )
     names = [label for name in gamma for label in labels_of(name, gamma[name])]
-    values = _flat({name: posterior.hyperparameters[name] for name in gamma})
-    axes.barh(range(len(names)), _flat(gamma))
+    values = [v for name in gamma for v in posterior.hyperparameters[name].reshape(-1).tolist()]
+    axes.barh(range(len(names)), [v for part in gamma.values() for v in part.reshape(-1).tolist()])
     rows(axes, [f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True)])
-    axes.set_xlabel("number of well-determined parameters")
-    return axes
+    return labelled(axes, "number of well-determined parameters", legend=False)
 
 
 def evidence_path(axes: Axes, posterior: LaplacePosterior) -> Axes:
@@ -48,10 +47,9 @@ def evidence_path(axes: Axes, posterior: LaplacePosterior) -> Axes:
     check_axes(axes)
     axes.plot(range(len(posterior.log_evidences)), posterior.log_evidences, marker=".")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel("step")
     alone = torch.equal(posterior.log_hyperposterior, posterior.log_evidence)
-    axes.set_ylabel("log evidence / nats" if alone else "log evidence + log hyperprior / nats")
-    return axes
+    value = "log evidence / nats" if alone else "log evidence + log hyperprior / nats"
+    return labelled(axes, "step", value, legend=False)
 
 
 def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, site: str) -> Axes:
@@ -74,9 +72,7 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
             median.tolist(), places, xerr=errors, fmt=MARKERS[number % len(MARKERS)], markersize=4, label=name
         )
     rows(axes, labels_of(site, next(iter(draws.values()))[0]))
-    axes.set_xlabel(f"{site}, median and 90 % interval")
-    axes.legend()
-    return axes
+    return labelled(axes, f"{site}, median and 90 % interval")
 
 
 def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
@@ -90,26 +86,19 @@ def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
     """
     check_axes(axes)
     found = posterior.marginal(site)
-    low, high = found.quantiles([0.05, 0.95])
-    values, density = found.values.flatten(1) if found.values.dim() > 1 else found.values.unsqueeze(-1), found.density
-    density = density.reshape(values.shape)
-    ends = found.quantiles([0.001, 0.999]).reshape(2, -1)
+    values = found.values.flatten(1) if found.values.dim() > 1 else found.values.unsqueeze(-1)
+    density, mean = found.density.reshape(values.shape), found.mean.reshape(-1)
+    levels = found.quantiles([0.001, 0.05, 0.95, 0.999]).reshape(4, -1)
     for number, label in enumerate(labels_of(site, found.mean)):
-        shown = (values[:, number] >= ends[0, number]) & (values[:, number] <= ends[1, number])
-        (line,) = axes.plot(
-            values[shown, number].tolist(), density[shown, number].tolist(), DASHES[number % len(DASHES)], label=label
-        )
-        inside = (
-            shown & (values[:, number] >= low.reshape(-1)[number]) & (values[:, number] <= high.reshape(-1)[number])
-        )
-        axes.fill_between(
-            values[inside, number].tolist(), density[inside, number].tolist(), alpha=0.2, color=line.get_color()
-        )
-        axes.axvline(float(found.mean.reshape(-1)[number]), linestyle=":", color=line.get_color())
-    axes.set(xlabel=f"{site}, mean and 90 %", ylabel="posterior density")
+        x, y = values[:, number], density[:, number]
+        first, low, high, last = levels[:, number]
+        shown = (x >= first) & (x <= last)
+        (line,) = axes.plot(x[shown].tolist(), y[shown].tolist(), DASHES[number % len(DASHES)], label=label)
+        inside = shown & (x >= low) & (x <= high)
+        axes.fill_between(x[inside].tolist(), y[inside].tolist(), alpha=0.2, color=line.get_color())
+        axes.axvline(float(mean[number]), linestyle=":", color=line.get_color())
     axes.set_ylim(bottom=0.0)
-    axes.legend()
-    return axes
+    return labelled(axes, f"{site}, mean and 90 %", "posterior density")
 
 
 def _draws(posteriors: Mapping[str, Mapping[str, Tensor]], site: str) -> dict[str, Tensor]:
@@ -123,11 +112,6 @@ def _draws(posteriors: Mapping[str, Mapping[str, Tensor]], site: str) -> dict[st
     if len(set(shapes.values())) > 1:
         raise BadInput(f"Site {site!r} has the shapes {shapes} behind the draws; expected one and the same.")
     return draws
-
-
-def _flat(parts: Mapping[str, Tensor]) -> list[float]:
-    """All elements, one tensor after the other."""
-    return [number for part in parts.values() for number in part.reshape(-1).tolist()]
 
 
 def labels_of(name: str, value: Tensor) -> list[str]:
@@ -153,10 +137,8 @@ def evidence_by_size(
             f"posteriors has the sizes {sizes}, errors {sorted(errors or {})}; expected the same, at least one."
         )
     axes.plot(sizes, [float(posteriors[s].log_evidence) for s in sizes], marker="o")
-    axes.set_xlabel("size")
-    axes.set_ylabel("log evidence / nats")
     if errors is not None:
         beside = axes.twinx()
         beside.plot(sizes, [errors[s] for s in sizes], marker="s", linestyle="--", color="C1")
         beside.set_ylabel("test error (dashed)")
-    return axes
+    return labelled(axes, "size", "log evidence / nats", legend=False)

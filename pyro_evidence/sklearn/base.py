@@ -84,22 +84,20 @@ class Estimator(BaseEstimator):
         return float(self.posterior_.log_evidence)
 
     def _checked(self, X: Array, *y: Array, **settings: Any) -> Any:
-        """Validated arrays of numbers; names and number of columns are kept at the fit and compared afterwards."""
-        return _validate(self, X, *y, dtype=np.float64, **settings)
+        """Validated arrays of numbers; names and number of columns are kept at the fit and compared afterwards.
+
+        By scikit-learn's own validation, a function since 1.6 and a method of the estimator before.
+        """
+        try:
+            from sklearn.utils.validation import validate_data
+        except ImportError:
+            return self._validate_data(X, *y, dtype=np.float64, **settings)
+        return validate_data(self, X, *y, dtype=np.float64, **settings)
 
     def _new(self, X: Array) -> Tensor:
         """New rows, like those of the fit."""
         check_is_fitted(self)
         return tensor(self._checked(X, reset=False))
-
-
-def _validate(estimator: Any, X: Array, *y: Array, **settings: Any) -> Any:
-    """scikit-learn's own validation, a function since 1.6 and a method of the estimator before."""
-    try:
-        from sklearn.utils.validation import validate_data
-    except ImportError:
-        return estimator._validate_data(X, *y, **settings)
-    return validate_data(estimator, X, *y, **settings)
 
 
 class Classifier(ClassifierMixin, Estimator):

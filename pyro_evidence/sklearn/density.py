@@ -59,19 +59,8 @@ class _Density(DensityMixin, Estimator):
         return array(self.posterior_.sample(n_samples, seed=random_state)).reshape(n_samples, -1)
 
 
-class EvidenceMixture(_Density):
-    """A Gaussian mixture that leaves out the components the data do not need.  See :class:`pyro_evidence.EvidenceEM`.
-
-    :param n_components: to begin with; where all are needed, splits are tried.
-    :param noise: the model's noise, such as ``FullNoise()``; None is ``DiagonalNoise()``.
-    :param n_init: starts, run as one batch; None leaves that to the engine.
-    :param random_state: seed of the starts.
-
-    >>> import numpy as np
-    >>> X = np.concatenate([np.random.default_rng(0).normal(m, 0.5, (50, 2)) for m in (-3.0, 3.0)])
-    >>> EvidenceMixture(4).fit(X).n_components_
-    2
-    """
+class _GaussianMixture(Estimator):
+    """The settings of a Gaussian mixture."""
 
     def __init__(
         self, n_components: int = 10, *, noise: Any = None, n_init: int | None = None, random_state: int = 0
@@ -84,6 +73,21 @@ class EvidenceMixture(_Density):
     def _engine(self) -> EvidenceEM:
         model = gaussian_mixture(self.n_components, noise=self.noise or DiagonalNoise())
         return EvidenceEM(model, start=_start(self.n_init, self.random_state), stop=QUIET)
+
+
+class EvidenceMixture(_GaussianMixture, _Density):
+    """A Gaussian mixture that leaves out the components the data do not need.  See :class:`pyro_evidence.EvidenceEM`.
+
+    :param n_components: to begin with; where all are needed, splits are tried.
+    :param noise: the model's noise, such as ``FullNoise()``; None is ``DiagonalNoise()``.
+    :param n_init: starts, run as one batch; None leaves that to the engine.
+    :param random_state: seed of the starts.
+
+    >>> import numpy as np
+    >>> X = np.concatenate([np.random.default_rng(0).normal(m, 0.5, (50, 2)) for m in (-3.0, 3.0)])
+    >>> EvidenceMixture(4).fit(X).n_components_
+    2
+    """
 
 
 class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
@@ -143,7 +147,7 @@ def _start(n_init: int | None, random_state: int) -> Start:
     return Start(seed=random_state) if n_init is None else Start(restarts=n_init, seed=random_state)
 
 
-class ClassConditionalMixture(Classifier):
+class ClassConditionalMixture(_GaussianMixture, Classifier):
     """One mixture for each class; classes by Bayes' rule.
 
     :param n_components: of each class, to begin with; where all are needed, splits are tried.
@@ -159,19 +163,8 @@ class ClassConditionalMixture(Classifier):
     1.0
     """
 
-    def __init__(
-        self, n_components: int = 10, *, noise: Any = None, n_init: int | None = None, random_state: int = 0
-    ) -> None:
-        self.n_components = n_components
-        self.noise = noise
-        self.n_init = n_init
-        self.random_state = random_state
-
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        engine = EvidenceMixture(
-            self.n_components, noise=self.noise, n_init=self.n_init, random_state=self.random_state
-        )._engine()
-        return class_conditional(engine, X, t)
+        return class_conditional(self._engine(), X, t)
 
     def _probabilities(self, X: Tensor) -> Tensor:
         return self.posterior_.log_proba(X).exp()

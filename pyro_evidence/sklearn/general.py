@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -14,7 +15,15 @@ from pyro_evidence.models.gp import gp_classifier, gp_regression
 from pyro_evidence.models.kernels import RBF, Kernel
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.settings import Start
-from pyro_evidence.sklearn.base import QUIET, Classifier, Regressor, WeighingClassifier, WeighingRegressor, as_counted
+from pyro_evidence.sklearn.base import (
+    QUIET,
+    Classifier,
+    Estimator,
+    Regressor,
+    WeighingClassifier,
+    WeighingRegressor,
+    as_counted,
+)
 
 PRBF_STOP = replace(STOP, throw=False, progress=False)
 
@@ -61,7 +70,21 @@ class LaplaceGPRegressor(Regressor):
         return LaplaceEvidence(model, stop=QUIET).run(X, t)
 
 
-class EvidenceMLPClassifier(Classifier):
+class _Network(Estimator):
+    """The settings of a network, and its fit."""
+
+    def __init__(self, hidden: int = 10, *, n_init: int | None = None, random_state: int = 0) -> None:
+        self.hidden = hidden
+        self.n_init = n_init
+        self.random_state = random_state
+
+    def _run(self, X: Tensor, t: Tensor, output: mlp.Output) -> Any:
+        model = mlp.MLP(X.shape[1], self.hidden, output=output)
+        start = Start(restarts=self.n_init, seed=self.random_state)
+        return LaplaceEvidence(model, start=start, stop=QUIET).run(X, t)
+
+
+class EvidenceMLPClassifier(_Network, Classifier):
     """A network whose weight precisions are chosen by the evidence.  See :class:`pyro_evidence.models.mlp.MLP`.
 
     :param hidden: units of the hidden layer.
@@ -76,17 +99,12 @@ class EvidenceMLPClassifier(Classifier):
     (24, 2)
     """
 
-    def __init__(self, hidden: int = 10, *, n_init: int | None = None, random_state: int = 0) -> None:
-        self.hidden = hidden
-        self.n_init = n_init
-        self.random_state = random_state
-
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         classes = len(self.classes_)
-        return _network(self, X, t, mlp.Binary() if classes == 2 else mlp.Softmax(classes))
+        return self._run(X, t, mlp.Binary() if classes == 2 else mlp.Softmax(classes))
 
 
-class EvidenceMLPRegressor(Regressor):
+class EvidenceMLPRegressor(_Network, Regressor):
     """A network for real targets.  See :class:`pyro_evidence.models.mlp.MLP`.
 
     :param hidden: units of the hidden layer.
@@ -101,19 +119,8 @@ class EvidenceMLPRegressor(Regressor):
     (24,)
     """
 
-    def __init__(self, hidden: int = 10, *, n_init: int | None = None, random_state: int = 0) -> None:
-        self.hidden = hidden
-        self.n_init = n_init
-        self.random_state = random_state
-
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        return _network(self, X, t, mlp.Regression())
-
-
-def _network(estimator: Any, X: Tensor, t: Tensor, output: Any) -> Any:
-    model = mlp.MLP(X.shape[1], estimator.hidden, output=output)
-    start = Start(restarts=estimator.n_init, seed=estimator.random_state)
-    return LaplaceEvidence(model, start=start, stop=QUIET).run(X, t)
+        return self._run(X, t, mlp.Regression())
 
 
 class PRBFClassifier(Classifier):
@@ -150,7 +157,21 @@ class PRBFClassifier(Classifier):
 Engine = Callable[[Model], Any]
 
 
-class PyroClassifier(WeighingClassifier):
+class _AnyModel(Estimator):
+    """A model and an engine for it."""
+
+    _required_parameters: ClassVar[list[str]] = ["model"]  # asked by scikit-learn before 1.6
+
+    def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
+        self.model = model
+        self.engine = engine
+
+    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
+        engine = self.engine or partial(LaplaceEvidence, stop=QUIET)
+        return engine(as_counted(self.model, weight)).run(X, t)
+
+
+class PyroClassifier(_AnyModel, WeighingClassifier):
     """Any Pyro model ``model(X, t)`` of labels from 0, any engine.
 
     :param model: a Pyro model of inputs ``(N, D)`` and labels ``(N,)``, observed as Bernoulli or Categorical.
@@ -166,17 +187,8 @@ class PyroClassifier(WeighingClassifier):
     (24, 2)
     """
 
-    _required_parameters: ClassVar[list[str]] = ["model"]  # asked by scikit-learn before 1.6
 
-    def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
-        self.model = model
-        self.engine = engine
-
-    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        return (self.engine or _laplace)(as_counted(self.model, weight)).run(X, t)
-
-
-class PyroRegressor(WeighingRegressor):
+class PyroRegressor(_AnyModel, WeighingRegressor):
     """Any Pyro model ``model(X, t)`` of numbers, any engine.
 
     :param model: a Pyro model of inputs ``(N, D)`` and targets ``(N,)``.
@@ -191,16 +203,3 @@ class PyroRegressor(WeighingRegressor):
     >>> PyroRegressor(regression(Linear())).fit(X, y).predict(X).shape
     (24,)
     """
-
-    _required_parameters: ClassVar[list[str]] = ["model"]  # asked by scikit-learn before 1.6
-
-    def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
-        self.model = model
-        self.engine = engine
-
-    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        return (self.engine or _laplace)(as_counted(self.model, weight)).run(X, t)
-
-
-def _laplace(model: Model) -> LaplaceEvidence:
-    return LaplaceEvidence(model, stop=QUIET)

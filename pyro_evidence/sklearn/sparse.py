@@ -16,6 +16,7 @@ from pyro_evidence.program.log_joint import Model
 from pyro_evidence.sklearn.base import (
     Array,
     Classifier,
+    Estimator,
     Regressor,
     WeighingClassifier,
     WeighingRegressor,
@@ -44,33 +45,31 @@ def _variance(values: Tensor, weight: Tensor | None) -> float:
     return float((share * (values - (share * values).sum()).square()).sum())
 
 
-class _SparseClassifier(Classifier):
-    """What the relevance engines share as classifiers."""
+class _OnBasis(Estimator):
+    """The setting of the relevance engines, and which of them it is."""
 
     def __init__(self, basis: Basis | None = None) -> None:
         self.basis = basis
+
+    def _engine(self, model: Model) -> Any:
+        raise NotImplementedError
+
+
+class _SparseClassifier(_OnBasis, Classifier):
+    """What the relevance engines share as classifiers."""
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         model = classifier(kernel_basis(X, self.basis, weight), num_classes=len(self.classes_))
         return self._engine(as_counted(model, weight)).run(X, t)
 
-    def _engine(self, model: Model) -> Any:
-        raise NotImplementedError
 
-
-class _SparseRegressor(Regressor):
+class _SparseRegressor(_OnBasis, Regressor):
     """What the relevance engines share as regressors."""
-
-    def __init__(self, basis: Basis | None = None) -> None:
-        self.basis = basis
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         variance = _variance(t, weight)
         model = regression(kernel_basis(X, self.basis, weight), beta=Learned(1.0 / variance if variance > 0.0 else 1.0))
         return self._engine(as_counted(model, weight)).run(X, t)
-
-    def _engine(self, model: Model) -> Any:
-        raise NotImplementedError
 
 
 class RVMClassifier(_SparseClassifier, WeighingClassifier):

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import GaussianRBF, Linear
-from pyro_evidence.models.classifier import LogisticRegression, SoftmaxRegression, classifier
+from pyro_evidence.models.classifier import classifier
+from pyro_evidence.models.likelihoods import Binary, Softmax
 from pyro_evidence.models.regression import Learned
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
@@ -183,8 +184,8 @@ def test_pickles_and_compares_by_content(num_classes: int) -> None:
 
 
 def test_the_number_of_classes_decides() -> None:
-    assert isinstance(classifier(Linear()), LogisticRegression)
-    assert isinstance(three(Linear()), SoftmaxRegression)
+    assert classifier(Linear()).likelihood == Binary()
+    assert three(Linear()).likelihood == Softmax(3)
 
 
 @pytest.mark.parametrize("num_classes", [-1, 0, 1])

@@ -220,9 +220,24 @@ def test_impossible_settings_are_refused(settings, match: str) -> None:
         (Regression(), torch.ones(5, 2).long(), torch.ones(5), "X.double"),
         (Regression(), torch.ones(5, 2), torch.ones(5, 1), r"t has shape \(5, 1\).*expected \(5,\)"),
         (Regression(2), torch.ones(5, 2), torch.ones(5), r"expected \(5, 2\)"),
-        (Softmax(3), torch.ones(5, 2), torch.full((5,), 0.5), "t holds 0.5; expected labels 0 to 2"),
-        (Softmax(3), torch.ones(5, 2), torch.tensor([0, 1, 2, 3, 1]), "t holds 3; expected labels 0 to 2"),
-        (Binary(), torch.ones(5, 2), torch.tensor([0.0, 1.0, 2.0, 1.0, 0.0]), "t holds 2; expected labels 0 or 1"),
+        (
+            Softmax(3),
+            torch.ones(5, 2),
+            torch.full((5,), 0.5),
+            "t holds the label 0.5; expected whole numbers from 0 to 2",
+        ),
+        (
+            Softmax(3),
+            torch.ones(5, 2),
+            torch.tensor([0, 1, 2, 3, 1]),
+            "t holds the label 3; expected whole numbers from 0 to 2",
+        ),
+        (
+            Binary(),
+            torch.ones(5, 2),
+            torch.tensor([0.0, 1.0, 2.0, 1.0, 0.0]),
+            "t holds the label 2; expected whole numbers from 0 to 1",
+        ),
     ],
 )
 def test_impossible_data_are_refused(output: Output, X: Tensor, t: Tensor, match: str) -> None:

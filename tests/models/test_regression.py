@@ -16,7 +16,7 @@ from torch.distributions import MultivariateNormal
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import GaussianRBF, Linear, Polynomial
-from pyro_evidence.models.regression import LEARNED, Learned, LinearRegression, regression
+from pyro_evidence.models.regression import LEARNED, Learned, LinearModel, regression
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
@@ -203,7 +203,7 @@ def test_settings_are_visible() -> None:
 
 def test_nuts_runs_on_it() -> None:
     X, t = problem()
-    model: LinearRegression = regression(Linear(), alpha=1.0, alpha_bias=0.01, beta=10.0)
+    model: LinearModel = regression(Linear(), alpha=1.0, alpha_bias=0.01, beta=10.0)
     mcmc = MCMC(NUTS(model), num_samples=5, warmup_steps=5, disable_progbar=True)
     mcmc.run(X, t)
     assert mcmc.get_samples()["w"].shape == (5, 4)

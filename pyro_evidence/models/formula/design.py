@@ -1,7 +1,6 @@
 """A data frame as the tensors of a mixed model: fixed effects, what varies by group, groups, response."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
@@ -72,13 +71,16 @@ class Design:
         if built.common is None:
             return torch.zeros(len(self.frame if frame is None else frame), 0, dtype=torch.float64)
         found = built.common if frame is None else _evaluated(built.common, frame)
-        columns = _without_offset(built, np.asarray(found.design_matrix, dtype=np.float64))
-        return torch.tensor(columns)
+        matrix = np.asarray(found.design_matrix, dtype=np.float64)
+        columns = [matrix[:, built.common.slices[n]] for n, _ in _terms(built)]
+        return torch.tensor(np.concatenate(columns, 1) if columns else matrix[:, :0])
 
     def names(self, terms: str) -> tuple[str, ...]:
         """Names of those columns."""
         built = self._matrices(terms)
-        return () if built.common is None else tuple(n for t in _terms(built) for n in _labels(*t))
+        if built.common is None:
+            return ()
+        return tuple(str(n) for name, t in _terms(built) for n in ([name] if t.labels is None else t.labels))
 
     def offset(self, frame: Frame | None = None) -> Tensor | None:
         """The sum of the terms with a coefficient of one, ``(N,)``, or None."""
@@ -122,7 +124,10 @@ class Design:
         text, _, level = self.formula.response.partition("[")
         if kind in ("binary", "classes"):
             return _classes(self._column(text, frame), level.strip("]'\" "), kind, self._column(text, self.frame))
-        return self._numbers(self._column(text, frame), kind)
+        values = _float(self._column(text, frame))
+        if kind == "counts":
+            _require(bool(((values >= 0) & (values == values.round())).all()), self.formula.response, "whole, from 0")
+        return Response(values)
 
     def _trials(self, frame: Frame) -> Response:
         found = re.fullmatch(r"(p|prop|proportion|cbind)\((.*),(.*)\)", self.formula.response)
@@ -135,12 +140,6 @@ class Design:
         trials = successes + other if found.group(1) == "cbind" else other
         _require(bool(((successes >= 0) & (successes <= trials)).all()), "successes", "from 0 to the number of trials")
         return Response(successes, trials)
-
-    def _numbers(self, column: Any, kind: str) -> Response:
-        values = _float(column)
-        if kind == "counts":
-            _require(bool(((values >= 0) & (values == values.round())).all()), self.formula.response, "whole, from 0")
-        return Response(values)
 
     def _column(self, text: str, frame: Frame) -> Any:
         """A column, or what an expression makes of columns."""
@@ -220,15 +219,6 @@ def _terms(built: Any) -> list[tuple[str, Any]]:
     return [(n, t) for n, t in built.common.terms.items() if t.kind != "offset"]
 
 
-def _labels(name: str, term: Any) -> Sequence[str]:
-    return [str(label) for label in term.labels] if term.labels is not None else [name]
-
-
-def _without_offset(built: Any, matrix: Any) -> Any:
-    slices = [built.common.slices[n] for n, _ in _terms(built)]
-    return np.concatenate([matrix[:, s] for s in slices], 1) if slices else matrix[:, :0]
-
-
 def _group_of_rows(frame: Frame, varying: Varying) -> list[tuple[str, ...]]:
     return list(zip(*(frame[c].astype(str) for c in varying.columns), strict=True))
 
@@ -245,7 +235,10 @@ def _float(column: Any) -> Tensor:
 
 def _classes(column: Any, level: str, kind: str, seen: Any) -> Response:
     """Codes of classes; of two, the second is 1, or the one that was named."""
-    names = _class_names(seen)
+    categories = getattr(getattr(seen, "cat", None), "categories", None)
+    if categories is None:
+        categories = sorted(set(np.asarray(seen).reshape(-1).tolist()))
+    names = tuple(_word(v) for v in categories)
     if level and level not in names:
         raise BadInput(f"the response has no class '{level}'; expected one of {list(names)}.")
     if level:
@@ -254,12 +247,6 @@ def _classes(column: Any, level: str, kind: str, seen: Any) -> Response:
         _require(len(names) == 2, f"the response with {len(names)} values", "of two values, or named: y['yes']")
     codes = [names.index(_word(c)) for c in column]
     return Response(torch.tensor(codes, dtype=torch.float64 if kind == "binary" else torch.long), classes=names)
-
-
-def _class_names(column: Any) -> tuple[str, ...]:
-    categories = getattr(getattr(column, "cat", None), "categories", None)
-    values = sorted(set(np.asarray(column).reshape(-1).tolist())) if categories is None else categories
-    return tuple(_word(v) for v in values)
 
 
 def _word(value: Any) -> str:

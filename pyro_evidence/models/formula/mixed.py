@@ -6,8 +6,6 @@ from functools import cached_property
 from inspect import Parameter, Signature
 from typing import Any
 
-from torch import Tensor
-
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.formula.design import Design, Frame, Response, complete_rows
 from pyro_evidence.models.formula.families import FAMILIES
@@ -73,7 +71,9 @@ class MixedModel:
         :param frame: a ``pandas.DataFrame`` with the columns of the right-hand side.
         :raises BadInput: for a missing value, a column that is not there, a level of a fixed effect that is new.
         """
-        wanted = [c for c in self._design.frame.columns if c in self._right_hand_side]
+        formula = self._design.formula
+        right_hand_side = {w for w in formula.words if w not in formula.response or w in formula.fixed}
+        wanted = [c for c in self._design.frame.columns if c in right_hand_side]
         lacking = [c for c in wanted if c not in frame.columns]
         if lacking:
             raise BadInput(f"the new rows have no column '{lacking[0]}'; expected {wanted}.")
@@ -81,11 +81,6 @@ class MixedModel:
         if gaps:
             raise BadInput(f"the new rows lack values of '{gaps[0]}'; expected none missing. Leave such rows out.")
         return tuple(_inputs(self._design, self._sketch.blocks, frame))
-
-    @property
-    def _right_hand_side(self) -> set[str]:
-        response = self._design.formula.response
-        return {w for w in self._design.formula.words if w not in response or w in self._design.formula.fixed}
 
 
 def mixed(
@@ -116,19 +111,16 @@ def mixed(
     2.1667
     """
     taken_apart = parsed(formula)
-    _check_family(family)
+    if family not in FAMILIES:
+        raise BadInput(f"family={family!r}; expected one of {list(FAMILIES)}.")
     kept = complete_rows(taken_apart, frame)
     design = Design(taken_apart, family, kept)
     response = design.response()
     sketch = _sketch(formula, design, response, priors)
     coords, dims = _names(sketch, design)
     model = MixedModel(formula, family, coords, dims, len(frame) - len(kept), response.classes, design, sketch)
-    return model, (*_inputs(design, sketch.blocks), *_trials(response), response.values)
-
-
-def _check_family(family: str) -> None:
-    if family not in FAMILIES:
-        raise BadInput(f"family={family!r}; expected one of {list(FAMILIES)}.")
+    trials = [] if response.trials is None else [response.trials]
+    return model, (*_inputs(design, sketch.blocks), *trials, response.values)
 
 
 def _sketch(formula: str, design: Design, response: Response, priors: Priors | str | None) -> Sketch:
@@ -137,22 +129,24 @@ def _sketch(formula: str, design: Design, response: Response, priors: Priors | s
     endings = tuple(f"_{c}" for c in suffixes(response.classes)) if design.family == "categorical" else ("",)
     blocks = tuple(_blocks(design, endings))
     taken = TAKEN.union(*(_words(b.label, endings) for b in blocks))
+    classes = f"; {', '.join(f'{i} is {c}' for i, c in enumerate(response.classes))}" if response.classes else ""
+    predictors = []
+    for ending in endings:
+        shape = (len(coefficients),)
+        b = _quantity(f"b{ending}", shape, "real", coefficients, stated) if coefficients else None
+        effects = tuple(_effects(block, block.label + ending, stated) for block in blocks)
+        predictors.append(Predictor(f"eta{ending}", b, effects))
     sketch = Sketch(
-        _title(formula, design, response),
+        f"{formula}  ({design.family}, {family.link} link{classes})".replace('"', "'").replace("\\", "/"),
         design.family,
         identifier(design.formula.response.partition("[")[0], taken | _own(endings)),
         blocks,
-        tuple(_predictor(ending, coefficients, blocks, stated) for ending in endings),
+        tuple(predictors),
         _quantity(family.spread, (), "positive", (), stated) if family.spread else None,
         design.offset() is not None,
     )
     check_names(stated, {n for n in sketch.names.keys() | {general(n) for n in sketch.names} if n[0] != "u"})
     return sketch
-
-
-def _predictor(ending: str, coefficients: tuple[str, ...], blocks: Sequence[Block], priors: Priors) -> Predictor:
-    b = _quantity(f"b{ending}", (len(coefficients),), "real", coefficients, priors) if coefficients else None
-    return Predictor(f"eta{ending}", b, tuple(_effects(block, block.label + ending, priors) for block in blocks))
 
 
 def _effects(block: Block, label: str, priors: Priors) -> Effects:
@@ -183,12 +177,6 @@ def _chosen(priors: Priors | str | None, design: Design, response: Response) -> 
     absent |= set() if design.formula.varying else {"sd"}
     absent |= set() if FAMILIES[design.family].spread else {"shape"}
     return {n: text for n, text in found.items() if n not in absent}
-
-
-def _title(formula: str, design: Design, response: Response) -> str:
-    link = FAMILIES[design.family].link
-    classes = f"; {', '.join(f'{i} is {c}' for i, c in enumerate(response.classes))}" if response.classes else ""
-    return f"{formula}  ({design.family}, {link} link{classes})".replace('"', "'").replace("\\", "/")
 
 
 def _blocks(design: Design, endings: Sequence[str]) -> Iterator[Block]:
@@ -227,10 +215,6 @@ def _inputs(design: Design, blocks: Sequence[Block], frame: Frame | None = None)
             found.append(design.matrix(varying.terms, frame))
     offset = design.offset(frame)
     return found if offset is None else [*found, offset]
-
-
-def _trials(response: Response) -> list[Tensor]:
-    return [] if response.trials is None else [response.trials]
 
 
 def _names(sketch: Sketch, design: Design) -> tuple[dict[str, Sequence[str]], dict[str, Sequence[str]]]:

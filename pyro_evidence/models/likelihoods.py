@@ -1,0 +1,142 @@
+"""Likelihoods: how a datum comes out of the numbers that a linear model, a process or a network predicts for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyro.distributions as dist
+from torch import Tensor
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.basis import LEARNED, Precision, TensorValue
+
+
+class Output(Protocol):
+    """What stands behind a prediction: how many numbers it takes, and how data come out of them."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers ``C`` that are predicted for each datum."""
+
+    @property
+    def precisions(self) -> Mapping[str, Precision]:
+        """Noise precisions by the name of their param."""
+
+    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
+        """Of one datum, given predictions ``(..., N, C)``; precisions as declared, or with ``(R, 1)`` in front."""
+
+    def data(self, t: Tensor, eta: Tensor) -> Tensor:
+        """``t`` as the distribution wants it.
+
+        :raises BadInput: when its shape or its values are impossible.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Regression(TensorValue):
+    """Targets with Gaussian noise.
+
+    :param num_outputs: targets per datum; with one, ``t`` has shape ``(N,)``, otherwise ``(N, C)``.
+    :param beta: noise precision, one or ``(C,)``, in units of ``t`` to the power -2.
+    """
+
+    num_outputs: int = 1
+    beta: Precision = LEARNED
+
+    @property
+    def precisions(self) -> Mapping[str, Precision]:
+        return {"beta": self.beta}
+
+    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
+        """Normal about the outputs."""
+        scale = precisions["beta"].rsqrt()
+        if self.num_outputs == 1:
+            return dist.Normal(loc=eta.squeeze(-1), scale=scale.squeeze(-1) if scale.dim() == eta.dim() else scale)
+        return dist.Normal(loc=eta, scale=scale).to_event(1)
+
+    def data(self, t: Tensor, eta: Tensor) -> Tensor:
+        return _shaped(t, eta, eta.shape[-1:] if self.num_outputs > 1 else ())
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Labels 0 or 1 by the logistic function of one output."""
+
+    num_outputs: int = 1
+
+    @property
+    def precisions(self) -> Mapping[str, Precision]:
+        return {}
+
+    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
+        """Bernoulli with the output as log odds."""
+        return dist.Bernoulli(logits=eta.squeeze(-1))
+
+    def data(self, t: Tensor, eta: Tensor) -> Tensor:
+        """The labels in the dtype of the outputs."""
+        _check_labels(t, 2)
+        return _shaped(t, eta)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Labels 0 to C - 1 by the softmax of one output per class."""
+
+    num_outputs: int
+
+    @property
+    def precisions(self) -> Mapping[str, Precision]:
+        return {}
+
+    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
+        """Categorical with the outputs as unnormalised log probabilities."""
+        return dist.Categorical(logits=eta)
+
+    def data(self, t: Tensor, eta: Tensor) -> Tensor:
+        """The labels, whole numbers."""
+        _check_labels(t, self.num_outputs)
+        return _shaped(t, eta).long()
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts whose log rate is the output."""
+
+    num_outputs: int = 1
+
+    @property
+    def precisions(self) -> Mapping[str, Precision]:
+        return {}
+
+    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
+        """Poisson."""
+        return dist.Poisson(eta.squeeze(-1).exp())
+
+    def data(self, t: Tensor, eta: Tensor) -> Tensor:
+        """The counts in the dtype of the outputs."""
+        if not bool(((t >= 0) & (t == t.round())).all()):
+            raise BadInput("t holds numbers that are no counts; expected whole numbers from 0.")
+        return _shaped(t, eta)
+
+
+def classes(num_classes: int) -> Binary | Softmax:
+    """The likelihood of labels 0 to ``num_classes - 1``."""
+    return Binary() if num_classes == 2 else Softmax(num_classes)
+
+
+def _check_labels(t: Tensor, num_classes: int) -> None:
+    wrong = t[(t != t.long()) | (t < 0) | (t >= num_classes)]
+    if len(wrong):
+        raise BadInput(f"t holds the label {float(wrong[0]):g}; expected whole numbers from 0 to {num_classes - 1}.")
+
+
+def _shaped(t: Tensor, eta: Tensor, event: tuple[int, ...] = ()) -> Tensor:
+    """``t`` in the dtype of the predictions, once its shape is known to be ``(N,) + event``."""
+    shape = (eta.shape[-2], *event)
+    if t.shape != shape:
+        outputs = f" and the model {eta.shape[-1]} outputs" if event else ""
+        raise BadInput(
+            f"t has shape {tuple(t.shape)}, but X has {eta.shape[-2]} rows{outputs}; expected {shape}."
+            f"{'' if event else ' Write t[:, 0] for a column.'}"
+        )
+    return t.to(eta)
