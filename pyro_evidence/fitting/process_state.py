@@ -126,9 +126,6 @@ class _Locks:
 
 
 _LOCKS = _Locks()
-Run = TypeVar("Run", bound=Callable[..., Any])
-
-
 _SWITCHES = (pyro.distributions, pyro.infer, pyro.poutine)
 
 
@@ -161,15 +158,11 @@ def global_lock() -> Iterator[None]:
         yield
 
 
-def synchronized(run: Run) -> Run:
-    """A method of an engine that changes it: threads wait for one another; memory that cannot be had is said."""
-
-    @wraps(run)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _LOCKS.of(self), restored_global_state():
-            return within_memory(run)(self, *args, **kwargs)
-
-    return wrapped  # type: ignore[return-value]
+@contextmanager
+def exclusive(engine: Any) -> Iterator[None]:
+    """Inside, no other thread changes this engine; after an error global state is as it was before."""
+    with _LOCKS.of(engine), restored_global_state():
+        yield
 
 
 @contextmanager
