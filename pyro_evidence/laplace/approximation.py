@@ -231,16 +231,12 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
         return mode
     if bool(mode.converged.all()):
         return replace(mode, precision=asked_for(problem.curvature, density, mode.u, theta).detach())
-    if cold or not network or _is_near(problem, mode, theta):
-        return climb(mode.u, problem.curvature, mode)
-    return mode
-
-
-def _is_near(problem: Problem, mode: newton.Mode, theta: Tensor) -> bool:
-    """Whether a step by the problem's own curvature promises next to nothing in some row."""
-    tril, info = torch.linalg.cholesky_ex(problem.curvature(problem.density, mode.u, theta).detach())
-    white = torch.linalg.solve_triangular(tril, mode.gradient.unsqueeze(-1), upper=False).squeeze(-1)
-    return bool(((info == 0) & (white.square().sum(-1) < NEARLY)).any())
+    if network and not cold:  # only where a step by that curvature promises next to nothing in some row
+        tril, info = torch.linalg.cholesky_ex(problem.curvature(density, mode.u, theta).detach())
+        white = torch.linalg.solve_triangular(tril, mode.gradient.unsqueeze(-1), upper=False).squeeze(-1)
+        if not bool(((info == 0) & (white.square().sum(-1) < NEARLY)).any()):
+            return mode
+    return climb(mode.u, problem.curvature, mode)
 
 
 def laplace_state(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:

@@ -22,7 +22,8 @@ LEAST_RISE = -0.2  # nats: foreseen by less, a rise is believed to be none where
 def predicted_gain(laplace: LaplaceState, index: int, moves: Tensor, least: float) -> Tensor:
     """Which moves ``(K,)`` of a log precision may raise the log evidence by ``least`` nats, ``(K,)`` bool.
 
-    All, for a hyperparameter that is not a precision of a few weights behind linear predictors.
+    All, for a hyperparameter that is not a precision of a few weights behind linear predictors.  Without it each move
+    is a search for a mode: fifty precisions in benchmarks/releases.py.
     """
     member, linear = _members(laplace, index), laplace.problem.structure.linear
     if member is None or linear is None:
@@ -43,23 +44,12 @@ def _members(laplace: LaplaceState, index: int) -> Tensor | None:
 
 def removal(laplace: LaplaceState, index: int, move: Tensor) -> tuple[float, float] | None:
     """By how much the log evidence rises once a log precision has moved, and without its weights; None if unknown."""
-    member, linear, groups = (
-        _members(laplace, index),
-        laplace.problem.structure.linear,
-        laplace.problem.structure.groups,
-    )
+    groups, linear = laplace.problem.structure.groups, laplace.problem.structure.linear
+    member = _members(laplace, index)
     if member is None or linear is None or groups is None or not is_gaussian(laplace, linear):
         return None
     there, gone = rises(laplace, index, member, torch.stack([move, GONE / groups.power[index]])).tolist()
     return (there, gone) if math.isfinite(there) and math.isfinite(gone) else None
-
-
-def may_lie_elsewhere(laplace: LaplaceState, index: int, least: float) -> bool:
-    """Whether a group of weights may be worth ``least`` nats more at another prior precision, however far."""
-    groups = laplace.problem.structure.groups
-    assert groups is not None
-    moves = torch.tensor(ELSEWHERE, dtype=torch.float64).to(laplace.theta) / groups.power[index]
-    return bool(predicted_gain(laplace, index, moves, least).any())
 
 
 def rises(laplace: LaplaceState, index: int, member: Tensor, moves: Tensor) -> Tensor:
@@ -177,9 +167,8 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[Lapl
     stand_in, move = state.theta.clone(), _to_insignificance(state, member) / groups.power[t]
     stand_in[t] += move
     foreseen = removal(state, t, move)
-    if foreseen is not None:
-        if foreseen[1] < max(foreseen[0], 0.0):
-            return state, -foreseen[1]
+    if foreseen is not None and foreseen[1] < max(foreseen[0], 0.0):
+        return state, -foreseen[1]
     start = torch.where(member, groups.loc, state.u)
     try:
         pruned = laplace_state(state.problem.without(member), stand_in, start)
@@ -221,7 +210,9 @@ def reactivated(laplace: LaplaceState, flat: Tensor, most: int, least: float) ->
     size = groups.size(problem.active)
     flat = flat | (laplace.gamma < UNFELT * size) | (size == 0)
     gone = (groups.is_weight & flat).nonzero().flatten().tolist()
-    gone = [t for t in gone if not bool(size[t]) or may_lie_elsewhere(laplace, t, least)]
+    far = torch.tensor(ELSEWHERE, dtype=torch.float64).to(laplace.theta)
+    moves = {t: far / groups.power[t] for t in gone}
+    gone = [t for t in gone if not bool(size[t]) or bool(predicted_gain(laplace, t, moves[t], least).any())]
     for t in gone if len(gone) <= most else ():
         member = groups.member == t
         back = replace(problem, active=problem.active | member)
