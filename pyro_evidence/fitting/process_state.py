@@ -52,7 +52,12 @@ def within_memory(function: Function) -> Function:
             asked = None if isinstance(error, TooLarge) else next(filter(None, map(bytes_asked, _causes(error))), None)
             if asked is None:
                 raise
-            raise _message(asked) from error
+            raise TooLarge(
+                f"{asked:,} bytes were asked for at once and could not be had; expected room for them beside what is "
+                f"held already. Ask for fewer draws (num_samples=), give fewer rows or starts at a time "
+                f"(run_chunks(...), start=Start(restarts=1)), maximise sites rather than integrate them "
+                f"(maximise=[...]), or pass curvature=diagonal: one number a coordinate."
+            ) from error
 
     return wrapped  # type: ignore[return-value]
 
@@ -63,17 +68,14 @@ class WithinMemory:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, member in list(vars(cls).items()):
-            if not name.startswith("_"):
-                _wrap(cls, name, member)
-
-
-def _wrap(cls: type, name: str, member: Any) -> None:
-    if isinstance(member, FunctionType):
-        setattr(cls, name, within_memory(member))
-    elif isinstance(member, property) and member.fget is not None:
-        setattr(cls, name, property(within_memory(member.fget), member.fset, member.fdel, member.__doc__))
-    elif isinstance(member, cached_property):
-        member.func = within_memory(member.func)
+            if name.startswith("_"):
+                continue
+            if isinstance(member, FunctionType):
+                setattr(cls, name, within_memory(member))
+            elif isinstance(member, property) and member.fget is not None:
+                setattr(cls, name, property(within_memory(member.fget), member.fset, member.fdel, member.__doc__))
+            elif isinstance(member, cached_property):
+                member.func = within_memory(member.func)
 
 
 def bytes_asked(error: BaseException) -> int | None:
@@ -95,15 +97,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(now))
         yield now
         now = now.__cause__ or now.__context__
-
-
-def _message(asked: int) -> TooLarge:
-    return TooLarge(
-        f"{asked:,} bytes were asked for at once and could not be had; expected room for them beside what is held "
-        f"already. Ask for fewer draws (num_samples=), give fewer rows or starts at a time (run_chunks(...), "
-        f"start=Start(restarts=1)), maximise sites rather than integrate them (maximise=[...]), or pass "
-        f"curvature=diagonal: one number a coordinate."
-    )
 
 
 class _Locks:
