@@ -204,7 +204,7 @@ def recorder_of(engine: Any, data: Callable[[], str]) -> Recorder | None:
     :raises BadInput: for other data than those of the fit that is resumed, naming the file.
     """
     earlier: Mapping[str, Any] | None = getattr(engine, "_earlier", None)
-    stop = getattr(engine, "stop", None)  # an engine that is not iterative has none
+    stop: Any = getattr(engine, "stop", None)  # an engine that is not iterative has none
     path: str | Path | None = stop and (stop.checkpoint or (earlier["path"] if earlier else None))
     if path is None or _CURRENT.get() is not None:
         return None

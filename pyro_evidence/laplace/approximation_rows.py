@@ -1,12 +1,12 @@
 """Laplace's approximation of many rows at once, each at hyperparameters and with pruned weights of its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import DENSE_SEARCH, Problem
+from pyro_evidence.laplace.approximation import DENSE_SEARCH, LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.numerics import evidence, newton, trust_region
 from pyro_evidence.numerics.batched import Batched
@@ -64,12 +64,29 @@ def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor,
     limits = newton.Limits(problem.tolerance, num_steps, slack=45.0 * problem.eps)
     mode = climb(log_joint, partial(exact_hessian, log_joint), start, rows, limits)
     known = problem.curvature is exact_hessian  # where the last step of a search that has arrived took it
-    A = (mode.precision if known else problem.curvature(log_joint, mode.u, rows)).detach().double()
-    tril, info = torch.linalg.cholesky_ex(A)
-    sound = mode.converged & (info == 0) & torch.isfinite(mode.log_joint)
-    tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(A))
+    A = mode.precision if known else problem.curvature(log_joint, mode.u, rows)
+    return at_modes(theta, active, mode, A, mode.converged)
+
+
+def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, A: Tensor, sound: Tensor) -> LaplaceRows:
+    """The rows with the log evidence of modes where the precision is ``A`` ``(R, D, D)``.
+
+    :param sound: which are modes, as far as the search knows, ``(R,)`` bool.
+    """
+    tril, info = torch.linalg.cholesky_ex(A.detach().double())
+    sound = sound & (info == 0) & torch.isfinite(mode.log_joint)
+    tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(tril))
     log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.sum(-1))
     return LaplaceRows(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.left_saddle)
+
+
+def single(problem: Problem, points: LaplaceRows, row: int) -> LaplaceState:
+    """The state of one row, its mode found by itself.
+
+    :raises ArithmeticError: where there is none.
+    """
+    own = replace(problem, active=points.active[row])
+    return replace(laplace_state(own, points.theta[row], points.u[row]), left_saddle=bool(points.left_saddle[row]))
 
 
 def slopes(problem: Problem, points: LaplaceRows) -> Slope:

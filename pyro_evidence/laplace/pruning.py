@@ -1,7 +1,7 @@
 """Groups of weights that the data do not need: switched off where that gains, brought back where they were needed."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -13,10 +13,15 @@ from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.recognise import PrecisionGroups
 
-ELSEWHERE = (-40.0, -20.0, -12.0, -8.0, -5.0, -2.5, 2.5, 5.0, 8.0, 12.0, 20.0, 40.0)  # log units of a precision
+AWAY = (2.5, 5.0, 8.0, 12.0, 20.0, 40.0)  # log units from a precision at which it may be better, either way
 MANY = 32  # weights of a group above which its covariance is not worth the matrix
 GONE = 60.0  # log units above its own precision at which a weight is gone, to double precision
 LEAST_RISE = -0.2  # nats: foreseen by less, a rise is believed to be none where the likelihood is not Gaussian
+
+
+def either_way(moves: Sequence[float]) -> list[float]:
+    """Moves down, the longest first, and up, the shortest first."""
+    return [*(-move for move in reversed(moves)), *moves]
 
 
 def predicted_gain(laplace: LaplaceState, index: int, moves: Tensor, least: float) -> Tensor:
@@ -85,7 +90,7 @@ def is_gaussian(laplace: LaplaceState, linear: LinearDensity) -> bool:
 FAR_WORSE = 10.0  # nats: a group whose removal costs as much is not tried again at once
 UNFELT = 1e-6  # of its weights determined: a group on a plateau
 SHARES = (0.0, 2.5, 5.0)  # log units by which a prior precision is less than the data's, on trial
-SMALLER = (0.0, 20.0, 40.0, 60.0, 80.0)  # log units of a prior precision
+SMALLER = range(0, 81, 20)  # log units of a prior precision
 NEAR = 1.0  # log units: moves of other hyperparameters at which a decision for good can be taken
 
 
@@ -210,7 +215,7 @@ def reactivated(laplace: LaplaceState, flat: Tensor, most: int, least: float) ->
     size = groups.size(problem.active)
     flat = flat | (laplace.gamma < UNFELT * size) | (size == 0)
     gone = (groups.is_weight & flat).nonzero().flatten().tolist()
-    far = torch.tensor(ELSEWHERE, dtype=torch.float64).to(laplace.theta)
+    far = torch.tensor(either_way(AWAY), dtype=torch.float64).to(laplace.theta)
     moves = {t: far / groups.power[t] for t in gone}
     gone = [t for t in gone if not bool(size[t]) or bool(predicted_gain(laplace, t, moves[t], least).any())]
     for t in gone if len(gone) <= most else ():

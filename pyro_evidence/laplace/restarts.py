@@ -15,18 +15,24 @@ from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
     find_modes,
-    laplace_state,
     require_proper,
     state_at,
 )
-from pyro_evidence.laplace.approximation_rows import SMALL, LaplaceRows, density, laplace_rows, slopes_at_fixed_mode
+from pyro_evidence.laplace.approximation_rows import (
+    SMALL,
+    LaplaceRows,
+    at_modes,
+    density,
+    laplace_rows,
+    single,
+    slopes_at_fixed_mode,
+)
 from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural
-from pyro_evidence.numerics import evidence, newton, trust_region
+from pyro_evidence.numerics import newton, trust_region
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
 from pyro_evidence.precision.choices import gauss_newton
-from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import submodules
 from pyro_evidence.structure.density import LinearDensity
@@ -172,11 +178,7 @@ def near_mode(problem: Problem, theta: Tensor, u: Tensor) -> LaplaceRows:
     active = torch.ones_like(u, dtype=torch.bool)
     rows = torch.cat([theta, active.to(theta)], -1)
     near = trust_region.ascend(by_rows, lambda v, own: gauss_newton(by_rows, v, own), u, rows, limits)
-    tril, info = torch.linalg.cholesky_ex(near.precision.double())
-    sound = (info == 0) & torch.isfinite(near.log_joint)
-    tril = torch.where(sound[:, None, None], tril, torch.eye(u.shape[-1]).to(tril))
-    height = evidence.log_evidence(near.log_joint, Dense(tril).log_det, active.sum(-1))
-    return LaplaceRows(theta, active, near.u, tril, torch.where(sound, height, -torch.inf), near.left_saddle)
+    return at_modes(theta, active, near, near.precision, torch.ones_like(active[:, 0]))
 
 
 def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts:
@@ -186,12 +188,7 @@ def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts
     """
     own, u = warm_up(problem, theta.expand(len(starts), -1).clone(), starts)
     points = laplace_rows(problem, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=500)
-
-    def alone(row: int) -> LaplaceState:
-        state = laplace_state(problem, points.theta[row], points.u[row])
-        return replace(state, left_saddle=bool(points.left_saddle[row]))
-
-    return distinct([partial(alone, row) for row in range(len(u))])
+    return distinct([partial(single, problem, points, row) for row in range(len(u))])
 
 
 UNFELT, OVERWHELMED = 1e-4, 1e9  # curvature of the data over that of the prior, beyond: units

@@ -12,7 +12,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_s
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
 from pyro_evidence.laplace.gradient import Slope, curvature, slope
 from pyro_evidence.laplace.metric import inverted, log_units, natural_metric, rescaled, round_of_all, updated
-from pyro_evidence.laplace.pruning import PruningTried, predicted_gain, prune, reactivated
+from pyro_evidence.laplace.pruning import AWAY, PruningTried, either_way, predicted_gain, prune, reactivated
 from pyro_evidence.laplace.remedies import interpolates_data, is_singular, near_fold, not_identified
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted, to_peak_or_half, to_peak_or_quarter
@@ -26,7 +26,7 @@ SHARP = 1e-3  # nats that a step promises, above which their curvature is taken 
 BROAD, HIGH = 1.0, 5.0  # nats above which it does not hold as far as the step goes; the same for a process
 KEPT = 0.75  # share of its promise that a step must keep, for the metric to go on without a look
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
-PLATEAU = (-8.0, -5.0, -2.5, 2.5, 5.0, 8.0)  # log units away from it
+PLATEAU = either_way(AWAY[:3])  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
 LEAP = 1.0  # nats that must be promised, and gained, by going over to another mode
 LONGER = 4.0  # times the share of the last step

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pyro_evidence.fitting.iterate import Fit, Stop, bar_of
 from pyro_evidence.laplace import type2
-from pyro_evidence.laplace.approximation import Problem, laplace_state
-from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, slopes
+from pyro_evidence.laplace.approximation import Problem
+from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, single, slopes
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.laplace.metric import metric_of, updated
 from pyro_evidence.laplace.pruning import to_insignificance
@@ -173,10 +173,8 @@ def _alone(fit: Fit[TypeII], points: LaplaceRows, row: int, path: Sequence[float
 
     :param path: its objectives, of which those count that are before the last change.
     """
-    problem = replace(fit.state.laplace.problem, active=points.active[row])
     try:
-        found = laplace_state(problem, points.theta[row], points.u[row])
-        state = type2.type2_state(replace(found, left_saddle=bool(points.left_saddle[row])))
+        state = type2.type2_state(single(fit.state.laplace.problem, points, row))
     except ArithmeticError:
         return fit
     last = max((i for i in range(1, len(path)) if path[i] != path[i - 1]), default=0)
