@@ -1,6 +1,6 @@
 """From a model to its blocks, and the error message where there are none."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count
-from pyro_evidence.structure.density import LinearPredictors
 from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.recognise import Structure
 
@@ -29,28 +28,17 @@ def block_density(joint: LogJoint, structure: Structure, active: Tensor) -> Bloc
         return found
     groups = structure.groups
     kept = active.new_zeros(0, dtype=torch.float64) if groups is None else groups.loc[found.held]
-    linear = _linear(structure)
-    density = BlockDensity(joint, found, linear, kept, _left_out(structure, active))
-    if linear is not None and not density.explains(theta):
-        return BlockDensity(joint, found, None, kept, density.left_out)
-    return density
-
-
-def _linear(structure: Structure) -> LinearPredictors | None:
-    return structure.linear or (structure.factors.linear if structure.factors is not None else None)
-
-
-def _left_out(structure: Structure, active: Tensor) -> Callable[[Tensor], Tensor]:
-    """The log prior density of pruned coordinates at their mean, nats."""
-    groups = structure.groups
-    if groups is None or bool(active.all()):
-        return lambda theta: theta.new_zeros(())
-    half_log_tau = 0.5 * float(torch.tensor(torch.pi * 2.0).log())
+    whole, half_log_tau = bool(active.all()), 0.5 * float(torch.tensor(torch.pi * 2.0).log())
 
     def left_out(theta: Tensor) -> Tensor:
+        """The log prior density of pruned coordinates at their mean, nats."""
+        if groups is None or whole:
+            return theta.new_zeros(())
         return torch.where(active, 0.0, 0.5 * groups.log_precision(theta) - half_log_tau).sum()
 
-    return left_out
+    linear = structure.linear or (structure.factors.linear if structure.factors is not None else None)
+    density = BlockDensity(joint, found, linear, kept, left_out)
+    return density if linear is None or density.explains(theta) else replace(density, linear=None)
 
 
 def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int, limits: Limits) -> Marginal | None:

@@ -35,12 +35,17 @@ class Local:
 
 def local(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph: bool = False) -> Local:
     """At blocks ``(..., n)`` and shared coordinates ``(..., P)``; with a graph in these and theta on request."""
-    p = terms.density.partition
+    p, rows = terms.density.partition, []
+    column = torch.cat([torch.arange(f.shape[-1], device=f.device).repeat(len(f)) for f in p.fronts])
     with torch.enable_grad():
         own = own if create_graph and own.requires_grad else own.detach().requires_grad_()
         value = terms(own.unsqueeze(-2), shared)[..., 0, :]
         slope = pullback(value.sum(), own, create_graph=True)
-        rows = [_row(slope, own, mask, create_graph) for mask in _masks(p, own)]
+        for k in range(p.width):  # the same row of all blocks at once
+            along = (slope * (column == k).to(own)).sum()
+            rows.append(
+                pullback(along, own, create_graph=create_graph) if slope.requires_grad else torch.zeros_like(own)
+            )
     curvature, start = [], 0
     for front in p.fronts:
         part, shape = slice(start, start + front.numel()), (*own.shape[:-1], *front.shape)
@@ -49,18 +54,6 @@ def local(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph:
     if create_graph:
         return Local(value, slope, tuple(curvature))
     return Local(value.detach(), slope.detach(), tuple(c.detach() for c in curvature))
-
-
-def _masks(p: Partition, like: Tensor) -> list[Tensor]:
-    """For each place in a block, which coordinates have it."""
-    place = torch.cat([torch.arange(f.shape[-1], device=f.device).repeat(len(f)) for f in p.fronts])
-    return [(place == k).to(like) for k in range(p.width)]
-
-
-def _row(slope: Tensor, own: Tensor, mask: Tensor, create_graph: bool) -> Tensor:
-    if not slope.requires_grad:
-        return torch.zeros_like(own)
-    return pullback((slope * mask).sum(), own, create_graph=create_graph)
 
 
 @dataclass(frozen=True)
@@ -159,14 +152,11 @@ def require_curved(terms: Terms, modes: Modes) -> None:
     for L, front in zip(modes.tril, terms.density.partition.fronts, strict=True):
         bad = L.isnan().flatten(1).any(-1)
         if bool(bad.any()):
-            raise _not_curved(terms.density.joint.latents.label(int(front[torch.nonzero(bad)[0, 0], 0])))
-
-
-def _not_curved(name: str) -> NotPositiveDefinite:
-    return NotPositiveDefinite(
-        f"the log joint density is not curved downwards in the block of {name}, given all that blocks share; "
-        "expected a mode."
-    )
+            name = terms.density.joint.latents.label(int(front[torch.nonzero(bad)[0, 0], 0]))
+            raise NotPositiveDefinite(
+                f"the log joint density is not curved downwards in the block of {name}, given all that blocks share; "
+                "expected a mode."
+            )
 
 
 def beside(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph: bool = False) -> Tensor:

@@ -35,7 +35,7 @@ from pyro_evidence.blocks.terms import BlockDensity, RowTerms, Terms
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.batched import Batched
-from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics.derivatives import pullback, pullbacks
 from pyro_evidence.numerics.linalg import Label, cholesky
 from pyro_evidence.numerics.line_search import Backtracking, Line, Real
 from pyro_evidence.numerics.quadrature.rules import block_rule
@@ -243,16 +243,10 @@ def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tens
         found = with_derivatives(terms, nodes, w, follows, create_graph=True)
         W = torch.cholesky_inverse(torch.linalg.cholesky(place.curvature))
         total = found.each.sum() - 0.5 * (W * found.curvature).sum()
-        by_theta, by_w, by_nodes = _each(total, (theta, w, at_nodes))
+        by_theta, by_w, by_nodes = pullbacks(total, theta, w, at_nodes)
         moving = torch.stack([pullback(one, at_nodes) for one in found.slope])
         back = torch.linalg.solve((moving - found.curvature.detach()).mT, by_w + by_nodes)
         return by_theta - pullback(found.slope, theta, back), partial
-
-
-def _each(value: Tensor, x: tuple[Tensor, ...]) -> list[Tensor]:
-    """Derivatives of a number in several tensors by one pass; zeros where it does not depend on one."""
-    found = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(each) if d is None else d for each, d in zip(x, found, strict=True)]
 
 
 def _following(num: int, terms: Terms, modes: Modes, shared: Tensor) -> tuple[Nodes, Path, Tensor]:

@@ -1,7 +1,7 @@
 """Which coordinates fall into independent blocks once the others, the global ones, are given."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -82,7 +82,9 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | Not
     followed = follow(joint, joint.initial(1, seed=0)[0], theta, ())
     if isinstance(followed, NotSparse):
         return followed
-    touched = {n: _of_active(table(g, followed.shapes[n]), active) for n, g in followed.groups.items() if g}
+    place = torch.arange(len(active) + 1, device=active.device)
+    place[:-1][~active], place[-1] = -1, -1  # of coordinates that are held, and of none
+    touched = {n: place[table(g, followed.shapes[n])] for n, g in followed.groups.items() if g}
     widest = max((index.shape[-1] for index in touched.values()), default=0)
     if widest > WIDEST:
         return NotSparse(f"{followed.widest} ties {widest:,} coordinates together", followed.widest.coordinates)
@@ -90,10 +92,7 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | Not
     found = _best(edges, active)
     if found is None:
         return NotSparse("no set of at most 100 coordinates, given which the others fall into small blocks, was found")
-    label, shared = found
-    bare = Partition(joint.latents.size, _fronts(label), shared, torch.nonzero(~active).flatten(), {})
-    owner = {n: bare.block_of(index) for n, index in touched.items()}
-    return Partition(bare.size, bare.fronts, bare.shared, bare.held, owner)
+    return _partition(touched, *found, held=torch.nonzero(~active).flatten())
 
 
 def around(joint: LogJoint, shared: Tensor, most: int) -> Partition | NotSparse:
@@ -109,15 +108,7 @@ def around(joint: LogJoint, shared: Tensor, most: int) -> Partition | NotSparse:
     label = _components(_edges(touched, joint.latents.size, joint.device), ~shared, most)
     if label is None:
         return NotSparse(f"given what chunks share, more than {most} coordinates are tied together")
-    bare = Partition(joint.latents.size, _fronts(label), torch.nonzero(shared).flatten(), label[:0], {})
-    owner = {n: bare.block_of(index) for n, index in touched.items()}
-    return Partition(bare.size, bare.fronts, bare.shared, bare.held, owner)
-
-
-def _of_active(index: Tensor, active: Tensor) -> Tensor:
-    """With -1 for coordinates that are held."""
-    known = torch.cat([active, active.new_zeros(1)])
-    return torch.where(known[index], index, -1)
+    return _partition(touched, label, torch.nonzero(shared).flatten(), held=label[:0])
 
 
 def _edges(touched: Mapping[str, Tensor], size: int, device: torch.device) -> Tensor:
@@ -130,7 +121,11 @@ def _edges(touched: Mapping[str, Tensor], size: int, device: torch.device) -> Te
 def _best(edges: Tensor, active: Tensor) -> tuple[Tensor, Tensor] | None:
     """Blocks of at most three coordinates around the fewest others; wider ones where there are none such."""
     wider: tuple[Tensor, Tensor] | None = None
-    for shared in _candidates(edges, active):
+    degree = torch.bincount(edges[0], minlength=len(active)) if edges.numel() else torch.zeros_like(active).long()
+    for limit in degree[active].unique().flip(0).tolist():
+        shared = active & (degree > limit)  # those that touch most others
+        if int(shared.sum()) > MOST_GLOBALS:
+            break
         label = _components(edges, active & ~shared, MOST_DIMS)
         if label is not None and bool((label >= 0).any()) and _is_shared(edges, label, shared):
             found = label, torch.nonzero(shared).flatten()
@@ -150,16 +145,6 @@ def _is_shared(edges: Tensor, label: Tensor, shared: Tensor) -> bool:
     return 2 * int((blocks[shared] >= 2).sum()) >= int(shared.sum())
 
 
-def _candidates(edges: Tensor, active: Tensor) -> Iterator[Tensor]:
-    """Sets of coordinates that touch most others, ``(D,)`` bool, the smallest first."""
-    degree = torch.bincount(edges[0], minlength=len(active)) if edges.numel() else torch.zeros_like(active).long()
-    for limit in degree[active].unique().flip(0).tolist():
-        shared = active & (degree > limit)
-        if int(shared.sum()) > MOST_GLOBALS:
-            return
-        yield shared
-
-
 def _components(edges: Tensor, local: Tensor, most: int) -> Tensor | None:
     """For each local coordinate the lowest one that it is joined to, -1 for the others; None for larger sets."""
     here, there = edges[:, local[edges[0]] & local[edges[1]]] if edges.numel() else edges.new_zeros(2, 0)
@@ -173,10 +158,16 @@ def _components(edges: Tensor, local: Tensor, most: int) -> Tensor | None:
     return None
 
 
-def _fronts(label: Tensor) -> tuple[Tensor, ...]:
-    """The members of each label ``(G, d)``, labels of one size together."""
+def _partition(touched: Mapping[str, Tensor], label: Tensor, shared: Tensor, held: Tensor) -> Partition:
+    """The blocks that labels stand for, those of one size together.
+
+    :param touched: the coordinates of each term, by name.
+    :param label: of the block of each coordinate, -1 for none, ``(D,)``.
+    """
     members = torch.nonzero(label >= 0).flatten()
     members = members[label[members].argsort(stable=True)]
     counts = torch.unique_consecutive(label[members], return_counts=True)[1]
     size = counts.repeat_interleave(counts)
-    return tuple(members[size == d].reshape(-1, d) for d in counts.unique().tolist())
+    fronts = tuple(members[size == d].reshape(-1, d) for d in counts.unique().tolist())
+    bare = Partition(len(label), fronts, shared, held, {})
+    return replace(bare, owner={n: bare.block_of(index) for n, index in touched.items()})

@@ -1,6 +1,7 @@
 """The log joint density of many rows at once, summed block by block."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -126,7 +127,11 @@ class Terms:
             shapes.update({n: x.shape for n, x in found.items()})
             return torch.cat([x.reshape(-1) for x in found.values()])
 
-        flat = _rows(one, u, joint.row_bytes)
+        flat = None
+        if joint.row_bytes is not None and len(u) > 1:  # the model takes a batch
+            with suppress(Exception):  # one bad row; what one() raises below is what the caller sees
+                flat = torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // joint.row_bytes))(u)
+        flat = torch.stack([one(row) for row in u]) if flat is None else flat
         return dict(zip(shapes, flat.split([s.numel() for s in shapes.values()], 1), strict=True))
 
 
@@ -144,16 +149,6 @@ class RowTerms:
         :param shared: the global coordinates, ``(R, P)``.
         """
         return torch.vmap(lambda t, b, w: self.density.terms(t)(b, w))(self.theta, rows, shared)
-
-
-def _rows(one: Callable[[Tensor], Tensor], u: Tensor, row_bytes: int | None) -> Tensor:
-    """A function of one row applied to all, at once where it takes a batch."""
-    if row_bytes is not None and len(u) > 1:
-        try:
-            return torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // row_bytes))(u)
-        except Exception:
-            pass  # one bad row; what one() raises below is what the caller sees
-    return torch.stack([one(row) for row in u])
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from pyro_evidence import files
-from pyro_evidence.data.chunks import digest_of_chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotWritten
 from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, taken_up
@@ -29,13 +27,6 @@ from pyro_evidence.settings import stacklevel
 
 FORMAT = "pyro_evidence checkpoint 2"
 SAME = 1e-6  # relative difference between two objectives that may be rounding on two machines
-
-
-def _require_kinds(found: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Refuse a step or a state of another class than those that the loop began with."""
-    for one, other in zip(found, expected, strict=True):
-        if type(one) is not type(other):
-            raise ValueError(f"it holds a {type(one).__name__} where a {type(other).__name__} belongs")
 
 
 def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -135,7 +126,9 @@ class Recorder:
             )
         try:
             step, state, objectives, status = taken_up(earlier["progress"], root)
-            _require_kinds((step, state), root)
+            for one, other in zip((step, state), root, strict=True):
+                if type(one) is not type(other):
+                    raise ValueError(f"it holds a {type(one).__name__} where a {type(other).__name__} belongs")
         except files.UNFIT as error:
             reason = f"{type(error).__name__}: {error}"
             raise files.unreadable(self.path, reason, "checkpoint", "Stop(checkpoint=path)") from error
@@ -191,7 +184,7 @@ def begun(name: str, begin: Progress, start: float) -> Loop:
 
 @contextmanager
 def recording(recorder: Recorder | None) -> Iterator[None]:
-    """Loops inside are recorded; a run within a run belongs to the marginalised ones."""
+    """Loops inside are recorded; a run within a run belongs to the outer one."""
     if recorder is None or _CURRENT.get() is not None:
         yield
         return
@@ -202,50 +195,30 @@ def recording(recorder: Recorder | None) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-Run = TypeVar("Run", bound=Callable[..., Any])
+def recorder_of(engine: Any, data: Callable[[], str]) -> Recorder | None:
+    """What keeps a checkpoint where the engine's ``stop`` says so, and goes on from one after ``resume``; else None.
 
+    Of several processes the first writes the file, all of them read it.
 
-def recorded(run: Run, known_by: Callable[..., str] = digest) -> Run:
-    """An engine's ``run`` that keeps a checkpoint where its ``stop`` says so, and goes on from one after ``resume``."""
-
-    @wraps(run)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with recording(_recorder(self, lambda: known_by(args, kwargs))):
-            return run(self, *args, **kwargs)
-
-    return wrapped  # type: ignore[return-value]
-
-
-def recorded_chunks(run: Run) -> Run:
-    """A ``run_chunks`` that keeps a checkpoint; of several processes the first writes the file, all of them read it."""
-    return recorded(run, digest_of_chunks)
-
-
-def _recorder(engine: Any, data: Callable[[], str]) -> Recorder | None:
+    :param data: what tells the run's data from other data.
+    :raises BadInput: for other data than those of the fit that is resumed, naming the file.
+    """
     earlier: Mapping[str, Any] | None = getattr(engine, "_earlier", None)
-    path: str | Path | None = engine.stop.checkpoint or (earlier["path"] if earlier else None)
+    stop: Any = getattr(engine, "stop", None)  # an engine that is not iterative has none
+    path: str | Path | None = stop and (stop.checkpoint or (earlier["path"] if earlier else None))
     if path is None or _CURRENT.get() is not None:
         return None
     header = {"format": FORMAT, "engine": type(engine).__name__, "data": data()}
-    if earlier is not None:
-        _require_same(earlier, header)
-    recorder = Recorder(path, engine.stop.every, header, () if earlier is None else earlier["loops"])
-    recorder.quiet = not COMMUNICATOR.get().is_first
-    if not (recorder.quiet or Path(path).exists()):  # an older one stays until there is something better
-        recorder.save()
-    return recorder
-
-
-def _require_same(earlier: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-    """Refuse other data.
-
-    :raises BadInput: naming the file.
-    """
-    if earlier["data"] != header["data"]:
+    if earlier is not None and earlier["data"] != header["data"]:
         raise BadInput(
             f"{earlier['path']} is of a fit to other data: values, shapes or dtypes of the arguments differ. Pass "
             f"run(...) what the interrupted fit was given, or fit anew without resume(...)."
         )
+    recorder = Recorder(path, stop.every, header, () if earlier is None else earlier["loops"])
+    recorder.quiet = not COMMUNICATOR.get().is_first
+    if not (recorder.quiet or Path(path).exists()):  # an older one stays until there is something better
+        recorder.save()
+    return recorder
 
 
 Engine = TypeVar("Engine")

@@ -187,7 +187,8 @@ def iterate(
             status = stop(objectives[-2], state, len(objectives) - 1)
             if status is None:
                 loop.note(state, objectives)
-            bar.set_postfix_str(f"{quantity} {_short(state.objective)}", refresh=False)
+            reached = f"{state.objective:.4f}" if math.isfinite(state.objective) else str(state.objective)
+            bar.set_postfix_str(f"{quantity} {reached}", refresh=False)
             bar.update()
     loop.end(state, objectives, status, interrupted=status is Status.INTERRUPTED)
     return Fit(state, status, tuple(objectives))
@@ -208,7 +209,3 @@ def require_convergence(name: str, status: Status, posterior: object, stop: Stop
         raise NotConverged(f"{name}: {status.value}{detail}. {message}", posterior)
     if status is not Status.FAILED:  # the loop has already warned
         warnings.warn(f"{name}: {status.value}{detail}.", stacklevel=stacklevel())
-
-
-def _short(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) else str(value)

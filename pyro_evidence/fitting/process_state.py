@@ -52,7 +52,12 @@ def within_memory(function: Function) -> Function:
             asked = None if isinstance(error, TooLarge) else next(filter(None, map(bytes_asked, _causes(error))), None)
             if asked is None:
                 raise
-            raise _message(asked) from error
+            raise TooLarge(
+                f"{asked:,} bytes were asked for at once and could not be had; expected room for them beside what is "
+                f"held already. Ask for fewer draws (num_samples=), give fewer rows or starts at a time "
+                f"(run_chunks(...), start=Start(restarts=1)), maximise sites rather than integrate them "
+                f"(maximise=[...]), or pass curvature=diagonal: one number a coordinate."
+            ) from error
 
     return wrapped  # type: ignore[return-value]
 
@@ -63,17 +68,14 @@ class WithinMemory:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, member in list(vars(cls).items()):
-            if not name.startswith("_"):
-                _wrap(cls, name, member)
-
-
-def _wrap(cls: type, name: str, member: Any) -> None:
-    if isinstance(member, FunctionType):
-        setattr(cls, name, within_memory(member))
-    elif isinstance(member, property) and member.fget is not None:
-        setattr(cls, name, property(within_memory(member.fget), member.fset, member.fdel, member.__doc__))
-    elif isinstance(member, cached_property):
-        member.func = within_memory(member.func)
+            if name.startswith("_"):
+                continue
+            if isinstance(member, FunctionType):
+                setattr(cls, name, within_memory(member))
+            elif isinstance(member, property) and member.fget is not None:
+                setattr(cls, name, property(within_memory(member.fget), member.fset, member.fdel, member.__doc__))
+            elif isinstance(member, cached_property):
+                member.func = within_memory(member.func)
 
 
 def bytes_asked(error: BaseException) -> int | None:
@@ -97,15 +99,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         now = now.__cause__ or now.__context__
 
 
-def _message(asked: int) -> TooLarge:
-    return TooLarge(
-        f"{asked:,} bytes were asked for at once and could not be had; expected room for them beside what is held "
-        f"already. Ask for fewer draws (num_samples=), give fewer rows or starts at a time (run_chunks(...), "
-        f"start=Start(restarts=1)), maximise sites rather than integrate them (maximise=[...]), or pass "
-        f"curvature=diagonal: one number a coordinate."
-    )
-
-
 class _Locks:
     """One lock for what is global, and one for each engine that has been run."""
 
@@ -126,9 +119,6 @@ class _Locks:
 
 
 _LOCKS = _Locks()
-Run = TypeVar("Run", bound=Callable[..., Any])
-
-
 _SWITCHES = (pyro.distributions, pyro.infer, pyro.poutine)
 
 
@@ -161,15 +151,11 @@ def global_lock() -> Iterator[None]:
         yield
 
 
-def synchronized(run: Run) -> Run:
-    """A method of an engine that changes it: threads wait for one another; memory that cannot be had is said."""
-
-    @wraps(run)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _LOCKS.of(self), restored_global_state():
-            return within_memory(run)(self, *args, **kwargs)
-
-    return wrapped  # type: ignore[return-value]
+@contextmanager
+def exclusive(engine: Any) -> Iterator[None]:
+    """Inside, no other thread changes this engine; after an error global state is as it was before."""
+    with _LOCKS.of(engine), restored_global_state():
+        yield
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.engine import engine
 from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import synchronized, without_validation
+from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import laplace_problem
 from pyro_evidence.laplace.restarts import Restarts, search
@@ -109,6 +110,7 @@ UPDATE, START, DELETION = BoundedInflation(), Start(), GreedyDeletion()
 STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500)  # rounds go slowly at the end
 
 
+@engine
 class EvidenceEM:
     """Takes the place of ``SVI`` for a mixture: no collapse, no validation set, a number of components, a log evidence.
 
@@ -185,8 +187,6 @@ class EvidenceEM:
         """
         return checkpoint.resumed(self, path)
 
-    @synchronized
-    @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
@@ -216,8 +216,6 @@ class EvidenceEM:
         unseen = None if self._watched is None else self._joint(*self._watched)
         return mixture_fit.run(task, self, task.journal(unseen))
 
-    @synchronized
-    @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> MixturePosterior | MPPCAPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
 
@@ -247,7 +245,6 @@ class EvidenceEM:
                 f"track_validation(...) is for mixtures of linear-Gaussian kernels, this is {what}: leave it out."
             )
 
-    @synchronized
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew; no deletion.
 

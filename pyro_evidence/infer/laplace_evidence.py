@@ -16,11 +16,11 @@ from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.engine import engine
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import synchronized
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
-from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, require_proper
+from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, problem_of, require_proper
 from pyro_evidence.laplace.approximation_rows import can_batch
 from pyro_evidence.laplace.evidence_error import refined, with_nodes
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
@@ -36,13 +36,13 @@ from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model
-from pyro_evidence.structure.recognise import Structure
-from pyro_evidence.structure.streamed import Making, linear_rows, streamed_structure
+from pyro_evidence.structure.streamed import linear_rows, streamed_structure
 from pyro_evidence.structure.symmetries import refuse_orbits
 
 GAIN = 0.05  # share of draws that one more marginalised site must save
 
 
+@engine
 class LaplaceEvidence:
     """Takes the place of ``SVI`` or ``MCMC(NUTS(model), ...)``: posterior, hyperparameters and log evidence by Laplace.
 
@@ -121,8 +121,6 @@ class LaplaceEvidence:
         """
         return checkpoint.resumed(self, path)
 
-    @synchronized
-    @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
@@ -130,12 +128,14 @@ class LaplaceEvidence:
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see errors.
         """
-        if COMMUNICATOR.get() is not SINGLE_PROCESS:
+        if COMMUNICATOR.get() is not SINGLE_PROCESS:  # other processes hold other rows of the same data
             return self.run_chunks([(*args, *kwargs.values())])
         self._more = ()
-        return self._with_more_outside(self._fitted(args, kwargs))
+        posterior = self._fitted(args, kwargs)
+        return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
+        """Modes at the first hyperparameters, hyperparameters of the highest log evidence, posterior."""
         self._start(args, kwargs)
         best = self._maximise()
         if not is_certified(best.state.laplace):
@@ -143,9 +143,76 @@ class LaplaceEvidence:
             best = self._maximise()
         return self._checked(best)
 
-    def _with_more_outside(self, posterior: LaplacePosterior) -> LaplacePosterior:
-        """With sites outside too without which few draws of the inside are kept, as long as that keeps more."""
-        if self.marginalise is not None or not isinstance(posterior, NestedPosterior) or self._data is None:
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
+        """The modes at the hyperparameters that the model begins with.
+
+        :param factors: whether the precision may be assembled from the density's factors; at the first mode two
+            products with the true Hessian say whether these are all.
+        """
+        problem = self._problem(args, kwargs)
+        self._search(problem if factors else problem.without_factors)
+        if factors and not is_certified(self._fits[0].state.laplace):
+            return self._start(args, kwargs, factors=False)
+        self._data = (args, kwargs)
+
+    def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
+        """What Laplace is to approximate: everything, or what is conditional on the marginalised sites."""
+        joint = LogJoint(self.model, args, kwargs, maximise=self.maximise)
+        refuse_orbits(joint)
+        problem = laplace_problem(joint, self.curvature)
+        marginalise = tuple(sorted((*marginalised_sites(joint, self.marginalise), *self._more)))
+        self._full, self._integrated, self._groups = None, {}, None
+        if marginalise:
+            inside = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, maximise=self.maximise)
+            full, problem = problem, marginalised_problem(inside, self.curvature)
+            self._full = replace(full, curvature=problem.curvature)
+        if self.nodes != 1:
+            require_blocks(problem.joint, self.nodes)
+        return problem
+
+    def _search(self, problem: Problem) -> None:
+        """The distinct modes from all starts; those of a network with hyperparameters that have warmed up."""
+        num = self.start.number(laplace_restarts.automatic(problem))
+        problem, places = rescaled_start(problem, starts(problem.joint, num, self.start.seed))
+        theta = problem.joint.initial_theta
+        if problem.structure.network is not None and can_batch(problem):
+            self._found = laplace_restarts.search_in_batch(problem, places, theta)
+        else:
+            self._found = search(problem, places, theta, self._shown.progress)
+        states = [type2.type2_state(state) for state in self._found.states]
+        self._fits = self._begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
+
+    @property
+    def _shown(self) -> Stop:
+        """The stopping rule; of several processes the first alone shows a progress bar."""
+        return replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
+
+    def _maximise(self) -> Fit[TypeII]:
+        """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one; the best."""
+        if len(self._fits) > 1 and can_batch(self._fits[0].state.laplace.problem):
+            self._fits = type2_rows.climb(self._fits, self._shown)
+        for i, fit in enumerate(self._fits):
+            fit = iterate(type2.step, fit.state, self._shown, "LaplaceEvidence", before=fit.objectives)
+            self._fits = (*self._fits[:i], fit, *self._fits[i + 1 :])
+            if fit.status is Status.INTERRUPTED:
+                break
+        return without_repeats(self._fits)[0]
+
+    def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
+        """The posterior, where it is one, and the search has converged; blocks integrated where ``nodes`` asks."""
+        if len(best.objectives) > 1 and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
+            require_proper(best.state.laplace)
+        if self.nodes != 1:
+            self._fits = tuple(refined(fit, self._begun[i], self.nodes, self.stop) for i, fit in enumerate(self._fits))
+        posterior = self.posterior
+        reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
+        detail = f". Hyperparameters reached, at most five elements of each: {reached}"
+        require_convergence("LaplaceEvidence", Status(posterior.status), posterior, self.stop, detail)
+        return posterior
+
+    def _with_more_marginalised(self, posterior: LaplacePosterior) -> LaplacePosterior:
+        """The fit with further sites marginalised, one at a time, as long as more draws keep their weight by that."""
+        if not isinstance(posterior, NestedPosterior) or self._data is None:
             return posterior
         for site in posterior.candidate_hyperparameters:
             other = copy.copy(self)
@@ -154,11 +221,9 @@ class LaplaceEvidence:
                 found = other._fitted(*self._data)
                 if isinstance(found, NestedPosterior) and found.relative_ess > posterior.relative_ess + GAIN:
                     vars(self).update(vars(other))
-                    return self._with_more_outside(found)
+                    return self._with_more_marginalised(found)
         return posterior
 
-    @synchronized
-    @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks, *, own: Sequence[str] | None = None) -> LaplacePosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
 
@@ -180,80 +245,51 @@ class LaplaceEvidence:
         """
         if self.nodes != 1:
             raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
-        joining, make = COMMUNICATOR.get(), self._making(self.model)
+        joining, make = COMMUNICATOR.get(), partial(LogJoint, self.model, maximise=self.maximise)
         agree_on_kind(self.model, chunks, joining, make)
         first = make(first_rows(chunks, joining))
-        groups = local_sites(first, chunks, joining, own)
+        sites = local_sites(first, chunks, joining, own)
         self._full, self._integrated, self._groups = None, {}, None
-        problem = self._in_groups(first, chunks, groups) if groups else self._linear(chunks, make)
-        self._search(problem, joining.is_first)
+        if sites:
+            problem = self._of_groups(chunks, first, sites)
+        else:
+            rows = linear_rows(self.model, chunks, joining, make, self._check_for_chunks)
+            problem = problem_of(rows.joint, streamed_structure(rows), self.curvature or exact_hessian)
+        self._search(problem)
         self._data = None
-        return self._checked(self._maximise(joining.is_first))
+        return self._checked(self._maximise())
 
-    def _linear(self, chunks: Chunks, make: Making) -> Problem:
-        rows = linear_rows(self.model, chunks, COMMUNICATOR.get(), make, self._look)
-        return self._of_chunks(rows.joint, streamed_structure(rows), self.curvature or exact_hessian)
-
-    def _making(self, model: Model) -> Making:
-        return partial(LogJoint, model, maximise=self.maximise)
-
-    def _in_groups(self, first: LogJoint, chunks: Chunks, own: tuple[str, ...]) -> Problem:
-        """Of what all groups share, the groups' own ``own`` sites at their modes given that.
+    def _of_groups(self, chunks: Chunks, first: LogJoint, own: tuple[str, ...]) -> Problem:
+        """The problem of what all groups share, the groups' ``own`` sites eliminated.
 
         :raises UnsupportedModel: for another curvature than the exact one.
         """
         if self.curvature not in (None, exact_hessian):
             raise UnsupportedModel(f"curvature={self.curvature} beside groups in chunks; expected exact_hessian.")
-        self._look(first)
-        make = self._making(self.model)
+        self._check_for_chunks(first)
+        model = self.model
         if len(own) == len(first.latents.names):  # groups share hyperparameters only
-            zero = torch.zeros((), dtype=first.dtype, device=first.device)
-            make = self._making(partial(with_dummy_site, self.model, zero))
-            first = make(first.args)
+            model = partial(with_dummy_site, model, torch.zeros((), dtype=first.dtype, device=first.device))
+        make = partial(LogJoint, model, maximise=self.maximise)
+        first = first if model is self.model else make(first.args)
         self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
-        return self._of_chunks(self._groups.shared, self._groups.structure, exact_hessian)
+        return problem_of(self._groups.shared, self._groups.structure, exact_hessian)
 
-    def _of_chunks(self, joint: LogJoint, structure: Structure, curvature: Curvature) -> Problem:
-        active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
-        return Problem(joint, structure, curvature, active)
+    def _check_for_chunks(self, joint: LogJoint) -> None:
+        """Refuse sites to be integrated around Laplace, where rows come in chunks.
 
-    def _look(self, joint: LogJoint) -> None:
-        refuse_orbits(joint)
-        require_nothing_outside(marginalised_sites(joint, self.marginalise))
-
-    def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
-        """The posterior, where it is one, and the search has converged."""
-        if len(best.objectives) > 1 and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
-            require_proper(best.state.laplace)
-        if self.nodes != 1:
-            best = self._refine()
-        posterior = self.posterior
-        reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
-        detail = f". Hyperparameters reached, at most five elements of each: {reached}"
-        require_convergence("LaplaceEvidence", Status(posterior.status), posterior, self.stop, detail)
-        return posterior
-
-    def _maximise(self, shown: bool = True) -> Fit[TypeII]:
-        """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one.
-
-        :param shown: whether this process shows the progress bar that was asked for.
+        :raises UnsupportedModel: naming them and what to do.
         """
-        stop = replace(self.stop, progress=self.stop.progress and shown)
-        if len(self._fits) > 1 and can_batch(self._fits[0].state.laplace.problem):
-            self._fits = type2_rows.climb(self._fits, stop)
-        for i, fit in enumerate(self._fits):
-            fit = iterate(type2.step, fit.state, stop, "LaplaceEvidence", before=fit.objectives)
-            self._fits = (*self._fits[:i], fit, *self._fits[i + 1 :])
-            if fit.status is Status.INTERRUPTED:
-                break
-        return without_repeats(self._fits)[0]
+        refuse_orbits(joint)
+        sites = marginalised_sites(joint, self.marginalise)
+        if sites:
+            said = ", ".join(sites)
+            raise UnsupportedModel(
+                f"site(s) {said} set the spread of others and are integrated numerically around Laplace, for which all "
+                f"rows must be at hand: pass them to run(...). Or pass maximise={list(sites)} to maximise them, or "
+                f"marginalise=() for one Gaussian over everything."
+            )
 
-    def _refine(self) -> Fit[TypeII]:
-        """Every fit gone on with blocks integrated."""
-        self._fits = tuple(refined(fit, self._begun[i], self.nodes, self.stop) for i, fit in enumerate(self._fits))
-        return without_repeats(self._fits)[0]
-
-    @synchronized
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One step of the hyperparameters from the best mode, as ``SVI.step``; the first call starts, other data anew.
 
@@ -269,48 +305,6 @@ class LaplaceEvidence:
             state = type2.step(fit.state) if fit.state.gradient_norm else fit.state
             self._fits = (Fit(state, Status.BY_HAND, (*fit.objectives, state.objective)),)
         return -self._fits[0].state.objective
-
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
-        problem = self._problem(args, kwargs)
-        self._search(problem if factors else problem.without_factors)
-        assert self._found is not None  # or the search has raised
-        if factors and not is_certified(self._found.states[0]):
-            return self._start(args, kwargs, factors=False)
-        self._data = (args, kwargs)
-
-    def _search(self, problem: Problem, shown: bool = True) -> None:
-        """The modes, at the hyperparameters that the model begins with."""
-        joint, num = problem.joint, self.start.number(laplace_restarts.automatic(problem))
-        problem, places = rescaled_start(problem, starts(joint, num, self.start.seed))
-        theta = problem.joint.initial_theta
-        network = problem.structure.network is not None and can_batch(problem)
-        self._found = (
-            laplace_restarts.search_in_batch(problem, places, theta)
-            if network
-            else search(problem, places, theta, self.stop.progress and shown)
-        )
-        states = [type2.type2_state(state) for state in self._found.states]
-        self._fits = self._begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
-
-    def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
-        """What Laplace is to approximate: everything, or what is inside of the marginalised sites."""
-        joint = LogJoint(self.model, args, kwargs, maximise=self.maximise)
-        refuse_orbits(joint)
-        full, marginalise = laplace_problem(joint, self.curvature), marginalised_sites(joint, self.marginalise)
-        marginalise = tuple(sorted((*marginalise, *self._more)))
-        self._full, self._integrated, self._groups = None, {}, None
-        if not marginalise:
-            self._require_blocks(joint)
-            return full
-        inside = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, maximise=self.maximise)
-        self._require_blocks(inside)
-        inner = marginalised_problem(inside, self.curvature)
-        self._full = replace(full, curvature=inner.curvature)
-        return inner
-
-    def _require_blocks(self, joint: LogJoint) -> None:
-        if self.nodes != 1:
-            require_blocks(joint, self.nodes)
 
     @property
     def posterior(self) -> LaplacePosterior:
@@ -329,37 +323,22 @@ class LaplaceEvidence:
         return self._of(None)
 
     def _of(self, most: int | None) -> tuple[LaplacePosterior, ...]:
-        """Posteriors of the best modes; marginalised sites are integrated around these alone."""
+        """Posteriors of the best modes; marginalised sites are integrated around these alone, once for each fit."""
         if self._found is None:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         heights = [float(f.state.laplace.log_evidence) for f in self._fits] + [math.nan]
         reached = self._found.reached.clone()
         reached[reached >= len(self._fits)] = -1
         restarts = torch.tensor(heights, dtype=torch.float64)[reached]
-        failures = self._found.failures
-        return tuple(
-            self._nested(f, LaplacePosterior(f.state.laplace, f.status.value, f.objectives, restarts, failures))
-            for f in without_repeats(self._fits)[:most]
-        )
-
-    def _nested(self, fit: Fit[TypeII], posterior: LaplacePosterior) -> LaplacePosterior:
-        """The posterior with the marginalised sites integrated, where there are any; done once for each fit."""
-        if self._full is None:
-            return posterior if self._groups is None else with_groups(self._groups, posterior)
-        if id(fit) not in self._integrated:
-            self._integrated[id(fit)] = integrated(self._full, fit, self.stop.integral, posterior)
-        return self._integrated[id(fit)]
-
-
-def require_nothing_outside(sites: Sequence[str]) -> None:
-    """Refuse sites to be integrated around Laplace, where rows come in chunks.
-
-    :raises UnsupportedModel: naming them and what to do.
-    """
-    if sites:
-        said = ", ".join(sites)
-        raise UnsupportedModel(
-            f"site(s) {said} set the spread of others and are integrated numerically around Laplace, for which all "
-            f"rows must be at hand: pass them to run(...). Or pass maximise={list(sites)} to maximise them, or "
-            f"marginalise=() for one Gaussian over everything."
-        )
+        posteriors = []
+        for fit in without_repeats(self._fits)[:most]:
+            state, failures = fit.state.laplace, self._found.failures
+            found = LaplacePosterior(state, fit.status.value, fit.objectives, restarts, failures)
+            if self._groups is not None:
+                found = with_groups(self._groups, found)
+            if self._full is not None:
+                if id(fit) not in self._integrated:
+                    self._integrated[id(fit)] = integrated(self._full, fit, self.stop.integral, found)
+                found = self._integrated[id(fit)]
+            posteriors.append(found)
+        return tuple(posteriors)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyro
@@ -64,21 +65,17 @@ class InnerSearch:
 
     def _state(self, theta: Tensor) -> LaplaceState:
         if self._last is not None:
-            try:
-                return self._found(theta, self._predicted(self._last, theta), cold=False)
-            except ArithmeticError:
-                pass  # from further away, then
+            with suppress(ArithmeticError):  # else from further away
+                last = self._last
+                slope = self.problem.density.gradient(last.u.unsqueeze(0), theta)[1]
+                start = last.u + last.precision.solve(slope.to(last.u))[0]  # where the mode has moved, to first order
+                start = start if bool(torch.isfinite(start).all()) else last.u
+                return self._found(theta, start, cold=False)
         return self._found(theta, self.problem.joint.initial_u, cold=True)
 
     def _found(self, theta: Tensor, start: Tensor, *, cold: bool) -> LaplaceState:
         mode = find_modes(self.problem, start.unsqueeze(0), theta, cold=cold)
         return state_at(self.problem, theta, mode, 0, log_hyperprior=theta.new_zeros(()))
-
-    def _predicted(self, last: LaplaceState, theta: Tensor) -> Tensor:
-        """Where the mode is at new hyperparameters, to first order in their move."""
-        slope = self.problem.density.gradient(last.u.unsqueeze(0), theta)[1]
-        found = last.u + last.precision.solve(slope.to(last.u))[0]
-        return found if bool(torch.isfinite(found).all()) else last.u
 
 
 class LaplaceMarginal:
@@ -132,7 +129,14 @@ class LaplaceMarginal:
         with poutine.block():  # the runs inside are nobody else's
             log_evidence = _LogEvidence.apply(theta, search)
         if not before and search.num_failures:
-            self._say(search, theta.detach())
+            values = {n: v.tolist() for n, v in joint.hypers.constrained(theta.detach()).items() if v.numel() < 9}
+            warnings.warn(
+                f"LaplaceMarginal: no mode of {list(self.integrate)} was found at {values}, where the density is taken "
+                f"as zero. {search.message} This is said once; num_failures counts it: where it is more than a few in "
+                "a hundred of num_values, chains avoid a part of the posterior, so integrate other sites or run "
+                "NUTS(model).",
+                stacklevel=2,
+            )
         pyro.factor(FACTOR, log_evidence.to(joint.dtype))
 
     @property
@@ -145,22 +149,10 @@ class LaplaceMarginal:
         """At how many of these no mode was found, so that the density was taken as zero."""
         return self._last[2].num_failures if self._last else 0
 
-    def _say(self, search: InnerSearch, theta: Tensor) -> None:
-        values = {n: v.tolist() for n, v in search.problem.joint.hypers.constrained(theta).items() if v.numel() < 9}
-        warnings.warn(
-            f"LaplaceMarginal: no mode of {list(self.integrate)} was found at {values}, where the density is taken as "
-            f"zero. {search.message} This is said once; num_failures counts it: where it is more than a few in a "
-            "hundred of num_values, chains avoid a part of the posterior, so integrate other sites or run NUTS(model).",
-            stacklevel=3,
-        )
-
-    def _problem(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Problem:
-        """The problem of these very arguments, made once."""
-        return self._search(args, kwargs).problem
-
     def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InnerSearch:
         """The search on these very arguments, made once."""
-        if self._last is None or not _same((*args, *kwargs.values()), (*self._last[0], *self._last[1].values())):
+        given = [id(x) for x in (*args, *kwargs.values())]
+        if self._last is None or given != [id(x) for x in (*self._last[0], *self._last[1].values())]:
             with poutine.block(), torch.enable_grad():
                 joint = LogJoint(self.model, args, kwargs, integrate=self.integrate)
                 if not joint.hypers.size:
@@ -176,7 +168,11 @@ class LaplaceMarginal:
         joint = problem.joint
         fixed = joint.latents.constrained(joint.initial_u.to(joint.dtype))
         hidden = {*fixed, *joint.observed, *joint.discrete}
-        model = poutine.block(poutine.condition(self.model, data=fixed), hide_fn=lambda msg: _is_hidden(msg, hidden))
+
+        def is_hidden(msg: Any) -> bool:
+            return msg["type"] == "sample" and (msg["name"] in hidden or hasattr(msg["fn"], "subsample_size"))
+
+        model = poutine.block(poutine.condition(self.model, data=fixed), hide_fn=is_hidden)
         nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes
         return {n: torch.as_tensor(nodes[n]["value"]) for n in joint.hypers.names}
 
@@ -187,7 +183,13 @@ class LaplaceMarginal:
         :param args: the model's arguments.
         :raises BadInput: when a site is missing.
         """
-        return self._each(samples, args, kwargs, lambda i, state: _draw(state, seed + i))
+
+        def draw(i: int, state: LaplaceState) -> dict[str, Tensor]:
+            joint, u = state.problem.joint, state.u
+            white = torch.randn(1, len(u), generator=seeded(seed + i), dtype=torch.float64).to(u.device)
+            return joint.latents.constrained((u + state.precision.unwhiten(white)[0]).to(joint.dtype))
+
+        return self._each(samples, args, kwargs, draw)
 
     def log_evidences(self, samples: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Laplace's ``log p(D | rest)`` for each draw of the rest, nats, shape ``(S,)``."""
@@ -201,7 +203,7 @@ class LaplaceMarginal:
         kwargs: Mapping[str, Any],
         of: Callable[[int, LaplaceState], dict[str, Tensor]],
     ) -> dict[str, Tensor]:
-        problem = self._problem(args, kwargs)
+        problem = self._search(args, kwargs).problem
         joint = problem.joint
         missing = [n for n in joint.maximised_sites if n not in samples]
         if missing:
@@ -217,22 +219,6 @@ class LaplaceMarginal:
             values = params | {n: samples[n][i] for n in joint.maximised_sites}
             found.append(of(i, laplace_state(problem, joint.hypers.flat(values).double(), joint.initial_u, cold=True)))
         return {n: torch.stack([row[n] for row in found]) for n in found[0]}
-
-
-def _is_hidden(msg: Any, hidden: set[str]) -> bool:
-    return msg["type"] == "sample" and (msg["name"] in hidden or hasattr(msg["fn"], "subsample_size"))
-
-
-def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-
-
-def _draw(state: LaplaceState, seed: int) -> dict[str, Tensor]:
-    joint = state.problem.joint
-    generator = seeded(seed)
-    white = torch.randn(1, len(state.u), generator=generator, dtype=torch.float64).to(state.u.device)
-    u = state.u + state.precision.unwhiten(white)[0]
-    return joint.latents.constrained(u.to(joint.dtype))
 
 
 class _LogEvidence(torch.autograd.Function):

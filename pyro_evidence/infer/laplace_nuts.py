@@ -55,11 +55,7 @@ class LaplaceNUTS(MCMCKernel):
         self._nuts: NUTS | None = None
         self._value: WithGradient | None = None
         self._num_drawn, self._adapted = 0, False
-        self._z = self._start
-
-    @property
-    def _start(self) -> Tensor:
-        return torch.zeros_like(self.posterior.state.u)
+        self._z = torch.zeros_like(posterior.state.u)
 
     @property
     def model(self) -> Model:
@@ -78,17 +74,13 @@ class LaplaceNUTS(MCMCKernel):
         joint = self.posterior.state.problem.joint
         if (args or kwargs) and not same_arguments((joint.args, joint.kwargs), (args, kwargs)):
             raise BadInput("run(...) was given other data than the posterior was fitted to; call run() without any.")
-        self._z, self._num_drawn, self._adapted = self._start, -warmup_steps, False
+        self._z, self._num_drawn, self._adapted = torch.zeros_like(self._z), -warmup_steps, False
         if self._value is None:
+            away = torch.randn(2, len(self._z), generator=torch.Generator().manual_seed(0), dtype=self._z.dtype)
+            mode_and_around = torch.cat([self._z.unsqueeze(0), away.to(self._z)])
             with without_validation():
-                self._value = fused(self._minus_log_density, self._places())
+                self._value = fused(self._minus_log_density, mode_and_around)
         self._nuts = self._kernel(warmup_steps, adapt_mass_matrix=False, **self.settings)
-
-    def _places(self) -> Tensor:
-        """The mode and two places around it."""
-        generator = torch.Generator().manual_seed(0)
-        away = torch.randn(2, len(self._z), generator=generator, dtype=self._z.dtype).to(self._z)
-        return torch.cat([self._z.unsqueeze(0), away])
 
     def _kernel(self, warmup_steps: int, **settings: Any) -> NUTS:
         """Pyro's, from where the chain is."""

@@ -10,8 +10,8 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.engine import engine
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import synchronized
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
 from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, message, posterior_of
@@ -27,6 +27,7 @@ STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds a
 ALPHA, UPDATES, START = AlphaPerKernel(20.0), Ascent(), RandomPoints()
 
 
+@engine
 class OverlapEM:
     r"""Takes the place of ``SVI`` for :func:`~pyro_evidence.models.prbf.prbf`: maximises eq. 22.
 
@@ -109,8 +110,6 @@ class OverlapEM:
         """
         return checkpoint.resumed(self, path)
 
-    @synchronized
-    @checkpoint.recorded
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch; the best restart by eq. 22.
 
@@ -125,8 +124,6 @@ class OverlapEM:
             return self.run_chunks([(X,) if labels is None else (X, labels)])
         return self._finished(self._begin(X, labels), self.stop)
 
-    @synchronized
-    @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> PRBFPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
 
@@ -148,7 +145,6 @@ class OverlapEM:
         require_convergence("OverlapEM", fit.status, posterior, self.stop)
         return posterior
 
-    @synchronized
     def step(self, X: Tensor, labels: Labels | None = None) -> float:
         """One round of all restarts, as ``SVI.step``; the first call begins, other data begin anew.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import synchronized
+from pyro_evidence.fitting.engine import engine
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -72,6 +72,7 @@ def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:
     return float(log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(y)))
 
 
+@engine
 class REVM:
     """Replaces the weights' prior by independent ones along the eigenvectors of the likelihood's curvature.
 
@@ -123,7 +124,6 @@ class REVM:
         self.settings: REVMSettings = REVMSettings(prior, centre, approximation)
         self._posterior: REVMPosterior | None = None
 
-    @synchronized
     def run(self, *args: Any, **kwargs: Any) -> REVMPosterior:
         """Fit to data.
 
@@ -137,7 +137,6 @@ class REVM:
         refuse_offsets(weights)
         return self._fitted(weights, starting_point(weights))
 
-    @synchronized
     def run_chunks(self, chunks: Chunks) -> REVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time; the likelihood is the chunks' product.
 
@@ -173,7 +172,6 @@ class REVM:
         self._posterior = REVMPosterior(weights, state)
         return self._posterior
 
-    @synchronized
     def step(self, *args: Any, **kwargs: Any) -> float:
         """The whole fit, which is not iterative; minus the log evidence, nats."""
         return -float(self.run(*args, **kwargs).log_evidence)

@@ -12,8 +12,8 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.engine import engine
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import synchronized
 from pyro_evidence.laplace.mode_checks import certify_sites
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -27,6 +27,7 @@ from pyro_evidence.settings import check_model
 from pyro_evidence.structure.recognise import recognition_error
 
 
+@engine
 class RVM:
     """One prior precision per weight, chosen by the evidence, one weight at a time; most weights are pruned.
 
@@ -86,8 +87,6 @@ class RVM:
         """
         return checkpoint.resumed(self, path)
 
-    @synchronized
-    @checkpoint.recorded
     def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
         """Fit to data.
 
@@ -99,8 +98,6 @@ class RVM:
             return self.run_chunks([(*args, *kwargs.values())])
         return self._climbed(self._start(args, kwargs))
 
-    @synchronized
-    @checkpoint.recorded_chunks
     def run_chunks(self, chunks: Chunks) -> RVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
 
@@ -129,7 +126,6 @@ class RVM:
         require_convergence("RVM", self._fit.status, posterior, self.stop)
         return posterior
 
-    @synchronized
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One weight's change, as ``SVI.step``; other data start anew.
 

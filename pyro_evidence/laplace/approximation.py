@@ -124,15 +124,18 @@ class Problem:
         return replace(self, active=self.active & ~member)
 
 
+def problem_of(joint: LogJoint, structure: Structure, curvature: Curvature) -> Problem:
+    """The problem before anything is pruned."""
+    return Problem(joint, structure, curvature, torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device))
+
+
 def laplace_problem(joint: LogJoint, curvature: Curvature | None = None) -> Problem:
-    """The problem before anything is pruned.
+    """The problem of a model, whose structure is looked for.
 
     :param curvature: None for Gauss-Newton where the latents are the weights of a network, else the exact Hessian.
     """
-    active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
     structure = recognise(joint, factors=curvature in (None, exact_hessian))
-    chosen = curvature or (gauss_newton if has_hidden_units(structure) else exact_hessian)
-    return Problem(joint, structure, chosen, active)
+    return problem_of(joint, structure, curvature or (gauss_newton if has_hidden_units(structure) else exact_hessian))
 
 
 @dataclass(frozen=True)
@@ -179,11 +182,10 @@ def find_modes(
     if problem.latent is not None:
         return problem.latent.find_modes(u, theta, problem.tolerance, watch)
     if problem.factors is not None:
-        return problem.factors.find_modes(
-            u, theta, newton.Limits(problem.tolerance, 50, watch, problem.slack), cold=cold
-        )
+        limits = newton.Limits(problem.tolerance, 50, watch, problem.slack)
+        return problem.factors.find_modes(u, theta, limits, cold=cold)
     try:
-        return _find_modes_without_factors(problem, u, theta, cold=cold, watch=watch)
+        return _dense_modes(problem, u, theta, cold, watch)
     except TooLarge as error:
         coupled = problem.structure.coupled
         if coupled is None or problem.curvature is not exact_hessian:
@@ -191,69 +193,50 @@ def find_modes(
         raise TooLarge(f"{error} {coupled.message(problem.joint.latents.label)}") from error
 
 
-def _find_modes_without_factors(
-    problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch
-) -> newton.Mode:
-    """Modes by dense matrices, or by diagonal ones."""
-    network = problem.structure.network is not None
-    num_steps = 50 if not network else 300 if cold else trust_region.FOLLOWED
-    search = partial(_climb, problem, theta=theta, watch=watch, num_steps=num_steps)
-    approach = partial(_approach, problem, theta=theta, watch=watch)
+def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: lbfgs.Watch) -> newton.Mode:
+    """Modes by dense matrices, or by diagonal ones; those of a network, along curved valleys, by a trust region.
+
+    The search is with the exact Hessian where that is affordable; where it ends at a singular one it goes on with the
+    problem's own curvature.
+
+    :raises TooLarge: where a curvature has no room in memory, before the long way to where it is needed.
+    """
+    density, network = problem.density, problem.structure.network is not None
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else problem.curvature
+    num_steps = 50 if not network else 300 if cold else trust_region.FOLLOWED
+    limits = newton.Limits(problem.tolerance, num_steps, watch, slack=45.0 * problem.eps)
+
+    def approach(u: Tensor, tolerance: float, num_steps: int) -> Tensor:
+        slope = partial(density.gradient, theta=theta)
+        return lbfgs.ascend(slope, u, tolerance=tolerance, num_steps=num_steps, watch=watch)
+
+    def climb(u: Tensor, curvature: Curvature, before: newton.Mode | None = None) -> newton.Mode:
+        of = Climbing(density.joint, density.slots, density.steps) if isinstance(density, AutogradDensity) else density
+        method = trust_region.climb if network else newton.climb
+        mode = method(of, lambda v: curvature(of, v, theta), u, theta, limits)
+        return mode if before is None else replace(mode, left_saddle=before.left_saddle | mode.left_saddle)
+
     if cold and problem.structure.linear is None:
-        _require_room(problem.density, exact, u[:1].detach(), theta)
+        if exact is exact_hessian and isinstance(density, AutogradDensity):
+            density.require_dense(u[:1].detach())
+        else:
+            exact(density, u[:1].detach(), theta)
         u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
-    mode = search(u, exact)
-    if network and bool((~mode.converged & (mode.decrement < NEARLY)).any()):  # nearly there
-        mode = _joined(mode, search(mode.u, exact))
-    if not network and not bool(mode.converged.all()):
-        mode = _joined(mode, search(approach(mode.u, tolerance=problem.tolerance**0.5, num_steps=1000), exact))
-    if not bool(mode.converged.all()) and exact is not problem.curvature:  # the exact one is singular
-        near = cold or not network or _is_near(problem, mode, theta)
-        return _joined(mode, search(mode.u, problem.curvature)) if near else mode
+    mode = climb(u, exact)
+    if network and bool((~mode.converged & (mode.decrement < NEARLY)).any()):
+        mode = climb(mode.u, exact, mode)
+    elif not network and not bool(mode.converged.all()):
+        mode = climb(approach(mode.u, tolerance=problem.tolerance**0.5, num_steps=1000), exact, mode)
     if exact is problem.curvature:
         return mode
-    return replace(mode, precision=asked_for(problem.curvature, problem.density, mode.u, theta).detach())
-
-
-def _is_near(problem: Problem, mode: newton.Mode, theta: Tensor) -> bool:
-    """Whether a step by the problem's own curvature promises next to nothing in some row."""
-    tril, info = torch.linalg.cholesky_ex(problem.curvature(problem.density, mode.u, theta).detach())
-    white = torch.linalg.solve_triangular(tril, mode.gradient.unsqueeze(-1), upper=False).squeeze(-1)
-    return bool(((info == 0) & (white.square().sum(-1) < NEARLY)).any())
-
-
-def _require_room(density: Density, curvature: Curvature, u: Tensor, theta: Tensor) -> None:
-    """Say that a curvature is too large for memory before the long way to where it is needed.
-
-    :raises TooLarge: if it is.
-    """
-    if curvature is exact_hessian and isinstance(density, AutogradDensity):
-        density.require_dense(u)
-    else:
-        curvature(density, u, theta)
-
-
-def _joined(before: newton.Mode, after: newton.Mode) -> newton.Mode:
-    """The end of a search in two parts."""
-    return replace(after, left_saddle=before.left_saddle | after.left_saddle)
-
-
-def _climb(
-    problem: Problem, u: Tensor, curvature: Curvature, *, theta: Tensor, watch: lbfgs.Watch, num_steps: int
-) -> newton.Mode:
-    density = problem.density
-    density = Climbing(density.joint, density.slots, density.steps) if isinstance(density, AutogradDensity) else density
-    limits = newton.Limits(problem.tolerance, num_steps, watch, slack=45.0 * problem.eps)
-    climb = newton.climb if problem.structure.network is None else trust_region.climb  # networks have curved valleys
-    return climb(density, lambda v: curvature(density, v, theta), u, theta, limits)
-
-
-def _approach(
-    problem: Problem, u: Tensor, *, theta: Tensor, tolerance: float, num_steps: int, watch: lbfgs.Watch
-) -> Tensor:
-    density = problem.density
-    return lbfgs.ascend(lambda v: density.gradient(v, theta), u, tolerance=tolerance, num_steps=num_steps, watch=watch)
+    if bool(mode.converged.all()):
+        return replace(mode, precision=asked_for(problem.curvature, density, mode.u, theta).detach())
+    if network and not cold:  # only where a step by that curvature promises next to nothing in some row
+        tril, info = torch.linalg.cholesky_ex(problem.curvature(density, mode.u, theta).detach())
+        white = torch.linalg.solve_triangular(tril, mode.gradient.unsqueeze(-1), upper=False).squeeze(-1)
+        if not bool(((info == 0) & (white.square().sum(-1) < NEARLY)).any()):
+            return mode
+    return climb(mode.u, problem.curvature, mode)
 
 
 def laplace_state(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
@@ -284,45 +267,28 @@ def state_at(
     """The state of one row of a finished search.
 
     :param log_hyperprior: where it is known, or does not matter.
+    :raises NotSmooth: when the search stopped on a corner of the density, with the site and its distribution.
+    :raises ImproperPosterior: when the mode has run away over a plateau.
+    :raises NotPositiveDefinite, NotAMode: when the search ends at no maximum for another reason.
     """
-    label = problem.joint.latents.label
+    latents, u = problem.joint.latents, mode.u[row]
     if not bool(mode.converged[row]):
-        _refuse_kinks(problem, theta, mode, row)
-    precision = _factorised(problem, theta, mode, row)
+        kink = mode_checks.nondifferentiable_message(problem.joint, problem.density, u, theta, mode.gradient[row])
+        if kink is not None:
+            raise NotSmooth(kink)
+    try:
+        precision = precision_of(mode, row, latents.label)
+    except NotPositiveDefinite:
+        summit = mode_checks.ModeNeighbourhood(problem.density, u, theta, mode.log_joint[row], problem.active)
+        mode_checks.require_fall_on_rays(summit, latents)
+        raise
     if not bool(mode.converged[row]):
-        raise newton.not_a_mode(mode, row, label, rounded_inside(problem.joint, mode.u[row], theta))
+        raise newton.not_a_mode(mode, row, latents.label, rounded_inside(problem.joint, u, theta))
     log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], int(problem.active.sum()))
     log_evidence = log_evidence + problem.eliminated(mode.u[row : row + 1].detach(), theta.detach())
     log_hyperprior = problem.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
     numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
-    return LaplaceState(problem, theta.detach(), mode.u[row].detach(), *numbers, bool(mode.left_saddle[row]))
-
-
-def _factorised(problem: Problem, theta: Tensor, mode: newton.Mode, row: int) -> Precision:
-    """The precision where a search has ended.
-
-    :raises ImproperPosterior: when it is not positive definite because the mode has run away over a plateau.
-    :raises NotPositiveDefinite: when it is not for another reason.
-    """
-    latents = problem.joint.latents
-    try:
-        return precision_of(mode, row, latents.label)
-    except NotPositiveDefinite:
-        summit = mode_checks.ModeNeighbourhood(problem.density, mode.u[row], theta, mode.log_joint[row], problem.active)
-        mode_checks.require_fall_on_rays(summit, latents)
-        raise
-
-
-def _refuse_kinks(problem: Problem, theta: Tensor, mode: newton.Mode, row: int) -> None:
-    """Name the corner of the density on which a search has stopped, if that is what stopped it.
-
-    :raises NotSmooth: with the site and its distribution.
-    """
-    message = mode_checks.nondifferentiable_message(
-        problem.joint, problem.density, mode.u[row], theta, mode.gradient[row]
-    )
-    if message is not None:
-        raise NotSmooth(message)
+    return LaplaceState(problem, theta.detach(), u.detach(), *numbers, bool(mode.left_saddle[row]))
 
 
 def is_certified(state: LaplaceState) -> bool:

@@ -1,11 +1,12 @@
 """Laplace's approximation of many rows at once, each at hyperparameters and with pruned weights of its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import DENSE_SEARCH, Problem
+from pyro_evidence.laplace.approximation import DENSE_SEARCH, LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.numerics import evidence, newton, trust_region
 from pyro_evidence.numerics.batched import Batched
@@ -37,20 +38,17 @@ def can_batch(problem: Problem) -> bool:
 
 def can_compare(problem: Problem) -> bool:
     """Whether the rows of this problem can be evaluated together, each at its own hyperparameters."""
-    largest = DENSE_SEARCH if problem.structure.network is not None else SMALL
-    structure = problem.structure
-    if not problem.joint.has_data:  # the rows are elsewhere
-        return False
-    small = problem.joint.latents.size <= largest and structure.factors is None
-    small = small and problem.latent is None
-    linear = structure.linear
-    if linear is not None and sum(part.J.numel() for part in linear.linear) > LIGHT:
-        return False
+    structure, joint = problem.structure, problem.joint
+    parts = () if structure.linear is None else structure.linear.linear
     return (
-        small
+        joint.has_data  # else the rows are elsewhere
+        and joint.latents.size <= (SMALL if structure.network is None else DENSE_SEARCH)
+        and structure.factors is None
+        and problem.latent is None
+        and sum(part.J.numel() for part in parts) <= LIGHT
         and problem.curvature in (exact_hessian, gauss_newton)
-        and problem.joint.hypers.size > 0
-        and not problem.joint.maximised_sites
+        and joint.hypers.size > 0
+        and not joint.maximised_sites
     )
 
 
@@ -62,19 +60,33 @@ def density(problem: Problem) -> PrunedRows:
 def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor, num_steps: int = 60) -> LaplaceRows:
     """The modes from ``start`` and what follows from them."""
     rows, log_joint = torch.cat([theta, active.to(theta)], -1), density(problem)
-
-    def exact(u: Tensor, own: Tensor) -> Tensor:
-        return exact_hessian(log_joint, u, own)
-
     climb = newton.climb if problem.structure.network is None else trust_region.climb
-    mode = climb(log_joint, exact, start, rows, newton.Limits(problem.tolerance, num_steps, slack=45.0 * problem.eps))
+    limits = newton.Limits(problem.tolerance, num_steps, slack=45.0 * problem.eps)
+    mode = climb(log_joint, partial(exact_hessian, log_joint), start, rows, limits)
     known = problem.curvature is exact_hessian  # where the last step of a search that has arrived took it
-    A = (mode.precision if known else problem.curvature(log_joint, mode.u, rows)).detach().double()
-    tril, info = torch.linalg.cholesky_ex(A)
-    sound = mode.converged & (info == 0) & torch.isfinite(mode.log_joint)
-    tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(A))
+    A = mode.precision if known else problem.curvature(log_joint, mode.u, rows)
+    return at_modes(theta, active, mode, A, mode.converged)
+
+
+def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, A: Tensor, sound: Tensor) -> LaplaceRows:
+    """The rows with the log evidence of modes where the precision is ``A`` ``(R, D, D)``.
+
+    :param sound: which are modes, as far as the search knows, ``(R,)`` bool.
+    """
+    tril, info = torch.linalg.cholesky_ex(A.detach().double())
+    sound = sound & (info == 0) & torch.isfinite(mode.log_joint)
+    tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(tril))
     log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.sum(-1))
     return LaplaceRows(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.left_saddle)
+
+
+def single(problem: Problem, points: LaplaceRows, row: int) -> LaplaceState:
+    """The state of one row, its mode found by itself.
+
+    :raises ArithmeticError: where there is none.
+    """
+    own = replace(problem, active=points.active[row])
+    return replace(laplace_state(own, points.theta[row], points.u[row]), left_saddle=bool(points.left_saddle[row]))
 
 
 def slopes(problem: Problem, points: LaplaceRows) -> Slope:
@@ -87,18 +99,14 @@ def slopes(problem: Problem, points: LaplaceRows) -> Slope:
     half_log_det = 0.5 * (torch.cholesky_inverse(points.tril) * problem.curvature(by_rows, u, rows)).sum()
     by_u, by_theta = pullback(half_log_det, u), pullback(half_log_det, theta)
     log_joint = by_rows.log_joint(u, rows).sum()
-    partial = pullback(log_joint, theta)
-    moved = torch.cholesky_solve(by_u.unsqueeze(-1), _exact_tril(problem, points, rows)).squeeze(-1)
+    direct = pullback(log_joint, theta)
+    tril = points.tril
+    if problem.curvature is not exact_hessian:  # by which modes move all the same; nan where there is none
+        tril, info = torch.linalg.cholesky_ex(by_rows.precision(points.u, rows.detach()).double())
+        tril = torch.where((info == 0)[:, None, None], tril, torch.nan)
+    moved = torch.cholesky_solve(by_u.unsqueeze(-1), tril).squeeze(-1)
     mixed = pullback(pullback(log_joint, u, create_graph=True), theta, moved)
-    return Slope((partial - by_theta - mixed).double(), partial.double())
-
-
-def _exact_tril(problem: Problem, points: LaplaceRows, rows: Tensor) -> Tensor:
-    """The factor of the exact Hessian; nan where that is not positive definite."""
-    if problem.curvature is exact_hessian:
-        return points.tril
-    tril, info = torch.linalg.cholesky_ex(density(problem).precision(points.u, rows.detach()).double())
-    return torch.where((info == 0)[:, None, None], tril, torch.nan)
+    return Slope((direct - by_theta - mixed).double(), direct.double())
 
 
 def slopes_at_fixed_mode(problem: Problem, points: LaplaceRows) -> Slope:
@@ -106,5 +114,5 @@ def slopes_at_fixed_mode(problem: Problem, points: LaplaceRows) -> Slope:
     theta = points.theta.clone().requires_grad_()
     rows, by_rows = torch.cat([theta, points.active.to(theta)], -1), density(problem)
     half_log_det = 0.5 * (torch.cholesky_inverse(points.tril) * problem.curvature(by_rows, points.u, rows)).sum()
-    partial = pullback(by_rows.log_joint(points.u, rows).sum(), theta)
-    return Slope((partial - pullback(half_log_det, theta)).double(), partial.double())
+    direct = pullback(by_rows.log_joint(points.u, rows).sum(), theta)
+    return Slope((direct - pullback(half_log_det, theta)).double(), direct.double())

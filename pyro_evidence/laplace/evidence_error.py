@@ -2,9 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,51 +25,6 @@ from pyro_evidence.structure.names import Names, names_of
 
 NUM_DRAWS = 400
 STEPS = (0.15, 0.3)  # of a draw, at which differences are taken
-
-Error = TypeVar("Error")
-
-
-def second_order(state: LaplaceState, made: Callable[[float, str, float, float, str], Error]) -> Error:
-    """The estimate, made into what stands for an error.
-
-    :param made: from nats, block, its share, that of shared coordinates, and the method.
-    """
-    third, fourth = _terms(state)
-    signed = float(fourth.mean() + 0.5 * third.square().mean())
-    return made(signed, "", 0.0, 0.0, f"the second-order term of Laplace's series, by {NUM_DRAWS} draws")
-
-
-def _terms(state: LaplaceState) -> tuple[Tensor, Tensor]:
-    """Third and fourth order terms along each draw, ``(S,)`` each."""
-    generator = torch.Generator().manual_seed(0)
-    white = torch.randn(NUM_DRAWS, len(state.u), generator=generator, dtype=torch.float64).to(state.u)
-    white = white * state.problem.active
-    away = state.precision.unwhiten(white)
-    odd, even = zip(*(_differences(state, away, white, h) for h in STEPS), strict=True)
-    return _extrapolated(*odd), _extrapolated(*even)
-
-
-def _differences(state: LaplaceState, away: Tensor, white: Tensor, h: float) -> tuple[Tensor, Tensor]:
-    """``T_3`` and ``T_4`` to second order in ``h``."""
-    with torch.no_grad(), without_validation():
-        ahead, behind = (_log_joint(state, sign * h * away) for sign in (1.0, -1.0))
-        here = _log_joint(state, 0.0 * away[:1])
-    third = (ahead - behind) / (2.0 * h**3)
-    fourth = (ahead + behind - 2.0 * here + (h * white).square().sum(-1)) / (2.0 * h**4)
-    return third, fourth
-
-
-def _log_joint(state: LaplaceState, away: Tensor) -> Tensor:
-    rows = max(1, 2**22 // max(1, len(state.u)))
-    density, theta = state.problem.density, state.theta
-    return torch.cat([density.log_joint(state.u + part, theta) for part in away.split(min(rows, 64))])
-
-
-def _extrapolated(near: Tensor, far: Tensor) -> Tensor:
-    """Richardson's: the second order in the step taken out."""
-    ratio = (STEPS[1] / STEPS[0]) ** 2
-    return (ratio * near - far) / (ratio - 1.0)
-
 
 COMPARED = 7  # nodes that Laplace is compared with
 COMPARED_OF_MANY = 5  # the same where there are many blocks
@@ -120,6 +73,29 @@ class EvidenceError(float):
         return found
 
 
+def second_order(state: LaplaceState) -> EvidenceError:
+    """The next term of Laplace's series: mean fourth-order term plus half the mean square of the third, along draws."""
+    generator = torch.Generator().manual_seed(0)
+    white = torch.randn(NUM_DRAWS, len(state.u), generator=generator, dtype=torch.float64).to(state.u)
+    white = white * state.problem.active
+    away, size = state.precision.unwhiten(white), max(1, 2**22 // max(1, len(state.u)))
+
+    def log_joint(moves: Tensor) -> Tensor:
+        density = state.problem.density
+        return torch.cat([density.log_joint(state.u + part, state.theta) for part in moves.split(min(size, 64))])
+
+    odd, even = [], []
+    for h in STEPS:
+        with torch.no_grad(), without_validation():
+            ahead, behind, here = log_joint(h * away), log_joint(-h * away), log_joint(0.0 * away[:1])
+        odd.append((ahead - behind) / (2.0 * h**3))
+        even.append((ahead + behind - 2.0 * here + (h * white).square().sum(-1)) / (2.0 * h**4))
+    ratio = (STEPS[1] / STEPS[0]) ** 2
+    third, fourth = ((ratio * near - far) / (ratio - 1.0) for near, far in (odd, even))  # Richardson's
+    signed = float(fourth.mean() + 0.5 * third.square().mean())
+    return EvidenceError.of(signed, "", 0.0, 0.0, f"the second-order term of Laplace's series, by {NUM_DRAWS} draws")
+
+
 def evidence_error(state: LaplaceState) -> EvidenceError:
     """The error of a state's log evidence at its hyperparameters.
 
@@ -131,10 +107,10 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
         return _of_nodes(state, marginal, state.place)
     problem = state.problem
     if problem.curvature is not exact_hessian:
-        return second_order(state, EvidenceError.of)
+        return second_order(state)
     density = block_density(problem.joint, problem.structure, problem.active)
     if isinstance(density, NotSparse):
-        return second_order(state, EvidenceError.of)
+        return second_order(state)
     num = COMPARED if density.partition.num_blocks <= MANY else COMPARED_OF_MANY
     return _of_laplace(state, _marginal(state, density, num))
 
@@ -233,16 +209,12 @@ GROWING = (7, 11, 15, 21, 31, 45, 65, 95)
 
 def with_nodes(fit: Fit[TypeII], nodes: int | str) -> Fit[TypeII]:
     """The same hyperparameters with blocks integrated by so many nodes, in the metric that was learned."""
-    state = _at(fit.state.laplace, _numbers(nodes)[0])
-    new = type2.type2_state(state)
+    laplace = fit.state.laplace
+    integrated = replace(laplace.problem, nodes=_numbers(nodes)[0])
+    new = type2.type2_state(laplace_state(integrated, laplace.theta, laplace.u))
     learned = fit.state.learned and new.metric.shape == fit.state.metric.shape
     new = replace(new, metric=fit.state.metric, learned=True, trusted=True) if learned else new
     return Fit(replace(new, scanned=True), Status.BY_HAND, (new.objective,))
-
-
-def _at(laplace: LaplaceState, nodes: int) -> LaplaceState:
-    """The state with blocks integrated, from the mode of the whole."""
-    return laplace_state(replace(laplace.problem, nodes=nodes), laplace.theta, laplace.u)
 
 
 def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) -> Fit[TypeII]:
@@ -260,16 +232,13 @@ def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) 
         error = evidence_error(fit.state.laplace)
         if error <= stop.integral:
             return fit
-    warnings.warn(_unsettled(num, error, stop.integral), stacklevel=stacklevel())
-    return fit
-
-
-def _unsettled(num: int, error: EvidenceError, wanted: float) -> str:
-    return (
+    warnings.warn(
         f"nodes='auto' ends at {num} nodes with an error of {float(error):.2g} nats, where stop.integral asks for "
-        f"{wanted:g}; most of it is from {error.block}, whose density is far from normal. Take the log evidence as "
-        "good to that error, or ask for less by Stop(integral=...)."
+        f"{stop.integral:g}; most of it is from {error.block}, whose density is far from normal. Take the log evidence "
+        "as good to that error, or ask for less by Stop(integral=...).",
+        stacklevel=stacklevel(),
     )
+    return fit
 
 
 def _numbers(nodes: int | str) -> tuple[int, ...]:

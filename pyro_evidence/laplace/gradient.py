@@ -47,12 +47,16 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
         return state.problem.latent.slope(state.precision, state.theta)
     if state.problem.factors is not None:
         return state.problem.factors.slope(state.precision, state.u, state.theta)
+    problem, precision = state.problem, state.precision
     theta, u = state.theta.clone().requires_grad_(), state.u.unsqueeze(0).requires_grad_()
-    found = _orders(state.problem, u, theta)
+    found = _orders(problem, u, theta)
     log_joint = found.log_joint.sum()
-    half_log_det = 0.5 * (state.precision.adjoint.detach() * found.precision).sum() - state.problem.eliminated(u, theta)
+    half_log_det = 0.5 * (precision.adjoint.detach() * found.precision).sum() - problem.eliminated(u, theta)
     by_u, by_theta = pullbacks(half_log_det, u, theta)
-    moved = _solve(state, by_u).detach()
+    if problem.curvature is not exact_hessian:  # by which the mode moves all the same
+        A = exact_hessian(problem.density, state.u.unsqueeze(0), state.theta)
+        precision = factorise(A, problem.joint.latents.label)
+    moved = precision.solve(by_u).detach()
     return pullback(log_joint - (found.gradient * moved).sum(), theta) - by_theta, pullback(log_joint, theta)
 
 
@@ -63,14 +67,6 @@ def _orders(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
         return density.orders(u, theta)
     log_joint = density.log_joint(u, theta)
     return Orders(log_joint, pullback(log_joint.sum(), u, create_graph=True), curvature(density, u, theta))
-
-
-def _solve(state: LaplaceState, b: Tensor) -> Tensor:
-    """``A^-1 b`` with the exact Hessian."""
-    if state.problem.curvature is exact_hessian:
-        return state.precision.solve(b)
-    A = exact_hessian(state.problem.density, state.u.unsqueeze(0), state.theta)
-    return factorise(A, state.problem.joint.latents.label).solve(b)
 
 
 FORWARD = 0.2  # power of the rounding that a one-sided difference steps, in a hyperparameter's own measure

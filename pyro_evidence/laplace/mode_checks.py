@@ -6,7 +6,6 @@ differentiation gets wrong there, and Laplace's approximation would use them wit
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,19 +123,14 @@ def nondifferentiable_message(
     ways = torch.zeros(len(index), len(u), dtype=u.dtype, device=u.device)
     reach = 10.0 * float(torch.finfo(joint.dtype).eps ** 0.5) * (1.0 + u[index].abs())
     ways[torch.arange(len(index)), index] = reach
-    far, near = (_jumps(density, u, theta, s * ways, index) for s in ONE_AND_HUNDREDTH)
+    changes = [_differences(density, u, theta, s * ways, 1.0) for s in ONE_AND_HUNDREDTH]
+    far, near = (2.0 * each.gather(1, index.unsqueeze(-1)).squeeze(-1).abs() for each in changes)
     jumps = torch.where(near > 0.3 * far, near, 0.0)
     worst = int(jumps.argmax())
     if not float(jumps[worst]) > 0.1 * float(gradient.abs().max()):
         return None
     jump = f"its slope jumps by {float(jumps[worst]):.2e} along {joint.latents.label(int(index[worst]))}"
     return _message(joint, u, theta, ways[worst], "where the search for the posterior mode stopped", jump)
-
-
-def _jumps(density: Density, u: Tensor, theta: Tensor, ways: Tensor, index: Tensor) -> Tensor:
-    """How much each coordinate's slope changes from one end of its way to the other, shape ``(P,)``."""
-    found = _differences(density, u, theta, ways, 1.0)
-    return 2.0 * found.gather(1, index.unsqueeze(-1)).squeeze(-1).abs()
 
 
 @dataclass(frozen=True)
@@ -186,12 +180,12 @@ def _site_gaps(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dict[
     for sign in (1.0, -1.0):
         end = (u + sign * step).detach().requires_grad_()
         sides.append({n: _slope(node, end) @ step for n, node in _sites(joint, end, theta).items()})
-    return {
-        n: GradientMismatch(
-            float(sides[0][n] - sides[1][n]), 2.0 * float(_second(node, point, step) @ step), _kind(node["fn"])
-        )
-        for n, node in here.items()
-    }
+    gaps = {}
+    for name, node in here.items():
+        curvature = pullback(_slope(node, point, create_graph=True), point, step) @ step
+        kind = type(unwrapped(node["fn"]).base).__name__.strip("_")
+        gaps[name] = GradientMismatch(float(sides[0][name] - sides[1][name]), 2.0 * float(curvature), kind)
+    return gaps
 
 
 def _sites(joint: LogJoint, point: Tensor, theta: Tensor) -> dict[str, Node]:
@@ -208,21 +202,11 @@ def _slope(node: Node, point: Tensor, *, create_graph: bool = False) -> Tensor:
     return pullback(value, point, create_graph=create_graph) if isinstance(value, Tensor) else torch.zeros_like(point)
 
 
-def _second(node: Node, point: Tensor, step: Tensor) -> Tensor:
-    """The Hessian of a site's log density times ``step``, ``(D,)``."""
-    return pullback(_slope(node, point, create_graph=True), point, step)
-
-
-def _kind(fn: Any) -> str:
-    """The name of a distribution without its wrappers."""
-    return type(unwrapped(fn).base).__name__.strip("_")
-
-
 FAR = (10.0, 30.0, 100.0)  # standard deviations
 LEAST = 1.0  # nats, at one of them
 NEAR = 2.0  # standard deviations, where a normal density has fallen by 2 nats
 LEAST_FALL = 0.2  # nats, there
-ON_THE_WAY = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, NEAR)
+ON_THE_WAY = [NEAR * k / 8 for k in range(1, 9)]
 AT_ONCE = 22  # places
 LEAST_DIP = 0.01  # nats below the far end, somewhere before it
 FAR_OUT = 1e8  # times the mode, or where a coordinate is as large
@@ -265,11 +249,13 @@ def require_proper(summit: ModeNeighbourhood, precision: Precision, latents: Coo
     most = 2 * len(steps)
     moves = torch.cat([steps, -steps, *(r for _, r in rays)])
     falls = torch.cat([summit.fall(part) for part in moves.split(most)])
-    along = falls[:most].reshape(2, len(steps))
-    if _stays_up(along[:, : len(FAR)]):
-        raise _improper(latents.label(int(direction.abs().argmax())), f"{FAR[-1]:g} posterior standard deviations away")
-    if _level(along[:, len(FAR) :]):
-        raise _improper(latents.label(int(direction.abs().argmax())), f"{NEAR:g} posterior standard deviations away")
+    far, near = falls[:most].reshape(2, len(steps)).split([len(FAR), len(ON_THE_WAY)], -1)
+    stays_up = bool((far < LEAST).all(-1).any())
+    dip = near[:, :-1].amax(-1) - near[:, -1]  # behind one there is another mode: a second labelling, for one
+    level = bool(((near[:, -1].abs() < LEAST_FALL) & (dip < LEAST_DIP)).any())
+    if stays_up or level:
+        away = f"{FAR[-1] if stays_up else NEAR:g} posterior standard deviations away"
+        raise _improper(latents.label(int(direction.abs().argmax())), away)
     _require_fall(rays, falls[most:], latents)
 
 
@@ -312,25 +298,6 @@ def _require_fall(rays: list[tuple[int, Tensor]], falls: Tensor, latents: Coordi
             raise _improper(latents.label(largest), "at twice the mode and far beyond")
 
 
-def _stays_up(falls: Tensor) -> bool:
-    """Whether the log joint is within 1 nat of the mode at 10, 30 and 100 standard deviations on one side.
-
-    :param falls: on either side, shape ``(2, 3)``.
-    """
-    return bool((falls < LEAST).all(-1).any())
-
-
-def _level(falls: Tensor) -> bool:
-    """Whether the log joint is where it was at two standard deviations on one side, without a dip on the way.
-
-    Behind a dip there is another mode: a second labelling, for one.
-
-    :param falls: on either side, on the way there.
-    """
-    dip = falls[:, :-1].amax(-1) - falls[:, -1]
-    return bool(((falls[:, -1].abs() < LEAST_FALL) & (dip < LEAST_DIP)).any())
-
-
 def _improper(where: str, distance: str) -> ImproperPosterior:
     return ImproperPosterior(
         f"the log joint is as high as at its maximum {distance}, along a direction that points at {where}: the "
@@ -359,12 +326,14 @@ def rounded_inside(joint: LogJoint, u: Tensor, theta: Tensor) -> list[str]:
 
 
 def _is_rounded(node: Node) -> bool:
-    """Whether a parameter that depends on the latents has the digits of float32, whatever its type is by now."""
+    """Whether a parameter that depends on the latents has the digits of float32, whatever its type is by now.
+
+    All its numbers are float32, and not all of them so simple as 0, 1 and 1/2.
+    """
     parts = unwrapped(node["fn"])
-    values = (getattr(parts.base, name, None) for name in parts.names)
-    return any(isinstance(v, Tensor) and v.requires_grad and _is_single(v.detach().double()) for v in values)
-
-
-def _is_single(value: Tensor) -> bool:
-    """Whether all numbers are float32, and not all of them so simple as 0, 1 and 1/2."""
-    return bool((value.float().double() == value).all()) and bool((value.half().double() != value).any())
+    for value in (getattr(parts.base, name, None) for name in parts.names):
+        if isinstance(value, Tensor) and value.requires_grad:
+            exact = value.detach().double()
+            if bool((exact.float().double() == exact).all()) and bool((exact.half().double() != exact).any()):
+                return True
+    return False

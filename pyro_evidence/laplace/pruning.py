@@ -1,7 +1,7 @@
 """Groups of weights that the data do not need: switched off where that gains, brought back where they were needed."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -13,16 +13,22 @@ from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.recognise import PrecisionGroups
 
-ELSEWHERE = (-40.0, -20.0, -12.0, -8.0, -5.0, -2.5, 2.5, 5.0, 8.0, 12.0, 20.0, 40.0)  # log units of a precision
+AWAY = (2.5, 5.0, 8.0, 12.0, 20.0, 40.0)  # log units from a precision at which it may be better, either way
 MANY = 32  # weights of a group above which its covariance is not worth the matrix
 GONE = 60.0  # log units above its own precision at which a weight is gone, to double precision
 LEAST_RISE = -0.2  # nats: foreseen by less, a rise is believed to be none where the likelihood is not Gaussian
 
 
+def either_way(moves: Sequence[float]) -> list[float]:
+    """Moves down, the longest first, and up, the shortest first."""
+    return [*(-move for move in reversed(moves)), *moves]
+
+
 def predicted_gain(laplace: LaplaceState, index: int, moves: Tensor, least: float) -> Tensor:
     """Which moves ``(K,)`` of a log precision may raise the log evidence by ``least`` nats, ``(K,)`` bool.
 
-    All, for a hyperparameter that is not a precision of a few weights behind linear predictors.
+    All, for a hyperparameter that is not a precision of a few weights behind linear predictors.  Without it each move
+    is a search for a mode: fifty precisions in benchmarks/releases.py.
     """
     member, linear = _members(laplace, index), laplace.problem.structure.linear
     if member is None or linear is None:
@@ -43,23 +49,12 @@ def _members(laplace: LaplaceState, index: int) -> Tensor | None:
 
 def removal(laplace: LaplaceState, index: int, move: Tensor) -> tuple[float, float] | None:
     """By how much the log evidence rises once a log precision has moved, and without its weights; None if unknown."""
-    member, linear, groups = (
-        _members(laplace, index),
-        laplace.problem.structure.linear,
-        laplace.problem.structure.groups,
-    )
+    groups, linear = laplace.problem.structure.groups, laplace.problem.structure.linear
+    member = _members(laplace, index)
     if member is None or linear is None or groups is None or not is_gaussian(laplace, linear):
         return None
     there, gone = rises(laplace, index, member, torch.stack([move, GONE / groups.power[index]])).tolist()
     return (there, gone) if math.isfinite(there) and math.isfinite(gone) else None
-
-
-def may_lie_elsewhere(laplace: LaplaceState, index: int, least: float) -> bool:
-    """Whether a group of weights may be worth ``least`` nats more at another prior precision, however far."""
-    groups = laplace.problem.structure.groups
-    assert groups is not None
-    moves = torch.tensor(ELSEWHERE, dtype=torch.float64).to(laplace.theta) / groups.power[index]
-    return bool(predicted_gain(laplace, index, moves, least).any())
 
 
 def rises(laplace: LaplaceState, index: int, member: Tensor, moves: Tensor) -> Tensor:
@@ -95,7 +90,7 @@ def is_gaussian(laplace: LaplaceState, linear: LinearDensity) -> bool:
 FAR_WORSE = 10.0  # nats: a group whose removal costs as much is not tried again at once
 UNFELT = 1e-6  # of its weights determined: a group on a plateau
 SHARES = (0.0, 2.5, 5.0)  # log units by which a prior precision is less than the data's, on trial
-SMALLER = (0.0, 20.0, 40.0, 60.0, 80.0)  # log units of a prior precision
+SMALLER = range(0, 81, 20)  # log units of a prior precision
 NEAR = 1.0  # log units: moves of other hyperparameters at which a decision for good can be taken
 
 
@@ -177,9 +172,8 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[Lapl
     stand_in, move = state.theta.clone(), _to_insignificance(state, member) / groups.power[t]
     stand_in[t] += move
     foreseen = removal(state, t, move)
-    if foreseen is not None:
-        if foreseen[1] < max(foreseen[0], 0.0):
-            return state, -foreseen[1]
+    if foreseen is not None and foreseen[1] < max(foreseen[0], 0.0):
+        return state, -foreseen[1]
     start = torch.where(member, groups.loc, state.u)
     try:
         pruned = laplace_state(state.problem.without(member), stand_in, start)
@@ -221,7 +215,9 @@ def reactivated(laplace: LaplaceState, flat: Tensor, most: int, least: float) ->
     size = groups.size(problem.active)
     flat = flat | (laplace.gamma < UNFELT * size) | (size == 0)
     gone = (groups.is_weight & flat).nonzero().flatten().tolist()
-    gone = [t for t in gone if not bool(size[t]) or may_lie_elsewhere(laplace, t, least)]
+    far = torch.tensor(either_way(AWAY), dtype=torch.float64).to(laplace.theta)
+    moves = {t: far / groups.power[t] for t in gone}
+    gone = [t for t in gone if not bool(size[t]) or bool(predicted_gain(laplace, t, moves[t], least).any())]
     for t in gone if len(gone) <= most else ():
         member = groups.member == t
         back = replace(problem, active=problem.active | member)

@@ -1,4 +1,7 @@
-"""Real-valued hyperparameters that the data have stopped to feel, on a plateau far from where the search began."""
+"""What the search for hyperparameters asks beside the plain step: whether a mode, a noise or a parameter is being lost.
+
+Where one is for a few models only, its docstring names the benchmark that pays for it.
+"""
 
 import torch
 from torch import Tensor
@@ -15,7 +18,8 @@ NOTHING = 1e-12  # nats by a move as large as the hyperparameter, and of the inf
 def not_identified(state: LaplaceState) -> Tensor:
     """Which hyperparameters, not in log units, move nothing any more, though they did at the start, ``(T,)`` bool.
 
-    A scale may be felt no longer because it is best at the end of its range; a real number has no such end.
+    A scale may be felt no longer because it is best at the end of its range; a real number has no such end.  For means
+    and trends of Gaussian processes: benchmarks/gp_speed.py.
     """
     found = torch.zeros_like(state.theta, dtype=torch.bool)
     real = (~log_units(state.problem)).nonzero().flatten()
@@ -26,19 +30,13 @@ def not_identified(state: LaplaceState) -> Tensor:
     here = information(state, real).diagonal().abs()
     faint = here * size.square() < NOTHING
     if bool(faint.any()):
-        faint &= here < NOTHING * _at_the_start(state, real)
+        try:
+            begin = laplace_state(state.problem, joint.initial_theta, state.u, cold=True)
+        except ArithmeticError:
+            return found
+        faint &= here < NOTHING * information(begin, real).diagonal().abs()
     found[real] = faint
     return found
-
-
-def _at_the_start(state: LaplaceState, real: Tensor) -> Tensor:
-    """The information where the search began, nothing pruned; zero where that cannot be computed."""
-    problem, joint = state.problem, state.problem.joint
-    try:
-        begin = laplace_state(problem, joint.initial_theta, state.u, cold=True)
-    except ArithmeticError:
-        return torch.zeros(len(real)).to(state.theta)
-    return information(begin, real).diagonal().abs()
 
 
 EXACT = 14.0  # log units of a noise precision from the start: a standard deviation of a thousandth
@@ -48,7 +46,8 @@ def interpolates_data(laplace: LaplaceState, slope: Slope) -> bool:
     """Whether a network's noise precision is more than a million times what it began with, and the evidence rises on.
 
     With more weights than distinct rows there is no maximum: each factor e in the precision adds half a nat for every
-    datum that the weights leave over.  The curvature's range grows as fast, until no search finds the mode.
+    datum that the weights leave over.  The curvature's range grows as fast, until no search finds the mode.  For
+    networks with as many weights as data: benchmarks/mlp_speed.py, mlp_quality.py.
     """
     if laplace.problem.structure.network is None:
         return False
@@ -102,6 +101,7 @@ def vanishing(problem: Problem, density: Density, u: Tensor, theta: Tensor) -> T
 
     The exact curvature has less than a hundredth of Gauss-Newton's left in some direction.  A little further in the
     hyperparameters there is no mode, or a ring of them, while the log evidence by Gauss-Newton's feels nothing of it.
+    For networks of more hidden units than the data ask for: benchmarks/mlp_speed.py, mlp_quality.py.
     """
     if problem.structure.network is None or problem.curvature is not gauss_newton:
         return torch.zeros(len(u), dtype=torch.bool, device=u.device)

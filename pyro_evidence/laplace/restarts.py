@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,18 +15,24 @@ from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
     find_modes,
-    laplace_state,
     require_proper,
     state_at,
 )
-from pyro_evidence.laplace.approximation_rows import SMALL, LaplaceRows, density, laplace_rows, slopes_at_fixed_mode
+from pyro_evidence.laplace.approximation_rows import (
+    SMALL,
+    LaplaceRows,
+    at_modes,
+    density,
+    laplace_rows,
+    single,
+    slopes_at_fixed_mode,
+)
 from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural
-from pyro_evidence.numerics import evidence, newton, trust_region
+from pyro_evidence.numerics import newton, trust_region
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
 from pyro_evidence.precision.choices import gauss_newton
-from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import submodules
 from pyro_evidence.structure.density import LinearDensity
@@ -84,7 +90,12 @@ def search(problem: Problem, starts: Tensor, theta: Tensor, progress: bool = Fal
     :raises NotAMode: when every restart failed, with what each said.
     """
     with bar_of("posterior mode", progress) as bar:
-        mode = find_modes(problem, starts, theta, cold=True, watch=partial(_show, bar))
+
+        def show(log_joint: Tensor) -> None:
+            bar.set_postfix_str(f"log joint {float(log_joint.max()):.4f}", refresh=False)
+            bar.update()
+
+        mode = find_modes(problem, starts, theta, cold=True, watch=show)
     if not problem.structure.agrees(mode.u[mode.converged], theta):
         return search(problem.without_linear, starts, theta, progress)
     return distinct([partial(state_at, problem, theta, mode, row) for row in range(len(starts))])
@@ -93,49 +104,27 @@ def search(problem: Problem, starts: Tensor, theta: Tensor, progress: bool = Fal
 def distinct(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
     """The distinct modes among those that are found when asked for.
 
-    :raises NotAMode: when none is found, with what each said.
+    :raises NotAMode: when none is found, with what each said; of a single one its own error.
     """
     states: list[LaplaceState] = []
     reached, failures = [], {}
     for row, find in enumerate(found):
         try:
-            reached.append(_index(states, find()))
+            state = find()
+            index = next((i for i, known in enumerate(states) if _same_height(known, state)), len(states))
+            if index == len(states):
+                require_proper(state)
+                states.append(state)
+            reached.append(index)
         except ArithmeticError as error:
             reached.append(-1)
             failures[row] = error
-    if not states:
-        raise _all_failed(failures)
     messages = tuple(f"restart {row}: {error}" for row, error in failures.items())
-    return _sorted(states, torch.tensor(reached), messages)
-
-
-def _sorted(states: list[LaplaceState], reached: Tensor, failures: tuple[str, ...]) -> Restarts:
+    if not states:
+        raise failures[0] if len(failures) == 1 else NotAMode("\n".join(["all restarts failed.", *messages]))
     order = sorted(range(len(states)), key=lambda i: -states[i].objective)
     rank = torch.tensor([order.index(i) for i in range(len(states))] + [-1])
-    return Restarts(tuple(states[i] for i in order), rank[reached], failures)
-
-
-def _all_failed(failures: dict[int, ArithmeticError]) -> ArithmeticError:
-    if len(failures) == 1:
-        return failures[0]
-    return NotAMode(
-        "\n".join(["all restarts failed."] + [f"restart {row}: {error}" for row, error in failures.items()])
-    )
-
-
-def _show(bar: Any, log_joint: Tensor) -> None:
-    bar.set_postfix_str(f"log joint {float(log_joint.max()):.4f}", refresh=False)
-    bar.update()
-
-
-def _index(states: list[LaplaceState], state: LaplaceState) -> int:
-    """Position of a state's mode among ``states``, which grows when it is a new one."""
-    for i, known in enumerate(states):
-        if _same_height(known, state):
-            return i
-    require_proper(state)
-    states.append(state)
-    return len(states) - 1
+    return Restarts(tuple(states[i] for i in order), rank[torch.tensor(reached)], messages)
 
 
 def _same_height(a: LaplaceState, b: LaplaceState) -> bool:
@@ -169,7 +158,9 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
     points = best = near_mode(problem, theta, u)
     fallen = torch.zeros_like(theta[:, 0])  # rounds since the highest
     for _ in range(ROUNDS):
-        move = _round(problem, points)
+        slope = slopes_at_fixed_mode(replace(problem, curvature=gauss_newton), points)
+        move = (natural(problem, points, slope) @ slope.total.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
+        move = torch.where(torch.isfinite(move), move, 0.0)
         exact = vanishing_noise(problem, points.theta).any(-1)
         rows = ((fallen < PATIENCE) & ~exact & (move.abs() > 0.1).any(-1)).nonzero().squeeze(-1)
         if not len(rows):
@@ -187,18 +178,7 @@ def near_mode(problem: Problem, theta: Tensor, u: Tensor) -> LaplaceRows:
     active = torch.ones_like(u, dtype=torch.bool)
     rows = torch.cat([theta, active.to(theta)], -1)
     near = trust_region.ascend(by_rows, lambda v, own: gauss_newton(by_rows, v, own), u, rows, limits)
-    tril, info = torch.linalg.cholesky_ex(near.precision.double())
-    sound = (info == 0) & torch.isfinite(near.log_joint)
-    tril = torch.where(sound[:, None, None], tril, torch.eye(u.shape[-1]).to(tril))
-    height = evidence.log_evidence(near.log_joint, Dense(tril).log_det, active.sum(-1))
-    return LaplaceRows(theta, active, near.u, tril, torch.where(sound, height, -torch.inf), near.left_saddle)
-
-
-def _round(problem: Problem, points: LaplaceRows) -> Tensor:
-    """One round of MacKay's, at most a log unit of each hyperparameter, ``(R, T)``."""
-    found = slopes_at_fixed_mode(replace(problem, curvature=gauss_newton), points)
-    move = (natural(problem, points, found) @ found.total.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
-    return torch.where(torch.isfinite(move), move, 0.0)
+    return at_modes(theta, active, near, near.precision, torch.ones_like(active[:, 0]))
 
 
 def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts:
@@ -208,17 +188,10 @@ def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts
     """
     own, u = warm_up(problem, theta.expand(len(starts), -1).clone(), starts)
     points = laplace_rows(problem, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=500)
-    return distinct([partial(_alone, problem, points, row) for row in range(len(u))])
+    return distinct([partial(single, problem, points, row) for row in range(len(u))])
 
 
-def _alone(problem: Problem, points: LaplaceRows, row: int) -> LaplaceState:
-    return replace(laplace_state(problem, points.theta[row], points.u[row]), left_saddle=bool(points.left_saddle[row]))
-
-
-UNFELT, OVERWHELMED = (
-    1e-4,
-    1e9,
-)  # curvature of the data over that of the prior, beyond: units
+UNFELT, OVERWHELMED = 1e-4, 1e9  # curvature of the data over that of the prior, beyond: units
 
 
 def rescaled_start(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:

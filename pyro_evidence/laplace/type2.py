@@ -12,7 +12,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_s
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
 from pyro_evidence.laplace.gradient import Slope, curvature, slope
 from pyro_evidence.laplace.metric import inverted, log_units, natural_metric, rescaled, round_of_all, updated
-from pyro_evidence.laplace.pruning import PruningTried, predicted_gain, prune, reactivated
+from pyro_evidence.laplace.pruning import AWAY, PruningTried, either_way, predicted_gain, prune, reactivated
 from pyro_evidence.laplace.remedies import interpolates_data, is_singular, near_fold, not_identified
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted, to_peak_or_half, to_peak_or_quarter
@@ -26,7 +26,7 @@ SHARP = 1e-3  # nats that a step promises, above which their curvature is taken 
 BROAD, HIGH = 1.0, 5.0  # nats above which it does not hold as far as the step goes; the same for a process
 KEPT = 0.75  # share of its promise that a step must keep, for the metric to go on without a look
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
-PLATEAU = (-8.0, -5.0, -2.5, 2.5, 5.0, 8.0)  # log units away from it
+PLATEAU = either_way(AWAY[:3])  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
 LEAP = 1.0  # nats that must be promised, and gained, by going over to another mode
 LONGER = 4.0  # times the share of the last step
@@ -97,7 +97,8 @@ def step(state: TypeII) -> TypeII:
         return _at_higher_mode(state)
     logs = log_units(state.laplace.problem)
     natural = _directions(state, logs)
-    far = _is_far(state, natural[0], logs)
+    far = float((natural[0] * logs).abs().max()) > NEAR + 1e-9  # the first step in a plain metric has length 1
+    far = far or (not state.learned and 0.5 * float((natural[0] * ~logs) @ state.slope.total) > 1.0)
     if not state.trusted and not far:
         state = _with_refreshed_curvature(state)
     if state.learned and state.promised <= _rounding(state):
@@ -106,7 +107,10 @@ def step(state: TypeII) -> TypeII:
     direction, found = _best_of(state, directions)
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
-    new = _accepted(state, found, direction, logs)
+    share = float((found.theta - state.laplace.theta) @ direction / (direction @ direction))
+    new = replace(_arrived(state, found, direction * logs), share=share)
+    if new.stop_reason is None and share < CUT and interpolates_data(state.laplace, state.slope):
+        new = replace(new, stop_reason=Status.INTERPOLATING)
     if far and not state.learned:
         new = _further(state, new, direction * logs)
     if new.stop_reason is None and new.laplace.problem is state.laplace.problem and not far:
@@ -234,21 +238,6 @@ def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> 
     return replace(new, stop_reason=Status.SINGULAR) if is_singular(new.laplace) else new
 
 
-def _accepted(state: TypeII, found: LaplaceState, direction: Tensor, logs: Tensor) -> TypeII:
-    """The iterate there, with the share of the step that it is; the end where that is little for want of any noise."""
-    share = float((found.theta - state.laplace.theta) @ direction / (direction @ direction))
-    new = replace(_arrived(state, found, direction * logs), share=share)
-    exact = new.stop_reason is None and share < CUT and interpolates_data(state.laplace, state.slope)
-    return replace(new, stop_reason=Status.INTERPOLATING) if exact else new
-
-
-def _is_far(state: TypeII, direction: Tensor, logs: Tensor) -> bool:
-    """Whether a step is so long that what is known here does not hold there."""
-    if float((direction * logs).abs().max()) > NEAR + 1e-9:  # the first step in a plain metric has length 1
-        return True
-    return not state.learned and 0.5 * float((direction * ~logs) @ state.slope.total) > 1.0
-
-
 def _capped(state: TypeII, logs: Tensor) -> Tensor:
     """The step that the metric suggests, no longer than LARGEST_STEP in any log unit."""
     direction = state.metric @ state.slope.total
@@ -329,25 +318,27 @@ def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:
 
 
 def _stuck(state: TypeII, promised: float) -> TypeII:
-    """Another try in the natural metric; when that is what failed, the end: at rounding, or for want of smoothness."""
+    """Another try in the natural metric; when that is what failed, the end.
+
+    That is at rounding, for a noise that vanishes, for a flat objective, or for want of smoothness.  A hyperparameter
+    so far off that moves of a millionth change the objective 100 times too much counts as unbounded.
+    """
     if promised <= state.laplace.problem.eps**0.5 * (1.0 + abs(state.objective)):  # and cannot be had: noise
         return replace(state, stop_reason=Status.CONVERGED)
     if state.learned:
         return _in_natural_metric(state)
     if interpolates_data(state.laplace, state.slope):
         return replace(state, stop_reason=Status.INTERPOLATING)
-    return replace(state, stop_reason=Status.UNBOUNDED if _is_flat(state) or _is_lost(state) else Status.STUCK)
+    if _is_flat(state):
+        return replace(state, stop_reason=Status.UNBOUNDED)
+    moves = TINY * generic_directions(6, len(state.laplace.theta), state.slope.total)
+    allowed = 100.0 * (TINY * float(state.slope.total.abs().sum()) + _rounding(state))
+    lost = bool((state.away > FAR).any()) and max(_change(state, move) for move in moves) > allowed
+    return replace(state, stop_reason=Status.UNBOUNDED if lost else Status.STUCK)
 
 
 def _in_natural_metric(state: TypeII) -> TypeII:
     return replace(state, metric=natural_metric(state.laplace, state.slope), learned=False)
-
-
-def _is_lost(state: TypeII) -> bool:
-    """Whether a hyperparameter is so far off that moves of a millionth change the objective 100 times too much."""
-    moves = TINY * generic_directions(6, len(state.laplace.theta), state.slope.total)
-    allowed = 100.0 * (TINY * float(state.slope.total.abs().sum()) + _rounding(state))
-    return bool((state.away > FAR).any()) and max(_change(state, move) for move in moves) > allowed
 
 
 def _is_flat(state: TypeII) -> bool:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pyro_evidence.fitting.iterate import Fit, Stop, bar_of
 from pyro_evidence.laplace import type2
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
-from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, slopes
+from pyro_evidence.laplace.approximation import Problem
+from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, single, slopes
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.laplace.metric import metric_of, updated
 from pyro_evidence.laplace.pruning import to_insignificance
@@ -105,9 +105,11 @@ def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
     direction = (metric @ slope.total.unsqueeze(-1)).squeeze(-1)
     length = direction.abs().amax(-1, keepdim=True)
     direction = direction * (LARGEST_STEP / length.clamp(min=LARGEST_STEP))  # cap, direction kept
-    tried = direction * _worth_asking(direction, slope.total, batch.share[rows]).unsqueeze(-1)
-    new, rose = line_search(problem, old, tried, slope.total)
-    share = _accepted(old, new, direction)
+    promised = 0.5 * (direction * slope.total).sum(-1)
+    first = torch.where(promised > SHARP, LONGER * batch.share[rows], 1.0).clamp(max=1.0)  # modes were followed so far
+    new, rose = line_search(problem, old, direction * first.unsqueeze(-1), slope.total)
+    along = ((new.theta - old.theta) * direction).sum(-1) / direction.square().sum(-1)
+    share = torch.where(along > 0, along, 1.0)
     new = pruned(problem, new)
     new = replace(new, left_saddle=old.left_saddle | new.left_saddle)
     found = slopes(problem, new)
@@ -115,8 +117,11 @@ def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
     kept = rose & (new.active == old.active).all(-1) & (length.squeeze(-1) < 1.0)
     learned = updated(metric, fresh, new.theta - old.theta, slope.total, found.total)
     was_fresh = (metric == natural(problem, old, slope)).all(-1).all(-1)
-    noise = rose & (new.objective - old.objective <= problem.slack * (1.0 + old.objective.abs()))
-    moving = (rose | ~was_fresh) & ~noise & ~_arrived(old, new, found, stop, rose) & ~_needs_care(problem, new, found)
+    gain = new.objective - old.objective
+    noise = rose & (gain <= problem.slack * (1.0 + old.objective.abs()))
+    small = gain.abs() <= stop.tolerance * (1.0 + new.objective.abs())
+    arrived = rose & small & (found.total.abs().amax(-1) <= stop.gradient_tolerance)
+    moving = (rose | ~was_fresh) & ~noise & ~arrived & ~_needs_care(problem, new, found)
     return Batch(
         batch.points.with_rows(rows, new),
         Slope(batch.slope.total.index_copy(0, rows, found.total), batch.slope.joint.index_copy(0, rows, found.joint)),
@@ -124,23 +129,6 @@ def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
         batch.moving.index_copy(0, rows, moving),
         batch.share.index_copy(0, rows, share),
     )
-
-
-def _worth_asking(direction: Tensor, slope: Tensor, share: Tensor) -> Tensor:
-    """The part of each step to try first, ``(R,)``: not much more than modes could be followed along the last."""
-    promised = 0.5 * (direction * slope).sum(-1)
-    return torch.where(promised > SHARP, LONGER * share, 1.0).clamp(max=1.0)
-
-
-def _accepted(old: LaplaceRows, new: LaplaceRows, direction: Tensor) -> Tensor:
-    """The share of each step that was taken, ``(R,)``."""
-    along = ((new.theta - old.theta) * direction).sum(-1) / direction.square().sum(-1)
-    return torch.where(along > 0, along, 1.0)
-
-
-def _arrived(old: LaplaceRows, new: LaplaceRows, found: Slope, stop: Stop, rose: Tensor) -> Tensor:
-    small = (new.objective - old.objective).abs() <= stop.tolerance * (1.0 + new.objective.abs())
-    return rose & small & (found.total.abs().amax(-1) <= stop.gradient_tolerance)
 
 
 def _needs_care(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
@@ -165,7 +153,9 @@ def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:
     problem, active = states[0].problem, torch.stack([s.problem.active for s in states])
     points = laplace_rows(problem, torch.stack([s.theta for s in states]), active, torch.stack([s.u for s in states]))
     points = replace(points, left_saddle=points.left_saddle | torch.tensor([s.left_saddle for s in states]).to(active))
-    own, batch, path = _is_found(states, points), started(problem, points), [points.objective]
+    before = torch.tensor([s.objective for s in states]).to(points.objective)
+    own = points.objective >= before - problem.tolerance**0.5 * (1.0 + before.abs())  # searched for once more
+    batch, path = started(problem, points), [points.objective]
     batch = replace(batch, moving=batch.moving & own)
     with bar_of("restarts", stop.progress) as bar:
         while bool(batch.moving.any()) and len(path) <= stop.num_steps:
@@ -173,29 +163,19 @@ def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:
             path.append(batch.points.objective)
             bar.set_postfix_str(f"{int(batch.moving.sum())} of {len(states)} on their way", refresh=False)
             bar.update()
+    paths = torch.stack(path, -1).tolist()
     rows = enumerate(zip(fits, own.tolist(), strict=True))
-    return tuple(_alone(fit, batch.points, row, _path(path, row)) if same else fit for row, (fit, same) in rows)
+    return tuple(_alone(fit, batch.points, row, paths[row]) if same else fit for row, (fit, same) in rows)
 
 
-def _is_found(states: Sequence[LaplaceState], points: LaplaceRows) -> Tensor:
-    """Which rows, whose modes were searched for once more, are as high as before: the others have lost theirs."""
-    before = torch.tensor([s.objective for s in states]).to(points.objective)
-    return points.objective >= before - states[0].problem.tolerance ** 0.5 * (1.0 + before.abs())
+def _alone(fit: Fit[TypeII], points: LaplaceRows, row: int, path: Sequence[float]) -> Fit[TypeII]:
+    """One row as a fit of its own.
 
-
-def _alone(fit: Fit[TypeII], points: LaplaceRows, row: int, path: tuple[float, ...]) -> Fit[TypeII]:
-    """One row as a fit of its own."""
-    problem = replace(fit.state.laplace.problem, active=points.active[row])
+    :param path: its objectives, of which those count that are before the last change.
+    """
     try:
-        found = laplace_state(problem, points.theta[row], points.u[row])
-        state = type2.type2_state(replace(found, left_saddle=bool(points.left_saddle[row])))
+        state = type2.type2_state(single(fit.state.laplace.problem, points, row))
     except ArithmeticError:
         return fit
-    return Fit(state, fit.status, (*fit.objectives[:-1], *path, state.objective))
-
-
-def _path(objectives: list[Tensor], row: int) -> tuple[float, ...]:
-    """A row's objectives as long as they change, without the last."""
-    values = [float(o[row]) for o in objectives]
-    last = max((i for i in range(1, len(values)) if values[i] != values[i - 1]), default=0)
-    return tuple(values[:last])
+    last = max((i for i in range(1, len(path)) if path[i] != path[i - 1]), default=0)
+    return Fit(state, fit.status, (*fit.objectives[:-1], *path[:last], state.objective))

@@ -61,7 +61,7 @@ def hyperparameter_covariance(state: LaplaceState) -> HyperparameterCovariance:
 
     :raises NotAMode: where the log evidence has no maximum there.
     """
-    theta = state.theta
+    theta, hypers = state.theta, state.problem.joint.hypers
     measure = _measure(state)
     curvature = exact_curvature(state, measure)
     ends = _ends(state, measure, curvature)
@@ -69,11 +69,15 @@ def hyperparameter_covariance(state: LaplaceState) -> HyperparameterCovariance:
     unconstrained = torch.full_like(curvature, torch.nan)
     index = inside.nonzero().flatten()
     unconstrained[index.unsqueeze(-1), index] = _inverse(state, curvature, index)
-    jacobian = torch.autograd.functional.jacobian(lambda t: _flat(state, t), theta) if len(theta) else curvature
+
+    def flat(theta: Tensor) -> Tensor:
+        return torch.cat([v.reshape(-1) for v in hypers.constrained(theta).values()])
+
+    jacobian = torch.autograd.functional.jacobian(flat, theta) if len(theta) else curvature
     constrained = jacobian @ unconstrained.nan_to_num(0.0) @ jacobian.mT
     touched = (jacobian[:, ~inside] != 0).any(-1)
     constrained[touched], constrained[:, touched] = torch.nan, torch.nan
-    shapes = {p.name: p.shape for p in state.problem.joint.hypers}
+    shapes = {part.name: part.shape for part in hypers}
     labels = tuple((name, i) for name, shape in shapes.items() for i in range(shape.numel()))
     parts = constrained.diagonal().sqrt().split([s.numel() for s in shapes.values()])
     sd = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=False)}
@@ -98,11 +102,6 @@ def _inverse(state: LaplaceState, curvature: Tensor, index: Tensor) -> Tensor:
             f"expected a maximum. Run the fit until it has converged, or give that hyperparameter a prior."
         )
     return torch.cholesky_inverse(tril)
-
-
-def _flat(state: LaplaceState, theta: Tensor) -> Tensor:
-    """All constrained values, flat."""
-    return torch.cat([v.reshape(-1) for v in state.problem.joint.hypers.constrained(theta).values()])
 
 
 def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace import evidence_error
 from pyro_evidence.laplace.approximation import laplace_state
-from pyro_evidence.laplace.evidence_error import EvidenceError, second_order
+from pyro_evidence.laplace.evidence_error import second_order
 from pyro_evidence.numerics import importance
 from pyro_evidence.precision.choices import diagonal
 from tests.models_for_tests.engine_models import positive
@@ -234,7 +234,7 @@ def test_the_second_order_term_is_most_of_the_error_of_crossed_effects() -> None
         rows = dist.Bernoulli(logits=eta).log_prob(y.reshape(3, 3)[:, j]).sum(-1)
         each.append((rows + dist.Normal(0.0, 1.0).log_prob(axis)).logsumexp(-1) + math.log(0.3))
     truth = float((log_a + sum(each)).logsumexp(0)) + 3.0 * math.log(0.3)
-    error = second_order(state, EvidenceError.of)
+    error = second_order(state)
     gap = truth - float(state.log_evidence)
     assert error.signed == pytest.approx(gap, rel=0.25)
 
