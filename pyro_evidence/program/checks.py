@@ -50,7 +50,12 @@ def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     :raises UnsupportedModel: subsampled plate, no latent, no continuous latent, unsummable discrete latent.
     :raises BadInput: no observation, empty data, shapes or dtypes that do not fit.
     """
-    _check_plates(trace)
+    for name, node in trace.nodes.items():
+        if node["type"] == "sample" and is_plate(node) and len(node["value"]) < node["fn"].size:
+            raise UnsupportedModel(
+                f"plate '{name}' subsamples {len(node['value'])} of {node['fn'].size}; expected the whole "
+                f"data, because an evidence is not an average over minibatches. Drop subsample_size."
+            )
     nodes = sample_nodes(trace)
     latent = {n: s for n, s in nodes.items() if not s["is_observed"]}
     check_kinds(nodes, describe(args, kwargs))
@@ -59,15 +64,6 @@ def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     for name, node in nodes.items():
         _check_shape(name, node, has_discrete=any(is_discrete(s) for s in latent.values()))
     _check_dtypes({n: s for n, s in latent.items() if not is_discrete(s)}, nodes)
-
-
-def _check_plates(trace: Trace) -> None:
-    for name, node in trace.nodes.items():
-        if node["type"] == "sample" and is_plate(node) and len(node["value"]) < node["fn"].size:
-            raise UnsupportedModel(
-                f"plate '{name}' subsamples {len(node['value'])} of {node['fn'].size}; expected the whole "
-                f"data, because an evidence is not an average over minibatches. Drop subsample_size."
-            )
 
 
 def _check_observations(observed: Mapping[str, Node], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -258,20 +254,17 @@ def check_dependence(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) ->
     hypers = {n: v.detach().requires_grad_() for n, v in joint.hypers.constrained(theta).items()}
     trace = joint.trace_at(joint.latents.constrained(u.to(joint.dtype)), hypers)
     nodes = trace.nodes
-    _check_data([n for n in joint.observed if n not in nodes])
-    check_supports(continuous, nodes)
-    if len(joint.hypers.names) > len(joint.maximised_sites):
-        _check_influence(joint, joint.total(trace), hypers)
-    if joint.maximised_sites:
-        _check_hyperprior(joint, u, continuous)
-
-
-def _check_data(gone: Sequence[str]) -> None:
+    gone = [n for n in joint.observed if n not in nodes]
     if gone:
         raise UnsupportedModel(
             f"observed site(s) {', '.join(gone)} were there in the model's first run and then no more. Expected "
             f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
         )
+    check_supports(continuous, nodes)
+    if len(joint.hypers.names) > len(joint.maximised_sites):
+        _check_influence(joint, joint.total(trace), hypers)
+    if joint.maximised_sites:
+        _check_hyperprior(joint, u, continuous)
 
 
 def _check_influence(joint: Joint, density: Tensor, values: Mapping[str, Tensor]) -> None:
@@ -338,17 +331,16 @@ def not_finite(nodes: Mapping[str, Node], arguments: str) -> BadInput:
 
 def same_arguments(a: Arguments, b: Arguments) -> bool:
     """Whether two calls have the same objects, or tensors of the same values, as arguments."""
-    return (
-        len(a[0]) == len(b[0])
-        and a[1].keys() == b[1].keys()
-        and all(_same(x, y) for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))
-    )
-
-
-def _same(x: Any, y: Any) -> bool:
-    if x is y or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-        return x is y
-    return (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
+    if len(a[0]) != len(b[0]) or a[1].keys() != b[1].keys():
+        return False
+    for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True):
+        if x is y:
+            continue
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor) or (x.dtype, x.device) != (y.dtype, y.device):
+            return False
+        if not torch.equal(x, y):
+            return False
+    return True
 
 
 def _check_support(name: str, node: Mapping[str, Any]) -> None:

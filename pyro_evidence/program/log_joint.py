@@ -132,7 +132,10 @@ class LogJoint:
         )
         self._inexact = tuple(n for n, s in nodes.items() if n not in self.discrete and exact(s["fn"]) is not s["fn"])
         self._known = frozenset({*self.discrete, *self.observed, *self.left_out, *trace.param_nodes})
-        self._enumerated = self._summing(nodes)
+        self._enumerated = self.model  # with its discrete sites enumerated beyond its plates
+        if self.discrete:
+            dims = [f.dim for s in nodes.values() for f in s["cond_indep_stack"] if f.vectorized]
+            self._enumerated = _Enumerate(min(dims, default=0) - 1)(self.model)
         free = self._hold(declared, everything=maximise is not None and len(maximise) == 0)
         self._choose(free, continuous)
         self._check_density(continuous)
@@ -161,7 +164,7 @@ class LogJoint:
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
             trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
         except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError) as error:
-            if isinstance(error, TypeError | AttributeError) and not failed_run.holds_arrays(self.args, self.kwargs):
+            if isinstance(error, TypeError | AttributeError) and not failed_run.arrays(self.args, self.kwargs):
                 raise  # the model's own
             for name, declaration in statements.found.items():
                 parameters.check_start(name, declaration)
@@ -170,13 +173,6 @@ class LogJoint:
             for declaration in statements.found.values():
                 declaration.freeze()
         return trace
-
-    def _summing(self, nodes: Mapping[str, Node]) -> Model:
-        """The model with its discrete sites enumerated beyond its plates."""
-        if not self.discrete:
-            return self.model
-        dims = [f.dim for s in nodes.values() for f in s["cond_indep_stack"] if f.vectorized]
-        return _Enumerate(min(dims, default=0) - 1)(self.model)
 
     def _hold(self, declared: Mapping[str, Declaration], everything: bool) -> dict[str, Declaration]:
         """Set apart the params that are held; the others, which are maximised."""
@@ -255,34 +251,26 @@ class LogJoint:
         for _ in range(100):
             draw = torch.rand(num, self.latents.size, generator=generator, dtype=torch.float64)
             u = torch.where(bad.unsqueeze(-1), 4.0 * draw.to(self.device) - 2.0, u)
-            value, usable = self._usable(u)
-            bad = bad & ~usable
+            point = u.clone().requires_grad_()
+            value = self.log_joint(point, self.initial_theta)
+            slope = torch.autograd.grad(value.sum(), point)[0]
+            bad = bad & ~(torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1))
             if not bool(bad.any()):
-                return u, value
+                return u, value.detach()
         raise self._not_finite(u[bad][0])
 
     @property
     def row_bytes(self) -> int | None:
         """What autograd keeps for each row of a batch; None where rows are evaluated one by one."""
         if self._row_bytes is None:
-            self._row_bytes = self._kept_per_row(), 1
+            with own_random_numbers(), torch.enable_grad(), own_warnings("error", batched.ROW_BY_ROW):
+                for self._writes in (False, True):
+                    kept = batched.bytes_per_row(self._one, self._first[0], self.initial_theta)
+                    if kept is not None:
+                        break
+            self._row_bytes = kept, 1
         found, times = self._row_bytes
         return None if found is None else found * times
-
-    def _kept_per_row(self) -> int | None:
-        with own_random_numbers(), torch.enable_grad(), own_warnings("error", batched.ROW_BY_ROW):
-            for self._writes in (False, True):
-                found = batched.bytes_per_row(self._one, self._first[0], self.initial_theta)
-                if found is not None:
-                    break
-        return found
-
-    def _usable(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The density, and whether it and its gradient are finite, both ``(num,)``."""
-        u = u.clone().requires_grad_()
-        value = self.log_joint(u, self.initial_theta)
-        slope = torch.autograd.grad(value.sum(), u)[0]
-        return value.detach(), torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1)
 
     def _not_finite(self, u: Tensor) -> BadInput:
         arguments = failed_run.describe(self.args, self.kwargs)
