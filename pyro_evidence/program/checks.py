@@ -1,7 +1,7 @@
 """What a model and its data must satisfy before anything is fitted; every refusal is an error message."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,36 +9,10 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.numerics.coordinates import Coordinates, is_identity, unconstrained_shape
-from pyro_evidence.numerics.derivatives import takes_part
+from pyro_evidence.numerics.coordinates import is_identity, unconstrained_shape
 from pyro_evidence.program.failed_run import bad_entries, describe
 from pyro_evidence.program.numbers import check_kinds
 from pyro_evidence.program.sites import Node, Trace, is_discrete, is_empty, is_observation, is_plate, sample_nodes
-
-
-class Joint(Protocol):
-    """What the checks need of a log joint density."""
-
-    latents: Coordinates
-    hypers: Coordinates
-    maximised_sites: tuple[str, ...]
-    discrete: tuple[str, ...]
-    observed: tuple[str, ...]
-    initial_theta: Tensor
-    dtype: torch.dtype
-
-    def trace(self, u: Tensor, theta: Tensor) -> Trace:
-        """The model run at one point."""
-
-    def trace_at(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Trace:
-        """The model run at constrained values."""
-
-    def total(self, trace: Trace) -> Tensor:
-        """The log density that a trace shows."""
-
-    def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
-        """The log prior of the maximised sites."""
-
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call
 
@@ -241,62 +215,6 @@ def check_module_parameters(names: Sequence[str]) -> None:
             f"the evidence. Make the network a PyroModule with PyroSample priors, or pass maximise=() to hold "
             f"them fixed."
         )
-
-
-def check_dependence(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) -> None:
-    """Supports depend on nothing, the density on every param, and no hyperprior on what is integrated.
-
-    :param u: a point where the density is finite.
-    :param continuous: the continuous latent nodes of a plain run.
-    :raises UnsupportedModel: otherwise.
-    """
-    theta = (joint.initial_theta + 0.01).to(joint.dtype)
-    hypers = {n: v.detach().requires_grad_() for n, v in joint.hypers.constrained(theta).items()}
-    trace = joint.trace_at(joint.latents.constrained(u.to(joint.dtype)), hypers)
-    nodes = trace.nodes
-    gone = [n for n in joint.observed if n not in nodes]
-    if gone:
-        raise UnsupportedModel(
-            f"observed site(s) {', '.join(gone)} were there in the model's first run and then no more. Expected "
-            f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
-        )
-    check_supports(continuous, nodes)
-    if len(joint.hypers.names) > len(joint.maximised_sites):
-        _check_influence(joint, joint.total(trace), hypers)
-    if joint.maximised_sites:
-        _check_hyperprior(joint, u, continuous)
-
-
-def _check_influence(joint: Joint, density: Tensor, values: Mapping[str, Tensor]) -> None:
-    params = [n for n in values if n not in joint.maximised_sites]
-    idle = params
-    if density.requires_grad:
-        idle = [n for n, felt in zip(params, takes_part(density, [values[n] for n in params]), strict=True) if not felt]
-    if idle:
-        raise UnsupportedModel(
-            f"the log joint density does not depend on hyperparameter(s) {', '.join(idle)}, so nothing can "
-            f"be maximised over them. Expected tensors that the model computes with: look for float(...), "
-            f".item(), .detach() or torch.tensor(...) on them; declare a network's own nn.Parameter as "
-            f"PyroParam; or drop them, or pass maximise=() to hold them fixed."
-        )
-
-
-def _check_hyperprior(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) -> None:
-    u = u.clone().requires_grad_()
-    nodes = joint.trace(u, joint.initial_theta).nodes
-    if any(nodes[n]["fn"].batch_shape != continuous[n]["fn"].batch_shape for n in joint.maximised_sites):
-        raise _hyperprior_depends(joint.maximised_sites, ", ".join(joint.discrete))
-    prior = joint.log_hyperprior(joint.initial_theta, u)
-    slope = torch.autograd.grad(prior, u, allow_unused=True)[0] if prior.requires_grad else None
-    if slope is not None and bool((slope != 0).any()):
-        raise _hyperprior_depends(joint.maximised_sites, joint.latents.label(int(slope.abs().argmax())))
-
-
-def _hyperprior_depends(names: Sequence[str], other: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"the prior of {', '.join(names)} depends on {other}, which is integrated: p(D | hyperparameters) is "
-        f"then not defined. Maximise that site too, or integrate both."
-    )
 
 
 def check_same(first: float, second: float) -> None:

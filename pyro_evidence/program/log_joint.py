@@ -25,6 +25,7 @@ from pyro_evidence.fitting.process_state import (
 )
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates, unconstrained_shape
+from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program import checks, enumeration, failed_run, numbers, parameters
 from pyro_evidence.program.exact import WholeNumbers, exact
 from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, WithParameters, in_place
@@ -219,9 +220,57 @@ class LogJoint:
                 self._first = places
                 second = float(self.log_joint(places[0], self.initial_theta).detach())
                 checks.check_same(float(first), second)
-                checks.check_dependence(self, places[0], continuous)
+                self._check_dependence(places[0], continuous)
         except (RuntimeError, IndexError) as error:
             raise failed_run.run_failed(error, self.args, self.kwargs) from error
+
+    def _check_dependence(self, u: Tensor, continuous: Mapping[str, Node]) -> None:
+        """Supports depend on nothing, the density on every param, and no hyperprior on what is integrated.
+
+        :param u: a point where the density is finite.
+        :param continuous: the continuous latent nodes of a plain run.
+        :raises UnsupportedModel: otherwise.
+        """
+        theta = (self.initial_theta + 0.01).to(self.dtype)
+        hypers = {n: v.detach().requires_grad_() for n, v in self.hypers.constrained(theta).items()}
+        trace = self.trace_at(self.latents.constrained(u.to(self.dtype)), hypers)
+        gone = [n for n in self.observed if n not in trace.nodes]
+        if gone:
+            raise UnsupportedModel(
+                f"observed site(s) {', '.join(gone)} were there in the model's first run and then no more. Expected "
+                f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
+            )
+        checks.check_supports(continuous, trace.nodes)
+        params = [n for n in hypers if n not in self.maximised_sites]
+        density = self.total(trace) if params else theta
+        felt = takes_part(density, [hypers[n] for n in params]) if density.requires_grad else [False] * len(params)
+        idle = [n for n, is_felt in zip(params, felt, strict=True) if not is_felt]
+        if idle:
+            raise UnsupportedModel(
+                f"the log joint density does not depend on hyperparameter(s) {', '.join(idle)}, so nothing can "
+                f"be maximised over them. Expected tensors that the model computes with: look for float(...), "
+                f".item(), .detach() or torch.tensor(...) on them; declare a network's own nn.Parameter as "
+                f"PyroParam; or drop them, or pass maximise=() to hold them fixed."
+            )
+        if self.maximised_sites:
+            self._check_hyperprior(u, continuous)
+
+    def _check_hyperprior(self, u: Tensor, continuous: Mapping[str, Node]) -> None:
+        u = u.clone().requires_grad_()
+        nodes = self.trace(u, self.initial_theta).nodes
+        other: str | None = None  # what the prior depends on
+        if any(nodes[n]["fn"].batch_shape != continuous[n]["fn"].batch_shape for n in self.maximised_sites):
+            other = ", ".join(self.discrete)
+        else:
+            prior = self.log_hyperprior(self.initial_theta, u)
+            slope = torch.autograd.grad(prior, u, allow_unused=True)[0] if prior.requires_grad else None
+            if slope is not None and bool((slope != 0).any()):
+                other = self.latents.label(int(slope.abs().argmax()))
+        if other is not None:
+            raise UnsupportedModel(
+                f"the prior of {', '.join(self.maximised_sites)} depends on {other}, which is integrated: "
+                f"p(D | hyperparameters) is then not defined. Maximise that site too, or integrate both."
+            )
 
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], times: int) -> "LogJoint":
         """This model on all the data of which the present ones are every ``times``-th row."""

@@ -338,8 +338,10 @@ def _matches(slot: LikelihoodTerm, probe: TestPoint, eta: Tensor, size: Tensor) 
 def _explains(linear: LinearPredictors, base: TestPoint, probe: TestPoint) -> bool:
     """Whether the linear density, its parts read at ``base``, has the prior, predictors and likelihoods of a run."""
     with torch.no_grad():
-        rest = [[predictors.log_prob_sum(p.trace, linear.free)] for p in (base, probe)]
-        if (linear.gaussian and not _same(base.prior[:2], probe.prior[:2], probe)) or not _same(*rest, probe):
+        before, after = ([predictors.log_prob_sum(p.trace, linear.free)] for p in (base, probe))
+        if linear.gaussian and not _same(base.prior[:2], probe.prior[:2], probe):
+            return False
+        if not _same(before, after, probe):
             return False
         for part in linear.linear:  # each site sees the latents through its predictor alone, and that as expected
             if not _same(part.slot.others(base.trace), part.slot.others(probe.trace), probe):

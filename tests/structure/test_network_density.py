@@ -127,4 +127,4 @@ NETWORK = MLP(3, 4)
 
 @pytest.mark.parametrize("model", [halved, doubled, with_more, poutine.condition(NETWORK, {"W1": torch.ones(3, 4)})])
 def test_a_model_that_is_another_does_not_use_it(model) -> None:
-    assert recognise(LogJoint(model, (inputs(), real(15)))).known is None
+    assert recognise(LogJoint(model, (inputs(), real(15)))).network is None
