@@ -109,7 +109,13 @@ def check_ridge(value: Any) -> None:
     :raises BadInput: with the value.
     """
     check_object("ridge", value)
-    if not callable(value) and not 0.0 <= _real(value) < math.inf:
+    number = math.nan
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and not value.is_complex() and not value.is_meta and value.dtype != torch.bool:
+            number = float(value)
+    elif isinstance(value, Real) and not isinstance(value, bool):
+        number = float(value)
+    if not callable(value) and not 0.0 <= number < math.inf:
         raise BadInput(
             f"ridge={value!r}; expected a precision of at least 0 and finite, such as 1e-2, or a function such as "
             "isotropic_evidence."
@@ -163,14 +169,6 @@ def check_result(name: str, found: Any, kind: type, what: str = "") -> Any:
     if not isinstance(found, kind):
         raise BadInput(f"{name} gave {found!r}; expected {what or 'a ' + kind.__name__}.")
     return found
-
-
-def _real(value: Any) -> float:
-    """The number, nan for what is no real one."""
-    if isinstance(value, Tensor):
-        plain = value.numel() == 1 and not value.is_complex() and not value.is_meta and value.dtype != torch.bool
-        return float(value) if plain else math.nan
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
 
 
 def check_probability(name: str, value: Any) -> None:

@@ -111,41 +111,30 @@ def hessian_diagonal(
         slope = pullback(f(u, theta).sum(), u, create_graph=True)
     if not slope.requires_grad:
         return torch.zeros_like(u)
-    diagonal = _Diagonal(slope, u, kept.passes_at_once, create_graph)
-    return torch.cat([diagonal.of(block) for block in blocks or (slice(0, u.shape[-1]),)], -1)
+    found = []
+    for block in blocks or (slice(0, u.shape[-1]),):
+        uncoupled = _uncoupled_diagonal(slope, u, block, create_graph) if block.stop - block.start > 2 else None
+        if uncoupled is not None:
+            found.append(uncoupled)
+            continue
+        for index in torch.arange(block.start, block.stop, device=u.device).split(kept.passes_at_once):
+            rows = passes(slope, u, _one_hot(index, u).unsqueeze(1).expand(-1, *u.shape), create_graph)
+            found.append(rows.gather(-1, index[:, None, None].expand(-1, len(u), 1)).squeeze(-1).mT)
+    return torch.cat(found, -1)
 
 
-@dataclass(frozen=True)
-class _Diagonal:
-    """The diagonal of the derivative of ``slope`` in ``u``, block by block."""
+def _uncoupled_diagonal(slope: Tensor, u: Tensor, block: slice, create_graph: bool) -> Tensor | None:
+    """The diagonal of the derivative of ``slope`` in one block of ``u``, shape ``(R, block)``.
 
-    slope: Tensor  # (R, D)
-    u: Tensor  # (R, D)
-    at_once: int
-    create_graph: bool
-
-    def of(self, block: slice) -> Tensor:
-        size = block.stop - block.start
-        found = self._uncoupled(block, size) if size > 2 else None
-        if found is not None:
-            return found
-        chunks = torch.arange(block.start, block.stop, device=self.u.device).split(self.at_once)
-        return torch.cat([self._part(index) for index in chunks], -1)
-
-    def _part(self, index: Tensor) -> Tensor:
-        one_hot = _one_hot(index, self.u).unsqueeze(1).expand(-1, *self.u.shape)
-        found = passes(self.slope, self.u, one_hot, self.create_graph)
-        return found.gather(-1, index[:, None, None].expand(-1, len(self.u), 1)).squeeze(-1).mT
-
-    def _uncoupled(self, block: slice, size: int) -> Tensor | None:
-        """The diagonal from two products with generic vectors; None when they contradict each other."""
-        probes = generic_directions(2, size, self.u)
-        cotangents = self.u.new_zeros(2, *self.u.shape)
-        cotangents[..., block] = probes.unsqueeze(1)
-        found = passes(self.slope, self.u, cotangents, self.create_graph)[..., block] / probes.unsqueeze(1)
-        first, second = found.detach()
-        close = (first - second).abs() <= 1e-12 * (first.abs() + first.abs().amax(-1, keepdim=True))
-        return found[0] if bool(close.all()) else None
+    From two products with generic vectors; None when they contradict each other.
+    """
+    probes = generic_directions(2, block.stop - block.start, u)
+    cotangents = u.new_zeros(2, *u.shape)
+    cotangents[..., block] = probes.unsqueeze(1)
+    found = passes(slope, u, cotangents, create_graph)[..., block] / probes.unsqueeze(1)
+    first, second = found.detach()
+    close = (first - second).abs() <= 1e-12 * (first.abs() + first.abs().amax(-1, keepdim=True))
+    return found[0] if bool(close.all()) else None
 
 
 def generic_directions(num: int, size: int, like: Tensor) -> Tensor:
@@ -215,9 +204,8 @@ class Forward:
         """The reverse derivative as a function of its cotangent; None where it is zero."""
         if not (self.value.requires_grad and self.value.numel() and self.x.numel()):
             return None
-        found = torch.autograd.grad(weighed(self.value, self.cotangent), self.x, create_graph=True, allow_unused=True)[
-            0
-        ]
+        weighed_value = weighed(self.value, self.cotangent)
+        found = torch.autograd.grad(weighed_value, self.x, create_graph=True, allow_unused=True)[0]
         return found if found is not None and found.requires_grad else None
 
     def along(self, directions: Tensor) -> Tensor:

@@ -202,15 +202,12 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, Tensor, None]:
         (J,), (G,) = ctx.saved_tensors, cotangents
-        return None, torch.cat([_sandwiched(part, G) for part, _ in _chunks(J, len(G))], 1), None
-
-
-def _sandwiched(J: Tensor, G: Tensor) -> Tensor:
-    """``J_n G J_n'``, shape ``(R, N, C, C)``."""
-    left = (J.flatten(0, 1) @ G).unflatten(1, J.shape[:2])
-    if J.shape[1] == 1:
-        return (left * J).sum(-1, keepdim=True)
-    return torch.einsum("rnid,njd->rnij", left, J)
+        found = []  # J_n G J_n', (R, N, C, C)
+        for part, _ in _chunks(J, len(G)):
+            left = (part.flatten(0, 1) @ G).unflatten(1, part.shape[:2])
+            single = part.shape[1] == 1
+            found.append((left * part).sum(-1, keepdim=True) if single else torch.einsum("rnid,njd->rnij", left, part))
+        return None, torch.cat(found, 1), None
 
 
 def gram_diagonal(J: Tensor, B: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What a function of tensors does to its arguments, operation by operation, below autograd."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -66,16 +67,12 @@ class Form:
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments that such leaves make."""
-        found = list(leaves) if max(self.sizes, default=0) < 0 else self._in_lists(leaves)
-        num = len(found) - len(self.names)
-        return found[:num], dict(zip(self.names, found[num:], strict=True))
-
-    def _in_lists(self, leaves: Sequence[Any]) -> list[Any]:
         found, place = list[Any](), 0
         for size in self.sizes:
             found.append(leaves[place] if size < 0 else list(leaves[place : place + size]))
             place += abs(size)
-        return found
+        num = len(found) - len(self.names)
+        return found[:num], dict(zip(self.names, found[num:], strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +82,6 @@ class Operation:
     func: Any
     leaves: tuple[Any, ...]  # Picked, Made, constant tensors and other values
     form: Form  # of its arguments
-    level: int  # operations on the longest way to it
     results: tuple[Any, ...] = field(repr=False)  # shape and dtype of each, None where it is no tensor
 
 
@@ -147,7 +143,7 @@ class Tape(TorchDispatchMode):
             return
         made = list(result) if isinstance(result, tuple | list) else [result]
         signs = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in made)
-        operation = Operation(func, leaves, form, 1 + max(map(_level, leaves)), signs)
+        operation = Operation(func, leaves, form, signs)
         self.operations.append(operation)
         for number, x in enumerate(made):
             if isinstance(x, Tensor):
@@ -166,10 +162,6 @@ def _require_plain(func: Any, result: Any) -> None:
         raise Unrecordable(str(func))
     if not all(isinstance(x, Tensor) for x in (result if isinstance(result, tuple | list) else [result])):
         raise Unrecordable(str(func))
-
-
-def _level(leaf: Any) -> int:
-    return leaf.operation.level if isinstance(leaf, Made) else 0
 
 
 def recorded(
@@ -248,7 +240,11 @@ class Batch:
         """Their results, rows ``(n, ...)``."""
         given = [leaf.read(arguments, tables) for leaf in self.leaves]
         if self.elementwise:
-            return [self._called(given, [_aligned(given[i], self.dim) for i in self._many])]
+            own = []
+            for x in (given[i] for i in self._many):  # rows of tensors as they broadcast with rows of others
+                ones = (1,) * (self.dim + 1 - x.dim())
+                own.append(x.reshape(len(x), *ones, *x.shape[1:]) if ones else x)
+            return [self._called(given, own)]
         if self.count == 1:
             return [x.unsqueeze(0) for x in _listed(self._called(given, [given[i][0] for i in self._many]))]
         return _listed(torch.vmap(lambda *own: self._called(given, own))(*(given[i] for i in self._many)))
@@ -277,11 +273,6 @@ class Batch:
 
 def _listed(value: Any) -> list[Tensor]:
     return list(value) if isinstance(value, tuple | list) else [value]
-
-
-def _aligned(x: Tensor, dim: int) -> Tensor:
-    """Rows of tensors as they broadcast with rows of others of ``dim`` dims."""
-    return x if x.dim() == dim + 1 else x.reshape(len(x), *(1,) * (dim + 1 - x.dim()), *x.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -341,8 +332,11 @@ class _Builder:
             if isinstance(x, Tensor):
                 order.append(constant + torch.arange(x.numel()))
                 constant += x.numel()
+            elif isinstance(x, Picked):
+                order.append(starts[self._table(x)] + x.index.reshape(-1))
             else:
-                order.append(starts[self._table(x)] + self._elements(x))
+                size, row = x.operation.results[x.number][0].numel(), self.places[id(x.operation)][1]
+                order.append(starts[self._table(x)] + row * size + torch.arange(size))
         return Replay(batches, tables, constants, torch.cat(order), sum(map(len, self.ordered)))
 
     def _table(self, x: Picked | Made) -> Table:
@@ -355,13 +349,6 @@ class _Builder:
             return self.sizes[-1 - batch]
         group = self.ordered[batch]
         return len(group) * int(group[0].results[number][0].numel())
-
-    def _elements(self, x: Picked | Made) -> Tensor:
-        """Where the elements of a result are in its table."""
-        if isinstance(x, Picked):
-            return x.index.reshape(-1)
-        size = x.operation.results[x.number][0].numel()
-        return self.places[id(x.operation)][1] * size + torch.arange(size)
 
     def _batch(self, group: Sequence[Operation]) -> Batch:
         first = group[0]
@@ -396,60 +383,35 @@ def in_batches(operations: Sequence[Operation]) -> list[list[Operation]]:
     Next are always those of the kind that has the longest way to the end before it: of a state that runs from step to
     step first the run of the state itself, and what is made of it at all steps at once.
     """
-    agenda, found = Agenda(operations), []
-    while agenda.ready:
-        found.append(agenda.take())
+    users: dict[int, list[Operation]] = defaultdict(list)
+    missing: dict[int, int] = {}  # operations that are still to be carried out before each
+    for operation in operations:
+        taken = {id(leaf.operation) for leaf in operation.leaves if isinstance(leaf, Made)}
+        missing[id(operation)] = len(taken)
+        for number in taken:
+            users[number].append(operation)
+    way: dict[int, int] = {}  # operations on the longest way to the end
+    for operation in reversed(operations):
+        way[id(operation)] = 1 + max((way[id(user)] for user in users[id(operation)]), default=0)
+
+    found: list[list[Operation]] = []
+    ready: dict[Any, list[Operation]] = {}  # of each kind, those that have all that they take
+    longest: dict[Any, int] = {}  # way among them
+    new = [operation for operation in operations if not missing[id(operation)]]
+    while new or ready:
+        for operation in new:
+            kind = operation.func, operation.form, tuple(_sign(leaf) for leaf in operation.leaves)
+            ready.setdefault(kind, []).append(operation)
+            longest[kind] = max(way[id(operation)], longest.get(kind, 0))
+        kind = max(longest, key=lambda kind: longest[kind])
+        del longest[kind]
+        found.append(ready.pop(kind))
+        new = []
+        for user in [user for operation in found[-1] for user in users[id(operation)]]:
+            missing[id(user)] -= 1
+            if not missing[id(user)]:
+                new.append(user)
     return found
-
-
-class Agenda:
-    """Operations that are still to be carried out.
-
-    :ivar ready: of each kind, those that have all that they take.
-    """
-
-    def __init__(self, operations: Sequence[Operation]) -> None:
-        self.users: dict[int, list[Operation]] = {}
-        self.missing = {id(o): len(_taken(o)) for o in operations}
-        for operation in operations:
-            for taken in _taken(operation):
-                self.users.setdefault(taken, []).append(operation)
-        self.way: dict[int, int] = {}  # operations on the longest way to the end
-        for operation in reversed(operations):
-            self.way[id(operation)] = 1 + max((self.way[id(user)] for user in self._users(operation)), default=0)
-        self.ready: dict[Any, list[Operation]] = {}
-        self.longest: dict[Any, int] = {}  # way among those that are ready, of each kind
-        self._put(operations)
-
-    def _users(self, operation: Operation) -> list[Operation]:
-        return self.users.get(id(operation), [])
-
-    def _put(self, operations: Sequence[Operation]) -> None:
-        for operation in operations:
-            if not self.missing[id(operation)]:
-                key = _key(operation)
-                self.ready.setdefault(key, []).append(operation)
-                self.longest[key] = max(self.way[id(operation)], self.longest.get(key, 0))
-
-    def take(self) -> list[Operation]:
-        """All of the next kind that are ready."""
-        key = max(self.longest, key=lambda key: self.longest[key])
-        group = self.ready.pop(key)
-        del self.longest[key]
-        for user in [user for operation in group for user in self._users(operation)]:
-            self.missing[id(user)] -= 1
-            self._put([user])
-        return group
-
-
-def _taken(operation: Operation) -> set[int]:
-    """Which operations have made what one takes."""
-    return {id(leaf.operation) for leaf in operation.leaves if isinstance(leaf, Made)}
-
-
-def _key(operation: Operation) -> Any:
-    """Equal for operations that can be carried out as one."""
-    return operation.func, operation.form, tuple(_sign(leaf) for leaf in operation.leaves)
 
 
 def _sign(leaf: Any) -> Any:

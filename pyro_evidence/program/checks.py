@@ -1,7 +1,7 @@
 """What a model and its data must satisfy before anything is fitted; every refusal is an error message."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,36 +9,10 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.numerics.coordinates import Coordinates, is_identity, unconstrained_shape
-from pyro_evidence.numerics.derivatives import takes_part
+from pyro_evidence.numerics.coordinates import is_identity, unconstrained_shape
 from pyro_evidence.program.failed_run import bad_entries, describe
 from pyro_evidence.program.numbers import check_kinds
 from pyro_evidence.program.sites import Node, Trace, is_discrete, is_empty, is_observation, is_plate, sample_nodes
-
-
-class Joint(Protocol):
-    """What the checks need of a log joint density."""
-
-    latents: Coordinates
-    hypers: Coordinates
-    maximised_sites: tuple[str, ...]
-    discrete: tuple[str, ...]
-    observed: tuple[str, ...]
-    initial_theta: Tensor
-    dtype: torch.dtype
-
-    def trace(self, u: Tensor, theta: Tensor) -> Trace:
-        """The model run at one point."""
-
-    def trace_at(self, latents: dict[str, Tensor], hypers: dict[str, Tensor]) -> Trace:
-        """The model run at constrained values."""
-
-    def total(self, trace: Trace) -> Tensor:
-        """The log density that a trace shows."""
-
-    def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
-        """The log prior of the maximised sites."""
-
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call
 
@@ -50,7 +24,12 @@ def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     :raises UnsupportedModel: subsampled plate, no latent, no continuous latent, unsummable discrete latent.
     :raises BadInput: no observation, empty data, shapes or dtypes that do not fit.
     """
-    _check_plates(trace)
+    for name, node in trace.nodes.items():
+        if node["type"] == "sample" and is_plate(node) and len(node["value"]) < node["fn"].size:
+            raise UnsupportedModel(
+                f"plate '{name}' subsamples {len(node['value'])} of {node['fn'].size}; expected the whole "
+                f"data, because an evidence is not an average over minibatches. Drop subsample_size."
+            )
     nodes = sample_nodes(trace)
     latent = {n: s for n, s in nodes.items() if not s["is_observed"]}
     check_kinds(nodes, describe(args, kwargs))
@@ -59,15 +38,6 @@ def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     for name, node in nodes.items():
         _check_shape(name, node, has_discrete=any(is_discrete(s) for s in latent.values()))
     _check_dtypes({n: s for n, s in latent.items() if not is_discrete(s)}, nodes)
-
-
-def _check_plates(trace: Trace) -> None:
-    for name, node in trace.nodes.items():
-        if node["type"] == "sample" and is_plate(node) and len(node["value"]) < node["fn"].size:
-            raise UnsupportedModel(
-                f"plate '{name}' subsamples {len(node['value'])} of {node['fn'].size}; expected the whole "
-                f"data, because an evidence is not an average over minibatches. Drop subsample_size."
-            )
 
 
 def _check_observations(observed: Mapping[str, Node], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -247,65 +217,6 @@ def check_module_parameters(names: Sequence[str]) -> None:
         )
 
 
-def check_dependence(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) -> None:
-    """Supports depend on nothing, the density on every param, and no hyperprior on what is integrated.
-
-    :param u: a point where the density is finite.
-    :param continuous: the continuous latent nodes of a plain run.
-    :raises UnsupportedModel: otherwise.
-    """
-    theta = (joint.initial_theta + 0.01).to(joint.dtype)
-    hypers = {n: v.detach().requires_grad_() for n, v in joint.hypers.constrained(theta).items()}
-    trace = joint.trace_at(joint.latents.constrained(u.to(joint.dtype)), hypers)
-    nodes = trace.nodes
-    _check_data([n for n in joint.observed if n not in nodes])
-    check_supports(continuous, nodes)
-    if len(joint.hypers.names) > len(joint.maximised_sites):
-        _check_influence(joint, joint.total(trace), hypers)
-    if joint.maximised_sites:
-        _check_hyperprior(joint, u, continuous)
-
-
-def _check_data(gone: Sequence[str]) -> None:
-    if gone:
-        raise UnsupportedModel(
-            f"observed site(s) {', '.join(gone)} were there in the model's first run and then no more. Expected "
-            f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
-        )
-
-
-def _check_influence(joint: Joint, density: Tensor, values: Mapping[str, Tensor]) -> None:
-    params = [n for n in values if n not in joint.maximised_sites]
-    idle = params
-    if density.requires_grad:
-        idle = [n for n, felt in zip(params, takes_part(density, [values[n] for n in params]), strict=True) if not felt]
-    if idle:
-        raise UnsupportedModel(
-            f"the log joint density does not depend on hyperparameter(s) {', '.join(idle)}, so nothing can "
-            f"be maximised over them. Expected tensors that the model computes with: look for float(...), "
-            f".item(), .detach() or torch.tensor(...) on them; declare a network's own nn.Parameter as "
-            f"PyroParam; or drop them, or pass maximise=() to hold them fixed."
-        )
-
-
-def _check_hyperprior(joint: Joint, u: Tensor, continuous: Mapping[str, Node]) -> None:
-    u = u.clone().requires_grad_()
-    nodes = joint.trace(u, joint.initial_theta).nodes
-    if any(nodes[n]["fn"].batch_shape != continuous[n]["fn"].batch_shape for n in joint.maximised_sites):
-        raise _hyperprior_depends(joint.maximised_sites, ", ".join(joint.discrete))
-    prior = joint.log_hyperprior(joint.initial_theta, u)
-    slope = torch.autograd.grad(prior, u, allow_unused=True)[0] if prior.requires_grad else None
-    if slope is not None and bool((slope != 0).any()):
-        raise _hyperprior_depends(joint.maximised_sites, joint.latents.label(int(slope.abs().argmax())))
-
-
-def _hyperprior_depends(names: Sequence[str], other: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"the prior of {', '.join(names)} depends on {other}, which is integrated: p(D | hyperparameters) is "
-        f"then not defined. Maximise that site too, or integrate both."
-    )
-
-
 def check_same(first: float, second: float) -> None:
     """Refuse a density that is random.
 
@@ -338,17 +249,16 @@ def not_finite(nodes: Mapping[str, Node], arguments: str) -> BadInput:
 
 def same_arguments(a: Arguments, b: Arguments) -> bool:
     """Whether two calls have the same objects, or tensors of the same values, as arguments."""
-    return (
-        len(a[0]) == len(b[0])
-        and a[1].keys() == b[1].keys()
-        and all(_same(x, y) for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True))
-    )
-
-
-def _same(x: Any, y: Any) -> bool:
-    if x is y or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-        return x is y
-    return (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
+    if len(a[0]) != len(b[0]) or a[1].keys() != b[1].keys():
+        return False
+    for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True):
+        if x is y:
+            continue
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor) or (x.dtype, x.device) != (y.dtype, y.device):
+            return False
+        if not torch.equal(x, y):
+            return False
+    return True
 
 
 def _check_support(name: str, node: Mapping[str, Any]) -> None:

@@ -85,17 +85,11 @@ class WithGaps(Wrapped):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of what was seen, nats, batch shape; the value elsewhere does not matter."""
         if isinstance(self.base_dist, MixtureSameFamily):
-            each = _log_prob(self.base_dist.component_distribution, value.unsqueeze(self._axis), self._seen_by_each)
+            axis = -1 - len(self.event_shape)
+            component, seen = self.base_dist.component_distribution, self.seen.unsqueeze(axis)
+            each = _log_prob(component, value.unsqueeze(axis), seen)
             return (self.base_dist.mixture_distribution.logits.log_softmax(-1) + each).logsumexp(-1)
         return _log_prob(self.base_dist, value, self.seen)
-
-    @property
-    def _axis(self) -> int:
-        return -1 - len(self.event_shape)
-
-    @property
-    def _seen_by_each(self) -> Tensor:
-        return self.seen.unsqueeze(self._axis)
 
 
 def _log_prob(fn: Any, value: Tensor, seen: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import and_
+from operator import or_
 from typing import Any, TypeVar, cast
 
 import torch
@@ -128,7 +128,8 @@ def datum_log_prob(node: Node) -> Tensor:
     mask = node["mask"]
     log_prob = log_prob if mask is None else torch.where(torch.as_tensor(mask), log_prob, 0.0)
     if node["infer"].get("_dim_to_id"):  # axes of discrete sites that have one state, or that it does not see
-        log_prob = log_prob.reshape(log_prob.shape[max(0, log_prob.dim() - _depth(node)) :])
+        depth = max((-f.dim for f in _frames(node)), default=0)  # axes that plates reach from the right
+        log_prob = log_prob.reshape(log_prob.shape[max(0, log_prob.dim() - depth) :])
     return cast(Tensor, log_prob * node["scale"])
 
 
@@ -154,7 +155,10 @@ def factors(trace: Trace, names: Sequence[str], all_of_them: bool = False) -> Fa
     trace.symbolize_dims()
     _refuse_stray_axes(trace, names)
     summed = _sum_dims(trace)
-    letters = {n: summed & _letters(trace.nodes[n]) for n in names}
+    letters = dict[str, set[str]]()  # of the summed axes along which a site's log probability varies
+    for name in names:
+        shape, symbols = trace.nodes[name]["log_prob"].shape, trace.nodes[name]["infer"]["_dim_to_symbol"]
+        letters[name] = summed & {s for d, s in symbols.items() if -d <= len(shape) and shape[d] > 1}
     return {n: _factor(trace, n, letters) for n in names if all_of_them or letters[n]}
 
 
@@ -169,16 +173,12 @@ def _refuse_stray_axes(trace: Trace, names: Sequence[str]) -> None:
         shape, known = node["log_prob"].shape, node["infer"]["_dim_to_symbol"]
         stray = [d for d in range(-len(shape), 0) if d <= first and shape[d] > 1 and d not in known]
         if stray:
-            raise UnsupportedModel(_stray(name, tuple(shape), stray[0]))
-
-
-def _stray(name: str, shape: tuple[int, ...], axis: int) -> str:
-    return (
-        f"site '{name}' has a log density of shape {shape}, whose axis {axis} is neither a plate nor that of a "
-        "discrete site. A discrete site that is summed out has all its states on an axis of its own, left of the "
-        "plates: use its value as it comes, such as torch.arange(100) < s or loc[s], without unsqueeze, or index the "
-        "last axes with Vindex(loc)[..., s]."
-    )
+            raise UnsupportedModel(
+                f"site '{name}' has a log density of shape {tuple(shape)}, whose axis {stray[0]} is neither a plate "
+                "nor that of a discrete site. A discrete site that is summed out has all its states on an axis of its "
+                "own, left of the plates: use its value as it comes, such as torch.arange(100) < s or loc[s], without "
+                "unsqueeze, or index the last axes with Vindex(loc)[..., s]."
+            )
 
 
 def _factor(trace: Trace, name: str, letters: Mapping[str, set[str]]) -> Factor:
@@ -193,17 +193,6 @@ def _factor(trace: Trace, name: str, letters: Mapping[str, set[str]]) -> Factor:
 def _frames(node: Node) -> list[Any]:
     """The vectorized plates of a site, leftmost axis first."""
     return sorted((f for f in node["cond_indep_stack"] if f.vectorized), key=lambda f: f.dim)
-
-
-def _depth(node: Node) -> int:
-    """How many axes the plates of a site reach from the right."""
-    return max((-f.dim for f in _frames(node)), default=0)
-
-
-def _letters(node: Node) -> set[str]:
-    """The letters of the axes along which a site's log probability varies."""
-    shape = node["log_prob"].shape
-    return {s for d, s in node["infer"]["_dim_to_symbol"].items() if -d <= len(shape) and shape[d] > 1}
 
 
 def _sum_dims(trace: Trace) -> set[str]:
@@ -221,22 +210,13 @@ def _absent_as_one(trace: Trace, site: str, letters: Mapping[str, set[str]]) -> 
     if any(m is None for m in masks):
         return log_prob
     plates = {f.dim for f in _frames(node)}
-    absent = reduce(and_, (~_any_outside(torch.as_tensor(m), plates) for m in masks))
+    present = []
+    for mask in map(torch.as_tensor, masks):
+        others = [d for d in range(-mask.dim(), 0) if d not in plates]
+        present.append(mask.any(others, keepdim=True) if others else mask)
+    absent = ~reduce(or_, present)
     num_components = log_prob.shape[node["infer"]["_enumerate_dim"]]
     return torch.where(absent, -math.log(num_components) * node["scale"], log_prob)
-
-
-def _any_outside(mask: Tensor, plates: set[int]) -> Tensor:
-    """``mask`` or-ed over the axes that are no plates of the site in question."""
-    others = [d for d in range(-mask.dim(), 0) if d not in plates]
-    return mask.any(others, keepdim=True) if others else mask
-
-
-def _tree(group: Factors) -> "OrderedDict[frozenset[str], list[Tensor]]":
-    tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
-    for factor in group.values():
-        tree.setdefault(factor.where, []).append(factor.log_prob)
-    return tree
 
 
 def _components(chosen: Factors, sum_dims: set[str]) -> list[Factors]:
@@ -286,9 +266,12 @@ def _unscaled(group: Factors) -> tuple[Any, Factors]:
 
 
 def _contracted(trace: Trace, group: Factors, contract: Callable[..., T]) -> T:
+    tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
+    for factor in group.values():
+        tree.setdefault(factor.where, []).append(factor.log_prob)
     try:
         with shared_intermediates() as cache:
-            return contract(_tree(group), _sum_dims(trace), ring=LogSumExpRing(cache))
+            return contract(tree, _sum_dims(trace), ring=LogSumExpRing(cache))
     except NotImplementedError as error:  # plates that cross without nesting
         raise UnsupportedModel(
             f"the discrete sites among {', '.join(group)} cannot be summed out: {error}. The plates around "

@@ -33,16 +33,12 @@ def exact(fn: Any) -> Any:
     given: dict[str, Any] = getattr(fn, "__dict__", {})
     inner = {n: exact(given[n]) for n in (*INSIDE, *INSIDE_MIXTURES) if n in given}
     changed = {n: v for n, v in inner.items() if v is not given[n]}
-    return _smooth(_unclamped(_with(fn, changed) if changed else fn, given))
-
-
-def _unclamped(fn: Any, given: dict[str, Any]) -> Any:
-    """``fn`` with logarithms of its own ``probs``."""
-    if "probs" not in given:
-        return fn
-    if isinstance(fn, torch.distributions.Bernoulli) and given["_param"] is given["probs"]:
-        return _Bernoulli(probs=fn.probs, validate_args=False)
-    return _with(fn, {"logits": _logits(fn)}) if isinstance(fn, torch.distributions.Categorical) else fn
+    fn = _with(fn, changed) if changed else fn
+    if "probs" in given and isinstance(fn, torch.distributions.Categorical):
+        fn = _with(fn, {"logits": _logits(fn)})
+    elif "probs" in given and isinstance(fn, torch.distributions.Bernoulli) and given["_param"] is given["probs"]:
+        fn = _Bernoulli(probs=fn.probs, validate_args=False)
+    return _smooth(fn)
 
 
 def _logits(fn: Any) -> Tensor:
@@ -64,19 +60,12 @@ def _smooth(fn: Any) -> Any:
     if isinstance(fn, dist.SineBivariateVonMises):
         tiny = torch.finfo(fn.correlation.dtype).tiny
         return _with(fn, {"correlation": off_zero(fn.correlation, 1e3 * math.sqrt(tiny))})
-    return next((_as(fn, ours) for ours in REWRITTEN if _is(fn, ours)), fn)
-
-
-def _is(fn: Any, ours: type) -> bool:
-    """Whether ``fn`` is of the family that ``ours`` rewrites, and has its log density."""
-    family = ours.__mro__[1]
-    return isinstance(fn, family) and type(fn).log_prob is family.log_prob  # type: ignore[attr-defined]
-
-
-def _as(fn: Any, ours: type) -> Any:
-    """A copy of another class, which adds no attribute."""
-    fn = copy.copy(fn)
-    fn.__class__ = ours
+    for ours in REWRITTEN:
+        family = ours.__mro__[1]
+        if isinstance(fn, family) and type(fn).log_prob is family.log_prob:
+            fn = copy.copy(fn)
+            fn.__class__ = ours  # adds no attribute
+            break
     return fn
 
 
@@ -220,12 +209,6 @@ def _log_product(steps: Tensor) -> Tensor:
     return steps.squeeze(-3)
 
 
-FAMILIES: tuple[Any, ...] = (
-    _GeneralizedPareto,
-    _SoftLaplace,
-    _SoftAsymmetricLaplace,
-    _VonMises3D,
-    _Multinomial,
-    _DiscreteHMM,
-)
-REWRITTEN = tuple(c for c in FAMILIES if hasattr(c.__mro__[1], "log_prob"))
+REWRITTEN: tuple[Any, ...] = (_SoftLaplace, _SoftAsymmetricLaplace, _VonMises3D, _Multinomial, _DiscreteHMM)
+if _Pareto is not object:
+    REWRITTEN += (_GeneralizedPareto,)

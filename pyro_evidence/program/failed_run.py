@@ -69,7 +69,7 @@ def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The arguments as a reader of an error message wants them: shape, dtype, how many are not finite."""
     given = list(tensors(args, kwargs))
     found = [f"{n}: shape {tuple(t.shape)}, {t.dtype}{bad_entries(t)}{_there(t, given)}" for n, t in given]
-    found += [f"{n}: {type(a).__name__}, no tensor" for n, a in _arrays(args, kwargs)]
+    found += [f"{n}: {type(a).__name__}, no tensor" for n, a in arrays(args, kwargs)]
     return "; ".join(found) or "no tensors among the arguments"
 
 
@@ -83,25 +83,22 @@ def _there(value: Tensor, given: Sequence[tuple[str, Tensor]]) -> str:
     return "".join(f", where {n} is {int(t[row])}" for n, t in levels)
 
 
-def _arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Arguments that hold data and are no tensors: arrays, tables, lists of numbers."""
-    return [(n, a) for n, a in _named(args, kwargs).items() if _is_array(a)]
+def arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Arguments that hold data and are no tensors, arrays, tables, lists of numbers, with what to call them."""
+    found = []
+    for name, value in _named(args, kwargs).items():
+        if isinstance(value, list | tuple):
+            is_array = len(value) > 0 and isinstance(value[0], int | float | str | list | tuple)
+        else:
+            is_array = hasattr(value, "__array__") and not isinstance(value, Tensor)
+        if is_array:
+            found.append((name, value))
+    return found
 
 
 def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments by what an error message calls them."""
     return {f"argument {i}": a for i, a in enumerate(args)} | {f"argument {k!r}": a for k, a in kwargs.items()}
-
-
-def _is_array(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return len(value) > 0 and isinstance(value[0], int | float | str | list | tuple)
-    return hasattr(value, "__array__") and not isinstance(value, Tensor)
-
-
-def holds_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether there are data that are no tensors."""
-    return bool(_arrays(args, kwargs))
 
 
 def bad_entries(value: Tensor) -> str:
@@ -143,57 +140,50 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
     """The error message for a model that its arguments break; an error message of the model's own is passed on."""
     if isinstance(error, BadInput):
         return BadInput(str(error).split("Trace Shapes:")[0].strip())  # which Pyro appends to whatever a model raises
-    empty = any(t.numel() == 0 for _, t in tensors(args, kwargs))
-    advice = _levels(error, args, kwargs) or _other_types(args, kwargs)
+    given = list(tensors(args, kwargs))
+    said, *values = " ".join(str(error).split("Trace Shapes:")[0].split()).split(" found invalid values:")
+    said = said[:600] + "".join(f" found values:{v[:60]}{' ...' * (len(v) > 60)}" for v in values)
+    advice = "Expected at least one datum. " if any(t.numel() == 0 for _, t in given) else ""
+    if gaps := ", ".join(n for n, t in given if bad_entries(t)):
+        advice += f"Remove rows with nan or inf from {gaps}, or mask them, with any number of the support in their "
+        advice += "place (obs_mask=...). "
+    advice += _levels(error, given) or _other_types(given, arrays(args, kwargs))
     singular = "PositiveDefinite" in str(error) or isinstance(error, LINALG_ERROR)
     return BadInput(
-        f"the model cannot be run on these arguments ({describe(args, kwargs)}): {_short(error)}. "
-        f"{'Expected at least one datum. ' if empty else ''}{_gaps(args, kwargs)}{advice}"
+        f"the model cannot be run on these arguments ({describe(args, kwargs)}): {said}. {advice}"
         f"Shapes must broadcast, all floating tensors must have one dtype (build priors with X.new_ones(...), or set "
         f"torch's default dtype), and data must lie in the support of their distribution."
         f"{MORE_JITTER if singular else ''}{LEVELS if 'used as indices' in str(error) else ''}"
     )
 
 
-def _levels(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """What there is to say of numbers that index too far."""
+def _levels(error: Exception, given: Sequence[tuple[str, Tensor]]) -> str:
+    """The advice on numbers that index too far, empty for other errors."""
     if "out of bounds" not in str(error):
         return ""
-    whole = [(n, t) for n, t in tensors(args, kwargs) if t.dtype in INTEGERS and t.numel()]
+    whole = [(n, t) for n, t in given if t.dtype in INTEGERS and t.numel()]
     seen = ", ".join(f"those of {n} go from {int(t.min())} to {int(t.max())}" for n, t in whole)
     return f"A site of n levels has the levels 0 to n - 1{'; ' * bool(seen)}{seen}. "
 
 
-def _short(error: Exception) -> str:
-    """On one line, without the shapes and values of everything that Pyro and torch append."""
-    said, *values = " ".join(str(error).split("Trace Shapes:")[0].split()).split(" found invalid values:")
-    return said[:600] + "".join(f" found values:{v[:60]}{' ...' * (len(v) > 60)}" for v in values)
-
-
-def _gaps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """What to do about data that are not finite."""
-    gaps = ", ".join(n for n, t in tensors(args, kwargs) if bad_entries(t))
-    advice = "or mask them, with any number of the support in their place (obs_mask=...)"
-    return f"Remove rows with nan or inf from {gaps}, {advice}. " if gaps else ""
-
-
-def _is_words(value: Any) -> bool:
-    """Whether data are labels, not numbers."""
-    if isinstance(value, list | tuple):
-        return isinstance(value[0], str)
-    array = value.__array__()
-    return array.dtype.kind in "US" or (array.dtype.kind == "O" and array.size > 0 and isinstance(array.flat[0], str))
-
-
-def _other_types(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """What to do about data that are no tensors, or tensors of integers."""
-    arrays = ", ".join(n for n, _ in _arrays(args, kwargs))
-    found = list(tensors(args, kwargs))
-    whole = ", ".join(n for n, t in found if not t.is_floating_point() and not t.is_complex())
-    imaginary = ", ".join(n for n, t in found if t.is_complex())
-    words = ", ".join(n for n, a in _arrays(args, kwargs) if _is_words(a))
+def _other_types(given: Sequence[tuple[str, Tensor]], others: Sequence[tuple[str, Any]]) -> str:
+    """The advice on data that are no tensors, :func:`arrays`, and on tensors of integers and complex numbers."""
+    words = []
+    for name, value in others:
+        if isinstance(value, list | tuple):
+            is_words = isinstance(value[0], str)
+        else:
+            array = value.__array__()
+            objects = array.dtype.kind == "O" and array.size > 0
+            is_words = array.dtype.kind in "US" or (objects and isinstance(array.flat[0], str))
+        if is_words:
+            words.append(name)
     if words:
-        return f"Levels are whole numbers from 0: codes, levels = pandas.factorize({words}), and pass the codes. "
-    advice = f"Expected tensors: write torch.as_tensor(...) around {arrays}. " if arrays else ""
+        named = ", ".join(words)
+        return f"Levels are whole numbers from 0: codes, levels = pandas.factorize({named}), and pass the codes. "
+    whole = ", ".join(n for n, t in given if not t.is_floating_point() and not t.is_complex())
+    imaginary = ", ".join(n for n, t in given if t.is_complex())
+    named = ", ".join(n for n, _ in others)
+    advice = f"Expected tensors: write torch.as_tensor(...) around {named}. " if others else ""
     advice += f"Expected real numbers: pass the .real or the .abs() of {imaginary}. " if imaginary else ""
     return advice + (f"Integers and floats may not mix: try .double() after {whole}. " if whole else "")

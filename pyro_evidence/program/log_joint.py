@@ -25,6 +25,7 @@ from pyro_evidence.fitting.process_state import (
 )
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates, unconstrained_shape
+from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program import checks, enumeration, failed_run, numbers, parameters
 from pyro_evidence.program.exact import WholeNumbers, exact
 from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, WithParameters, in_place
@@ -132,7 +133,10 @@ class LogJoint:
         )
         self._inexact = tuple(n for n, s in nodes.items() if n not in self.discrete and exact(s["fn"]) is not s["fn"])
         self._known = frozenset({*self.discrete, *self.observed, *self.left_out, *trace.param_nodes})
-        self._enumerated = self._summing(nodes)
+        self._enumerated = self.model  # with its discrete sites enumerated beyond its plates
+        if self.discrete:
+            dims = [f.dim for s in nodes.values() for f in s["cond_indep_stack"] if f.vectorized]
+            self._enumerated = _Enumerate(min(dims, default=0) - 1)(self.model)
         free = self._hold(declared, everything=maximise is not None and len(maximise) == 0)
         self._choose(free, continuous)
         self._check_density(continuous)
@@ -161,7 +165,7 @@ class LogJoint:
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
             trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
         except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError) as error:
-            if isinstance(error, TypeError | AttributeError) and not failed_run.holds_arrays(self.args, self.kwargs):
+            if isinstance(error, TypeError | AttributeError) and not failed_run.arrays(self.args, self.kwargs):
                 raise  # the model's own
             for name, declaration in statements.found.items():
                 parameters.check_start(name, declaration)
@@ -170,13 +174,6 @@ class LogJoint:
             for declaration in statements.found.values():
                 declaration.freeze()
         return trace
-
-    def _summing(self, nodes: Mapping[str, Node]) -> Model:
-        """The model with its discrete sites enumerated beyond its plates."""
-        if not self.discrete:
-            return self.model
-        dims = [f.dim for s in nodes.values() for f in s["cond_indep_stack"] if f.vectorized]
-        return _Enumerate(min(dims, default=0) - 1)(self.model)
 
     def _hold(self, declared: Mapping[str, Declaration], everything: bool) -> dict[str, Declaration]:
         """Set apart the params that are held; the others, which are maximised."""
@@ -223,9 +220,57 @@ class LogJoint:
                 self._first = places
                 second = float(self.log_joint(places[0], self.initial_theta).detach())
                 checks.check_same(float(first), second)
-                checks.check_dependence(self, places[0], continuous)
+                self._check_dependence(places[0], continuous)
         except (RuntimeError, IndexError) as error:
             raise failed_run.run_failed(error, self.args, self.kwargs) from error
+
+    def _check_dependence(self, u: Tensor, continuous: Mapping[str, Node]) -> None:
+        """Supports depend on nothing, the density on every param, and no hyperprior on what is integrated.
+
+        :param u: a point where the density is finite.
+        :param continuous: the continuous latent nodes of a plain run.
+        :raises UnsupportedModel: otherwise.
+        """
+        theta = (self.initial_theta + 0.01).to(self.dtype)
+        hypers = {n: v.detach().requires_grad_() for n, v in self.hypers.constrained(theta).items()}
+        trace = self.trace_at(self.latents.constrained(u.to(self.dtype)), hypers)
+        gone = [n for n in self.observed if n not in trace.nodes]
+        if gone:
+            raise UnsupportedModel(
+                f"observed site(s) {', '.join(gone)} were there in the model's first run and then no more. Expected "
+                f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
+            )
+        checks.check_supports(continuous, trace.nodes)
+        params = [n for n in hypers if n not in self.maximised_sites]
+        density = self.total(trace) if params else theta
+        felt = takes_part(density, [hypers[n] for n in params]) if density.requires_grad else [False] * len(params)
+        idle = [n for n, is_felt in zip(params, felt, strict=True) if not is_felt]
+        if idle:
+            raise UnsupportedModel(
+                f"the log joint density does not depend on hyperparameter(s) {', '.join(idle)}, so nothing can "
+                f"be maximised over them. Expected tensors that the model computes with: look for float(...), "
+                f".item(), .detach() or torch.tensor(...) on them; declare a network's own nn.Parameter as "
+                f"PyroParam; or drop them, or pass maximise=() to hold them fixed."
+            )
+        if self.maximised_sites:
+            self._check_hyperprior(u, continuous)
+
+    def _check_hyperprior(self, u: Tensor, continuous: Mapping[str, Node]) -> None:
+        u = u.clone().requires_grad_()
+        nodes = self.trace(u, self.initial_theta).nodes
+        other: str | None = None  # what the prior depends on
+        if any(nodes[n]["fn"].batch_shape != continuous[n]["fn"].batch_shape for n in self.maximised_sites):
+            other = ", ".join(self.discrete)
+        else:
+            prior = self.log_hyperprior(self.initial_theta, u)
+            slope = torch.autograd.grad(prior, u, allow_unused=True)[0] if prior.requires_grad else None
+            if slope is not None and bool((slope != 0).any()):
+                other = self.latents.label(int(slope.abs().argmax()))
+        if other is not None:
+            raise UnsupportedModel(
+                f"the prior of {', '.join(self.maximised_sites)} depends on {other}, which is integrated: "
+                f"p(D | hyperparameters) is then not defined. Maximise that site too, or integrate both."
+            )
 
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], times: int) -> "LogJoint":
         """This model on all the data of which the present ones are every ``times``-th row."""
@@ -255,34 +300,26 @@ class LogJoint:
         for _ in range(100):
             draw = torch.rand(num, self.latents.size, generator=generator, dtype=torch.float64)
             u = torch.where(bad.unsqueeze(-1), 4.0 * draw.to(self.device) - 2.0, u)
-            value, usable = self._usable(u)
-            bad = bad & ~usable
+            point = u.clone().requires_grad_()
+            value = self.log_joint(point, self.initial_theta)
+            slope = torch.autograd.grad(value.sum(), point)[0]
+            bad = bad & ~(torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1))
             if not bool(bad.any()):
-                return u, value
+                return u, value.detach()
         raise self._not_finite(u[bad][0])
 
     @property
     def row_bytes(self) -> int | None:
         """What autograd keeps for each row of a batch; None where rows are evaluated one by one."""
         if self._row_bytes is None:
-            self._row_bytes = self._kept_per_row(), 1
+            with own_random_numbers(), torch.enable_grad(), own_warnings("error", batched.ROW_BY_ROW):
+                for self._writes in (False, True):
+                    kept = batched.bytes_per_row(self._one, self._first[0], self.initial_theta)
+                    if kept is not None:
+                        break
+            self._row_bytes = kept, 1
         found, times = self._row_bytes
         return None if found is None else found * times
-
-    def _kept_per_row(self) -> int | None:
-        with own_random_numbers(), torch.enable_grad(), own_warnings("error", batched.ROW_BY_ROW):
-            for self._writes in (False, True):
-                found = batched.bytes_per_row(self._one, self._first[0], self.initial_theta)
-                if found is not None:
-                    break
-        return found
-
-    def _usable(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The density, and whether it and its gradient are finite, both ``(num,)``."""
-        u = u.clone().requires_grad_()
-        value = self.log_joint(u, self.initial_theta)
-        slope = torch.autograd.grad(value.sum(), u)[0]
-        return value.detach(), torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1)
 
     def _not_finite(self, u: Tensor) -> BadInput:
         arguments = failed_run.describe(self.args, self.kwargs)

@@ -86,20 +86,17 @@ def check_offset(name: str, value: Tensor, J: Tensor) -> None:
             f"{value.dtype} are the same in all of them, and squares are rounding. Expected data near zero: subtract "
             f"the mean before the fit."
         )
-    if 0.0 < spread < abs(centre) / OFFSET and not _has_constant(J):
+    if not 0.0 < spread < abs(centre) / OFFSET:
+        return
+    ones, columns = J.new_ones(len(J) * J.shape[1], 1), J.flatten(0, 1)
+    driver = "gelsy" if J.device.type == "cpu" else "gels"
+    nearest = columns @ torch.linalg.lstsq(columns, ones, driver=driver).solution
+    if not bool((nearest - ones).abs().max() < 1e-3):
         raise BadInput(
             f"site '{name}' has values about {centre:.6g} that differ by {spread:.2g} only, and no combination of the "
             f"model's weights is a constant: the fit would be of the offset. Expected data near zero, or a bias among "
             f"the weights: subtract the mean before the fit, or add a column of ones."
         )
-
-
-def _has_constant(J: Tensor) -> bool:
-    """Whether a predictor can be the same for all data."""
-    ones = J.new_ones(len(J) * J.shape[1], 1)
-    columns = J.flatten(0, 1)
-    found = columns @ torch.linalg.lstsq(columns, ones, driver="gelsy" if J.device.type == "cpu" else "gels").solution
-    return bool((found - ones).abs().max() < 1e-3)
 
 
 class Levels(TorchFunctionMode):
@@ -121,32 +118,27 @@ class Levels(TorchFunctionMode):
         if func in INDEXING and len(args) > 1:
             for index in args[1] if isinstance(args[1], tuple) else (args[1],):
                 if isinstance(index, Tensor) and index.dtype in INTEGERS:
-                    self._look(index)
+                    self._check(index)
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype in INTEGERS:
             self.counted[result] = True
         return result
 
-    def _look(self, index: Tensor) -> None:
-        if not index.numel() or bool((index >= 0).all()):
+    def _check(self, index: Tensor) -> None:
+        flat = index.reshape(-1)
+        below = (flat < 0).nonzero()[:, 0]
+        if not len(below):
             return
-        name = next((n for n, t in self.arguments if _same(t, index)), None)
+        given = (n for n, t in self.arguments if t.numel() == len(flat) and bool((t.reshape(-1) == flat).all()))
+        name = next(given, None)
         if name is None and index in self.counted:
             return
-        raise BadInput(_message(name or "a tensor that is no argument of the model's", index))
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    return first.numel() == second.numel() and bool((first.reshape(-1) == second.reshape(-1)).all())
-
-
-def _message(name: str, index: Tensor) -> str:
-    flat = index.reshape(-1)
-    below = (flat < 0).nonzero()[:, 0]
-    return (
-        f"{name}, shape {tuple(index.shape)}, is an index and holds {int(flat[below[0]])} at {int(below[0])}, numbers "
-        f"below zero in {len(below):,} of {len(flat):,} rows; expected levels from 0. In torch -1 is the last level, "
-        f"in pandas' codes a missing one. Leave those rows out of all arguments (keep = index >= 0), or give what is "
-        f"missing a level of its own (index = torch.where(index < 0, num_levels, index), with one level more); where "
-        f"counting from the end is meant, pass index % num_levels."
-    )
+        name = name or "a tensor that is no argument of the model's"
+        raise BadInput(
+            f"{name}, shape {tuple(index.shape)}, is an "
+            f"index and holds {int(flat[below[0]])} at {int(below[0])}, numbers below zero in {len(below):,} of "
+            f"{len(flat):,} rows; expected levels from 0. In torch -1 is the last level, in pandas' codes a missing "
+            f"one. Leave those rows out of all arguments (keep = index >= 0), or give what is missing a level of its "
+            f"own (index = torch.where(index < 0, num_levels, index), with one level more); where counting from the "
+            f"end is meant, pass index % num_levels."
+        )

@@ -216,12 +216,9 @@ def _parts(thing: Any) -> list[Any]:
         return [*used.nonlocals.values(), *used.globals.values()]
     if isinstance(thing, list | tuple):
         return list(thing)
-    own = thing if isinstance(thing, dict) else vars(thing) if _is_callable_object(thing) else {}
+    is_object = callable(thing) and hasattr(thing, "__dict__") and not isinstance(thing, type)
+    own = thing if isinstance(thing, dict) else vars(thing) if is_object else {}
     return list(own.values())
-
-
-def _is_callable_object(thing: Any) -> bool:
-    return callable(thing) and hasattr(thing, "__dict__") and not isinstance(thing, type)
 
 
 def homes(parameter: Tensor, networks: Sequence[torch.nn.Module]) -> tuple[Home, ...]:
@@ -281,16 +278,12 @@ def _is_leaf(run: Callable[[], Any], nodes: Mapping[str, Node], latent: Mapping[
     """Whether the log densities of all other sites stay the same when one site takes another value."""
     with without_validation_or_params():
         other = nodes[name]["fn"].sample()
-        runs = [
-            sample_nodes(_scored(poutine.trace(poutine.condition(run, data={**latent, name: v})).get_trace()))
-            for v in (latent[name], other)
-        ]
+        runs = []
+        for value in (latent[name], other):
+            trace = poutine.trace(poutine.condition(run, data={**latent, name: value})).get_trace()
+            trace.compute_log_prob()
+            runs.append(sample_nodes(trace))
     return all(torch.equal(s["log_prob_sum"], runs[1][n]["log_prob_sum"]) for n, s in runs[0].items() if n != name)
-
-
-def _scored(trace: Any) -> Any:
-    trace.compute_log_prob()
-    return trace
 
 
 NOTHING = "_nothing"  # the latent of a model that has none: standard normal, touched by nothing, integrated to one

@@ -70,10 +70,13 @@ class LikelihoodTerm:
     _factorials: list[tuple[Tensor, int, Tensor]] = field(init=False, repr=False, compare=False, default_factory=list)
 
     def value(self, trace: Trace) -> Tensor:
-        """The parameter in a trace."""
+        """The parameter in a trace, without the copies that ``expand`` made along batch dims."""
         fn = unwrapped(trace.nodes[self.site]["fn"]).base
-        value = getattr(fn, self.parameter)
-        return _unrepeated(value, value.dim() - len(fn.batch_shape))
+        value: Tensor = getattr(fn, self.parameter)
+        for dim in range(len(fn.batch_shape)):
+            if value.stride(dim) == 0:
+                value = value.narrow(dim, 0, 1)
+        return value
 
     def predictor(self, trace: Trace) -> Tensor:
         """``eta`` of this site in a trace, shape ``layout.shape``."""
@@ -174,14 +177,6 @@ def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(y if x == 1 else x for x, y in pairs)
 
 
-def _unrepeated(value: Tensor, num_event: int) -> Tensor:
-    """``value`` without the copies that ``expand`` made along batch dims."""
-    for dim in range(value.dim() - num_event):
-        if value.stride(dim) == 0:
-            value = value.narrow(dim, 0, 1)
-    return value
-
-
 @dataclass(frozen=True)
 class Sites:
     """The observed sites of a model by how they see the latents."""
@@ -201,19 +196,18 @@ def read(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
     for name in joint.observed:
         parts = unwrapped(trace.nodes[name]["fn"])
         dependent = [k for k in parts.names if depends(getattr(parts.base, k), u)]
-        if not dependent and not _touched(joint, trace, name) and not _sees(trace.nodes[name], u):
-            free.append(name)
-            continue
+        if not dependent and not _touched(joint, trace, name):
+            node = trace.nodes[name]
+            with without_validation():
+                sees = depends(node["fn"].log_prob(node["value"]), u)
+            if not sees:
+                free.append(name)
+                continue
         slot = _slot(joint, name, trace, parts, dependent)
         if slot is None:
             return None
         slots.append(slot)
     return Sites(tuple(slots), tuple(free))
-
-
-def _sees(node: Node, u: Tensor) -> bool:
-    with without_validation():
-        return depends(node["fn"].log_prob(node["value"]), u)
 
 
 def _touched(joint: LogJoint, trace: Trace, name: str) -> list[str]:
@@ -224,18 +218,13 @@ def _touched(joint: LogJoint, trace: Trace, name: str) -> list[str]:
 
 
 def _slot(joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent: list[str]) -> LikelihoodTerm | None:
+    """The slot with its first link, the shape of ``eta`` and the dims that one datum ties together."""
     touched = _touched(joint, trace, name)
     if len(dependent) != 1 or isinstance(parts.base, Unit) or len(touched) + (parts.mixing is not None) > 1:
         return None
     mixture = "" if parts.mixing is not None else touched[0] if touched else None
-    return _laid_out(trace, LikelihoodTerm(name, dependent[0], links.identity, Layout(torch.Size(), ()), mixture))
-
-
-def _laid_out(trace: Trace, slot: LikelihoodTerm) -> LikelihoodTerm:
-    """The slot with its first link, and with the shape of ``eta`` and the dims that one datum ties together."""
-    node = trace.nodes[slot.site]
-    parts = unwrapped(node["fn"])
-    link = candidates(slot, trace)[0]
+    slot = LikelihoodTerm(name, dependent[0], links.identity, Layout(torch.Size(), ()), mixture)
+    node, link = trace.nodes[name], candidates(slot, trace)[0]
     shape = link.inverse(slot.value(trace)).shape
     num_event = max(0, len(shape) - len(parts.base.batch_shape))
     enumerated = -trace.nodes[slot.mixture]["infer"]["_enumerate_dim"] if slot.mixture else 0

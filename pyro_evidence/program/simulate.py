@@ -222,14 +222,12 @@ def vectorised(function: Callable[[Any], Values], rows: Any) -> Values:
         with own_warnings("error"):  # a sampler that only warns may return rows that are not independent
             return torch.vmap(function, randomness="different")(rows)
     except (RuntimeError, NotImplementedError, ValueError, Warning):
-        found = [function(row) for row in _one_by_one(rows)]
+        if isinstance(rows, Tensor):
+            each = list(rows)
+        else:
+            each = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+        found = [function(row) for row in each]
         return {n: torch.stack([row[n] for row in found]) for n in found[0]}
-
-
-def _one_by_one(rows: Any) -> list[Any]:
-    if isinstance(rows, Tensor):
-        return list(rows)
-    return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
 
 
 class NewLevels(Messenger):
@@ -258,23 +256,15 @@ class NewLevels(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         fitted, value = self.shapes.get(msg["name"]), msg["value"]
-        if fitted is None or not isinstance(value, Tensor) or not _is_of(value, fitted):
+        if fitted is None or not isinstance(value, Tensor) or value.numel() != fitted.numel():
+            return
+        if value.shape[value.dim() - len(fitted) :] != fitted:  # dims of size one in front apart
             return
         fn = msg["fn"]
         wanted = torch.Size(fn.shape())
         plates = len(fitted) - fn.event_dim
         if wanted != fitted and len(wanted) == len(fitted) and wanted[plates:] == fitted[plates:]:
-            msg["value"] = _grown(value.reshape(fitted), fn.sample() if self.drawn else fn.mean.expand(wanted))
-
-
-def _is_of(value: Tensor, shape: torch.Size) -> bool:
-    """Whether a value has this shape, dims of size one in front apart."""
-    return value.numel() == shape.numel() and value.shape[value.dim() - len(shape) :] == shape
-
-
-def _grown(value: Tensor, drawn: Tensor) -> Tensor:
-    """``value`` where there is one, ``drawn`` elsewhere, in the shape of the latter."""
-    common = tuple(slice(0, min(a, b)) for a, b in zip(value.shape, drawn.shape, strict=True))
-    new = drawn.clone()
-    new[common] = value[common]
-    return new
+            new = (fn.sample() if self.drawn else fn.mean.expand(wanted)).clone()
+            common = tuple(slice(0, min(a, b)) for a, b in zip(fitted, new.shape, strict=True))
+            new[common] = value.reshape(fitted)[common]
+            msg["value"] = new

@@ -71,15 +71,10 @@ def central_value(fn: Any) -> Tensor | None:
         transform = biject_to(fn.support)
     except NotImplementedError:
         return None
+    try:
+        like = fn.sample()
+    except NotImplementedError:  # improper; NUTS cannot start it by itself
+        like = torch.zeros(())
     shape = unconstrained_shape(transform, fn.shape())
-    like = _sample(fn)
     uniform = torch.rand(shape, dtype=like.dtype, device=like.device)
     return cast(Tensor, transform(4.0 * uniform - 2.0)).detach()
-
-
-def _sample(fn: Any) -> Tensor:
-    """Something of the distribution's dtype."""
-    try:
-        return cast(Tensor, fn.sample())
-    except NotImplementedError:  # improper; NUTS cannot start it by itself
-        return torch.zeros(())

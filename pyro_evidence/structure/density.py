@@ -6,7 +6,7 @@ Both satisfy :class:`pyro_evidence.precision.choices.Density`, and must agree: t
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,23 +14,30 @@ from torch import Tensor
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import Orders
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.numerics.linear_predictor import CHUNK, Gram, Layout, curvature_blocks, gram, gram_diagonal
+from pyro_evidence.numerics.linear_predictor import (
+    CHUNK,
+    Gram,
+    Layout,
+    curvature_blocks,
+    curvature_graph,
+    gram,
+    gram_diagonal,
+    slope_and_curvature,
+)
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.factor_derivatives import Steps
-from pyro_evidence.structure.observed import Derivatives
+from pyro_evidence.structure.observed import LogisticPart, Part, in_blocks, logistic
 
 FLOAT = 8  # bytes
 
 
 @dataclass(frozen=True)
-class AutogradDensity:
-    """Any model, by reverse-mode derivatives of its log joint."""
+class JointDensity:
+    """A density of the latents of one log joint; those below say how its derivatives are found."""
 
     joint: LogJoint
-    slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
-    steps: Steps | None = None  # the log joint, where equal operations of many steps run as one
 
     @property
     def blocks(self) -> tuple[slice, ...]:
@@ -38,12 +45,23 @@ class AutogradDensity:
         return tuple(self.joint.latents.slices.values())
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
-        return (self.joint if self.steps is None or u.dim() == 1 else self.steps).log_joint(u, theta)
+        """``log p(D, w | hyperparameters)`` of rows ``(R, D)``, nats, shape ``(R,)``."""
+        raise NotImplementedError
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The log joint and its gradient in ``u``."""
+        """The log joint and its gradient in ``u``, detached."""
         return derivatives.gradient(self.log_joint, u, theta)
+
+
+@dataclass(frozen=True)
+class AutogradDensity(JointDensity):
+    """Any model, by reverse-mode derivatives of its log joint."""
+
+    slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
+    steps: Steps | None = None  # the log joint, where equal operations of many steps run as one
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        return (self.joint if self.steps is None or u.dim() == 1 else self.steps).log_joint(u, theta)
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, shape ``(R, D, D)``.
@@ -125,31 +143,11 @@ class Climbing(AutogradDensity):
         return self._last.pop()[2](False).neg_()
 
 
-class LinearPart(Protocol):
+@dataclass(frozen=True)
+class LinearPart:
     """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
 
-    @property
-    def slot(self) -> LikelihoodTerm:
-        """Where it sees them."""
-
-    @property
-    def layout(self) -> Layout:
-        """How the elements of ``eta`` couple."""
-
-    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
-        """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
-
-    def reach(self, u: Tensor) -> Tensor:
-        """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A linear part with all of its ``J``."""
-
-    slot: LikelihoodTerm
-    J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
-    even: bool = False  # whether all data have one curvature, as :func:`is_even` has it
+    slot: LikelihoodTerm  # where it sees them
 
     @property
     def layout(self) -> Layout:
@@ -158,6 +156,85 @@ class Linear:
 
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
+        raise NotImplementedError
+
+    def reach(self, u: Tensor) -> Tensor:
+        """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """Derivatives of a site's log likelihood in its predictor; what is read off holds while the rest is the same."""
+
+    slot: LikelihoodTerm
+    _last: list[tuple[Any, list[Any], LogisticPart | None]] = field(default_factory=list, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
+        return vars(self) | {"_last": []}
+
+    def of(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+        """Log likelihoods ``(R,)``, slopes ``(R, N, C)``, and what gives the curvatures ``(R, N, C, C)``, detached.
+
+        :param trace: where the rest of the site is read.
+        :param eta: blocks ``(R, N, C)``.
+        """
+        part, eta = self._formula(trace, eta), eta.detach()
+        if part is None:
+            return slope_and_curvature(self.slot.log_likelihood(trace), self.slot.layout, eta)
+        return *part.slope(eta), lambda: part.curvature(eta)
+
+    def in_graph(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same three in one graph."""
+        part = self._formula(trace, eta)
+        if part is None:
+            return curvature_graph(self.slot.log_likelihood(trace), self.slot.layout, eta)
+        return *part.slope(eta), part.curvature(eta)
+
+    def _formula(self, trace: Any, eta: Tensor) -> LogisticPart | None:
+        """That of the site, unless the rest of it carries a graph, of which a formula would know nothing."""
+        if eta.dtype != torch.float64 or eta.shape[-1] > 1 or self.slot.mixture is not None:
+            return None
+        known = self._last[0] if self._last else None
+        if known is not None and known[0] is trace:
+            return known[2]
+        others = self.slot.others(trace)
+        if any(isinstance(x, Tensor) and x.requires_grad for x in others):
+            return None
+        if known is not None and _are_equal(known[1], others):
+            found = known[2]
+        elif others[2] == [self.slot.parameter]:  # the predictor is the only parameter
+            blocks = in_blocks(self.slot.log_likelihood(trace), self.slot.layout, eta.dtype)
+            part = logistic(Part(blocks, torch.empty(0), torch.zeros_like(eta[0])))
+            found = part if isinstance(part, LogisticPart) else None
+        else:
+            found = None
+        self._last[:] = [(trace, others, found)]
+        return found
+
+
+def _are_equal(first: list[Any], second: list[Any]) -> bool:
+    """Whether two readings of a site are the same, to the last digit."""
+    if len(first) != len(second):
+        return False
+    for a, b in zip(first, second, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            same = a is b or (a.shape == b.shape and torch.equal(a, b))
+        else:
+            same = a is b or (type(a) is type(b) and bool(a == b))
+        if not same:
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class Linear(LinearPart):
+    """A linear part with all of its ``J``."""
+
+    J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
+    even: bool = False  # whether all data have one curvature, as :func:`is_even` has it
+
+    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         return self.gram.product(u).reshape(len(u), *self.J.shape[:2]) + offset
 
     @cached_property
@@ -171,7 +248,6 @@ class Linear:
         return Derivatives(self.slot)
 
     def reach(self, u: Tensor) -> Tensor:
-        """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
         return torch.cat([J.abs() @ u.abs() for J in self.J.split(1 + 2**20 // self.J[0].numel())])
 
 
@@ -198,10 +274,9 @@ def _stamp(theta: Tensor) -> tuple[int, bool]:
 
 
 @dataclass(frozen=True)
-class LinearPredictors:
+class LinearPredictors(JointDensity):
     """A model whose observed sites have linear predictors; all rows share their hyperparameters."""
 
-    joint: LogJoint
     linear: tuple[LinearPart, ...]
     free: tuple[str, ...]  # observed sites that do not see the latents
     gaussian: bool  # every integrated site has a Gaussian prior that depends on hyperparameters alone
@@ -209,11 +284,6 @@ class LinearPredictors:
 
     def __getstate__(self) -> dict[str, Any]:  # what was run last may carry a graph
         return {**vars(self), "_cache": []}
-
-    @property
-    def blocks(self) -> tuple[slice, ...]:
-        """The flat coordinates of each latent site."""
-        return tuple(self.joint.latents.slices.values())
 
     @property
     def slots(self) -> tuple[LikelihoodTerm, ...]:
@@ -254,10 +324,6 @@ class LinearPredictors:
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
             total = total + part.slot.log_likelihood(parts.trace)(part.layout.natural(eta)).double()
         return total
-
-    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The log joint and its gradient in ``u``."""
-        return derivatives.gradient(self.log_joint, u, theta)
 
 
 @dataclass(frozen=True)

@@ -40,19 +40,12 @@ def united(*many: Groups) -> Groups:
             found.setdefault(id(group), group)
     alike: dict[Any, list[Tensor]] = {}  # of one shape, with the same coordinates first and last
     for group in found.values():
-        others = alike.setdefault(_ends(group), [])
+        corners = ((0,) * group.dim(), (-1,) * group.dim()) if group.numel() else ()
+        others = alike.setdefault((group.shape, *(int(group[corner]) for corner in corners)), [])
         if not any(torch.equal(group, other) for other in others):
             others.append(group)
     different = {id(group) for others in alike.values() for group in others}
     return tuple(group for group in found.values() if id(group) in different)
-
-
-def _ends(group: Tensor) -> tuple[torch.Size, int, int]:
-    """Shape, first and last coordinate: what different groups seldom share."""
-    if not group.numel():
-        return group.shape, -1, -1
-    first, last = (0,) * group.dim(), (-1,) * group.dim()
-    return group.shape, int(group[first]), int(group[last])
 
 
 def _is_global(group: Tensor) -> bool:
@@ -62,12 +55,6 @@ def _is_global(group: Tensor) -> bool:
 
 def _full(group: Tensor, shape: Sequence[int]) -> Tensor:
     return group.expand(*shape, group.shape[-1])
-
-
-def _moved(group: Tensor, shape: Sequence[int], move: Callable[[Tensor], Any]) -> list[Tensor]:
-    """One group after an operation that only moves elements; one for each tensor that comes out."""
-    columns = [_listed(move(column)) for column in _full(group, shape).unbind(-1)]
-    return [torch.stack(parts, -1) for parts in zip(*columns, strict=True)]
 
 
 def _listed(value: Any) -> list[Tensor]:
@@ -136,7 +123,8 @@ class Follow(TorchDispatchMode):
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, tracked: list[Tensor]) -> None:
         packet = func.overloadpacket
-        if packet in CONSTANT or not any(_is_float(x) for x in _listed(result)):
+        floats = (x.is_floating_point() if isinstance(x, Tensor) else isinstance(x, float) for x in _listed(result))
+        if packet in CONSTANT or not any(floats):
             if packet is aten._local_scalar_dense:
                 raise Lost("a number taken out of a tensor (.item(), float(...))", self._some(tracked))
             return
@@ -168,20 +156,41 @@ class Follow(TorchDispatchMode):
         self.notes[view] = groups
         most = max(sum(g.shape[-1] for g in self.of(x)) for x in (view, base))
         pairs = zip(self._columns(base, most), self._columns(view, most), strict=True)
-        place = view.shape, view.stride(), view.storage_offset() - base.storage_offset()
-        self.notes[base] = (torch.stack([_overwritten(old, new, place) for old, new in pairs], -1),)
+        written = []
+        for old, new in pairs:
+            column = old.clone(memory_format=torch.contiguous_format)
+            start = view.storage_offset() - base.storage_offset()
+            column.as_strided(view.shape, view.stride(), start).copy_(new)
+            written.append(column)
+        self.notes[base] = (torch.stack(written, -1),)
 
     def _moves(self, func: Any, args: Any, kwargs: Any, tracked: list[Tensor]) -> list[Groups]:
         """Operations that move elements of their first argument, a tensor or a list of them."""
         if isinstance(args[0], Tensor):
             if len(tracked) > 1 or args[0] not in self.notes:
                 raise Lost("an index that is made of latents", self._some(tracked))
-            return self._moved(args[0], lambda x: MOVES[func.overloadpacket](func, x, *args[1:], **kwargs))
+
+            def move(x: Tensor) -> Any:
+                if func.overloadpacket in RESHAPES:
+                    return x.reshape(args[1])
+                return (
+                    func(x, args[1], -1)
+                    if func.overloadpacket is aten.constant_pad_nd
+                    else func(x, *args[1:], **kwargs)
+                )
+
+            return self._moved(args[0], move)
         return [self._joined(func, args, kwargs)]
 
     def _moved(self, value: Tensor, move: Callable[[Tensor], Any]) -> list[Groups]:
         groups = self.of(value)
-        each = [None if _is_global(g) else _moved(g, value.shape, move) for g in groups]
+        each: list[list[Tensor] | None] = []
+        for group in groups:
+            if _is_global(group):
+                each.append(None)
+            else:
+                columns = [_listed(move(column)) for column in _full(group, value.shape).unbind(-1)]
+                each.append([torch.stack(parts, -1) for parts in zip(*columns, strict=True)])
         num = next((len(e) for e in each if e is not None), 0)
         if not num:
             num = len(_listed(move(torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape))))
@@ -204,13 +213,6 @@ class Follow(TorchDispatchMode):
         return found + [none] * (most - len(found))
 
 
-def _overwritten(old: Tensor, new: Tensor, place: tuple[Any, ...]) -> Tensor:
-    """A copy of one column with another in some of its places."""
-    column = old.clone(memory_format=torch.contiguous_format)
-    column.as_strided(*place).copy_(new)
-    return column
-
-
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
@@ -219,32 +221,13 @@ def _tensors(value: Any) -> list[Tensor]:
     return [t for v in value for t in _tensors(v)] if isinstance(value, tuple | list) else []
 
 
-def _is_float(value: Any) -> bool:
-    return (isinstance(value, Tensor) and value.is_floating_point()) or isinstance(value, float)
+RESHAPES = {aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias}
 
-
-def _again(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return func(x, *args, **kwargs)
-
-
-def _reshaped(func: Any, x: Tensor, shape: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-    return x.reshape(shape)
-
-
-def _padded(func: Any, x: Tensor, pad: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-    return func(x, pad, -1)
-
-
-MOVES: dict[Any, Callable[..., Any]] = {
-    packet: _again
-    for packet in (
-        aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze, aten.slice, aten.select,
-        aten.diagonal, aten.split, aten.split_with_sizes, aten.unbind, aten.index, aten.index_select, aten.gather,
-        aten.embedding, aten.flip, aten.roll, aten.repeat, aten.unfold, aten.cat, aten.stack, aten.masked_select,
-        aten.take, aten.movedim, aten.repeat_interleave, aten.tril, aten.triu, aten.chunk, aten.numpy_T,
-    )
-} | {packet: _reshaped for packet in (aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias)} | {
-    aten.constant_pad_nd: _padded
+MOVES = RESHAPES | {
+    aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze, aten.slice, aten.select, aten.diagonal,
+    aten.split, aten.split_with_sizes, aten.unbind, aten.index, aten.index_select, aten.gather, aten.embedding,
+    aten.flip, aten.roll, aten.repeat, aten.unfold, aten.cat, aten.stack, aten.masked_select, aten.take, aten.movedim,
+    aten.repeat_interleave, aten.tril, aten.triu, aten.chunk, aten.numpy_T, aten.constant_pad_nd,
 }  # fmt: skip
 
 CONSTANT = {
@@ -297,8 +280,9 @@ def _matrix(follow: Follow, args: Any, kwargs: Any) -> Groups:
     return united(tuple(found))
 
 
-def _product(left: Tensor, right: Tensor, follow: Follow) -> Groups:
+def _mm(follow: Follow, args: Any, kwargs: Any) -> Groups:
     """``left @ right``, matrices with the same dims in front, or vectors."""
+    left, right = args[:2]
     if left not in follow.notes and left.dim() == 2:
         chosen = _nonzeros(left)
         if chosen is not None:
@@ -333,12 +317,8 @@ def _chosen(chosen: Tensor, right: Tensor, follow: Follow) -> Groups:
     return tuple(found)
 
 
-def _mm(follow: Follow, args: Any, kwargs: Any) -> Groups:
-    return _product(args[0], args[1], follow)
-
-
 def _addmm(follow: Follow, args: Any, kwargs: Any) -> Groups:
-    return united(follow.of(args[0]), _product(args[1], args[2], follow))
+    return united(follow.of(args[0]), _mm(follow, args[1:3], kwargs))
 
 
 def _triangular(follow: Follow, args: Any, kwargs: Any) -> Groups:

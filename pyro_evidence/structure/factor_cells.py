@@ -39,21 +39,14 @@ def cells(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str] | None
     with Summands() as summands:
         trace = joint.trace(u, theta)
     with without_validation():
-        found = term_cells(trace, names) if joint.discrete else _plain(trace, names, summands)
+        found = term_cells(trace, names) if joint.discrete else {}
+        for name in () if joint.discrete else names:
+            node = trace.nodes[name]
+            # what a model has added up itself before it made it a pyro.factor
+            parts = summands.of(getattr(node["fn"], "log_factor", None)) if node["mask"] is None else None
+            summed = {f"{name}, {i}": part * node["scale"] for i, part in enumerate(parts or ())}
+            found |= summed or _of_site(node, name)
     return {n: x.double() for n, x in (found | _jacobians(joint, u, names)).items()}
-
-
-def _plain(trace: Any, names: Sequence[str], summands: "Summands") -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name in names:
-        found |= _summed(trace.nodes[name], name, summands) or _of_site(trace.nodes[name], name)
-    return found
-
-
-def _summed(node: Any, name: str, summands: "Summands") -> dict[str, Tensor]:
-    """The terms that a model has added up itself before it made them a ``pyro.factor``."""
-    parts = summands.of(getattr(node["fn"], "log_factor", None)) if node["mask"] is None else None
-    return {f"{name}, {i}": part * node["scale"] for i, part in enumerate(parts or ())}
 
 
 def _of_site(node: Any, name: str) -> dict[str, Tensor]:
@@ -111,16 +104,15 @@ class Summands(TorchFunctionMode):
         """Carry out a function, and note how its result came about if it is a number."""
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dim() == 0 and not kwargs and args:
-            found = self._parts(func, args)
+            known = [self.parts.get(x) if isinstance(x, Tensor) else None for x in args]
+            found = None
+            if func in SUMS:
+                found = _itself(args[0]) if isinstance(args[0], Tensor) and args[0].dim() else None
+            elif any(known):
+                found = _multiple(func, args, known) or _total(func, args, known)
             if found is not None:
                 self.parts[result] = found
         return result
-
-    def _parts(self, func: Any, args: Any) -> Parts | None:
-        if func in SUMS:
-            return _itself(args[0]) if isinstance(args[0], Tensor) and args[0].dim() else None
-        known = [self.parts.get(x) if isinstance(x, Tensor) else None for x in args]
-        return _multiple(func, args, known) or _total(func, args, known) if any(known) else None
 
 
 def _multiple(func: Any, args: Any, known: list[Any]) -> Parts | None:
@@ -142,7 +134,8 @@ def _total(func: Any, args: Any, known: list[Any]) -> Parts | None:
     elif func not in PLUS and func not in MINUS:
         return None
     sign = 1.0 if func in PLUS else -1.0
-    return _both(known[0] or _itself(args[0]), _each(known[1] or _itself(args[1]), lambda x: sign * x))
+    first, second = known[0] or _itself(args[0]), _each(known[1] or _itself(args[1]), lambda x: sign * x)
+    return lambda: (*first(), *second())
 
 
 def _itself(value: Any) -> Parts:
@@ -151,10 +144,6 @@ def _itself(value: Any) -> Parts:
 
 def _each(parts: Any, change: Callable[[Tensor], Tensor]) -> Parts:
     return lambda: tuple(change(x) for x in parts())
-
-
-def _both(first: Parts, second: Parts) -> Parts:
-    return lambda: (*first(), *second())
 
 
 @dataclass(frozen=True)
@@ -192,8 +181,12 @@ def table(groups: Groups, shape: Sequence[int]) -> Tensor:
 
 def distinct(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
     """Rows of coordinates by how many different ones they hold: the rows' positions, and ``(F, k)`` without repeats."""
-    if (index.shape[-1] == 1 and bool((index >= 0).all())) or _are_apart(index):
+    if index.shape[-1] == 1 and bool((index >= 0).all()):
         return [(None, index)]
+    low, high = index.amin(0), index.amax(0)
+    order = low.argsort()
+    if bool((low >= 0).all()) and bool((low[order][1:] > high[order][:-1]).all()):
+        return [(None, index)]  # the columns' ranges do not overlap
     ordered = index.sort(-1).values
     fresh = torch.ones_like(ordered, dtype=torch.bool)
     fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
@@ -206,13 +199,6 @@ def distinct(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
             part = ordered[rows][fresh[rows]].reshape(-1, k)
             found.append((None if len(rows) == len(index) else rows, part))
     return found
-
-
-def _are_apart(index: Tensor) -> bool:
-    """Whether the columns hold coordinates of ranges that do not overlap, so that nothing repeats."""
-    low, high = index.amin(0), index.amax(0)
-    order = low.argsort()
-    return bool((low >= 0).all()) and bool((low[order][1:] > high[order][:-1]).all())
 
 
 def families(touched: Mapping[str, Groups], shapes: Mapping[str, Sequence[int]]) -> tuple[Family, ...]:

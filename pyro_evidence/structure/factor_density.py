@@ -11,8 +11,7 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.precision.blocks import BlockPlan
 from pyro_evidence.precision.low_rank import LowRankPlan
 from pyro_evidence.precision.plan import Elements, Pattern, Plan, elimination, product
-from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.density import AutogradDensity, LinearPredictors
+from pyro_evidence.structure.density import AutogradDensity, JointDensity, LinearPredictors
 from pyro_evidence.structure.factor_cells import Family, cells
 from pyro_evidence.structure.factor_derivatives import Second, Steps, hessians_of_few, slopes_of_few
 from pyro_evidence.structure.factor_linear import CombinedFactors, SparseLinear
@@ -24,14 +23,13 @@ NAMED = 8  # sites that the sentence names
 
 
 @dataclass(frozen=True)
-class Structured:
+class Structured(JointDensity):
     """A density by its factors; one row at a time where second derivatives are meant.
 
     The first family of its pattern is every coordinate by itself; the next are the data that linear predictors join,
     then the factors of the sites ``names``.
     """
 
-    joint: LogJoint
     linear: LinearPredictors | None  # with parts of SparseLinear
     names: tuple[str, ...]  # sites whose factors are differentiated as they stand
     families: tuple[Family, ...]  # of these
@@ -88,13 +86,7 @@ class Structured:
         """The linear predictors."""
         return () if self.linear is None else tuple(p for p in self.linear.linear if isinstance(p, SparseLinear))
 
-    @property
-    def blocks(self) -> tuple[slice, ...]:
-        """The flat coordinates of each latent site."""
-        return tuple(self.joint.latents.slices.values())
-
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        """``log p(D, w | hyperparameters)`` of rows ``(R, D)``, nats, shape ``(R,)``."""
         return (self.linear or self.steps or self.joint).log_joint(u, theta)
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -113,10 +105,6 @@ class Structured:
     def _dense(self) -> AutogradDensity:
         return AutogradDensity(self.joint, None if self.linear is None else self.linear.slots)
 
-    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The log joint and its gradient in ``u``."""
-        return derivatives.gradient(self.log_joint, u, theta)
-
     @cached_property
     def joined(self) -> CombinedFactors | None:
         """The data that linear predictors join."""
@@ -125,8 +113,7 @@ class Structured:
     def point(self, u: Tensor, theta: Tensor) -> "Point":
         """Value, gradient and curvature at ``u`` ``(D,)``."""
         if self.joined is not None:
-            found = self.joined.evaluated(u, theta)
-            return Point(self, u, theta, found.log_joint, found.gradient, found.curvatures)
+            return Point(self, u, theta, *self.joined.evaluated(u, theta))
         value, gradient = self.gradient(u.unsqueeze(0), theta)
         return Point(self, u, theta, value[0], gradient[0], list)
 
@@ -218,12 +205,17 @@ class Structured:
         """
         diagonal, rest = adjoint[0].reshape(-1), adjoint[1 + len(self.parts) :]
         by_u, by_theta = self._log_det_slope(diagonal, rest, u, theta)
-        if self.joined is None:
-            return self._implicit(by_u, by_theta, u, theta, solve)
-        found = self.joined.slopes(diagonal, adjoint[1 : 1 + len(self.parts)], u, theta)
-        by_u, by_theta, graph = by_u + found[0], by_theta + found[1], found[2]
-        partial = graph.by_theta
-        return partial - 0.5 * by_theta - graph.mixed(solve(0.5 * by_u)), partial
+        if self.joined is not None:
+            more_by_u, more_by_theta, partial, mixed = self.joined.slopes(
+                diagonal, adjoint[1 : 1 + len(self.parts)], u, theta
+            )
+            by_u, by_theta = by_u + more_by_u, by_theta + more_by_theta
+            return partial - 0.5 * by_theta - mixed(solve(0.5 * by_u)), partial
+        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
+        log_joint = self.log_joint(u.unsqueeze(0), theta).sum()
+        partial = derivatives.pullback(log_joint, theta)
+        slope = derivatives.pullback(log_joint, u, create_graph=True)
+        return partial - 0.5 * by_theta - derivatives.pullback(slope, theta, solve(0.5 * by_u)), partial
 
     def _log_det_slope(
         self, diagonal: Tensor, rest: Sequence[Tensor], u: Tensor, theta: Tensor
@@ -242,15 +234,6 @@ class Structured:
         """Derivatives in the coordinates from those in what factors see, rows too."""
         return seen if self.sums is None else self.sums.back(seen)
 
-    def _implicit(
-        self, by_u: Tensor, by_theta: Tensor, u: Tensor, theta: Tensor, solve: Solve
-    ) -> tuple[Tensor, Tensor]:
-        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
-        log_joint = self.log_joint(u.unsqueeze(0), theta).sum()
-        partial = derivatives.pullback(log_joint, theta)
-        slope = derivatives.pullback(log_joint, u, create_graph=True)
-        return partial - 0.5 * by_theta - derivatives.pullback(slope, theta, solve(0.5 * by_u)), partial
-
     def _weights(self, diagonal: Tensor, rest: Sequence[Tensor]) -> list[Tensor]:
         """The adjoint of each family's elements."""
         several = iter(rest)
@@ -265,7 +248,9 @@ class Structured:
         The vectors are random and scaled by the root of the diagonal, so that every coordinate counts alike.
         """
         v, scale = self._directions(elements)
-        truth = -self._hessian_products(u, theta, v)
+        u = u.detach().clone().requires_grad_()
+        slope = derivatives.pullback(self.joint.log_joint(u, theta.detach()), u, create_graph=True)
+        truth = -torch.stack([derivatives.pullback(slope, u, row) for row in v])
         steps = v if self.sums is None else torch.cat([v, v @ self.sums.B.mT], -1)
         found = self._back(product(self.pattern, elements, steps))
         return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
@@ -278,11 +263,6 @@ class Structured:
             diagonal = diagonal[: -len(self.sums.B)] + diagonal[-len(self.sums.B) :] @ self.sums.B.square()
         scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
         return derivatives.generic_directions(2, len(scale), scale) * scale, scale
-
-    def _hessian_products(self, u: Tensor, theta: Tensor, v: Tensor) -> Tensor:
-        u = u.detach().clone().requires_grad_()
-        slope = derivatives.pullback(self.joint.log_joint(u, theta.detach()), u, create_graph=True)
-        return torch.stack([derivatives.pullback(slope, u, row) for row in v])
 
 
 @dataclass(frozen=True)

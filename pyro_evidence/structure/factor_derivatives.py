@@ -74,9 +74,12 @@ class Second:
 
     def elements(self, values: Values, u: Tensor) -> tuple[Tensor, ...]:
         """Minus the second derivatives, ``(F, k, k)`` for each family; ``(R, F, k, k)`` at rows ``(R, D)``."""
-        along = list(self._each(values, u, False))
-        parts = (torch.stack([found[i] for found in along], -1) for i in range(len(self._places)))
-        return tuple(-_gathered(part, place) for part, place in zip(parts, self._places, strict=True))
+        along, found = list(self._each(values, u, False)), []
+        for i, place in enumerate(self._places):
+            pairs = torch.stack([each[i] for each in along], -1)  # (..., F, P), of which each entry takes one
+            flat = place.flatten(1).expand(*pairs.shape[:-1], -1)
+            found.append(-pairs.gather(-1, flat).reshape(*pairs.shape[:-1], *place.shape[1:]))
+        return tuple(found)
 
     def slopes(self, values: Values, u: Tensor, weights: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor]:
         """Derivatives in ``wrt`` of ``sum(weights * elements)``, one pair of colours held at a time."""
@@ -92,12 +95,6 @@ class Second:
         return totals
 
 
-def _gathered(along: Tensor, place: Tensor) -> Tensor:
-    """Entries ``(..., F, k, k)`` out of ``(..., F, P)``, each at its own place ``(F, k, k)`` among the last."""
-    flat = place.flatten(1).expand(*along.shape[:-1], -1)
-    return along.gather(-1, flat).reshape(*along.shape[:-1], *place.shape[1:])
-
-
 def hessians_of_few(values: Tensor, index: Tensor, u: Tensor) -> Tensor:
     """Minus the second derivatives of each of ``values`` ``(F,)`` in its coordinates, ``(F, k, k)``.
 
@@ -108,13 +105,12 @@ def hessians_of_few(values: Tensor, index: Tensor, u: Tensor) -> Tensor:
     for value, own in zip(values, index, strict=True):
         slope = pullback(value, u, create_graph=True)[own]
         one_hot = torch.eye(len(own), dtype=slope.dtype, device=slope.device)
-        rows = [_rows(slope, u, chunk)[:, own] for chunk in one_hot.split(AT_ONCE)]
-        found.append(-torch.cat(rows))
+        if slope.requires_grad:
+            rows = [passes(slope, u, chunk, False)[:, own] for chunk in one_hot.split(AT_ONCE)]
+            found.append(-torch.cat(rows))
+        else:
+            found.append(torch.zeros_like(one_hot))
     return torch.stack(found)
-
-
-def _rows(slope: Tensor, u: Tensor, cotangents: Tensor) -> Tensor:
-    return passes(slope, u, cotangents, False) if slope.requires_grad else u.new_zeros(len(cotangents), len(u))
 
 
 def slopes_of_few(values: Tensor, index: Tensor, weights: Tensor, u: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
@@ -154,28 +150,19 @@ class Steps:
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(D, w | hyperparameters)`` of rows ``(R, D)``, nats, shape ``(R,)``."""
-        rows = (u, theta.expand(len(u), -1))
-        return batched.apply(self._one, rows, self._row_bytes(u, theta) if len(u) > 1 else None, self._one)
+        if len(u) > 1 and not self._kept:
+            with torch.enable_grad():
+                self._kept.append(batched.bytes_per_row(self._one, u[0], theta if theta.dim() == 1 else theta[0]))
+        row_bytes = self._kept[0] if len(u) > 1 else None  # what autograd keeps for each of many rows
+        return batched.apply(self._one, (u, theta.expand(len(u), -1)), row_bytes, self._one)
 
     def _one(self, u: Tensor, theta: Tensor) -> Tensor:
         return self.replay(u, theta).sum()
-
-    def _row_bytes(self, u: Tensor, theta: Tensor) -> int | None:
-        """What autograd keeps for each of many rows; None where they are evaluated one by one."""
-        if not self._kept:
-            with torch.enable_grad():
-                self._kept.append(batched.bytes_per_row(self._one, u[0], theta if theta.dim() == 1 else theta[0]))
-        return self._kept[0]
 
 
 def has_many_sites(joint: LogJoint) -> bool:
     """Whether so many sites are integrated that there may be a loop around them."""
     return len(joint.latents.names) >= SITES
-
-
-def _has_many_terms(joint: LogJoint) -> bool:
-    """Whether there may be a loop around its sites, of any kind."""
-    return len(joint.latents.names) + len(joint.discrete) + len(joint.observed) >= SITES
 
 
 def steps(joint: LogJoint, families: Sequence[Family], u: Tensor, theta: Tensor) -> Steps | None:
@@ -190,18 +177,15 @@ def steps(joint: LogJoint, families: Sequence[Family], u: Tensor, theta: Tensor)
         own = [member.of(found) for family in families for member in family.members]
         return own + [x for name, x in found.items() if name not in with_families]
 
-    if not _has_many_terms(joint):
-        return None
+    if len(joint.latents.names) + len(joint.discrete) + len(joint.observed) < SITES:
+        return None  # too few terms, of any kind, for a loop around them
     try:
         made = replay(terms, u, theta)
     except Unrecordable:
         return None
     found = Steps(made, tuple(len(family.index) for family in families))
-    return found if _is_gain(made) and _is_right(found, joint, u, theta) else None
-
-
-def _is_gain(made: Replay) -> bool:
-    return made.num_operations >= max(MANY, GAIN * len(made.batches))
+    is_gain = made.num_operations >= max(MANY, GAIN * len(made.batches))
+    return found if is_gain and _is_right(found, joint, u, theta) else None
 
 
 def _is_right(found: Steps, joint: LogJoint, u: Tensor, theta: Tensor) -> bool:

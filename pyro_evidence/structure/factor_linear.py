@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.linear_predictor import Layout, curvature_graph, slope_and_curvature
+from pyro_evidence.numerics.linear_predictor import curvature_graph, slope_and_curvature
 from pyro_evidence.program import predictors
-from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.density import LinearPredictors, Parts
+from pyro_evidence.structure.density import LinearPart, LinearPredictors, Parts
 
 CHUNK = 2**22  # numbers of a (rows, k, k) array that may be held at a time
 
@@ -99,33 +98,16 @@ def _key(own: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SparseLinear:
-    """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``; ``J`` sparse."""
+class SparseLinear(LinearPart):
+    """A linear part with a sparse ``J``."""
 
-    slot: LikelihoodTerm
     rows: SparseRows
 
-    @property
-    def layout(self) -> Layout:
-        """How the elements of ``eta`` couple."""
-        return self.slot.layout
-
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
-        """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
         return self.rows.product(u) + offset
 
     def reach(self, u: Tensor) -> Tensor:
-        """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
         return SparseRows(self.rows.index, self.rows.value.abs(), self.rows.size).product(u.abs().unsqueeze(0))[0]
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """One point of a density."""
-
-    log_joint: Tensor  # ()
-    gradient: Tensor  # (D,)
-    curvatures: Callable[[], list[Tensor]]  # of each linear predictor's data, (N, C, C)
 
 
 @dataclass(frozen=True)
@@ -139,8 +121,8 @@ class CombinedFactors:
         """Linear predictors of all factors together."""
         return tuple(part for part in self.linear.linear if isinstance(part, SparseLinear))
 
-    def evaluated(self, u: Tensor, theta: Tensor) -> Evaluated:
-        """Value, gradient and curvature at ``u`` ``(D,)``."""
+    def evaluated(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Callable[[], list[Tensor]]]:
+        """Log joint ``()`` and gradient ``(D,)`` at ``u`` ``(D,)``, and what gives each predictor's ``(N, C, C)``."""
         read = self.linear.parts(theta)
         value, gradient = self._prior(u, theta, read)
         later = []
@@ -149,7 +131,7 @@ class CombinedFactors:
             value, gradient = value + found[0].double(), gradient + part.rows.back(slope[0].double())
             later.append(blocks)
         rest = torch.as_tensor(read.rest).detach().double()
-        return Evaluated(value + rest, gradient, lambda: [blocks()[0].double() for blocks in later])
+        return value + rest, gradient, lambda: [blocks()[0].double() for blocks in later]
 
     def _etas(self, u: Tensor, read: Parts) -> list[tuple[SparseLinear, Tensor]]:
         dtype = self.linear.joint.dtype
@@ -170,8 +152,11 @@ class CombinedFactors:
 
     def slopes(
         self, diagonal: Tensor, adjoint: Sequence[Tensor], u: Tensor, theta: Tensor
-    ) -> tuple[Tensor, Tensor, "Graph"]:
-        """Derivatives of ``log |A|`` in ``u`` and ``theta`` through predictors and Gaussian priors, and their graph.
+    ) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Derivatives of ``log |A|`` in ``u`` and ``theta`` through predictors and Gaussian priors, and more.
+
+        Third are the derivatives of the log joint at fixed latents, ``(T,)``; last is what gives those of the product
+        of its gradient in ``u`` with a vector ``(D,)``.
 
         :param diagonal: of the inverse of ``A``, ``(D,)``.
         :param adjoint: the inverse of ``A`` on the parts' patterns.
@@ -186,44 +171,26 @@ class CombinedFactors:
                 spread = spread + (part.rows.sandwiched(weights) * B[0].double()).sum()
                 sloped.append(slope)
             if read.prior is not None:
-                spread = spread + diagonal @ read.prior[1]
-                value = value + 0.5 * ((read.prior[1] / torch.pi / 2).log().sum() - self._quadratic(u, read))
+                loc, precision = read.prior
+                spread = spread + diagonal @ precision
+                quadratic = (precision * (u - loc).square()).sum()
+                value = value + 0.5 * ((precision / torch.pi / 2).log().sum() - quadratic)
             else:
                 value = value + self._log_prior(u.unsqueeze(0), theta)[0]
-        by_u, by_theta = (derivatives.pullback(spread, x) for x in (u, theta))
-        return by_u, by_theta, Graph(self, read, u, theta, value, tuple(sloped))
 
-    def _quadratic(self, u: Tensor, read: Parts) -> Tensor:
-        assert read.prior is not None
-        return (read.prior[1] * (u - read.prior[0]).square()).sum()
+        def mixed(moved: Tensor) -> Tensor:
+            with torch.enable_grad():
+                total = u.new_zeros(())
+                for part, slope in zip(self.parts, sloped, strict=True):
+                    total = total + (part.rows.product(moved.unsqueeze(0)) * slope.double()).sum()
+                if read.prior is not None:
+                    loc, precision = read.prior
+                    return derivatives.pullback(total - (precision * (u.detach() - loc)) @ moved, theta)
+                log_prior = self._log_prior(u.unsqueeze(0), theta).sum()
+                total = total + derivatives.pullback(log_prior, u, create_graph=True) @ moved
+                return derivatives.pullback(total, theta)
 
-
-@dataclass(frozen=True)
-class Graph:
-    """The log joint at one point as a function of the hyperparameters."""
-
-    joined: CombinedFactors
-    read: Parts
-    u: Tensor
-    theta: Tensor
-    value: Tensor  # ()
-    slopes: tuple[Tensor, ...]  # of each predictor, (1, N, C)
-
-    @property
-    def by_theta(self) -> Tensor:
-        """Derivatives of the log joint at fixed latents, ``(T,)``."""
-        return derivatives.pullback(self.value, self.theta)
-
-    def mixed(self, moved: Tensor) -> Tensor:
-        """Derivatives in ``theta`` of the gradient's product with ``moved`` ``(D,)``."""
-        with torch.enable_grad():
-            total = self.u.new_zeros(())
-            for part, slope in zip(self.joined.parts, self.slopes, strict=True):
-                total = total + (part.rows.product(moved.unsqueeze(0)) * slope.double()).sum()
-            if self.read.prior is not None:
-                loc, precision = self.read.prior
-                total = total - (precision * (self.u.detach() - loc)) @ moved
-                return derivatives.pullback(total, self.theta)
-            log_prior = self.joined._log_prior(self.u.unsqueeze(0), self.theta).sum()
-            total = total + derivatives.pullback(log_prior, self.u, create_graph=True) @ moved
-            return derivatives.pullback(total, self.theta)
+        by_u, by_theta, partial = (
+            derivatives.pullback(x, y) for x, y in ((spread, u), (spread, theta), (value, theta))
+        )
+        return by_u, by_theta, partial, mixed

@@ -138,16 +138,14 @@ def _meet(joint: LogJoint, u: Tensor, theta: Tensor) -> Met | None:
     if not 0 < len(used) <= MOST:
         return None
     rank = torch.zeros(notes.num, dtype=torch.long).index_put((used,), torch.arange(len(used)))
-    renumbered = {n: tuple(_renumbered(g, len(u), rank) for g in gs) for n, gs in groups.items()}
+    renumbered, D = dict[str, Groups](), len(u)
+    for name, own in groups.items():  # clamp: what is no sum is not looked up
+        renumbered[name] = tuple(torch.where(g >= D, D + rank[(g - D).clamp(min=0)], g) for g in own)
     return Met(made, renumbered, _shapes(found), used, notes.num)
 
 
 def _shapes(found: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: term.shape for name, term in found.items()}
-
-
-def _renumbered(group: Tensor, size: int, rank: Tensor) -> Tensor:
-    return torch.where(group >= size, size + rank[(group - size).clamp(min=0)], group)  # clamp: no sum, not used
 
 
 def _straight(found: Met, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -96,9 +96,8 @@ def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Likelihood
     except Lost as lost:
         return NotSparse(str(lost), lost.coordinates)
     groups = {name: notes.of(term) for name, term in terms.items()}
-    return Followed(
-        joint, u, theta.detach(), groups, {name: term.shape for name, term in terms.items()}, notes.widest, found
-    )
+    shapes = {name: term.shape for name, term in terms.items()}
+    return Followed(joint, u, theta.detach(), groups, shapes, notes.widest, found)
 
 
 def _width(groups: Groups) -> int:
@@ -140,14 +139,18 @@ def _side_by_side(parts: Sequence[tuple[Tensor | None, Tensor]], num: int) -> tu
 
 def structured(followed: Followed, linear: LinearPredictors | None) -> Structured | NotSparse:
     """The density by its factors, where that is cheaper than a dense matrix."""
-    names, size = _by_themselves(followed.joint, linear), followed.joint.latents.size
-    mine = {n: g for n, g in followed.groups.items() if _of(n, names)}
+    joint, size = followed.joint, followed.joint.latents.size
+    names: tuple[str, ...] = (*joint.latents.names, *joint.discrete, *joint.observed)
+    if linear is not None:  # it describes the factors of all other sites
+        names = () if linear.gaussian else joint.latents.names
+    mine = {n: g for n, g in followed.groups.items() if any(part.split(", ")[0] in names for part in n.split("+"))}
     found = families(mine, followed.shapes)
     narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
     wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
     density = Structured(followed.joint, linear, names, narrow, wide, False)
-    most = max(index.shape[-1] for index in density.pattern.index)
-    if sum(family.index.numel() for family in wide) > min(WIDE_TERMS, size // 2) or _widest_plate(density) > max(
+    widths = [index.shape[-1] for index in density.pattern.index]
+    most, widest_plate = max(widths), max(widths[: len(widths) - len(wide)])  # of all, of one of many terms
+    if sum(family.index.numel() for family in wide) > min(WIDE_TERMS, size // 2) or widest_plate > max(
         NARROW, size // 4
     ):
         return NotSparse(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
@@ -172,28 +175,11 @@ def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
     return replace(density, quadratic=_is_quadratic(density, u, theta))
 
 
-def _widest_plate(density: Structured) -> int:
-    """Coordinates that one of many terms touches."""
-    return max(index.shape[-1] for index in density.pattern.index[: len(density.pattern.index) - len(density.wide)])
-
-
 def _is_quadratic(density: Structured, u: Tensor, theta: Tensor) -> bool:
     """Whether the families have the same second derivatives at the point that was followed and at a generic one."""
     first, second = (replace(density, _kept=[])._factors(v, theta) for v in (u, generic_directions(3, len(u), u)[2]))
     pairs = zip(first, second, strict=True)
     return all(bool(((a - b).abs() <= 1e-12 * (1.0 + a.abs())).all()) for a, b in pairs)
-
-
-def _by_themselves(joint: LogJoint, linear: LinearPredictors | None) -> tuple[str, ...]:
-    """The sites whose factors no linear predictor describes."""
-    if linear is None:
-        return (*joint.latents.names, *joint.discrete, *joint.observed)
-    return () if linear.gaussian else joint.latents.names
-
-
-def _of(name: str, sites: Sequence[str]) -> bool:
-    """Whether an entry of the cells belongs to the sites."""
-    return any(part.split(", ")[0] in sites for part in name.split("+"))
 
 
 def _affordable(density: Structured) -> bool:
@@ -214,11 +200,17 @@ def refuse_edges(origin: TestPoint) -> None:
     :raises UnsupportedModel: with the site and what to write instead.
     """
     for name in origin.joint.observed:
-        if _is_suspect(origin, name):
-            edges = _edges(origin, name)
-            cycles = 0 if edges is None else num_cycles(edges)
-            if edges is not None and cycles:
-                raise UnsupportedModel(_message(name, len(edges), cycles))
+        edges = _edges(origin, name) if _is_suspect(origin, name) else None
+        cycles = 0 if edges is None else num_cycles(edges)
+        if edges is not None and cycles:
+            num = len(edges)
+            raise UnsupportedModel(
+                f"site '{name}' draws each of {num:,} differences between latents from a Normal whose scale is "
+                f"learned. Its edges close {cycles:,} cycles, so that the differences are not free of each other: "
+                f"together they must normalise by scale^-{num - cycles:,}, not by scale^-{num:,}, and the scale would "
+                f"come out wrong. Draw the field from pyro_evidence.models.gmrf.ICAR(edges, scale, level=...) "
+                f"instead, or hold the scale fixed."
+            )
 
 
 def _is_suspect(origin: TestPoint, name: str) -> bool:
@@ -243,12 +235,3 @@ def _edges(origin: TestPoint, name: str) -> Tensor | None:
     parts = distinct(table(groups, term.shape)) if groups else []
     pairs = [index for _, index in parts if index.shape[-1] == 2]
     return pairs[0] if len(parts) == 1 and pairs else None
-
-
-def _message(name: str, num: int, cycles: int) -> str:
-    return (
-        f"site '{name}' draws each of {num:,} differences between latents from a Normal whose scale is learned. Its "
-        f"edges close {cycles:,} cycles, so that the differences are not free of each other: together they must "
-        f"normalise by scale^-{num - cycles:,}, not by scale^-{num:,}, and the scale would come out wrong. Draw the "
-        f"field from pyro_evidence.models.gmrf.ICAR(edges, scale, level=...) instead, or hold the scale fixed."
-    )

@@ -215,14 +215,11 @@ class GaussianLatent(LinearDensity):
         mean = self.seen.apply(loc.unsqueeze(-1)).reshape(-1, *self.linear[0].J.shape[1:2])
         mean = mean + torch.cat([c.reshape(-1, mean.shape[-1]) for c in parts.offsets])
         covariance = self.seen.apply(self.seen.apply(K.mT).mT)
-        root = _Root(self.seen, blocks)
-        latent = Latent(mean, covariance, self._likelihood(parts), root, self._formula(parts))
-        return Reading(parts, tuple(blocks), loc, K, latent)
-
-    def _formula(self, parts: Parts) -> Sloped | None:
-        """Value, slope and curvature of the only observed site, by formula where there is one."""
+        root = lambda: self.seen.apply(_assembled([b.tril.detach() for b in blocks]))  # noqa: E731
         first, *others = self.linear
-        return None if others else lambda eta: first.of_likelihood.of(parts.trace, eta.to(self.joint.dtype))
+        formula: Sloped | None  # value, slope and curvature of the only observed site
+        formula = None if others else lambda eta: first.of_likelihood.of(parts.trace, eta.to(self.joint.dtype))
+        return Reading(parts, tuple(blocks), loc, K, Latent(mean, covariance, self._likelihood(parts), root, formula))
 
     def _likelihood(self, parts: Parts) -> LogLikelihood:
         """All observed sites as one function of blocks ``(R, N, C)``."""
@@ -237,7 +234,8 @@ class GaussianLatent(LinearDensity):
 
     def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
         reading = self.reading(theta[0] if theta.dim() == 2 else theta)
-        return reading_log_prior(reading, u)
+        squares = torch.stack([b.whitened(u[:, b.where]).square().sum(-1) for b in reading.blocks]).sum(0)
+        return -0.5 * (squares + reading.log_det + u.shape[-1] * LOG_TAU)
 
     def _prior_precision(self, u: Tensor, theta: Tensor) -> Tensor:
         tril = self.reading(theta[0] if theta.dim() == 2 else theta).tril
@@ -286,7 +284,8 @@ class GaussianLatent(LinearDensity):
         total = self._explained(reading, found) + found.likelihood(here) + rest
         u = reading.loc.detach() + precision.covariance @ precision.dual
         joint = here.value + rest
-        joint = joint + sum(_diagonal_log_prior(b, u) for b in reading.blocks if b.covariance.dim() == 1)
+        diagonal = [(u[b.where] - b.loc, b.covariance) for b in reading.blocks if b.covariance.dim() == 1]
+        joint = joint + sum(-0.5 * (away.square() / variance + variance.log()).sum() for away, variance in diagonal)
         return derivatives.pullback(total, theta), derivatives.pullback(joint, theta)
 
     def information(self, precision: LatentPrecision, theta: Tensor, index: Tensor) -> Tensor | None:
@@ -306,7 +305,9 @@ class GaussianLatent(LinearDensity):
         M, S = (derivatives.Forward(x, theta).along(unit).mT.double() for x in (mean, here.slope))
         moved = K @ (S - R(K @ S)) + M - K @ R(M)  # how the predictor's mode follows
         held = here.value + mean @ mode.dual + torch.as_tensor(reading.parts.rest).double()
-        return M.mT @ (R(M) - S + R(K @ S)) - S.mT @ moved - _second(held, theta, index)
+        first = derivatives.pullback(held, theta, create_graph=True)[index]
+        second = torch.stack([derivatives.pullback(slope, theta)[index] for slope in first]).double()
+        return M.mT @ (R(M) - S + R(K @ S)) - S.mT @ moved - second
 
     def _explained(self, reading: Reading, found: Cotangents) -> Tensor:
         """A number whose derivative is that of the log evidence through prior and offsets."""
@@ -321,40 +322,11 @@ class GaussianLatent(LinearDensity):
         return total
 
 
-def _second(value: Tensor, theta: Tensor, index: Tensor) -> Tensor:
-    """Second derivatives of a number in some elements of ``theta``, shape ``(P, P)``."""
-    first = derivatives.pullback(value, theta, create_graph=True)[index]
-    rows = [derivatives.pullback(slope, theta)[index] for slope in first]
-    return torch.stack(rows).double()
-
-
-@dataclass(frozen=True)
-class _Root:
-    """A square root of the predictor's covariance, made when it is asked for."""
-
-    seen: ObservationMap
-    blocks: Sequence[Block]
-
-    def __call__(self) -> Tensor:
-        return self.seen.apply(_assembled([b.tril.detach() for b in self.blocks]))
-
-
 def _no_covariance(error: LinAlgError) -> NotPositiveDefinite:
     return NotPositiveDefinite(
         f"the model's own covariance matrix cannot be factorised: {error} Give it more jitter, a noise of its own, or "
         f"hyperparameters that stay in range (a prior, maximise=[...])."
     )
-
-
-def reading_log_prior(reading: Reading, u: Tensor) -> Tensor:
-    """Log prior density of rows ``(R, D)``, nats, shape ``(R,)``."""
-    squares = torch.stack([b.whitened(u[:, b.where]).square().sum(-1) for b in reading.blocks]).sum(0)
-    return -0.5 * (squares + reading.log_det + u.shape[-1] * LOG_TAU)
-
-
-def _diagonal_log_prior(block: Block, u: Tensor) -> Tensor:
-    away = u[block.where] - block.loc
-    return -0.5 * (away.square() / block.covariance + block.covariance.log()).sum()
 
 
 def recognise(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) -> GaussianLatent | None:
@@ -365,8 +337,9 @@ def recognise(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) -> Gaus
     """
     if linear.gaussian or any(p.slot.mixture is not None for p in linear.linear):
         return None
-    if len({p.J.shape[1] for p in linear.linear}) > 1 or not _cheaper(linear):
-        return None
+    num_seen = sum(p.J[..., 0].numel() for p in linear.linear)
+    if len({p.J.shape[1] for p in linear.linear}) > 1 or num_seen > 2 * linear.joint.latents.size:
+        return None  # work in the space of the predictors would be no cheaper
     blocks = blocks_of(linear.joint, origin.trace)
     if blocks is None or any(predictors.depends(x, origin.u) for b in blocks for x in (b.loc, b.covariance)):
         return None
@@ -374,11 +347,6 @@ def recognise(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) -> Gaus
         return None
     J = torch.cat([p.J.flatten(0, 1) for p in linear.linear])
     return GaussianLatent(linear.joint, linear.linear, linear.free, linear.gaussian, seen=seen_by(J))
-
-
-def _cheaper(linear: LinearDensity) -> bool:
-    """Whether the predictors are few enough for work in their space."""
-    return sum(p.J[..., 0].numel() for p in linear.linear) <= 2 * linear.joint.latents.size
 
 
 def _same_prior(joint: LogJoint, base: Any, far: Any) -> bool:

@@ -111,7 +111,12 @@ def propose(found: NearbyPoints) -> Guess | None:
     guess = guess.without(guess.columns(_surprising(guess, found.origin, found.typical)))
     if not bool((guess.power != 0).any()):
         return None
-    guess = guess.without(_acts_elsewhere(guess, found.typical))
+    # hyperparameters that change the log joint otherwise than through the precisions they own
+    probe, owned = found.typical, guess.owner >= 0
+    held = pullback(probe.cells.log_density[owned].sum(), probe.theta).double()
+    total = _slope(probe, guess.power != 0).double()
+    count = torch.bincount(guess.owner[owned], minlength=len(held))
+    guess = guess.without((total - held).abs() > _tolerance(probe) * (1.0 + total.abs() + held.abs() + count))
     is_latent = guess.is_latent(found.origin)
     guess = guess.without(guess.columns(is_latent) & guess.columns(~is_latent))  # one or the other, never both
     return guess if bool((guess.power != 0).any()) else None
@@ -158,28 +163,18 @@ def _surprising(guess: Guess, before: TestPoint, after: TestPoint) -> Tensor:
     return first.known & ~(second.known & as_expected)
 
 
-def _acts_elsewhere(guess: Guess, probe: TestPoint) -> Tensor:
-    """Which hyperparameters change the log joint otherwise than through the precisions they own, shape ``(T,)``."""
-    density = probe.cells.log_density[guess.owner >= 0].sum()
-    held, total = pullback(density, probe.theta).double(), _slope(probe, guess.power != 0).double()
-    count = torch.bincount(guess.owner[guess.owner >= 0], minlength=len(held))
-    return (total - held).abs() > _tolerance(probe) * (1.0 + total.abs() + held.abs() + count)
-
-
 def _slope(probe: TestPoint, wanted: Tensor) -> Tensor:
     """The slope of the log joint in the ``wanted`` hyperparameters, ``(T,)``, without that of a covariance's factor."""
     joint, nodes = probe.joint, probe.trace.nodes
-    dense = [n for n in joint.latents.names if _is_dense(nodes[n])]
+    dense = []
+    for name in joint.latents.names:
+        base, shape = predictors.unwrapped(nodes[name]["fn"]).base, nodes[name]["value"].shape[:-1]
+        if predictors.is_plain(nodes[name]) and predictors.is_like(base, MultivariateNormal, shape):
+            dense.append(name)
     if not dense or joint.discrete or any(_is_moved(nodes[n], probe, wanted) for n in dense):
         return pullback(probe.log_joint, probe.theta)
     others = [n for n in (*joint.latents.names, *joint.observed) if n not in dense]
     return pullback(torch.as_tensor(predictors.log_prob_sum(probe.trace, others)), probe.theta)
-
-
-def _is_dense(node: Mapping[str, Any]) -> bool:
-    """Whether a site's density is that of a multivariate normal."""
-    base = predictors.unwrapped(node["fn"]).base
-    return predictors.is_plain(node) and predictors.is_like(base, MultivariateNormal, node["value"].shape[:-1])
 
 
 def _is_moved(node: Mapping[str, Any], probe: TestPoint, wanted: Tensor) -> bool:

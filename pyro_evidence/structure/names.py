@@ -46,10 +46,17 @@ def names_of(joint: LogJoint, coords: Coords | None = None, dims: Dims | None = 
     coords, dims = dict(coords or {}), dict(dims or {})
     shapes = {p.name: p.shape for part in (joint.hypers, joint.latents) for p in part}
     _check(coords, dims, shapes)
-    own = _model_of(joint)
-    found_coords = {**_columns(joint), **getattr(own, "coords", {})}
-    found_dims = {**_by_columns(joint, shapes), **getattr(own, "dims", {})}
-    return Names({**found_coords, **coords}, {**found_dims, **dims})
+    own: Any = joint.model
+    while isinstance(own, partial) and own.args:  # the model as the user wrote it
+        own = own.args[0]
+    tables = dict(getattr(joint, "columns", {}))
+    columns = {"column" if len(tables) == 1 else f"column of {n}": c for n, c in tables.items()}
+    sizes = [len(c) for c in columns.values()]
+    unique = {len(c): n for n, c in columns.items() if sizes.count(len(c)) == 1}
+    by_columns = {n: [unique[s[0]]] for n, s in shapes.items() if len(s) == 1 and s[0] in unique}
+    return Names(
+        {**columns, **getattr(own, "coords", {}), **coords}, {**by_columns, **getattr(own, "dims", {}), **dims}
+    )
 
 
 def _check(coords: Coords, dims: Dims, shapes: Mapping[str, Size]) -> None:
@@ -68,24 +75,3 @@ def _check(coords: Coords, dims: Dims, shapes: Mapping[str, Size]) -> None:
                 f"coords[{wrong[0]!r}] has {len(coords[wrong[0]])} entries; {name!r} has shape {tuple(shapes[name])}. "
                 f"Expected one for each element along that dimension."
             )
-
-
-def _model_of(joint: LogJoint) -> Any:
-    """The model as the user wrote it."""
-    model: Any = joint.model
-    while isinstance(model, partial) and model.args:
-        model = model.args[0]
-    return model
-
-
-def _columns(joint: LogJoint) -> dict[str, tuple[str, ...]]:
-    """Dimensions by what they are called: ``column``, or one for each of several tables."""
-    tables = dict(getattr(joint, "columns", {}))
-    return {"column" if len(tables) == 1 else f"column of {n}": c for n, c in tables.items()}
-
-
-def _by_columns(joint: LogJoint, shapes: Mapping[str, Size]) -> dict[str, list[str]]:
-    tables = _columns(joint)
-    sizes = [len(c) for c in tables.values()]
-    unique = {len(c): n for n, c in tables.items() if sizes.count(len(c)) == 1}
-    return {n: [unique[s[0]]] for n, s in shapes.items() if len(s) == 1 and s[0] in unique}

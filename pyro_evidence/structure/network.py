@@ -17,7 +17,7 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import Layout, curvature_graph, slope_and_curvature
-from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure.density import JointDensity
 
 Activation = Callable[[Tensor], Tensor]  # elementwise
 Layer = tuple[Tensor, Tensor]
@@ -75,19 +75,13 @@ def log_stabiliser(before: Layer, after: Tensor, odd: bool, tolerance: float) ->
     """
     units = torch.cat([before[0].mT, before[1].unsqueeze(-1), after], -1)
     gap = tolerance * units.abs().amax().clamp(min=torch.finfo(units.dtype).tiny)  # > 0, so that zeros are equal
-    if odd:
-        units = _same_sign(units, gap)
+    if odd:  # each unit times the sign of its first weight that is not zero
+        first = (units.abs() > gap).int().argmax(-1, keepdim=True)
+        units = units * torch.where(units.gather(-1, first) < 0, -1.0, 1.0).to(units)
     different = ((units.unsqueeze(0) - units.unsqueeze(1)).abs() > gap).any(-1)
-    first = (~different).int().argmax(-1)  # of each unit's copies
-    copies = torch.bincount(first, minlength=len(units))
+    copies = torch.bincount((~different).int().argmax(-1), minlength=len(units))
     zeros = int((units.abs() <= gap).all(-1).sum()) if odd else 0
     return float(torch.lgamma(copies + 1.0).sum()) + zeros * math.log(2.0)
-
-
-def _same_sign(units: Tensor, gap: Tensor) -> Tensor:
-    """Each row times the sign of its first entry that is not zero."""
-    first = (units.abs() > gap).int().argmax(-1, keepdim=True)
-    return units * torch.where(units.gather(-1, first) < 0, -1.0, 1.0).to(units)
 
 
 def slope(f: Activation, a: Tensor) -> Tensor:
@@ -222,17 +216,11 @@ class Wiring:
 
 
 @dataclass(frozen=True)
-class NetworkDensity:
+class NetworkDensity(JointDensity):
     """A network with Gaussian priors on its weights, and a likelihood that couples only the outputs of one datum."""
 
-    joint: LogJoint
     wiring: Wiring
     _places: list[Tensor] = field(default_factory=list, repr=False, compare=False)
-
-    @property
-    def blocks(self) -> tuple[slice, ...]:
-        """The flat coordinates of each latent site."""
-        return tuple(self.joint.latents.slices.values())
 
     def _layers(self, u: Tensor) -> list[Layer]:
         values = self.joint.latents.unconstrained(u.to(self.joint.dtype))
@@ -299,7 +287,8 @@ class NetworkDensity:
     def _curvature(self, u: Tensor, theta: Tensor, *, bent: bool) -> Tensor:
         precisions, passed = self._precisions(theta), self._passed(u, order=2 if bent else 1)
         eta = passed.outputs
-        self._require_memory(u, eta)
+        needed = FLOAT * (3 * len(u) * u.shape[-1] ** 2 + 3 * eta.numel() * u.shape[-1])
+        require_memory(needed, "the dense curvature and the Jacobian of the network's outputs", u.device)
 
         def log_likelihood(e: Tensor) -> Tensor:
             return self._log_likelihood(e, precisions)
@@ -313,7 +302,12 @@ class NetworkDensity:
         J = self._jacobian(passed)
         weighted = (B * J if B.shape[-1] == 1 else B @ J).flatten(1, 2)
         A = (J.flatten(1, 2).mT @ weighted).double() + self._prior_precision(u, precisions).diag_embed()
-        return A - self._bend(passed, g) if bent else A
+        if not bent:
+            return A
+        within, across = bend(passed, g)
+        R, D = len(u), u.shape[-1]
+        values = torch.cat([within.flatten(1), across.flatten(1), across.flatten(1)], -1).double()
+        return A - values.new_zeros(R, D * D).index_add(1, self._scatter(passed.layers), values).reshape(R, D, D)
 
     def _passed(self, u: Tensor, X: Tensor | None = None, order: int = 1) -> Passed:
         """The data, or other inputs, on their way through the network."""
@@ -324,10 +318,6 @@ class NetworkDensity:
         """Outputs ``(R, N, C)`` at other inputs, and their Jacobian ``(R, N, C, D)``, in float64."""
         passed = self._passed(u, X.to(self.wiring.X))
         return passed.outputs.double(), self._jacobian(passed).double()
-
-    def _require_memory(self, u: Tensor, eta: Tensor) -> None:
-        needed = FLOAT * (3 * len(u) * u.shape[-1] ** 2 + 3 * eta.numel() * u.shape[-1])
-        require_memory(needed, "the dense curvature and the Jacobian of the network's outputs", u.device)
 
     def _jacobian(self, passed: Passed) -> Tensor:
         """``(R, N, C, D)`` in flat order."""
@@ -345,15 +335,8 @@ class NetworkDensity:
         parts = [_spread(precisions[self.wiring.alpha[n]], w).expand_as(w).flatten(1) for n, w in values.items()]
         return torch.cat(parts, -1).double()
 
-    def _bend(self, passed: Passed, g: Tensor) -> Tensor:
-        """Second derivatives of the outputs weighted by ``g``, ``(R, D, D)``."""
-        within, across = bend(passed, g)
-        R, D = len(g), self.joint.latents.size
-        values = torch.cat([within.flatten(1), across.flatten(1), across.flatten(1)], -1).double()
-        return values.new_zeros(R, D * D).index_add(1, self._scatter(passed.layers), values).reshape(R, D, D)
-
     def _scatter(self, layers: Sequence[Layer]) -> Tensor:
-        """Where each number of :meth:`_bend` belongs in the flattened matrix."""
+        """Where each number of :func:`bend`, the second ones twice, belongs in the flattened matrix."""
         if not self._places:
             slices, D = self.joint.latents.slices, self.joint.latents.size
             (W, b), (V, _) = self.wiring.layers

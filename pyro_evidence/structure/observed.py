@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.linear_predictor import (
     Layout,
     curvature_blocks,
-    curvature_graph,
     gram_diagonal,
     slope_and_curvature,
 )
@@ -78,10 +76,11 @@ class Part:
         """Diagonal of ``J' B J`` for curvatures ``(N, C, C)``, shape ``(D,)``; keeps the squares of a small ``J``."""
         if self.c.shape[1] > 1 or self.J.numel() > KEPT:
             return gram_diagonal(self.J, B.unsqueeze(0))[0]
-        return B.flatten() @ self._squares
+        return B.flatten() @ self.squares
 
     @cached_property
-    def _squares(self) -> Tensor:
+    def squares(self) -> Tensor:
+        """``J`` squared, of data of one element each, ``(N, D)``."""
         return self.J[:, 0].square()
 
     def along(self, T: Tensor) -> "Part":
@@ -164,87 +163,3 @@ def _agree(double: Function, own: Function, c: Tensor) -> bool:
     except (RuntimeError, TypeError, ValueError):  # what a distribution may say to two dtypes
         return False
     return torch.allclose(values[::2], values[1::2], rtol=1e-3, atol=1e-3 * len(c))
-
-
-class ReadSite(Protocol):
-    """One observed site, read in traces; :class:`pyro_evidence.program.predictors.Slot` is one."""
-
-    @property
-    def parameter(self) -> str:
-        """What depends on the predictor."""
-
-    @property
-    def layout(self) -> Layout:
-        """How the elements of the predictor couple."""
-
-    @property
-    def mixture(self) -> str | None:
-        """The discrete site that is summed out, None for none."""
-
-    def log_likelihood(self, trace: Any) -> Function:
-        """Log likelihood as a function of the predictor, all else as in the trace."""
-
-    def others(self, trace: Any) -> list[Any]:
-        """Everything but the predictor that the log likelihood is made of; names of parameters third."""
-
-
-@dataclass(frozen=True)
-class Derivatives:
-    """Of one observed site; what is read off at one setting of the hyperparameters holds while the site is the same."""
-
-    slot: ReadSite
-    _last: list[tuple[Any, list[Any], LogisticPart | None]] = field(default_factory=list, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
-        return vars(self) | {"_last": []}
-
-    def of(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
-        """Log likelihoods ``(R,)``, slopes ``(R, N, C)``, and what gives the curvatures ``(R, N, C, C)``, detached.
-
-        :param trace: where the rest of the site is read.
-        :param eta: blocks ``(R, N, C)``.
-        """
-        part, eta = self._formula(trace, eta), eta.detach()
-        if part is None:
-            return slope_and_curvature(self.slot.log_likelihood(trace), self.slot.layout, eta)
-        return *part.slope(eta), lambda: part.curvature(eta)
-
-    def in_graph(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same three in one graph."""
-        part = self._formula(trace, eta)
-        if part is None:
-            return curvature_graph(self.slot.log_likelihood(trace), self.slot.layout, eta)
-        return *part.slope(eta), part.curvature(eta)
-
-    def _formula(self, trace: Any, eta: Tensor) -> LogisticPart | None:
-        """That of the site, unless the rest of it carries a graph, of which a formula would know nothing."""
-        if eta.dtype != torch.float64 or eta.shape[-1] > 1 or self.slot.mixture is not None:
-            return None
-        known = self._last[0] if self._last else None
-        if known is not None and known[0] is trace:
-            return known[2]
-        others = self.slot.others(trace)
-        if any(isinstance(x, Tensor) and x.requires_grad for x in others):
-            return None
-        found = known[2] if known is not None and _are_equal(known[1], others) else self._read(trace, eta, others)
-        self._last[:] = [(trace, others, found)]
-        return found
-
-    def _read(self, trace: Any, eta: Tensor, others: list[Any]) -> LogisticPart | None:
-        """The likelihood in closed form, if the predictor is its only parameter and it is Bernoulli."""
-        if others[2] != [self.slot.parameter]:
-            return None
-        blocks = in_blocks(self.slot.log_likelihood(trace), self.slot.layout, eta.dtype)
-        part = logistic(Part(blocks, torch.empty(0), torch.zeros_like(eta[0])))
-        return part if isinstance(part, LogisticPart) else None
-
-
-def _are_equal(first: list[Any], second: list[Any]) -> bool:
-    """Whether two readings of a site are the same, to the last digit."""
-    return len(first) == len(second) and all(a is b or _is_equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a, b)
-    return type(a) is type(b) and bool(a == b)

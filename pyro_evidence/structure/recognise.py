@@ -1,4 +1,4 @@
-"""What a log joint is made of, found by derivatives, verified near and far, never by matching names."""
+"""The structure of a log joint, found by derivatives, verified near and far, never by matching names."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm, Sites
 from pyro_evidence.structure import factors, gaussian_process, groups, probes
-from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity, LinearPart, LinearPredictors
+from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity, LinearPredictors
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_derivatives import has_many_sites, steps
 from pyro_evidence.structure.factor_linear import SparseLinear
@@ -49,14 +49,14 @@ class HasKnownDensity(Protocol):
 class Structure:
     """The facts about one log joint, each None where absent."""
 
-    groups: PrecisionGroups | None
-    slots: tuple[LikelihoodTerm, ...] | None
-    linear: LinearDensity | None
-    density: AutogradDensity
-    network: NetworkDensity | None = None  # what a network of the model's says of itself, where that is true
-    latent: GaussianLatent | None = None  # the linear predictors' Gaussian prior, where it is dense
-    factors: Structured | None = None  # who touches whom, where that spares a dense matrix
-    coupled: NotSparse | None = None  # or why not
+    groups: PrecisionGroups | None  # hyperparameters that are the precision of Gaussian latents or of Gaussian noise
+    slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
+    linear: LinearDensity | None  # the density by dense linear algebra, where all predictors are linear
+    density: AutogradDensity  # the same by autograd, for any model
+    network: NetworkDensity | None = None  # the density that a network of the model's states, where that is true
+    latent: GaussianLatent | None = None  # that of linear predictors with a dense Gaussian prior
+    factors: Structured | None = None  # the density by factors of few coordinates, where that spares a dense matrix
+    coupled: NotSparse | None = None  # why there are no such factors, where they were looked for
     eliminated: Callable[[Tensor, Tensor], Tensor] | None = None  # what the integral over groups elsewhere adds, (R,)
 
     @property
@@ -83,11 +83,16 @@ class Structure:
         if not bool(((value - other).abs() <= tolerance * (1.0 + other.abs().amax())).all()):
             return False
         apart, allowed = float((slope - exact).abs().amax()), tolerance * (1.0 + float(exact.abs().amax()))
-        return apart <= allowed or apart <= allowed + _by_rounding(self.density, u, theta, exact)
+        if apart <= allowed:
+            return True
+        # rounding of the point: under a stiff prior it makes more of the gradient than a mode leaves of it
+        signs = 1.0 - 2.0 * (torch.arange(u.shape[-1], device=u.device) % 2)
+        moved = self.density.gradient(u + 1e-4 * u * signs, theta)[1] - exact
+        return apart <= allowed + 64.0 * torch.finfo(self.density.joint.dtype).eps * 1e4 * float(moved.abs().amax())
 
 
 def recognition_error(joint: LogJoint) -> BaseException | None:
-    """What the model raised when it was run away from where it runs; None where it ran."""
+    """The error that the model raised at one of the test points; None where it ran at all of them."""
     try:
         found = probes.near(joint)
         if found is not None:
@@ -100,72 +105,62 @@ def recognition_error(joint: LogJoint) -> BaseException | None:
 def recognise(joint: LogJoint, *, factors: bool = False) -> Structure:
     """Everything that can be verified about ``joint``; a few runs of the model.
 
-    :param factors: whether to look, in a model of many coordinates, for who touches whom.
+    :param factors: whether to look, in a model of many coordinates, for factors of few coordinates each.
     """
-    nothing = Structure(None, None, None, AutogradDensity(joint, None))
     try:
         found = probes.near(joint)
-        return nothing if found is None else _recognised(joint, found, factors)
+        if found is not None:
+            return _recognised(joint, found, factors)
     except probes.Unreadable:
-        return nothing
+        pass
+    return Structure(None, None, None, AutogradDensity(joint, None))
 
 
-def _is_large(joint: LogJoint) -> bool:
-    """Whether it may be worth while to look for factors: many coordinates, or a site for each of many steps."""
-    return joint.latents.size > SMALL or has_many_sites(joint)
-
-
-def _has_heavy_hessian(origin: TestPoint) -> bool:
-    """Whether a reverse pass for each coordinate is more work than looking for factors."""
-    return origin.joint.latents.size * origin.kept.num_bytes > HEAVY_HESSIAN
-
-
-def _recognised(joint: LogJoint, found: NearbyPoints, factors: bool) -> Structure:
-    guess, origin = groups.propose(found), found.origin
+def _recognised(joint: LogJoint, found: NearbyPoints, look_for_factors: bool) -> Structure:
+    """The facts in the order of what they cost: groups, factors, linear predictors, a Gaussian process, a network."""
+    guess, origin, size = groups.propose(found), found.origin, joint.latents.size
     refuse_edges(origin)
     wide = _wide(guess, origin)
     pairs = zip(wide * 2, probes.far(origin, wide), strict=True)
     far = [(base, probe) for base, probe in pairs if base is not None and probe is not None]
-    sites = predictors.read(joint, origin.trace, origin.u)
-    sites = sites if sites is not None and _holds(sites, found.typical) else None
     settled = None if guess is None or not far else groups.settle(guess, found, far)
-    large = factors and _is_large(joint)
-    process = large and gaussian_process.is_mostly_one(origin.joint, origin.trace)  # without factors, as a rule
-    density = _factors(sites, found, far) if large and not process else None
-    linear = None if _is_narrow(density) or sites is None or not far else _linear(sites, found, far)
-    if factors and not process and density is None and linear is None and _has_heavy_hessian(origin):
-        density = _narrow(sites, found)
+    read = predictors.read(joint, origin.trace, origin.u)
+    sites = read if read is not None and _holds(read, found.typical) else None
+
+    large = look_for_factors and (size > SMALL or has_many_sites(joint))
+    process = large and gaussian_process.is_mostly_one(joint, origin.trace)  # which has no factors, as a rule
+    sparse = _factors(sites, found, far) if large and not process else None
+    linear = None if sites is None or not far or _is_narrow(sparse) else _linear(sites, found, far, None)
+    assert linear is None or isinstance(linear, LinearDensity)
     latent = None if linear is None else gaussian_process.recognise(linear, origin, far)
     if process and latent is None:
-        density = _factors(sites, found, far)
-        linear = None if _is_narrow(density) else linear
-    if density is not None and latent is None and joint.latents.size > SMALL:
-        density = _with_sums(density, found, process=True)
-    if isinstance(density, Structured) and latent is None:
-        slots = None if sites is None else sites.slots if density.linear is None else density.linear.slots
-        return Structure(settled, slots, None, AutogradDensity(joint, slots), factors=density)
-    density = density if isinstance(density, NotSparse) else None
+        sparse = _factors(sites, found, far)
+    elif look_for_factors and sparse is None and linear is None and size * origin.kept.num_bytes > HEAVY_HESSIAN:
+        narrow = _followed(sites, found, [])
+        sparse = narrow if _is_narrow(narrow) else None
+
+    if latent is None and isinstance(sparse, Structured):
+        slots = None if sites is None else sites.slots if sparse.linear is None else sparse.linear.slots
+        return Structure(settled, slots, None, AutogradDensity(joint, slots), factors=sparse)
     slots = None if sites is None else sites.slots if linear is None else linear.slots
-    at_once = steps(joint, (), found.typical.u, found.typical.theta) if factors and linear is None else None
+    at_once = steps(joint, (), found.typical.u, found.typical.theta) if look_for_factors and linear is None else None
+    coupled = sparse if isinstance(sparse, NotSparse) else None
     dense = AutogradDensity(joint, slots, at_once)
-    structure = Structure(settled, slots, linear, dense, latent=latent, coupled=density)
-    return structure if linear is not None else _with_known(structure)
+    structure = Structure(settled, slots, linear, dense, latent=latent, coupled=coupled)
+    return structure if linear is not None else _with_network(structure)
 
 
 def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Structured | NotSparse | None:
-    """The density by its factors, those of linear predictors joined where there are any; or why not."""
-    joint = found.origin.joint
+    """The density by its factors, those of linear predictors joined where there are any; or why not.
+
+    Wide terms that see their coordinates through a few sums only are factors of these sums.
+    """
+    joint, typical = found.origin.joint, found.typical
     factors.require_room(joint, found.origin.kept.num_bytes)
     density = _followed(sites, found, far)
     if joint.latents.size <= SMALL:
         return density if isinstance(density, Structured) and density.steps is not None else None
-    return _with_sums(density, found, process=False)
-
-
-def _narrow(sites: Sites | None, found: NearbyPoints) -> Structured | None:
-    """The density by factors of few coordinates each, where all of it is made of such."""
-    density = _followed(sites, found, [])
-    return density if isinstance(density, Structured) and _is_narrow(density) else None
+    return density if _is_narrow(density) else factors.with_sums(joint, typical.u, typical.theta.detach()) or density
 
 
 def _is_narrow(density: Structured | NotSparse | None) -> bool:
@@ -182,21 +177,10 @@ def _followed(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Stru
     followed = factors.follow(found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots)
     if not isinstance(followed, Followed):
         return followed
-    return factors.structured(followed, None if sites is None or not far else _predictors(sites, found, far, followed))
+    return factors.structured(followed, None if sites is None or not far else _linear(sites, found, far, followed))
 
 
-def _with_sums(density: Structured | NotSparse, found: NearbyPoints, *, process: bool) -> Structured | NotSparse:
-    """With the sums through which wide terms see their coordinates, if that is what they do.
-
-    :param process: whether to look in what is most likely a Gaussian process, which has none: that comes last.
-    """
-    origin, typical = found.origin, found.typical
-    if _is_narrow(density) or gaussian_process.is_mostly_one(origin.joint, origin.trace) != process:
-        return density
-    return factors.with_sums(origin.joint, typical.u, typical.theta.detach()) or density
-
-
-def _with_known(structure: Structure) -> Structure:
+def _with_network(structure: Structure) -> Structure:
     """With what a network within the model's reach says of itself, if it says the truth at three random places."""
     joint = structure.density.joint
     generator = torch.Generator().manual_seed(0)
@@ -218,13 +202,6 @@ def _wide(guess: Guess | None, origin: TestPoint) -> list[TestPoint | None]:
         return [origin, origin]
     step = torch.ones_like(theta) if guess is None else guess.step(origin)
     return [probes.run(joint, joint.initial_u, theta + s * step) for s in (1.0, -1.0)]
-
-
-def _by_rounding(density: AutogradDensity, u: Tensor, theta: Tensor, gradient: Tensor) -> float:
-    """What rounding of a point makes of the gradient there: under a stiff prior more than a mode leaves of it."""
-    signs = 1.0 - 2.0 * (torch.arange(u.shape[-1], device=u.device) % 2)
-    moved = density.gradient(u + 1e-4 * u * signs, theta)[1] - gradient
-    return 64.0 * torch.finfo(density.joint.dtype).eps * 1e4 * float(moved.abs().amax())
 
 
 def _tolerance(joint: LogJoint) -> float:
@@ -259,18 +236,10 @@ def _adds_up(sites: Sites, probe: TestPoint) -> bool:
     return bool(gap <= _tolerance(joint) * (1.0 + probe.log_joint.abs()))
 
 
-def _linear(sites: Sites, found: NearbyPoints, far: list[Pair]) -> LinearDensity | None:
-    """The density made of dense linear predictors, if every slot has one at every probe."""
-    density = _predictors(sites, found, far, None)
-    return density if isinstance(density, LinearDensity) else None
-
-
-def _predictors(
-    sites: Sites, found: NearbyPoints, far: list[Pair], followed: Followed | None
-) -> LinearPredictors | None:
+def _linear(sites: Sites, found: NearbyPoints, far: list[Pair], followed: Followed | None) -> LinearPredictors | None:
     """The density made of linear predictors, if every slot has one at every probe.
 
-    :param followed: where given, the predictors are sparse.
+    :param followed: where given, the predictors are sparse; else they are dense, and the density a LinearDensity.
     """
     origin, typical = found.origin, found.typical
     if len(sites.slots) > MANY_SITES and not _gaussian(origin, [typical, *(p for pair in far for p in pair)]):
@@ -301,34 +270,28 @@ def _gaussian(origin: TestPoint, others: list[TestPoint]) -> bool:
 def _linear_part(
     slot: LikelihoodTerm, origin: TestPoint, base: TestPoint, typical: TestPoint, followed: Followed | None
 ) -> Linear | SparseLinear | None:
-    """``eta = J u + c`` under the first link for which that holds from ``base`` to ``typical``."""
+    """``eta = J u + c`` under the first link for which that holds from ``base`` to ``typical``.
+
+    None where it holds under none, or where ``J`` would be too large.
+    """
+    num_coupled = slot.layout.num_coupled
     for link in predictors.candidates(slot, origin.trace):
         part = replace(slot, link=link)
         slope = Forward(part.blocks(origin.trace).reshape(-1), origin.u, at_once=origin.kept.passes_at_once)
-        moved = slope.along(typical.u.detach().unsqueeze(0)).reshape(-1, slot.layout.num_coupled)
+        moved = slope.along(typical.u.detach().unsqueeze(0)).reshape(-1, num_coupled)
         offset = part.blocks(base.trace).detach()
-        if _matches(part, typical, offset + moved, offset.abs() + moved.abs().amax()):
-            return _with_jacobian(part, slope, (origin, typical), followed)
+        if not _matches(part, typical, offset + moved, offset.abs() + moved.abs().amax()):
+            continue
+        if followed is not None:
+            rows = factors.sparse_rows(followed, part, slope, num_coupled)
+            return None if rows is None else SparseLinear(part, rows)
+        if not _affordable(part, origin):
+            return None
+        J = _jacobian(slope, origin).reshape(-1, num_coupled, slope.x.numel())
+        traces = (origin.trace, typical.trace)
+        even = (is_even(part.log_likelihood(t), part.layout, part.blocks(t).unsqueeze(0)) for t in traces)
+        return Linear(part, J, all(even))
     return None
-
-
-def _with_jacobian(
-    part: LikelihoodTerm, slope: Forward, runs: Pair, followed: Followed | None
-) -> Linear | SparseLinear | None:
-    """The linear predictor with its ``J``, or None where that would be too large."""
-    num_coupled = part.layout.num_coupled
-    if followed is not None:
-        rows = factors.sparse_rows(followed, part, slope, num_coupled)
-        return None if rows is None else SparseLinear(part, rows)
-    if not _affordable(part, runs[0]):
-        return None
-    J = _jacobian(slope, runs[0]).reshape(-1, num_coupled, slope.x.numel())
-    return Linear(part, J, all(_is_even(part, run) for run in runs))
-
-
-def _is_even(part: LikelihoodTerm, run: TestPoint) -> bool:
-    """Whether all data have one curvature at the hyperparameters of a run."""
-    return is_even(part.log_likelihood(run.trace), part.layout, part.blocks(run.trace).unsqueeze(0))
 
 
 def read_again(joint: LogJoint, slots: Sequence[LikelihoodTerm]) -> LinearDensity:
@@ -375,17 +338,18 @@ def _matches(slot: LikelihoodTerm, probe: TestPoint, eta: Tensor, size: Tensor) 
 def _explains(linear: LinearPredictors, base: TestPoint, probe: TestPoint) -> bool:
     """Whether the linear density, its parts read at ``base``, has the prior, predictors and likelihoods of a run."""
     with torch.no_grad():
-        rest = [[predictors.log_prob_sum(p.trace, linear.free)] for p in (base, probe)]
-        prior = not linear.gaussian or _same(base.prior[:2], probe.prior[:2], probe)
-        return prior and _same(rest[0], rest[1], probe) and all(_explained(p, base, probe) for p in linear.linear)
-
-
-def _explained(part: LinearPart, base: TestPoint, probe: TestPoint) -> bool:
-    """Whether one site sees the latents through its predictor alone, and that is as expected."""
-    if not _same(part.slot.others(base.trace), part.slot.others(probe.trace), probe):
-        return False
-    u, offset = probe.u, part.slot.blocks(base.trace).double()
-    return _matches(part.slot, probe, part.eta(u.unsqueeze(0), offset)[0], part.reach(u) + offset.abs())
+        before, after = ([predictors.log_prob_sum(p.trace, linear.free)] for p in (base, probe))
+        if linear.gaussian and not _same(base.prior[:2], probe.prior[:2], probe):
+            return False
+        if not _same(before, after, probe):
+            return False
+        for part in linear.linear:  # each site sees the latents through its predictor alone, and that as expected
+            if not _same(part.slot.others(base.trace), part.slot.others(probe.trace), probe):
+                return False
+            u, offset = probe.u, part.slot.blocks(base.trace).double()
+            if not _matches(part.slot, probe, part.eta(u.unsqueeze(0), offset)[0], part.reach(u) + offset.abs()):
+                return False
+    return True
 
 
 def _same(first: Sequence[Any], second: Sequence[Any], probe: TestPoint) -> bool:

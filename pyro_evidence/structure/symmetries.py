@@ -4,13 +4,14 @@ Where a density stays the same when the last axis of a latent site is turned, it
 is zero along it, and Laplace's approximation about one point of it has no meaning.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
@@ -39,7 +40,8 @@ def refuse_orbits(joint: LogJoint) -> None:
 
 def _proposals(joint: LogJoint) -> Iterator[Turn]:
     """Sites alone, then all that end in the same number of dimensions, then the parts of those with three axes."""
-    sites = [p for p in joint.latents if _has_a_space(p)]
+    spaces = (p for p in joint.latents if len(p.shape) > 1 and 1 < p.shape[-1] <= LARGEST)
+    sites = [p for p in spaces if is_identity(p.transform)]
     for site in sites:
         yield ((site.name, None),)
     for size in sorted({p.shape[-1] for p in sites}):
@@ -49,10 +51,6 @@ def _proposals(joint: LogJoint) -> Iterator[Turn]:
     for site in sites:
         if len(site.shape) > 2 and 1 < site.shape[0] <= MOST_PARTS:
             yield from (((site.name, k),) for k in range(site.shape[0]))
-
-
-def _has_a_space(site: Coordinate) -> bool:
-    return len(site.shape) > 1 and 1 < site.shape[-1] <= LARGEST and is_identity(site.transform)
 
 
 def _changes_nothing(joint: LogJoint, turn: Turn) -> bool:
@@ -117,8 +115,11 @@ def has_hidden_units(structure: Structure) -> bool:
     if not structure.slots or structure.linear is not None or structure.factors is not None:
         return False
     try:
-        axes = _alike(density)
-        return any(_are_units(density, found) for found in _by_size(density.joint, axes).values())
+        by_size: dict[int, list[Axis]] = defaultdict(list)  # units of one layer, or of several layers as wide
+        shapes = {p.name: p.unconstrained_shape for p in density.joint.latents}
+        for name, dim in _alike(density):
+            by_size[shapes[name][dim]].append((name, dim))
+        return any(_are_units(density, by_size[size]) for size in sorted(by_size))
     except (RuntimeError, ValueError):
         return False  # the model does not run there
 
@@ -155,29 +156,18 @@ def _rounding(joint: LogJoint) -> float:
     return float(torch.finfo(joint.dtype).eps ** 0.55)
 
 
-def _by_size(joint: LogJoint, axes: list[Axis]) -> Mapping[int, list[Axis]]:
-    """The dims of each length: units of one layer, or of several layers as wide."""
-    shapes = {p.name: p.unconstrained_shape for p in joint.latents}
-    sizes = sorted({shapes[name][dim] for name, dim in axes})
-    return {size: [(n, d) for n, d in axes if shapes[n][d] == size] for size in sizes}
-
-
 def _are_units(density: AutogradDensity, axes: list[Axis]) -> bool:
     """Whether exchanging along all of these dims changes nothing, and predictors are bent along one of the sites."""
     joint, u = density.joint, _point(density.joint, 3)
     if len({name for name, _ in axes}) < 2:
         return False
-    before, after = joint.log_joint(torch.stack([u, _exchanged(joint, axes, u)]), joint.initial_theta).detach()
+    values = joint.latents.unconstrained(u)
+    for name, dim in axes:  # all units in the next one's place
+        values[name] = values[name].roll(1, dim)
+    exchanged = torch.cat([v.reshape(-1) for v in values.values()])
+    before, after = joint.log_joint(torch.stack([u, exchanged]), joint.initial_theta).detach()
     same = bool((after - before).abs() <= _rounding(joint) * (1.0 + before.abs()))
     return same and any(_is_bent(density, name, u) for name, _ in axes)
-
-
-def _exchanged(joint: LogJoint, axes: list[Axis], u: Tensor) -> Tensor:
-    """``u`` with all units in the next one's place."""
-    values = joint.latents.unconstrained(u)
-    for name, dim in axes:
-        values[name] = values[name].roll(1, dim)
-    return torch.cat([v.reshape(-1) for v in values.values()])
 
 
 def _is_bent(density: AutogradDensity, name: str, u: Tensor) -> bool:

@@ -50,7 +50,7 @@ def test_by_factors_and_dense(
     y = y * 3.0 if model is zero_inflated else y
     by_factors = LaplaceEvidence(model, maximise=(), marginalise=(), stop=QUIET).run(*data, y)
     assert "factors of up to 2 coordinates" in by_factors.structure
-    monkeypatch.setattr(recognise, "_is_large", lambda joint: False)
+    monkeypatch.setattr(recognise, "SMALL", 10**9)
     dense = LaplaceEvidence(model, maximise=(), marginalise=(), stop=QUIET).run(*data, y)
     assert "factors" not in dense.structure
     torch.testing.assert_close(by_factors.log_evidence, dense.log_evidence, rtol=1e-9, atol=0)
