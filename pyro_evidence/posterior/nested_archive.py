@@ -11,7 +11,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.nested.inner import ConditionalModes, solve_inner
 from pyro_evidence.nested.integration import Integral, OuterMode
 from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
-from pyro_evidence.numerics.quadrature.densities import Grid, Interpolated, Lattice, Normal
+from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, Normal
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Standardisation
 from pyro_evidence.numerics.quadrature.rules import Rule
 from pyro_evidence.precision.dense import Dense
@@ -37,8 +37,6 @@ def _parts(integral: Integral) -> dict[str, Any]:
         if isinstance(density, Interpolated)
         else {"loc": density.loc, "tril": density.tril}
         if isinstance(density, Normal)
-        else {"points": density.points, "log_density": density.log_density}
-        if isinstance(density, Grid)
         else {"step": density.step, "first": density.first, "log_density": density.log_density}
         if isinstance(density, Lattice)
         else {}
@@ -83,8 +81,6 @@ def restore(content: Mapping[str, Any], whole: LaplaceState, model: Model) -> In
     density = (
         Normal(shape["loc"], shape["tril"])
         if "loc" in shape
-        else Grid(shape["points"], shape["log_density"])
-        if "points" in shape
         else Lattice(shape["step"], shape["first"], shape["log_density"])
         if "step" in shape
         else Interpolated(Rule(shape["axis"], shape["axis_log_weights"]), shape["log_ratio"])
