@@ -1,7 +1,6 @@
 """Laplace inside, at many values of what is outside."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_s
 from pyro_evidence.nested.skewness import Profiles
 from pyro_evidence.numerics import batched, newton
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
-from pyro_evidence.precision.dense import Dense, Precision
+from pyro_evidence.precision.dense import Dense, Diagonal, Precision, Separate
 from pyro_evidence.structure.factor_mode import StructuredMode
 
 NUMBERS = 2**23  # of all Hessians in one batch
@@ -22,89 +21,18 @@ MOST_BYTES = 2**34  # that reverse passes for the shapes of inner marginals may 
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
 
 
-class Factors(Protocol):
-    """Posterior precisions of the inner sites, one for each row."""
-
-    @property
-    def log_det(self) -> Tensor:
-        """``(R,)``."""
-
-    def unwhiten(self, white: Tensor) -> Tensor:
-        """White noise ``(R, D)`` to noise of each row's covariance."""
-
-    def whiten(self, noise: Tensor) -> Tensor:
-        """The reverse of :meth:`colour`."""
-
-    @property
-    def variance(self) -> Tensor:
-        """``(R, D)``."""
-
-
-@dataclass(frozen=True)
-class DenseFactors:
-    """Lower Cholesky factors ``(R, D, D)``."""
-
-    tril: Tensor
-
-    @property
-    def log_det(self) -> Tensor:
-        """Log determinant of each precision, ``(R,)``."""
-        return 2.0 * self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-    def unwhiten(self, white: Tensor) -> Tensor:
-        """Each row by its own factor."""
-        return torch.linalg.solve_triangular(self.tril.mT, white.unsqueeze(-1), upper=True).squeeze(-1)
-
-    def whiten(self, noise: Tensor) -> Tensor:
-        """Each row by its own factor."""
-        return (self.tril.mT @ noise.unsqueeze(-1)).squeeze(-1)
-
-    @property
-    def variance(self) -> Tensor:
-        """Diagonals of the inverses."""
-        return torch.cholesky_inverse(self.tril).diagonal(dim1=-2, dim2=-1)
-
-
-@dataclass(frozen=True)
-class SeparateFactors:
-    """Precisions of any kind, one for each row."""
-
-    states: tuple[LaplaceState | None, ...]
-
-    @property
-    def log_det(self) -> Tensor:
-        """Of the precisions; nan where there is none."""
-        return torch.stack([torch.tensor(torch.nan) if s is None else s.precision.log_det[0] for s in self.states])
-
-    def unwhiten(self, white: Tensor) -> Tensor:
-        """Each row by its own precision."""
-        rows = zip(self.states, white, strict=True)
-        return torch.stack([w if s is None else s.precision.unwhiten(w.unsqueeze(0))[0] for s, w in rows])
-
-    def whiten(self, noise: Tensor) -> Tensor:
-        """Each row by its own precision."""
-        rows = zip(self.states, noise, strict=True)
-        return torch.stack([v if s is None else s.precision.whiten(v.unsqueeze(0))[0] for s, v in rows])
-
-    @property
-    def variance(self) -> Tensor:
-        """Diagonals of the inverses."""
-        known = next(s for s in self.states if s is not None)
-        nothing = torch.full_like(known.u, torch.nan)
-        return torch.stack([nothing if s is None else s.precision.variance[0] for s in self.states])
-
-
 @dataclass(frozen=True)
 class ConditionalModes:
     """Inner modes at several marginalised values.
 
+    :ivar precision: of the inner sites at each; the identity where no mode was found.
     :ivar log_density: log evidence of the inner part plus the log prior of the marginalised ones, nats, ``(R,)``; minus
         infinity where no mode was found.
     """
 
     theta: Tensor  # (R, T)
     u: Tensor  # (R, D)
-    factors: Factors
+    precision: Precision
     log_density: Tensor  # (R,)
 
     @property
@@ -120,14 +48,12 @@ def solve_inner(problem: Problem, theta: Tensor, start: Tensor, *, thorough: boo
     """
     if not len(theta):
         nothing = theta.new_zeros(0)
-        return ConditionalModes(
-            theta, start, DenseFactors(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing
-        )
+        return ConditionalModes(theta, start, Dense(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
     search = _together if is_batched(problem) else _one_by_one
     with torch.enable_grad():  # whoever asks for draws may have switched it off
-        u, factors, log_evidence = search(problem, theta.detach(), start.detach(), thorough)
+        u, precision, log_evidence = search(problem, theta.detach(), start.detach(), thorough)
         prior = log_priors(problem, theta.detach())
-    return ConditionalModes(theta, u, factors, log_evidence + prior.to(log_evidence))
+    return ConditionalModes(theta, u, precision, log_evidence + prior.to(log_evidence))
 
 
 def log_priors(problem: Problem, theta: Tensor) -> Tensor:
@@ -143,7 +69,7 @@ def is_batched(problem: Problem) -> bool:
     return small and problem.factors is None and problem.nodes == 1 and problem.joint.row_bytes is not None
 
 
-def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Factors, Tensor]:
+def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Precision, Tensor]:
     size = max(1, NUMBERS // start.shape[-1] ** 2)
     parts = []
     for t, s in zip(theta.split(size), start.split(size), strict=True):
@@ -160,16 +86,18 @@ def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) ->
                 state.log_evidence,
                 precision_tril(state.precision, len(state.u)),
             )
-    return u, DenseFactors(tril), log_evidence
+    return u, Dense(tril), log_evidence
 
 
-def _one_by_one(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Factors, Tensor]:
+def _one_by_one(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Precision, Tensor]:
     near = _near(problem, theta, start)
     rows = zip(near, theta, start, strict=True)
     states = tuple(_state(problem, t, s, thorough) if state is None else state for state, t, s in rows)
     u = torch.stack([s if state is None else state.u for state, s in zip(states, start, strict=True)])
     values = [-torch.inf if state is None else float(state.log_evidence) for state in states]
-    return u, SeparateFactors(states), torch.tensor(values, dtype=torch.float64, device=theta.device)
+    missing = Diagonal(torch.ones_like(start[:1]))
+    precision = Separate(tuple(missing if state is None else state.precision for state in states))
+    return u, precision, torch.tensor(values, dtype=torch.float64, device=theta.device)
 
 
 def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState | None]:
@@ -231,5 +159,5 @@ def profiles(problem: Problem, inner: ConditionalModes) -> Profiles | None:
         return None
     num, size = inner.u.shape
     rows = torch.cat([inner.theta, problem.active.expand(num, -1).to(inner.theta)], -1)
-    unwhiten = [inner.factors.unwhiten(white.expand(num, -1)) for white in torch.eye(size).to(inner.u)]
+    unwhiten = [inner.precision.unwhiten(white.expand(num, -1)) for white in torch.eye(size).to(inner.u)]
     return Profiles(approximation_rows.density(problem), rows, inner.u, torch.stack(unwhiten, -1))

@@ -18,8 +18,8 @@ from pyro_evidence.nested.skewness import Margins, Profiles, SkewnessCorrection,
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature import rules as quadrature
-from pyro_evidence.numerics.quadrature.densities import Grid, Interpolated, Lattice, MarginalisedDensity, Normal, Trend
-from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, chart
+from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, MarginalisedDensity, Normal, Trend
+from pyro_evidence.numerics.quadrature.reparameterise import Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
 
 PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
@@ -27,9 +27,6 @@ NODES = (5, 7, 9, 11, 15, 19, 25, 31)  # on each axis
 MOST_NODES = 1500
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
-TABLES = (129, 257, 513)  # nodes
-DEEP = 30.0  # nats below the top at which a grid ends
-LATTICES = (1.0, 0.5, 0.25)  # standard deviations at the mode between neighbours
 SHALLOW = 12.0  # nats below the top at which a lattice ends
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
 NUM_DRAWS = 600  # of importance sampling
@@ -188,45 +185,14 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
         deviations.
     :param elsewhere: places of other modes on one axis, ``(M, d)``.
     """
-    d = found.straight.num_dims
-    if len(elsewhere):
-        return trapezoidal_grid(found, found.straight, elsewhere, tolerance)
-    bent = found.straight.bent(found.profile)
+    bent, d = found.straight.bent(found.profile), found.straight.num_dims
     if d <= PRODUCT_DIMS:
-        return (
-            _settled(found, bent, tolerance)
-            or adaptive_grid(found, tolerance)
-            or importance_sampled(found, bent, tolerance)
-        )
+        settled = None if len(elsewhere) else _settled(found, bent, tolerance)
+        return settled or adaptive_grid(found, tolerance, elsewhere) or importance_sampled(found, bent, tolerance)
     if d <= quadrature.LARGEST_DESIGN:
         design = _design(found, bent)
         return design if design.error <= 10.0 * tolerance else importance_sampled(found, bent, tolerance)
     return importance_sampled(found, bent, tolerance)
-
-
-def trapezoidal_grid(found: OuterMode, where: Standardisation, elsewhere: Tensor, tolerance: float) -> Integral:
-    """One marginalised coordinate by the trapezoidal rule over all its modes, on ever finer grids.
-
-    :param elsewhere: places of other modes, ``(M, 1)``.
-    """
-    ends = torch.cat([where.inverse(elsewhere), where.centre.new_tensor([[PROBES[0]], [PROBES[-1]]])])
-    low, high = float(ends.min()) + PROBES[0], float(ends.max()) + PROBES[-1]
-    coarse = torch.linspace(low, high, 129).to(where.centre).unsqueeze(-1)
-    height = _at(found, where, coarse)[0].log_density
-    inside = coarse[height > height.amax() - DEEP, 0]
-    step, before = float(coarse[1, 0] - coarse[0, 0]), math.inf
-    for num in TABLES:
-        z = torch.linspace(float(inside.min()) - step, float(inside.max()) + step, num).to(coarse).unsqueeze(-1)
-        nodes = found.inner(where.forward(z))
-        log_density = nodes.log_density + where.log_slope(z)
-        log_evidence = log_density.logsumexp(0) + (z[1, 0] - z[0, 0]).log()
-        error = abs(float(log_evidence) - before)
-        if error <= tolerance / MOVES:
-            break
-        before = float(log_evidence)
-    density = Grid(z[:, 0], (log_density - log_evidence).unsqueeze(0))
-    method = f"{num} equally spaced nodes over several modes"
-    return Integral(found, where, density, log_evidence, error, nodes, log_density.log_softmax(0), method)
 
 
 def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
@@ -250,49 +216,61 @@ def _moved(before: Integral, now: Integral) -> float:
     return worst if math.isfinite(worst) else math.inf
 
 
-def adaptive_grid(found: OuterMode, tolerance: float) -> Integral | None:
-    """Ever finer lattices over all that counts and hangs together, however it is bent; None where that is too much."""
-    before = math.inf
-    for step in LATTICES:
-        cells = _flood_fill(found, step)
-        if cells is None:
+def adaptive_grid(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral | None:
+    """Ever finer lattices over all that counts and hangs together with a mode, however it is bent.
+
+    :param elsewhere: places of other modes, ``(M, 1)``; none on more axes than one, ``(0, d)``.
+    :return: None where that takes too many nodes.
+    """
+    starts = found.straight.inverse(torch.cat([found.centre.unsqueeze(0), elsewhere]))
+    before, step = math.inf, 1.0  # standard deviations at the mode between neighbours
+    high: set[tuple[int, ...]] = set()  # cells of a lattice of twice the spacing that count: between modes all may
+    if len(elsewhere):
+        high = {(cell,) for cell in range(int(starts.min() / 2.0) - 2, int(starts.max() / 2.0) + 3)}
+    while True:
+        front = {tuple(2 * i for i in cell) for cell in high}
+        height = _flood_fill(found, step, front.union(map(tuple, (starts / step).round().long().tolist())))
+        if height is None:
             return None
-        now = _lattice(found, step, cells)
-        now = replace(now, error=abs(float(now.log_evidence) - before))
-        if now.error <= tolerance / MOVES:
-            return now
-        before = float(now.log_evidence)
-    return None
+        cells = torch.tensor(sorted(height), device=starts.device)
+        nodes = found.inner(found.straight.forward(step * cells.to(starts)))
+        log_mass = nodes.log_density + found.straight.log_slope(found.centre) + len(found.centre) * math.log(step)
+        log_evidence = log_mass.logsumexp(0)
+        error = abs(float(log_evidence) - before)
+        if error <= tolerance / MOVES:
+            break
+        low = max(height.values()) - SHALLOW
+        high = {cell for cell, each in height.items() if each > low}
+        before, step = float(log_evidence), 0.5 * step
+    corner = cells.amin(0)
+    table = torch.full((cells.amax(0) - corner + 1).tolist(), -math.inf).to(log_mass)
+    table[tuple((cells - corner).T)] = log_mass
+    density = Lattice(step, step * corner.to(starts), table)
+    where = "over several modes" if len(elsewhere) else f"of {len(found.centre)} axes"
+    method = f"{len(cells)} nodes on a lattice {where}"
+    return Integral(found, found.straight, density, log_evidence, error, nodes, log_mass.log_softmax(0), method)
 
 
-def _flood_fill(found: OuterMode, step: float) -> Tensor | None:
-    """The cells ``(K, d)`` of a lattice through the mode, neighbour by neighbour, until the density is low."""
-    centre = (0,) * found.straight.num_dims
+def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> dict[tuple[int, ...], float] | None:
+    """The cells of a lattice and their log densities, neighbour by neighbour from ``front``, until these are low.
+
+    :return: None where they are more than can be paid for.
+    """
     height: dict[tuple[int, ...], float] = {}
-    front = {centre}
-    while front and len(height) + len(front) <= MOST_NODES:
+    while front:
+        if len(height) + len(front) > MOST_NODES:
+            return None
         cells = sorted(front)
         z = step * found.centre.new_tensor(cells)
         height |= zip(cells, found.inner(found.straight.forward(z), thorough=False).log_density.tolist(), strict=True)
         low = max(height.values()) - SHALLOW
         front = {n for c in cells if height[c] > low for n in _neighbours(c) if n not in height}
-    return None if front else torch.tensor(sorted(height), device=found.centre.device)
+    return height
 
 
 def _neighbours(cell: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     for axis, side in itertools.product(range(len(cell)), (-1, 1)):
         yield (*cell[:axis], cell[axis] + side, *cell[axis + 1 :])
-
-
-def _lattice(found: OuterMode, step: float, cells: Tensor) -> Integral:
-    nodes = found.inner(found.straight.forward(step * cells.to(found.centre)))
-    log_mass = nodes.log_density + found.straight.log_slope(found.centre) + len(found.centre) * math.log(step)
-    log_evidence, corner = log_mass.logsumexp(0), cells.amin(0)
-    table = torch.full((cells.amax(0) - corner + 1).tolist(), -math.inf).to(log_mass)
-    table[tuple((cells - corner).T)] = log_mass
-    density = Lattice(step, step * corner.to(found.centre), table)
-    method = f"{len(cells)} nodes on a lattice of {len(found.centre)} axes"
-    return Integral(found, found.straight, density, log_evidence, math.inf, nodes, log_mass.log_softmax(0), method)
 
 
 def _products(found: OuterMode, where: Standardisation) -> Iterator[Integral]:

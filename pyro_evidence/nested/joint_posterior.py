@@ -74,7 +74,7 @@ def joined(found: OuterMode, place: IndexMap) -> Precision:
 
 
 @dataclass(frozen=True)
-class BlockPrecision:
+class BlockPrecision(Precision):
     """The same by its parts, the inner precision of whatever kind it is."""
 
     found: OuterMode
@@ -108,8 +108,7 @@ class BlockPrecision:
         """``A^-1 b`` for rows ``(R, D)``."""
         marginalised, inner = b[..., self.places.marginalised], b[..., self.places.inner]
         phi = torch.cholesky_solve((marginalised + inner @ self.found.follows).mT, self._marginalised_tril).mT
-        solved = torch.cat([self.found.state.precision.solve(row.unsqueeze(0)) for row in inner])
-        return self.places.whole(phi, solved + phi @ self.found.follows.mT)
+        return self.places.whole(phi, self.found.state.precision.solve(inner) + phi @ self.found.follows.mT)
 
     def unwhiten(self, white: Tensor) -> Tensor:
         """Outer noise, and inner noise about where the mode follows it."""
@@ -118,22 +117,10 @@ class BlockPrecision:
         return self.places.whole(phi, self.found.state.precision.unwhiten(inner) + phi @ self.found.follows.mT)
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """The white noise that :meth:`colour` made ``rows`` of."""
+        """The white noise that :meth:`unwhiten` made ``rows`` of."""
         phi, u = rows[:, self.places.marginalised], rows[:, self.places.inner]
         inner = self.found.state.precision.whiten(u - phi @ self.found.follows.mT)
         return self.places.whole(phi @ self._marginalised_tril, inner)
-
-    def least_precise_direction(self, active: Tensor) -> Tensor:
-        """By a few inverse power iterations from a fixed start."""
-        v = (1.0 + 0.1 * torch.arange(len(active)).to(self.found.follows)).cos().unsqueeze(0) * active
-        for _ in range(8):
-            v = self.solve(v)
-            v = v / v.norm(dim=-1, keepdim=True)
-        return v * self.solve(v).norm(dim=-1, keepdim=True).sqrt()
-
-    def row(self, index: int) -> "BlockPrecision":
-        """This one, for there is no other."""
-        return self
 
 
 def _precision_tril(found: OuterMode, place: IndexMap) -> Tensor:
@@ -185,7 +172,7 @@ def joint_draws(integral: Integral, place: IndexMap, white: Tensor) -> JointDraw
     bent, log_growth = (
         (noise, 0.0) if integral.skewness_correction is None else integral.skewness_correction.forward(z, noise)
     )
-    u = inner.u + inner.factors.unwhiten(bent)
+    u = inner.u + inner.precision.unwhiten(bent)
     return JointDraws(place.whole(phi, u), _log_density(integral, z, inner, noise) - log_growth)
 
 
@@ -194,7 +181,7 @@ def log_density(integral: Integral, place: IndexMap, u: Tensor) -> Tensor:
     phi = u[:, place.marginalised].double()
     z = integral.chart.inverse(phi)
     inner = integral.inner(z)
-    noise = inner.factors.whiten(u[:, place.inner].double() - inner.u)
+    noise = inner.precision.whiten(u[:, place.inner].double() - inner.u)
     if integral.skewness_correction is None:
         return _log_density(integral, z, inner, noise)
     noise = integral.skewness_correction.inverse(z, noise)
@@ -203,5 +190,5 @@ def log_density(integral: Integral, place: IndexMap, u: Tensor) -> Tensor:
 
 def _log_density(integral: Integral, z: Tensor, inner: ConditionalModes, noise: Tensor) -> Tensor:
     log_marginalised = integral.density.log_prob(z) - integral.chart.log_slope(z)
-    log_inner = 0.5 * inner.factors.log_det - 0.5 * (noise.square() + math.log(math.tau)).sum(-1)
+    log_inner = 0.5 * inner.precision.log_det - 0.5 * (noise.square() + math.log(math.tau)).sum(-1)
     return torch.where(inner.log_density == -torch.inf, torch.inf, log_marginalised + log_inner)

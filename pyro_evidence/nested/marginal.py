@@ -93,7 +93,7 @@ def inner_density(integral: Integral, places: Tensor) -> tuple[Tensor, Tensor]:
     """Densities of inner coordinates ``places`` ``(E,)``: a mixture over the nodes; points and densities ``(G, E)``."""
     keep = integral.log_weights > -30.0
     weights = integral.log_weights[keep].softmax(0)
-    loc, sd = integral.nodes.u[keep][:, places], integral.nodes.factors.variance[keep][:, places].sqrt()
+    loc, sd = integral.nodes.u[keep][:, places], integral.nodes.precision.variance[keep][:, places].sqrt()
     axes = _shapes(integral, keep, places)
     middle, ends = loc + sd * axes.forward(torch.zeros_like(loc)), torch.full_like(loc, 7.0)
     low, high = ((loc + sd * axes.forward(end)) for end in (-ends, ends))

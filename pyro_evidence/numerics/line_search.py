@@ -71,11 +71,6 @@ def clear_rise(rise: Real, scale: Real, line: Line) -> Real:
     return armijo(rise, scale, line) & ((scale == 1.0) | (rise > line.slack))
 
 
-def no_fall(rise: Real, _scale: Real, line: Line) -> Real:
-    """Whether a step does not go down beyond rounding."""
-    return rise >= -line.slack
-
-
 def any_rise(rise: Real, _scale: Real, _line: Line) -> Real:
     """Whether a step goes up at all."""
     return rise > 0

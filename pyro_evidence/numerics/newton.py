@@ -56,6 +56,27 @@ class Mode:
 
 
 @dataclass(frozen=True)
+class Direction:
+    """Newton's step at some points, and the curvature that it is made of.
+
+    :ivar precision: ``(r, D, D)`` or ``(r, D)``; ``(r, 0)`` where it is kept elsewhere.
+    :ivar decrement: twice the rise that the step promises, nats, ``(r,)``.
+    :ivar definite: whether the precision is positive definite, ``(r,)`` bool.
+    :ivar lowest: direction of lowest curvature of points where it is not, ``(r, D)``; zero where none is followed.
+    """
+
+    precision: Tensor
+    step: Tensor  # (r, D)
+    decrement: Tensor
+    definite: Tensor
+    lowest: Tensor
+
+
+Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of points (r, D) of rows (r,): log joint and gradient
+DirectionAt = Callable[[Tensor, Tensor, Tensor], Direction]  # of points, rows, and the gradient there
+
+
+@dataclass(frozen=True)
 class Limits:
     """When to stop, and whom to tell of each step."""
 
@@ -63,6 +84,14 @@ class Limits:
     num_steps: int
     watch: Watch = no_callback  # told every row's log joint
     slack: float = 1e-14  # relative rounding of the log joint, a sum over data
+
+    def is_small(self, decrement: Tensor, before: Tensor) -> Tensor:
+        """Whether decrements are far below the tolerance, or below it and no longer falling for rounding."""
+        return decrement <= torch.where(decrement > 0.1 * before, self.tolerance, self.tolerance**1.4)
+
+    def is_resting(self, decrement: Tensor, log_joint: Tensor) -> Tensor:
+        """Whether decrements are at the rounding of the log joint."""
+        return decrement <= self.tolerance * (1.0 + log_joint.abs())
 
 
 def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:
@@ -75,113 +104,102 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, li
     :param curvature: maps points ``(R, D)`` to precisions; of points and ``theta`` where rows have their own.
     :param theta: hyperparameters of all rows ``(T,)``, or of each ``(R, T)``.
     """
-    found, tolerance = start(density, u, theta), limits.tolerance
-    rows = torch.arange(len(u), device=u.device)
-    for _ in range(limits.num_steps):
-        before, found = found.decrement[rows], _measure(found, rows, curvature, theta)
-        after = found.decrement[rows]
-        small = after <= torch.where(after > 0.1 * before, tolerance, tolerance**1.4)
-        found.converged[rows] = found.definite[rows] & small
-        rows = rows[~found.converged[rows]]
-        if len(rows):
-            rows = _move(density, found, rows, theta, limits)
-            limits.watch(found.log_joint)
-        if not len(rows):
-            break
-    return found
+
+    def direction(u: Tensor, rows: Tensor, gradient: Tensor) -> Direction:
+        return _by_absolute_value(curvature(u, *own(theta, rows)).detach(), gradient)
+
+    return search(gradient_of(density, theta), direction, u, limits)
 
 
-def start(density: Density, u: Tensor, theta: Tensor) -> Mode:
-    """A record with room for every row, its precision not measured yet."""
-    value, slope = density.gradient(u, theta)
-    unknown = torch.full_like(value, torch.inf)
-    no = torch.zeros_like(value, dtype=torch.bool)
-    return Mode(
-        u.detach().clone(),
-        value,
-        slope,
-        torch.empty(0),
-        unknown,
-        no,
-        no.clone(),
-        torch.zeros_like(slope),
-        torch.zeros_like(slope),
-        no.clone(),
-    )
+def own(theta: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+    """The hyperparameters of ``rows`` where rows have their own; else none."""
+    return (theta[rows],) if theta.dim() == 2 else ()
 
 
-def of_rows(theta: Tensor, rows: Tensor) -> Tensor:
-    """The hyperparameters of ``rows``."""
-    return theta[rows] if theta.dim() == 2 else theta
+def gradient_of(density: Density, theta: Tensor) -> Gradient:
+    """Log joint and gradient at points of some rows."""
+    return lambda u, rows: density.gradient(u, *(own(theta, rows) or (theta,)))
 
 
-def _measure(found: Mode, rows: Tensor, curvature: CurvatureAt, theta: Tensor) -> Mode:
-    """The record with the curvature, Newton step and decrement of ``rows`` brought up to date."""
-    own = (theta[rows],) if theta.dim() == 2 else ()
-    A = curvature(found.u[rows], *own).detach()
-    if not found.precision.numel():
-        found = replace(found, precision=A.new_zeros(len(found.u), *A.shape[1:]))
-    step, definite, lowest = _step(A, found.gradient[rows])
-    found.precision[rows], found.definite[rows], found.step[rows], found.lowest[rows] = (
-        A,
-        definite,
-        step,
-        lowest,
-    )
-    found.decrement[rows] = (found.gradient[rows] * step).sum(-1)
-    return found
-
-
-def _move(density: Density, found: Mode, rows: Tensor, theta: Tensor, limits: Limits) -> Tensor:
-    """Take the steps of ``rows``; the rows that moved.  One at rounding counts as converged, where it stands."""
-    resting = found.decrement[rows] <= limits.tolerance * (1.0 + found.log_joint[rows].abs())
-    small = found.decrement[rows] <= limits.tolerance**0.5  # what rounding inside a model may leave
-    _escape(density, found, rows[~found.definite[rows] & resting], theta)
-    moved = _backtrack(density, found, rows, theta, limits.slack * (1.0 + found.log_joint.abs()))
-    found.converged[rows[~moved & found.definite[rows] & (resting | small)]] = True
-    return rows[moved]
-
-
-def _step(A: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton step per row, which rows are positive definite, and each row's direction of lowest curvature."""
+def _by_absolute_value(A: Tensor, slope: Tensor) -> Direction:
+    """The Newton step of each row, with eigenvalues in absolute value where ``A`` is not positive definite."""
+    zero = torch.zeros_like(slope)
     if A.dim() == 2:
-        step = slope / torch.where(A == 0, 1.0, A.abs())
         finite = torch.isfinite(A).all(-1)
-        step = torch.where(finite.unsqueeze(-1), step, 0.0)
-        return step, finite & (A > 0).all(-1), torch.zeros_like(slope).scatter(-1, A.argmin(-1, keepdim=True), 1.0)
+        step = torch.where(finite.unsqueeze(-1), slope / torch.where(A == 0, 1.0, A.abs()), 0.0)
+        lowest = zero.scatter(-1, A.argmin(-1, keepdim=True), 1.0)
+        return Direction(A, step, (slope * step).sum(-1), finite & (A > 0).all(-1), lowest)
     tril, info = torch.linalg.cholesky_ex(A)
     finite = torch.isfinite(A).all(-1).all(-1)
     if not bool((info != 0).any()) and bool(finite.all()):
-        return torch.cholesky_solve(slope.unsqueeze(-1), tril).squeeze(-1), finite, torch.zeros_like(slope)
+        step = torch.cholesky_solve(slope.unsqueeze(-1), tril).squeeze(-1)
+        return Direction(A, step, (slope * step).sum(-1), finite, zero)
     values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None], A, 0.0))
     size = values.abs()
     size = torch.maximum(size, 1e-12 * size.amax(-1, keepdim=True) + torch.finfo(A.dtype).tiny)
     step = (vectors @ ((vectors.mT @ slope.unsqueeze(-1)) / size.unsqueeze(-1))).squeeze(-1)
     step = torch.where(finite.unsqueeze(-1), step, 0.0)  # a row without curvature stays, and is given up
-    return step, finite & (info == 0), vectors[..., 0] * size[..., :1].rsqrt()
+    return Direction(A, step, (slope * step).sum(-1), finite & (info == 0), vectors[..., 0] * size[..., :1].rsqrt())
 
 
-def _escape(density: Density, found: Mode, rows: Tensor, theta: Tensor) -> None:
-    """Point the steps of rows on a saddle the better of the two ways down its curvature."""
-    if len(rows):
-        way = found.lowest[rows]
-        ahead, behind = (density.log_joint(found.u[rows] + s * way, of_rows(theta, rows)).detach() for s in (1.0, -1.0))
-        found.left_saddle[rows] = True
-        found.step[rows] = torch.where((ahead >= behind).unsqueeze(-1), way, -way)
+def backtrack(gradient: Gradient, found: Mode, rows: Tensor, limits: Limits) -> Tensor:
+    """Halve each row's step until the log joint does not fall beyond rounding; a saddle is left down its curvature.
 
-
-def _backtrack(density: Density, found: Mode, rows: Tensor, theta: Tensor, slack: Tensor) -> Tensor:
-    """Halve each row's step until the log joint does not fall beyond rounding; which rows moved."""
+    :return: the rows that moved; one that did not counts as converged where it is at rounding.
+    """
+    decrement, definite = found.decrement[rows], found.definite[rows]
+    resting = limits.is_resting(decrement, found.log_joint[rows])
+    small = decrement <= limits.tolerance**0.5  # what rounding inside a model may leave
+    saddle = rows[~definite & resting & (found.lowest[rows] != 0).any(-1)]
+    if len(saddle):
+        way = found.lowest[saddle]
+        ahead, behind = (gradient(found.u[saddle] + s * way, saddle)[0] for s in (1.0, -1.0))
+        found.left_saddle[saddle] = True
+        found.step[saddle] = torch.where((ahead >= behind).unsqueeze(-1), way, -way)
     here, step = SearchPoint(found.u[rows], found.log_joint[rows], found.gradient[rows]), found.step[rows]
 
     def trial(left: Tensor, scale: Tensor) -> SearchPoint:
         u = along_step(here.u[left], scale, step[left])
-        return SearchPoint(u, *density.gradient(u, of_rows(theta, rows[left])))
+        return SearchPoint(u, *gradient(u, rows[left]))
 
-    line = Line((here.gradient * step).sum(-1), slack[rows])
-    new, _ = SEARCH(here, torch.arange(len(rows), device=rows.device), line, trial)
+    line = Line((here.gradient * step).sum(-1), limits.slack * (1.0 + here.objective.abs()))
+    new, _ = SEARCH(here, (step != 0).any(-1).nonzero().squeeze(-1), line, trial)
     found.u[rows], found.log_joint[rows], found.gradient[rows] = new.u, new.objective, new.gradient
-    return (new.u != here.u).any(-1)
+    moved = (new.u != here.u).any(-1)
+    found.converged[rows[~moved & definite & (resting | small)]] = True
+    return rows[moved]
+
+
+Move = Callable[[Gradient, Mode, Tensor, Limits], Tensor]  # moves the rows of a record in place; those that moved
+
+
+def search(gradient: Gradient, direction: DirectionAt, u: Tensor, limits: Limits, move: Move = backtrack) -> Mode:
+    """Steps along the directions of all rows, each until it has arrived or does not move any more.
+
+    :param u: where the rows start, ``(R, D)``.
+    :param move: takes the steps.
+    """
+    rows = torch.arange(len(u), device=u.device)
+    value, slope = (x.clone() for x in gradient(u, rows))
+    no, zero = torch.zeros_like(value, dtype=torch.bool), torch.zeros_like(slope)
+    unknown = torch.full_like(value, torch.inf)
+    found = Mode(
+        u.detach().clone(), value, slope, torch.empty(0), unknown, no, no.clone(), zero, zero.clone(), no.clone()
+    )
+    for _ in range(limits.num_steps):
+        here = direction(found.u[rows], rows, found.gradient[rows])
+        if not found.precision.numel():
+            found = replace(found, precision=here.precision.new_zeros(len(u), *here.precision.shape[1:]))
+        arrived = here.definite & limits.is_small(here.decrement, found.decrement[rows])
+        found.precision[rows], found.step[rows], found.decrement[rows] = here.precision, here.step, here.decrement
+        found.definite[rows], found.lowest[rows], found.converged[rows] = here.definite, here.lowest, arrived
+        rows = rows[~arrived]
+        if len(rows):
+            rows = move(gradient, found, rows, limits)
+            limits.watch(found.log_joint)
+        if not len(rows):
+            break
+    return found
 
 
 def not_a_mode(mode: Mode, row: int, label: Label, causes: Sequence[str] = ()) -> NotAMode:

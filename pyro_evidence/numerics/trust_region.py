@@ -1,11 +1,22 @@
 """Newton's method within a trust region, on many rows at once: for densities with saddles and long flat valleys."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.newton import CurvatureAt, Density, Limits, Mode, of_rows, start
+from pyro_evidence.numerics.newton import (
+    CurvatureAt,
+    Density,
+    Direction,
+    Gradient,
+    Limits,
+    Mode,
+    gradient_of,
+    own,
+    search,
+)
 
 FIRST = 1.0  # radius, in units of each coordinate's own curvature scale
 LARGEST = 1e6
@@ -50,50 +61,19 @@ def ascend(
     :param curvature: dense precisions.
     :param scale: ``(R, D)``; default the root of the curvature's diagonal.
     """
-    found, radius = start(density, u, theta), torch.full((len(u),), FIRST).to(u)
-    rows = torch.arange(len(u), device=u.device)
-    for _ in range(limits.num_steps):
-        before = found.decrement[rows]
-        found = _measured(found, rows, curvature, theta)
-        scales = _scale(found.precision) if scale is None else scale
-        after = found.decrement[rows]
-        small = after <= torch.where(after > 0.1 * before, limits.tolerance, limits.tolerance**1.4)
-        found.converged[rows] = found.definite[rows] & small
-        keep = ~found.converged[rows]
-        rows = _moved(density, found, rows[keep], theta, TrustRegion(radius, scales, limits.slack))
-        limits.watch(found.log_joint)
-        if not len(rows):
-            break
-    resting = found.decrement <= limits.tolerance * (1.0 + found.log_joint.abs())
-    found.converged[found.definite & resting] = True  # at rounding, where it stands
-    return found
 
+    def direction(u: Tensor, rows: Tensor, gradient: Tensor) -> Direction:
+        A = curvature(u, *own(theta, rows)).detach()
+        tril, info = torch.linalg.cholesky_ex(A)
+        definite = (info == 0) & torch.isfinite(tril).all(-1).all(-1)
+        tril = torch.where(definite[:, None, None], tril, torch.eye(A.shape[-1]).to(A))
+        step = torch.cholesky_solve(gradient.unsqueeze(-1), tril).squeeze(-1)
+        decrement = torch.where(definite, (gradient * step).sum(-1), torch.inf)
+        return Direction(A, step, decrement, definite, torch.zeros_like(step))
 
-@dataclass(frozen=True)
-class TrustRegion:
-    """Where the quadratic model is believed: ``|scale step| <= radius``."""
-
-    radius: Tensor  # (R,) adapted in place
-    scale: Tensor  # (R, D)
-    slack: float  # relative rounding of the log joint
-
-    def length(self, step: Tensor, rows: Tensor) -> Tensor:
-        """Of steps ``(r, D)`` of ``rows``."""
-        return (self.scale[rows] * step).norm(dim=-1)
-
-
-def _measured(found: Mode, rows: Tensor, curvature: CurvatureAt, theta: Tensor) -> Mode:
-    """The record with the curvature, Newton step and decrement of ``rows`` brought up to date."""
-    own = (theta[rows],) if theta.dim() == 2 else ()
-    A, g = curvature(found.u[rows], *own).detach(), found.gradient[rows]
-    if not found.precision.numel():
-        found = replace(found, precision=A.new_zeros(len(found.u), *A.shape[1:]))
-    tril, info = torch.linalg.cholesky_ex(A)
-    definite = (info == 0) & torch.isfinite(tril).all(-1).all(-1)
-    tril = torch.where(definite[:, None, None], tril, torch.eye(A.shape[-1]).to(A))
-    step = torch.cholesky_solve(g.unsqueeze(-1), tril).squeeze(-1)
-    found.precision[rows], found.definite[rows], found.step[rows] = A, definite, step
-    found.decrement[rows] = torch.where(definite, (g * step).sum(-1), torch.inf)
+    ball = TrustRegion(torch.full((len(u),), FIRST).to(u), scale)
+    found = search(gradient_of(density, theta), direction, u, limits, ball.move)
+    found.converged[found.definite & limits.is_resting(found.decrement, found.log_joint)] = True  # where it stands
     return found
 
 
@@ -103,30 +83,73 @@ def _scale(A: Tensor) -> Tensor:
     return torch.maximum(size, 1e-12 * size.amax(-1, keepdim=True) + torch.finfo(A.dtype).tiny).sqrt()
 
 
-def _moved(density: Density, found: Mode, rows: Tensor, theta: Tensor, ball: TrustRegion) -> Tensor:
-    """Move every row that can rise; those that did."""
-    inside = found.definite[rows] & (ball.length(found.step[rows], rows) <= ball.radius[rows])
-    done = rows[inside]
-    done = done[_tried(density, found, done, found.step[done], theta, ball)] if len(done) else done
-    left = rows[~torch.isin(rows, done) & torch.isfinite(found.precision[rows]).all(-1).all(-1)]
-    if not len(left):
-        return done
-    scale = ball.scale[left]
-    values, vectors = torch.linalg.eigh(found.precision[left] / scale.unsqueeze(-1) / scale.unsqueeze(-2))
-    along = (vectors.mT @ (found.gradient[left] / scale).unsqueeze(-1)).squeeze(-1)
-    here = torch.arange(len(left), device=left.device)
-    for _ in range(TRIALS):
-        best, shift = _best_within(values[here], along[here], ball.radius[left[here]])
-        step = (vectors[here] @ best.unsqueeze(-1)).squeeze(-1) / scale[here]
-        stiffened = values[here].clamp(min=0.0) + shift + 1.0  # soft and downward directions stay as they are
-        floor = CurvedValley(vectors[here], stiffened, scale[here], shift * best)
-        good = _tried(density, found, left[here], step, theta, ball, floor)
-        by_curvature = -0.5 * (values[here] * best.square()).sum(-1) > (along[here] * best).sum(-1)
-        found.left_saddle[left[here[good & by_curvature]]] = True
-        done, here = torch.cat([done, left[here[good]]]), here[~good]
-        if not len(here):
-            break
-    return done.sort().values
+@dataclass(frozen=True)
+class TrustRegion:
+    """Where the quadratic model of each row is believed: ``|scale step| <= radius``."""
+
+    radius: Tensor  # (R,) adapted in place
+    scale: Tensor | None  # (R, D); None: the root of the curvature's diagonal
+
+    def move(self, gradient: Gradient, found: Mode, rows: Tensor, limits: Limits) -> Tensor:
+        """Move every row that can rise, in place; those that did."""
+        scale = _scale(found.precision[rows]) if self.scale is None else self.scale[rows]
+        within = (scale * found.step[rows]).norm(dim=-1) <= self.radius[rows]
+        some = (found.definite[rows] & within).nonzero().squeeze(-1)
+        done = some[:0]
+        if len(some):
+            done = some[self._take(gradient, found, rows[some], found.step[rows[some]], scale[some], limits)]
+        finite = torch.isfinite(found.precision[rows]).all(-1).all(-1)
+        left = finite.index_fill(0, done, False).nonzero().squeeze(-1)
+        if not len(left):
+            return rows[done]
+        ranks, scale = rows[left], scale[left]
+        values, vectors = torch.linalg.eigh(found.precision[ranks] / scale.unsqueeze(-1) / scale.unsqueeze(-2))
+        along = (vectors.mT @ (found.gradient[ranks] / scale).unsqueeze(-1)).squeeze(-1)
+        moved, here = [rows[done]], torch.arange(len(left), device=left.device)
+        for _ in range(TRIALS):
+            best, shift = _best_within(values[here], along[here], self.radius[ranks[here]])
+            step = (vectors[here] @ best.unsqueeze(-1)).squeeze(-1) / scale[here]
+            stiffened = values[here].clamp(min=0.0) + shift + 1.0  # soft and downward directions stay as they are
+            floor = CurvedValley(vectors[here], stiffened, scale[here], shift * best)
+            good = self._take(gradient, found, ranks[here], step, scale[here], limits, floor)
+            by_curvature = -0.5 * (values[here] * best.square()).sum(-1) > (along[here] * best).sum(-1)
+            found.left_saddle[ranks[here[good & by_curvature]]] = True
+            moved.append(ranks[here[good]])
+            here = here[~good]
+            if not len(here):
+                break
+        return torch.cat(moved).sort().values
+
+    def _take(
+        self,
+        gradient: Gradient,
+        found: Mode,
+        rows: Tensor,
+        step: Tensor,
+        scale: Tensor,
+        limits: Limits,
+        floor: "CurvedValley | None" = None,
+    ) -> Tensor:
+        """Take the steps that raise the log joint as the model says, roughly; adapt the radii.  Which rows moved."""
+        A, g, here, radius = found.precision[rows], found.gradient[rows], found.log_joint[rows], self.radius[rows]
+        promised = (g * step).sum(-1) - 0.5 * (step * (A @ step.unsqueeze(-1)).squeeze(-1)).sum(-1)
+        u = found.u[rows] + step
+        trial = Trial(u, *gradient(u, rows))
+        if floor is not None:
+            trial = _on_floor(lambda v: gradient(v, rows), trial, floor, ENOUGH * promised)
+        gain, slack = trial.value - here, limits.slack * (1.0 + here.abs())  # rounding of the sum over data
+        good = trial.finite & (gain >= 1e-4 * promised - slack) & (trial.u != found.u[rows]).any(-1)
+        length = (scale * step).norm(dim=-1)
+        wider = torch.maximum(radius, 2.0 * length).clamp(max=LARGEST)
+        kept = torch.where(gain > 0.75 * promised, wider, torch.where(gain < 0.25 * promised, 0.5 * length, radius))
+        self.radius[rows] = torch.where(good, kept, 0.25 * torch.minimum(length, radius))
+        moved = rows[good]
+        found.u[moved], found.log_joint[moved], found.gradient[moved] = (
+            trial.u[good],
+            trial.value[good],
+            trial.slope[good],
+        )
+        return good
 
 
 def _best_within(values: Tensor, along: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,43 +218,15 @@ class Trial:
         )
 
 
-def _at(density: Density, u: Tensor, own: Tensor) -> Trial:
-    return Trial(u, *density.gradient(u, own))
-
-
-def _on_floor(density: Density, trial: Trial, own: Tensor, floor: CurvedValley, worth: Tensor) -> Trial:
+def _on_floor(
+    gradient: Callable[[Tensor], tuple[Tensor, Tensor]], trial: Trial, floor: CurvedValley, worth: Tensor
+) -> Trial:
     """Trials moved to the valley's floor, each while that raises it by what is ``worth`` a gradient, ``(r,)``."""
     going = torch.ones_like(worth, dtype=torch.bool)
     for _ in range(CORRECTIONS):
-        before = trial
-        trial = trial.or_better(_at(density, trial.u + floor.back(trial.slope), own), going)
+        before, u = trial, trial.u + floor.back(trial.slope)
+        trial = trial.or_better(Trial(u, *gradient(u)), going)
         going = going & trial.finite & ~(trial.value - before.value <= worth)
         if not bool(going.any()):
             break
     return trial
-
-
-def _tried(
-    density: Density,
-    found: Mode,
-    rows: Tensor,
-    step: Tensor,
-    theta: Tensor,
-    ball: TrustRegion,
-    floor: CurvedValley | None = None,
-) -> Tensor:
-    """Take the steps that raise the log joint as the model says, roughly; adapt the radii.  Which rows moved."""
-    A, g, here, radius = found.precision[rows], found.gradient[rows], found.log_joint[rows], ball.radius[rows]
-    promised = (g * step).sum(-1) - 0.5 * (step * (A @ step.unsqueeze(-1)).squeeze(-1)).sum(-1)
-    trial = _at(density, found.u[rows] + step, of_rows(theta, rows))
-    if floor is not None:
-        trial = _on_floor(density, trial, of_rows(theta, rows), floor, ENOUGH * promised)
-    gain, slack = trial.value - here, ball.slack * (1.0 + here.abs())  # rounding of the sum over data
-    good = trial.finite & (gain >= 1e-4 * promised - slack) & (trial.u != found.u[rows]).any(-1)
-    length = ball.length(step, rows)
-    wider = torch.maximum(radius, 2.0 * length).clamp(max=LARGEST)
-    kept = torch.where(gain > 0.75 * promised, wider, torch.where(gain < 0.25 * promised, 0.5 * length, radius))
-    ball.radius[rows] = torch.where(good, kept, 0.25 * torch.minimum(length, radius))
-    moved = rows[good]
-    found.u[moved], found.log_joint[moved], found.gradient[moved] = trial.u[good], trial.value[good], trial.slope[good]
-    return good

@@ -8,12 +8,13 @@ import torch
 
 from pyro_evidence.fitting.process_state import empty_store
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
-from pyro_evidence.nested.inner import ConditionalModes, DenseFactors, solve_inner
+from pyro_evidence.nested.inner import ConditionalModes, solve_inner
 from pyro_evidence.nested.integration import Integral, OuterMode
 from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
-from pyro_evidence.numerics.quadrature.densities import Grid, Interpolated, Lattice, Normal
+from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, Normal
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Standardisation
 from pyro_evidence.numerics.quadrature.rules import Rule
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.log_joint import Model
 
 
@@ -36,8 +37,6 @@ def _parts(integral: Integral) -> dict[str, Any]:
         if isinstance(density, Interpolated)
         else {"loc": density.loc, "tril": density.tril}
         if isinstance(density, Normal)
-        else {"points": density.points, "log_density": density.log_density}
-        if isinstance(density, Grid)
         else {"step": density.step, "first": density.first, "log_density": density.log_density}
         if isinstance(density, Lattice)
         else {}
@@ -53,7 +52,7 @@ def _parts(integral: Integral) -> dict[str, Any]:
         "axes": dict(vars(integral.chart.axes)),
         "density": shape,
         "nodes": {"theta": nodes.theta, "u": nodes.u, "log_density": nodes.log_density},
-        "node_tril": nodes.factors.tril if isinstance(nodes.factors, DenseFactors) else None,
+        "node_tril": nodes.precision.tril if isinstance(nodes.precision, Dense) else None,
         "log_weights": integral.log_weights,
         "log_evidence": integral.log_evidence,
         "error": integral.error,
@@ -82,8 +81,6 @@ def restore(content: Mapping[str, Any], whole: LaplaceState, model: Model) -> In
     density = (
         Normal(shape["loc"], shape["tril"])
         if "loc" in shape
-        else Grid(shape["points"], shape["log_density"])
-        if "points" in shape
         else Lattice(shape["step"], shape["first"], shape["log_density"])
         if "step" in shape
         else Interpolated(Rule(shape["axis"], shape["axis_log_weights"]), shape["log_ratio"])
@@ -113,4 +110,4 @@ def _nodes(content: Mapping[str, Any], found: OuterMode) -> ConditionalModes:
     nodes, tril = content["nodes"], content["node_tril"]
     if tril is None:
         return solve_inner(found.state.problem, nodes["theta"], nodes["u"])
-    return ConditionalModes(nodes["theta"], nodes["u"], DenseFactors(tril), nodes["log_density"])
+    return ConditionalModes(nodes["theta"], nodes["u"], Dense(tril), nodes["log_density"])

@@ -12,13 +12,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.nested.inner import DenseFactors
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.nested.joint_posterior import IndexMap
 from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.nested import NestedPosterior
+from pyro_evidence.precision.dense import Dense
 
 NEGLIGIBLE = -25.0  # log weight of a node that says nothing about how inner sites follow
 NEGLIGIBLE_NODE = -14.0  # the same of a node on one axis
@@ -145,12 +145,12 @@ def round_coordinates(posterior: LaplacePosterior) -> Whitening:
 
 def following(posterior: NestedPosterior) -> ConditionalWhitening | None:
     """Coordinates that follow the marginalised sites; None where inner factors are not dense, or nodes too few."""
-    nodes, factors = posterior.integral.nodes, posterior.integral.nodes.factors
-    found = _interpolation(posterior.integral) if isinstance(factors, DenseFactors) else None
-    if found is None or not isinstance(factors, DenseFactors):
+    nodes, precision = posterior.integral.nodes, posterior.integral.nodes.precision
+    found = _interpolation(posterior.integral) if isinstance(precision, Dense) else None
+    if found is None or not isinstance(precision, Dense):
         return None
     basis, keep, fit = found
-    tril = factors.tril[keep]
+    tril = precision.tril[keep]
     diagonal = tril.diagonal(dim1=-2, dim2=-1)
     values = (nodes.u[keep], diagonal.log(), tril / diagonal.unsqueeze(-2))
     parts = values if fit is None else tuple(torch.tensordot(fit, v, 1) for v in values)

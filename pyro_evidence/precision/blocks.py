@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky, require_memory
-from pyro_evidence.precision.dense import Elements, Pattern, least_precise_direction
+from pyro_evidence.precision.dense import Elements, Pattern, Precision
 from pyro_evidence.precision.elimination import MULTIPLY, SCATTER, Fronts, Order, first_of_each, row_numbers
 from pyro_evidence.precision.layout import Layout, layout
 
@@ -224,7 +224,7 @@ def _not_positive(D: Tensor, step: Step, label: Label) -> str:
 
 
 @dataclass(frozen=True)
-class BlockPrecision:
+class BlockPrecision(Precision):
     """A precision factorised block by block; one row."""
 
     plan: BlockPlan
@@ -291,7 +291,7 @@ class BlockPrecision:
         return self._backward(_columns(white, self.tril))
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """``L' x`` for each ``x``, ``(S, D)``: takes :meth:`colour` back."""
+        """``L' x`` for each ``x``, ``(S, D)``: takes :meth:`unwhiten` back."""
         x = _columns(rows, self.tril)
         out = torch.zeros_like(x)
         for step, factor in zip(self.plan.steps, self.factors, strict=True):
@@ -317,14 +317,6 @@ class BlockPrecision:
         for step, factor in zip(reversed(self.plan.steps), reversed(self.factors), strict=True):
             x[step.own] = factor.backward(x[step.own] - _times(factor.Y, x, step.border))
         return x[:-1].mT.contiguous()
-
-    def least_precise_direction(self, active: Tensor) -> Tensor:
-        """By a few inverse power iterations from a fixed start."""
-        return least_precise_direction(self, active)
-
-    def row(self, index: int) -> "BlockPrecision":
-        """This precision: it has one row."""
-        return self
 
 
 def _columns(rows: Tensor, like: Tensor) -> Tensor:

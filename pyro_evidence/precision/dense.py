@@ -1,5 +1,6 @@
-"""A posterior precision, dense or diagonal, factorised once; rows ``(R,)`` in front."""
+"""A posterior precision, dense or diagonal, factorised once, or a batch ``(R,)`` of them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +14,11 @@ from pyro_evidence.numerics.newton import Mode
 
 
 class Precision(Protocol):
-    """What engines and posteriors ask of a posterior precision ``A``."""
+    """What engines and posteriors ask of a posterior precision ``A``, or of a batch of ``R``.
+
+    Where ``R`` is 1, :meth:`solve`, :meth:`unwhiten` and :meth:`whiten` take any number ``S`` of vectors, else one for
+    each precision, ``S = R``.
+    """
 
     @property
     def log_det(self) -> Tensor:
@@ -28,23 +33,33 @@ class Precision(Protocol):
         """``d log |A| / d A``, in the layout of ``A``: a tensor, or one for each family of its elements."""
 
     def solve(self, b: Tensor) -> Tensor:
-        """Solution of ``A x = b``, shape ``(R, D)``."""
+        """Solutions of ``A x = b``, shape ``(S, D)``."""
 
     def unwhiten(self, white: Tensor) -> Tensor:
-        """White noise ``(S, D)`` to noise of covariance ``A^-1``, first row of ``A``."""
+        """White noise ``(S, D)`` to noise of covariance ``A^-1``."""
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """The white noise that :meth:`colour` made ``rows`` ``(S, D)`` of: ``|whiten(x)|^2 = x' A x``."""
+        """The white noise that :meth:`unwhiten` made ``rows`` ``(S, D)`` of: ``|whiten(x)|^2 = x' A x``."""
 
     def least_precise_direction(self, active: Tensor) -> Tensor:
-        """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, shape ``(R, D)``."""
+        """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, shape ``(R, D)``.
+
+        By a few inverse power iterations from a fixed start.
+        """
+        v = (1.0 + 0.1 * torch.arange(len(active), device=active.device).double()).cos() * active
+        v = v.expand(len(self.log_det), -1)
+        for _ in range(8):
+            v = self.solve(v)
+            v = v / v.norm(dim=-1, keepdim=True)
+        return v * self.solve(v).norm(dim=-1, keepdim=True).sqrt()
 
     def row(self, index: int) -> "Precision":
-        """One row, with ``R = 1``."""
+        """One of the batch, with ``R = 1``; by default this one, for there is no other."""
+        return self
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Precision):
     """A dense precision by its lower Cholesky factor, shape ``(R, D, D)``."""
 
     tril: Tensor
@@ -66,30 +81,27 @@ class Dense:
 
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b``."""
-        return torch.cholesky_solve(b.unsqueeze(-1), self.tril).squeeze(-1)
+        return torch.cholesky_solve(self._columns(b), self.tril).mT.reshape(b.shape)
 
     def unwhiten(self, white: Tensor) -> Tensor:
         """``L'^-1 z`` for each ``z``."""
-        return torch.linalg.solve_triangular(self.tril[0].mT, white.mT, upper=True).mT
+        return torch.linalg.solve_triangular(self.tril.mT, self._columns(white), upper=True).mT.reshape(white.shape)
 
     def whiten(self, rows: Tensor) -> Tensor:
         """``L' x`` for each ``x``."""
-        return rows @ self.tril[0]
+        return (self.tril.mT @ self._columns(rows)).mT.reshape(rows.shape)
 
-    def least_precise_direction(self, active: Tensor) -> Tensor:
-        """By a few inverse power iterations from a fixed start."""
-        v = (1.0 + 0.1 * torch.arange(self.tril.shape[-1]).to(self.tril)).cos().expand(self.tril.shape[:-1]) * active
-        for _ in range(8):
-            v = self.solve(v)
-            v = v / v.norm(dim=-1, keepdim=True)
-        return v * self.solve(v).norm(dim=-1, keepdim=True).sqrt()
+    def _columns(self, rows: Tensor) -> Tensor:
+        """Vectors ``(S, D)`` beside the matrices that they belong to, ``(R, D, S / R)``."""
+        return rows.mT.unsqueeze(0) if len(self.tril) == 1 else rows.unsqueeze(-1)
 
     def row(self, index: int) -> "Dense":
+        """One of the batch."""
         return Dense(self.tril[index : index + 1])
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class Diagonal(Precision):
     """A diagonal precision, shape ``(R, D)``."""
 
     diagonal: Tensor
@@ -115,11 +127,11 @@ class Diagonal:
 
     def unwhiten(self, white: Tensor) -> Tensor:
         """Each coordinate times its standard deviation."""
-        return white * self.diagonal[0].rsqrt()
+        return white * self.diagonal.rsqrt()
 
     def whiten(self, rows: Tensor) -> Tensor:
         """Each coordinate in units of its standard deviation."""
-        return rows * self.diagonal[0].sqrt()
+        return rows * self.diagonal.sqrt()
 
     def least_precise_direction(self, active: Tensor) -> Tensor:
         """The coordinate of least precision."""
@@ -127,7 +139,53 @@ class Diagonal:
         return torch.zeros_like(self.diagonal).scatter(-1, index, self.diagonal.gather(-1, index).rsqrt())
 
     def row(self, index: int) -> "Diagonal":
+        """One of the batch."""
         return Diagonal(self.diagonal[index : index + 1])
+
+
+@dataclass(frozen=True)
+class Separate(Precision):
+    """A batch of precisions of any kind, ``R = 1`` each."""
+
+    members: tuple[Precision, ...]
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |A|`` of each."""
+        return torch.cat([A.log_det for A in self.members])
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonals of the inverses."""
+        return torch.cat([A.variance for A in self.members])
+
+    @property
+    def adjoint(self) -> tuple[Any, ...]:
+        """That of each, one after the other."""
+        return tuple(A.adjoint for A in self.members)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A^-1 b``, each by its own."""
+        return torch.cat([A.solve(x) for A, x in self._pairs(b)])
+
+    def unwhiten(self, white: Tensor) -> Tensor:
+        """Each by its own."""
+        return torch.cat([A.unwhiten(x) for A, x in self._pairs(white)])
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """Each by its own."""
+        return torch.cat([A.whiten(x) for A, x in self._pairs(rows)])
+
+    def _pairs(self, rows: Tensor) -> Iterator[tuple[Precision, Tensor]]:
+        return zip(self.members, rows.split(1), strict=True)
+
+    def least_precise_direction(self, active: Tensor) -> Tensor:
+        """Each by its own."""
+        return torch.cat([A.least_precise_direction(active) for A in self.members])
+
+    def row(self, index: int) -> Precision:
+        """One of the batch."""
+        return self.members[index]
 
 
 def factorise(A: Tensor, label: Label = coordinate) -> Precision:
@@ -215,28 +273,9 @@ def on_pattern(pattern: Pattern, Z: Tensor) -> Elements:
     return tuple(Z[index.unsqueeze(-1), index.unsqueeze(-2)] for index in pattern.index)
 
 
-class Solves(Protocol):
-    """What :func:`weakest` asks of a precision."""
-
-    def solve(self, b: Tensor) -> Tensor:
-        """``A^-1 b``, shape ``(R, D)``."""
-
-
-def least_precise_direction(precision: Solves, active: Tensor) -> Tensor:
-    """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, ``(1, D)``.
-
-    By a few inverse power iterations from a fixed start.
-    """
-    v = ((1.0 + 0.1 * torch.arange(len(active), device=active.device).double()).cos() * active).unsqueeze(0)
-    for _ in range(8):
-        v = precision.solve(v)
-        v = v / v.norm(dim=-1, keepdim=True)
-    return v * precision.solve(v).norm(dim=-1, keepdim=True).sqrt()
-
-
 @dataclass(frozen=True)
-class DenseElements:
-    """A dense precision, seen through the factors that made it; one row."""
+class DenseElements(Precision):
+    """A dense precision, seen through the factors that made it; ``R = 1``."""
 
     pattern: Pattern
     dense: Dense
@@ -265,24 +304,16 @@ class DenseElements:
         return self._inverse[coordinates.unsqueeze(-1), coordinates]
 
     def solve(self, b: Tensor) -> Tensor:
-        """``A^-1 b`` for each row of ``b``, ``(R, D)``."""
-        return torch.cholesky_solve(b.double().mT, self.dense.tril[0]).mT
+        """``A^-1 b`` for each row of ``b``, ``(S, D)``."""
+        return self.dense.solve(b.double())
 
     def unwhiten(self, white: Tensor) -> Tensor:
-        """White noise ``(S, D)`` to noise of covariance ``A^-1``."""
-        return self.dense.unwhiten(white)
+        """``L'^-1 z`` for each ``z``, ``(S, D)``."""
+        return self.dense.unwhiten(white.double())
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """``L' x`` for each ``x``, ``(S, D)``: takes :meth:`colour` back."""
-        return rows.double() @ self.dense.tril[0]
-
-    def least_precise_direction(self, active: Tensor) -> Tensor:
-        """By a few inverse power iterations from a fixed start."""
-        return least_precise_direction(self, active)
-
-    def row(self, index: int) -> "DenseElements":
-        """This precision: it has one row."""
-        return self
+        """``L' x`` for each ``x``, ``(S, D)``."""
+        return self.dense.whiten(rows.double())
 
 
 @dataclass(frozen=True)

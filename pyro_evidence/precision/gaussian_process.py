@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.precision.dense import Precision
 from pyro_evidence.precision.gaussian_process_mode import Mode, scaled
 
 
@@ -73,11 +74,8 @@ def seen_by(J: Tensor) -> ObservationMap:
 
 
 @dataclass(frozen=True)
-class LatentPrecision:
-    """The precision of latents ``u`` with prior covariance ``K`` behind the predictor ``eta = J u + c``; one row.
-
-    Satisfies :class:`pyro_evidence.precision.dense.Precision`.
-    """
+class LatentPrecision(Precision):
+    """The precision of latents ``u`` with prior covariance ``K`` behind the predictor ``eta = J u + c``; ``R = 1``."""
 
     covariance: Tensor  # (D, D) K
     tril: Tensor  # (D, D) its lower Cholesky factor
@@ -112,9 +110,8 @@ class LatentPrecision:
         return self.seen.adjoint(self.mode.dual.unsqueeze(-1)).squeeze(-1)
 
     def solve(self, b: Tensor) -> Tensor:
-        """``A^-1 b``, shape ``(1, D)``."""
-        b = b.reshape(-1, 1)
-        return (self.covariance @ b - self.cross.mT @ self.mode.factor.apply(self.cross @ b)).mT
+        """``A^-1 b`` for each ``b``, shape ``(S, D)``."""
+        return (self.covariance @ b.mT - self.cross.mT @ self.mode.factor.apply(self.cross @ b.mT)).mT
 
     @cached_property
     def scale_tril(self) -> Tensor:
@@ -142,14 +139,3 @@ class LatentPrecision:
     def whiten(self, rows: Tensor) -> Tensor:
         """``T^-1 x`` for each ``x``."""
         return torch.linalg.solve_triangular(self.tril, rows.mT, upper=False).mT @ self._inner
-
-    def least_precise_direction(self, active: Tensor) -> Tensor:
-        """By a few power iterations from a fixed start."""
-        v = ((1.0 + 0.1 * torch.arange(len(active)).to(self.tril)).cos() * active).unsqueeze(0)
-        for _ in range(8):
-            v = self.solve(v)
-            v = v / v.norm(dim=-1, keepdim=True)
-        return v * self.solve(v).norm(dim=-1, keepdim=True).sqrt()
-
-    def row(self, index: int) -> "LatentPrecision":
-        return self

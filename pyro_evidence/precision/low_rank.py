@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky
-from pyro_evidence.precision.dense import Elements, Pattern, least_precise_direction
+from pyro_evidence.precision.dense import Elements, Pattern
 from pyro_evidence.precision.plan import Plan, StructuredPrecision, elimination
 
 
@@ -89,7 +89,7 @@ class LowRankPlan:
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(StructuredPrecision):
     """``A = S + U C U'`` by factors of ``S``; one row."""
 
     plan: LowRankPlan
@@ -170,7 +170,7 @@ class LowRank:
         return self.inner.unwhiten(self._turned(white.to(self.U), transposed=True))
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """Takes :meth:`colour` back."""
+        """Takes :meth:`unwhiten` back."""
         x, Q = self.inner.whiten(rows), self.QR[0]
         part = x @ Q
         return x + (part @ self.G - part) @ Q.mT
@@ -185,11 +185,3 @@ class LowRank:
         part = x @ Q
         F = self.G.mT if transposed else self.G
         return x + (torch.linalg.solve_triangular(F, part.mT, upper=transposed).mT - part) @ Q.mT
-
-    def least_precise_direction(self, active: Tensor) -> Tensor:
-        """By a few inverse power iterations from a fixed start."""
-        return least_precise_direction(self, active)
-
-    def row(self, index: int) -> "LowRank":
-        """This precision: it has one row."""
-        return self

@@ -7,22 +7,14 @@ from torch import Tensor
 
 from pyro_evidence.numerics.linalg import Label, require_memory
 from pyro_evidence.precision.blocks import block_plan
-from pyro_evidence.precision.dense import DensePlan, Elements, Pattern, product
+from pyro_evidence.precision.dense import DensePlan, Elements, Pattern, Precision, product
 from pyro_evidence.precision.elimination import elimination_order
 
 __all__ = ["Elements", "Pattern", "Plan", "StructuredPrecision", "elimination", "product"]
 
 
-class StructuredPrecision(Protocol):
-    """A posterior precision of one row that also knows its inverse on the pattern of its elements."""
-
-    @property
-    def log_det(self) -> Tensor:
-        """``log |A|``, shape ``(1,)``."""
-
-    @property
-    def variance(self) -> Tensor:
-        """Diagonal of ``A^-1``, shape ``(1, D)``."""
+class StructuredPrecision(Precision, Protocol):
+    """A posterior precision, ``R = 1``, that also knows its inverse on the pattern of its elements."""
 
     @property
     def adjoint(self) -> Elements:
@@ -30,21 +22,6 @@ class StructuredPrecision(Protocol):
 
     def covariance(self, coordinates: Tensor) -> Tensor:
         """``A^-1`` among chosen coordinates ``(c,)``, shape ``(c, c)``."""
-
-    def solve(self, b: Tensor) -> Tensor:
-        """``A^-1 b`` for each row of ``b``, shape ``(R, D)``."""
-
-    def unwhiten(self, white: Tensor) -> Tensor:
-        """White noise ``(S, D)`` to noise of covariance ``A^-1``."""
-
-    def whiten(self, rows: Tensor) -> Tensor:
-        """Takes :meth:`colour` back: the squared norm of each row is then its quadratic form in ``A``, ``(S, D)``."""
-
-    def least_precise_direction(self, active: Tensor) -> Tensor:
-        """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, ``(1, D)``."""
-
-    def row(self, index: int) -> "StructuredPrecision":
-        """This precision: it has one row."""
 
 
 class Plan(Protocol):

@@ -1,16 +1,15 @@
 """Mode, evidence and exact slope where the curvature is a sum of small matrices: Newton with a factor of its own."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
-from pyro_evidence.numerics.batched import Batched
-from pyro_evidence.numerics.lbfgs import ascend
+from pyro_evidence.numerics.lbfgs import ascend, no_callback
 from pyro_evidence.numerics.linalg import Label
-from pyro_evidence.numerics.line_search import Backtracking, Line, along_step, first_accepted, no_fall
 from pyro_evidence.precision.dense import Precision
 from pyro_evidence.precision.plan import Elements, StructuredPrecision
 from pyro_evidence.structure.factor_density import Point, Structured
@@ -19,7 +18,6 @@ from pyro_evidence.structure.pruned import Pruned
 CLOSE = 1e-9  # relative: rounding of two orders of summation, not a coupling
 FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
 SOON = 15  # steps that Newton takes at most where the density is concave all the way
-TOGETHER = Backtracking(rule=no_fall, num_trials=8)  # of a row among others
 SHIFTS = 12  # tenfold ones that are tried where the curvature is not positive definite
 
 
@@ -38,6 +36,11 @@ class StructuredMode(newton.Mode):
         if isinstance(found, NotPositiveDefinite):
             raise found
         return found
+
+    def row(self, index: int) -> "StructuredMode":
+        """One of the modes."""
+        parts = {f.name: getattr(self, f.name)[index : index + 1] for f in fields(newton.Mode)}
+        return StructuredMode(**parts, found=self.found[index : index + 1])
 
 
 @dataclass(frozen=True)
@@ -118,48 +121,40 @@ class StructuredProblem:
         :param cold: whether the start may be far from a mode.
         """
         far = cold and self.density.linear is None
-        rows = [self._mode(row, theta, limits, far) for row in u.detach()]
-        return _together([row for row, _ in rows], tuple(found for _, found in rows))
+        modes = [self._mode(row, theta, limits, far) for row in u.detach()]
+        parts = {f.name: torch.cat([getattr(mode, f.name) for mode in modes]) for f in fields(newton.Mode)}
+        return StructuredMode(**parts, found=tuple(mode.found[0] for mode in modes))
 
     def near_modes(self, u: Tensor, theta: Tensor, limits: newton.Limits) -> list[StructuredMode | None]:
         """Modes near rows ``(R, D)``, each at its hyperparameters ``(R, T)``, by a few Newton steps for all together.
 
         :return: None for rows where these do not arrive, and for all where rows are not differentiated together.
         """
-        if not self.density.takes_rows or not bool(self.active.all()):
+        density = self.density
+        if not density.takes_rows or not bool(self.active.all()):
             return [None] * len(u)
-        rows = Rows(self, u, theta, limits)
-        for _ in range(SOON):
-            if not len(rows.going):
-                break
-            rows.step()
-        return rows.found
+        together = self._search(
+            newton.gradient_of(density, theta),
+            lambda v, rows: density.elements_of_rows(v, theta[rows]),
+            u.detach(),
+            replace(limits, num_steps=SOON, watch=no_callback),
+            shifted=False,
+        )
+        arrived = together.converged.tolist()
+        return [together.row(i) if arrived[i] else None for i in range(len(u))]
 
-    def _mode(
-        self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool
-    ) -> tuple["FactorPoint", StructuredPrecision | NotPositiveDefinite]:
-        if far:
-            arrived = self._straight(u, theta, limits)
-            if arrived is not None:
-                return arrived
+    def _mode(self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool) -> StructuredMode:
+        """The mode that one start ``(D,)`` leads to."""
+        if far:  # Newton at once where the density is concave all the way, and that is not far
+            mode = self._climb(u, theta, replace(limits, num_steps=min(SOON, limits.num_steps)), shifted=False)
+            if bool(mode.converged):
+                return mode
             u = self._nearer(u, theta, 1e-3 * (1.0 + len(u) ** 0.5), 300, limits)
-        place, found = self._climb(self._place(u, theta), theta, limits)
-        if not place.converged:
-            near = self._nearer(place.u, theta, limits.tolerance**0.5, 1000, limits)
-            place, found = self._climb(self._place(near, theta), theta, limits)
-        return place, found
-
-    def _straight(
-        self, u: Tensor, theta: Tensor, limits: newton.Limits
-    ) -> tuple["FactorPoint", StructuredPrecision | NotPositiveDefinite] | None:
-        """Newton at once where the start is on a rounded summit; None where it is not, or that takes many steps."""
-        place = self._place(u, theta)
-        try:
-            self.density.plan.factorise(self.elements(place.point), self.label)
-        except NotPositiveDefinite:
-            return None
-        place, found = self._climb(place, theta, replace(limits, num_steps=min(SOON, limits.num_steps)))
-        return (place, found) if place.converged else None
+        mode = self._climb(u, theta, limits)
+        if not bool(mode.converged):
+            near = self._nearer(mode.u[0], theta, limits.tolerance**0.5, 1000, limits)
+            mode = self._climb(near, theta, limits)
+        return mode
 
     def _nearer(self, u: Tensor, theta: Tensor, tolerance: float, num_steps: int, limits: newton.Limits) -> Tensor:
         """Where L-BFGS arrives, ``(D,)``."""
@@ -169,39 +164,53 @@ class StructuredProblem:
             lambda v: value.gradient(v, theta), rows, tolerance=tolerance, num_steps=num_steps, watch=limits.watch
         )[0]
 
-    def _place(self, u: Tensor, theta: Tensor, before: Tensor | None = None) -> "FactorPoint":
-        point = self.point(u, theta)
-        before = torch.full_like(point.log_joint, torch.inf) if before is None else before
-        return FactorPoint(u, point, before, torch.zeros_like(u), False, False)
+    def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> StructuredMode:
+        """Newton from one start ``(D,)``; the curvature of a point is made of what its gradient has computed."""
+        last: list[Point] = []
 
-    def _climb(
-        self, place: "FactorPoint", theta: Tensor, limits: newton.Limits
-    ) -> tuple["FactorPoint", StructuredPrecision | NotPositiveDefinite]:
-        found: StructuredPrecision | NotPositiveDefinite
-        for _ in range(limits.num_steps):
-            found, usable = self._factorised(place.point)
-            definite = not isinstance(found, NotPositiveDefinite)
-            place = place.measured(usable.solve(place.gradient.unsqueeze(0))[0], definite, limits)
-            if place.converged:
-                break
-            new = self._moved(place, theta, limits)
-            limits.watch(new.log_joint.reshape(1))
-            if new is place:
-                resting = float(place.decrement) <= limits.tolerance * (1.0 + abs(float(place.log_joint)))
-                return place.with_stop_reason(definite and resting), found
-            place = new
-        return place, found
+        def gradient(u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            last[:] = [self.point(u[0], theta)]
+            return last[0].log_joint.detach().reshape(1), last[0].gradient.detach().unsqueeze(0)
 
-    def _factorised(self, point: Point) -> tuple[StructuredPrecision | NotPositiveDefinite, StructuredPrecision]:
-        """The precision or the error message about it, and one that can be used for a step, shifted if need be."""
-        elements = self.elements(point)
-        try:
-            found = self.density.plan.factorise(elements, self.label)
-            return found, found
-        except NotPositiveDefinite as error:
-            return error, self._shifted(elements, error)
+        return self._search(gradient, lambda u, rows: [self.elements(last[0])], u.unsqueeze(0), limits, shifted=shifted)
+
+    def _search(
+        self,
+        gradient: newton.Gradient,
+        elements_at: Callable[[Tensor, Tensor], Sequence[Elements]],
+        u: Tensor,
+        limits: newton.Limits,
+        *,
+        shifted: bool,
+    ) -> StructuredMode:
+        """Newton from rows ``(R, D)``, a factor for each.
+
+        :param elements_at: minus the Hessians at points of some rows.
+        :param shifted: whether a curvature that is not positive definite is, for a step, shifted; else its row is
+            given up.
+        """
+        found: dict[int, StructuredPrecision | NotPositiveDefinite] = {}
+
+        def direction(u: Tensor, rows: Tensor, slope: Tensor) -> newton.Direction:
+            step, definite = torch.zeros_like(slope), torch.zeros_like(rows, dtype=torch.bool)
+            for i, (row, elements) in enumerate(zip(rows.tolist(), elements_at(u, rows), strict=True)):
+                try:
+                    found[row] = usable = self.density.plan.factorise(elements, self.label)
+                    definite[i] = True
+                except NotPositiveDefinite as error:
+                    found[row] = error
+                    if not shifted:
+                        continue
+                    usable = self._shifted(elements, error)
+                step[i] = usable.solve(slope[i : i + 1])[0]
+            nothing = torch.zeros_like(step)
+            return newton.Direction(u[:, :0], step, (slope * step).sum(-1), definite, nothing)
+
+        mode = newton.search(gradient, direction, u, limits)
+        return StructuredMode(**vars(mode), found=tuple(found[row] for row in range(len(u))))
 
     def _shifted(self, elements: Elements, error: NotPositiveDefinite) -> StructuredPrecision:
+        """A factor for one step, with as much on the diagonal as that takes, and ten times more."""
         size = max(float(e.diagonal(dim1=-2, dim2=-1).abs().max()) for e in elements if e.numel())
         for power in range(SHIFTS):
             shift = FIRST_SHIFT * 10.0**power * size
@@ -211,123 +220,3 @@ class StructuredProblem:
                 continue
             return self.density.plan.factorise((elements[0] + 10.0 * shift, *elements[1:]), self.label)
         raise error
-
-    def _moved(self, place: "FactorPoint", theta: Tensor, limits: newton.Limits) -> "FactorPoint":
-        """The first of ever shorter steps that does not lower the log joint beyond rounding; the same where none."""
-
-        def trial(scale: float) -> tuple[float, FactorPoint]:
-            new = self._place(place.u + scale * place.step, theta, place.decrement)
-            return float(new.log_joint), new
-
-        height = float(place.log_joint)
-        new = first_accepted(trial, height, float(place.decrement), limits.slack * (1.0 + abs(height)))
-        return place if new is None or torch.equal(new.u, place.u) else new
-
-
-@dataclass(frozen=True)
-class Height(Batched):
-    """Points and their log joint."""
-
-    u: Tensor  # (R, D)
-    objective: Tensor  # (R,) nats
-
-
-class Rows:
-    """Searches side by side, whose derivatives are taken together; each has a factor of its own.
-
-    :ivar going: the rows that are still on their way.
-    :ivar found: the modes of those that have arrived.
-    """
-
-    def __init__(self, problem: StructuredProblem, u: Tensor, theta: Tensor, limits: newton.Limits) -> None:
-        self.problem: StructuredProblem = problem
-        self.density: Structured = problem.density
-        self.limits: newton.Limits = limits
-        self.u: Tensor = u.detach().clone()
-        self.theta: Tensor = theta
-        self.going: Tensor = torch.arange(len(u), device=u.device)
-        self.decrement: Tensor = torch.full_like(u[:, 0], torch.inf)
-        self.found: list[StructuredMode | None] = [None] * len(u)
-
-    def step(self) -> None:
-        """One Newton step of all that go on; those that cannot are left out."""
-        u, theta = self.u[self.going], self.theta[self.going]
-        value, slope = self.density.gradient(u, theta)
-        elements, steps = self.density.elements_of_rows(u, theta), torch.full_like(u, torch.nan)
-        for i, row in enumerate(self.going.tolist()):
-            point = Point(self.density, u[i], theta[i], value[i], slope[i], list)
-            place = FactorPoint(u[i], point, self.decrement[row], u[i], False, False)
-            steps[i] = self._measured(row, place, elements[i])
-        self._move(u, theta, value, steps)
-
-    def _measured(self, row: int, place: "FactorPoint", elements: Elements) -> Tensor:
-        """The Newton step; nan where the row has arrived, or has no curvature to take one by."""
-        nothing = torch.full_like(place.u, torch.nan)
-        try:
-            precision = self.density.plan.factorise(elements, self.problem.label)
-        except NotPositiveDefinite:
-            return nothing
-        place = place.measured(precision.solve(place.gradient.unsqueeze(0))[0], True, self.limits)
-        self.decrement[row] = place.decrement
-        if place.converged:
-            self.found[row] = _together([place], (precision,))
-        return nothing if place.converged else place.step
-
-    def _move(self, u: Tensor, theta: Tensor, value: Tensor, steps: Tensor) -> None:
-        """Steps as long as they do not lower the log joint beyond rounding; rows without one are left out."""
-
-        def trial(rows: Tensor, scale: Tensor) -> Height:
-            moved = along_step(u[rows], scale, steps[rows])
-            return Height(moved, self.density.log_joint(moved, theta[rows]).detach())
-
-        rising = steps.isfinite().all(-1).nonzero().squeeze(-1)
-        line = Line(torch.zeros_like(value), self.limits.slack * (1.0 + value.abs()))
-        found, without = TOGETHER(Height(u, value), rising, line, trial)
-        rising = rising[~torch.isin(rising, without)]
-        self.going = self.going[rising]
-        self.u[self.going] = found.u[rising]
-
-
-@dataclass(frozen=True)
-class FactorPoint:
-    """One point of the search."""
-
-    u: Tensor  # (D,)
-    point: Point
-    decrement: Tensor  # () as measured here, or at the place before
-    step: Tensor  # (D,)
-    definite: bool
-    converged: bool
-
-    @property
-    def log_joint(self) -> Tensor:
-        """Log joint density here, nats, ``()``."""
-        return self.point.log_joint
-
-    @property
-    def gradient(self) -> Tensor:
-        """Its gradient in the coordinates, ``(D,)``."""
-        return self.point.gradient
-
-    def measured(self, step: Tensor, definite: bool, limits: newton.Limits) -> "FactorPoint":
-        """With the Newton step and what it promises; at a mode when that is nothing."""
-        decrement = self.gradient @ step
-        enough = limits.tolerance if decrement > 0.1 * self.decrement else limits.tolerance**1.4
-        converged = definite and bool(decrement <= enough)
-        return FactorPoint(self.u, self.point, decrement, step, definite, converged)
-
-    def with_stop_reason(self, converged: bool) -> "FactorPoint":
-        """The same, at a mode or not."""
-        return FactorPoint(self.u, self.point, self.decrement, self.step, self.definite, converged)
-
-
-def _together(rows: list[FactorPoint], found: tuple[StructuredPrecision | NotPositiveDefinite, ...]) -> StructuredMode:
-    def stacked(name: str) -> Tensor:
-        return torch.stack([torch.as_tensor(getattr(row, name)) for row in rows])
-
-    u = stacked("u")
-    converged = stacked("converged").to(u.device)
-    return StructuredMode(
-        u, stacked("log_joint"), stacked("gradient"), torch.empty(0), stacked("decrement"), converged,
-        stacked("definite").to(u.device), stacked("step"), torch.zeros_like(u), torch.zeros_like(converged), found,
-    )  # fmt: skip

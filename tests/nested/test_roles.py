@@ -16,7 +16,7 @@ from tests.models_for_tests.sampled_scales import CASES, SCHOOLS, Case, schools_
 
 @pytest.mark.parametrize("case", CASES, ids=[c.model.__name__ for c in CASES])
 def test_sites_that_spread_others_are_found(case: Case) -> None:
-    assert " ".join(sites_to_marginalise(LogJoint(case.model, case.data))) == case.marginalise
+    assert " ".join(sites_to_marginalise(LogJoint(case.model, case.data))) == case.marginalised
 
 
 def test_a_maximised_site_is_not_integrated() -> None:

@@ -122,14 +122,14 @@ def test_a_correction_that_gains_little_is_the_last(worth: float, gradients: int
     asked: list[Tensor] = []
 
     class Valley:
-        def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        def gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
             asked.append(u)
             return -0.5 * u.square().sum(-1), -u
 
     one = torch.ones(1, 1)
     floor = CurvedValley(torch.eye(1)[None], 2.0 * one, one, torch.zeros(1, 1))
     trial = Trial(2.0 * one, torch.tensor([-2.0]), -2.0 * one)
-    reached = trust_region._on_floor(Valley(), trial, torch.zeros(1, 0), floor, torch.tensor([worth]))  # type: ignore
+    reached = trust_region._on_floor(Valley().gradient, trial, floor, torch.tensor([worth]))
     assert len(asked) == gradients and float(reached.value) == -0.5 * 0.25 ** (gradients - 1)
 
 

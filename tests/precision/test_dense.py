@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
-from pyro_evidence.precision.dense import Dense, Diagonal, factorise
+from pyro_evidence.precision.dense import Dense, Diagonal, Pattern, Precision, Separate, factorise
+from pyro_evidence.precision.plan import elimination
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 
@@ -37,7 +38,7 @@ def test_adjoint_is_the_derivative_of_the_log_determinant() -> None:
 def test_coloured_noise_has_the_covariance() -> None:
     """Exactly: the rows that unit vectors become, squared, add up to the covariance."""
     A = matrices()
-    rows = factorise(A).unwhiten(torch.eye(4))
+    rows = factorise(A).row(0).unwhiten(torch.eye(4))
     assert_exact(rows.mT @ rows, torch.linalg.inv(A[0]))
 
 
@@ -67,20 +68,37 @@ def test_diagonal_is_dense_of_a_diagonal_matrix() -> None:
     assert_exact(thin.variance, thick.variance)
     assert_exact(thin.adjoint.diag_embed(), thick.adjoint)
     assert_exact(thin.solve(b), thick.solve(b))
-    assert_exact(thin.unwhiten(white), thick.unwhiten(white))
+    assert_exact(thin.row(0).unwhiten(white), thick.row(0).unwhiten(white))
 
 
-@pytest.mark.parametrize("dense", [True, False])
-def test_a_batch_of_rows_is_a_loop(dense: bool) -> None:
-    A, b = matrices(3), torch.randn(3, 4)
-    A = A if dense else A.diagonal(dim1=-2, dim2=-1)
-    whole = factorise(A)
+def batches() -> dict[str, Precision]:
+    """Three matrices of each kind, one batch."""
+    A = matrices(3)
+    pairs = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
+    plan = elimination(Pattern(4, (pairs,)))
+    elements = 0.1 * torch.randn(3, 4, 2, 2, generator=torch.Generator().manual_seed(1)).double() + torch.eye(2)
+    structured = tuple(plan.factorise((0.5 * (own + own.mT),), str) for own in elements)
+    kinds = Dense(torch.linalg.cholesky(A[:1])), Diagonal(A[:1].diagonal(dim1=-2, dim2=-1)), structured[0]
+    return {
+        "dense": factorise(A),
+        "diagonal": factorise(A.diagonal(dim1=-2, dim2=-1)),
+        "structured": Separate(structured),
+        "mixed": Separate(kinds),
+    }
+
+
+@pytest.mark.parametrize("kind", ["dense", "diagonal", "structured", "mixed"])
+def test_a_batch_is_a_loop(kind: str) -> None:  # law
+    batch, b, active = batches()[kind], torch.randn(3, 4), torch.tensor([True, True, False, True])
     for i in range(3):
-        one, row = factorise(A[i : i + 1]), whole.row(i)
-        for name in ("log_det", "variance", "adjoint"):
-            assert_exact(getattr(row, name), getattr(one, name))
-            assert_exact(getattr(whole, name)[i : i + 1], getattr(one, name))
-        assert_exact(whole.solve(b)[i : i + 1], one.solve(b[i : i + 1]))
+        one = batch.row(i)
+        assert one.log_det.shape == (1,)
+        assert_exact(batch.log_det[i : i + 1], one.log_det)
+        assert_exact(batch.variance[i : i + 1], one.variance)
+        for name in ("solve", "unwhiten", "whiten"):
+            assert_exact(getattr(batch, name)(b)[i : i + 1], getattr(one, name)(b[i : i + 1]))
+        assert_exact(batch.least_precise_direction(active)[i : i + 1], one.least_precise_direction(active))
+        assert_exact(batch.adjoint[i], one.adjoint if kind in ("structured", "mixed") else one.adjoint[0])
 
 
 def test_coordinates_may_come_in_any_order() -> None:

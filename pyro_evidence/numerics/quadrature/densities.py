@@ -215,18 +215,6 @@ class Grid:
     points: Tensor  # (G,)
     log_density: Tensor  # (R, G) up to a constant
 
-    def unwhiten(self, white: Tensor) -> Tensor:
-        """Draws ``(S, 1)`` from white noise ``(S, 1)``."""
-        return self.icdf(torch.special.ndtr(white[:, 0])).unsqueeze(-1)
-
-    def permuted(self, order: tuple[int, ...]) -> "Grid":
-        """This one: there is one axis."""
-        return self
-
-    def last_given_others(self, others: Tensor) -> "Grid":
-        """This one: there are no other axes."""
-        return self
-
     @property
     def height(self) -> Tensor:
         """The normalised density at the points, ``(R, G)``."""
@@ -253,8 +241,8 @@ class Grid:
         return (self.points[cell] + within.clamp(max=float(step))).squeeze(-1)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """Log density at ``z`` ``(S,)`` or ``(S, 1)``, nats."""
-        return self.prob(z.reshape(-1, 1)).squeeze(-1).log()
+        """Log density at ``z`` ``(S,)``, nats."""
+        return self.prob(z.unsqueeze(-1)).squeeze(-1).log()
 
     def prob(self, z: Tensor) -> Tensor:
         """Density at ``z`` ``(S, M)``; zero outside the grid."""
