@@ -80,10 +80,10 @@ class Rows(Generic[Piece]):
     def mapped(self, of: Callable[[Piece], Other]) -> "Rows[Other]":
         """The rows with every piece changed: at once where they stay in memory, else in every pass."""
         pieces = self.pieces
-        changed: Iterable[Other] = (
-            tuple(map(of, pieces)) if isinstance(pieces, tuple) else Repeated(lambda: map(of, pieces))
-        )
-        return Rows(changed, of(self.example), self.counts, self.communicator)
+        if isinstance(pieces, tuple) and pieces:
+            changed = tuple(map(of, pieces))
+            return Rows(changed, changed[0], self.counts, self.communicator)
+        return Rows(Repeated(lambda: map(of, pieces)), of(self.example), self.counts, self.communicator)
 
     def total(self, of: Callable[[Piece], Sums]) -> Sums:
         """One pass: the sum of ``of`` over the pieces of this process and of all others."""
