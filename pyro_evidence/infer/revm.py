@@ -15,7 +15,7 @@ from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianPrior
-from pyro_evidence.relevance.chunks import streamed_weights
+from pyro_evidence.relevance.chunks import of_all_rows, weights_in_chunks
 from pyro_evidence.relevance.eigen_state import (
     Centre,
     REVMSettings,
@@ -27,7 +27,8 @@ from pyro_evidence.relevance.eigen_state import (
 )
 from pyro_evidence.relevance.posteriors import REVMPosterior
 from pyro_evidence.relevance.quadratic import Approximation, laplace_at_base
-from pyro_evidence.relevance.weights import LinearTarget, Penalised, Weights, refuse_offsets, weights_of
+from pyro_evidence.relevance.targets import LinearTarget, Penalised
+from pyro_evidence.relevance.weights import Weights, refuse_offsets, weights_of
 from pyro_evidence.settings import check_function, check_methods, check_model, check_result, check_ridge
 
 Ridge = Callable[[Weights, REVMSettings], float]
@@ -152,8 +153,8 @@ class REVM:
         :raises UnsupportedModel: for predictors that are not linear, other latent sites, and approximations other
             than ``laplace_at_base`` and ``empirical_fisher``.
         """
-        found = streamed_weights(self.model, self.site, chunks, COMMUNICATOR.get())
-        weights, first = found.weights, found.first
+        rows = weights_in_chunks(self.model, self.site, chunks, COMMUNICATOR.get())
+        weights, first = of_all_rows(rows), rows.example
         try:
             start = base_point(first.target, self._ridge(first), starting_point(first), first.num_weights)
         except ArithmeticError:  # the first chunk alone may have no mode

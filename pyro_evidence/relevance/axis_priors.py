@@ -20,7 +20,8 @@ from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance import mode as relevance_mode
-from pyro_evidence.relevance.weights import LinearTarget, Penalised, Target, Weights
+from pyro_evidence.relevance.targets import LinearTarget, Penalised, Target
+from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.settings import check_count
 
 
@@ -173,7 +174,7 @@ def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
     :raises NotAMode: when Newton does not arrive.
     """
     padded = torch.cat([alpha, start.new_zeros(len(start) - len(alpha))])
-    if isinstance(target, LinearTarget) and target.rest is None:
+    if isinstance(target, LinearTarget) and target.is_resident and target.rest is None:
         found = relevance_mode.mode(target, padded, start)
         if found.converged:
             return found.x

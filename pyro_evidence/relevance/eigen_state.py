@@ -15,7 +15,7 @@ from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance.axis_evidence import Axes
 from pyro_evidence.relevance.axis_priors import AxisPrior, SparseState, climbed
 from pyro_evidence.relevance.quadratic import Approximation, Quadratic, bare
-from pyro_evidence.relevance.weights import AutogradTarget, LinearTarget, Penalised, Target
+from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Penalised, Target
 from pyro_evidence.settings import check_result, stacklevel
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
@@ -212,15 +212,16 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
 
     :param start: where the search for the ridge mode starts, shape ``(D,)``.
     """
-    if isinstance(target, LinearTarget) and _is_wide(target, ridge, num_weights):
+    if isinstance(target, LinearTarget) and ridge > 0.0 and _is_wide(target, num_weights):
         return _in_row_space(target, start, ridge, settings)
     base = base_point(target, ridge, start, num_weights)
     quadratic = check_result("approximation", settings.approximation(target, ridge, base), Quadratic)
     return on_axes(target, settings, ridge, (quadratic, axes_of(quadratic, num_weights, settings)))
 
 
-def _is_wide(target: LinearTarget, ridge: float, num_weights: int) -> bool:
-    return target.rest is None and ridge > 0.0 and 2 * sum(p.c.numel() for p in target.parts) <= num_weights
+def _is_wide(target: LinearTarget, num_weights: int) -> bool:
+    num_data = sum(p.c.numel() for p in target.parts)
+    return target.is_resident and target.rest is None and 2 * num_data <= num_weights
 
 
 def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, settings: REVMSettings) -> REVMState:
