@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.iterate import Stop, check_stop
 from pyro_evidence.fitting.process_state import synchronized
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
@@ -91,6 +93,8 @@ class REVM:
     :param ridge: prior precision under which the mode is found that stands for the maximum-likelihood point,
         which does not exist when the classes can be separated; or ``isotropic_evidence``.
     :param approximation: ``laplace_at_base``, ``empirical_fisher``, ``JaakkolaJordan()`` or ``LeastKL()``.
+    :param stop: whether to raise where the search for a mode fails, or only to warn and to return what was reached;
+        and whether to show a progress bar.  There is no loop of hyperparameters that could end early.
 
     >>> import torch
     >>> from pyro_evidence import REVM
@@ -112,16 +116,18 @@ class REVM:
         centre: Centre = base_centre,
         ridge: float | Ridge = 1e-2,
         approximation: Approximation = laplace_at_base,
+        stop: Stop = Stop(),
     ) -> None:
         check_model(model)
         check_methods("prior", prior, ("alpha", "log_gain", "mode", "distribution"), "L1Prior()")
         check_function("centre", centre, "score_centre")
         check_function("approximation", approximation, "laplace_at_base")
         check_ridge(ridge)
+        check_stop(stop)
         self.model = model
         self.site = site
         self.ridge = ridge
-        self.settings: REVMSettings = REVMSettings(prior, centre, approximation)
+        self.settings: REVMSettings = REVMSettings(prior, centre, approximation, stop)
         self._posterior: REVMPosterior | None = None
 
     @synchronized
@@ -167,7 +173,10 @@ class REVM:
         return float(check_result("ridge", self.ridge(weights, self.settings), float, "a prior precision, a float"))
 
     def _fitted(self, weights: Weights, start: torch.Tensor) -> REVMPosterior:
-        state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.settings)
+        stop = self.settings.stop
+        shown = replace(stop, progress=stop.progress and COMMUNICATOR.get().is_first)
+        settings = replace(self.settings, stop=shown)
+        state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), settings)
         if not callable(self.ridge):  # one that the evidence has chosen may say that there is nothing
             refuse_if_outweighed(state)
         warn_if_meaningless(state)

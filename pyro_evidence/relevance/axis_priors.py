@@ -25,6 +25,14 @@ from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.settings import check_count
 
 
+class SearchStopped(NotAMode):
+    """No mode was found; ``reached`` is where the search for it stopped."""
+
+    def __init__(self, message: str, reached: Tensor | None = None) -> None:
+        super().__init__(message)
+        self.reached = reached
+
+
 class AxisPrior(Protocol):
     """One independent symmetric prior per axis."""
 
@@ -148,10 +156,11 @@ class L1Prior:
         orthant, tolerance = start.sign() if self.orthant else None, _residual(target, density, start)
         found = relevance_mode.maximise(density, rate, start, orthant, tolerance=tolerance, slack=45.0 * target.eps)
         if not found.converged:
-            raise NotAMode(
+            raise SearchStopped(
                 f"the L1 search stopped with optimality residual {found.residual:.2e}; expected below "
                 f"{tolerance:.2g}. A likelihood that is not log-concave has many maxima: pass "
-                "prior=GaussianPrior(), or take a likelihood with lighter tails."
+                "prior=GaussianPrior(), or take a likelihood with lighter tails.",
+                found.u,
             )
         return found.u
 
@@ -191,10 +200,11 @@ def _climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
         newton.Limits(100.0 * target.eps, 200, slack=45.0 * target.eps),
     )
     if not bool(found.converged[0]):
-        raise NotAMode(
+        raise SearchStopped(
             f"Newton stopped where its next step still promises {0.5 * float(found.decrement[0]):.2e} nats; "
             "expected a maximum of a smooth density. Newton finds none at a corner, as of Laplace noise or relu: take "
-            "a smooth relative (StudentT, SoftLaplace, tanh)."
+            "a smooth relative (StudentT, SoftLaplace, tanh).",
+            found.u[0].detach(),
         )
     return found.u[0].detach()
 
