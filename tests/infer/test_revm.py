@@ -386,8 +386,7 @@ def test_quantiles_agree_with_draws() -> None:
 
 def test_a_mode_that_is_not_found_is_an_error_or_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the search has reached is returned where ``stop`` asks for no error; here it was the mode all the same."""
-    Phi, w = problem()
-    t = labels(Phi, w)
+    Phi, t = problem()
     found, search = REVM(models.logistic, prior=L1Prior()).run(Phi, t), relevance_mode.maximise
     monkeypatch.setattr(relevance_mode, "maximise", lambda *x, **how: search(*x, **how)._replace(converged=False))
     with pytest.raises(NotAMode, match="the L1 search stopped"):
