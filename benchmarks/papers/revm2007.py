@@ -25,6 +25,7 @@ from results import Results
 from torch import Tensor
 from tqdm import tqdm
 
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.datasets import csv
 from pyro_evidence.fitting.iterate import Stop, iterate
 from pyro_evidence.program.log_joint import LogJoint
@@ -145,7 +146,9 @@ def rvm(weights: Weights) -> dict[str, Found]:
 def vrvm(weights: Weights) -> dict[str, Found]:
     stop = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=200, throw=False, progress=False)
     start = time.process_time()
-    w = iterate(variational.step, variational.start(weights.target), stop, "VRVM").state.mean
+    w = iterate(
+        variational.step, variational.start(Rows.resident(weights, len(weights.target.parts[0].c))), stop, "VRVM"
+    ).state.mean
     return {"VRVM|": (w, int((w.abs() > 1e-3 * w.abs().max()).sum()), time.process_time() - start)}
 
 

@@ -63,8 +63,7 @@ KINDS = {  # every class of which a checkpoint may hold objects, by its name in 
     "PRBFProgress": "prbf.rounds:Progress",
     "FastState": "relevance.fast_marginal:FastState",
     "NoisyState": "relevance.noise:NoisyState",
-    "LogisticBound": "relevance.variational:Logistic",
-    "QuadraticBound": "relevance.variational:Quadratic",
+    "BoundSums": "relevance.variational:BoundSums",
     "VariationalState": "relevance.variational:VariationalState",
 }
 

@@ -273,7 +273,7 @@ class LaplaceEvidence:
         make = partial(LogJoint, model, maximise=self.maximise)
         first = first if model is self.model else make(first.args)
         self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
-        return problem_of(self._groups.shared, self._groups.structure, exact_hessian)
+        return problem_of(self._groups.prior, self._groups.structure, exact_hessian)
 
     def _check_for_chunks(self, joint: LogJoint) -> None:
         """Refuse sites to be integrated around Laplace, where rows come in chunks.

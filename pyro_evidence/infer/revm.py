@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.engine import engine
+from pyro_evidence.fitting.iterate import Stop, check_stop
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianPrior
-from pyro_evidence.relevance.chunks import streamed_weights
+from pyro_evidence.relevance.chunks import of_all_rows, weights_in_chunks
 from pyro_evidence.relevance.eigen_state import (
     Centre,
     REVMSettings,
@@ -27,7 +29,8 @@ from pyro_evidence.relevance.eigen_state import (
 )
 from pyro_evidence.relevance.posteriors import REVMPosterior
 from pyro_evidence.relevance.quadratic import Approximation, laplace_at_base
-from pyro_evidence.relevance.weights import LinearTarget, Penalised, Weights, refuse_offsets, weights_of
+from pyro_evidence.relevance.targets import LinearTarget, Penalised
+from pyro_evidence.relevance.weights import Weights, refuse_offsets, weights_of
 from pyro_evidence.settings import check_function, check_methods, check_model, check_result, check_ridge
 
 Ridge = Callable[[Weights, REVMSettings], float]
@@ -91,6 +94,8 @@ class REVM:
     :param ridge: prior precision under which the mode is found that stands for the maximum-likelihood point,
         which does not exist when the classes can be separated; or ``isotropic_evidence``.
     :param approximation: ``laplace_at_base``, ``empirical_fisher``, ``JaakkolaJordan()`` or ``LeastKL()``.
+    :param stop: whether to raise where the search for a mode fails, or only to warn and to return what was reached;
+        and whether to show a progress bar.  There is no loop of hyperparameters that could end early.
 
     >>> import torch
     >>> from pyro_evidence import REVM
@@ -112,16 +117,18 @@ class REVM:
         centre: Centre = base_centre,
         ridge: float | Ridge = 1e-2,
         approximation: Approximation = laplace_at_base,
+        stop: Stop = Stop(),
     ) -> None:
         check_model(model)
         check_methods("prior", prior, ("alpha", "log_gain", "mode", "distribution"), "L1Prior()")
         check_function("centre", centre, "score_centre")
         check_function("approximation", approximation, "laplace_at_base")
         check_ridge(ridge)
+        check_stop(stop)
         self.model = model
         self.site = site
         self.ridge = ridge
-        self.settings: REVMSettings = REVMSettings(prior, centre, approximation)
+        self.settings: REVMSettings = REVMSettings(prior, centre, approximation, stop)
         self._posterior: REVMPosterior | None = None
 
     def run(self, *args: Any, **kwargs: Any) -> REVMPosterior:
@@ -151,8 +158,8 @@ class REVM:
         :raises UnsupportedModel: for predictors that are not linear, other latent sites, and approximations other
             than ``laplace_at_base`` and ``empirical_fisher``.
         """
-        found = streamed_weights(self.model, self.site, chunks, COMMUNICATOR.get())
-        weights, first = found.weights, found.first
+        rows = weights_in_chunks(self.model, self.site, chunks, COMMUNICATOR.get())
+        weights, first = of_all_rows(rows), rows.example
         try:
             start = base_point(first.target, self._ridge(first), starting_point(first), first.num_weights)
         except ArithmeticError:  # the first chunk alone may have no mode
@@ -165,7 +172,10 @@ class REVM:
         return float(check_result("ridge", self.ridge(weights, self.settings), float, "a prior precision, a float"))
 
     def _fitted(self, weights: Weights, start: torch.Tensor) -> REVMPosterior:
-        state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.settings)
+        stop = self.settings.stop
+        shown = replace(stop, progress=stop.progress and COMMUNICATOR.get().is_first)
+        settings = replace(self.settings, stop=shown)
+        state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), settings)
         if not callable(self.ridge):  # one that the evidence has chosen may say that there is nothing
             refuse_if_outweighed(state)
         warn_if_meaningless(state)

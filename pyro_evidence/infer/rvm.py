@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.engine import engine
@@ -19,10 +19,11 @@ from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance import fast_marginal
 from pyro_evidence.relevance import noise as relevance_noise
-from pyro_evidence.relevance.chunks import StreamedTarget, streamed_weights, summarised
-from pyro_evidence.relevance.noise import noise_of, noise_of_chunks
+from pyro_evidence.relevance.chunks import of_all_rows, summarised, weights_in_chunks
+from pyro_evidence.relevance.noise import noise_of_rows
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
-from pyro_evidence.relevance.weights import LinearTarget, Weights, refuse_flat, refuse_offsets, weights_of
+from pyro_evidence.relevance.targets import LinearTarget
+from pyro_evidence.relevance.weights import Weights, refuse_flat, refuse_offsets, weights_of
 from pyro_evidence.settings import check_model
 from pyro_evidence.structure.recognise import recognition_error
 
@@ -96,7 +97,7 @@ class RVM:
         """
         if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(*args, *kwargs.values())])
-        return self._climbed(self._start(args, kwargs))
+        return self._climbed(linear_weights(self.model, self.site, args, kwargs))
 
     def run_chunks(self, chunks: Chunks) -> RVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -107,17 +108,10 @@ class RVM:
         :param chunks: tuples of the model's positional arguments, as for :meth:`REVM.run_chunks`.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
-        found = streamed_weights(self.model, self.site, chunks, COMMUNICATOR.get())
-        check_likelihood(found.first)
-        self._of = found.weights
-        if self.noise is not None:
-            return self._climbed(relevance_noise.start(noise_of_chunks(found, self.noise)))
-        like = self._of.order.new_zeros(self._of.num_weights, dtype=torch.float64)
-        assert isinstance(self._of.target, StreamedTarget)
-        target = summarised(self._of.target, like)
-        return self._climbed(fast_marginal.empty_like(target, like))
+        return self._climbed(linear_weights_in_chunks(self.model, self.site, chunks))
 
-    def _climbed(self, start: Any) -> RVMPosterior:
+    def _climbed(self, rows: Rows[Weights]) -> RVMPosterior:
+        start = self._start(rows)
         stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         _ = start.gradient_norm  # what is kept of the design is made here, where autograd may use it later
         with torch.inference_mode(start.is_closed):
@@ -126,25 +120,26 @@ class RVM:
         require_convergence("RVM", self._fit.status, posterior, self.stop)
         return posterior
 
+    def _start(self, rows: Rows[Weights]) -> Any:
+        """The model without weights."""
+        self._of = of_all_rows(rows)
+        if self.noise is not None:
+            return relevance_noise.start(noise_of_rows(rows, self.noise))
+        target = self._of.target
+        assert isinstance(target, LinearTarget)
+        return fast_marginal.empty(target if target.is_resident else summarised(target))
+
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One weight's change, as ``SVI.step``; other data start anew.
 
         :return: minus the log evidence, nats.
         """
         if self._fit is None or not same_arguments(self._data, (args, kwargs)):
-            self._data, state = (args, kwargs), self._start(args, kwargs)
+            self._data, state = (args, kwargs), self._start(linear_weights(self.model, self.site, args, kwargs))
             self._fit = Fit(state, Status.STEP_LIMIT, (state.objective,))
         state = self._step(self._fit.state)
         self._fit = Fit(state, state.stop_reason or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
         return -state.objective
-
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model without weights."""
-        self._of = linear_weights(self.model, self.site, args, kwargs)
-        if self.noise is not None:
-            return relevance_noise.start(noise_of(self._of, self.noise))
-        assert isinstance(self._of.target, LinearTarget)
-        return fast_marginal.empty(self._of.target)
 
     @property
     def _step(self) -> Callable[[Any], Any]:
@@ -166,7 +161,7 @@ class RVM:
 
 def linear_weights(
     model: Model, site: str | Sequence[str] | None, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Weights:
+) -> Rows[Weights]:
     """The weights of a model in which they are all that is latent, behind a linear predictor.
 
     :raises UnsupportedModel: for any other model.
@@ -185,23 +180,26 @@ def linear_weights(
             f"{'there are ' + ', '.join(other) if other else 'a predictor is not linear'}. REVM takes such "
             "models."
         )
-    check_likelihood(weights)
-    return weights
+    require_search(weights)
+    return Rows.resident(weights, len(weights.target.parts[0].c))
 
 
-def check_likelihood(weights: Weights) -> None:
+def linear_weights_in_chunks(model: Model, site: str | Sequence[str] | None, chunks: Chunks) -> Rows[Weights]:
+    """The same of data in chunks."""
+    rows = weights_in_chunks(model, site, chunks, COMMUNICATOR.get())
+    require_search(rows.example)
+    return rows
+
+
+def require_search(weights: Weights) -> None:
     """Refuse targets whose digits are an offset, and a corner at weights of zero, where the search starts.
 
     :raises BadInput, NotSmooth: naming the site.
     """
     joint = weights.joint
     refuse_offsets(weights)
-    certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, _unit(weights))
-    refuse_flat(weights)
-
-
-def _unit(weights: Weights) -> Tensor:
-    """The change of each weight that moves some predictor by one, in the model's order, shape ``(D,)``."""
     assert isinstance(weights.target, LinearTarget)
     size = torch.stack([part.J.abs().amax((0, 1)) for part in weights.target.parts]).amax(0)
-    return weights.flat(torch.where(size > 0.0, size, 1.0).reciprocal())
+    unit = weights.flat(torch.where(size > 0.0, size, 1.0).reciprocal())  # that moves some predictor by one
+    certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, unit)
+    refuse_flat(weights)

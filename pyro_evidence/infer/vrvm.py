@@ -1,21 +1,26 @@
 """The variational relevance vector machine for Pyro models with a linear predictor."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pyro_evidence.data.chunks import Chunks
+from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.engine import engine
 from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.infer.rvm import linear_weights
+from pyro_evidence.infer.rvm import linear_weights, linear_weights_in_chunks
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.relevance import variational
 from pyro_evidence.relevance.axis_priors import GaussianFit
-from pyro_evidence.relevance.noise import Noise, noise_of
+from pyro_evidence.relevance.chunks import of_all_rows
+from pyro_evidence.relevance.noise import Noise, noise_of_rows
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
-from pyro_evidence.relevance.variational import Quadratic, VariationalState
-from pyro_evidence.relevance.weights import LinearTarget, Weights
+from pyro_evidence.relevance.variational import VariationalState
+from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.settings import check_model
 
 SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none
@@ -78,11 +83,26 @@ class VRVM:
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises UnsupportedModel: for another likelihood, or latent sites besides the weights.
         """
-        self._of = linear_weights(self.model, self.site, args, kwargs)
-        assert isinstance(self._of.target, LinearTarget)
-        self._noise = None if self.noise is None else noise_of(self._of, self.noise)
-        free = self._noise.num_data if self._noise else 0.0
-        self._fit = iterate(variational.step, variational.start(self._of.target, free), self.stop, "VRVM")
+        if COMMUNICATOR.get() is not SINGLE_PROCESS:
+            return self.run_chunks([(*args, *kwargs.values())])
+        return self._climbed(linear_weights(self.model, self.site, args, kwargs))
+
+    def run_chunks(self, chunks: Chunks) -> RVMPosterior:
+        """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
+
+        One pass for each step.  The posterior has no training data to fall back on, so its methods ask for theirs.
+
+        :param chunks: tuples of the model's positional arguments, as for :meth:`REVM.run_chunks`.
+        :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
+        """
+        return self._climbed(linear_weights_in_chunks(self.model, self.site, chunks))
+
+    def _climbed(self, rows: Rows[Weights]) -> RVMPosterior:
+        self._of = of_all_rows(rows)
+        self._noise = None if self.noise is None else noise_of_rows(rows, self.noise)
+        start = variational.start(rows, self._noise.num_data if self._noise else 0.0)
+        stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
+        self._fit = iterate(variational.step, start, stop, "VRVM")
         posterior = self.posterior
         require_convergence("VRVM", self._fit.status, posterior, self.stop)
         return posterior
@@ -96,7 +116,6 @@ class VRVM:
         if self._fit is None or self._of is None:
             raise BadInput("nothing is fitted yet; call run(...) with the model's data first.")
         state = self._fit.state
+        of = self._of if self._noise is None else self._noise.weights_at(state.log_scale)
         fit = GaussianFit(state.tril, state.mean.new_tensor(state.objective))
-        local = state.local
-        of = self._noise.rescaled(local.log_scale) if self._noise and isinstance(local, Quadratic) else self._of
         return RVMPosterior(of, RVMState(state.alpha, state.mean, fit), self._fit.status.value, self._fit.objectives)

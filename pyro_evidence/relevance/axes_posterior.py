@@ -38,7 +38,6 @@ from pyro_evidence.relevance.axis_priors import (
     WithWeights,
     gaussian_fit,
 )
-from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedTarget
 from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count
 
@@ -202,13 +201,9 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         """``F``, ``(D, K + V)``, with ``F F'`` the posterior covariance of the weights and the others."""
         return self.state.embedding @ self._unwhiten(torch.eye(len(self.state.x)).to(self.state.x)).mT
 
-    @property
-    def _streamed(self) -> bool:
-        return isinstance(self.of.target, StreamedTarget | QuadraticTarget)
-
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at the training data as a whole, where they came in chunks."""
-        if self._streamed:
+        if not self.of.target.is_resident:
             raise BadInput(
                 f"{what} needs the training data, which came in chunks and were not kept; pass the model's arguments "
                 "for some rows to predictor, probability or log_prob, or run NUTS on posterior.model with data."
@@ -307,7 +302,7 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
             "log_evidence": float(self.log_evidence),
             "num_active": self.num_active,
         }
-        if not len(self.state.x) or self._streamed:
+        if not len(self.state.x) or not self.of.target.is_resident:
             return found
         laplace = self._laplace.diagnostics()
         return found | {k: laplace[k] for k in CHECKS}

@@ -20,8 +20,17 @@ from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance import mode as relevance_mode
-from pyro_evidence.relevance.weights import LinearTarget, Penalised, Target, Weights
+from pyro_evidence.relevance.targets import LinearTarget, Penalised, Target
+from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.settings import check_count
+
+
+class SearchStopped(NotAMode):
+    """No mode was found; ``reached`` is where the search for it stopped."""
+
+    def __init__(self, message: str, reached: Tensor | None = None) -> None:
+        super().__init__(message)
+        self.reached = reached
 
 
 class AxisPrior(Protocol):
@@ -147,10 +156,11 @@ class L1Prior:
         orthant, tolerance = start.sign() if self.orthant else None, _residual(target, density, start)
         found = relevance_mode.maximise(density, rate, start, orthant, tolerance=tolerance, slack=45.0 * target.eps)
         if not found.converged:
-            raise NotAMode(
+            raise SearchStopped(
                 f"the L1 search stopped with optimality residual {found.residual:.2e}; expected below "
                 f"{tolerance:.2g}. A likelihood that is not log-concave has many maxima: pass "
-                "prior=GaussianPrior(), or take a likelihood with lighter tails."
+                "prior=GaussianPrior(), or take a likelihood with lighter tails.",
+                found.u,
             )
         return found.u
 
@@ -173,7 +183,7 @@ def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
     :raises NotAMode: when Newton does not arrive.
     """
     padded = torch.cat([alpha, start.new_zeros(len(start) - len(alpha))])
-    if isinstance(target, LinearTarget) and target.rest is None:
+    if isinstance(target, LinearTarget) and target.is_resident and target.rest is None:
         found = relevance_mode.mode(target, padded, start)
         if found.converged:
             return found.x
@@ -190,10 +200,11 @@ def _climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
         newton.Limits(100.0 * target.eps, 200, slack=45.0 * target.eps),
     )
     if not bool(found.converged[0]):
-        raise NotAMode(
+        raise SearchStopped(
             f"Newton stopped where its next step still promises {0.5 * float(found.decrement[0]):.2e} nats; "
             "expected a maximum of a smooth density. Newton finds none at a corner, as of Laplace noise or relu: take "
-            "a smooth relative (StudentT, SoftLaplace, tanh)."
+            "a smooth relative (StudentT, SoftLaplace, tanh).",
+            found.u[0].detach(),
         )
     return found.u[0].detach()
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, ImproperPosterior, NotAMode
+from pyro_evidence.fitting.iterate import Status, Stop, bar_of
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance.axis_evidence import Axes
-from pyro_evidence.relevance.axis_priors import AxisPrior, SparseState, climbed
+from pyro_evidence.relevance.axis_priors import AxisPrior, SearchStopped, SparseState, climbed
 from pyro_evidence.relevance.quadratic import Approximation, Quadratic, bare
-from pyro_evidence.relevance.weights import AutogradTarget, LinearTarget, Penalised, Target
+from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Penalised, Target
 from pyro_evidence.settings import check_result, stacklevel
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
@@ -36,11 +37,12 @@ def score_centre(slope: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class REVMSettings:
-    """Settings of one run."""
+    """Settings of one run; of ``stop`` whether to raise and to show a progress bar."""
 
     prior: AxisPrior
     centre: Centre
     approximation: Approximation
+    stop: Stop = Stop()
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class REVMState(SparseState):
     x: Tensor  # (K_active + V,) the mode: active axes, then the other coordinates
     base_log_likelihood: Tensor  # () at the ridge mode
     null_log_likelihood: Tensor  # () at w = 0
+    reason: Status = Status.CONVERGED  # why the search for the mode stopped
 
     @property
     def prior(self) -> AxisPrior:
@@ -81,6 +84,7 @@ class REVMState(SparseState):
             "active": self.active,
             "x": self.x,
             "log_likelihoods": [self.base_log_likelihood, self.null_log_likelihood],
+            "reason": self.reason.name,
         }
 
     @property
@@ -212,15 +216,37 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
 
     :param start: where the search for the ridge mode starts, shape ``(D,)``.
     """
-    if isinstance(target, LinearTarget) and _is_wide(target, ridge, num_weights):
+    if isinstance(target, LinearTarget) and ridge > 0.0 and _is_wide(target, num_weights):
         return _in_row_space(target, start, ridge, settings)
-    base = base_point(target, ridge, start, num_weights)
-    quadratic = check_result("approximation", settings.approximation(target, ridge, base), Quadratic)
-    return on_axes(target, settings, ridge, (quadratic, axes_of(quadratic, num_weights, settings)))
+    reason = Status.CONVERGED
+    with bar_of("REVM", settings.stop.progress, total=3) as bar:
+        try:
+            base = base_point(target, ridge, start, num_weights)
+        except SearchStopped as error:
+            base, reason = reached(error, settings.stop), Status.FAILED
+        bar.update()
+        quadratic = check_result("approximation", settings.approximation(target, ridge, base), Quadratic)
+        axes = axes_of(quadratic, num_weights, settings)
+        bar.update()
+        state = on_axes(target, settings, ridge, (quadratic, axes))
+        bar.update()
+    return state if reason is Status.CONVERGED else replace(state, reason=reason)
 
 
-def _is_wide(target: LinearTarget, ridge: float, num_weights: int) -> bool:
-    return target.rest is None and ridge > 0.0 and 2 * sum(p.c.numel() for p in target.parts) <= num_weights
+def reached(error: SearchStopped, stop: Stop) -> Tensor:
+    """Where a search for a mode stopped, with a warning instead of the error if ``stop.throw`` is off.
+
+    :raises SearchStopped: otherwise.
+    """
+    if stop.throw or error.reached is None:
+        raise error
+    warnings.warn(str(error), stacklevel=stacklevel())
+    return error.reached
+
+
+def _is_wide(target: LinearTarget, num_weights: int) -> bool:
+    num_data = sum(p.c.numel() for p in target.parts)
+    return target.is_resident and target.rest is None and 2 * num_data <= num_weights
 
 
 def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, settings: REVMSettings) -> REVMState:
@@ -237,16 +263,18 @@ def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Q
     num_weights = len(axes.directions)
     alpha = settings.prior.alpha(axes.h, axes.u)
     kept = torch.isfinite(alpha)
-    u = mode_on_axes(
-        target, settings, (axes.directions[:, kept], alpha[kept]), (axes.u[kept], quadratic.y[num_weights:])
-    )
+    reason, start, others = Status.CONVERGED, axes.u[kept], quadratic.y[num_weights:]
+    try:
+        u = mode_on_axes(target, settings, (axes.directions[:, kept], alpha[kept]), (start, others))
+    except SearchStopped as error:
+        u, reason = reached(error, settings.stop), Status.FAILED
     nonzero = u[: int(kept.sum())] != 0
     active = kept.clone()
     active[kept] = nonzero
     x = torch.cat([u[: len(nonzero)][nonzero], u[len(nonzero) :]])
     null = torch.cat([torch.zeros_like(quadratic.y[:num_weights]), quadratic.y[num_weights:]])
     values = target.value(torch.stack([quadratic.y, null]))
-    return REVMState(settings, ridge, quadratic, axes, alpha, active, x, values[0], values[1])
+    return REVMState(settings, ridge, quadratic, axes, alpha, active, x, values[0], values[1], reason)
 
 
 def mode_on_axes(

@@ -19,10 +19,7 @@ from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance.axis_priors import climbed
-from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedTarget, Sums
-from pyro_evidence.relevance.weights import LinearTarget
-
-AnyTarget = LinearTarget | StreamedTarget | QuadraticTarget
+from pyro_evidence.relevance.targets import LinearTarget, Parts, QuadraticTarget, Sums
 
 SETTLED = 1e-6  # nats that the best single change must promise, or the fit has converged
 
@@ -39,7 +36,7 @@ class Factors(NamedTuple):
 class FastState:
     """One iterate; its parts are computed from ``alpha`` and a warm start alone."""
 
-    target: AnyTarget
+    target: LinearTarget | QuadraticTarget
     alpha: Tensor  # (M,)
     start: Tensor  # (M,) where the mode is searched from
     settled: bool = False  # no change that is promised raises the log evidence
@@ -47,7 +44,12 @@ class FastState:
     @property
     def is_closed(self) -> bool:
         """Whether steps are formulas, which ask nothing of autograd."""
-        return isinstance(self.target, LinearTarget) and all(part.is_closed for part in self.target.parts)
+        return bool(self._parts) and all(part.is_closed for part in self._parts)
+
+    @property
+    def _parts(self) -> Parts:
+        """The observed sites of rows in memory, none where rows were not kept."""
+        return self.target.parts if isinstance(self.target, LinearTarget) and self.target.is_resident else ()
 
     @cached_property
     def active(self) -> Tensor:
@@ -60,9 +62,9 @@ class FastState:
         return self.active.nonzero().flatten()
 
     @cached_property
-    def sub(self) -> AnyTarget:
-        """The target of the active weights."""
-        return columns(self.target, self.index, self.start)
+    def _active_parts(self) -> Parts:
+        """The observed sites as functions of the active weights, the others 0."""
+        return tuple(part.some(self.index) for part in self._parts)
 
     @cached_property
     def mode(self) -> "Mode":
@@ -77,19 +79,19 @@ class FastState:
             if float(slope @ move) <= 1e-15:
                 return found
             x = x + move
-        return self._at(alpha, climbed(self.sub, alpha, torch.zeros_like(x)))
+        T = torch.eye(len(self.start)).to(x)[:, self.index]
+        active = LinearTarget.resident(self._active_parts, eps=self.target.eps) if self._parts else self.target.along(T)
+        return self._at(alpha, climbed(active, alpha, torch.zeros_like(x)))
 
     def _at(self, alpha: Tensor, x: Tensor) -> "Mode":
         """The relevant weights at ``x`` with the local quadratic and the posterior precision there."""
-        local = self._local(x)
+        local: Local
+        if self._parts:
+            local = ByRows.evaluated(self._parts, self._active_parts, x)
+        else:
+            local = BySums(self.target, self.index, torch.zeros_like(self.start).index_copy(0, self.index, x))
         A = local.precision(alpha.diag())
         return Mode(x, local, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
-
-    def _local(self, x: Tensor) -> "Local":
-        if isinstance(self.target, LinearTarget):
-            assert isinstance(self.sub, LinearTarget)
-            return ByRows.evaluated(self.target, self.sub, x)
-        return BySums(self.target, self.index, torch.zeros_like(self.start).index_copy(0, self.index, x))
 
     @property
     def x(self) -> Tensor:
@@ -189,42 +191,41 @@ class Local(Protocol):
 class ByRows:
     """By the predictors of all rows."""
 
-    target: LinearTarget
-    sub: LinearTarget
+    parts: Parts
+    active: Parts  # as functions of the relevant weights
     etas: tuple[Tensor, ...]  # (1, N, C) each
     slopes: tuple[Tensor, ...]  # (N C,) each
     curvatures: tuple[Tensor, ...]  # (N, C, C) each
     weighted: tuple[Tensor, ...]  # (K, N C) each
 
     @staticmethod
-    def evaluated(target: LinearTarget, sub: LinearTarget, x: Tensor) -> "ByRows":
+    def evaluated(parts: Parts, active: Parts, x: Tensor) -> "ByRows":
         """Around ``x`` ``(K,)``."""
-        etas = tuple(p.predictor(x) for p in sub.parts)
-        found = [p.derivatives(e) for p, e in zip(sub.parts, etas, strict=True)]
+        etas = tuple(p.predictor(x) for p in active)
+        found = [p.derivatives(e) for p, e in zip(active, etas, strict=True)]
         curvatures = tuple(B[0] for _, B in found)
-        weighted = tuple(p.weighted(B) for p, B in zip(sub.parts, curvatures, strict=True))
-        return ByRows(target, sub, etas, tuple(s.flatten() for s, _ in found), curvatures, weighted)
+        weighted = tuple(p.weighted(B) for p, B in zip(active, curvatures, strict=True))
+        return ByRows(parts, active, etas, tuple(s.flatten() for s, _ in found), curvatures, weighted)
 
     @property
     def value(self) -> Tensor:
-        return _total([p.log_likelihood(e)[0] for p, e in zip(self.sub.parts, self.etas, strict=True)])
+        return _total([p.log_likelihood(e)[0] for p, e in zip(self.active, self.etas, strict=True)])
 
     def slope(self, prior: Tensor) -> Tensor:
-        for part, slope in zip(self.sub.parts, self.slopes, strict=True):
+        for part, slope in zip(self.active, self.slopes, strict=True):
             prior = torch.addmv(prior, part.columns, slope)
         return prior
 
     def precision(self, prior: Tensor) -> Tensor:
-        for part, weighted in zip(self.sub.parts, self.weighted, strict=True):
+        for part, weighted in zip(self.active, self.weighted, strict=True):
             prior = torch.addmm(prior, weighted, part.columns.mT)
         return prior
 
     @property
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        parts = self.target.parts
-        S = [p.precision_diagonal(B) for p, B in zip(parts, self.curvatures, strict=True)]
-        Q = [p.columns @ slope for p, slope in zip(parts, self.slopes, strict=True)]
-        cross = [weighted @ p.columns.mT for p, weighted in zip(parts, self.weighted, strict=True)]
+        S = [p.precision_diagonal(B) for p, B in zip(self.parts, self.curvatures, strict=True)]
+        Q = [p.columns @ slope for p, slope in zip(self.parts, self.slopes, strict=True)]
+        cross = [weighted @ p.columns.mT for p, weighted in zip(self.parts, self.weighted, strict=True)]
         return _total(S), _total(Q), _total(cross)
 
     @property
@@ -241,7 +242,7 @@ def _total(parts: list[Tensor]) -> Tensor:
 class BySums:
     """By the sums of one pass over rows that were not kept."""
 
-    target: StreamedTarget | QuadraticTarget
+    target: LinearTarget | QuadraticTarget
     index: Tensor  # (K,) of the relevant weights
     y: Tensor  # (M,) all weights
 
@@ -278,20 +279,9 @@ class Mode(NamedTuple):
     tril: Tensor  # (K, K) of the posterior precision
 
 
-def columns(target: AnyTarget, index: Tensor, like: Tensor) -> AnyTarget:
-    """The target as a function of some weights, the others 0."""
-    if not isinstance(target, LinearTarget):
-        return target.along(torch.eye(len(like), dtype=like.dtype, device=like.device)[:, index])
-    return replace(target, parts=tuple(p.some(index) for p in target.parts), rest=None)
-
-
-def empty(target: LinearTarget) -> FastState:
+def empty(target: LinearTarget | QuadraticTarget) -> FastState:
     """The model without weights."""
-    return empty_like(target, target.parts[0].J[0, 0])
-
-
-def empty_like(target: AnyTarget, like: Tensor) -> FastState:
-    """The model without weights, of which there are as many as ``like`` has elements."""
+    like = target.parts[0].J[0, 0] if isinstance(target, LinearTarget) else target.origin.gradient
     return FastState(target, torch.full_like(like, torch.inf), torch.zeros_like(like))
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from pyro_evidence.numerics.line_search import first_accepted
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.relevance.weights import LinearTarget
+from pyro_evidence.relevance.targets import LinearTarget
 from pyro_evidence.structure.observed import EPS
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.data import ranks as joining
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.program.parameters import transform_of
 from pyro_evidence.relevance import fast_marginal
-from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedWeights, Sums, sums_of
 from pyro_evidence.relevance.fast_marginal import SETTLED, FastState
-from pyro_evidence.relevance.weights import LinearTarget, Weights
+from pyro_evidence.relevance.targets import LinearTarget, QuadraticTarget, Sums, exact, sums_of
+from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.structure.observed import Part, part_of
 
 
@@ -36,9 +36,16 @@ class Noise:
 
     def target(self, log_scale: float) -> LinearTarget | QuadraticTarget:
         """The log likelihood of all data under that noise."""
-        found = self.rescaled(log_scale).target if self.added_up is None else self.added_up.scaled(log_scale)
-        assert isinstance(found, LinearTarget | QuadraticTarget)
+        if self.added_up is not None:
+            return replace(self.added_up, log_scale=log_scale)
+        found = self.rescaled(log_scale).target
+        assert isinstance(found, LinearTarget)
         return found
+
+    def weights_at(self, log_scale: float) -> Weights:
+        """The weights of all data under that noise."""
+        found = self.rescaled(log_scale)
+        return found if self.added_up is None else replace(found, target=self.target(log_scale))
 
     def rescaled(self, log_scale: float) -> Weights:
         """The weights when the noise precision is ``exp(log_scale)`` times that of the start.
@@ -96,7 +103,7 @@ def with_held(weights: Weights, values: dict[str, Tensor]) -> Weights:
         part_of(slot.log_likelihood(trace), slot.layout, (p.J, p.c), joint.dtype)
         for slot, p in zip(weights.slots, weights.target.parts, strict=True)
     )
-    return replace(weights, joint=joint, target=replace(weights.target, parts=parts))
+    return replace(weights, joint=joint, target=LinearTarget.resident(parts, eps=weights.target.eps))
 
 
 def noise_of(weights: Weights, name: str) -> Noise:
@@ -139,23 +146,23 @@ class _Quadratic:
         return _Quadratic(self.sums + other.sums, self.squares + other.squares, self.num_data + other.num_data)
 
 
-def noise_of_chunks(found: StreamedWeights, name: str) -> Noise:
-    """The noise that a param sets, in one pass over all rows.
+def noise_of_rows(rows: Rows[Weights], name: str) -> Noise:
+    """The noise that a param sets; where rows are not in memory, by the sums of one pass.
 
     :raises BadInput, UnsupportedModel: as :func:`noise_of`, for any chunk.
     """
-    noise = noise_of(found.first, name)
-    zero = torch.zeros_like(_only_part(found.first).J[0, 0])
+    noise = noise_of(rows.example, name)
+    if isinstance(rows.pieces, tuple):
+        return noise
+    zero = torch.zeros_like(_only_part(rows.example).J[0, 0])
 
     def of_chunk(weights: Weights) -> _Quadratic:
         here, part = noise_of(weights, name), _only_part(weights)
-        sums = sums_of(zero, lambda p, eta: p.derivatives(eta), part)
-        return _Quadratic(sums, squares(part, zero), zero.new_tensor(here.num_data))
+        return _Quadratic(sums_of(zero, exact, (part,)), squares(part, zero), zero.new_tensor(here.num_data))
 
-    none = _Quadratic(Sums.none(zero), zero.new_zeros(()), zero.new_zeros(()))
-    pieces = joining.total(found.rows.join, found.of_chunks(), of_chunk, lambda: none)
-    added_up = QuadraticTarget(pieces.sums, pieces.squares, pieces.num_data, eps=found.first.target.eps)
-    return replace(noise, num_data=float(pieces.num_data), added_up=added_up)
+    found = rows.total(of_chunk)
+    added_up = QuadraticTarget(found.sums, found.squares, found.num_data, eps=rows.example.target.eps)
+    return replace(noise, num_data=float(found.num_data), added_up=added_up)
 
 
 def _only_part(weights: Weights) -> Part:
@@ -227,7 +234,7 @@ class NoisyState:
     @property
     def weights(self) -> Weights:
         """The weights under this noise."""
-        return replace(self.noise.rescaled(self.log_scale), target=self.noise.target(self.log_scale))
+        return self.noise.weights_at(self.log_scale)
 
     @property
     def objective(self) -> float:
@@ -276,9 +283,7 @@ class NoisyState:
 
 def start(noise: Noise) -> NoisyState:
     """The model without weights."""
-    assert isinstance(noise.weights.target, LinearTarget)
-    like = noise.weights.target.parts[0].J[0, 0]
-    return NoisyState(noise, 0.0, fast_marginal.empty_like(noise.target(0.0), like))
+    return NoisyState(noise, 0.0, fast_marginal.empty(noise.target(0.0)))
 
 
 def step(state: NoisyState) -> NoisyState:

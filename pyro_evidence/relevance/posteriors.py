@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.relevance.axis_evidence import Axes
 from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianFit, GaussianPrior, SparseState
@@ -117,6 +118,11 @@ class REVMPosterior(AxesPosterior):
     state: REVMState
 
     @property
+    def status(self) -> str:
+        """Why the search for the mode stopped, as a sentence."""
+        return self.state.reason.value
+
+    @property
     def eigenvalues(self) -> Tensor:
         """Curvature of the log likelihood along each axis, largest first, no null axes, shape ``(K,)``."""
         return self.state.axes.h
@@ -158,5 +164,6 @@ class REVMPosterior(AxesPosterior):
         """The state of a file's record; the local quadratic itself is not kept."""
         settings = REVMSettings(prior, base_centre, laplace_at_base)
         quadratic = bare(record["base"])
-        parts = (record["alpha"], record["active"], record["x"], *record["log_likelihoods"])
+        reason = Status[record["reason"]]
+        parts = (record["alpha"], record["active"], record["x"], *record["log_likelihoods"], reason)
         return REVMState(settings, record["ridge"], quadratic, Axes(*record["axes"]), *parts)

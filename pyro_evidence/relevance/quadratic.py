@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotConverged, UnsupportedModel
-from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics.derivatives import hessian, pullback
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.program.links import gauss_hermite
-from pyro_evidence.relevance.chunks import Local, StreamedTarget
-from pyro_evidence.relevance.weights import AutogradTarget, LinearTarget, Target
+from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Local, Target, exact
 from pyro_evidence.structure.observed import Part
 
 
@@ -57,42 +56,38 @@ Approximation = Callable[[Target, float, Tensor], Quadratic]
 
 def laplace_at_base(target: Target, ridge: float, y: Tensor) -> Quadratic:
     """The second-order expansion at the ridge mode; Gauss-Newton where the predictor is not linear."""
-    return _quadratic(target, y, Part.derivatives)
+    return _quadratic(target, y, exact)
 
 
 def empirical_fisher(target: Target, ridge: float, y: Tensor) -> Quadratic:
     """An expansion at the ridge mode whose curvature is the outer product of each datum's score: never negative."""
+    return _quadratic(target, y, _outer)
 
-    def outer(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
-        slope = part.slope(eta)[1]
-        return slope, slope.unsqueeze(-1) * slope.unsqueeze(-2)
 
-    return _quadratic(target, y, outer)
+def _outer(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
+    slope = part.slope(eta)[1]
+    return slope, slope.unsqueeze(-1) * slope.unsqueeze(-2)
 
 
 def _quadratic(target: Target, y: Tensor, local: Local) -> Quadratic:
-    if isinstance(target, StreamedTarget):
+    if isinstance(target, LinearTarget) and not target.is_resident:
         sums = target.sums(y, local)
         return Quadratic(y, (), (), (), sums.precision, sums.gradient)
     parts = _linearised(target, y)
     found = [local(p, p.eta(y.unsqueeze(0))) for p in parts]
     slopes, curvatures = (tuple(x[0] for x in xs) for xs in zip(*found, strict=True))
-    return Quadratic(y, parts, curvatures, slopes, _rest(target, y, parts, curvatures))
+    if not isinstance(target, LinearTarget) or target.rest is None:
+        return Quadratic(y, parts, curvatures, slopes, None)
+    log_prior, point = target.rest, y.unsqueeze(0)  # of the other coordinates
+    grams = [gram(p.J, B.unsqueeze(0))[0] for p, B in zip(parts, curvatures, strict=True)]
+    prior = hessian(lambda v, _: log_prior(v), point, point)[0]
+    return Quadratic(y, parts, curvatures, slopes, torch.stack(grams).sum(0) - prior)
 
 
 def _linearised(target: Target, y: Tensor) -> tuple[Part, ...]:
+    """Parts whose predictor is the tangent at ``y`` ``(D,)``."""
     assert isinstance(target, LinearTarget | AutogradTarget)
-    return target.linearised(y)
-
-
-def _rest(target: Target, y: Tensor, parts: tuple[Part, ...], curvatures: tuple[Tensor, ...]) -> Tensor | None:
-    """The curvature with that of the other coordinates' prior, where there are any."""
-    if getattr(target, "rest", None) is None:
-        return None
-    exact = target.precision(y.unsqueeze(0))[0]
-    here = [p.curvature(p.eta(y.unsqueeze(0))) for p in parts]
-    swap = [gram(p.J, (B - A[0]).unsqueeze(0))[0] for p, A, B in zip(parts, here, curvatures, strict=True)]
-    return exact + torch.stack(swap).sum(0)
+    return target.parts if isinstance(target, LinearTarget) else target.linearise(y)
 
 
 def _weights_alone(target: Target, name: str) -> None:
@@ -100,9 +95,9 @@ def _weights_alone(target: Target, name: str) -> None:
 
     :raises UnsupportedModel: for latent sites that are no weights, and for predictors that are not linear.
     """
-    if not isinstance(target, LinearTarget) or target.rest is not None:
+    if not isinstance(target, LinearTarget) or target.rest is not None or not target.is_resident:
         why = "there are other latent sites" if isinstance(target, LinearTarget) else "the predictor is not linear"
-        why = "the data come in chunks" if isinstance(target, StreamedTarget) else why
+        why = why if target.is_resident else "the data come in chunks"
         raise UnsupportedModel(
             f"{name} knows the weights' ridge alone, and {why}. Use approximation=laplace_at_base, or name all latent "
             "sites in site=[...]."

@@ -10,11 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.linalg import cholesky, require_memory
 from pyro_evidence.relevance.quadratic import bound_curvature, logistic_parts
-from pyro_evidence.relevance.weights import LinearTarget
+from pyro_evidence.relevance.targets import LinearTarget, Target
+from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.structure.observed import Part
 
 UNFELT = 1e-4  # curvature of the data beside a unit precision, below which weights would never leave their prior
@@ -24,14 +26,14 @@ SHAPE = RATE = 1e-6  # of the Gamma prior on every precision: Bishop and Tipping
 class LocalBound(Protocol):
     """A likelihood's quadratic lower bound for given moments of ``eta``."""
 
-    def tightest(self, mean: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    def tightest(self, second: Tensor) -> tuple[Tensor, Tensor]:
         """Curvature and slope at ``eta = 0``, ``(N,)``, of the tightest bound; ``second`` is ``E eta^2``."""
 
     def expected(self, mean: Tensor, second: Tensor) -> Tensor:
         """The tightest bound's expected value, nats, shape ``()``."""
 
-    def renewed(self, mean: Tensor, second: Tensor) -> "LocalBound":
-        """The bound under the noise that raises :meth:`expected` most, where noise is free."""
+    def squares(self, mean: Tensor, second: Tensor) -> Tensor:
+        """Expected squared residuals in units of the noise, shape ``()``; 0 where there is none."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Logistic:
     trials: Tensor  # (N,)
     constant: Tensor  # () what the log likelihood at eta = 0 has beyond -log 2 each
 
-    def tightest(self, mean: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    def tightest(self, second: Tensor) -> tuple[Tensor, Tensor]:
         """Bishop and Tipping (2000), eq. 24 to 26."""
         return 2.0 * self.trials * bound_curvature(second.sqrt()), self.half
 
@@ -51,45 +53,39 @@ class Logistic:
         xi = second.sqrt()
         return self.constant + self.half @ mean + self.trials @ (torch.nn.functional.logsigmoid(xi) - 0.5 * xi)
 
-    def renewed(self, mean: Tensor, second: Tensor) -> LocalBound:
-        """There is no noise."""
-        return self
+    def squares(self, mean: Tensor, second: Tensor) -> Tensor:
+        return torch.zeros_like(self.constant)
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    """A likelihood that is quadratic: Gaussian noise, held, or free where ``num_data`` says of how many data."""
+    """A likelihood that is quadratic: Gaussian noise."""
 
     curvature: Tensor  # (N,)
     slope: Tensor  # (N,) at eta = 0
     constant: Tensor  # () log likelihood at eta = 0
-    num_data: float = 0.0
-    log_scale: float = 0.0  # log of the noise precision over the starting one
 
-    def tightest(self, mean: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    def tightest(self, second: Tensor) -> tuple[Tensor, Tensor]:
         return self.curvature, self.slope
 
     def expected(self, mean: Tensor, second: Tensor) -> Tensor:
-        """Expected log likelihood under the posterior, nats, shape ``()``."""
         return self.constant + self.slope @ mean - 0.5 * self.curvature @ second
 
-    def renewed(self, mean: Tensor, second: Tensor) -> LocalBound:
-        """The noise precision ``N`` over the expected squares, relative to now; the noise itself where it is held."""
-        if not self.num_data:
-            return self
+    def squares(self, mean: Tensor, second: Tensor) -> Tensor:
         at_zero = self.slope.square() @ torch.where(self.curvature > 0, 1.0 / self.curvature, 0.0)
-        ratio = self.num_data / float(self.curvature @ second - 2.0 * self.slope @ mean + at_zero)
-        constant = self.constant + 0.5 * (self.num_data * math.log(ratio) - (ratio - 1.0) * at_zero)
-        moved = (ratio * self.curvature, ratio * self.slope, constant)
-        return Quadratic(*moved, self.num_data, self.log_scale + math.log(ratio))
+        return self.curvature @ second - 2.0 * self.slope @ mean + at_zero
 
 
-def local_bound(target: LinearTarget) -> tuple[Part, LocalBound]:
+Piece = tuple[Part, LocalBound]  # some rows and what their likelihood allows
+
+
+def local_bound(target: Target) -> Piece:
     """What the observed site's likelihood allows.
 
     :raises UnsupportedModel: unless it is Gaussian, or Bernoulli in log odds, of one predictor element per
         datum.
     """
+    assert isinstance(target, LinearTarget)
     part = target.parts[0]
     if len(target.parts) != 1 or part.c.shape[1] != 1:
         raise UnsupportedModel("VRVM needs one observed site with one predictor element per datum. RVM takes softmax.")
@@ -103,15 +99,40 @@ def local_bound(target: LinearTarget) -> tuple[Part, LocalBound]:
 
 
 @dataclass(frozen=True)
+class BoundSums:
+    """What rows add up under some ``q(w)``, by the bound that is tightest there; ``a + b`` are those of both."""
+
+    precision: Tensor  # (M, M) J'BJ
+    slope: Tensor  # (M,) J'(b - B c), at weights of zero
+    expected: Tensor  # () expected log likelihood, nats
+    squares: Tensor  # () expected squared residuals in units of the starting noise
+
+    def __add__(self, other: "BoundSums") -> "BoundSums":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return BoundSums(*(a + b for a, b in pairs))
+
+    @staticmethod
+    def of(piece: Piece, eta: Tensor, second: Tensor) -> "BoundSums":
+        """Of rows whose ``eta`` and ``eta^2`` are expected to be these, ``(N,)`` each."""
+        part, local = piece
+        J, (B, b) = part.J[:, 0], local.tightest(second)
+        precision = J.mT @ (B.unsqueeze(-1) * J)
+        return BoundSums(
+            precision, J.mT @ (b - B * part.c[:, 0]), local.expected(eta, second), local.squares(eta, second)
+        )
+
+
+@dataclass(frozen=True)
 class VariationalState:
     """One iterate.  Built only by :func:`start` and :func:`step`."""
 
-    part: Part
-    local: LocalBound
+    rows: Rows[Piece]
+    num_data: float  # data of Gaussian noise that is free; 0 holds it
     mean: Tensor  # (M,) of q(w)
     tril: Tensor  # (M, M) Cholesky factor of q(w)'s precision
     rate: Tensor  # (M,) of q(alpha), whose shape is SHAPE + 1/2
-    second: Tensor  # (N,) E eta^2
+    sums: BoundSums  # under q(w)
+    log_scale: float  # log of the noise precision over the starting one
     objective: float  # lower bound on log p(t), nats
     gradient_norm: float  # its last rise, nats
 
@@ -126,42 +147,47 @@ class VariationalState:
         return None
 
 
-def start(target: LinearTarget, num_data: float = 0.0) -> VariationalState:
+def start(rows: Rows[Weights], num_data: float = 0.0) -> VariationalState:
     """The iterate from unit precisions, or where the prior weighs as a datum does, if units are far from that.
 
     :param num_data: data of Gaussian noise that is free; 0 holds it.
+    :raises UnsupportedModel: as :func:`local_bound`.
     """
-    part, local = local_bound(target)
+    bounds = rows.mapped(lambda weights: local_bound(weights.target))
+    part, _ = bounds.example
     (N, _, M), device = part.J.shape, part.J.device
     require_memory(16 * (N + 2 * M) * M, "q(w)'s precision and its factor", device, "Take fewer basis functions.")
-    if num_data and isinstance(local, Quadratic):
-        local = replace(local, num_data=num_data)
-    second = torch.ones_like(part.c[:, 0])
-    felt = local.tightest(part.c[:, 0], second)[0] @ part.J[:, 0].square()
-    alpha = torch.where((felt > 0) & (felt < UNFELT), felt / N, 1.0)
-    return _state((part, local), (SHAPE + 0.5) / alpha, second, -math.inf)
+    sums = bounds.total(lambda piece: BoundSums.of(piece, piece[0].c[:, 0], torch.ones_like(piece[0].c[:, 0])))
+    felt = sums.precision.diagonal()
+    alpha = torch.where((felt > 0) & (felt < UNFELT), felt / len(rows), 1.0)
+    empty = VariationalState(bounds, num_data, felt, felt, (SHAPE + 0.5) / alpha, sums, 0.0, -math.inf, math.inf)
+    return step(empty)
 
 
 def step(state: VariationalState) -> VariationalState:
-    """Update ``q(w)``, then the bound's parameters and ``q(alpha)``."""
-    return _state((state.part, state.local), state.rate, state.second, state.objective)
+    """Update ``q(w)``, then the bound's parameters, ``q(alpha)`` and the noise, where that is free."""
+    scale = math.exp(state.log_scale)
+    tril = cholesky(scale * state.sums.precision + state.alpha.diag(), "the precision of q(w)")
+    mean = torch.cholesky_solve(scale * state.sums.slope.unsqueeze(-1), tril).squeeze(-1)
 
+    def of_piece(piece: Piece) -> BoundSums:
+        J, c = piece[0].J[:, 0], piece[0].c[:, 0]
+        eta = J @ mean + c
+        white = torch.linalg.solve_triangular(tril, J.mT, upper=False)
+        return BoundSums.of(piece, eta, eta.square() + white.square().sum(0))
 
-def _state(model: tuple[Part, LocalBound], rate: Tensor, second: Tensor, before: float) -> VariationalState:
-    part, local = model
-    J, c = part.J[:, 0], part.c[:, 0]
-    B, b = local.tightest(c, second)
-    A = J.mT @ (B.unsqueeze(-1) * J) + ((SHAPE + 0.5) / rate).diag()
-    tril = cholesky(A, "the precision of q(w)")
-    white = torch.linalg.solve_triangular(tril, torch.cat([J.mT, torch.eye(len(rate)).to(J)], 1), upper=False)
-    mean = torch.cholesky_solve((J.mT @ (b - B * c)).unsqueeze(-1), tril).squeeze(-1)
-    variance, marginal = white[:, len(c) :].square().sum(0), white[:, : len(c)].square().sum(0)
+    sums = state.rows.total(of_piece)
+    variance = torch.cholesky_inverse(tril).diagonal()
     rate = RATE + 0.5 * (mean.square() + variance)
-    eta = J @ mean + c
-    second = eta.square() + marginal
-    local = local.renewed(eta, second)
-    bound = float(local.expected(eta, second) + _weights_bound(tril, rate))
-    return VariationalState(part, local, mean, tril, rate, second, bound, bound - before)
+    log_scale, squares = state.log_scale, float(sums.squares)
+    if state.num_data:
+        log_scale = math.log(state.num_data / squares)
+    noise = state.num_data * log_scale - math.expm1(log_scale) * squares
+    bound = float(sums.expected + _weights_bound(tril, rate)) + 0.5 * noise
+    rise = bound - state.objective
+    return replace(
+        state, mean=mean, tril=tril, rate=rate, sums=sums, log_scale=log_scale, objective=bound, gradient_norm=rise
+    )
 
 
 def _weights_bound(tril: Tensor, rate: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The weight vector of a model: its log likelihood with the weights' own prior left out."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,136 +12,15 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.numbers import check_offset
 from pyro_evidence.program.predictors import LikelihoodTerm
+from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Target
 from pyro_evidence.structure.density import LinearDensity
-from pyro_evidence.structure.observed import EPS, Function, Part, in_blocks, part_of
+from pyro_evidence.structure.observed import Part, in_blocks, part_of
 from pyro_evidence.structure.recognise import Structure, recognise
 
 FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
-
-
-@dataclass(frozen=True)
-class LinearTarget:
-    """Log likelihood of linear predictors, plus the log prior of coordinates that are no weights."""
-
-    parts: tuple[Part, ...]
-    rest: Function | None
-    eps: float = EPS  # of the dtype in which the model is run
-
-    def value(self, y: Tensor) -> Tensor:
-        total = sum(p.log_likelihood(p.eta(y)) for p in self.parts)
-        return torch.as_tensor(total if self.rest is None else total + self.rest(y))
-
-    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Value ``(R,)`` and gradient ``(R, D)``."""
-        found = [(p, *p.slope(p.eta(y))) for p in self.parts]
-        value = torch.stack([v for _, v, _ in found]).sum(0)
-        slope = torch.stack([s.flatten(1) @ p.J.flatten(0, 1) for p, _, s in found]).sum(0)
-        if self.rest is None:
-            return value, slope
-        rest, rest_slope = derivatives.gradient(_rows(self.rest), y, y)
-        return value + rest, slope + rest_slope
-
-    def precision(self, y: Tensor) -> Tensor:
-        """Minus the Hessian, shape ``(R, D, D)``."""
-        A = torch.stack([gram(p.J, p.curvature(p.eta(y))) for p in self.parts]).sum(0)
-        return A if self.rest is None else A - derivatives.hessian(_rows(self.rest), y, y)
-
-    def linearised(self, y: Tensor) -> tuple[Part, ...]:
-        """The linear parts, which are their own tangents."""
-        return self.parts
-
-    def along(self, T: Tensor) -> "LinearTarget":
-        rest = self.rest
-        turned = None if rest is None else lambda x: rest(x @ T.mT)
-        return LinearTarget(tuple(p.along(T) for p in self.parts), turned, self.eps)
-
-
-@dataclass(frozen=True)
-class AutogradTarget:
-    """Log likelihood of predictors that are not linear."""
-
-    function: Function
-    linearise: Callable[[Tensor], tuple[Part, ...]]
-    eps: float = EPS  # of the dtype in which the model is run
-
-    def value(self, y: Tensor) -> Tensor:
-        return self.function(y)
-
-    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Value ``(R,)`` and gradient ``(R, D)``."""
-        return derivatives.gradient(_rows(self.function), y, y)
-
-    def precision(self, y: Tensor) -> Tensor:
-        """Minus the Hessian, shape ``(R, D, D)``."""
-        return -derivatives.hessian(_rows(self.function), y, y)
-
-    def linearised(self, y: Tensor) -> tuple[Part, ...]:
-        """Parts whose predictor is the tangent at ``y`` ``(D,)``: what Gauss-Newton looks at."""
-        return self.linearise(y)
-
-    def along(self, T: Tensor) -> "AutogradTarget":
-        def tangents(x: Tensor) -> tuple[Part, ...]:
-            return tuple(p.along(T) for p in self.linearise(T @ x))
-
-        return AutogradTarget(lambda x: self.function(x @ T.mT), tangents, self.eps)
-
-
-class Target(Protocol):
-    """A log likelihood of the weights ``y``, with what prior the other coordinates have."""
-
-    @property
-    def eps(self) -> float:
-        """Relative rounding of value and derivatives: that of the dtype in which the model is run."""
-
-    def value(self, y: Tensor) -> Tensor:
-        """Nats, shape ``(R,)``, of rows ``(R, D)``."""
-
-    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Value ``(R,)`` and gradient ``(R, D)``."""
-
-    def precision(self, y: Tensor) -> Tensor:
-        """Minus the Hessian, shape ``(R, D, D)``."""
-
-    def along(self, T: Tensor) -> "Target":
-        """The log likelihood as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
-
-
-def _rows(f: Function) -> derivatives.Function:
-    return lambda y, _: f(y)
-
-
-@dataclass(frozen=True)
-class Penalised:
-    """A target with an independent Gaussian prior: the density that Newton climbs."""
-
-    target: Target
-    alpha: Tensor  # (D,) prior precisions, 0 for none
-
-    @property
-    def blocks(self) -> tuple[slice, ...]:
-        return (slice(0, len(self.alpha)),)
-
-    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Log likelihood minus half the penalty, ``(R,)``."""
-        return self.target.value(u) - 0.5 * (self.alpha * u.square()).sum(-1)
-
-    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        value, slope = self.target.gradient(u)
-        return value - 0.5 * (self.alpha * u.square()).sum(-1), slope - self.alpha * u
-
-    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Minus the Hessian, ``(R, D, D)``."""
-        return self.target.precision(u) + self.alpha.diag_embed()
-
-    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
-
-    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
-        return self.precision(u, theta)
 
 
 @dataclass(frozen=True)
@@ -160,7 +39,7 @@ class Weights:
 
         :raises BadInput: where the data came in chunks and were not kept.
         """
-        if not isinstance(self.target, LinearTarget | AutogradTarget):
+        if not self.target.is_resident:
             raise BadInput(
                 "a fit to data in chunks cannot be pickled, because they were not kept: pickle its mode, alpha and "
                 "hyperparameters, or fit with run(...)."
@@ -281,7 +160,7 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
 
     if structure.linear is not None:
         parts = linear_parts(structure.linear, order)
-        return LinearTarget(parts, rest if others else None, eps if others else max(p.eps for p in parts))
+        return LinearTarget.resident(parts, rest if others else None, eps if others else max(p.eps for p in parts))
 
     def function(y: Tensor) -> Tensor:
         u = y[:, inverse]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_evidence import RVM, BadInput, LaplaceEvidence, Stop, UnsupportedModel
+from pyro_evidence import RVM, VRVM, BadInput, LaplaceEvidence, Stop, UnsupportedModel
 from pyro_evidence.data import Slices
 from pyro_evidence.data.ranks import SINGLE_PROCESS
 from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state
@@ -27,6 +27,7 @@ from tests.models_for_tests import weight_models
 
 assert_close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 QUIET = Stop(progress=False)
+QUIET_BOUND = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000, progress=False)
 CUTS = [[1, 199], [0, 90, 0, 110, 0]]
 
 
@@ -107,6 +108,28 @@ def test_relevance_vectors_of_other_likelihoods(model: Any) -> None:
     found = RVM(model, stop=QUIET).run_chunks(DataLoader(TensorDataset(X, labels), batch_size=64))
     assert_close(found.log_evidence, whole.log_evidence)
     assert_close(found.weights["w"], whole.weights["w"], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("noise", [None, "beta"])
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{len(cut)} chunks")
+def test_variational_relevance_vectors_of_gaussian_noise(cut: list[int], noise: str | None) -> None:
+    X, t = data()
+    engine = VRVM(regression(Polynomial(2), beta=Learned(torch.tensor(4.0))), noise=noise, stop=QUIET_BOUND)
+    whole = engine.run(X, t)
+    found = engine.run_chunks(list(zip(X.split(cut), t.split(cut), strict=True)))
+    assert_close(found.log_evidence, whole.log_evidence, rtol=1e-9)
+    assert_close(found.mode["w"], whole.mode["w"], rtol=1e-9)
+    assert_close(found.hyperparameters["beta"], whole.hyperparameters["beta"], rtol=1e-9)
+
+
+def test_variational_relevance_vectors_of_labels() -> None:
+    X, t = data()
+    whole = VRVM(weight_models.logistic, stop=QUIET_BOUND).run(X, (t > 0).double())
+    found = VRVM(weight_models.logistic, stop=QUIET_BOUND).run_chunks(Slices(X, (t > 0).double(), size=64))
+    assert_close(found.log_evidence, whole.log_evidence, rtol=1e-9)
+    assert_close(found.weights["w"], whole.weights["w"], rtol=1e-9)
+    with pytest.raises(BadInput, match="came in chunks"):
+        found.predictor()
 
 
 def test_nothing_is_kept_and_what_needs_data_says_so() -> None:

@@ -13,9 +13,11 @@ from pyro.infer import MCMC, NUTS, Predictive
 from torch import Tensor
 
 from pyro_evidence.datasets import ripley_test, ripley_train
-from pyro_evidence.errors import BadInput
+from pyro_evidence.errors import BadInput, NotAMode
+from pyro_evidence.fitting.iterate import Status, Stop
 from pyro_evidence.infer.revm import REVM, isotropic_evidence
 from pyro_evidence.program.links import hermite, moderated_output
+from pyro_evidence.relevance import mode as relevance_mode
 from pyro_evidence.relevance.axis_priors import GaussianPrior, GroupPrior, L1Prior, climbed
 from pyro_evidence.relevance.eigen_state import score_centre
 from pyro_evidence.relevance.posteriors import REVMPosterior
@@ -380,3 +382,16 @@ def test_quantiles_agree_with_draws() -> None:
     draws = posterior.get_samples(40_000, seed=0)["w"]
     expected = draws.quantile(torch.tensor([0.1, 0.9]), 0)
     torch.testing.assert_close(posterior.quantiles([0.1, 0.9])["w"], expected, rtol=0, atol=0.03)
+
+
+def test_a_mode_that_is_not_found_is_an_error_or_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the search has reached is returned where ``stop`` asks for no error; here it was the mode all the same."""
+    Phi, t = problem()
+    found, search = REVM(models.logistic, prior=L1Prior()).run(Phi, t), relevance_mode.maximise
+    monkeypatch.setattr(relevance_mode, "maximise", lambda *x, **how: search(*x, **how)._replace(converged=False))
+    with pytest.raises(NotAMode, match="the L1 search stopped"):
+        REVM(models.logistic, prior=L1Prior()).run(Phi, t)
+    with pytest.warns(UserWarning, match="the L1 search stopped"):
+        posterior = REVM(models.logistic, prior=L1Prior(), stop=Stop(throw=False)).run(Phi, t)
+    assert (found.status, posterior.status) == (Status.CONVERGED.value, Status.FAILED.value)
+    assert torch.equal(posterior.log_evidence, found.log_evidence)

@@ -201,7 +201,10 @@ ENGINES: dict[str, Remedy] = {
         lambda: fit(many_scales, WIDE, Y, maximise=["tau"]),
     ),
     "marginalise names what is summed out": Remedy(
-        BadInput, "leave it out of marginalise", lambda: fit(MIXTURE, BLOBS, marginalise=["z"]), lambda: fit(MIXTURE, BLOBS)
+        BadInput,
+        "leave it out of marginalise",
+        lambda: fit(MIXTURE, BLOBS, marginalise=["z"]),
+        lambda: fit(MIXTURE, BLOBS),
     ),
     "nodes and a curvature": Remedy(
         BadInput,

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.relevance.axis_priors import L1Prior
-from pyro_evidence.relevance.chunks import streamed_weights
+from pyro_evidence.relevance.chunks import of_all_rows, weights_in_chunks
 from pyro_evidence.relevance.eigen_state import score_centre
 from pyro_evidence.relevance.quadratic import JaakkolaJordan, empirical_fisher
 from tests.models_for_tests import weight_models as models
@@ -97,7 +97,7 @@ def test_the_log_evidence_comes_from_the_last_pass_of_the_fit() -> None:
 def test_one_pass_gives_value_gradient_and_gram_matrix() -> None:
     Phi, t = problem()
     counted = Counted(Phi, t)
-    target = streamed_weights(models.logistic, "w", counted).weights.target
+    target = of_all_rows(weights_in_chunks(models.logistic, "w", counted)).target
     y, passes = torch.randn(6), counted.passes
     (value,), (gradient,) = target.gradient(y.unsqueeze(0))
     (precision,) = target.precision(y.unsqueeze(0))
@@ -117,7 +117,7 @@ def test_a_chunk_that_was_checked_is_read_in_two_runs_of_the_model() -> None:
         runs.append(len(Phi))
         return models.logistic(Phi, t)
 
-    target = streamed_weights(counting, "w", chunks(*problem())).weights.target
+    target = of_all_rows(weights_in_chunks(counting, "w", chunks(*problem()))).target
     target.value(torch.ones(1, 6))
     checked = len(runs)
     runs.clear()

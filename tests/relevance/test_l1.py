@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.relevance import axis_evidence, mode
-from pyro_evidence.relevance.weights import LinearTarget, Penalised
+from pyro_evidence.relevance.targets import LinearTarget, Penalised
 from pyro_evidence.structure.observed import Part
 
 
@@ -67,7 +67,7 @@ def logistic_target(Phi: Tensor, t: Tensor) -> LinearTarget:
     def log_likelihood(eta: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid((2.0 * t - 1.0).unsqueeze(-1) * eta).sum((-2, -1))
 
-    return LinearTarget((Part(log_likelihood, Phi.unsqueeze(1), torch.zeros(len(Phi), 1)),), None)
+    return LinearTarget.resident((Part(log_likelihood, Phi.unsqueeze(1), torch.zeros(len(Phi), 1)),))
 
 
 def test_the_orthant_of_the_maximum_likelihood_point_need_not_hold_the_optimum() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.relevance import mode
-from pyro_evidence.relevance.weights import LinearTarget
+from pyro_evidence.relevance.targets import LinearTarget
 from pyro_evidence.structure.observed import Part
 
 
@@ -13,7 +13,7 @@ def logistic_target(Phi: Tensor, t: Tensor) -> LinearTarget:
     def log_likelihood(eta: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid((2.0 * t - 1.0).unsqueeze(-1) * eta).sum((-2, -1))
 
-    return LinearTarget((Part(log_likelihood, Phi.unsqueeze(1), torch.zeros(len(Phi), 1)),), None)
+    return LinearTarget.resident((Part(log_likelihood, Phi.unsqueeze(1), torch.zeros(len(Phi), 1)),))
 
 
 @pytest.mark.parametrize(("num_weights", "ridge"), [(5, 1e-2), (450, 1e-2), (450, 1e-5)])
@@ -33,5 +33,5 @@ def test_says_when_the_curvature_is_not_positive() -> None:
     def log_likelihood(eta: Tensor) -> Tensor:
         return 0.5 * eta.square().sum((-2, -1))
 
-    target = LinearTarget((Part(log_likelihood, torch.eye(2).unsqueeze(1), torch.zeros(2, 1)),), None)
+    target = LinearTarget.resident((Part(log_likelihood, torch.eye(2).unsqueeze(1), torch.zeros(2, 1)),))
     assert not mode.mode(target, torch.full((2,), 0.5), torch.ones(2)).converged

@@ -1,0 +1,253 @@
+"""Log likelihoods of a weight vector, the weights' own prior left out."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.data.rows import Rows
+from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.linear_predictor import gram
+from pyro_evidence.structure.observed import EPS, Function, Part
+
+Parts = tuple[Part, ...]  # the observed sites of some rows
+Local = Callable[
+    [Part, Tensor], tuple[Tensor, Tensor]
+]  # part, eta (1, N, C) -> (1, N, C) slopes, (1, N, C, C) curvatures
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What rows add up at a point; ``a + b`` are those of both."""
+
+    value: Tensor  # () log likelihood, nats
+    gradient: Tensor  # (D,)
+    precision: Tensor  # (D, D) minus the Hessian
+    null: Tensor  # () log likelihood at 0, wherever the rest is
+
+    def __add__(self, other: "Sums") -> "Sums":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Sums(*(a + b for a, b in pairs))
+
+
+def sums_of(y: Tensor, local: Local, parts: Parts) -> Sums:
+    """The sums over some rows at ``y`` ``(D,)``, with each datum's derivatives by ``local``."""
+    found: Sums | None = None
+    for part in parts:
+        eta = part.eta(y.unsqueeze(0))
+        slope, B = local(part, eta)
+        values = part.log_likelihood(torch.cat([eta, part.c.unsqueeze(0)]))
+        here = Sums(values[0], slope.flatten() @ part.J.flatten(0, 1), gram(part.J, B)[0], values[1])
+        found = here if found is None else found + here
+    assert found is not None
+    return found
+
+
+def exact(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope and curvature of the likelihood in its predictor."""
+    return part.derivatives(eta)
+
+
+@dataclass(frozen=True)
+class LinearTarget:
+    """Log likelihood of linear predictors, plus the log prior of coordinates that are no weights.
+
+    One pass over the rows gives value, gradient and curvature together, and those at the last point are kept.
+
+    :ivar rest: that log prior as a function of ``y``; None where all coordinates are weights.
+    :ivar eps: relative rounding of value and derivatives: that of the dtype in which the model is run.
+    """
+
+    rows: Rows[Parts]
+    rest: Function | None = None
+    eps: float = EPS
+    _last: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @staticmethod
+    def resident(parts: Parts, rest: Function | None = None, eps: float = EPS) -> "LinearTarget":
+        """That of rows which are all in memory."""
+        return LinearTarget(Rows.resident(parts, len(parts[0].c)), rest, eps)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether all rows are in memory."""
+        return isinstance(self.rows.pieces, tuple)
+
+    @property
+    def parts(self) -> Parts:
+        """All observed sites of rows in memory, or those of the first few rows."""
+        return self.rows.example
+
+    def value(self, y: Tensor) -> Tensor:
+        """Nats, shape ``(R,)``, at rows ``(R, D)``."""
+        known = [self._known(row) for row in y]
+        if all(v is not None for v in known):
+            value = torch.stack([v for v in known if v is not None])
+        else:
+            value = self.rows.total(lambda parts: torch.stack([p.log_likelihood(p.eta(y)) for p in parts]).sum(0))
+        return value if self.rest is None else value + self.rest(y)
+
+    def _known(self, y: Tensor) -> Tensor | None:
+        """The log likelihood where the last pass has met it."""
+        if "y" not in self._last:
+            return None
+        found: Sums = self._last["sums"]
+        return found.value if torch.equal(self._last["y"], y) else None if bool(y.any()) else found.null
+
+    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Value ``(R,)`` and gradient ``(R, D)``."""
+        found = [self.sums(row) for row in y]
+        value, slope = torch.stack([s.value for s in found]), torch.stack([s.gradient for s in found])
+        if self.rest is None:
+            return value, slope
+        rest, rest_slope = derivatives.gradient(_rows(self.rest), y, y)
+        return value + rest, slope + rest_slope
+
+    def precision(self, y: Tensor) -> Tensor:
+        """Minus the Hessian, shape ``(R, D, D)``."""
+        A = torch.stack([self.sums(row).precision for row in y])
+        return A if self.rest is None else A - derivatives.hessian(_rows(self.rest), y, y)
+
+    def along(self, T: Tensor) -> "LinearTarget":
+        """The log likelihood as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
+        if "along" in self._last and torch.equal(self._last["along"][0], T):
+            kept: LinearTarget = self._last["along"][1]
+            return kept
+        rest = self.rest
+        turned = None if rest is None else lambda x: rest(x @ T.mT)
+        found = LinearTarget(self.rows.mapped(lambda parts: tuple(p.along(T) for p in parts)), turned, self.eps)
+        if not self.is_resident:  # a pass is dear, and nothing but sums is kept
+            self._last["along"] = T, found
+        return found
+
+    def sums(self, y: Tensor, local: Local = exact) -> Sums:
+        """Value, gradient and curvature of the likelihood at ``y`` ``(D,)``, in one pass.
+
+        :param local: each datum's derivatives.
+        """
+        last = self._last
+        if "y" not in last or last["local"] is not local or not torch.equal(last["y"], y):
+            last.update(sums=self.rows.total(partial(sums_of, y, local)), y=y.clone(), local=local)
+        found: Sums = last["sums"]
+        return found
+
+
+@dataclass(frozen=True)
+class AutogradTarget:
+    """Log likelihood of predictors that are not linear.
+
+    :ivar linearise: at ``y`` ``(D,)`` parts whose predictor is the tangent there: what Gauss-Newton looks at.
+    """
+
+    function: Function
+    linearise: Callable[[Tensor], Parts]
+    eps: float = EPS
+    is_resident: ClassVar[bool] = True
+
+    def value(self, y: Tensor) -> Tensor:
+        """Nats, shape ``(R,)``, at rows ``(R, D)``."""
+        return self.function(y)
+
+    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Value ``(R,)`` and gradient ``(R, D)``."""
+        return derivatives.gradient(_rows(self.function), y, y)
+
+    def precision(self, y: Tensor) -> Tensor:
+        """Minus the Hessian, shape ``(R, D, D)``."""
+        return -derivatives.hessian(_rows(self.function), y, y)
+
+    def along(self, T: Tensor) -> "AutogradTarget":
+        """The log likelihood as a function of ``x``, ``y = T x``."""
+
+        def tangents(x: Tensor) -> Parts:
+            return tuple(p.along(T) for p in self.linearise(T @ x))
+
+        return AutogradTarget(lambda x: self.function(x @ T.mT), tangents, self.eps)
+
+
+def _rows(f: Function) -> derivatives.Function:
+    return lambda y, _: f(y)
+
+
+@dataclass(frozen=True)
+class QuadraticTarget:
+    """A log likelihood that is quadratic in the weights: the sums of one pass say everything, for any noise.
+
+    :ivar origin: the sums at weights of zero, under the noise at the start.
+    :ivar squares: sum of squared residuals there, in units of that noise; ``num_data`` of them.
+    :ivar log_scale: of the noise precision, over that at the start.
+    """
+
+    origin: Sums
+    squares: Tensor | float = 0.0
+    num_data: Tensor | float = 0.0
+    log_scale: float = 0.0
+    eps: float = EPS
+    is_resident: ClassVar[bool] = False
+
+    def value(self, y: Tensor) -> Tensor:
+        """Nats, shape ``(R,)``, at rows ``(R, D)``."""
+        rise = y @ self.origin.gradient - 0.5 * ((y @ self.origin.precision) * y).sum(-1)
+        norm = 0.5 * (self.num_data * self.log_scale - math.expm1(self.log_scale) * self.squares)
+        return self.origin.value + norm + math.exp(self.log_scale) * rise
+
+    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Value ``(R,)`` and gradient ``(R, D)``."""
+        slope = self.origin.gradient - y @ self.origin.precision
+        return self.value(y), math.exp(self.log_scale) * slope
+
+    def precision(self, y: Tensor) -> Tensor:
+        """Minus the Hessian, shape ``(R, D, D)``."""
+        return math.exp(self.log_scale) * self.origin.precision.expand(len(y), -1, -1)
+
+    def along(self, T: Tensor) -> "QuadraticTarget":
+        """The log likelihood as a function of ``x``, ``y = T x``."""
+        A = T.mT @ self.origin.precision @ T
+        return replace(self, origin=replace(self.origin, gradient=self.origin.gradient @ T, precision=A))
+
+    def sums(self, y: Tensor) -> Sums:
+        """Value, gradient and curvature at ``y`` ``(D,)``."""
+        values, (slope, _) = self.gradient(torch.stack([y, torch.zeros_like(y)]))
+        return Sums(values[0], slope, math.exp(self.log_scale) * self.origin.precision, values[1])
+
+    def squares_at(self, y: Tensor) -> Tensor:
+        """Sum of squared residuals at ``y`` ``(D,)`` in units of the noise, shape ``()``."""
+        rise = y @ self.origin.precision @ y - 2.0 * y @ self.origin.gradient
+        return math.exp(self.log_scale) * (self.squares + rise)
+
+
+Target = LinearTarget | AutogradTarget | QuadraticTarget
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """A target with an independent Gaussian prior: the density that Newton climbs."""
+
+    target: Target
+    alpha: Tensor  # (D,) prior precisions, 0 for none
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        return (slice(0, len(self.alpha)),)
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Log likelihood minus half the penalty, ``(R,)``."""
+        return self.target.value(u) - 0.5 * (self.alpha * u.square()).sum(-1)
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        value, slope = self.target.gradient(u)
+        return value - 0.5 * (self.alpha * u.square()).sum(-1), slope - self.alpha * u
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian, ``(R, D, D)``."""
+        return self.target.precision(u) + self.alpha.diag_embed()
+
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
+
+    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
+        return self.precision(u, theta)
