@@ -25,7 +25,7 @@ from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.data.distributed import shards
-from pyro_evidence.laplace.grouped_chunks import GroupRows
+from pyro_evidence.data.rows import Rows
 
 ROWS = 10  # of a group
 
@@ -59,13 +59,13 @@ def parts(num: int, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
 def fit(groups: int, chunks: int, ranks: int) -> dict[str, float]:
     """One fit of this process's share."""
     engine = LaplaceEvidence(model, stop=Stop(progress=False))
-    passes, total = [0], GroupRows.total
+    passes, total = [0], Rows.total
 
-    def counted(self: GroupRows, *args: object) -> object:
+    def counted(self: Rows[object], *args: object) -> object:
         passes[0] += 1
         return total(self, *args)  # type: ignore[arg-type]
 
-    GroupRows.total = counted  # type: ignore[method-assign, assignment]
+    Rows.total = counted  # type: ignore[method-assign, assignment]
     if ranks > 1:
         with shards() as here:
             shard = parts(groups, ranks)[here.rank]

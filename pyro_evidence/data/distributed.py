@@ -13,7 +13,7 @@ rank comes to the same posterior.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyro_evidence.data.ranks import COMMUNICATOR, Sums
+from pyro_evidence.data.ranks import COMMUNICATOR, Sums, tensors_of, with_tensors
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count
 
@@ -58,10 +58,10 @@ class Ranks:
         """Sum over all processes, in the order of their ranks: a tensor, or a value made of tensors."""
         if isinstance(here, Tensor):
             return self._added(here)  # type: ignore[return-value]
-        parts = list(_tensors(here))
+        parts = list(tensors_of(here))
         pieces = self._added(torch.cat([x.reshape(-1) for x in parts])).split([x.numel() for x in parts])
         shaped = (piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True))
-        found: Sums = _filled(here, shaped)
+        found: Sums = with_tensors(here, shaped)
         return found
 
     def _added(self, here: Tensor) -> Tensor:
@@ -116,24 +116,6 @@ class Ranks:
             found.append(bytes(parts[place + 1 : place + 1 + size].tolist()).decode())
             place += 1 + size
         return found
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors that a value is made of, in the order of its fields."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    if not is_dataclass(value):
-        raise TypeError(f"a {type(value).__name__} cannot be added up over ranks")
-    for f in fields(value):
-        yield from _tensors(getattr(value, f.name))
-
-
-def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The value with other tensors."""
-    if isinstance(value, Tensor):
-        return next(tensors)
-    return replace(value, **{f.name: _filled(getattr(value, f.name), tensors) for f in fields(value)})
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """What the rows of this process have to do with those of others: a pass is a sum, and sums of all processes add up."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 
@@ -108,3 +109,27 @@ def total(
     for piece in pieces:
         found = of(piece) if found is None else found + of(piece)
     return join.total(nothing() if found is None else found)
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors that a value is made of, in the order of its fields."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if not is_dataclass(value):
+        raise TypeError(f"a {type(value).__name__} cannot be added up over ranks")
+    for f in fields(value):
+        yield from tensors_of(getattr(value, f.name))
+
+
+def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The value with other tensors."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    return replace(value, **{f.name: with_tensors(getattr(value, f.name), tensors) for f in fields(value)})
+
+
+def zeros_like(sums: Sums) -> Sums:
+    """Sums over no rows, of the same shapes."""
+    found: Sums = with_tensors(sums, (torch.zeros_like(x) for x in tensors_of(sums)))
+    return found

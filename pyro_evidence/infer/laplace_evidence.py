@@ -211,7 +211,7 @@ class LaplaceEvidence:
             make = self._making(partial(with_dummy_site, self.model, zero))
             first = make(first.args)
         self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
-        return self._of_chunks(self._groups.shared, self._groups.structure, exact_hessian)
+        return self._of_chunks(self._groups.prior, self._groups.structure, exact_hessian)
 
     def _of_chunks(self, joint: LogJoint, structure: Structure, curvature: Curvature) -> Problem:
         active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)

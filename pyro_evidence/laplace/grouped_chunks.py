@@ -4,7 +4,7 @@ import copy
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,10 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.blocks.local import Modes, block_modes, local, solved
 from pyro_evidence.blocks.partition import Partition, around
 from pyro_evidence.blocks.terms import BlockDensity, Terms
-from pyro_evidence.data import ranks as joining
 from pyro_evidence.data.chunks import Chunks, looked_through, num_rows, with_rows
 from pyro_evidence.data.groups import Labels, labels_of, require_whole
-from pyro_evidence.data.ranks import Communicator, Sums
+from pyro_evidence.data.ranks import Communicator
+from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
@@ -28,7 +28,14 @@ from pyro_evidence.settings import stacklevel
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.recognise import Structure, recognise
-from pyro_evidence.structure.streamed import Making, StreamedDensity, Summands, Totals, added_up
+from pyro_evidence.structure.streamed import (
+    Making,
+    StreamedDensity,
+    Summands,
+    Totals,
+    added_up,
+    require_same_prior,
+)
 
 
 @dataclass(frozen=True)
@@ -232,32 +239,55 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class GroupRows:
-    """The groups of all chunks; each is looked through once, with all checks."""
+class GroupRows(Rows[Groups]):
+    """The groups of all chunks.
+
+    :ivar first: the model on the first few rows.
+    :ivar prior: the prior of what all groups share, and the hyperparameters from which all begin.
+    :ivar own: latent sites of the groups.
+    :ivar known: the chunks of this process, by number.
+    """
+
+    first: LogJoint = field(kw_only=True)
+    prior: LogJoint = field(kw_only=True)
+    own: tuple[str, ...] = field(kw_only=True)
+    known: dict[int, Chunk] = field(kw_only=True)
+    _last: list[tuple[Tensor, ...]] = field(default_factory=list, kw_only=True)  # a point and the integral there
+
+    def integral(self, u: Tensor, theta: Tensor) -> Tensor:
+        """What the Gaussian integral over all groups adds to the log evidence, nats, ``(R,)``; differentiable once."""
+        place = u.detach().clone(), theta.detach().clone()
+        if not (self._last and all(map(torch.equal, self._last[0], place))):
+            self._last[:] = [(*place, self.total(lambda g: integral(g, *place)))]
+        return added_up(self, integral, self._last[0][2], u, theta)
+
+    @property
+    def structure(self) -> Structure:
+        """What is known of the density of all groups and rows."""
+        density = StreamedDensity(self.prior, (), (), False, rows=self, of=PROFILE)
+        plain = AutogradDensity(self.prior, None)
+        return Structure(None, None, density, plain, eliminated=self.integral)
+
+
+@dataclass(frozen=True)
+class GroupReader:
+    """Reads chunks as groups: for the first time with all checks, later without."""
 
     make: Making
-    first: LogJoint  # the model on the first few rows
-    shared: LogJoint  # the prior of what all groups share, and the hyperparameters from which all begin
-    own: tuple[str, ...]  # latent sites of the groups
-    chunks: Chunks
-    join: Communicator
+    shared: LogJoint
+    own: tuple[str, ...]
     known: dict[int, Chunk] = field(default_factory=dict)
-    last: list[tuple[Tensor, ...]] = field(default_factory=list)  # where :meth:`integral` was taken, and its value
     labels: list[Labels] = field(default_factory=list)  # of groups, in each chunk
 
-    def total(self, of: Callable[[Groups], Sums], nothing: Callable[[], Sums]) -> Sums:
-        """One pass: the sum over the groups of all processes."""
-        return joining.total(self.join, self.passes(), of, nothing)
+    def read(self, number: int, args: Sequence[Any]) -> Groups:
+        """A chunk that was checked."""
+        chunk = self.known[number]
+        joint = copy.copy(chunk.joint)
+        joint.args = tuple(args)
+        return self.groups(joint, chunk)
 
-    def passes(self) -> Iterator[Groups]:
-        """The groups of this process, a chunk at a time."""
-        for number, args in with_rows(self.chunks):
-            chunk = self.known[number]
-            joint = copy.copy(chunk.joint)
-            joint.args = tuple(args)
-            yield self._groups(joint, chunk)
-
-    def _groups(self, joint: LogJoint, chunk: Chunk) -> Groups:
+    def groups(self, joint: LogJoint, chunk: Chunk) -> Groups:
+        """The groups of a model on some rows."""
         names = (*self.own, *joint.discrete, *joint.observed)
         nothing = chunk.last.own[:0]
         density = BlockDensity(joint, chunk.partition, None, nothing, lambda theta: theta.new_zeros(()), names)
@@ -269,54 +299,36 @@ class GroupRows:
         :raises BadInput: when what all share is another there than in the first.
         :raises UnsupportedModel: for groups that are not independent.
         """
-        joint = self.make(args)
-        joint.held, joint.initial_theta = self.shared.held, self.shared.initial_theta
-        self._require_same_shared(number, joint)
-        mask = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
-        for name in self.own:
-            mask[joint.latents.slices[name]] = False
-        sizes = frozenset(d for p in joint.latents if p.name in self.own for d in p.shape)
-        self.labels.append(labels_of(args, sizes))
-        partition = around(joint, mask, WIDEST)
-        if isinstance(partition, NotSparse):
-            raise not_independent(joint, number, self.own, partition)
-        joint.args = ()
-        self.known[number] = Chunk(joint, partition, LastIterate(torch.zeros(len(partition.own)).to(joint.initial_u)))
-
-    def _require_same_shared(self, number: int, joint: LogJoint) -> None:
+        joint, shared = self.make(args), self.shared
+        joint.held, joint.initial_theta = shared.held, shared.initial_theta
         here = {p.name: tuple(p.shape) for p in joint.latents if p.name not in self.own}
-        first = {p.name: tuple(p.shape) for p in self.shared.latents}
-        if here != first or joint.hypers.names != self.shared.hypers.names:
+        first = {p.name: tuple(p.shape) for p in shared.latents}
+        if here != first or joint.hypers.names != shared.hypers.names:
             raise BadInput(
                 f"chunk {number} has the latent sites {here} beside those of its groups, {', '.join(self.own)}; the "
                 f"first has {first}. Expected the same: chunks must differ in their rows and groups only."
             )
-        self._require_same_prior(number, prior_of(joint, self.shared.latents.names))
+        u = generic_directions(1, shared.latents.size, shared.initial_u)[0]
+        priors = (prior_of(joint, shared.latents.names), shared)
+        require_same_prior(number, shared, [x.log_joint(u, shared.initial_theta).detach() for x in priors])
+        sizes = frozenset(d for p in joint.latents if p.name in self.own for d in p.shape)
+        self.labels.append(labels_of(args, sizes))
+        self.known[number] = self.chunk(joint, number)
 
-    def _require_same_prior(self, number: int, prior: LogJoint) -> None:
-        u = generic_directions(1, self.shared.latents.size, self.shared.initial_u)[0]
-        values = torch.stack([x.log_joint(u, self.shared.initial_theta).detach() for x in (prior, self.shared)])
-        close = float(torch.finfo(prior.dtype).eps ** 0.64)
-        if not torch.allclose(values[0], values[1], rtol=close, atol=close):
-            raise BadInput(
-                f"the prior of {', '.join(self.shared.latents.names)} in chunk {number} is another than in the first: "
-                f"it depends on the rows. Expected one prior: compute what it needs over all rows, and bind that to it."
-            )
+    def chunk(self, joint: LogJoint, number: int) -> Chunk:
+        """What is kept of a chunk.
 
-    def integral(self, u: Tensor, theta: Tensor) -> Tensor:
-        """What the Gaussian integral over all groups adds to the log evidence, nats, ``(R,)``; differentiable once."""
-        place = u.detach().clone(), theta.detach().clone()
-        if not (self.last and all(map(torch.equal, self.last[0], place))):
-            known = self.total(lambda g: integral(g, *place), lambda: u.new_zeros(len(u)))
-            self.last[:] = [(*place, known)]
-        return added_up(self, integral, self.last[0][2], u, theta)
-
-    @property
-    def structure(self) -> Structure:
-        """What is known of the density of all groups and rows."""
-        density = StreamedDensity(self.shared, (), (), False, rows=self, of=PROFILE)
-        plain = AutogradDensity(self.shared, None)
-        return Structure(None, None, density, plain, eliminated=self.integral)
+        :raises UnsupportedModel: for groups that are not independent.
+        """
+        mask = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
+        for name in self.own:
+            mask[joint.latents.slices[name]] = False
+        partition = around(joint, mask, WIDEST)
+        if isinstance(partition, NotSparse):
+            raise not_independent(joint, number, self.own, partition)
+        joint = copy.copy(joint)
+        joint.args = ()
+        return Chunk(joint, partition, LastIterate(torch.zeros(len(partition.own)).to(joint.initial_u)))
 
 
 def not_independent(joint: LogJoint, number: int, own: Sequence[str], why: NotSparse) -> UnsupportedModel:
@@ -328,7 +340,7 @@ def not_independent(joint: LogJoint, number: int, own: Sequence[str], why: NotSp
 
 
 def group_rows(
-    model: Any, chunks: Chunks, join: Communicator, make: Making, first: LogJoint, own: tuple[str, ...]
+    model: Any, chunks: Chunks, communicator: Communicator, make: Making, first: LogJoint, own: tuple[str, ...]
 ) -> GroupRows:
     """The groups of all chunks; one pass, in which every chunk is checked.
 
@@ -337,8 +349,17 @@ def group_rows(
     """
     shared = prior_of(first, [n for n in first.latents.names if n not in own])
     shared.has_data = False
-    rows = GroupRows(make, first, shared, own, chunks, join)
-    looked_through(model, chunks, join, rows.checked)
-    require_whole(chunks, rows.labels, join)
-    rows.labels.clear()
-    return rows
+    reader = GroupReader(make, shared, own)
+    counts = looked_through(model, chunks, communicator, reader.checked)
+    require_whole(chunks, reader.labels, communicator)
+    some = next(iter(reader.known.values())) if reader.known else reader.chunk(first, 0)
+    return GroupRows(
+        Repeated(lambda: (reader.read(number, args) for number, args in with_rows(chunks))),
+        reader.groups(first, some),
+        counts,
+        communicator,
+        first=first,
+        prior=shared,
+        own=own,
+        known=reader.known,
+    )

@@ -109,8 +109,8 @@ def with_groups(rows: GroupRows, posterior: LaplacePosterior) -> GroupsPosterior
     """The posterior with the groups of this process; one pass."""
     state = posterior.state
     joint, places = _all_latents(rows)
-    parts = [_part(groups, state, index) for groups, index in zip(rows.passes(), places, strict=True)]
-    shared = torch.cat([torch.arange(joint.latents.size)[joint.latents.slices[p.name]] for p in rows.shared.latents])
+    parts = [_part(groups, state, index) for groups, index in zip(rows.pieces, places, strict=True)]
+    shared = torch.cat([torch.arange(joint.latents.size)[joint.latents.slices[p.name]] for p in rows.prior.latents])
     active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
     whole = Problem(joint, Structure(None, None, None, AutogradDensity(joint, None)), exact_hessian, active)
     u = joint.initial_u.index_copy(0, shared.to(joint.device), state.u)

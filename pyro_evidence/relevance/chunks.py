@@ -189,7 +189,7 @@ class StreamedWeights:
 
     def of_chunks(self) -> Iterator[Weights]:
         """One pass: the weights of each chunk alone."""
-        for density in self.rows.passes():
+        for density in self.rows.pieces:
             target = LinearTarget(linear_parts(density, self.first.order), None, self.first.target.eps)
             yield replace(self.first, joint=density.joint, target=target, slots=density.slots)
 
@@ -204,7 +204,7 @@ def streamed_weights(
     :raises BadInput: for no chunks, for those that can be gone through only once, or whose weights differ.
     :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
     """
-    rows = linear_rows(model, chunks, join, partial(_joint, model))
+    rows = linear_rows(model, chunks, join, partial(LogJoint, model, maximise=()))
     first = weights_of(rows.joint, site)
     if not isinstance(first.target, LinearTarget) or first.num_others:
         raise UnsupportedModel(
@@ -212,11 +212,7 @@ def streamed_weights(
         )
 
     def passes() -> Iterator[Part]:
-        for density in rows.passes():
+        for density in rows.pieces:
             yield from linear_parts(density, first.order)
 
     return StreamedWeights(replace(first, target=StreamedTarget(passes, first.target.eps, join)), first, rows)
-
-
-def _joint(model: Model, args: Sequence[Any]) -> LogJoint:
-    return LogJoint(model, args, maximise=())

@@ -153,7 +153,7 @@ def noise_of_chunks(found: StreamedWeights, name: str) -> Noise:
         return _Quadratic(sums, squares(part, zero), zero.new_tensor(here.num_data))
 
     none = _Quadratic(Sums.none(zero), zero.new_zeros(()), zero.new_zeros(()))
-    pieces = joining.total(found.rows.join, found.of_chunks(), of_chunk, lambda: none)
+    pieces = joining.total(found.rows.communicator, found.of_chunks(), of_chunk, lambda: none)
     added_up = QuadraticTarget(pieces.sums, pieces.squares, pieces.num_data, eps=found.first.target.eps)
     return replace(noise, num_data=float(pieces.num_data), added_up=added_up)
 

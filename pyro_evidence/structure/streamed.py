@@ -5,17 +5,17 @@ then, and its graph is gone before the next chunk is read.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.data import ranks as joining
-from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, looked_through, with_rows
-from pyro_evidence.data.ranks import Communicator, Sums
+from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
+from pyro_evidence.data.ranks import Communicator
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import Orders, generic_directions
@@ -33,36 +33,35 @@ Making = Callable[[Sequence[Any]], LogJoint]  # the model on other rows
 
 
 @dataclass(frozen=True)
-class LinearRows:
-    """The linear predictors of rows in chunks: in the first pass with all checks, later without."""
+class LinearRows(Rows[LinearDensity]):
+    """The linear predictors of rows in chunks; the example is that of the first few rows.
 
-    make: Making
-    first: LinearDensity  # of the first few rows
-    chunks: Chunks
-    join: Communicator
-    slots: dict[int, tuple[LikelihoodTerm, ...]] = field(default_factory=dict)  # of the chunks that were checked
-    groups: dict[int, PrecisionGroups | None] = field(default_factory=dict)
+    :ivar structure: what the first few rows show, with the noise of all rows.
+    """
+
+    structure: Structure = field(kw_only=True)
 
     @property
     def joint(self) -> LogJoint:
         """The model on the first few rows, with the hyperparameters from which all begin."""
-        return self.first.joint
+        return self.example.joint
 
-    def total(self, of: Callable[[LinearDensity], Sums], nothing: Callable[[], Sums]) -> Sums:
-        """One pass: the sum over the rows of all processes."""
-        return joining.total(self.join, self.passes(), of, nothing)
 
-    def passes(self) -> Iterator[LinearDensity]:
-        """The predictors of the rows of this process, a chunk at a time."""
-        for number, args in with_rows(self.chunks):
-            with torch.enable_grad():  # predictors are read by derivatives, whoever asks
-                density = self._read(number, args)
-            yield density
+@dataclass(frozen=True)
+class LinearReader:
+    """Reads chunks as linear predictors: for the first time with all checks, later without."""
 
-    def _read(self, number: int, args: Sequence[Any]) -> LinearDensity:
+    make: Making
+    first: LinearDensity  # of the first few rows
+    slots: dict[int, tuple[LikelihoodTerm, ...]] = field(default_factory=dict)  # of the chunks that were checked
+    groups: dict[int, PrecisionGroups | None] = field(default_factory=dict)
+
+    @torch.enable_grad()  # predictors are read by derivatives, whoever asks
+    def read(self, number: int, args: Sequence[Any]) -> LinearDensity:
+        """A chunk that may have been read before."""
         if number not in self.slots:
             return self.checked(number, args)
-        joint = copy.copy(self.joint)
+        joint = copy.copy(self.first.joint)
         joint.args = tuple(args)
         try:
             return replace(read_again(joint, self.slots[number]), free=self.first.free)
@@ -75,46 +74,54 @@ class LinearRows:
         :raises BadInput: when it differs from the first in more than its rows.
         :raises UnsupportedModel: for predictors that are not linear.
         """
-        joint = self.make(args)
-        joint.held, joint.initial_theta = self.joint.held, self.joint.initial_theta
-        self._require_same_latents(number, joint)
+        joint, first = self.make(args), self.first.joint
+        joint.held, joint.initial_theta = first.held, first.initial_theta
+        if _shapes(joint) != _shapes(first) or joint.hypers.names != first.hypers.names:
+            raise BadInput(
+                f"chunk {number} has {joint.latents.size} weights and the first {first.latents.size}; chunks must "
+                f"differ in their rows only. Latent sites of every row are none that chunks can share."
+            )
         found = recognise(joint)
         if found.linear is None:
             raise not_linear(joint, number)
-        self._require_same_prior(number, found.linear)
+        u = torch.stack([first.initial_u, generic_directions(1, first.latents.size, first.initial_u)[0]])
+        priors = [
+            (d.log_joint(u, first.initial_theta) - log_likelihood(d, u, first.initial_theta)).detach()
+            for d in (found.linear, self.first)
+        ]
+        require_same_prior(number, first, priors)
         self.slots[number], self.groups[number] = found.linear.slots, found.groups
         return found.linear
 
-    def all_groups(self, few: PrecisionGroups | None) -> PrecisionGroups | None:
+    def all_groups(self, few: PrecisionGroups | None, communicator: Communicator) -> PrecisionGroups | None:
         """The precisions that are hyperparameters, with the noise of all rows; None where chunks differ in them.
 
         :param few: those that the first few rows show.
         """
         here = [g for g in self.groups.values() if few is None or g is None or not torch.equal(g.power, few.power)]
-        size = torch.zeros_like(self.joint.initial_theta)
+        size = torch.zeros_like(self.first.joint.initial_theta)
         noise = [g.noise_here for g in self.groups.values() if g is not None]
         differ = size.new_tensor([float(len(here))])
-        total = self.join.total(torch.cat([differ, torch.stack([size, *noise]).sum(0)]))
+        total = communicator.total(torch.cat([differ, torch.stack([size, *noise]).sum(0)]))
         return None if few is None or total[0] else replace(few, num_noise=total[1:])
 
-    def _require_same_latents(self, number: int, joint: LogJoint) -> None:
-        here, first = ({p.name: tuple(p.shape) for p in x.latents} for x in (joint, self.joint))
-        if here != first or joint.hypers.names != self.joint.hypers.names:
-            raise BadInput(
-                f"chunk {number} has {joint.latents.size} weights and the first {self.joint.latents.size}; chunks must "
-                f"differ in their rows only. Latent sites of every row are none that chunks can share."
-            )
 
-    def _require_same_prior(self, number: int, density: LinearDensity) -> None:
-        u = torch.stack([self.joint.initial_u, generic_directions(1, self.joint.latents.size, self.joint.initial_u)[0]])
-        theta = self.joint.initial_theta
-        here, first = ((d.log_joint(u, theta) - log_likelihood(d, u, theta)).detach() for d in (density, self.first))
-        close = float(torch.finfo(self.joint.dtype).eps ** 0.64)
-        if not torch.allclose(here, first, rtol=close, atol=close):
-            raise BadInput(
-                f"the prior of {', '.join(self.joint.latents.names)} in chunk {number} is another than in the first: "
-                f"it depends on the rows. Expected one prior: compute what it needs over all rows, and bind that to it."
-            )
+def _shapes(joint: LogJoint) -> dict[str, tuple[int, ...]]:
+    return {p.name: tuple(p.shape) for p in joint.latents}
+
+
+def require_same_prior(number: int, first: LogJoint, values: Sequence[Tensor]) -> None:
+    """Refuse a chunk whose prior is another than the first one's.
+
+    :param values: the log prior density of both at the same points, nats.
+    :raises BadInput: naming the chunk.
+    """
+    close = float(torch.finfo(first.dtype).eps ** 0.64)
+    if not torch.allclose(values[0], values[1], rtol=close, atol=close):
+        raise BadInput(
+            f"the prior of {', '.join(first.latents.names)} in chunk {number} is another than in the first: it depends "
+            f"on the rows. Expected one prior: compute what it needs over all rows, and bind that to it."
+        )
 
 
 def not_linear(joint: LogJoint, number: int = 0) -> UnsupportedModel:
@@ -126,23 +133,27 @@ def not_linear(joint: LogJoint, number: int = 0) -> UnsupportedModel:
 
 
 def linear_rows(
-    model: Any, chunks: Chunks, join: Communicator, make: Making, look: Callable[[LogJoint], Any] = lambda _: None
+    model: Any, chunks: Chunks, communicator: Communicator, make: Making, look: Callable[[LogJoint], Any] | None = None
 ) -> LinearRows:
     """The predictors of all rows; one pass, in which every chunk is checked.
 
-    :param look: at the model on the first few rows, before anything else.
+    :param look: at the model on the first few rows, before anything else; None for nothing.
     :raises BadInput, UnsupportedModel: on all processes what is wrong with one chunk.
     """
-    agree_on_kind(model, chunks, join, make)
-    joint = make(first_rows(chunks, join))
+    agree_on_kind(model, chunks, communicator, make)
+    joint = make(first_rows(chunks, communicator))
     joint.has_data = False
-    look(joint)
-    first = recognise(joint).linear
-    if first is None:
+    if look is not None:
+        look(joint)
+    found = recognise(joint)
+    if found.linear is None:
         raise not_linear(joint)
-    rows = LinearRows(make, first, chunks, join)
-    looked_through(model, chunks, join, rows.checked)
-    return rows
+    reader = LinearReader(make, found.linear)
+    rows = Rows.of_chunks(
+        model, chunks, reader.read, check=reader.checked, example=found.linear, communicator=communicator
+    )
+    structure = replace(found, groups=reader.all_groups(found.groups, communicator))
+    return LinearRows(rows.pieces, found.linear, rows.counts, communicator, structure=structure)
 
 
 def log_likelihood(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
@@ -185,13 +196,6 @@ class Totals:
         return Totals(*(a + b for a, b in pairs))
 
 
-class Passes(Protocol):
-    """Rows that are never together."""
-
-    def total(self, of: Callable[[Any], Sums], nothing: Callable[[], Sums]) -> Sums:
-        """One pass: the sum over the rows of all processes."""
-
-
 @dataclass(frozen=True)
 class Summands:
     """What a pass adds up, of a chunk's density at rows ``(R, D)`` and hyperparameters, each in its graph.
@@ -209,22 +213,17 @@ class Summands:
 class StreamedDensity(LinearDensity):
     """The density of all rows; its fields are those of the first few, which know the prior."""
 
-    rows: Passes | None = None
+    rows: Rows[Any] = field(kw_only=True)
     of: Summands = field(default_factory=lambda: LINEAR)
     _found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the totals at the last points
-
-    @property
-    def _rows(self) -> Passes:
-        assert self.rows is not None
-        return self.rows
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``; differentiable, by a pass for each derivative."""
         prior = self._log_prior(u, theta)
         if _wants_graph(u, theta):
-            return prior + added_up(self._rows, self.of.value, self._totals(u, theta).value, u, theta)
+            return prior + added_up(self.rows, self.of.value, self._totals(u, theta).value, u, theta)
         if len(u) > MANY:
-            return prior + self._rows.total(lambda d: self.of.value(d, u, theta), lambda: torch.zeros_like(prior))
+            return prior + self.rows.total(lambda d: self.of.value(d, u, theta))
         return prior + self._totals(u, theta).value
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,7 +238,7 @@ class StreamedDensity(LinearDensity):
         """The log joint and two derivatives in ``u``, which requires a gradient; theirs are passes again."""
         self._require_dense(u)
         _, rise, A = self._prior_orders(u, theta)
-        gradient = added_up(self._rows, self.of.slope, self._totals(u, theta).gradient, u, theta)
+        gradient = added_up(self.rows, self.of.slope, self._totals(u, theta).gradient, u, theta)
         return Orders(self.log_joint(u, theta), rise + gradient, self._with_prior(A, u, theta))
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -250,10 +249,9 @@ class StreamedDensity(LinearDensity):
     def _with_prior(self, prior: Tensor, u: Tensor, theta: Tensor) -> Tensor:
         prior = prior if prior.dim() == 3 else prior.diag_embed()
         if _wants_graph(u, theta):
-            return prior + added_up(self._rows, self.of.precision, self._totals(u, theta).precision, u, theta)
+            return prior + added_up(self.rows, self.of.precision, self._totals(u, theta).precision, u, theta)
         if len(u) > MANY:
-            nothing = lambda: u.new_zeros(*u.shape, u.shape[-1])  # noqa: E731
-            return prior + self._rows.total(lambda d: self.of.precision(d, u, theta).detach(), nothing)
+            return prior + self.rows.total(lambda d: self.of.precision(d, u, theta).detach())
         return prior + self._totals(u, theta).precision
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -264,9 +262,7 @@ class StreamedDensity(LinearDensity):
         u, theta = u.detach(), theta.detach()
         place = (u, theta)
         if not ("place" in self._found and all(map(torch.equal, self._found["place"], place))):
-            D = u.shape[-1]
-            nothing = lambda: Totals(u.new_zeros(len(u)), u.new_zeros(len(u), D), u.new_zeros(len(u), D, D))  # noqa: E731
-            found = self._rows.total(lambda d: self.of.totals(d, u, theta), nothing)
+            found = self.rows.total(lambda d: self.of.totals(d, u, theta))
             self._found.update(place=(u.clone(), theta.clone()), found=found)
         totals: Totals = self._found["found"]
         return totals
@@ -287,7 +283,7 @@ def _wants_graph(u: Tensor, theta: Tensor) -> bool:
 OfChunk = Callable[..., Tensor]  # of a chunk's density and of tensors
 
 
-def added_up(rows: Passes, of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
+def added_up(rows: Rows[Any], of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
     """The sum of ``of`` over all chunks, whose value is known, differentiable in ``x`` as often as one likes."""
     found: Tensor = _Sum.apply(rows, of, known, *x)
     return found
@@ -297,7 +293,7 @@ class _Sum(torch.autograd.Function):
     """A sum over a pass; its derivative is a sum over a pass of derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Passes, of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Rows[Any], of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
         ctx.rows, ctx.of, ctx.last = rows, of, None
         ctx.save_for_backward(*x)
         return known.clone()
@@ -309,8 +305,7 @@ class _Sum(torch.autograd.Function):
         sign = 0.0 if ctx.last is None else _sign(ctx.last[0], cotangent)
         if sign == 0.0:  # else these derivatives have been asked for, one argument after the other
             held = tuple(v.detach() for v in (*x, cotangent))
-            nothing = lambda: x[0].new_zeros(sum(sizes))  # noqa: E731
-            ctx.last = held[-1].clone(), ctx.rows.total(lambda d: pulled(d, *held).detach(), nothing)
+            ctx.last = held[-1].clone(), ctx.rows.total(lambda d: pulled(d, *held).detach())
         flat = added_up(ctx.rows, pulled, (sign or 1.0) * ctx.last[1], *x, cotangent)
         return None, None, None, *(g.reshape(v.shape) for g, v in zip(flat.split(sizes), x, strict=True))
 
@@ -337,7 +332,6 @@ def _pulled(of: OfChunk, density: Any, *x: Tensor) -> Tensor:
 
 def streamed_structure(rows: LinearRows) -> Structure:
     """What is known of the density of all rows, by the first few."""
-    first, found = rows.first, recognise(rows.joint)
+    first = rows.example
     streamed = StreamedDensity(first.joint, first.linear, first.free, first.gaussian, rows=rows)
-    groups = rows.all_groups(found.groups)
-    return replace(found, groups=groups, linear=streamed, latent=None, factors=None, network=None)
+    return replace(rows.structure, linear=streamed, latent=None, factors=None, network=None)

@@ -88,7 +88,7 @@ def test_the_slope_of_the_evidence_is_a_sum_over_groups() -> None:
     whole, make = laplace_problem(LogJoint(curves, data())), partial(LogJoint, curves)
     chunks = cut([7, 13])
     rows = group_rows(curves, chunks, SINGLE_PROCESS, make, make(chunks[0]), ("c",))
-    parts = Problem(rows.shared, rows.structure, exact_hessian, torch.ones(rows.shared.latents.size).bool())
+    parts = Problem(rows.prior, rows.structure, exact_hessian, torch.ones(rows.prior.latents.size).bool())
     theta = whole.joint.initial_theta + 0.3
     states = [laplace_state(p, theta, p.joint.initial_u, cold=True) for p in (whole, parts)]
     assert_close(states[1].log_evidence, states[0].log_evidence)
