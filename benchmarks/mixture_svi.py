@@ -27,9 +27,8 @@ from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, datasets
 from pyro_evidence.compare import learning_curve
-from pyro_evidence.fitting.restarts import advance
+from pyro_evidence.fitting.restarts import advance, warmed
 from pyro_evidence.infer import evidence_em
-from pyro_evidence.mixture import rounds as mixture_rounds
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.fit import begin
 from pyro_evidence.models.basis import RandomVectorFunctionalLink
@@ -94,7 +93,7 @@ def rounds(case: Case, num: int) -> Callable[[], object]:
     def run() -> object:
         engine = EvidenceEM(case.model, start=ONE)
         task = begin(LogJoint(case.model, case.train), engine.start, engine.update, engine.curvature)
-        batch = mixture_rounds.warmed(task.batch, engine.update, min(num, ONE.warm_up))
+        batch = warmed(task.batch, min(num, ONE.warm_up))
         for _ in range(num - ONE.warm_up):
             batch = advance(batch)
         return batch.objective

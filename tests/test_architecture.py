@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 
 # One method, one folder: a part may import those before it, and nothing after it.
 ORDER = (
-    "lazy_import errors display settings files data fitting numerics precision program structure models blocks "
+    "lazy_import errors display settings files data numerics fitting precision program structure models blocks "
     "laplace nested posterior mixture relevance mppca prbf infer evidence_check datasets compare sklearn plots __main__"
 ).split()
 RUN_MODELS = {

@@ -1,6 +1,6 @@
 """What an engine for mixtures does round by round: train and test densities, components, evidence."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from pyro_evidence.mixture import rounds as mixture_rows
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, natural_parameters, responsibilities
 from pyro_evidence.mixture.fit import MixtureFit, begin
-from pyro_evidence.mixture.rounds import Journal, MixtureRestarts, warm_up
+from pyro_evidence.mixture.rounds import Journal, MixtureRestarts
 from pyro_evidence.program.distributions import Background
 from pyro_evidence.program.log_joint import LogJoint
 
@@ -97,8 +97,7 @@ def learning_curve(
     journal: Journal[Look] = Journal(look)
     journal.note(task.batch)
     num_warm = min(engine.start.warm_up, num_steps)
-    warm = warmed(task.batch, [warm_up(engine.update, num_warm, journal)])
-    repeated(replace(warm, update=engine.update), num_steps - num_warm, journal)
+    repeated(warmed(task.batch, num_warm, journal), num_steps - num_warm, journal)
     seen, new, evidence, mixtures = zip(*journal.entries, strict=True)
     return LearningCurve(
         torch.stack(seen), torch.stack(new), torch.stack(evidence), mixtures, task.structure.background

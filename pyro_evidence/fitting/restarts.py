@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ CRAWLING = 20  # rounds after which they are taken to crawl
 class Restarts(ABC):
     """One iterate of all restarts.  A family of models says what a round leads to, and what that is worth."""
 
+    update: Any = None  # the settings of a round, which a warm-up changes for a while
     failed: Tensor  # (R,) bool: rows that stay at their last good state
     change: Tensor  # (R,) largest change of a log hyperparameter in the last round
     num_rounds: int = 0
@@ -54,12 +55,28 @@ class Restarts(ABC):
         """Largest change of a log hyperparameter on the way there, ``(R,)``; not finite where they are not sound."""
 
     @abstractmethod
-    def ahead(self, before: Any, after: Any) -> Any:
-        """Parameters to which a leap goes that begins ``before`` these, where the next round leads ``after``."""
-
-    @abstractmethod
     def complaint(self, parameters: Any, row: int) -> str:
         """What is wrong with one row, in words."""
+
+    @abstractmethod
+    def warm_up(self, num_rounds: int, step: "Step[Any]") -> "Sequence[Phase]":
+        """The phases of a warm-up of so many rounds."""
+
+    def ahead(self, before: Any, after: Any) -> Any:
+        """Parameters to which a leap goes that begins ``before`` these, where the next round leads ``after``.
+
+        They are had from their ``coordinates``, which have no bounds; a row whose ``present`` parts change on the way,
+        ``(R, ...)`` bool, goes to the last of the three.
+        """
+        states = (before, self.parameters, after)
+        if any(x.present.shape != after.present.shape for x in states):
+            return after
+        parts = [x.coordinates for x in states]
+        end = leap(*(torch.cat([x.flatten(1) for x in each], -1) for each in parts))
+        ends = end.split([x[0].numel() for x in parts[-1]], -1)
+        found = after.placed(*(y.reshape(x.shape) for y, x in zip(ends, parts[-1], strict=True)))
+        same = [(x.present == after.present).all(-1) for x in states]
+        return found.where(torch.stack(same).all(0), after)
 
     @cached_property
     def objective(self) -> float:
@@ -88,11 +105,11 @@ Step = Callable[[Batch], Batch]
 
 
 @dataclass(frozen=True)
-class Phase(Generic[Batch]):
+class Phase:
     """Some rounds of a warm-up."""
 
-    begin: Step[Batch]  # what is changed before the first of them, such as the update
-    step: Step[Batch]
+    update: Any
+    step: Step[Any]
     num_rounds: int
 
 
@@ -157,13 +174,6 @@ def leap(start: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return start + 2.0 * length * r + length.square() * v
 
 
-def leap_together(*iterates: Sequence[Tensor]) -> list[Tensor]:
-    """:func:`leap` of values that are several tensors each, rows in front."""
-    end = leap(*(torch.cat([x.flatten(1) for x in parts], -1) for parts in iterates))
-    like = iterates[-1]
-    return [y.reshape(x.shape) for y, x in zip(end.split([x[0].numel() for x in like], -1), like, strict=True)]
-
-
 def _without_failures(batch: Batch, new: Any, change: Tensor) -> Batch:
     """A round in which some rows fail, or have failed before."""
     old, sound = batch.parameters, change.isfinite() & ~batch.failed
@@ -198,22 +208,21 @@ def ready(batch: Batch) -> Batch:
     return replace(batch, change=torch.full_like(batch.change, torch.inf))
 
 
-def warmed(batch: Batch, phases: Sequence[Phase[Batch]]) -> Batch:
-    """After all rounds of a warm-up."""
-    for phase in phases:
-        batch = repeated(phase.begin(batch), phase.num_rounds, phase.step)
-    return batch
+def warmed(batch: Batch, num_rounds: int, step: Step[Batch] = advance) -> Batch:
+    """After all rounds of the warm-up, ready for the first one of its own update."""
+    after = batch
+    for phase in batch.warm_up(num_rounds, step):
+        after = repeated(replace(after, update=phase.update), phase.num_rounds, phase.step)
+    return ready(replace(after, update=batch.update))
 
 
-def em(batch: Batch, phases: Sequence[Phase[Batch]], begin: Step[Batch], stop: Stop, step: Step[Batch]) -> Fit[Batch]:
-    """The warm-up, then rounds until ``stop``.
-
-    :param begin: what is changed between the two, such as the update.
-    """
-    for phase in (p for p in phases if p.num_rounds):
+def em(batch: Batch, num_warm: int, stop: Stop, step: Step[Batch] = advance) -> Fit[Batch]:
+    """The warm-up, then rounds until ``stop``."""
+    after = batch
+    for phase in (p for p in batch.warm_up(num_warm, step) if p.num_rounds):
         exactly = replace(stop, tolerance=-1.0, num_steps=phase.num_rounds)
-        warm = iterate(phase.step, ready(phase.begin(batch)), exactly, "EvidenceEM, warm-up")
-        batch = warm.state
+        warm = iterate(phase.step, ready(replace(after, update=phase.update)), exactly, "EvidenceEM, warm-up")
+        after = warm.state
         if warm.status is not Status.STEP_LIMIT:
-            return Fit(ready(begin(batch)), warm.status, warm.objectives[-1:])
-    return iterate(step, ready(begin(batch)), stop, "EvidenceEM")
+            return Fit(ready(replace(after, update=batch.update)), warm.status, warm.objectives[-1:])
+    return iterate(step, ready(replace(after, update=batch.update)), stop, "EvidenceEM")

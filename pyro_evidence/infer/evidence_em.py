@@ -12,9 +12,11 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion
 from pyro_evidence.fitting.engine import engine
 from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import without_validation
+from pyro_evidence.fitting.restarts import advance, warmed
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import laplace_problem
 from pyro_evidence.laplace.restarts import Restarts, search
@@ -22,7 +24,6 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.mixture import chunked_fit as streamed_fit
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import fit as mixture_fit
-from pyro_evidence.mixture.components import Deletion, GreedyDeletion
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.fit import MixtureFit, Start, begin, current_posterior
 from pyro_evidence.mixture.posterior import MixturePosterior, without_data
@@ -167,7 +168,7 @@ class EvidenceEM:
         self.start = start
         self.deletion = deletion
         self.stop = stop
-        self._task: MixtureFit | mppca_fit.MPPCAFit | None = None
+        self._task: Any = None  # a MixtureFit or an MPPCAFit
         self._data: Arguments = ((), {})
         self._watched: Arguments | None = None
 
@@ -255,9 +256,9 @@ class EvidenceEM:
             joint = self._joint(args, kwargs)
             self._task = mppca_fit.begin(joint, self.start, self.update) or self._begin(joint)
             self._data = (args, kwargs)
-            self._task = self._task.warmed(self.update, self.start.warm_up)
+            self._task = replace(self._task, batch=warmed(self._task.batch, self.start.warm_up))
         else:
-            self._task = self._task.advanced()
+            self._task = replace(self._task, batch=advance(self._task.batch))
         return float(self._task.jacobian) - self._task.batch.objective
 
     @property

@@ -1,6 +1,6 @@
 """Mixtures whose components are linear in their weights: evidence-regularised EM, whole."""
 
-from pyro_evidence.mixture.components import GreedyDeletion
+from pyro_evidence.fitting.component_moves import GreedyDeletion
 from pyro_evidence.mixture.fit import Start
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.updates import (

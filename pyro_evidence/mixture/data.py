@@ -173,6 +173,31 @@ class Mixture(Batched):
         """Components that are not pruned, shape ``(R, K)``."""
         return self.log_mixing > -torch.inf
 
+    @property
+    def present(self) -> Tensor:
+        """As :attr:`active`."""
+        return self.active
+
+    @property
+    def coordinates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weights, noise precisions, prior precisions and shares without bounds, rows in front."""
+        if self.noise.dim() == 3:
+            noise = self.noise.log()
+        else:
+            tril = torch.linalg.cholesky_ex(self.noise)[0]
+            noise = tril.diagonal_scatter(tril.diagonal(dim1=-2, dim2=-1).log(), dim1=-2, dim2=-1)
+        return self.w, noise, self.alpha.log(), torch.where(self.active, self.log_mixing, 0.0)
+
+    def placed(self, w: Tensor, noise: Tensor, log_alpha: Tensor, shares: Tensor) -> "Mixture":
+        """The mixture at these :attr:`coordinates`, with the components of this one that are not pruned."""
+        if noise.dim() == 3:
+            noise = noise.exp()
+        else:
+            tril = noise.diagonal_scatter(noise.diagonal(dim1=-2, dim2=-1).exp(), dim1=-2, dim2=-1)
+            noise = tril @ tril.mT
+        log_mixing = torch.where(self.active, shares, -torch.inf).log_softmax(-1)
+        return replace(self, w=w, noise=noise, alpha=log_alpha.exp(), log_mixing=log_mixing)
+
     @cached_property
     def on(self) -> Tensor:
         """1 for weights of components that are not pruned, else 0, shape ``(R, K, 1, 1)``."""

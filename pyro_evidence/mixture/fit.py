@@ -1,6 +1,5 @@
 """One recognised mixture on its way: from the Pyro model to a batch of restarts, and back to a posterior."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -10,11 +9,11 @@ from torch import Tensor
 
 from pyro_evidence import settings
 from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting import restarts
+from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion, settled, unless_interrupted
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import restored_global_state
-from pyro_evidence.fitting.restarts import advance, require_any, slowly_converging
+from pyro_evidence.fitting.restarts import require_any, slowly_converging
 from pyro_evidence.mixture import evidence, mode, rounds
-from pyro_evidence.mixture.components import Deletion, GreedyDeletion
 from pyro_evidence.mixture.data import ResponseUnits, response_units
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
@@ -30,9 +29,10 @@ from pyro_evidence.mixture.updates import (
     corrected,
     husmeier2000_update,
 )
+from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import check_count, check_positive, check_seed, seeded, stacklevel
+from pyro_evidence.settings import check_count, check_positive, check_seed, seeded
 
 ErrorJournal = Journal[tuple[Tensor, ...]]
 Starting = Callable[[MixtureData, Mixture, SharedParameters], Mixture]
@@ -146,13 +146,6 @@ class MixtureFit:
         """A journal of the errors of every round."""
         return Journal(Errors(self.units, () if unseen is None else (self.unseen(unseen),)))
 
-    def warmed(self, update: Update, num_steps: int) -> "MixtureFit":
-        """After the warm-up, ready for ``update``."""
-        return replace(self, batch=rounds.warmed(self.batch, update, num_steps))
-
-    def advanced(self) -> "MixtureFit":
-        return replace(self, batch=advance(self.batch))
-
 
 def _outputs(shape: tuple[int, int]) -> str:
     return f"{shape[0]} responses and {shape[1]} basis functions"
@@ -197,30 +190,24 @@ def choose(
     :raises NotConverged: when every restart has failed, with all reasons.
     """
     require_any(fit.state, "BoundedInflation(rho=0.05)")
-    fit = _deleted(fit, deletion) if deletion else fit
-    batch, modes = fit.state, fit.state.modes
-    best = mode.first_highest(torch.where(batch.failed, -torch.inf, modes.occam)).reshape(1)
+    if deletion is not None and fit.status is not Status.INTERRUPTED:
+        before, stopped = fit, Fit(fit.state, Status.INTERRUPTED, fit.objectives)
+        fit = unless_interrupted(lambda: replace(before, state=deletion(before.state)), stopped)
+    batch, modes, reasons = fit.state, fit.state.modes, fit.state.reasons
+    best = first_highest(torch.where(batch.failed, -torch.inf, modes.occam)).reshape(1)
     at_mode, limit = modes.mixture[best], ""
     heights = torch.where(batch.failed, torch.nan, task.times * modes.log_evidence)
     if (deletion or task.times > 1.0) and fit.status is not Status.INTERRUPTED:
-        fit, limit = _alone(task, fit, best, (deletion, stop, journal))
+        alone = batch.selected(best)
+        alone = task.whole(alone.reached(alone.parameters))
+        alone, limit = (alone, "") if deletion is None else _grown(task, alone, deletion)
+        rest = iterate(_leaping(journal, stop), replace(alone, num_rounds=0), stop, "EvidenceEM")
+        objectives = fit.objectives if task.times == 1.0 else rest.objectives[:1]
+        fit = Fit(rest.state, rest.status, objectives + rest.objectives[1:])
         at_mode = mode.find_mode(task.data, fit.state.expected.mixture)
     elif fit.status is Status.STEP_LIMIT and float(batch.change[best]) <= stop.gradient_tolerance:
         fit = Fit(batch, Status.CONVERGED, fit.objectives)  # the others are not
-    return Chosen(fit, at_mode, int(best), heights, batch.reasons, limit)
-
-
-def _alone(
-    task: MixtureFit, fit: Fit[MixtureRestarts], best: Tensor, how: tuple[Deletion | None, Stop, ErrorJournal]
-) -> tuple[Fit[MixtureRestarts], str]:
-    """The chosen restart alone, on all data: components split as long as that gains, then rounds to convergence."""
-    deletion, stop, journal = how
-    chosen, limit = task.whole(rounds.alone(fit.state, best)), ""
-    if deletion is not None:
-        chosen, limit = _grown(task, chosen, deletion)
-    rest = iterate(_leaping(journal, stop), replace(chosen, num_rounds=0), stop, "EvidenceEM")
-    before = fit.objectives if task.times == 1.0 else rest.objectives[:1]
-    return Fit(rest.state, rest.status, before + rest.objectives[1:]), limit
+    return Chosen(fit, at_mode, int(best), heights, reasons, limit)
 
 
 def _leaping(journal: ErrorJournal, stop: Stop) -> ErrorJournal:
@@ -230,19 +217,11 @@ def _leaping(journal: ErrorJournal, stop: Stop) -> ErrorJournal:
 
 def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tuple[MixtureRestarts, str]:
     """The chosen restart with components split, and what kept it from further splits."""
-    chosen = chosen if task.times == 1.0 else rounds.settled(chosen, deletion.after)
-    room = most_components(task.structure, task.data.num_rows) if _may_grow(task) else len(chosen.expected.mixture.loc)
-    try:
-        with restored_global_state():
-            return deletion.split(chosen, task.ties, room)
-    except KeyboardInterrupt:
-        warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=6)
-        return chosen, "interrupted"
-
-
-def _may_grow(task: MixtureFit) -> bool:
-    """Whether another component would be as good as any: more than one, and all alike."""
-    return len(task.structure.loc) > 1 and rounds.is_exchangeable(task.ties, task.structure.loc)
+    chosen = chosen if task.times == 1.0 else settled(chosen, deletion.after)
+    room = num = len(task.structure.loc)
+    if num > 1 and rounds.is_exchangeable(task.ties, task.structure.loc):  # another would be as good as any
+        room = most_components(task.structure, task.data.num_rows)
+    return unless_interrupted(lambda: deletion.split(chosen, task.ties, room), (chosen, "interrupted"))
 
 
 def current_posterior(task: MixtureFit, stop: Stop) -> MixturePosterior:
@@ -250,17 +229,6 @@ def current_posterior(task: MixtureFit, stop: Stop) -> MixturePosterior:
     journal, fit = task.journal(), Fit(task.batch, Status.BY_HAND, (task.batch.objective,))
     journal.note(task.batch)
     return posterior_of(task, choose(task, fit, None, stop, journal), journal)
-
-
-def _deleted(fit: Fit[MixtureRestarts], deletion: Deletion) -> Fit[MixtureRestarts]:
-    if fit.status is Status.INTERRUPTED:
-        return fit
-    try:
-        with restored_global_state():
-            return Fit(deletion(fit.state), fit.status, fit.objectives)
-    except KeyboardInterrupt:
-        warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=stacklevel())
-        return Fit(fit.state, Status.INTERRUPTED, fit.objectives)
 
 
 def posterior_of(task: MixtureFit, chosen: Chosen, journal: ErrorJournal) -> MixturePosterior:
@@ -309,7 +277,7 @@ def run(task: MixtureFit, settings: Settings, journal: ErrorJournal) -> MixtureP
     with torch.inference_mode(is_closed(task, settings)):
         journal.note(task.batch)
         step = journal if deletion is not None else _leaping(journal, stop)
-        fit = rounds.em(task.batch, settings.update, settings.start.warm_up, together, step)
+        fit = restarts.em(task.batch, settings.start.warm_up, together, step)
         chosen = choose(task, fit, deletion, stop, journal)
     return warn_unless_converged(posterior_of(task, chosen, journal), stop)
 

@@ -14,13 +14,13 @@ from pyro_evidence.mixture.evidence import PointwiseJoint, pointwise_joint
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
 from pyro_evidence.mixture.updates import EStep, estep
 from pyro_evidence.numerics import newton
+from pyro_evidence.numerics.batched import distinct
 from pyro_evidence.numerics.evidence import log_evidence as laplace
 
 LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter; 1 to 100 lead to the same choices
 TOLERANCE = 1e-14  # nats that a Newton step may still promise
 MANY = 2**21  # numbers, one for each datum and weight, up to which every row is looked at exactly
 NEAR = 10.0  # nats below the highest row, by the curvature of the engine, where another may be highest by the exact one
-SAME = 1e-6  # relative difference between the evidences of two restarts at one mode
 RENEWED = 12  # steps after which the Hessian of many data is taken anew
 
 
@@ -149,7 +149,7 @@ def modes(expected: EStep, exact: Tensor | None = None) -> Modes:
         exact = torch.arange(len(evidence), device=evidence.device)
     found = Modes(expected.mixture, evidence, evidence + occam_factor(expected))
     found = replace(found, log_evidence=_finite(found.log_evidence), occam=_finite(found.occam))
-    chosen = distinct(found.occam, expected.mixture) if exact is None else exact
+    chosen = distinct(found.occam, expected.mixture.active.sum(-1), NEAR) if exact is None else exact
     return _exactly(expected, found, chosen) if len(chosen) else found
 
 
@@ -170,25 +170,6 @@ def _exactly(expected: EStep, found: Modes, chosen: Tensor) -> Modes:
 
 def _finite(height: Tensor) -> Tensor:
     return torch.where(height.isfinite(), height, -torch.inf)
-
-
-def distinct(height: Tensor, mixture: Mixture, within: float = NEAR) -> Tensor:
-    """Numbers of the rows whose height is near the highest, highest first, one for each mode."""
-    order = height.argsort(descending=True, stable=True).tolist()
-    num, found = mixture.active.sum(-1).tolist(), list[int]()
-    heights = height.tolist()
-    for here in order:
-        same = any(num[here] == num[i] and heights[i] - heights[here] <= SAME * (1.0 + abs(heights[i])) for i in found)
-        if not same and heights[here] >= heights[order[0]] - within and heights[here] > -math.inf:
-            found.append(here)
-    return torch.tensor(found, dtype=torch.long, device=height.device)
-
-
-def first_highest(heights: Tensor) -> Tensor:
-    """The first along the last axis that is as high as any, up to rounding."""
-    top = heights.amax(-1, keepdim=True)
-    away = heights - (top - SAME * (1.0 + top.abs()))
-    return (away >= 0.0).to(torch.int8).argmax(-1)
 
 
 def log_evidence(expected: EStep) -> Tensor:

@@ -1,4 +1,8 @@
-"""The rounds of evidence-regularised EM for mixtures: what one leads to, the warm-up, a journal of errors."""
+"""The restarts of a mixture: what one round leads to, the warm-up, components left out or split, a journal of errors.
+
+Candidates are screened for a few rounds on at most :data:`FEW` data, whatever their number; only the best of these are
+re-fitted on all data, and only the best of these are looked at with the exact Hessian.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -8,15 +12,33 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_evidence.fitting import restarts
-from pyro_evidence.fitting.iterate import Fit, Stop
-from pyro_evidence.fitting.restarts import Phase, Restarts, advance, leap_together, repeated
-from pyro_evidence.mixture import mode
+from pyro_evidence.fitting.component_moves import ComponentRestarts, GreedyDeletion, SplitProposals, settled
+from pyro_evidence.fitting.restarts import Phase, Step, advance, repeated
+from pyro_evidence.mixture import evidence, mode
 from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.evidence import MixtureCurvature
-from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of
+from pyro_evidence.mixture.expectation import (
+    Mixture,
+    MixtureData,
+    Statistics,
+    data_precision,
+    e_step,
+    natural_parameters,
+    responsibilities,
+    rows_of,
+)
 from pyro_evidence.mixture.mode import Modes
-from pyro_evidence.mixture.updates import EStep, SharedParameters, Unregularised, Update, estep, pruned
+from pyro_evidence.mixture.updates import (
+    BoundedInflation,
+    EStep,
+    SharedParameters,
+    Unregularised,
+    Update,
+    estep,
+    pruned,
+    resized_group,
+)
+from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.settings import check_result
 
 ALIKE = 1e-5  # relative: what counts as the same prior mean or ratio, those of models in float32 included
@@ -35,25 +57,11 @@ def is_sound(mixture: Mixture) -> Tensor:
     return change(mixture, mixture).isfinite()
 
 
-def complaint(mixture: Mixture, index: int) -> str:
-    """What is wrong with one row, in words."""
-    logs = (mixture.noise_diagonal.log(), mixture.alpha.log(), mixture.log_mixing.unsqueeze(-1))
-    names = ("weights", "noise precisions", "prior precisions", "mixing")
-    on = mixture.log_mixing[index] != -torch.inf  # nan is no pruned component
-    wrong = [on & ~x[index].flatten(1).isfinite().all(-1) for x in (mixture.w, *logs)]
-    bad = [f"{name} of component {int(w.int().argmax())}" for name, w in zip(names, wrong, strict=True) if w.any()]
-    return f"{', '.join(bad) or 'the log likelihood'} left the finite numbers, or the positive ones"
-
-
 def is_exchangeable(ties: SharedParameters, loc: Tensor) -> bool:
     """Whether components differ in nothing but their number, so that any order of them is as good."""
     same = (loc, ties.alpha_ratio, ties.beta_ratio, ties.alpha_free, ties.beta_free)
-    alike = all(bool(((x - x[:1]).abs() <= ALIKE * (1.0 + x[:1].abs())).all()) for x in map(_numbers, same))
+    alike = all(bool(((x - x[:1]).abs() <= ALIKE * (1.0 + x[:1].abs())).all()) for x in (y.double() for y in same))
     return alike and _same_pattern(ties.alpha_group) and _same_pattern(ties.beta_group)
-
-
-def _numbers(x: Tensor) -> Tensor:
-    return x if x.is_floating_point() else x.double()
 
 
 def _same_pattern(group: Tensor) -> bool:
@@ -71,38 +79,21 @@ def packed(mixture: Mixture, ties: SharedParameters) -> tuple[Mixture, SharedPar
     order = mixture.active.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :num]
     rows = torch.arange(len(order), device=order.device).unsqueeze(-1)
     smaller = mixture.rebuilt(lambda _, x: x[rows, order])
-    return replace(smaller, loc=mixture.loc[:num]), _first_of(ties, num)
+    return replace(smaller, loc=mixture.loc[:num]), resized(ties, num)
 
 
-def _first_of(ties: SharedParameters, num: int) -> SharedParameters:
-    alpha = (ties.alpha_group[:num], ties.alpha_ratio[:num])
-    beta = (ties.beta_group[:num], ties.beta_ratio[:num])
-    return SharedParameters(*alpha, *beta, ties.alpha_free[:num], ties.beta_free[:num], ties.mixing_free)
-
-
-def grown(ties: SharedParameters, num: int) -> SharedParameters:
+def resized(ties: SharedParameters, num: int) -> SharedParameters:
     """Ties of ``num`` components, more or fewer, for exchangeable ones: what is shared stays shared.
 
-    :param ties: of two components at least, or nobody knows what is shared.
+    :param ties: of two components at least if ``num`` is larger, or nobody knows what is shared.
     """
-    if num <= len(ties.alpha_group):
-        return _first_of(ties, num)
 
     def alike(x: Tensor) -> Tensor:
-        return x[:1].expand(num, *x.shape[1:])
+        return x[:num] if num <= len(x) else x[:1].expand(num, *x.shape[1:])
 
-    alpha = _grown_group(ties.alpha_group, num), alike(ties.alpha_ratio)
-    beta = _grown_group(ties.beta_group, num), alike(ties.beta_ratio)
+    alpha = resized_group(ties.alpha_group, num), alike(ties.alpha_ratio)
+    beta = resized_group(ties.beta_group, num), alike(ties.beta_ratio)
     return SharedParameters(*alpha, *beta, alike(ties.alpha_free), alike(ties.beta_free), ties.mixing_free)
-
-
-def _grown_group(group: Tensor, num: int) -> Tensor:
-    more = num - len(group)
-    if bool((group == group[:1]).all()):
-        return group[:1].expand(num, *group.shape[1:])
-    size = int(group[-1].max() - group[-1].min()) + 1
-    steps = 1 + torch.arange(more, device=group.device)
-    return torch.cat([group, group[-1:] + size * steps.reshape(-1, *[1] * (group.dim() - 1))])
 
 
 def padded(mixture: Mixture, like: Mixture) -> Mixture:
@@ -132,15 +123,21 @@ def _centred(ratio: Tensor, group: Tensor) -> Tensor:
     return (logs - (sums[0] / sums[1])[group]).exp()
 
 
-SETTLED = 1e-3  # change of every log precision and share in one round, below which rounds that only compare end
+FEW = 2048  # data on which candidates are screened
+SCREENING = 5  # rounds of it
+FEW_FOR_HALVES = 2**15  # data on which components are looked at
+MOST = 2**22  # numbers of their weights, one set for each component and direction, and of their features
+DIRECTIONS = 3  # in which each component is split
+ROUNDS = 10  # of the small mixtures
+SURE = 0.5  # responsibility above which a datum shows what a component looks like
+LEAST = 8  # data that show it at least
 
 
 @dataclass(frozen=True)
-class MixtureRestarts(Restarts):
+class MixtureRestarts(ComponentRestarts):
     """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.fitting.restarts.advance`."""
 
     expected: EStep
-    update: Update
 
     @property
     def parameters(self) -> Mixture:
@@ -167,6 +164,10 @@ class MixtureRestarts(Restarts):
         """Every restart's mode at its hyperparameters, with the full Hessian where it may be the highest."""
         return mode.modes(self.expected)
 
+    def heights(self, exact: Tensor) -> Tensor:
+        """Occam-corrected log evidence at the modes, full Hessian in the rows ``exact``, nats, ``(R,)``."""
+        return torch.where(self.failed, -torch.inf, mode.modes(self.expected, exact).occam)
+
     def proposed(self) -> Mixture:
         return check_result(
             "update", self.update(self.expected), Mixture, "a Mixture, such as husmeier2000_update gives"
@@ -174,51 +175,89 @@ class MixtureRestarts(Restarts):
 
     def reached(self, parameters: Mixture) -> "MixtureRestarts":
         """With an E-step there, without the components that are pruned in every restart."""
-        old = self.expected
-        new, ties = (parameters, old.ties) if parameters.all_active else _packed(parameters, old.ties)
-        return replace(self, expected=estep(old.data, new, ties, old.curvature))
+        old, ties = self.expected, self.expected.ties
+        whole = parameters.all_active or bool(parameters.active.all(-1).any())
+        if not whole and is_exchangeable(ties, parameters.loc):
+            parameters, ties = packed(parameters, ties)
+        return replace(self, expected=estep(old.data, parameters, ties, old.curvature))
 
     def change_to(self, parameters: Mixture) -> Tensor:
         return change(self.parameters, parameters)
 
-    def ahead(self, before: Mixture, after: Mixture) -> Mixture:
-        """Where three rounds lead; what is held fixed stays."""
-        return _ahead(before, self.parameters, after)
-
     def complaint(self, parameters: Mixture, row: int) -> str:
-        return complaint(parameters, row)
+        logs = (parameters.noise_diagonal.log(), parameters.alpha.log(), parameters.log_mixing.unsqueeze(-1))
+        names = ("weights", "noise precisions", "prior precisions", "mixing")
+        on = parameters.log_mixing[row] != -torch.inf  # nan is no pruned component
+        wrong = [on & ~x[row].flatten(1).isfinite().all(-1) for x in (parameters.w, *logs)]
+        bad = [f"{name} of component {int(w.int().argmax())}" for name, w in zip(names, wrong, strict=True) if w.any()]
+        return f"{', '.join(bad) or 'the log likelihood'} left the finite numbers, or the positive ones"
 
+    def warm_up(self, num_rounds: int, step: Step["MixtureRestarts"]) -> list[Phase]:
+        """Unregularised rounds, with the gamma prior of the update if it has one."""
+        return [Phase(Unregularised(rho=getattr(self.update, "rho", 0.0)), step, num_rounds)]
 
-def _ahead(before: Mixture, here: Mixture, after: Mixture) -> Mixture:
-    """Where three iterates lead; rows in which a component was put out on the way are the last of them."""
-    if not before.w.shape == here.w.shape == after.w.shape:
-        return after
-    same = (before.active == here.active).all(-1) & (here.active == after.active).all(-1)
-    found = _placed(after, *leap_together(*map(_coordinates, (before, here, after))))
-    return found.where(same, after)
+    def selected(self, index: Tensor) -> "MixtureRestarts":
+        old = self.expected
+        stats = Statistics(*(x[index] if x.dim() else x for x in vars(old.stats).values()))
+        own = replace(old, data=rows_of(old.data, index), mixture=old.mixture[index], stats=stats)
+        return replace(self, expected=own, failed=self.failed[index], change=self.change[index], failures={})
 
+    def candidates(self, alive: Tensor, deletion: GreedyDeletion) -> tuple["MixtureRestarts", Tensor]:
+        """The best that are left when one component is left out, after a few rounds, and whose they are."""
+        mixture, old = self.parameters, self.expected
+        able = mixture.active & alive.unsqueeze(-1) & (mixture.active.sum(-1, keepdim=True) > 1)
+        owner, out = able.nonzero().unbind(-1)
+        if not len(owner):
+            return self, owner
+        keep = mixture.active[owner].scatter(-1, out.unsqueeze(-1), False)
+        data = rows_of(old.data, owner)
+        few = data.sampled(FEW)
+        if few is not data:  # each counts for those between
+            few = replace(few, weight=few.weight * (data.num_data / few.num_data).unsqueeze(-1))
+        begun = first(few, pruned(mixture[owner], keep), old.ties, old.curvature, self.update)
+        tried = repeated(begun, min(SCREENING, deletion.num_steps))
+        order = tried.occam.argsort(descending=True, stable=True)
+        best = torch.cat([order[owner[order] == row][: deletion.finalists] for row in owner.unique()])
+        found, owner = tried.parameters[best], owner[best]
+        on_all = first(rows_of(old.data, owner), found, tried.expected.ties, old.curvature, self.update)
+        return replace(on_all, num_rounds=tried.num_rounds), owner
 
-def _coordinates(mixture: Mixture) -> tuple[Tensor, ...]:
-    """Weights, noise precisions, prior precisions and shares without bounds, rows in front."""
-    noise = mixture.noise
-    noise = noise.log() if noise.dim() == 3 else _log_diagonal(torch.linalg.cholesky_ex(noise)[0])
-    shares = torch.where(mixture.active, mixture.log_mixing, 0.0)
-    return mixture.w, noise, mixture.alpha.log(), shares
+    def padded(self, parameters: Mixture) -> Mixture:
+        return padded(parameters, self.parameters)
 
+    def split_proposals(self, ties: SharedParameters) -> SplitProposals:
+        """Each component's halves, the best of all directions: as small mixtures of its own data."""
+        mixture, data = self.parameters, self.expected.data
+        data = data.sampled(min(FEW_FOR_HALVES, MOST // max(DIRECTIONS * len(mixture.loc), data.layout.num_features)))
+        natural = natural_parameters(mixture, data.layout)
+        resp = responsibilities(data.columns(natural.shape[-1]), natural, data.floor)[0][0]  # (K, n)
+        curvature = evidence.block if mixture.noise.dim() == 3 else evidence.coordinate
 
-def _log_diagonal(tril: Tensor) -> Tensor:
-    return tril.diagonal_scatter(tril.diagonal(dim1=-2, dim2=-1).log(), dim1=-2, dim2=-1)
+        def small(resp: Tensor, begun: Mixture) -> MixtureRestarts:
+            few = resized(ties, len(begun.loc))
+            few = replace(few, alpha_free=torch.zeros_like(few.alpha_free), mixing_free=True)
+            own = replace(data, weight=data.weight * resp, floor=None, log_share=0.0)
+            return settled(first(own, begun, few, curvature, BoundedInflation()), ROUNDS)
 
+        whole = mixture.rebuilt(lambda _, x: x[0].unsqueeze(1))  # each component as a mixture of one, (K, 1)
+        whole = replace(whole, log_mixing=torch.zeros_like(whole.log_mixing), loc=mixture.loc[:1])
+        single, pairs = small(resp, whole), _pairs(data, resp, mixture)
+        double = small(resp.repeat_interleave(DIRECTIONS, 0), pairs)
+        after = padded(double.parameters, pairs)  # halves that died in all of them are cut off
+        height = torch.where(after.active.all(-1), double.occam, -torch.inf).reshape(-1, DIRECTIONS)
+        best = first_highest(height)  # directions often lead to the same halves, in another order
+        number = torch.arange(len(best)).to(best)
+        gain = torch.where(mixture.active[0] & ~single.failed, height[number, best] - single.occam, -torch.inf)
+        return SplitProposals(after[number * DIRECTIONS + best], gain)
 
-def _placed(like: Mixture, w: Tensor, noise: Tensor, log_alpha: Tensor, shares: Tensor) -> Mixture:
-    """The mixture at these coordinates, with the components of ``like`` that are not pruned."""
-    if noise.dim() == 4:
-        tril = noise.diagonal_scatter(noise.diagonal(dim1=-2, dim2=-1).exp(), dim1=-2, dim2=-1)
-        noise = tril @ tril.mT
-    else:
-        noise = noise.exp()
-    log_mixing = torch.where(like.active, shares, -torch.inf).log_softmax(-1)
-    return replace(like, w=w, noise=noise, alpha=log_alpha.exp(), log_mixing=log_mixing)
+    def begun_at(self, parameters: Mixture, ties: SharedParameters) -> "MixtureRestarts":
+        num = parameters.w.shape[1]
+        mixture = replace(parameters, loc=parameters.loc[:1].expand(num, *parameters.loc.shape[1:]))
+        return first(self.expected.data, mixture, resized(ties, num), self.expected.curvature, self.update)
+
+    def after_splits(self, deletion: GreedyDeletion) -> "MixtureRestarts":
+        """Without what is superfluous beside the new components."""
+        return deletion(self)
 
 
 def first(
@@ -228,62 +267,49 @@ def first(
     expected = estep(data, mixture, ties, curvature)
     failed = torch.zeros(len(mixture.w), dtype=torch.bool, device=mixture.w.device)
     change = expected.stats.log_likelihood.new_full((len(failed),), torch.inf)
-    return MixtureRestarts(expected, update, failed=failed, change=change)
+    return MixtureRestarts(expected, update=update, failed=failed, change=change)
 
 
-def _packed(mixture: Mixture, ties: SharedParameters) -> tuple[Mixture, SharedParameters]:
-    """A component pruned in every restart?  Then go on without it."""
-    if bool(mixture.active.all(-1).any()) or not is_exchangeable(ties, mixture.loc):
-        return mixture, ties
-    return packed(mixture, ties)
+def _pairs(data: MixtureData, resp: Tensor, mixture: Mixture) -> Mixture:
+    """The starts of all halves: along two directions, and one within the other, ``(K * DIRECTIONS, 2)``."""
+    gram = data.layout.gram_of((resp * data.weight) @ data.columns(data.layout.num_diagonal))
+    A = data_precision(gram.unsqueeze(0), mixture.noise_matrix)[0]
+    scale = (resp @ data.weight).clamp(min=1e-300)[:, None, None]  # a pruned component has no data
+    each = enumerate(zip(resp, A / scale, strict=True))
+    along = torch.stack([_directions(data, r, a, k, mixture) for k, (r, a) in each])
+    step = torch.stack([along, -along], 2).flatten(0, 1)  # (K * DIRECTIONS, 2, m, B)
+    wide = mixture.rebuilt(lambda _, x: x[0].repeat_interleave(DIRECTIONS, 0).unsqueeze(1))
+    both = wide.rebuilt(lambda _, x: x.expand(-1, 2, *x.shape[2:]).contiguous())
+    factor = torch.ones(DIRECTIONS, 2).to(both.w)
+    factor[-1] = factor.new_tensor([2.0, 0.5])  # one within the other
+    factor = factor.repeat(len(resp), 1).reshape(-1, 2, *[1] * (both.noise.dim() - 2))
+    even = torch.full_like(both.log_mixing, 0.5).log()
+    loc = mixture.loc[:1].expand(2, *mixture.loc.shape[1:])
+    return replace(both, w=both.w + step, noise=both.noise * factor, log_mixing=even, loc=loc)
 
 
-def rounds(batch: MixtureRestarts, update: Update, num_steps: int) -> MixtureRestarts:
-    """A fixed number of rounds of ``update``."""
-    return repeated(replace(batch, update=update), num_steps)
+def _upright(vector: Tensor) -> Tensor:
+    """The vector or its negative: the sign of an eigenvector is that of its rounding errors."""
+    generic = 1.0 + torch.arange(len(vector)).to(vector).sqrt()
+    return torch.where(vector @ generic < 0, -vector, vector)
 
 
-def settled(batch: MixtureRestarts, num_steps: int) -> MixtureRestarts:
-    """After rounds until nothing changes much any more, ``num_steps`` at most."""
-    for _ in range(num_steps):
-        batch = advance(batch)
-        if float(batch.change.amax()) < SETTLED:
-            break
-    return batch
+def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture: Mixture) -> Tensor:
+    """Steps of the weights of one component: where they vary most, and where least is in the middle; ``(3, m, B)``.
 
-
-def warm_up(update: Update, num_rounds: int, step: restarts.Step[MixtureRestarts] = advance) -> Phase[MixtureRestarts]:
-    """Unregularised rounds, with the gamma prior of ``update`` if it has one."""
-    return Phase(_with(Unregularised(rho=getattr(update, "rho", 0.0))), step, num_rounds)
-
-
-def em(
-    batch: MixtureRestarts,
-    update: Update,
-    num_warm: int,
-    stop: Stop,
-    step: restarts.Step[MixtureRestarts] = advance,
-) -> Fit[MixtureRestarts]:
-    """The warm-up, then ``update`` until ``stop``."""
-    return restarts.em(batch, [warm_up(update, num_warm, step)], _with(update), stop, step)
-
-
-def warmed(batch: MixtureRestarts, update: Update, num_steps: int) -> MixtureRestarts:
-    """The batch after the warm-up, ready for ``update``."""
-    return restarts.ready(_with(update)(restarts.warmed(batch, [warm_up(update, num_steps)])))
-
-
-def _with(update: Update) -> restarts.Step[MixtureRestarts]:
-    return lambda batch: replace(batch, update=update)
-
-
-def alone(batch: MixtureRestarts, row: Tensor) -> MixtureRestarts:
-    """One restart ``(1,)`` of the batch, as a batch of its own."""
-    mixture, ties = batch.expected.mixture[row], batch.expected.ties
-    if is_exchangeable(ties, mixture.loc):
-        mixture, ties = packed(mixture, ties)
-    expected = estep(rows_of(batch.expected.data, row), mixture, ties, batch.expected.curvature)
-    return replace(batch, expected=expected, failed=batch.failed[row], change=batch.change[row], failures={})
+    In units in which the data should pull at all weights alike: largest variance and smallest kurtosis of the pulls.
+    """
+    index = (resp > min(SURE, float(resp.sort().values[-min(LEAST, len(resp))]))).nonzero().flatten()
+    e = data.Y[index] - data.G[index] @ mixture.w[0, number].mT
+    pull = (e @ mixture.noise_matrix[0, number]).unsqueeze(-1) * data.G[index].unsqueeze(-2)
+    values, vectors = torch.linalg.eigh(A)
+    root = vectors * values.clamp(min=1e-12 * float(values[-1]) + 1e-300).rsqrt() @ vectors.mT  # flat directions
+    z = pull.flatten(1) @ root
+    most = _upright(torch.linalg.eigh(z.mT @ z)[1][:, -1])
+    squares = z.square()
+    flat = root[:, (squares.square().mean(0) / squares.mean(0).square()).nan_to_num(torch.inf).argmin()]
+    steps = torch.stack([root @ most, flat, torch.zeros_like(flat)])
+    return steps.reshape(DIRECTIONS, *mixture.w.shape[2:])
 
 
 Entry = TypeVar("Entry")
@@ -299,7 +325,7 @@ class Journal(Generic[Entry]):
 
     look: Callable[[MixtureRestarts], Entry]
     entries: list[Entry] = field(default_factory=list)
-    step: restarts.Step[MixtureRestarts] = advance
+    step: Step[MixtureRestarts] = advance
 
     def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
         after = self.step(batch)

@@ -99,6 +99,17 @@ class SharedParameters:
         return bool(self.alpha_free.all()), bool(self.beta_free.all())
 
 
+def resized_group(group: Tensor, num: int) -> Tensor:
+    """Groups of ``num`` components, shared by all or each one's own as these are, shape ``(num, ...)``.
+
+    :param group: of at least two components if ``num`` is larger, shape ``(K, ...)``.
+    """
+    if num <= len(group):
+        return group[:num]
+    steps = torch.arange(num, device=group.device) * (group[1] - group[0]).flatten()[0]
+    return group[0] + steps.reshape(-1, *[1] * (group.dim() - 1))
+
+
 @dataclass(frozen=True)
 class EStep:
     """One iterate with all that an update may ask of it.  Its parts belong to the same point."""

@@ -38,6 +38,21 @@ class FactorAnalysers(Batched):
         """Components that are not pruned, shape ``(R, K)`` bool."""
         return self.log_mixing > -torch.inf
 
+    @property
+    def present(self) -> Tensor:
+        """Components and columns that are not pruned, shape ``(R, K + K q)`` bool."""
+        return torch.cat([self.active, self.columns.flatten(1)], -1)
+
+    @property
+    def coordinates(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Loadings, means, precisions and shares without bounds, rows in front."""
+        return self.W, self.mu, self.beta.log(), self.alpha.log(), torch.where(self.active, self.log_mixing, 0.0)
+
+    def placed(self, W: Tensor, mu: Tensor, log_beta: Tensor, log_alpha: Tensor, shares: Tensor) -> "FactorAnalysers":
+        """The analysers at these :attr:`coordinates`, with the components and columns of these that are not pruned."""
+        log_mixing = torch.where(self.active, shares, -torch.inf).log_softmax(-1)
+        return replace(self, W=W, mu=mu, beta=log_beta.exp(), alpha=log_alpha.exp(), log_mixing=log_mixing)
+
     @cached_property
     def tril(self) -> Tensor:
         """Lower Cholesky factor of ``G = I + W' Lambda W``, whose eigenvalues are >= 1, shape ``(R, K, q, q)``."""
@@ -250,10 +265,3 @@ def latent_posterior(Y: Tensor, analysers: FactorAnalysers) -> tuple[Tensor, Ten
     ).squeeze(-1).unsqueeze(1)
     x = torch.linalg.solve_triangular(analysers.tril.mT.unsqueeze(1), z.unsqueeze(-1), upper=True).squeeze(-1)
     return x, torch.cholesky_inverse(analysers.tril)
-
-
-def is_sound(analysers: FactorAnalysers) -> Tensor:
-    """Rows whose numbers are finite and whose precisions are positive, shape ``(R,)`` bool."""
-    shares = torch.where(analysers.active, analysers.log_mixing, 0.0)
-    parts = (analysers.W, analysers.mu, analysers.beta.log(), analysers.alpha.log(), shares)
-    return torch.stack([x.flatten(1).sum(-1) for x in parts]).sum(0).isfinite()  # finite only if every term is

@@ -8,23 +8,24 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.iterate import Fit, Status, Stop
-from pyro_evidence.fitting.restarts import advance, require_any
-from pyro_evidence.mixture.components import Deletion
+from pyro_evidence.fitting import restarts
+from pyro_evidence.fitting.component_moves import Deletion, unless_interrupted
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.fitting.restarts import advance, require_any, slowly_converging
 from pyro_evidence.mixture.fit import AUTOMATIC, Start
 from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
-from pyro_evidence.mppca import components, rounds
+from pyro_evidence.mppca import rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.chunks import Rows, column_variances, filled, has_gaps, sampled, shared_sample
-from pyro_evidence.mppca.components import greedily_deleted
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.orbit import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
 from pyro_evidence.mppca.rounds import MPPCARestarts
 from pyro_evidence.mppca.updates import Rule, SharedParameters
+from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.program.log_joint import LogJoint, Model
 
 SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
@@ -135,19 +136,12 @@ class MPPCAFit:
         """What the log evidence loses by going to the model's units, nats."""
         return self.units.log_jacobian(self.Y)
 
-    def warmed(self, update: object, num_steps: int) -> "MPPCAFit":
-        """After the warm-up, which is the same for every update."""
-        return replace(self, batch=rounds.warmed(self.batch, num_steps))
-
-    def advanced(self) -> "MPPCAFit":
-        return replace(self, batch=advance(self.batch))
-
 
 def current_posterior(task: MPPCAFit) -> MPPCAPosterior:
     """The posterior where the best restart stands."""
     batch = task.batch
     restarts = torch.where(batch.failed, torch.nan, batch.log_evidence) - task.jacobian
-    return posterior_of(task, Fit(rounds.best(batch), Status.BY_HAND, (batch.objective,)), restarts)
+    return posterior_of(task, Fit(_best(batch), Status.BY_HAND, (batch.objective,)), restarts)
 
 
 def begin(joint: LogJoint, start: Start, update: object) -> MPPCAFit | None:
@@ -242,37 +236,38 @@ def run(task: MPPCAFit, start: Start, deletion: Deletion | None, stop: Stop) -> 
     :raises NotConverged: when every restart failed.
     """
     few, together = task.batch, stop
-    if deletion is not None and len(task.batch.Y) > SAMPLE:
-        few = rounds.on(task.batch, shared_sample(task.batch.Y, SAMPLE))
+    if deletion is not None and len(few.Y) > SAMPLE:
+        few = few.on(shared_sample(few.Y, SAMPLE), few.parameters)
         together = replace(stop, num_steps=min(stop.num_steps, deletion.after))
-    fit = rounds.em(few, start.warm_up, together)
+    fit = restarts.em(few, start.warm_up, together)
     require_any(fit.state, "BoundedInflation()")
     times = len(task.batch.Y) / len(few.Y)
-    restarts = torch.where(fit.state.failed, torch.nan, times * fit.state.log_evidence) - task.jacobian
-    fit, limit = replace(fit, state=rounds.best(fit.state)), ""
+    heights = torch.where(fit.state.failed, torch.nan, times * fit.state.log_evidence) - task.jacobian
+    batch, limit, structure = _best(fit.state), "", task.structure
+    fit = replace(fit, state=batch)
     if deletion is not None and fit.status is not Status.INTERRUPTED:
-        batch, limit = _numbered(task, fit.state, deletion)
-        fit = Fit(batch, fit.status, fit.objectives if times == 1.0 else (batch.objective,))
-        fit = rounds.finished(fit, stop)
-    structure = enlarged(task.structure, fit.state.it.analysers.W.shape[1])
-    return replace(posterior_of(replace(task, structure=structure), fit, restarts), limit=limit)
+        batch, limit = unless_interrupted(lambda: _numbered(task, batch, deletion), (batch, "interrupted"))
+        before = fit.objectives if times == 1.0 else (batch.objective,)
+        step = advance if stop.counted else slowly_converging
+        rest = iterate(step, replace(restarts.ready(batch), num_rounds=0), stop, "EvidenceEM, best restart")
+        fit = Fit(rest.state, rest.status, (*before, *rest.objectives))
+        structure = enlarged(structure, rest.state.parameters.W.shape[1])
+    return replace(posterior_of(replace(task, structure=structure), fit, heights), limit=limit)
+
+
+def _best(batch: MPPCARestarts) -> MPPCARestarts:
+    """The restart of the highest Occam-corrected log evidence, alone."""
+    return batch.selected(first_highest(batch.occam).reshape(1))
 
 
 def _numbered(task: MPPCAFit, batch: MPPCARestarts, deletion: Deletion) -> tuple[MPPCARestarts, str]:
     """The best restart with as many components as its evidence wants, on all data, and what kept it from more."""
-    after, limit = greedily_deleted(batch, deletion.num_steps), ""
-    if bool(after.it.analysers.active.all()):
-        before, room = after, most_components(task.structure, len(task.batch.Y))
-        after, limit = components.grown(before, deletion.num_steps, getattr(deletion, "splits", 0), room)
-        limit = limit or (f"every one of the model's {room} components is used" if room <= _places(after) else "")
-        after = after if after is before else greedily_deleted(after, deletion.num_steps)
-    if len(task.batch.Y) == len(batch.Y):
-        return after, limit
-    return greedily_deleted(rounds.on(after, task.batch.Y), deletion.num_steps), limit
-
-
-def _places(batch: MPPCARestarts) -> int:
-    return batch.it.analysers.W.shape[1]
+    after, limit, whole = deletion(batch), "", task.batch.Y
+    if bool(after.parameters.active.all()):
+        before = after
+        after, limit = deletion.split(before, task.structure.ties, most_components(task.structure, len(whole)))
+        after = after if after is before else deletion(after)
+    return (after if len(whole) == len(batch.Y) else deletion(after.on(whole, after.parameters))), limit
 
 
 def most_components(structure: MPPCAStructure, num_rows: int) -> int:

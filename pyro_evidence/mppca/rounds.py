@@ -1,4 +1,4 @@
-"""The loop of EM for mixtures of probabilistic PCA over a batch of restarts: rounds, warm-up, deletion, choice."""
+"""The restarts of a mixture of probabilistic PCA: what one round leads to, the warm-up, what is left out or split."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -9,22 +9,12 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting import restarts
-from pyro_evidence.fitting.iterate import Fit, Stop, iterate
-from pyro_evidence.fitting.restarts import (
-    Phase,
-    Restarts,
-    advance,
-    leap_together,
-    moved_to,
-    repeated,
-    slowly_converging,
-)
+from pyro_evidence.fitting.component_moves import ComponentRestarts, SplitProposals
+from pyro_evidence.fitting.restarts import Phase, Step, moved_to, repeated, warmed
 from pyro_evidence.mixture import updates as mixture_updates
-from pyro_evidence.mixture.mode import first_highest
-from pyro_evidence.mppca import evidence, expectation, missing, start
-from pyro_evidence.mppca.chunks import Rows, has_gaps
-from pyro_evidence.mppca.expectation import FactorAnalysers
+from pyro_evidence.mppca import evidence, missing, start
+from pyro_evidence.mppca.chunks import Rows, has_gaps, sampled
+from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
 from pyro_evidence.mppca.updates import (
     Iterate,
     Rule,
@@ -33,7 +23,10 @@ from pyro_evidence.mppca.updates import (
     literal_gamma,
     no_gamma,
     orbit_gamma,
+    pruned,
 )
+from pyro_evidence.numerics.batched import first_highest
+from pyro_evidence.numerics.linalg import fix_signs
 
 DIRECT = 5  # rounds of the warm-up that take loadings straight from covariances; Husmeier (2000), footnote 14
 
@@ -66,13 +59,21 @@ def rule_of(update: object) -> Rule:
     )
 
 
+FEW = 2**13  # data on which components are looked at
+EACH = 2**10  # of one component
+ROUNDS = 10  # of the small mixtures, after a warm-up of as many
+PAIRS = 3  # of centres from which they begin
+SURE = 0.5  # responsibility above which a datum shows what a component looks like
+ALPHA = 0.01  # prior precision at the start, in units of the data
+SMALL = 0.1  # size of the loadings there: zero would stay so in EM
+
+
 @dataclass(frozen=True)
-class MPPCARestarts(Restarts):
+class MPPCARestarts(ComponentRestarts):
     """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.fitting.restarts.advance`."""
 
     Y: Rows  # (N, m) in standard units, nan where missing
     it: Iterate
-    rule: Rule
 
     @property
     def parameters(self) -> FactorAnalysers:
@@ -88,124 +89,143 @@ class MPPCARestarts(Restarts):
         found = evidence.block(self.it)
         return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
 
-    @property
+    @cached_property
     def occam(self) -> Tensor:
         """Log evidence with an Occam factor for all that is maximised, nats, ``(R,)``; -inf where there is none."""
-        found = evidence.log_evidence_occam(self.it, self.rule.gamma(self.it))
+        found = evidence.log_evidence_occam(self.it, self.update.gamma(self.it))
         return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
 
+    def heights(self, exact: Tensor) -> Tensor:
+        """As :attr:`occam`, which is as exact as is known here."""
+        return self.occam
+
     def proposed(self) -> FactorAnalysers:
-        return self.rule(self.it)
+        new: FactorAnalysers = self.update(self.it)
+        return new
 
     def reached(self, parameters: FactorAnalysers) -> "MPPCARestarts":
-        stats = missing.e_step(self.Y, parameters)
-        return replace(self, it=Iterate(parameters, self.it.ties, stats, self.it.variance))
+        return self.on(self.Y, parameters)
+
+    def on(self, Y: Rows, parameters: FactorAnalysers) -> "MPPCARestarts":
+        """The restarts with other data and parameters."""
+        stats = missing.e_step(Y, parameters)
+        return replace(self, Y=Y, it=Iterate(parameters, self.it.ties, stats, self.it.variance))
 
     def change_to(self, parameters: FactorAnalysers) -> Tensor:
-        sound = expectation.is_sound(parameters)
-        return torch.where(sound, _distance(self.parameters, parameters), torch.nan)
-
-    def ahead(self, before: FactorAnalysers, after: FactorAnalysers) -> FactorAnalysers:
-        """Where three rounds lead; rows in which something was pruned on the way stay at the last of them."""
-        return _ahead(before, self.parameters, after)
+        """Largest change of a log precision or of a share, ``(R,)``; nan where a coordinate is not finite."""
+        old, new = self.parameters, parameters
+        on, active = new.columns & new.active.unsqueeze(-1), new.active.unsqueeze(-1)
+        parts = [torch.where(on, (new.alpha / old.alpha).log(), 0.0), new.log_mixing.exp() - old.log_mixing.exp()]
+        parts.append(torch.where(active, (new.beta / old.beta).log(), 0.0))
+        sound = torch.stack([x.flatten(1).sum(-1) for x in new.coordinates]).sum(0).isfinite()
+        return torch.where(sound, torch.cat([p.abs().flatten(1) for p in parts], -1).amax(-1), torch.nan)
 
     def complaint(self, parameters: FactorAnalysers, row: int) -> str:
         return "its numbers left the finite ones, or its precisions the positive ones"
+
+    def warm_up(self, num_rounds: int, step: Step["MPPCARestarts"]) -> list[Phase]:
+        """Rounds without a prior on the loadings, with the rule's gamma prior if it has one: direct ones, then EM."""
+        free = self.it.ties.beta_free and not has_gaps(self.Y)  # whose covariances are not known
+        num_direct = min(DIRECT, num_rounds) if free else 0
+        plain = Rule(no_gamma, alpha=0.0, rho=self.update.rho)
+        return [Phase(self.update, directly, num_direct), Phase(plain, step, num_rounds - num_direct)]
+
+    def selected(self, index: Tensor) -> "MPPCARestarts":
+        stats = Statistics(*(x[index] for x in vars(self.it.stats).values()))
+        own = Iterate(self.parameters[index], self.it.ties, stats, self.it.variance)
+        return replace(self, it=own, failed=self.failed[index], change=self.change[index], failures={})
+
+    def candidates(self, alive: Tensor, deletion: object) -> tuple["MPPCARestarts", Tensor]:
+        """What is left of one restart when a component, or a column of its own precision, is left out."""
+        analysers, ties = self.parameters, self.it.ties
+        active, columns = analysers.active[0], analysers.columns[0] & analysers.active[0].unsqueeze(-1)
+        places = active.nonzero().flatten()
+        out = places if len(places) > 1 and ties.mixing_free else places[:0]
+        keep = active.expand(len(out), -1).scatter(-1, out.unsqueeze(-1), False)
+        kept = analysers.columns[0].expand(len(out), *columns.shape)
+        if ties.columnwise and ties.alpha_free:
+            norms = torch.where(columns, analysers.W[0].square().sum(-2), torch.inf)
+            some = columns.any(-1).nonzero().flatten()
+            shortest = norms[some].argmin(-1)
+            fewer = analysers.columns[0].expand(len(some), *columns.shape).clone()
+            fewer[torch.arange(len(some)), some, shortest] = False
+            keep, kept = torch.cat([keep, active.expand(len(some), -1)]), torch.cat([kept, fewer])
+        owner = torch.zeros(len(keep), dtype=torch.long, device=keep.device)
+        if not len(owner):
+            return self, owner
+        return first(self.Y, pruned(analysers[owner], keep, kept), ties, self.it.variance, self.update), owner
+
+    def split_proposals(self, ties: SharedParameters) -> SplitProposals:
+        """Each component's halves, the best of all starts: as small mixtures of the data that are surely its own."""
+        few, variance = sampled(self.Y, FEW), self.it.variance
+        resp = missing.log_joint(few, self.parameters)[0].softmax(-1)
+        halves, gains = [], []
+        for k in range(resp.shape[-1]):
+            index = (resp[:, k] > SURE).nonzero().flatten()
+            own = few[index[:: 1 + len(index) // EACH]]
+            one = self.parameters.rebuilt(lambda _, x, k=k: x[:1, k : k + 1])  # type: ignore[misc]
+            one = replace(one, log_mixing=torch.where(one.active, 0.0, one.log_mixing))
+            starts = _starts(own, one, ties)
+            if len(own) < 2 * (2 + one.W.shape[-1]) or not bool(one.active.all()):
+                halves.append(starts.rebuilt(lambda _, x: x[:1]))
+                gains.append(variance.new_full((1,), -torch.inf))
+                continue
+            single, double = (
+                first(own, x, resized(ties, n), variance, self.update) for x, n in ((one, 1), (starts, 2))
+            )
+            single, double = repeated(single, ROUNDS), repeated(warmed(double, ROUNDS), ROUNDS)
+            height = torch.where(double.parameters.active.all(-1), double.occam, -torch.inf)
+            best = first_highest(height).reshape(1)
+            halves.append(double.parameters[best])
+            gains.append((height[best] - single.occam).nan_to_num(-torch.inf))
+        together = halves[0].rebuilt(lambda name, _: torch.cat([getattr(half, name) for half in halves]))
+        return SplitProposals(together, torch.cat(gains))
+
+    def begun_at(self, parameters: FactorAnalysers, ties: SharedParameters) -> "MPPCARestarts":
+        return first(self.Y, parameters, resized(ties, parameters.W.shape[1]), self.it.variance, self.update)
+
+
+def resized(ties: SharedParameters, num: int) -> SharedParameters:
+    """The ties of ``num`` components as alike as these are, which are at least two."""
+    groups = [mixture_updates.resized_group(group, num) for group in (ties.alpha_group, ties.beta_group)]
+    return replace(ties, alpha_group=groups[0], beta_group=groups[1])
 
 
 def first(Y: Rows, analysers: FactorAnalysers, ties: SharedParameters, variance: Tensor, rule: Rule) -> MPPCARestarts:
     """The batch at its start."""
     failed = torch.zeros(len(analysers.W), dtype=torch.bool, device=Y.device)
     it = Iterate(analysers, ties, missing.e_step(Y, analysers), variance)
-    return MPPCARestarts(Y, it, rule, failed=failed, change=variance.new_full(failed.shape, torch.inf))
-
-
-def _distance(old: FactorAnalysers, new: FactorAnalysers) -> Tensor:
-    """Largest change of a log precision or of a share, ``(R,)``."""
-    on = new.columns & new.active.unsqueeze(-1)
-    parts = [torch.where(on, (new.alpha / old.alpha).log(), 0.0), new.log_mixing.exp() - old.log_mixing.exp()]
-    parts.append(torch.where(new.active.unsqueeze(-1), (new.beta / old.beta).log(), 0.0))
-    return torch.cat([p.abs().flatten(1) for p in parts], -1).amax(-1)
-
-
-def _ahead(before: FactorAnalysers, here: FactorAnalysers, after: FactorAnalysers) -> FactorAnalysers:
-    """Where three iterates lead; rows in which a component or a column was put out on the way are the last of them."""
-    states = (before, here, after)
-    same = [(x.active == after.active).all(-1) & (x.columns == after.columns).flatten(1).all(-1) for x in states]
-    found = _placed(after, *leap_together(*map(_coordinates, states)))
-    return found.where(torch.stack(same).all(0), after)
-
-
-def _coordinates(analysers: FactorAnalysers) -> tuple[Tensor, ...]:
-    """Loadings, means, precisions and shares without bounds, rows in front."""
-    shares = torch.where(analysers.active, analysers.log_mixing, 0.0)
-    return analysers.W, analysers.mu, analysers.beta.log(), analysers.alpha.log(), shares
-
-
-def _placed(
-    like: FactorAnalysers, W: Tensor, mu: Tensor, log_beta: Tensor, log_alpha: Tensor, shares: Tensor
-) -> FactorAnalysers:
-    """The analysers at these coordinates, with the components and columns of ``like`` that are not pruned."""
-    log_mixing = torch.where(like.active, shares, -torch.inf).log_softmax(-1)
-    return replace(like, W=W, mu=mu, beta=log_beta.exp(), alpha=log_alpha.exp(), log_mixing=log_mixing)
-
-
-def rounds(batch: MPPCARestarts, rule: Rule, num_steps: int) -> MPPCARestarts:
-    """A fixed number of rounds of ``rule``."""
-    return repeated(replace(batch, rule=rule), num_steps)
-
-
-def warm_up(batch: MPPCARestarts, num_rounds: int) -> list[Phase[MPPCARestarts]]:
-    """Rounds without a prior on the loadings: direct ones, then EM."""
-    free = batch.it.ties.beta_free and not has_gaps(batch.Y)  # whose covariances are not known
-    num_direct = min(DIRECT, num_rounds) if free else 0
-    plain = Rule(no_gamma, alpha=0.0, rho=batch.rule.rho)
-    return [
-        Phase(lambda now: now, directly, num_direct),
-        Phase(lambda now: replace(now, rule=plain), advance, num_rounds - num_direct),
-    ]
+    return MPPCARestarts(Y, it, update=rule, failed=failed, change=variance.new_full(failed.shape, torch.inf))
 
 
 def directly(batch: MPPCARestarts) -> MPPCARestarts:
     """A round that takes loadings straight from covariances."""
     held, ties = batch.it.analysers, batch.it.ties
-    new = start.direct(batch.Y, held, 2.0 * batch.rule.rho * batch.it.variance.mean())
+    new = start.direct(batch.Y, held, 2.0 * batch.update.rho * batch.it.variance.mean())
     new = new if ties.mean_free else replace(new, mu=held.mu)
     return moved_to(batch, new if ties.mixing_free else replace(new, log_mixing=held.log_mixing))
 
 
-def warmed(batch: MPPCARestarts, num_steps: int) -> MPPCARestarts:
-    """The batch after the warm-up, ready for its rule."""
-    after = restarts.warmed(batch, warm_up(batch, num_steps))
-    return restarts.ready(replace(after, rule=batch.rule))
+def _starts(own: Tensor, one: FactorAnalysers, ties: SharedParameters) -> FactorAnalysers:
+    """Pairs of components, ``(PAIRS, 2)``: about centres apart, without loadings."""
+    m, q = one.W.shape[-2:]
+    wide = {n: getattr(one, n).expand(PAIRS, 2, *getattr(one, n).shape[2:]) for n in ("beta", "alpha", "columns")}
+    W = torch.randn(PAIRS, 2, m, q, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(one.W)
+    mu = one.mu[0, 0] + _centres((own - one.mu[0, 0]).nan_to_num(0.0))
+    if ties.alpha_free:
+        wide |= {"alpha": torch.full_like(wide["alpha"], ALPHA), "columns": torch.ones_like(wide["columns"])}
+    W = SMALL * W * wide["columns"].unsqueeze(-2)
+    mu = mu if ties.mean_free else one.mu.expand(PAIRS, 2, m)
+    return FactorAnalysers(W, mu, wide["beta"], torch.full((PAIRS, 2), 0.5).to(W).log(), wide["alpha"], wide["columns"])
 
 
-def em(batch: MPPCARestarts, num_warm: int, stop: Stop) -> Fit[MPPCARestarts]:
-    """The warm-up, with the rule's gamma prior if it has one, then the rule until ``stop``."""
-    rule = batch.rule
-    return restarts.em(batch, warm_up(batch, num_warm), lambda now: replace(now, rule=rule), stop, advance)
-
-
-def best(batch: MPPCARestarts) -> MPPCARestarts:
-    """The restart of the highest Occam-corrected log evidence, alone."""
-    return of_rows(batch, first_highest(batch.occam).reshape(1))
-
-
-def on(batch: MPPCARestarts, Y: Rows) -> MPPCARestarts:
-    """The restarts on other data."""
-    begun = first(Y, batch.it.analysers, batch.it.ties, batch.it.variance, batch.rule)
-    return replace(begun, failed=batch.failed)
-
-
-def of_rows(batch: MPPCARestarts, index: Tensor) -> MPPCARestarts:
-    """Some restarts, on their own."""
-    begun = first(batch.Y, batch.it.analysers[index], batch.it.ties, batch.it.variance, batch.rule)
-    return replace(begun, failed=batch.failed[index], change=batch.change[index])
-
-
-def finished(fit: Fit[MPPCARestarts], stop: Stop) -> Fit[MPPCARestarts]:
-    """The best restart, run until ``stop`` on its own."""
-    batch = restarts.ready(fit.state)
-    step = advance if stop.counted else slowly_converging
-    last = iterate(step, replace(batch, num_rounds=0), stop, "EvidenceEM, best restart")
-    return Fit(last.state, last.status, (*fit.objectives, *last.objectives))
+def _centres(away: Tensor) -> Tensor:
+    """Pairs of centres about zero: along the two directions of largest variance, and two data far apart."""
+    if len(away) < 2:
+        return away.new_zeros(PAIRS, 2, away.shape[-1])
+    _, sizes, V = torch.linalg.svd(away, full_matrices=False)
+    along = (sizes[:, None] * fix_signs(V.mT).mT / len(away) ** 0.5)[: PAIRS - 1]
+    along = along[torch.arange(PAIRS - 1).clamp(max=len(along) - 1)]
+    first = away[away.square().sum(-1).argmax()]
+    second = away[(away - first).square().sum(-1).argmax()]
+    return torch.cat([torch.stack([along, -along], 1), torch.stack([first, second]).unsqueeze(0)])

@@ -1,5 +1,6 @@
 """Many rows at once: values that hold them, such as the states of restarts, and functions of one applied to many."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, ClassVar, TypeVar
@@ -38,6 +39,32 @@ class Batched:
 def along(take: Tensor, like: Tensor) -> Tensor:
     """``take`` ``(R,)`` in a shape that broadcasts with ``like`` ``(R, ...)``."""
     return take.reshape(-1, *[1] * (like.dim() - 1))
+
+
+SAME = 1e-6  # relative difference between the log evidences of two restarts at one mode
+
+
+def first_highest(heights: Tensor) -> Tensor:
+    """Number of the first along the last axis that is as high as any, up to rounding."""
+    top = heights.amax(-1, keepdim=True)
+    away = heights - (top - SAME * (1.0 + top.abs()))
+    return (away >= 0.0).to(torch.int8).argmax(-1)
+
+
+def distinct(heights: Tensor, kinds: Tensor, within: float) -> Tensor:
+    """Numbers of the rows whose height is near the highest, highest first, one for each mode.
+
+    :param heights: nats, shape ``(R,)``; -inf where there is none.
+    :param kinds: rows at one mode are of one kind, such as the number of their components, shape ``(R,)``.
+    :param within: nats below the highest.
+    """
+    order = heights.argsort(descending=True, stable=True).tolist()
+    height, kind, found = heights.tolist(), kinds.tolist(), list[int]()
+    for here in order:
+        same = any(kind[here] == kind[i] and height[i] - height[here] <= SAME * (1.0 + abs(height[i])) for i in found)
+        if not same and height[here] >= height[order[0]] - within and height[here] > -math.inf:
+            found.append(here)
+    return torch.tensor(found, dtype=torch.long, device=heights.device)
 
 
 _MAKERS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like", "clone", "eye")

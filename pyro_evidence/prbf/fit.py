@@ -11,8 +11,8 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit
-from pyro_evidence.mixture.mode import first_highest
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs
+from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.prbf import rounds
 from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, evaluate
 from pyro_evidence.prbf.posterior import ClassWithoutKernels, DeadKernel, PRBFPosterior, Rejection

@@ -15,7 +15,6 @@ from pyro_evidence.fitting.restarts import (
     advance,
     em,
     leap,
-    ready,
     repeated,
     require_any,
     warmed,
@@ -30,10 +29,10 @@ class Place(Batched):
 
 @dataclass(frozen=True)
 class Halving(Restarts):
-    """Maximises ``-(x - goal)^2``; rows past ``edge`` are no parameters, rows past ``cliff`` have no likelihood."""
+    """Maximises ``-(x - update)^2``; rows past ``edge`` are no parameters, rows past ``cliff`` have no likelihood."""
 
     at: Place
-    goal: float = 0.0
+    phases: tuple[Phase, ...] = ()
     edge: float = torch.inf
     cliff: float = torch.inf
 
@@ -43,14 +42,14 @@ class Halving(Restarts):
 
     @property
     def log_likelihood(self) -> Tensor:
-        return torch.where(self.at.x > self.cliff, torch.nan, -(self.at.x - self.goal).square())
+        return torch.where(self.at.x > self.cliff, torch.nan, -(self.at.x - self.update).square())
 
     @property
     def log_evidence(self) -> Tensor:
         return torch.where(self.failed, -torch.inf, self.log_likelihood)
 
     def proposed(self) -> Place:
-        return Place(0.5 * (self.at.x + self.goal))
+        return Place(0.5 * (self.at.x + self.update))
 
     def reached(self, parameters: Place) -> "Halving":
         return replace(self, at=parameters)
@@ -58,17 +57,18 @@ class Halving(Restarts):
     def change_to(self, parameters: Place) -> Tensor:
         return torch.where(parameters.x > self.edge, torch.nan, (parameters.x - self.at.x).abs())
 
-    def ahead(self, before: Place, after: Place) -> Place:
-        return after
+    def warm_up(self, num_rounds: int, step: object) -> tuple[Phase, ...]:
+        return self.phases
 
     def complaint(self, parameters: Place, row: int) -> str:
         return f"{float(parameters.x[row]):g} is too far"
 
 
-def begun(*x: float, **limits: float) -> Halving:
+def begun(*x: float, goal: float = 0.0, phases: tuple[Phase, ...] = (), **limits: float) -> Halving:
     num = len(x)
     where = Place(torch.tensor(x))
-    return Halving(where, failed=torch.zeros(num).bool(), change=torch.full((num,), torch.inf), **limits)
+    state = {"failed": torch.zeros(num).bool(), "change": torch.full((num,), torch.inf)}
+    return Halving(where, phases, update=goal, **state, **limits)
 
 
 def test_a_round_is_every_rows_own() -> None:
@@ -98,17 +98,17 @@ def test_where_none_is_left_the_error_holds_all_reasons() -> None:
 
 
 def test_a_warm_up_is_counted_and_what_follows_stops_by_itself() -> None:
-    phases = [Phase(lambda now: replace(now, goal=8.0), advance, 2), Phase(lambda now: now, advance, 0)]
+    phases = Phase(8.0, advance, 2), Phase(-8.0, advance, 0)
     stop = Stop(tolerance=1e-3, gradient_tolerance=1e-3, num_steps=50)
-    fit = em(begun(0.0), phases, lambda now: replace(now, goal=0.0), stop, advance)
+    fit = em(begun(0.0, phases=phases), 2, stop)
     assert fit.objectives[0] == -36.0  # two halvings towards 8 lead to 6
     assert fit.status is Status.CONVERGED and 0.0 < float(fit.state.at.x) < 1e-3
-    alone = warmed(begun(0.0), phases)
-    assert alone.at.x.tolist() == [6.0] and ready(alone).change.tolist() == [torch.inf]
+    alone = warmed(begun(0.0, phases=phases), 2)
+    assert alone.at.x.tolist() == [6.0] and alone.update == 0.0 and alone.change.tolist() == [torch.inf]
 
 
 def test_a_warm_up_in_which_all_fail_is_the_end() -> None:
-    fit = em(begun(4.0, goal=10.0, edge=6.0), [Phase(lambda b: b, advance, 3)], lambda b: b, Stop(), advance)
+    fit = em(begun(4.0, goal=10.0, phases=(Phase(10.0, advance, 3),), edge=6.0), 3, Stop())
     assert fit.status is Status.FAILED and fit.state.num_rounds == 1 and len(fit.objectives) == 1
 
 

@@ -101,6 +101,6 @@ def test_a_number_of_rounds_that_was_asked_for_is_of_plain_ones() -> None:
         LogJoint(gaussian_mixture(3), (overlapping(300),)), Start(restarts=1), updates.BoundedInflation(),
         evidence.coordinate,
     )  # fmt: skip
-    after = task.warmed(updates.BoundedInflation(), 10).batch
+    after = restarts.warmed(task.batch, 10)
     plain = restarts.repeated(after, 40).objective - float(task.jacobian)
     assert ended(40) == pytest.approx(plain, rel=1e-12)

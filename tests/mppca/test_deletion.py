@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.fitting.restarts import advance
+from pyro_evidence.fitting.component_moves import GreedyDeletion
+from pyro_evidence.fitting.restarts import advance, repeated, warmed
 from pyro_evidence.mixture.updates import BoundedInflation
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
-from pyro_evidence.mppca.components import candidates, greedily_deleted
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import SharedParameters
 from tests.mppca.test_fit import planes
@@ -35,12 +35,12 @@ def settled(Y: Tensor, K: int, q: int, *, columnwise: bool, restarts: int = 1) -
     flat = torch.full((restarts, K), -math.log(K))
     at = FactorAnalysers(W, mu, torch.ones(restarts, K, m), flat, 0.01 * on, on)
     variance = 0.01 * torch.ones(m)
-    return mppca_rounds.rounds(mppca_rounds.warmed(mppca_rounds.first(Y, at, ties, variance, RULE), 10), RULE, 60)
+    return repeated(warmed(mppca_rounds.first(Y, at, ties, variance, RULE), 10), 60)
 
 
 def test_components_that_the_data_do_not_need_are_deleted() -> None:
     before = settled(standard(), 5, 2, columnwise=False)
-    after = greedily_deleted(before, 25)
+    after = GreedyDeletion(num_steps=25)(before)
     assert int(before.it.analysers.active.sum()) > 2 and int(after.it.analysers.active.sum()) == 2
     assert float(after.occam[0]) > float(before.occam[0])
 
@@ -58,23 +58,24 @@ def test_columns_that_the_data_do_not_need_are_deleted() -> None:
     )
     ties = SharedParameters(torch.arange(8).reshape(2, 4), done.it.ties.beta_group)
     before = mppca_rounds.first(done.Y, wide, ties, done.it.variance, RULE)
-    after = greedily_deleted(before, 25)
+    after = GreedyDeletion(num_steps=25)(before)
     assert after.it.analysers.columns[0].sum(-1).tolist() == [2, 2]
     assert float(after.occam[0]) > float(before.occam[0])
 
 
 def test_nothing_is_deleted_where_the_evidence_falls() -> None:
     before = settled(standard(), 2, 2, columnwise=True)
-    after = greedily_deleted(before, 25)
+    after = GreedyDeletion(num_steps=25)(before)
     assert after is before and int(after.it.analysers.active.sum()) == 2
 
 
 def test_candidates_are_every_component_and_the_shortest_column_of_each() -> None:
     batch = settled(standard(), 3, 2, columnwise=True)
     at = batch.it.analysers
-    keep, columns = candidates(batch)
+    tried, owner = batch.candidates(torch.tensor([True]), GreedyDeletion())
+    keep, columns = tried.parameters.active, tried.parameters.columns
     num = int(at.active.sum())
-    assert len(keep) == num + int((at.columns[0].any(-1) & at.active[0]).sum())
+    assert len(keep) == len(owner) == num + int((at.columns[0].any(-1) & at.active[0]).sum())
     norms = torch.where(at.columns[0], at.W[0].square().sum(-2), torch.inf)
     for k, one in zip(at.active[0].nonzero().flatten().tolist(), columns[num:], strict=True):
         assert not one[k, norms[k].argmin()] and int((at.columns[0] & ~one).sum()) == 1
@@ -84,14 +85,14 @@ def test_a_fixed_mixing_keeps_its_components() -> None:
     batch = settled(standard(), 5, 2, columnwise=False)
     held = SharedParameters(batch.it.ties.alpha_group, batch.it.ties.beta_group, mixing_free=False)
     fixed = mppca_rounds.first(batch.Y, batch.it.analysers, held, batch.it.variance, RULE)
-    assert greedily_deleted(fixed, 5) is fixed
+    assert GreedyDeletion(num_steps=5)(fixed) is fixed
 
 
 def test_restarts_as_a_batch_end_where_single_ones_do() -> None:
     Y = standard(90)
     many = settled(Y, 3, 2, columnwise=False, restarts=3)
     for row in range(3):
-        one = mppca_rounds.of_rows(many, torch.tensor([row]))
+        one = many.selected(torch.tensor([row]))
         torch.testing.assert_close(one.log_evidence[0], many.log_evidence[row], rtol=1e-9, atol=1e-9)
         alone, stats = one.it.analysers, kernels.e_step(Y, one.it.analysers)
         torch.testing.assert_close(stats.log_likelihood, many.it.stats.log_likelihood[row : row + 1])
