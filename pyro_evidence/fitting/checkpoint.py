@@ -106,8 +106,8 @@ class Loop:
 class Recorder:
     """Writes down where a run has got to, and knows where an earlier one had."""
 
-    def __init__(self, path: str | Path, every: float, header: dict[str, Any], earlier: Sequence[Any] = ()) -> None:
-        self.path, self.every, self.header = path, every, header
+    def __init__(self, path: str | Path, interval: float, header: dict[str, Any], earlier: Sequence[Any] = ()) -> None:
+        self.path, self.interval, self.header = path, interval, header
         self.earlier: list[Any] = list(earlier)
         self.done: list[Any] = [loop for loop in earlier if loop["done"]]
         self.count, self.over = 0, False
@@ -146,7 +146,7 @@ class Recorder:
     @property
     def is_time(self) -> bool:
         """Whether the last writing is long ago."""
-        return not (self.over or self.quiet) and time.monotonic() - self.written >= self.every
+        return not (self.over or self.quiet) and time.monotonic() - self.written >= self.interval
 
     def finish(self, loop: Loop, state: Any, objectives: Sequence[float], status: Any) -> None:
         """Keep the end of a loop; where it cannot be put down, nothing more is written."""
@@ -229,7 +229,7 @@ def _recorder(engine: Any, data: Callable[[], str]) -> Recorder | None:
     header = {"format": FORMAT, "engine": type(engine).__name__, "data": data()}
     if earlier is not None:
         _require_same(earlier, header)
-    recorder = Recorder(path, engine.stop.every, header, () if earlier is None else earlier["loops"])
+    recorder = Recorder(path, engine.stop.checkpoint_interval, header, () if earlier is None else earlier["loops"])
     recorder.quiet = not COMMUNICATOR.get().is_first
     if not (recorder.quiet or Path(path).exists()):  # an older one stays until there is something better
         recorder.save()

@@ -28,7 +28,9 @@ LABELS = (X[:, 0] + torch.randn(60, generator=GENERATOR, dtype=torch.float64) > 
 
 
 def mixture(path: Path | None = None) -> EvidenceEM:
-    return EvidenceEM(gaussian_mixture(4), stop=Stop(progress=False, throw=False, checkpoint=path, every=0.0))
+    return EvidenceEM(
+        gaussian_mixture(4), stop=Stop(progress=False, throw=False, checkpoint=path, checkpoint_interval=0.0)
+    )
 
 
 def logistic() -> LaplacePosterior:

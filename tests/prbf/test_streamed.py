@@ -87,7 +87,9 @@ def test_to_convergence_without_rows_that_are_kept() -> None:
 def test_a_fit_that_was_stopped_goes_on(tmp_path: Path) -> None:
     path, chunks = tmp_path / "fit.ckpt", cut(*data(), [100] * 3)
     whole = OverlapEM(network(), stop=COUNTED).run_chunks(chunks)
-    OverlapEM(network(), stop=replace(COUNTED, num_steps=5, checkpoint=path, every=0.0)).run_chunks(chunks)
+    OverlapEM(network(), stop=replace(COUNTED, num_steps=5, checkpoint=path, checkpoint_interval=0.0)).run_chunks(
+        chunks
+    )
     found = OverlapEM(network(), stop=COUNTED).resume(path).run_chunks(chunks)
     assert found.objectives == whole.objectives and torch.equal(found.loc, whole.loc)
 
