@@ -51,7 +51,7 @@ UPDATES = [(Ascent(warm_up=5), CUTS[0]), (Ascent(warm_up=5), CUTS[1]), (em, CUTS
 
 @pytest.mark.parametrize(("updates", "sizes"), [*UPDATES, (prbf2001_update, CUTS[3])])
 def test_any_cut_gives_the_fit_of_all_rows(updates: Update, sizes: list[int]) -> None:
-    engine = OverlapEM(network(), updates=updates, start=RandomPoints(restarts=2), stop=COUNTED)
+    engine = OverlapEM(network(), update=updates, start=RandomPoints(restarts=2), stop=COUNTED)
     same(engine.run_chunks(cut(*data(), sizes)), engine.run(*data()))
 
 
