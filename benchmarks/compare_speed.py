@@ -67,7 +67,7 @@ def comparison(X: Tensor, t: Tensor) -> Any:
         "laplace": LaplaceEvidence(logistic, maximise=()),
         "revm": REVM(logistic),
         "svi": SVIRun(AutoNormal, Adam({"lr": 0.05}), num_steps=300),
-        "nuts": NUTSRun(of="laplace"),
+        "nuts": NUTSRun(posterior="laplace"),
     }
     return compare(logistic, X, t, engines=engines)
 

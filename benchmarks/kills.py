@@ -72,7 +72,7 @@ class Kill:
 
 
 def stop_of(path: Path | None) -> Stop:
-    return Stop(num_steps=60, checkpoint=path, every=0.0, **COUNTED)  # type: ignore[arg-type]
+    return Stop(num_steps=60, checkpoint=path, checkpoint_interval=0.0, **COUNTED)  # type: ignore[arg-type]
 
 
 def height(found: Any) -> float:

@@ -16,7 +16,7 @@ from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 
 ASKED = (
-    "pyro-evidence pyro-ppl torch numpy opt_einsum tqdm "
+    "pyro-evidence pyro-ppl torch numpy opt_einsum safetensors tqdm "
     "scipy pandas formulae scikit-learn arviz arviz-base matplotlib xarray"
 ).split()
 CLOSE = 1e-8  # nats

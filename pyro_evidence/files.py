@@ -1,23 +1,25 @@
 """Tensors, numbers and words in a file without code: written whole or not at all, read whole or not at all.
 
-The layout is that of safetensors: eight bytes that say how long the header is (little-endian), the header as JSON, then
-the bytes of the tensors one after another, also little-endian.  What is no tensor stands in the header's metadata,
-under ``content``, as JSON again.  The entry ``sha256`` there is the digest of all other bytes of the file: of the whole
-file with zeros in its own place.
+The layout is that of safetensors, whose library reads and writes it.  What is no tensor stands in its metadata, under
+``content``, as JSON.  The entry ``sha256`` there is the digest of the content and of all tensors.
 """
 
 import hashlib
 import json
 import math
 import os
+import re
 import secrets
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, NotWritten
@@ -30,23 +32,14 @@ except ImportError:  # not a Unix
 Content = Mapping[str, Any]
 MapLocation = str | torch.device | Mapping[str, str] | None
 
-WRITER = "pyro_evidence file 1"
-UNSIGNED = "0" * 64  # in place of the digest, while it is computed
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+WRITER = "pyro_evidence file 2"
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
 WORDS = (bool, int, str, type(None))  # what JSON keeps as it is
 UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError)
+UNREADABLE = (*UNFIT, RecursionError, OSError, SafetensorError)
 
 
 class Record(dict[Any, Any]):
@@ -74,13 +67,10 @@ def write(content: Content, path: str | Path) -> None:
     :raises NotWritten: when the disk is full or the folder is not to be written to; what was there before is as it was.
     """
     tensors: list[Tensor] = []
-    tree = _encoded(content, tensors)
-    blocks = [bytes_of(t) for t in tensors]
-    head = _head(tree, tensors, blocks)
-    with replacing(path) as file:
-        file.write(_signed(head, blocks))
-        for block in blocks:
-            file.write(block)
+    text = json.dumps(_encoded(content, tensors), allow_nan=False)
+    metadata = {"writer": WRITER, "content": text, "sha256": digest(text, tensors)}
+    with replacing(path) as part:
+        save_file({str(i): tensor for i, tensor in enumerate(tensors)}, part, metadata)
 
 
 def read(path: str | Path, map_location: MapLocation = None) -> Record:
@@ -91,13 +81,22 @@ def read(path: str | Path, map_location: MapLocation = None) -> Record:
     :raises BadInput: for any other file, a damaged one, or a device that is not here.
     :raises FileNotFoundError: where there is none.
     """
-    whole = _whole(path)
+    place = _places(map_location)
     try:
-        header, data = _opened(whole)
-        return _decoded(json.loads(header["content"]), _tensors(header, data, _places(map_location)), path)
-    except (*UNFIT, RecursionError) as error:
-        if isinstance(error, BadInput):
-            raise BadInput(f"{path}: {error}") from error
+        whole = Path(path).read_bytes()  # by one handle: a file that is put in its place meanwhile does not mix with it
+        named = load(whole)  # checks every size against the length of the file
+        tensors = [named[str(i)] for i in range(len(named))]
+        metadata = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"]
+        if metadata["writer"] != WRITER:
+            raise ValueError(f"it was written by {str(metadata['writer'])[:60]!r}")
+        if digest(metadata["content"], tensors) != metadata["sha256"]:
+            raise ValueError("the check sum does not fit")
+        return _decoded(json.loads(metadata["content"]), tensors, place, path)
+    except FileNotFoundError:
+        raise
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
+    except UNREADABLE as error:
         raise unreadable(path, _reason(error)) from error
 
 
@@ -113,17 +112,6 @@ def unreadable(
 def _reason(error: Exception) -> str:
     said = " ".join(str(error).split())
     return f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__
-
-
-def _whole(path: str | Path) -> bytearray:
-    """All bytes of a file, by one handle: a file that is put in its place meanwhile does not mix with it."""
-    try:
-        with open(path, "rb") as file:
-            return bytearray(file.read())
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unreadable(path, _reason(error)) from error
 
 
 def _encoded(value: Any, tensors: list[Tensor], where: str = "the content") -> Any:
@@ -147,102 +135,42 @@ def _encoded(value: Any, tensors: list[Tensor], where: str = "the content") -> A
 
 
 def _encoded_tensor(value: Tensor, tensors: list[Tensor], where: str) -> Any:
-    """Its number in the list, as real pairs where it is complex, and the device it was on."""
-    if value.layout != torch.strided or (value.dtype not in NAMES and not value.is_complex()):
-        raise BadInput(
-            f"{where} is a tensor of {value.dtype}, {value.layout}; expected a dense one of {', '.join(DTYPES)}."
-        )
-    tensors.append((torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).detach())
+    """Its number in the list, as real pairs where it is complex, and the device it was on.
+
+    The library takes contiguous tensors on the processor, no two of which share memory.
+    """
+    if value.layout != torch.strided or (value.dtype not in DTYPES and not value.is_complex()):
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise BadInput(f"{where} is a tensor of {value.dtype}, {value.layout}; expected a dense one of {names}.")
+    real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    real = real.detach().resolve_neg().cpu().contiguous()
+    memory = {t.untyped_storage().data_ptr() for t in tensors}
+    tensors.append(real.clone() if real.untyped_storage().data_ptr() in memory else real)
     kind = {"complex": True} if value.is_complex() else {}
     return {"tensor": len(tensors) - 1, "on": str(value.device), **kind}
 
 
 def bytes_of(value: Tensor) -> memoryview:
     """The elements in order, little-endian."""
-    flat = value.cpu().contiguous().reshape(-1)
-    return _little_endian(flat.view(torch.uint8), value.element_size()).numpy().data
+    flat = value.cpu().contiguous().reshape(-1).view(torch.uint8)
+    if sys.byteorder == "big":
+        flat = flat.reshape(-1, value.element_size()).flip(-1).reshape(-1)
+    return flat.numpy().data
 
 
-def _little_endian(flat: Tensor, size: int) -> Tensor:
-    """Bytes turned round on a machine that has the large end first."""
-    return flat if sys.byteorder == "little" else flat.reshape(-1, size).flip(-1).reshape(-1)
-
-
-def _head(tree: Any, tensors: list[Tensor], blocks: list[memoryview]) -> bytes:
-    """The header without its digest, its length in front."""
-    entries: dict[str, Any] = {
-        "__metadata__": {"writer": WRITER, "sha256": UNSIGNED, "content": json.dumps(tree, allow_nan=False)}
-    }
-    end = 0
-    for i, (tensor, block) in enumerate(zip(tensors, blocks, strict=True)):
-        start, end = end, end + block.nbytes
-        entries[str(i)] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)  # so that the data begin at a multiple of eight, as the layout asks
-    return len(text).to_bytes(8, "little") + text
-
-
-def _digest(head: bytes, blocks: list[memoryview]) -> str:
-    found = hashlib.sha256(head)
-    for block in blocks:
-        found.update(block)
+def digest(text: str, tensors: Sequence[Tensor]) -> str:
+    """What tells a content from any other: SHA-256 of its text and of dtype, shape and elements of its tensors."""
+    found = hashlib.sha256(text.encode())
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(bytes_of(tensor))
     return found.hexdigest()
 
 
-def _signed(head: bytes, blocks: list[memoryview]) -> bytes:
-    """The header with the digest of everything in its place, which is the first that looks like it."""
-    return head.replace(UNSIGNED.encode(), _digest(head, blocks).encode(), 1)
+Place = Callable[[str], torch.device]
 
 
-def _opened(whole: bytearray) -> tuple[dict[str, Any], memoryview]:
-    """Header and data of a file whose digest fits; the header's metadata are lifted into it."""
-    size = int.from_bytes(whole[:8], "little")
-    if len(whole) < 8 or size > len(whole) - 8:
-        raise ValueError("it is shorter than it says")
-    header = json.loads(bytes(whole[8 : 8 + size]), object_pairs_hook=_unique)
-    metadata = header.pop("__metadata__")
-    if metadata["writer"] != WRITER:
-        raise ValueError(f"it was written by {str(metadata['writer'])[:60]!r}")
-    head, data = bytes(whole[: 8 + size]), memoryview(whole)[8 + size :]
-    unsigned = head.replace(str(metadata["sha256"]).encode(), UNSIGNED.encode(), 1)
-    if _digest(unsigned, [data]) != metadata["sha256"]:
-        raise ValueError("the check sum does not fit")
-    return {"content": metadata["content"], "tensors": header}, data
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names are all different: of two with one name, readers may believe either."""
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return dict(pairs)
-
-
-Tensors = Callable[[int, str], Tensor]  # number, device -> tensor
-
-
-def _tensors(header: dict[str, Any], data: memoryview, place: Callable[[str], torch.device]) -> Tensors:
-    """How to get at the tensors.
-
-    :raises ValueError: unless they fill the data from end to end.
-    """
-    entries = [header["tensors"][str(i)] for i in range(len(header["tensors"]))]
-    ends = [0, *(e["data_offsets"][1] for e in entries)]
-    if [e["data_offsets"][0] for e in entries] != ends[:-1] or ends[-1] != data.nbytes:
-        raise ValueError("the tensors do not fill the file")
-
-    def tensor(number: int, on: str) -> Tensor:
-        entry = entries[number]
-        dtype, (start, end) = DTYPES[entry["dtype"]], entry["data_offsets"]
-        if end - start != math.prod(entry["shape"]) * dtype.itemsize or any(s < 0 for s in entry["shape"]):
-            raise ValueError("a shape does not fit its data")
-        flat = torch.frombuffer(data[start:end], dtype=torch.uint8).clone() if end > start else torch.empty(0)
-        flat = _little_endian(flat.to(torch.uint8), dtype.itemsize)
-        return flat.view(dtype).reshape(entry["shape"]).to(place(on))
-
-    return tensor
-
-
-def _places(map_location: MapLocation) -> Callable[[str], torch.device]:
+def _places(map_location: MapLocation) -> Place:
     """Where a tensor of the file is to go.
 
     :raises BadInput: for what is no device.
@@ -259,20 +187,20 @@ def _places(map_location: MapLocation) -> Callable[[str], torch.device]:
     return place
 
 
-def _decoded(value: Any, tensor: Tensors, path: str | Path) -> Any:
+def _decoded(value: Any, tensors: Sequence[Tensor], place: Place, path: str | Path) -> Any:
     """The value that :func:`_encoded` has put down."""
     if isinstance(value, list):
-        return [_decoded(item, tensor, path) for item in value]
+        return [_decoded(item, tensors, place, path) for item in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
-        found = tensor(value["tensor"], value["on"])
+        found = tensors[value["tensor"]].to(place(value["on"]))
         return torch.view_as_complex(found) if value.get("complex") else found
     ((kind, inner),) = value.items()
     if kind == "dict":
-        return Record([(_decoded(k, tensor, path), _decoded(v, tensor, path)) for k, v in inner], path)
+        return Record([(_decoded(k, tensors, place, path), _decoded(v, tensors, place, path)) for k, v in inner], path)
     if kind in ("tuple", "size"):
-        items = (_decoded(item, tensor, path) for item in inner)
+        items = (_decoded(item, tensors, place, path) for item in inner)
         return tuple(items) if kind == "tuple" else torch.Size(items)
     return _decoded_word(kind, inner)
 
@@ -289,8 +217,8 @@ def _decoded_word(kind: str, text: str) -> Any:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write to that takes the place of ``path`` when it is whole and on the disk.
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A path to write to; the file there takes the place of ``path`` when it is whole and on the disk.
 
     Whoever reads ``path`` meets the old file or the new one, whatever happens to this process or to others that write
     there; what others left behind when they were killed is removed.
@@ -299,66 +227,65 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """
     target = Path(os.path.realpath(path))  # the file itself, where path is a link to it
     try:
-        with _begun(target) as (part, file):
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            if fcntl is None:
-                file.close()  # elsewhere an open file cannot be renamed
+        with _own_folder(target) as folder:
+            part = folder / "part"
+            yield part
+            with open(part, "r+b") as file:
+                os.fsync(file.fileno())
+            part.chmod(folder.stat().st_mode & 0o666)  # as open() would have made it
             os.replace(part, target)
         _settle(target.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise NotWritten(
-            f"{path} could not be written ({error.strerror or error}); what was there before is as it was. Expected a "
-            f"folder that is there, may be written to and has room: {_room(target.parent)}."
+            f"{path} could not be written ({reason}); what was there before is as it was. Expected a folder that is "
+            f"there, may be written to and has room: {_room(target.parent)}."
         ) from error
 
 
 @contextmanager
-def _begun(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file beside the target, locked while its writer lives, gone at the end."""
+def _own_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside the target, locked while its writer lives; those that nobody has locked are removed first.
+
+    A writer whose folder is gone when it has locked it was taken for a killed one: it begins anew.
+    """
     if target.is_dir():
         raise IsADirectoryError(21, "it is a folder")
     stem = f"{target.name[:50]}."  # names have a limit
-    _sweep(target.parent, stem)
-    part, file = _own(target.parent, stem)
-    try:
-        with file:
-            yield part, file
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _own(folder: Path, stem: str) -> tuple[Path, BinaryIO]:
-    """A new file under a name of its own, locked."""
+    for entry in os.scandir(target.parent):
+        if re.fullmatch(re.escape(stem) + "[0-9a-f]{16}[.]part", entry.name):
+            with _locked(entry.path, wait=False) as abandoned:
+                if abandoned:
+                    shutil.rmtree(entry.path, ignore_errors=True)
     while True:
-        part = folder / f"{stem}{secrets.token_hex(8)}.part"
-        file = open(part, "xb")  # the caller closes it
-        _locked(file, wait=True)
-        if part.exists():
-            return part, file
-        file.close()  # another writer took it for abandoned in the moment before it was locked
+        folder = target.parent / f"{stem}{secrets.token_hex(8)}.part"
+        folder.mkdir()
+        with _locked(folder, wait=True):
+            if folder.exists():
+                try:
+                    yield folder
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
+                return
 
 
-def _sweep(folder: Path, stem: str) -> None:
-    """Remove the parts of writers that were killed: those that nobody has locked."""
-    for entry in os.scandir(folder):
-        if entry.name.startswith(stem) and entry.name.endswith(".part") and _abandoned(entry.path):
-            Path(entry.path).unlink(missing_ok=True)
-
-
-def _abandoned(part: str) -> bool:
+@contextmanager
+def _locked(folder: str | Path, wait: bool) -> Iterator[bool]:
+    """Whether the folder is ours alone inside, or until the process ends; False where there are no locks."""
     try:
-        with open(part, "r+b") as file:
-            return _locked(file, wait=False)
+        handle = os.open(folder, os.O_RDONLY)
     except OSError:
-        return False
-
-
-def _locked(file: BinaryIO, wait: bool) -> bool:
-    """Whether the file is now ours alone, until it is closed or the process ends; False where there are no locks."""
+        yield False
+        return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield _lock(handle, wait)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, wait: bool) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except (OSError, AttributeError):
         return False
     return True

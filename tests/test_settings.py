@@ -49,8 +49,8 @@ def test_a_name_in_place_of_a_function_is_refused() -> None:
         LaplaceEvidence(linear, curvature="diagonal")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"centre='score'; expected a function .*, such as score_centre"):
         REVM(linear, centre="score")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="updates='literal'; expected a function"):
-        OverlapEM(prbf(2, 2), updates="literal")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="update='literal'; expected a function"):
+        OverlapEM(prbf(2, 2), update="literal")  # type: ignore[arg-type]
 
 
 def test_a_class_in_place_of_an_object_is_refused() -> None:

@@ -149,7 +149,7 @@ def compared(name: str, M: int, seed: int, method: Method) -> Record:
     X, y = load(name)
     for f, (train, test) in enumerate(splits(X, y, seed, raw=table.raw)):
         engine = OverlapEM(
-            prbf(M, int(y.max()) + 1), updates=prbf2001_update, start=table.start(1000 * seed + f), stop=STOP
+            prbf(M, int(y.max()) + 1), update=prbf2001_update, start=table.start(1000 * seed + f), stop=STOP
         )
         found.append(score(method(engine, *train, seed)(test[0]), test[1]))
     return {"error": [[e for e, _ in found]], "nll": [[n for _, n in found]]}

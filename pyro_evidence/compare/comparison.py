@@ -172,7 +172,7 @@ def _check_arguments(engines: Any, new: Any, loss: Any) -> None:
     if not isinstance(engines, Mapping):
         raise BadInput(
             f"engines is a {type(engines).__name__}; expected a dict, such as {{'laplace': LaplaceEvidence(model), "
-            "'nuts': NUTSRun(of='laplace')}."
+            "'nuts': NUTSRun(posterior='laplace')}."
         )
     if new is not None and not isinstance(new, list | tuple | Mapping):
         raise BadInput(

@@ -82,7 +82,7 @@ def moving(draws: Tensor) -> Tensor:
 class NUTSRun:
     """NUTS as an engine of :func:`compare`.
 
-    :ivar of: name of the engine whose fitted hyperparameters are held; None runs on the user's model.
+    :ivar posterior: name of the engine whose fitted hyperparameters are held; None runs on the user's model.
     :ivar hyperpriors: param name -> prior; these params are lifted to latent sites and integrated as well.
     :ivar metric: ``"laplace"`` runs :class:`LaplaceNUTS` on the fit that ``of`` names, in coordinates whitened by it;
         None: Pyro's NUTS.
@@ -97,13 +97,13 @@ class NUTSRun:
     >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
     >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
     >>> from pyro_evidence.compare import NUTSRun
-    >>> model, nuts = regression(Linear()), NUTSRun(of="laplace", num_samples=50, warmup_steps=50)
+    >>> model, nuts = regression(Linear()), NUTSRun(posterior="laplace", num_samples=50, warmup_steps=50)
     >>> found = compare(model, X, t, engines={"laplace": LaplaceEvidence(model), "nuts": nuts})
     >>> sorted(found.runs)
     ['laplace', 'nuts']
     """
 
-    of: str | None = None
+    posterior: str | None = None
     hyperpriors: Mapping[str, Any] | None = None
     num_samples: int = 500
     warmup_steps: int = 500
@@ -112,10 +112,10 @@ class NUTSRun:
     metric: str | None = None
 
     def __post_init__(self) -> None:
-        if self.metric not in (None, "laplace") or (self.metric and self.of is None):
+        if self.metric not in (None, "laplace") or (self.metric and self.posterior is None):
             raise BadInput(
-                f"metric={self.metric!r} with of={self.of!r}; expected None, or 'laplace' together with the name of an "
-                "engine that is LaplaceEvidence: NUTSRun(of='laplace', metric='laplace')."
+                f"metric={self.metric!r} with posterior={self.posterior!r}; expected None, or 'laplace' together with "
+                "the name of an engine that is LaplaceEvidence: NUTSRun(posterior='laplace', metric='laplace')."
             )
 
     @property
@@ -138,7 +138,7 @@ class SVIRun:
 
     :ivar guide: model -> guide, for example ``AutoNormal``.
     :ivar optim: a Pyro optimiser.
-    :ivar of: name of the engine whose fitted hyperparameters are held; None optimises the model's params.
+    :ivar posterior: name of the engine whose fitted hyperparameters are held; None optimises the model's params.
     :ivar elbo: makes the loss: ``TraceEnum_ELBO`` for models with discrete sites.
 
     >>> import torch
@@ -150,7 +150,7 @@ class SVIRun:
     >>> from pyro.infer.autoguide import AutoNormal
     >>> from pyro.optim import Adam
     >>> from pyro_evidence.compare import SVIRun
-    >>> model, svi = regression(Linear()), SVIRun(AutoNormal, Adam({"lr": 0.05}), num_steps=20, of="laplace")
+    >>> model, svi = regression(Linear()), SVIRun(AutoNormal, Adam({"lr": 0.05}), num_steps=20, posterior="laplace")
     >>> found = compare(model, X, t, engines={"laplace": LaplaceEvidence(model), "svi": svi})
     >>> sorted(found.runs)
     ['laplace', 'svi']
@@ -161,7 +161,7 @@ class SVIRun:
     num_steps: int = 1000
     num_samples: int = NUM_DRAWS
     seed: int = 0
-    of: str | None = None
+    posterior: str | None = None
     elbo: Callable[[], Any] = Trace_ELBO
 
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Draws, Model]:
@@ -229,7 +229,8 @@ def _run(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, En
     if isinstance(engine, NUTSRun):
         return _nuts(name, engine, model, data, done)
     if isinstance(engine, SVIRun):
-        base = model if engine.of is None else poutine.block(_fitted(engine.of, done), hide_types=["param"])
+        held = engine.posterior
+        base = model if held is None else poutine.block(_fitted(held, done), hide_types=["param"])
         draws, substituted = engine.run_on(base, args, kwargs)
         return EngineRun(name, draws, substituted, 0.0)
     if isinstance(engine, SVI):
@@ -249,14 +250,16 @@ def _run(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, En
 
 def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[str, EngineRun]) -> EngineRun:
     """NUTS on a fit's model, or on the user's, whose params are put in because other processes have no store."""
-    if engine.of is not None and engine.hyperpriors:
+    if engine.posterior is not None and engine.hyperpriors:
         raise BadInput(
-            f"of={engine.of!r} holds that fit's hyperparameters and hyperpriors={sorted(engine.hyperpriors)} "
-            "integrates them; expected one of the two. Give two engines for both questions."
+            f"posterior={engine.posterior!r} holds that fit's hyperparameters and "
+            f"hyperpriors={sorted(engine.hyperpriors)} integrates them; expected one of the two. Give two "
+            "engines for both questions."
         )
-    base = _with_params(model, data, engine.hyperpriors or {}) if engine.of is None else _fitted(engine.of, done)
-    chains = run_whitened(_laplace(engine.of, done), engine.settings) if engine.metric else engine.run_on(base, *data)
-    lacking = set() if engine.of is None else set(done[engine.of].draws) - set(chains.draws)
+    held = engine.posterior
+    base = _with_params(model, data, engine.hyperpriors or {}) if held is None else _fitted(held, done)
+    chains = run_whitened(_laplace(held, done), engine.settings) if engine.metric else engine.run_on(base, *data)
+    lacking = set() if held is None else set(done[held].draws) - set(chains.draws)
     draws = dict(chains.draws)
     if lacking:  # pyro.deterministic sites: what a model on other axes calls weights
         joint = LogJoint(chains.model, *data, maximise=())
@@ -267,13 +270,13 @@ def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[st
     return EngineRun(name, draws, chains.model, 0.0, chains, "", int(chains.diverging.sum()), notes=notes)
 
 
-def _laplace(of: str | None, done: Mapping[str, EngineRun]) -> LaplacePosterior:
+def _laplace(name: str | None, done: Mapping[str, EngineRun]) -> LaplacePosterior:
     """The posterior whose precision is to be the metric."""
-    fit = done[of].fit if of is not None and of in done else None
+    fit = done[name].fit if name is not None and name in done else None
     if not isinstance(fit, LaplacePosterior):
         raise BadInput(
-            f"metric='laplace' takes the precision of {of!r}, which is a {type(fit).__name__}; expected the name of a "
-            "LaplaceEvidence among the engines. Leave metric out for Pyro's own NUTS."
+            f"metric='laplace' takes the precision of {name!r}, which is a {type(fit).__name__}; expected the name of "
+            "a LaplaceEvidence among the engines. Leave metric out for Pyro's own NUTS."
         )
     return fit
 
@@ -295,11 +298,11 @@ def coordinates(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([v.reshape(len(v), -1) for v in parts], -1)
 
 
-def _fitted(of: str, done: Mapping[str, EngineRun]) -> Model:
+def _fitted(name: str, done: Mapping[str, EngineRun]) -> Model:
     """The model of another engine's fit, hyperparameters put in."""
-    if of not in done or done[of].failure:
-        raise BadInput(f"of={of!r} needs that engine's fit; expected one listed before it, of {list(done)}.")
-    return done[of].target or done[of].model
+    if name not in done or done[name].failure:
+        raise BadInput(f"posterior={name!r} needs that engine's fit; expected one listed before it, of {list(done)}.")
+    return done[name].target or done[name].model
 
 
 def _checked(found: EngineRun) -> EngineRun:

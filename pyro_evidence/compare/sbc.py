@@ -20,14 +20,14 @@ def rank(truth: Tensor, draws: Tensor) -> Tensor:
     return (draws < truth).sum(0)
 
 
-def chi_square(ranks: Tensor, num_draws: int, num_bins: int) -> tuple[Tensor, Tensor]:
+def chi_square(ranks: Tensor, num_samples: int, num_bins: int) -> tuple[Tensor, Tensor]:
     """Pearson's statistic of ranks against uniform bins, and its p-value.
 
-    :param ranks: whole numbers 0 to ``num_draws``, shape ``(S, Q)``; ``num_draws + 1`` a multiple of the
+    :param ranks: whole numbers 0 to ``num_samples``, shape ``(S, Q)``; ``num_samples + 1`` a multiple of the
         bins.
     :return: two of shape ``(Q,)``; ``num_bins - 1`` degrees of freedom.
     """
-    bins = ranks * num_bins // (num_draws + 1)
+    bins = ranks * num_bins // (num_samples + 1)
     counts = torch.stack([(bins == b).sum(0) for b in range(num_bins)]).double()
     expected = len(ranks) / num_bins
     statistic = ((counts - expected).square() / expected).sum(0)
@@ -47,7 +47,7 @@ class Calibration:
     """Ranks of true values among posterior draws, over many simulated data sets.
 
     :ivar names: of the ``Q`` quantities, ``site[element]``.
-    :ivar ranks: shape ``(S, Q)``, 0 to ``num_draws``; uniform for an exact posterior.
+    :ivar ranks: shape ``(S, Q)``, 0 to ``num_samples``; uniform for an exact posterior.
     :ivar statistic: Pearson's chi-square of each quantity, ``num_bins - 1`` degrees of freedom, shape
         ``(Q,)``.
     :ivar p_values: their p-values, shape ``(Q,)``.
@@ -59,7 +59,7 @@ class Calibration:
     >>> from pyro_evidence.models.regression import regression
     >>> model = regression(Linear(), alpha=1.0, beta=4.0)
     >>> X = torch.linspace(-1.0, 1.0, 10).unsqueeze(-1)
-    >>> settings = {"num_simulations": 10, "num_draws": 9, "num_bins": 2}
+    >>> settings = {"num_simulations": 10, "num_samples": 9, "num_bins": 2}
     >>> found = sbc(model, lambda m: LaplaceEvidence(m, maximise=()), X, X[:, 0], **settings)
     >>> tuple(found.ranks.shape)
     (10, 2)
@@ -67,7 +67,7 @@ class Calibration:
 
     names: tuple[str, ...]
     ranks: Tensor
-    num_draws: int
+    num_samples: int
     num_bins: int
     statistic: Tensor
     p_values: Tensor
@@ -80,12 +80,12 @@ class Calibration:
 
     def histogram(self, name: str) -> Tensor:
         """Counts of the ranks of one quantity in the bins, for a picture, shape ``(num_bins,)``."""
-        bins = self.ranks[:, self.names.index(name)] * self.num_bins // (self.num_draws + 1)
+        bins = self.ranks[:, self.names.index(name)] * self.num_bins // (self.num_samples + 1)
         return torch.bincount(bins, minlength=self.num_bins)
 
     def __str__(self) -> str:
         expected = len(self.ranks) / self.num_bins
-        head = f"{len(self.ranks)} data sets, {self.num_draws} draws; {expected:.1f} ranks expected in a bin"
+        head = f"{len(self.ranks)} data sets, {self.num_samples} draws; {expected:.1f} ranks expected in a bin"
         lines = [
             f"{n}: chi-square {float(s):.1f} on {self.num_bins - 1}, p = {float(p):.3g}, ranks "
             f"{self.histogram(n).tolist()}"
@@ -100,7 +100,7 @@ def sbc(
     engine: Callable[[Model], Engine],
     *args: Any,
     num_simulations: int = 200,
-    num_draws: int = 99,
+    num_samples: int = 99,
     num_bins: int = 10,
     seed: int = 0,
     **kwargs: Any,
@@ -115,17 +115,17 @@ def sbc(
     :param engine: model -> engine, for example ``lambda m: LaplaceEvidence(m, maximise=())``.
     :param args: the model's arguments; observed values among them are replaced by simulated ones.
     :param num_simulations: number of data sets.
-    :param num_draws: posterior draws for each; plus one a multiple of ``num_bins``.
+    :param num_samples: posterior draws for each; plus one a multiple of ``num_bins``.
     :param seed: of everything; the caller's random state is not touched.
     :raises BadInput: for numbers that do not fit together, or when more than a tenth of the runs failed.
     """
     num_simulations = check_count("num_simulations", num_simulations)
-    num_draws, num_bins = check_count("num_draws", num_draws), check_count("num_bins", num_bins)
+    num_samples, num_bins = check_count("num_samples", num_samples), check_count("num_bins", num_bins)
     check_seed(seed)
-    if (num_draws + 1) % num_bins or num_simulations < 5 * num_bins:
+    if (num_samples + 1) % num_bins or num_simulations < 5 * num_bins:
         raise BadInput(
-            f"num_draws={num_draws}, num_bins={num_bins}, num_simulations={num_simulations}; expected "
-            "num_draws + 1 to be a multiple "
+            f"num_samples={num_samples}, num_bins={num_bins}, num_simulations={num_simulations}; expected "
+            "num_samples + 1 to be a multiple "
             f"of num_bins, and at least {5 * num_bins} simulations, five in each bin."
         )
     if not callable(engine):
@@ -139,7 +139,7 @@ def sbc(
     for i in range(num_simulations):
         data = {n: truth[n][i] for n in joint.observed if n in truth}
         try:
-            draws = _draws(engine(with_data(joint, joint.initial_theta, data)), (args, kwargs), num_draws, seed + i)
+            draws = _draws(engine(with_data(joint, joint.initial_theta, data)), (args, kwargs), num_samples, seed + i)
             ranks.append(torch.cat([rank(truth[n][i], draws[n]).reshape(-1) for n in joint.latents.names]))
         except (ArithmeticError, ValueError, RuntimeError) as error:
             failures.append(f"data set {i}: {' '.join(str(error).split())[:300]}")
@@ -149,7 +149,7 @@ def sbc(
         )
     names = tuple(f"{p.name}[{e}]" if p.shape else p.name for p in joint.latents for e in range(math.prod(p.shape)))
     table = torch.stack(ranks)
-    return Calibration(names, table, num_draws, num_bins, *chi_square(table, num_draws, num_bins), tuple(failures))
+    return Calibration(names, table, num_samples, num_bins, *chi_square(table, num_samples, num_bins), tuple(failures))
 
 
 def _draws(engine: Engine, data: tuple[tuple[Any, ...], dict[str, Any]], num: int, seed: int) -> dict[str, Tensor]:

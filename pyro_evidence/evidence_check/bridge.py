@@ -83,7 +83,7 @@ def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float, *, num_s
 
 
 @within_memory
-def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstimate:
+def bridge_sampling(target: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstimate:
     """Log evidence by the optimal bridge between posterior draws and a normal, Meng and Wong (1996), eq. 4.1.
 
     The normal has the mean and covariance of the first half of each chain; the bridge is built from the
@@ -91,7 +91,7 @@ def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstim
     error of Frühwirth-Schnatter (2004), eq. 19, the posterior draws counted at their effective number, so
     that a sticky chain has a large one.  It cannot know of modes the chains never visited.
 
-    :param of: the posterior whose model the chains ran on, or a ``LogJoint``, at its starting
+    :param target: the posterior whose model the chains ran on, or a ``LogJoint``, at its starting
         hyperparameters.
     :param draws: ``MCMC(NUTS(posterior.model), ...).get_samples(group_by_chain=True)``.
     :param seed: of the draws from the normal.
@@ -99,12 +99,12 @@ def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstim
         ``num_steps``.
     :raises BadInput: for draws of another model, fewer than four per dimension, or constant ones.
     """
-    target = target_of(of)
-    chains = target.coordinates(draws)
-    first, second = check_halves(target, chains)
+    density = target_of(target)
+    chains = density.coordinates(draws)
+    first, second = check_halves(density, chains)
     proposal = moment_normal(first.flatten(0, 1))
     x = second.flatten(0, 1)
-    log_ratio = target.log_joint(x) - proposal.log_prob(x)
+    log_ratio = density.log_joint(x) - proposal.log_prob(x)
     if not bool(torch.isfinite(log_ratio).all()):
         raise BadInput(
             f"the log joint density is not finite at {int((~torch.isfinite(log_ratio)).sum())} of {len(x)} of the "
@@ -112,9 +112,9 @@ def bridge_sampling(of: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstim
             "those of NUTS(posterior.model)."
         )
     share = effective_draws(log_ratio.reshape(second.shape[:2])) / len(log_ratio)
-    white = torch.randn(len(log_ratio), target.size, generator=seeded(seed), dtype=torch.float64)
+    white = torch.randn(len(log_ratio), density.size, generator=seeded(seed), dtype=torch.float64)
     new = proposal.unwhiten(white.to(log_ratio))
-    log_joint = target.log_joint_or_nan(new)
+    log_joint = density.log_joint_or_nan(new)
     above = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(new)
     found = _estimate(bridge(log_ratio, above, share / (1.0 + share)), chains.shape[:2], second.shape[:2])
     return replace(found, doubts=(*found.doubts, *undefined(log_joint, "the bridge's normal")))

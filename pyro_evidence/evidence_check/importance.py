@@ -31,7 +31,9 @@ FEWEST = 100  # draws below which a tail cannot be fitted
 
 
 @within_memory
-def importance_sampling(of: Posterior | Modes, *, num_samples: int | None = None, seed: int = 0) -> EvidenceEstimate:
+def importance_sampling(
+    target: Posterior | Modes, *, num_samples: int | None = None, seed: int = 0
+) -> EvidenceEstimate:
     """Log evidence by importance sampling from the Laplace posterior, weights Pareto-smoothed.
 
     The estimate is consistent whatever the posterior's shape, and its k-hat says whether ``num_samples`` are
@@ -39,7 +41,7 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int | None = None
     stratified, so that symmetric and minor modes count.  Vehtari, Simpson, Gelman, Yao and Gabry (2024),
     section 2.
 
-    :param of: a posterior, or the modes of one.
+    :param target: a posterior, or the modes of one.
     :param num_samples: number of draws, at least 100; by default 10,000, fewer where latents and data are more than
         10,000 numbers.
     :param seed: of the draws; the caller's random state is not touched.
@@ -47,13 +49,13 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int | None = None
         ``min(1 - 1/log10(S), 0.7)``.
     :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
     """
-    proposal = of.proposal if isinstance(of, Modes) else laplace_normal(of)
-    target = of.target if isinstance(of, Modes) else target_of(of)
-    num_samples = affordable_draws(target.joint, MOST) if num_samples is None else num_samples
+    proposal = target.proposal if isinstance(target, Modes) else laplace_normal(target)
+    density = target.target if isinstance(target, Modes) else target_of(target)
+    num_samples = affordable_draws(density.joint, MOST) if num_samples is None else num_samples
     num_samples = check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
-    white = torch.randn(num_samples, target.size, generator=seeded(seed), dtype=torch.float64)
-    x, log_proposal = proposal.drawn(white.to(target.centre))
-    log_joint = target.log_joint_or_nan(x)
+    white = torch.randn(num_samples, density.size, generator=seeded(seed), dtype=torch.float64)
+    x, log_proposal = proposal.drawn(white.to(density.centre))
+    log_joint = density.log_joint_or_nan(x)
     log_weights = torch.where(log_joint.isnan(), -math.inf, log_joint) - log_proposal
     if not bool((log_weights > -math.inf).any()):
         raise BadInput(
@@ -63,7 +65,7 @@ def importance_sampling(of: Posterior | Modes, *, num_samples: int | None = None
     found = _estimate(
         log_weights,
         f"importance sampling from {len(proposal.loc)} mode{'s' if len(proposal.loc) > 1 else ''}, S={num_samples}",
-        target.size,
+        density.size,
     )
     return replace(found, doubts=(*found.doubts, *undefined(log_joint, "Laplace's normal")))
 

@@ -73,20 +73,20 @@ class Modes:
 
 
 @within_memory
-def find_modes(of: Posterior, *, restarts: int = 16, labels: Axes | None = None, seed: int = 0) -> Modes:
+def find_modes(posterior: Posterior, *, restarts: int = 16, labels: Axes | None = None, seed: int = 0) -> Modes:
     """Modes at the posterior's hyperparameters, told apart by where they are, not by how high.
 
     Climbs from the posterior's own mode, from random starts, and from the relabellings of all modes found so
     far.
 
-    :param of: a posterior.
+    :param posterior: whose density is searched.
     :param restarts: number of random starts.
     :param labels: latent site -> the axis of its value that counts mixture components; default: the first
         axis as long as the discrete site has states, in every site that has one.  ``{}`` relabels nothing.
     :param seed: of the starts.
     :raises BadInput: when an axis does not exist, or there are more than 120 relabellings.
     """
-    posterior = laplace_posterior(of)
+    posterior = laplace_posterior(posterior)
     problem = posterior.state.problem
     axes, num_components = component_axes(problem.joint, posterior.state, labels)
     restarts = check_count("restarts", restarts)

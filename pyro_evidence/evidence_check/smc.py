@@ -127,13 +127,13 @@ def _prior(target: Target, x: Tensor) -> tuple[Tensor, Tensor]:
     return value, slope
 
 
-def start(of: Source, num_particles: int, seed: int) -> Particles:
+def start(source: Source, num_particles: int, seed: int) -> Particles:
     """Draws from the prior, in sixteen groups of equal size.
 
     :raises BadInput: when there are fewer particles than four per dimension and group, when hyperparameters are
         pruned, or when the likelihood is zero at all draws from the prior.
     """
-    target = target_of(of)
+    target = target_of(source)
     advice = f"There are {NUM_GROUPS} groups of particles and {target.size} unconstrained coordinates."
     check_count("num_particles", num_particles, max(4 * NUM_GROUPS, 4 * target.size), advice)
     if target.size < len(target.active):
@@ -205,14 +205,14 @@ MOST_TEMPERATURES = 500
 
 
 @within_memory
-def tempered_smc(of: Source, *, num_particles: int = 1024, num_moves: int = 3, seed: int = 0) -> EvidenceEstimate:
+def tempered_smc(target: Source, *, num_particles: int = 1024, num_moves: int = 3, seed: int = 0) -> EvidenceEstimate:
     """Log evidence by particles that walk from the prior to the posterior by powers of the likelihood.
 
     Sixteen groups of particles share the powers (chosen so that half of the particles survive each step) and
     the Hamiltonian moves' mass matrix and step size; each group gives an unbiased evidence but for that
     sharing, and their spread is the standard error.  Del Moral, Doucet and Jasra (2006), section 3.3.
 
-    :param of: a posterior, at its hyperparameters, or a ``LogJoint``, at its starting ones; proper prior
+    :param target: a posterior, at its hyperparameters, or a ``LogJoint``, at its starting ones; proper prior
         needed.
     :param num_particles: in all groups together.
     :param num_moves: Hamiltonian moves, of five leapfrog steps each, at every power.
@@ -222,7 +222,7 @@ def tempered_smc(of: Source, *, num_particles: int = 1024, num_moves: int = 3, s
         are pruned, or when the likelihood is zero at all draws from the prior.
     """
     with without_validation():
-        swarm = start(of, num_particles, seed)
+        swarm = start(target, num_particles, seed)
         while swarm.power < 1.0 and swarm.num_steps < MOST_TEMPERATURES:
             log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
             swarm = reweighed(swarm, next_temperature(log_likelihood, swarm.power))

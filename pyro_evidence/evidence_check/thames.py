@@ -31,7 +31,7 @@ SIMPLEX = type(biject_to(constraints.simplex))
 
 @within_memory
 def thames(
-    of: Posterior,
+    posterior: Posterior,
     draws: Draws,
     *,
     labels: Axes | None = None,
@@ -46,7 +46,7 @@ def thames(
     one makes no difference. After Metodiev et al. (2025), arXiv 2504.21812; the ellipsoid is that of
     Metodiev et al. (2024), THAMES.
 
-    :param of: the posterior whose model the chains ran on.
+    :param posterior: the one whose model the chains ran on.
     :param draws: ``MCMC(NUTS(posterior.model), ...).get_samples(group_by_chain=True)``.
     :param labels: as in :func:`find_modes`; without mixture components this is the plain THAMES.
     :param num_volume: uniform points for the volume.
@@ -56,7 +56,7 @@ def thames(
     :raises BadInput: when the density changes under relabelling (hyperparameters that differ between
         components), for pruned posteriors, and for the draws that :func:`bridge_sampling` refuses.
     """
-    posterior = laplace_posterior(of)
+    posterior = laplace_posterior(posterior)
     target = target_of(posterior)
     if target.size < len(target.active):
         raise BadInput("some coordinates are pruned; expected none. Use bridge_sampling.")

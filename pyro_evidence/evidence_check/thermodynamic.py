@@ -66,7 +66,7 @@ FEWEST = 256  # particles, 16 in each group, below which their resampling biases
 
 @within_memory
 def thermodynamic_integration(
-    of: Source, *, num_temperatures: int = 40, num_particles: int = 512, num_moves: int = 3, seed: int = 0
+    target: Source, *, num_temperatures: int = 40, num_particles: int = 512, num_moves: int = 3, seed: int = 0
 ) -> EvidenceEstimate:
     """Log evidence as the integral over ``b`` from 0 to 1 of the mean log likelihood under ``p(w) p(D | w)^b``.
 
@@ -76,7 +76,7 @@ def thermodynamic_integration(
     evidences, without which every mean is low by one over the particles of a group; value and standard error are
     the jackknife's over the groups, with the error of the ladder, read off every other rung, added.  Slow.
 
-    :param of: a posterior, at its hyperparameters, or a ``LogJoint``, at its starting ones; proper prior needed.
+    :param target: a posterior, at its hyperparameters, or a ``LogJoint``, at its starting ones; proper prior needed.
     :param num_temperatures: rungs above the prior, an even number.
     :param num_particles: in all groups together.
     :param num_moves: Hamiltonian moves, of five leapfrog steps each, at every rung.
@@ -92,7 +92,7 @@ def thermodynamic_integration(
         )
     ladder = powers(num_temperatures)
     with without_validation():
-        swarm = start(of, num_particles, seed)
+        swarm = start(target, num_particles, seed)
         prior = swarm.log_likelihood
         if not bool(torch.isfinite(prior).all()):
             raise BadInput(

@@ -97,8 +97,8 @@ class Loop:
 class Recorder:
     """Writes down where a run has got to, and knows where an earlier one had."""
 
-    def __init__(self, path: str | Path, every: float, header: dict[str, Any], earlier: Sequence[Any] = ()) -> None:
-        self.path, self.every, self.header = path, every, header
+    def __init__(self, path: str | Path, interval: float, header: dict[str, Any], earlier: Sequence[Any] = ()) -> None:
+        self.path, self.interval, self.header = path, interval, header
         self.earlier: list[Any] = list(earlier)
         self.done: list[Any] = [loop for loop in earlier if loop["done"]]
         self.count, self.over = 0, False
@@ -139,7 +139,7 @@ class Recorder:
     @property
     def is_time(self) -> bool:
         """Whether the last writing is long ago."""
-        return not (self.over or self.quiet) and time.monotonic() - self.written >= self.every
+        return not (self.over or self.quiet) and time.monotonic() - self.written >= self.interval
 
     def finish(self, loop: Loop, state: Any, objectives: Sequence[float], status: Any) -> None:
         """Keep the end of a loop; where it cannot be put down, nothing more is written."""
@@ -214,7 +214,7 @@ def recorder_of(engine: Any, data: Callable[[], str]) -> Recorder | None:
             f"{earlier['path']} is of a fit to other data: values, shapes or dtypes of the arguments differ. Pass "
             f"run(...) what the interrupted fit was given, or fit anew without resume(...)."
         )
-    recorder = Recorder(path, stop.every, header, () if earlier is None else earlier["loops"])
+    recorder = Recorder(path, stop.checkpoint_interval, header, () if earlier is None else earlier["loops"])
     recorder.quiet = not COMMUNICATOR.get().is_first
     if not (recorder.quiet or Path(path).exists()):  # an older one stays until there is something better
         recorder.save()

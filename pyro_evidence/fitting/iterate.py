@@ -97,8 +97,8 @@ class Stop:
         converged; otherwise only warn.  Every engine obeys alike.
     :ivar progress: show a progress bar when the loop takes more than a second.
     :ivar checkpoint: a file for the last good state, where ``engine.resume(path).run(...)`` goes on; None for none.
-    :ivar every: seconds between two writings of it.
-    :ivar integral: where sites are integrated numerically, the nats by which more nodes may still move the log
+    :ivar checkpoint_interval: seconds between two writings of it.
+    :ivar quadrature_tol: where sites are integrated numerically, the nats by which more nodes may still move the log
         evidence; means and standard deviations are good to 2.5 times as many standard deviations.
 
     >>> from pyro_evidence import Stop
@@ -114,12 +114,12 @@ class Stop:
     throw: bool = True
     progress: bool = True
     checkpoint: str | os.PathLike[str] | None = None
-    every: float = 60.0
-    integral: float = 0.02  # nats
+    checkpoint_interval: float = 60.0
+    quadrature_tol: float = 0.02  # nats
 
     def __post_init__(self) -> None:
         check_count("num_steps", self.num_steps, at_least=0)
-        for name in ("tolerance", "gradient_tolerance", "every", "integral"):
+        for name in ("tolerance", "gradient_tolerance", "checkpoint_interval", "quadrature_tol"):
             check_number(name, getattr(self, name))
         for name in ("throw", "progress"):
             check_flag(name, getattr(self, name))

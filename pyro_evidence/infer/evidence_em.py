@@ -123,8 +123,8 @@ class EvidenceEM:
 
     :param model: from :mod:`pyro_evidence.models.mixture`, or one's own; with a uniform component for outliers by
         :func:`~pyro_evidence.models.wrappers.with_background`.
-    :param update: one round: ``BoundedInflation()``, ``as_published``, ``corrected``, ``stationary``,
-        ``Unregularised()`` or ``WeightDecay(alpha)``.
+    :param update: one round: ``BoundedInflation()``, ``husmeier2000_update``, ``corrected``,
+        ``stationary``, ``Unregularised()`` or ``WeightDecay(alpha)``, of ``pyro_evidence.mixture``.
     :param curvature: of gamma: ``mixture_evidence.full``, ``coordinate`` or ``block``.
     :param start: where to begin, how often, and how many rounds without regularisation.
     :param deletion: what to try after the rounds: ``GreedyDeletion()``, or None for nothing.

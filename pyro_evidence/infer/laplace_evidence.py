@@ -63,7 +63,7 @@ class LaplaceEvidence:
     :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups
         share; up to three axes, spheres where there are more).  1: Laplace.  Above: the blocks are
         integrated first, and the other latent sites by Laplace around them.  ``"auto"``: as many as bring
-        ``posterior.log_evidence_error`` below ``stop.integral`` nats.
+        ``posterior.log_evidence_error`` below ``stop.quadrature_tol`` nats.
     :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.  None:
         the exact Hessian, but Gauss-Newton where the latents are weights of hidden units that can be exchanged: where
         two of them meet, a network's exact Hessian is singular and its log evidence infinite.
@@ -338,7 +338,7 @@ class LaplaceEvidence:
                 found = with_groups(self._groups, found)
             if self._full is not None:
                 if id(fit) not in self._integrated:
-                    self._integrated[id(fit)] = integrated(self._full, fit, self.stop.integral, found)
+                    self._integrated[id(fit)] = integrated(self._full, fit, self.stop.quadrature_tol, found)
                 found = self._integrated[id(fit)]
             posteriors.append(found)
         return tuple(posteriors)

@@ -24,7 +24,7 @@ from pyro_evidence.program.failed_run import as_tensors
 from pyro_evidence.settings import check_family, check_function, stacklevel
 
 STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds are cheap and go slowly at the end
-ALPHA, UPDATES, START = AlphaPerKernel(20.0), Ascent(), RandomPoints()
+ALPHA, UPDATE, START = AlphaPerKernel(20.0), Ascent(), RandomPoints()
 
 
 @engine
@@ -38,17 +38,17 @@ class OverlapEM:
     :func:`~pyro_evidence.prbf.choice.choose_alpha`.  The priors of the model's sites play no part.
 
     The default update, ``Ascent()``, never lowers eq. 22, rejects no class for good and keeps probabilities sane.  The
-    published one, ``as_published``, lowers eq. 22 in about one round of six and makes probabilities too sure, but often
-    has the lower error: most of that comes from its clamp, which rejects classes from kernels.  On Ionosphere with six
-    kernels at ``AlphaPerKernel(20.0)`` and the source's 100 rounds, error and test NLL: plain EM 16.6 % and 0.43 nats,
-    ascent 15.4 % and 0.52, published 10.9 % and 0.97.
+    published one, ``prbf2001_update``, lowers eq. 22 in about one round of six and makes probabilities too sure, but
+    often has the lower error: most of that comes from its clamp, which rejects classes from kernels.  On Ionosphere
+    with six kernels at ``AlphaPerKernel(20.0)`` and the source's 100 rounds, error and test NLL: plain EM 16.6 % and
+    0.43 nats, ascent 15.4 % and 0.52, published 10.9 % and 0.97.
 
     Constantinopoulos, Titsias and Likas (2001).
 
     :param model: from :func:`~pyro_evidence.models.prbf.prbf`.
     :param alpha: weight of the overlap in nats, or ``AlphaPerKernel(c)`` for ``c N / (K M)`` as in the source.  0 is
         plain EM, and so is every ``alpha`` where no two classes share a kernel.
-    :param updates: one round: ``Ascent()``; ``as_published``, ``exact`` or ``plain`` of ``pyro_evidence.prbf.updates``;
+    :param update: one round: ``Ascent()``; ``prbf2001_update``, ``exact_m_step`` or ``em`` of ``pyro_evidence.prbf``;
         or one's own function of a :class:`~pyro_evidence.prbf.densities.Point`.
     :param start: ``RandomPoints()``, ``KMeans()`` or ``StartFrom(loc)``.
     :param lost: what becomes of a kernel without data: ``keep_dead_kernels``, or one's own function of the
@@ -71,21 +71,21 @@ class OverlapEM:
         model: PRBF,
         *,
         alpha: Alpha = ALPHA,
-        updates: Update = UPDATES,
+        update: Update = UPDATE,
         start: Start = START,
         lost: Lost = keep_dead_kernels,
         stop: Stop = STOP,
     ) -> None:
         if not isinstance(model, PRBF):
             raise BadInput(f"model is a {type(model).__name__}; expected models.prbf.prbf(...). Data go to run(...).")
-        check_function("updates", updates, "Ascent()")
-        check_family("updates", updates, "prbf", "mixture")
+        check_function("update", update, "Ascent()")
+        check_family("update", update, "prbf", "mixture")
         check_function("start", start, "KMeans()")
         check_function("lost", lost, "keep_dead_kernels")
         check_stop(stop)
         self.model = model
         self.alpha = alpha
-        self.updates = updates
+        self.update = update
         self.start = start
         self.lost = lost
         self.stop = stop
@@ -95,13 +95,11 @@ class OverlapEM:
 
     def with_alpha(self, alpha: Alpha) -> "OverlapEM":
         """An engine like this one with another penalty."""
-        return OverlapEM(
-            self.model, alpha=alpha, updates=self.updates, start=self.start, lost=self.lost, stop=self.stop
-        )
+        return OverlapEM(self.model, alpha=alpha, update=self.update, start=self.start, lost=self.lost, stop=self.stop)
 
     def with_model(self, model: PRBF, start: Start) -> "OverlapEM":
         """An engine like this one for another model, from another start."""
-        return OverlapEM(model, alpha=self.alpha, updates=self.updates, start=start, lost=self.lost, stop=self.stop)
+        return OverlapEM(model, alpha=self.alpha, update=self.update, start=start, lost=self.lost, stop=self.stop)
 
     def resume(self, path: str | Path) -> "OverlapEM":
         """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
@@ -133,7 +131,7 @@ class OverlapEM:
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
         task = begin_chunks(self.model, chunks, COMMUNICATOR.get(), self.alpha, self.start).begun(
-            self.updates, self.lost
+            self.update, self.lost
         )
         return self._finished(task, replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first))
 
@@ -169,4 +167,4 @@ class OverlapEM:
 
     def _begin(self, X: Tensor, labels: Labels | None) -> PRBFFit:
         (X, labels), _ = as_tensors((X, labels), {})
-        return begin(self.model, X, labels, self.alpha, self.start).begun(self.updates, self.lost)
+        return begin(self.model, X, labels, self.alpha, self.start).begun(self.update, self.lost)

@@ -220,7 +220,7 @@ def with_nodes(fit: Fit[TypeII], nodes: int | str) -> Fit[TypeII]:
 def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) -> Fit[TypeII]:
     """The fit gone on with blocks integrated; from its very beginning where Laplace has led it to an end of its range.
 
-    :param nodes: on each axis of a block; ``"auto"``: as many as bring the error below ``stop.integral``.
+    :param nodes: on each axis of a block; ``"auto"``: as many as bring the error below ``stop.quadrature_tol``.
     """
     active, full = (f.state.laplace.problem.active for f in (fit, begun))
     fit = fit if fit.status is Status.CONVERGED and torch.equal(active, full) else begun
@@ -230,12 +230,12 @@ def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) 
         if fit.status is Status.INTERRUPTED or not isinstance(nodes, str):
             return fit
         error = evidence_error(fit.state.laplace)
-        if error <= stop.integral:
+        if error <= stop.quadrature_tol:
             return fit
     warnings.warn(
-        f"nodes='auto' ends at {num} nodes with an error of {float(error):.2g} nats, where stop.integral asks for "
-        f"{stop.integral:g}; most of it is from {error.block}, whose density is far from normal. Take the log evidence "
-        "as good to that error, or ask for less by Stop(integral=...).",
+        f"nodes='auto' ends at {num} nodes with an error of {float(error):.2g} nats, where stop.quadrature_tol asks "
+        f"for {stop.quadrature_tol:g}; most of it is from {error.block}, whose density is far from normal. Take the log "
+        "evidence as good to that error, or ask for less by Stop(quadrature_tol=...).",
         stacklevel=stacklevel(),
     )
     return fit

@@ -25,7 +25,7 @@ class NetworkEngine(Protocol):
 
     model: Any
     alpha: Any
-    updates: Any
+    update: Any
     start: Any
     lost: Any
     stop: Any
@@ -118,7 +118,7 @@ def choose_alpha(
     trains = [(X[fold != f], y[fold != f]) for f in range(num_folds)]
     point = _batch(engine, trains, multiples)
     require_survivors(point)
-    found = rounds(point, engine.updates, min(engine.stop.num_steps, MOST_ROUNDS), engine.lost).point
+    found = rounds(point, engine.update, min(engine.stop.num_steps, MOST_ROUNDS), engine.lost).point
     best = found.objective.reshape(len(multiples), num_folds, -1).argmax(-1)  # of the restarts
     rows = torch.arange(len(found.alpha), device=X.device).reshape(len(multiples), num_folds, -1)
     rows = rows.gather(-1, best.unsqueeze(-1)).squeeze(-1)

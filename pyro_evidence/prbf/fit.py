@@ -207,7 +207,7 @@ def message(held: ClassWithoutKernels, alpha: float) -> str:
     return (
         f"class {held.label} would have vanished: every kernel rejected it (eq. 29) in round {held.step}, and in "
         f"{held.num_rounds} rounds until {held.last}; it kept the mixing that it had. alpha={alpha:.4g} is too large: "
-        f"pass a smaller one, ask for more kernels, or take updates=Ascent(), which lets no class vanish."
+        f"pass a smaller one, ask for more kernels, or take update=Ascent(), which lets no class vanish."
     )
 
 

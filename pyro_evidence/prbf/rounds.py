@@ -122,7 +122,7 @@ def _tried(update: Update, point: Point) -> Point:
     :raises ArithmeticError: when a covariance matrix has become singular, which a floor above 0 prevents.
     """
     try:
-        return check_result("updates", update(point), Point, "the next Point, such as Ascent() gives")
+        return check_result("update", update(point), Point, "the next Point, such as Ascent() gives")
     except LinAlgError as error:
         raise ArithmeticError(f"a covariance became singular; pass a larger floor, as Full(1e-6). {error}") from error
 

@@ -119,7 +119,7 @@ class Ascent:
     >>> from pyro_evidence.prbf import Ascent
     >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
     >>> labels = torch.arange(60) // 30
-    >>> path = OverlapEM(prbf(2), updates=Ascent(warm_up=5)).run(Y, labels).objectives
+    >>> path = OverlapEM(prbf(2), update=Ascent(warm_up=5)).run(Y, labels).objectives
     >>> all(after >= before for before, after in zip(path, path[1:]))
     True
     """

@@ -103,7 +103,7 @@ def test_letters() -> None:
 
 def test_nuts_in_the_coordinates_of_a_fit() -> None:
     X, y = straight_data()
-    whitened = NUTSRun(of="laplace", metric="laplace", num_samples=60, warmup_steps=20, num_chains=2)
+    whitened = NUTSRun(posterior="laplace", metric="laplace", num_samples=60, warmup_steps=20, num_chains=2)
     found = compare(
         shrunk, X, y, engines={"laplace": LaplaceEvidence(shrunk, stop=Stop(progress=False)), "nuts": whitened}
     )
@@ -114,10 +114,10 @@ def test_nuts_in_the_coordinates_of_a_fit() -> None:
 
 
 def test_a_metric_needs_a_fit_that_has_one() -> None:
-    for settings in ({"metric": "dense", "of": "laplace"}, {"metric": "laplace"}):
+    for settings in ({"metric": "dense", "posterior": "laplace"}, {"metric": "laplace"}):
         with pytest.raises(BadInput, match="together with the name of an engine"):
             NUTSRun(**settings)
     short = NUTSRun(num_samples=10, warmup_steps=10)
-    engines = {"a": short, "b": NUTSRun(of="a", metric="laplace", num_samples=10, warmup_steps=10)}
+    engines = {"a": short, "b": NUTSRun(posterior="a", metric="laplace", num_samples=10, warmup_steps=10)}
     with pytest.raises(BadInput, match="metric='laplace' takes the precision of 'a', which is a Chains"):
         compare(location, torch.zeros(3), engines=engines)

@@ -51,7 +51,7 @@ def four() -> Comparison:
         "svi": SVIRun(AutoNormal, pyro.optim.Adam({"lr": 0.02}), num_steps=600),
         "wide": Exact(1.3, 0.5),
         "broken": SimpleNamespace(run=lambda *_: 1.0),
-        "nuts": NUTSRun(of="laplace", **QUICK),
+        "nuts": NUTSRun(posterior="laplace", **QUICK),
         "exact": Exact(),
     }
     new = torch.randn(50, 3, generator=torch.Generator().manual_seed(5))
@@ -105,7 +105,7 @@ def test_lifted_nuts_integrates_the_hyperparameters_and_fitted_nuts_does_not() -
     short = {"num_samples": 150, "warmup_steps": 100}
     engines = {
         "laplace": LaplaceEvidence(linear),
-        "fixed": NUTSRun(of="laplace", **short),
+        "fixed": NUTSRun(posterior="laplace", **short),
         "lifted": NUTSRun(hyperpriors=priors, **short),
     }
     found = compare(linear, X, y, engines=engines, reference="fixed")
@@ -228,7 +228,7 @@ def test_letters() -> None:
         compare(straight, X, y, engines={"a": exact, "b": exact}, reference="c")
     with pytest.raises(BadInput, match="the reference 'b' gave 1 draws"):
         compare(straight, X, y, engines={"a": exact, "b": Exact(num=1)})
-    found = compare(straight, X, y, engines={"a": NUTSRun(of="zzz"), "one": Exact(num=1), "b": exact})
+    found = compare(straight, X, y, engines={"a": NUTSRun(posterior="zzz"), "one": Exact(num=1), "b": exact})
     assert any("needs that engine's fit; expected one listed before it" in note for note in found.notes)
     assert math.isnan(found.rows["one"]["mean"])
 

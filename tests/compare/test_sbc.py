@@ -67,7 +67,7 @@ def test_same_seed_same_ranks_and_nothing_global_moves() -> None:
 
 def test_letters() -> None:
     with pytest.raises(BadInput, match="multiple of num_bins"):
-        sbc(location, laplace, torch.zeros(3), num_draws=100)
+        sbc(location, laplace, torch.zeros(3), num_samples=100)
     with pytest.raises(BadInput, match="engine is a LaplaceEvidence; expected a function of a model"):
         sbc(location, laplace(location), torch.zeros(3))  # type: ignore[arg-type]
     failing = SimpleNamespace(run=lambda *_: SimpleNamespace(get_samples=lambda n: {"mean": torch.zeros(n - 1)}))

@@ -120,7 +120,7 @@ def killed_at(engine: Any, args: tuple[Any, ...], path: Path, number: int, run: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "write", counting)
         try:
-            run(with_stop(engine, checkpoint=path, every=0.0), args)
+            run(with_stop(engine, checkpoint=path, checkpoint_interval=0.0), args)
         except Killed:
             return True
     return False
@@ -224,7 +224,7 @@ def test_a_file_that_cannot_be_written_is_said_before_the_fit_and_a_full_disk_du
     def full(content: Any, path: Path) -> None:
         raise NotWritten("the disk is full.")
 
-    engine = with_stop(own_precisions(), checkpoint=tmp_path / "file", every=0.0)
+    engine = with_stop(own_precisions(), checkpoint=tmp_path / "file", checkpoint_interval=0.0)
     files.write({"an": "older one"}, tmp_path / "file")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -236,7 +236,9 @@ def test_a_file_that_cannot_be_written_is_said_before_the_fit_and_a_full_disk_du
     assert files.read(tmp_path / "file") == {"an": "older one"}
 
 
-@pytest.mark.parametrize("settings", [{"checkpoint": 3}, {"every": "a"}, {"num_steps": "a"}, {"tolerance": None}])
+@pytest.mark.parametrize(
+    "settings", [{"checkpoint": 3}, {"checkpoint_interval": "a"}, {"num_steps": "a"}, {"tolerance": None}]
+)
 def test_settings_that_are_none_are_refused(settings) -> None:
     with pytest.raises(BadInput, match=f"{next(iter(settings))}.*; expected"):
         Stop(**settings)
@@ -343,7 +345,7 @@ FIT = textwrap.dedent(
     from pyro_evidence.models.mixture import gaussian_mixture
     torch.set_default_dtype(torch.float64)
     Y = torch.load(sys.argv[1])
-    stop = Stop(num_steps=400, tolerance=0.0, progress=False, checkpoint=sys.argv[2], every=0.01)
+    stop = Stop(num_steps=400, tolerance=0.0, progress=False, checkpoint=sys.argv[2], checkpoint_interval=0.01)
     EvidenceEM(gaussian_mixture(8), stop=stop).run(Y)
     """
 )

@@ -77,7 +77,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_fit(tmp_path: Path) -> Non
     """By a limit on the size of files, which the kernel keeps."""
     make, args = FITS["RVM"]
     expected = run(make(), args())
-    engine = with_stop(make(), checkpoint=tmp_path / "file", every=0.0)
+    engine = with_stop(make(), checkpoint=tmp_path / "file", checkpoint_interval=0.0)
     assert killed_at(make(), args(), tmp_path / "file", 1, run)
     before = (tmp_path / "file").read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

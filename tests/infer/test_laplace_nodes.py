@@ -65,7 +65,7 @@ def test_one_node_is_laplace_bit_by_bit() -> None:
 
 def test_nodes_grow_until_the_error_is_what_was_asked_for() -> None:
     data = groups(60, 2, variance=4.0, seed=4)
-    posterior = LaplaceEvidence(fixed, nodes="auto", stop=Stop(integral=1e-3)).run(*data)
+    posterior = LaplaceEvidence(fixed, nodes="auto", stop=Stop(quadrature_tol=1e-3)).run(*data)
     assert posterior.log_evidence_error <= 1e-3
     assert posterior.state.problem.nodes > 7
     many = LaplaceEvidence(fixed, nodes=101).run(*data)
@@ -283,7 +283,7 @@ def with_prior(X: Tensor, group: Tensor, num: int, y: Tensor) -> None:
 
 def test_scales_are_integrated_around_blocks() -> None:
     data = groups(10, 4)
-    posterior = LaplaceEvidence(with_prior, nodes=15, stop=Stop(integral=1e-4)).run(*data)
+    posterior = LaplaceEvidence(with_prior, nodes=15, stop=Stop(quadrature_tol=1e-4)).run(*data)
     assert posterior.marginalised_sites == ("s",)
     problem = problem_of(fixed, *data, nodes=25)
     theta, heights = problem.joint.initial_theta, []

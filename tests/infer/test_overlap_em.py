@@ -43,7 +43,7 @@ def fitted(alpha: float = 20.0, **settings: object) -> PRBFPosterior:
 
 @each_update
 def test_alpha_zero_is_plain_em_bit_for_bit(updates: Update) -> None:
-    a, b = fitted(0.0, updates=updates), fitted(0.0, updates=em)
+    a, b = fitted(0.0, update=updates), fitted(0.0, update=em)
     assert a.objectives == b.objectives and torch.equal(a.loc, b.loc) and torch.equal(a.mixing, b.mixing)
 
 
@@ -136,11 +136,11 @@ def test_a_wide_start_has_the_centres_of_another_and_the_spread_of_all_data() ->
 
 def test_without_a_floor_singular_data_fail_with_a_letter_and_others_do_not() -> None:
     X, y = three_classes()
-    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=prbf2001_update, stop=SHORT)
+    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), update=prbf2001_update, stop=SHORT)
     assert not engine.run(X, y).floored.any()
     start = StartFrom(X[:5], torch.eye(3).expand(5, 3, 3))
     flat = torch.cat([X[:, :2], X[:, :1]], -1)
-    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), updates=prbf2001_update, start=start, stop=SHORT)
+    engine = OverlapEM(prbf(5, 3, kernels=Full(0.0)), update=prbf2001_update, start=start, stop=SHORT)
     message = "a step failed: this is the last good state"
     with (
         pytest.warns(match="became singular; pass a larger floor"),
@@ -171,7 +171,7 @@ def test_step_goes_the_way_of_run() -> None:
 
 
 def test_rejections_say_who_when() -> None:
-    posterior = fitted(20.0, updates=prbf2001_update, stop=Stop(tolerance=0.0, num_steps=60))
+    posterior = fitted(20.0, update=prbf2001_update, stop=Stop(tolerance=0.0, num_steps=60))
     gone = {(r.kernel, r.label) for r in posterior.rejections}
     assert gone == {(j, k) for k, j in (posterior.mixing <= 1e-8).nonzero().tolist()} and gone
     assert all(1 <= r.step <= 60 for r in posterior.rejections)
@@ -182,7 +182,7 @@ def test_a_class_that_every_kernel_rejects_is_reported_with_its_rounds() -> None
     """Rounds and classes are those in which the published eq. 29, index by index, leaves no positive numerator."""
     X, y = three_classes()
     start = StartFrom(X[:2])
-    engine = OverlapEM(prbf(2, 3), alpha=AlphaPerKernel(60.0), updates=prbf2001_update, start=start, stop=SHORT)
+    engine = OverlapEM(prbf(2, 3), alpha=AlphaPerKernel(60.0), update=prbf2001_update, start=start, stop=SHORT)
     with pytest.warns(match=r"class 2 would have vanished: .* round 3, and in \d+ rounds until 20; .* smaller one"):
         posterior = engine.run(X, y)
     net, lag = (torch.full((3, 2), 0.5), X[:2], X.var(0, correction=0).mean().expand(2)), torch.zeros(3, 2)
@@ -192,12 +192,12 @@ def test_a_class_that_every_kernel_rejects_is_reported_with_its_rounds() -> None
         steps += [step] if bool((numerators[2] <= 0).all()) else []
     assert posterior.held == ((2, steps[0], steps[-1], len(steps)),)
     torch.testing.assert_close(posterior.mixing, net[0], rtol=1e-7, atol=1e-7)
-    assert not OverlapEM(prbf(1, 3), alpha=AlphaPerKernel(60.0), updates=prbf2001_update, stop=SHORT).run(X, y).held
+    assert not OverlapEM(prbf(1, 3), alpha=AlphaPerKernel(60.0), update=prbf2001_update, stop=SHORT).run(X, y).held
 
 
 @pytest.mark.parametrize("updates", [em, exact_m_step, Ascent()])
 def test_updates_without_a_clamp_hold_no_class(updates: Update) -> None:
-    assert fitted(60.0, updates=updates).held == ()
+    assert fitted(60.0, update=updates).held == ()
 
 
 def test_rows_without_label_help() -> None:
@@ -219,7 +219,7 @@ def test_constant_and_repeated_inputs_leave_numbers(kernels: Kernels, updates: U
     X, y = three_classes()
     X = torch.cat([X, torch.full((len(X), 1), 7.0), X[:, :1].round()], -1)
     X[:30] = X[0]
-    posterior = OverlapEM(prbf(6, 3, kernels=kernels), updates=updates, stop=SHORT).run(X, y)
+    posterior = OverlapEM(prbf(6, 3, kernels=kernels), update=updates, stop=SHORT).run(X, y)
     assert all(map(math.isfinite, posterior.objectives))
     assert bool(posterior.predict_proba(X).isfinite().all())
 
@@ -257,7 +257,7 @@ def test_a_kernel_that_loses_its_data_is_reported(lost: object) -> None:
 def test_a_class_with_fewer_points_than_kernels(updates: Update) -> None:
     X, y = three_classes()
     few = torch.cat([(y != 2).nonzero()[:, 0], (y == 2).nonzero()[:2, 0]])
-    posterior = OverlapEM(prbf(5, 3), updates=updates, stop=SHORT).run(X[few], y[few])
+    posterior = OverlapEM(prbf(5, 3), update=updates, stop=SHORT).run(X[few], y[few])
     assert all(map(math.isfinite, posterior.objectives)) and posterior.counts[2].sum() == pytest.approx(2.0)
 
 
@@ -321,7 +321,7 @@ def test_a_class_needs_data_for_kernels_of_its_own() -> None:
 def test_an_alpha_beyond_all_data_names_the_class_that_would_vanish(updates: Update) -> None:
     X, y = three_classes(apart=0.3)
     with pytest.raises(BadInput, match=r"alpha=1e\+09 is so large that class \d would vanish"):
-        OverlapEM(prbf(2, 3), alpha=1e9, updates=updates).run(X, y)
+        OverlapEM(prbf(2, 3), alpha=1e9, update=updates).run(X, y)
 
 
 def test_not_converged_is_loud_and_keeps_the_posterior() -> None:
@@ -355,7 +355,7 @@ def test_a_saved_posterior_is_the_same(tmp_path: Path, kernels: Kernels) -> None
     X, y = three_classes()
     model = prbf(5, 3, kernels=kernels)
     with pytest.warns(match="class 2 would have vanished"):
-        posterior = OverlapEM(model, updates=prbf2001_update, alpha=AlphaPerKernel(60.0), stop=SHORT).run(X, y)
+        posterior = OverlapEM(model, update=prbf2001_update, alpha=AlphaPerKernel(60.0), stop=SHORT).run(X, y)
     assert posterior.held and posterior.rejections
     posterior.save(tmp_path / "file")
     loaded = PRBFPosterior.load(tmp_path / "file", prbf(5, 3, kernels=kernels))
@@ -375,7 +375,7 @@ def test_hard_real_data_never_give_nan(data_dir: Path, kernels: Kernels) -> None
     for name in ("ionosphere", "pima"):
         data = datasets.csv(name)
         for updates in (prbf2001_update, Ascent(warm_up=3)):
-            posterior = OverlapEM(prbf(6, kernels=kernels), updates=updates, stop=Stop(tolerance=0.0, num_steps=8)).run(
+            posterior = OverlapEM(prbf(6, kernels=kernels), update=updates, stop=Stop(tolerance=0.0, num_steps=8)).run(
                 data.X, data.t
             )
             assert all(map(math.isfinite, posterior.objectives))
@@ -388,7 +388,7 @@ def test_a_class_whose_numerators_are_all_negative_stays_and_is_named(data_dir: 
     assert data.t is not None
     y = data.t.unique(return_inverse=True)[1]
     X = data.X[::3]
-    engine = OverlapEM(prbf(6, 6), updates=prbf2001_update, start=KMeans(), stop=Stop(tolerance=0.0, num_steps=30))
+    engine = OverlapEM(prbf(6, 6), update=prbf2001_update, start=KMeans(), stop=Stop(tolerance=0.0, num_steps=30))
     with pytest.warns(match=r"class \d would have vanished"):
         posterior = engine.run(X, y[::3])
     assert {held.label for held in posterior.held} <= set(range(6))

@@ -69,7 +69,7 @@ def test_one_class_is_a_gaussian_mixture() -> None:
     X, _ = two_blobs()
     one, two = (
         OverlapEM(prbf(3, 1), alpha=500.0, **extra).run(X, labels)  # type: ignore[arg-type]
-        for labels, extra in ((None, {}), (torch.zeros(len(X)), {"updates": em}))
+        for labels, extra in ((None, {}), (torch.zeros(len(X)), {"update": em}))
     )
     torch.testing.assert_close(one.loc, two.loc, rtol=0, atol=0)
     assert one.predict_proba(X).tolist() == [[1.0]] * len(X)

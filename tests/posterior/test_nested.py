@@ -34,7 +34,7 @@ from tests.models_for_tests.sampled_scales import (
 )
 
 QUIET = Stop(progress=False)
-EXACTLY = Stop(progress=False, integral=1e-4)
+EXACTLY = Stop(progress=False, quadrature_tol=1e-4)
 LOG_TAU = torch.linspace(-30.0, 12.0, 8001, dtype=torch.float64)
 
 

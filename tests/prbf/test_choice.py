@@ -25,7 +25,7 @@ KINDS = [Spherical(), Diagonal(), Full()]
 
 def engine(updates: Update = prbf2001_update, **settings: object) -> OverlapEM:
     settings = {"start": RandomPoints(restarts=2), "stop": STOP} | settings
-    return OverlapEM(prbf(4, 3), updates=updates, **settings)  # type: ignore[arg-type]
+    return OverlapEM(prbf(4, 3), update=updates, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("score", [error_rate, log_loss])

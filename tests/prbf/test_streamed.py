@@ -51,7 +51,7 @@ UPDATES = [(Ascent(warm_up=5), CUTS[0]), (Ascent(warm_up=5), CUTS[1]), (em, CUTS
 
 @pytest.mark.parametrize(("updates", "sizes"), [*UPDATES, (prbf2001_update, CUTS[3])])
 def test_any_cut_gives_the_fit_of_all_rows(updates: Update, sizes: list[int]) -> None:
-    engine = OverlapEM(network(), updates=updates, start=RandomPoints(restarts=2), stop=COUNTED)
+    engine = OverlapEM(network(), update=updates, start=RandomPoints(restarts=2), stop=COUNTED)
     same(engine.run_chunks(cut(*data(), sizes)), engine.run(*data()))
 
 
@@ -87,7 +87,9 @@ def test_to_convergence_without_rows_that_are_kept() -> None:
 def test_a_fit_that_was_stopped_goes_on(tmp_path: Path) -> None:
     path, chunks = tmp_path / "fit.ckpt", cut(*data(), [100] * 3)
     whole = OverlapEM(network(), stop=COUNTED).run_chunks(chunks)
-    OverlapEM(network(), stop=replace(COUNTED, num_steps=5, checkpoint=path, every=0.0)).run_chunks(chunks)
+    OverlapEM(network(), stop=replace(COUNTED, num_steps=5, checkpoint=path, checkpoint_interval=0.0)).run_chunks(
+        chunks
+    )
     found = OverlapEM(network(), stop=COUNTED).resume(path).run_chunks(chunks)
     assert found.objectives == whole.objectives and torch.equal(found.loc, whole.loc)
 

@@ -120,7 +120,7 @@ def rotated(fixed: bool) -> Any:
 
 
 def resumed(same: bool, path: Any, other: Any = None) -> Any:
-    stop = Stop(num_steps=2, throw=False, progress=False, checkpoint=path, every=0.0)
+    stop = Stop(num_steps=2, throw=False, progress=False, checkpoint=path, checkpoint_interval=0.0)
     RVM(BASIS, stop=stop).run(X, Y)
     return RVM(BASIS if other is None else other).resume(path).run(X, Y if same else Y + 1.0)
 

@@ -183,9 +183,11 @@ POSTERIORS: dict[str, Remedy] = {
     ),
     "a metric of nobody": Remedy(
         BadInput,
-        r"NUTSRun\(of='laplace', metric='laplace'\)",
+        r"NUTSRun\(posterior='laplace', metric='laplace'\)",
         lambda: compared(nuts=NUTSRun(metric="laplace")),
-        lambda: compared(nuts=NUTSRun(of="laplace", metric="laplace", num_samples=10, warmup_steps=5, num_chains=1)),
+        lambda: compared(
+            nuts=NUTSRun(posterior="laplace", metric="laplace", num_samples=10, warmup_steps=5, num_chains=1)
+        ),
     ),
     "chains that have not run": Remedy(
         BadInput,

@@ -218,14 +218,14 @@ RARE: dict[str, Remedy] = {
     "hyperparameters held and integrated": Remedy(
         BadInput,
         "Give two engines",
-        lambda: with_scale(of="laplace", hyperpriors={"alpha": dist.HalfNormal(T)}),
-        lambda: with_scale(of="laplace"),
+        lambda: with_scale(posterior="laplace", hyperpriors={"alpha": dist.HalfNormal(T)}),
+        lambda: with_scale(posterior="laplace"),
     ),
     "the metric of another engine": Remedy(
         BadInput,
         "Leave metric out",
-        lambda: beside_laplace(short_nuts(of="laplace", metric="laplace"), point(0.01)),
-        lambda: beside_laplace(short_nuts(of="laplace"), point(0.01)),
+        lambda: beside_laplace(short_nuts(posterior="laplace", metric="laplace"), point(0.01)),
+        lambda: beside_laplace(short_nuts(posterior="laplace"), point(0.01)),
     ),
     "draws of unequal numbers": Remedy(
         BadInput,

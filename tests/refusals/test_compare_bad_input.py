@@ -174,7 +174,7 @@ def test_hyperpriors_that_would_be_ignored_are_refused() -> None:
     engines = {
         "laplace": LaplaceEvidence(vague),
         "typo": NUTSRun(hyperpriors=prior, **SHORT),
-        "both": NUTSRun(of="laplace", hyperpriors={"alpha": dist.Gamma(1.0, 1.0)}, **SHORT),
+        "both": NUTSRun(posterior="laplace", hyperpriors={"alpha": dist.Gamma(1.0, 1.0)}, **SHORT),
         "exact": answering({"w": exact()}),
     }
     said = str(compare(vague, *straight_data(), engines=engines))
@@ -182,7 +182,7 @@ def test_hyperpriors_that_would_be_ignored_are_refused() -> None:
         "typo: did not run. BadInput: hyperpriors name ['alfa']; expected params of the model, which are ['alpha']"
         in said
     )
-    assert "both: did not run. BadInput: of='laplace' holds that fit's hyperparameters" in said
+    assert "both: did not run. BadInput: posterior='laplace' holds that fit's hyperparameters" in said
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_relevance_machines_are_engines_and_nuts_runs_on_their_axes() -> None:
         "laplace": LaplaceEvidence(logistic, maximise=()),
         "revm": REVM(logistic),
         "rvm": RVM(logistic),
-        "svi": SVIRun(AutoNormal, pyro.optim.Adam({"lr": 0.05}), num_steps=30, of="laplace"),
-        "on axes": NUTSRun(of="revm", **SHORT),
+        "svi": SVIRun(AutoNormal, pyro.optim.Adam({"lr": 0.05}), num_steps=30, posterior="laplace"),
+        "on axes": NUTSRun(posterior="revm", **SHORT),
     }
     found = compare(logistic, X, t, engines=engines, reference="laplace", held_out=(X, t))
     assert not [r.failure for r in found.runs.values() if r.failure]
@@ -282,7 +282,7 @@ def test_mixtures_are_engines() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(50, 1, generator=generator) + 4.0 * ((torch.arange(50) % 2) * 2.0 - 1.0).unsqueeze(-1)
     model = gaussian_mixture(num_components=2)
-    engines = {"em": EvidenceEM(model), "nuts": NUTSRun(of="em", **SHORT)}
+    engines = {"em": EvidenceEM(model), "nuts": NUTSRun(posterior="em", **SHORT)}
     found = compare(model, y, engines=engines, reference="em", held_out=(y[:10],))
     assert not found.runs["nuts"].failure
     assert found.rows["nuts"]["mean"] < 1.5  # twenty draws, labels matched

@@ -86,9 +86,12 @@ USES: dict[str, tuple[Use, str]] = {
     ),
     "OverlapEM": (
         lambda **k: OverlapEM(prbf(2, 2), **{"stop": QUICK, **k}).run(X, LABELS.long()),
-        "alpha updates start lost stop",
+        "alpha update start lost stop",
     ),
-    "Stop": (lambda **k: Stop(**k), "tolerance gradient_tolerance num_steps throw progress integral checkpoint every"),
+    "Stop": (
+        lambda **k: Stop(**k),
+        "tolerance gradient_tolerance num_steps throw progress quadrature_tol checkpoint checkpoint_interval",
+    ),
     "Start": (lambda **k: Start(**k), "restarts seed"),
     "regression": (lambda **k: regression(Linear(), **k), "alpha alpha_bias beta groups"),
     "classifier": (lambda **k: classifier(Linear(), **k), "num_classes alpha alpha_bias groups"),
@@ -186,7 +189,7 @@ def test_a_count_has_a_largest_value() -> None:
         (lambda: LaplaceEvidence(linear).run(X, T).loo(by=1.5), r"by=1.5; expected a plate's or argument's name"),
         (lambda: LaplaceEvidence(linear).run(X, T).blocks([]), r"blocks\(\[\]\): expected a latent site"),
         (lambda: EvidenceEM(gaussian_mixture(2), update=lambda e: None).run(X), r"update gave None; expected a Mix"),
-        (lambda: OverlapEM(prbf(2, 2), updates=lambda p: 3).run(X, LABELS.long()), r"updates gave 3; expected the"),
+        (lambda: OverlapEM(prbf(2, 2), update=lambda p: 3).run(X, LABELS.long()), r"update gave 3; expected the"),
         (lambda: OverlapEM(prbf(2, 2), start=lambda t: 3).run(X, LABELS.long()), r"start gave 3; expected a Network"),
     ],
 )

@@ -37,7 +37,7 @@ def test_an_update_of_the_overlap_in_a_mixture(update: object) -> None:
 @pytest.mark.parametrize("update", [husmeier2000_update, BoundedInflation()])
 def test_an_update_of_a_mixture_in_the_overlap(update: object) -> None:
     with pytest.raises(BadInput, match=r"is an update of pyro_evidence.mixture, made for another engine"):
-        OverlapEM(prbf(4, 2), updates=update)  # type: ignore[arg-type]
+        OverlapEM(prbf(4, 2), update=update)  # type: ignore[arg-type]
 
 
 def test_a_pruned_weight_leaves_the_others_their_sample_size(capsys) -> None:
