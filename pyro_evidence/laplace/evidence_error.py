@@ -234,8 +234,8 @@ def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) 
             return fit
     warnings.warn(
         f"nodes='auto' ends at {num} nodes with an error of {float(error):.2g} nats, where stop.quadrature_tol asks "
-        f"for {stop.quadrature_tol:g}; most of it is from {error.block}, whose density is far from normal. Take the log "
-        "evidence as good to that error, or ask for less by Stop(quadrature_tol=...).",
+        f"for {stop.quadrature_tol:g}; most of it is from {error.block}, whose density is far from normal. Take the "
+        "log evidence as good to that error, or ask for less by Stop(quadrature_tol=...).",
         stacklevel=stacklevel(),
     )
     return fit
