@@ -136,10 +136,8 @@ class EvidenceComparison:
         error = 0.0 if row is self.rows[0] else error
         laplace = "-" if math.isnan(row.laplace) else f"{row.laplace:.2f}"
         return (
-            f"{row.name:{width}}  {row.log_evidence:12.3f}  {row.standard_error:6.3f}  {factor:7.2f}  "
-            f"{error:5.2f}"
-            f"  {row.probability:11.4f}  {laplace:>8}  {row.num_hyperparameters:6d}  "
-            f"{row.log_labels:6.2f}"
+            f"{row.name:{width}}  {row.log_evidence:12.3f}  {row.standard_error:6.3f}  {factor:7.2f}  {error:5.2f}  "
+            f"{row.probability:11.4f}  {laplace:>8}  {row.num_hyperparameters:6d}  {row.log_labels:6.2f}"
         )
 
 
@@ -326,8 +324,7 @@ def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
         found.append(f"{n} observes {shapes or 'nothing'}, hash {hashes[n][:8]}")
     return [
         f"the posteriors were fitted to different data: {'; '.join(found)}. Evidences of different data cannot be "
-        "compared; "
-        "fit every model to the same observed values (same rows, same units, no transformation of the "
+        "compared; fit every model to the same observed values (same rows, same units, no transformation of the "
         "target)."
     ]
 

@@ -124,9 +124,8 @@ def sbc(
     check_seed(seed)
     if (num_draws + 1) % num_bins or num_simulations < 5 * num_bins:
         raise BadInput(
-            f"num_draws={num_draws}, num_bins={num_bins}, num_simulations={num_simulations}; expected "
-            "num_draws + 1 to be a multiple "
-            f"of num_bins, and at least {5 * num_bins} simulations, five in each bin."
+            f"num_draws={num_draws}, num_bins={num_bins}, num_simulations={num_simulations}; expected num_draws + 1 to "
+            f"be a multiple of num_bins, and at least {5 * num_bins} simulations, five in each bin."
         )
     if not callable(engine):
         raise BadInput(

@@ -189,10 +189,8 @@ def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[
     joint = LogJoint(model, args, kwargs, maximise=())
     if set(draws) != set(joint.latents.names) or not all(v.shape[1] for v in draws.values()):
         raise BadInput(
-            f"the draws have sites { {n: tuple(v.shape) for n, v in draws.items()} }, the model with these "
-            "arguments "
-            f"{joint.latents.names}; expected the same sites and at least one draw. Pass the arguments of "
-            "mcmc.run."
+            f"the draws have sites { {n: tuple(v.shape) for n, v in draws.items()} }, the model with these arguments "
+            f"{joint.latents.names}; expected the same sites and at least one draw. Pass the arguments of mcmc.run."
         )
     diverging = fit.diverging if isinstance(fit, sampled.Chains) else sampled.divergences(fit)
     return Chains(joint, joint.initial_theta, dict(draws), {"diverging": diverging})

@@ -91,11 +91,9 @@ def _of_many(k: float, num_samples: int, size: int) -> str:
 def _message(k: float, num_samples: int, size: int) -> str:
     return (
         f"k-hat is {k:.2f}; expected below {importance.threshold(num_samples):.2f} with {num_samples} draws. The "
-        "posterior has heavier tails than its "
-        "Gaussian approximation (a funnel, a ridge, separable classes, a mode that was missed), so "
-        "neither the Laplace evidence nor this one "
-        "can be trusted. Look for more modes with find_modes(posterior), or run NUTS on posterior.model "
-        "and use bridge_sampling."
+        "posterior has heavier tails than its Gaussian approximation (a funnel, a ridge, separable classes, a mode "
+        "that was missed), so neither the Laplace evidence nor this one can be trusted. Look for more modes with "
+        "find_modes(posterior), or run NUTS on posterior.model and use bridge_sampling."
     )
 
 

@@ -196,10 +196,9 @@ def _region(space: _Space, u: Tensor) -> _Region:
     gap = float((some - some[0]).abs().max())
     if not gap <= 1e-8 * (1.0 + float(some[0].abs().max())):
         raise BadInput(
-            f"relabelling {sorted(space.axes)} changes the log joint by up to {gap:.3g} nats; expected no "
-            "change. Hyperparameters or priors differ "
-            "between components, so the labels mean something: use "
-            f"importance_sampling(find_modes(posterior)), or pass labels={{}}."
+            f"relabelling {sorted(space.axes)} changes the log joint by up to {gap:.3g} nats; expected no change. "
+            "Hyperparameters or priors differ between components, so the labels mean something: use "
+            "importance_sampling(find_modes(posterior)), or pass labels={}."
         )
     log_density = space.log_density(u)
     y = space.flat(images)[0]

@@ -28,9 +28,8 @@ def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
     gamma = posterior.gamma
     if not gamma:
         raise BadInput(
-            f"There is no gamma to draw: none of the hyperparameters {list(posterior.hyperparameters)} is "
-            "recognised as the precision of Gaussian latents, as alpha is in Normal(0, alpha**-0.5). Write "
-            "the prior so."
+            f"There is no gamma to draw: none of the hyperparameters {list(posterior.hyperparameters)} is recognised "
+            "as the precision of Gaussian latents, as alpha is in Normal(0, alpha**-0.5). Write the prior so."
         )
     names = [label for name in gamma for label in labels_of(name, gamma[name])]
     values = [v for name in gamma for v in posterior.hyperparameters[name].reshape(-1).tolist()]
