@@ -250,6 +250,16 @@ def _sampled(posterior: Posterior) -> EvidenceEstimate:
 
 
 def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probability: float) -> Row:
+    own, remarks = float(posterior.log_evidence), estimate.doubts
+    if isinstance(posterior, RVMPosterior) and posterior.state.fit is not None:  # VRVM's
+        bound = (
+            f"its own log_evidence, {own:.3f} nats, is a variational lower bound under Gamma hyperpriors, not "
+            "Laplace's approximation; the row is at the mean precisions."
+        )
+        own, remarks = math.nan, (*remarks, bound)
+    elif isinstance(posterior, REVMPosterior):
+        seen = "its axes were found from the same data, so its evidence is too favourable; cross-validate."
+        remarks = (*remarks, seen)
     num_components = 1
     if isinstance(posterior, MixturePosterior) and posterior.mixture is not None:
         num_components = posterior.num_components
@@ -259,11 +269,11 @@ def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probabilit
         name,
         estimate.log_evidence,
         estimate.standard_error,
-        math.nan if _is_bound(posterior) else float(posterior.log_evidence),
+        own,
         probability,
         _num_hyperparameters(posterior),
         math.lgamma(num_components + 1.0),
-        (*estimate.doubts, *_remarks(posterior)),
+        remarks,
     )
 
 
@@ -275,23 +285,6 @@ def _num_hyperparameters(posterior: Posterior) -> int:
     names = posterior.state.problem.joint.hypers.slices
     alive = [v.isfinite() & (v != 0.0) for n, v in posterior.hyperparameters.items() if n in names]
     return min(sum(int(a.sum()) for a in alive), posterior.state.problem.joint.hypers.size)
-
-
-def _is_bound(posterior: Posterior) -> bool:
-    """Whether its ``log_evidence`` is a lower bound, as VRVM's is."""
-    return isinstance(posterior, RVMPosterior) and posterior.state.fit is not None
-
-
-def _remarks(posterior: Posterior) -> tuple[str, ...]:
-    """What no number shows."""
-    if _is_bound(posterior):
-        return (
-            f"its own log_evidence, {float(posterior.log_evidence):.3f} nats, is a variational lower bound under Gamma "
-            "hyperpriors, not Laplace's approximation; the row is at the mean precisions.",
-        )
-    if isinstance(posterior, REVMPosterior):
-        return ("its axes were found from the same data, so its evidence is too favourable; cross-validate.",)
-    return ()
 
 
 def _joint_of(posterior: Posterior) -> tuple[LogJoint, Tensor]:

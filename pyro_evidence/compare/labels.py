@@ -41,29 +41,19 @@ def _augment(table: list[list[float]], row: int, owner: list[int], rows: list[fl
             if not done[j] and slack < cheapest[j]:
                 cheapest[j], came_from[j] = slack, column
         column = min((j for j in range(size) if not done[j]), key=cheapest.__getitem__)
-        _reprice(cheapest[column], row, owner, (rows, columns), (cheapest, done))
+        step = cheapest[column]
+        rows[row] += step
+        for j, seen in enumerate(done):
+            if seen:
+                rows[owner[j]] += step
+                columns[j] -= step
+            else:
+                cheapest[j] -= step
         current = owner[column]
     while column >= 0:
         before = came_from[column]
         owner[column] = row if before < 0 else owner[before]
         column = before
-
-
-def _reprice(
-    step: float,
-    row: int,
-    owner: list[int],
-    prices: tuple[list[float], list[float]],
-    path: tuple[list[float], list[bool]],
-) -> None:
-    (rows, columns), (cheapest, done) = prices, path
-    rows[row] += step
-    for j, seen in enumerate(done):
-        if seen:
-            rows[owner[j]] += step
-            columns[j] -= step
-        else:
-            cheapest[j] -= step
 
 
 def overlap_cost(resp: Tensor, reference: Tensor) -> Tensor:

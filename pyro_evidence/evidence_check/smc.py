@@ -227,10 +227,6 @@ def tempered_smc(of: Source, *, num_particles: int = 1024, num_moves: int = 3, s
             log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
             swarm = reweighed(swarm, next_temperature(log_likelihood, swarm.power))
             swarm = swarm if swarm.power == 1.0 else after_moves(swarm, num_moves)
-    return _estimate(swarm)
-
-
-def _estimate(swarm: Particles) -> EvidenceEstimate:
     value = float(importance.log_mean(swarm.log_evidences))
     error = math.hypot(float(importance.standard_error(swarm.log_evidences)), rounding(value))
     acceptance = min(swarm.acceptance, default=1.0)
