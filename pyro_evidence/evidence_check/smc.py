@@ -58,11 +58,7 @@ def resample(log_weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def leapfrog(
-    density: ValueAndGradient,
-    start: tuple[Tensor, Tensor, Tensor],
-    scale_tril: Tensor,
-    step: Tensor,
-    num_steps: int,
+    density: ValueAndGradient, start: tuple[Tensor, Tensor, Tensor], scale_tril: Tensor, step: Tensor, num_steps: int
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """Hamiltonian dynamics with the mass matrix of covariance ``scale_tril scale_tril'``.
 

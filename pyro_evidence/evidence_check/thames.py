@@ -31,12 +31,7 @@ SIMPLEX = type(biject_to(constraints.simplex))
 
 @within_memory
 def thames(
-    of: Posterior,
-    draws: Draws,
-    *,
-    labels: Axes | None = None,
-    num_volume: int = 20_000,
-    seed: int = 0,
+    of: Posterior, draws: Draws, *, labels: Axes | None = None, num_volume: int = 20_000, seed: int = 0
 ) -> EvidenceEstimate:
     """Log evidence by the truncated harmonic mean over a set that contains every relabelling of itself.
 
