@@ -13,7 +13,7 @@ from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
-from pyro_evidence.evidence_check.importance import in_parts
+from pyro_evidence.evidence_check.importance import by_blocks
 from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.evidence_check.target import Posterior, rounding
 from pyro_evidence.fitting.process_state import within_memory
@@ -126,7 +126,7 @@ class EvidenceComparison:
         low, high = ([value + side * error for value, error in behind] for side in (-2.0, 2.0))
         display.intervals(axes, [row.name for row in self.rows], [value for value, _ in behind], low, high)
         what = f"log Bayes factor against {self.rows[0].name}, nats, two standard errors"
-        return display.labelled(axes, what, legend=False)
+        return display.with_labels(axes, what, legend=False)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
@@ -238,9 +238,9 @@ def _estimate(posterior: Posterior) -> EvidenceEstimate:
     if isinstance(posterior, AxesPosterior | MixturePosterior):
         return _sampled(posterior)
     if int(posterior.state.problem.active.sum()) > MANY:
-        return in_parts(posterior) or _sampled(posterior)
+        return by_blocks(posterior) or _sampled(posterior)
     found = _sampled(posterior)
-    return found if found.reliable else in_parts(posterior) or found
+    return found if found.reliable else by_blocks(posterior) or found
 
 
 def _sampled(posterior: Posterior) -> EvidenceEstimate:

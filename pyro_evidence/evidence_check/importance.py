@@ -89,7 +89,7 @@ FEWEST_IN_A_BLOCK = 20  # blocks: of few, nodes about a mode tell no more than j
 BELIEVED = 0.1  # nats for each coordinate, of the second term of Laplace's series
 
 
-def in_parts(posterior: LaplacePosterior) -> EvidenceEstimate | None:
+def by_blocks(posterior: LaplacePosterior) -> EvidenceEstimate | None:
     """The log evidence with an error that is found part by part; None where that would tell nothing.
 
     Independent blocks are integrated by quadrature, what they share by Laplace around that; the error is against fewer

@@ -123,7 +123,7 @@ def _prior(target: Target, x: Tensor) -> tuple[Tensor, Tensor]:
     return value, slope
 
 
-def start(of: Source, num_particles: int, seed: int) -> Particles:
+def prior_particles(of: Source, num_particles: int, seed: int) -> Particles:
     """Draws from the prior, in sixteen groups of equal size.
 
     :raises BadInput: when there are fewer particles than four per dimension and group, when hyperparameters are
@@ -218,7 +218,7 @@ def tempered_smc(of: Source, *, num_particles: int = 1024, num_moves: int = 3, s
         are pruned, or when the likelihood is zero at all draws from the prior.
     """
     with without_validation():
-        swarm = start(of, num_particles, seed)
+        swarm = prior_particles(of, num_particles, seed)
         while swarm.power < 1.0 and swarm.num_steps < MOST_TEMPERATURES:
             log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
             swarm = reweighed(swarm, next_temperature(log_likelihood, swarm.power))

@@ -248,7 +248,7 @@ class Full:
 Covariance = Spherical | Diagonal | Full
 
 
-def quadratic(kind: Covariance, covariance: Tensor, v: Tensor) -> Tensor:
+def mahalanobis(kind: Covariance, covariance: Tensor, v: Tensor) -> Tensor:
     """``v' covariance^{-1} v``, shape ``(...)``."""
     return (v * kind.solve(covariance, v)).sum(-1)
 
