@@ -123,7 +123,7 @@ def intervals(
     rows(axes, labels)
 
 
-def labelled(axes: Axes, x: str, y: str | None = None, *, legend: bool = True) -> Axes:
+def with_labels(axes: Axes, x: str, y: str | None = None, *, legend: bool = True) -> Axes:
     """The Axes with names of what runs along them, and of the lines."""
     axes.set_xlabel(x)
     if y is not None:

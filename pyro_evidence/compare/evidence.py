@@ -13,7 +13,7 @@ from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
-from pyro_evidence.evidence_check.importance import in_parts
+from pyro_evidence.evidence_check.importance import by_blocks
 from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.evidence_check.target import Posterior, rounding
 from pyro_evidence.fitting.process_state import within_memory
@@ -126,7 +126,7 @@ class EvidenceComparison:
         low, high = ([value + side * error for value, error in behind] for side in (-2.0, 2.0))
         display.intervals(axes, [row.name for row in self.rows], [value for value, _ in behind], low, high)
         what = f"log Bayes factor against {self.rows[0].name}, nats, two standard errors"
-        return display.labelled(axes, what, legend=False)
+        return display.with_labels(axes, what, legend=False)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
@@ -136,10 +136,8 @@ class EvidenceComparison:
         error = 0.0 if row is self.rows[0] else error
         laplace = "-" if math.isnan(row.laplace) else f"{row.laplace:.2f}"
         return (
-            f"{row.name:{width}}  {row.log_evidence:12.3f}  {row.standard_error:6.3f}  {factor:7.2f}  "
-            f"{error:5.2f}"
-            f"  {row.probability:11.4f}  {laplace:>8}  {row.num_hyperparameters:6d}  "
-            f"{row.log_labels:6.2f}"
+            f"{row.name:{width}}  {row.log_evidence:12.3f}  {row.standard_error:6.3f}  {factor:7.2f}  {error:5.2f}  "
+            f"{row.probability:11.4f}  {laplace:>8}  {row.num_hyperparameters:6d}  {row.log_labels:6.2f}"
         )
 
 
@@ -240,9 +238,9 @@ def _estimate(posterior: Posterior) -> EvidenceEstimate:
     if isinstance(posterior, AxesPosterior | MixturePosterior):
         return _sampled(posterior)
     if int(posterior.state.problem.active.sum()) > MANY:
-        return in_parts(posterior) or _sampled(posterior)
+        return by_blocks(posterior) or _sampled(posterior)
     found = _sampled(posterior)
-    return found if found.reliable else in_parts(posterior) or found
+    return found if found.reliable else by_blocks(posterior) or found
 
 
 def _sampled(posterior: Posterior) -> EvidenceEstimate:
@@ -252,6 +250,16 @@ def _sampled(posterior: Posterior) -> EvidenceEstimate:
 
 
 def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probability: float) -> Row:
+    own, remarks = float(posterior.log_evidence), estimate.doubts
+    if isinstance(posterior, RVMPosterior) and posterior.state.fit is not None:  # VRVM's
+        bound = (
+            f"its own log_evidence, {own:.3f} nats, is a variational lower bound under Gamma hyperpriors, not "
+            "Laplace's approximation; the row is at the mean precisions."
+        )
+        own, remarks = math.nan, (*remarks, bound)
+    elif isinstance(posterior, REVMPosterior):
+        seen = "its axes were found from the same data, so its evidence is too favourable; cross-validate."
+        remarks = (*remarks, seen)
     num_components = 1
     if isinstance(posterior, MixturePosterior) and posterior.mixture is not None:
         num_components = posterior.num_components
@@ -261,11 +269,11 @@ def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probabilit
         name,
         estimate.log_evidence,
         estimate.standard_error,
-        math.nan if _is_bound(posterior) else float(posterior.log_evidence),
+        own,
         probability,
         _num_hyperparameters(posterior),
         math.lgamma(num_components + 1.0),
-        (*estimate.doubts, *_remarks(posterior)),
+        remarks,
     )
 
 
@@ -277,23 +285,6 @@ def _num_hyperparameters(posterior: Posterior) -> int:
     names = posterior.state.problem.joint.hypers.slices
     alive = [v.isfinite() & (v != 0.0) for n, v in posterior.hyperparameters.items() if n in names]
     return min(sum(int(a.sum()) for a in alive), posterior.state.problem.joint.hypers.size)
-
-
-def _is_bound(posterior: Posterior) -> bool:
-    """Whether its ``log_evidence`` is a lower bound, as VRVM's is."""
-    return isinstance(posterior, RVMPosterior) and posterior.state.fit is not None
-
-
-def _remarks(posterior: Posterior) -> tuple[str, ...]:
-    """What no number shows."""
-    if _is_bound(posterior):
-        return (
-            f"its own log_evidence, {float(posterior.log_evidence):.3f} nats, is a variational lower bound under Gamma "
-            "hyperpriors, not Laplace's approximation; the row is at the mean precisions.",
-        )
-    if isinstance(posterior, REVMPosterior):
-        return ("its axes were found from the same data, so its evidence is too favourable; cross-validate.",)
-    return ()
 
 
 def _joint_of(posterior: Posterior) -> tuple[LogJoint, Tensor]:
@@ -326,8 +317,7 @@ def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
         found.append(f"{n} observes {shapes or 'nothing'}, hash {hashes[n][:8]}")
     return [
         f"the posteriors were fitted to different data: {'; '.join(found)}. Evidences of different data cannot be "
-        "compared; "
-        "fit every model to the same observed values (same rows, same units, no transformation of the "
+        "compared; fit every model to the same observed values (same rows, same units, no transformation of the "
         "target)."
     ]
 

@@ -69,15 +69,15 @@ def misclassified_or_squared(prediction: Prediction) -> Tensor:
         prediction.replicates.split(sizes, -1),
         strict=True,
     )
-    return torch.cat([_loss(support, *numbers) for (support, _), *numbers in parts])
-
-
-def _loss(support: object, observed: Tensor, mean: Tensor, replicates: Tensor) -> Tensor:
-    if support is constraints.boolean:
-        return ((mean > 0.5) != (observed > 0.5)).double()
-    if isinstance(support, type(constraints.integer_interval(0, 1))):
-        return (replicates.mode(0).values != observed).double()
-    return (mean - observed).square()
+    losses = []
+    for (support, _), observed, mean, replicates in parts:
+        if support is constraints.boolean:
+            losses.append(((mean > 0.5) != (observed > 0.5)).double())
+        elif isinstance(support, type(constraints.integer_interval(0, 1))):
+            losses.append((replicates.mode(0).values != observed).double())
+        else:
+            losses.append((mean - observed).square())
+    return torch.cat(losses)
 
 
 def held_out(of: EngineRun, joint: LogJoint, loss: Loss = misclassified_or_squared, seed: int = 0) -> HeldOut:

@@ -1,7 +1,6 @@
 """Mixture components under one labelling: draws are renamed, at least cost, to agree on who owns which datum."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -41,29 +40,19 @@ def _augment(table: list[list[float]], row: int, owner: list[int], rows: list[fl
             if not done[j] and slack < cheapest[j]:
                 cheapest[j], came_from[j] = slack, column
         column = min((j for j in range(size) if not done[j]), key=cheapest.__getitem__)
-        _reprice(cheapest[column], row, owner, (rows, columns), (cheapest, done))
+        step = cheapest[column]
+        rows[row] += step
+        for j, seen in enumerate(done):
+            if seen:
+                rows[owner[j]] += step
+                columns[j] -= step
+            else:
+                cheapest[j] -= step
         current = owner[column]
     while column >= 0:
         before = came_from[column]
         owner[column] = row if before < 0 else owner[before]
         column = before
-
-
-def _reprice(
-    step: float,
-    row: int,
-    owner: list[int],
-    prices: tuple[list[float], list[float]],
-    path: tuple[list[float], list[bool]],
-) -> None:
-    (rows, columns), (cheapest, done) = prices, path
-    rows[row] += step
-    for j, seen in enumerate(done):
-        if seen:
-            rows[owner[j]] += step
-            columns[j] -= step
-        else:
-            cheapest[j] -= step
 
 
 def overlap_cost(resp: Tensor, reference: Tensor) -> Tensor:
@@ -78,13 +67,6 @@ def overlap_cost(resp: Tensor, reference: Tensor) -> Tensor:
 Draws = dict[str, Tensor]
 
 
-def responsibilities(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
-    """``p(z_n = k | x_n, w)`` of draws ``(C, T) + shape``, shape ``(C * T, N, K)``."""
-    u = coordinates(joint, draws)
-    resp = responsibility_rows(joint, u, joint.initial_theta)
-    return resp.reshape(len(u), -1, resp.shape[-1])
-
-
 def matched(joint: LogJoint, draws: Draws, reference: Tensor | None = None) -> tuple[Draws, Tensor, int]:
     """Draws with their components renamed, the reference they agree with, and how often neighbours disagreed.
 
@@ -93,7 +75,9 @@ def matched(joint: LogJoint, draws: Draws, reference: Tensor | None = None) -> t
     :return: renamed draws; mean responsibilities after renaming ``(N, K)``; number of label switches within
         chains.
     """
-    resp = responsibilities(joint, draws)
+    u = coordinates(joint, draws)
+    resp = responsibility_rows(joint, u, joint.initial_theta)
+    resp = resp.reshape(len(u), -1, resp.shape[-1])
     orders = _orders(resp, resp[0] if reference is None else reference)
     if reference is None:
         orders = _orders(resp, _renamed(resp, orders, -1).mean(0))

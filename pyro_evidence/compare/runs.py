@@ -178,20 +178,13 @@ class SVIRun:
         trace = poutine.trace(model).get_trace(*args, **kwargs)
         params = {n: torch.as_tensor(trace.nodes[n]["value"]).detach().clone() for n in trace.param_nodes}
         latent = {n: s for n, s in sample_nodes(trace).items() if not s["is_observed"] and not is_discrete(s)}
-        drawn = self._drawn(model, guide, set(latent), args, kwargs)
+        at_once = isinstance(guide, AutoContinuous | AutoNormal)  # a guide by hand may not bear a plate around it
+        drawn = Predictive(guide, num_samples=self.num_samples, parallel=at_once)(*args, **kwargs)
+        if not set(latent) <= set(drawn):  # the guide leaves some to the model
+            drawn = Predictive(model, guide=guide, num_samples=self.num_samples)(*args, **kwargs)
         shapes = {n: torch.as_tensor(s["value"]).shape for n, s in latent.items()}
         draws = {n: drawn[n].detach().reshape(1, self.num_samples, *s) for n, s in shapes.items()}
         return draws, poutine.substitute(model, data=params) if params else model
-
-    def _drawn(
-        self, model: Model, guide: Any, latents: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[str, Tensor]:
-        """Draws of the guide's sites; the model is run as well only for latents that the guide leaves to it."""
-        at_once = isinstance(guide, AutoContinuous | AutoNormal)  # a guide by hand may not bear a plate around it
-        drawn: dict[str, Tensor] = Predictive(guide, num_samples=self.num_samples, parallel=at_once)(*args, **kwargs)
-        if latents <= set(drawn):
-            return drawn
-        return dict(Predictive(model, guide=guide, num_samples=self.num_samples)(*args, **kwargs))
 
 
 def run_engine(name: str, engine: Any, model: Model, data: Data, done: Mapping[str, EngineRun]) -> EngineRun:
@@ -258,7 +251,16 @@ def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[st
         )
     held = engine.posterior
     base = _with_params(model, data, engine.hyperpriors or {}) if held is None else _fitted(held, done)
-    chains = run_whitened(_laplace(held, done), engine.settings) if engine.metric else engine.run_on(base, *data)
+    if engine.metric:
+        fit = done[held].fit if held is not None and held in done else None
+        if not isinstance(fit, LaplacePosterior):
+            raise BadInput(
+                f"metric='laplace' takes the precision of {held!r}, which is a {type(fit).__name__}; expected the "
+                "name of a LaplaceEvidence among the engines. Leave metric out for Pyro's own NUTS."
+            )
+        chains = run_whitened(fit, engine.settings)
+    else:
+        chains = engine.run_on(base, *data)
     lacking = set() if held is None else set(done[held].draws) - set(chains.draws)
     draws = dict(chains.draws)
     if lacking:  # pyro.deterministic sites: what a model on other axes calls weights
@@ -268,17 +270,6 @@ def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[st
         draws |= {n: v.reshape(*lead, *v.shape[1:]) for n, v in rows.items() if n in lacking}
     notes = (chains.note,) if chains.note else ()
     return EngineRun(name, draws, chains.model, 0.0, chains, "", int(chains.diverging.sum()), notes=notes)
-
-
-def _laplace(name: str | None, done: Mapping[str, EngineRun]) -> LaplacePosterior:
-    """The posterior whose precision is to be the metric."""
-    fit = done[name].fit if name is not None and name in done else None
-    if not isinstance(fit, LaplacePosterior):
-        raise BadInput(
-            f"metric='laplace' takes the precision of {name!r}, which is a {type(fit).__name__}; expected the name of "
-            "a LaplaceEvidence among the engines. Leave metric out for Pyro's own NUTS."
-        )
-    return fit
 
 
 def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:

@@ -125,8 +125,7 @@ def sbc(
     if (num_samples + 1) % num_bins or num_simulations < 5 * num_bins:
         raise BadInput(
             f"num_samples={num_samples}, num_bins={num_bins}, num_simulations={num_simulations}; expected "
-            "num_samples + 1 to be a multiple "
-            f"of num_bins, and at least {5 * num_bins} simulations, five in each bin."
+            f"num_samples + 1 to be a multiple of num_bins, and at least {5 * num_bins} simulations, five in each bin."
         )
     if not callable(engine):
         raise BadInput(

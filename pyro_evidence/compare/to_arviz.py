@@ -29,7 +29,7 @@ NUM_CHAINS = 4  # independent draws are shown as four chains, so that R-hat is d
 
 
 @dataclass(frozen=True)
-class Chains:
+class GroupedDraws:
     """What every group is computed from.
 
     :ivar joint: the density at fixed hyperparameters.
@@ -125,7 +125,7 @@ def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, *
     return _groups(_chains(fit, args, kwargs, num_samples, seed), num_samples, seed)
 
 
-def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samples: int, seed: int) -> Chains:
+def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samples: int, seed: int) -> GroupedDraws:
     if num_samples < NUM_CHAINS or num_samples % NUM_CHAINS:
         raise BadInput(f"num_samples={num_samples}; expected a positive multiple of {NUM_CHAINS}, the chains shown.")
     if isinstance(fit, MCMC | sampled.Chains):
@@ -135,11 +135,11 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
     draws = fit.get_samples(num_samples, seed=seed)
     chains = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
     if isinstance(fit, CorrectedPosterior):
-        return Chains(fit.joint, fit.theta, chains, {})
-    return Chains(fit.state.problem.joint, fit.state.theta, chains, {})
+        return GroupedDraws(fit.joint, fit.theta, chains, {})
+    return GroupedDraws(fit.state.problem.joint, fit.state.theta, chains, {})
 
 
-def _named(chains: Chains, coords: Coords | None, dims: Dims | None) -> dict[str, Any]:
+def _named(chains: GroupedDraws, coords: Coords | None, dims: Dims | None) -> dict[str, Any]:
     """Names of dimensions, those of the sites that are shown."""
     names = names_of(chains.joint, coords, dims)
     latents, once = chains.joint.latents.names, {n: d for n, d in names.dims.items() if len(set(d)) == len(d)}
@@ -156,7 +156,7 @@ def _described(found: Any, fit: Fit) -> Any:
     return found
 
 
-def _groups(chains: Chains, num_samples: int, seed: int) -> Groups:
+def _groups(chains: GroupedDraws, num_samples: int, seed: int) -> Groups:
     joint, theta = chains.joint, chains.theta
     trace = joint.trace(joint.initial_u, theta)
     values = {n: trace.nodes[n]["value"] for n in joint.observed}
@@ -181,7 +181,7 @@ def _groups(chains: Chains, num_samples: int, seed: int) -> Groups:
     return {name: group for name, group in groups.items() if group}
 
 
-def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Chains:
+def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GroupedDraws:
     draws = fit.get_samples(group_by_chain=True)
     if not draws:
         raise BadInput("this MCMC has no draws; call mcmc.run(...) first.")
@@ -189,13 +189,11 @@ def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[
     joint = LogJoint(model, args, kwargs, maximise=())
     if set(draws) != set(joint.latents.names) or not all(v.shape[1] for v in draws.values()):
         raise BadInput(
-            f"the draws have sites { {n: tuple(v.shape) for n, v in draws.items()} }, the model with these "
-            "arguments "
-            f"{joint.latents.names}; expected the same sites and at least one draw. Pass the arguments of "
-            "mcmc.run."
+            f"the draws have sites { {n: tuple(v.shape) for n, v in draws.items()} }, the model with these arguments "
+            f"{joint.latents.names}; expected the same sites and at least one draw. Pass the arguments of mcmc.run."
         )
     diverging = fit.diverging if isinstance(fit, sampled.Chains) else sampled.divergences(fit)
-    return Chains(joint, joint.initial_theta, dict(draws), {"diverging": diverging})
+    return GroupedDraws(joint, joint.initial_theta, dict(draws), {"diverging": diverging})
 
 
 def _or_nothing(function: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -134,11 +134,7 @@ def effective_draws(chains: Tensor) -> float:
 def _estimate(found: Bridge, draws: torch.Size, used: torch.Size) -> EvidenceEstimate:
     effective = effective_draws((found.below - found.below.max()).exp().reshape(used))
     value, square = float(found.log_evidence), float(found.relative_mean_square(effective))
-    numbers = {
-        "effective_sample_size": effective,
-        "relative_mean_square": square,
-        "num_steps": float(found.num_steps),
-    }
+    numbers = {"effective_sample_size": effective, "relative_mean_square": square, "num_steps": float(found.num_steps)}
     doubts = sentences(
         (
             not found.converged,

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.modes import Modes
@@ -62,50 +61,37 @@ def importance_sampling(
             f"the log joint density is -inf or nan at all {num_samples} draws; expected a density that is "
             "finite around its mode."
         )
-    found = _estimate(
-        log_weights,
-        f"importance sampling from {len(proposal.loc)} mode{'s' if len(proposal.loc) > 1 else ''}, S={num_samples}",
-        density.size,
-    )
-    return replace(found, doubts=(*found.doubts, *undefined(log_joint, "Laplace's normal")))
-
-
-def _estimate(log_weights: Tensor, method: str, size: int) -> EvidenceEstimate:
     found = importance.checked(log_weights)
     k, smooth = found.pareto_k, found.log_weights
     value = float(importance.log_mean(smooth))
     error = math.hypot(float(importance.standard_error(smooth)), rounding(value))
-    effective = float(importance.effective_sample_size(smooth))
-    message = _of_many if size > MANY else _message
-    doubts = (message(k, len(log_weights), size),) if k > importance.threshold(len(log_weights)) else ()
-    return EvidenceEstimate(method, value, error, {"pareto_k": k, "effective_sample_size": effective}, doubts)
+    numbers = {"pareto_k": k, "effective_sample_size": float(importance.effective_sample_size(smooth))}
+    doubts = sentences((k > importance.threshold(num_samples), _heavy_tails(k, num_samples, density.size)))
+    method = f"importance sampling from {len(proposal.loc)} mode{'s' if len(proposal.loc) > 1 else ''}, S={num_samples}"
+    return EvidenceEstimate(method, value, error, numbers, (*doubts, *undefined(log_joint, "Laplace's normal")))
 
 
-def _of_many(k: float, num_samples: int, size: int) -> str:
-    return (
-        f"k-hat is {k:.2f}; expected below {importance.threshold(num_samples):.2f} with {num_samples} draws. Of draws "
-        f"in {size:,} dimensions that says little: weights spread with the number of coordinates, however close to "
-        "normal each is. Look at posterior.log_evidence_error and posterior.blocks(site), which go block by block; "
-        "compare_evidence(...) does."
+def _heavy_tails(k: float, num_samples: int, size: int) -> str:
+    advice = (
+        "The posterior has heavier tails than its Gaussian approximation (a funnel, a ridge, separable classes, a mode "
+        "that was missed), so neither the Laplace evidence nor this one can be trusted. Look for more modes with "
+        "find_modes(posterior), or run NUTS on posterior.model and use bridge_sampling."
     )
-
-
-def _message(k: float, num_samples: int, size: int) -> str:
-    return (
-        f"k-hat is {k:.2f}; expected below {importance.threshold(num_samples):.2f} with {num_samples} draws. The "
-        "posterior has heavier tails than its "
-        "Gaussian approximation (a funnel, a ridge, separable classes, a mode that was missed), so "
-        "neither the Laplace evidence nor this one "
-        "can be trusted. Look for more modes with find_modes(posterior), or run NUTS on posterior.model "
-        "and use bridge_sampling."
-    )
+    if size > MANY:
+        advice = (
+            f"Of draws in {size:,} dimensions that says little: weights spread with the number of coordinates, however "
+            "close to normal each is. Look at posterior.log_evidence_error and posterior.blocks(site), which go block "
+            "by block; compare_evidence(...) does."
+        )
+    expected = importance.threshold(num_samples)
+    return f"k-hat is {k:.2f}; expected below {expected:.2f} with {num_samples} draws. {advice}"
 
 
 FEWEST_IN_A_BLOCK = 20  # blocks: of few, nodes about a mode tell no more than joint weights
 BELIEVED = 0.1  # nats for each coordinate, of the second term of Laplace's series
 
 
-def in_parts(posterior: LaplacePosterior) -> EvidenceEstimate | None:
+def by_blocks(posterior: LaplacePosterior) -> EvidenceEstimate | None:
     """The log evidence with an error that is found part by part; None where that would tell nothing.
 
     Independent blocks are integrated by quadrature, what they share by Laplace around that; the error is against fewer

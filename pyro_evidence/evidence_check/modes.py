@@ -143,10 +143,9 @@ def permutations(num_components: int) -> list[tuple[int, ...]]:
     """
     if math.factorial(num_components) > MOST_PERMUTATIONS:
         raise BadInput(
-            f"{num_components} components have {math.factorial(num_components)} labellings; expected at "
-            f"most {MOST_PERMUTATIONS} to be enumerated. "
-            "If the hyperparameters are the same for all components and the modes are apart, use "
-            f"labels={{}} and add log {num_components}!."
+            f"{num_components} components have {math.factorial(num_components)} labellings; expected at most "
+            f"{MOST_PERMUTATIONS} to be enumerated. If the hyperparameters are the same for all components and the "
+            f"modes are apart, use labels={{}} and add log {num_components}!."
         )
     return list(itertools.permutations(range(num_components)))
 

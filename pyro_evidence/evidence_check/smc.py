@@ -58,11 +58,7 @@ def resample(log_weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def leapfrog(
-    density: ValueAndGradient,
-    start: tuple[Tensor, Tensor, Tensor],
-    scale_tril: Tensor,
-    step: Tensor,
-    num_steps: int,
+    density: ValueAndGradient, start: tuple[Tensor, Tensor, Tensor], scale_tril: Tensor, step: Tensor, num_steps: int
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """Hamiltonian dynamics with the mass matrix of covariance ``scale_tril scale_tril'``.
 
@@ -127,7 +123,7 @@ def _prior(target: Target, x: Tensor) -> tuple[Tensor, Tensor]:
     return value, slope
 
 
-def start(source: Source, num_particles: int, seed: int) -> Particles:
+def prior_particles(source: Source, num_particles: int, seed: int) -> Particles:
     """Draws from the prior, in sixteen groups of equal size.
 
     :raises BadInput: when there are fewer particles than four per dimension and group, when hyperparameters are
@@ -222,15 +218,11 @@ def tempered_smc(target: Source, *, num_particles: int = 1024, num_moves: int = 
         are pruned, or when the likelihood is zero at all draws from the prior.
     """
     with without_validation():
-        swarm = start(target, num_particles, seed)
+        swarm = prior_particles(target, num_particles, seed)
         while swarm.power < 1.0 and swarm.num_steps < MOST_TEMPERATURES:
             log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
             swarm = reweighed(swarm, next_temperature(log_likelihood, swarm.power))
             swarm = swarm if swarm.power == 1.0 else after_moves(swarm, num_moves)
-    return _estimate(swarm)
-
-
-def _estimate(swarm: Particles) -> EvidenceEstimate:
     value = float(importance.log_mean(swarm.log_evidences))
     error = math.hypot(float(importance.standard_error(swarm.log_evidences)), rounding(value))
     acceptance = min(swarm.acceptance, default=1.0)

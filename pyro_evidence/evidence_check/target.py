@@ -248,9 +248,8 @@ def check_halves(target: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
     first, second = chains[:, :half], chains[:, half : 2 * half]
     if chains.shape[0] * half < 4 * target.size + 10:
         raise BadInput(
-            f"{chains.shape[0]} chain(s) of {chains.shape[1]} draws; expected at least {8 * target.size + 20} "
-            "draws in all "
-            f"for {target.size} unconstrained coordinates, half of them for a covariance. Run the chains longer."
+            f"{chains.shape[0]} chain(s) of {chains.shape[1]} draws; expected at least {8 * target.size + 20} draws in "
+            f"all for {target.size} unconstrained coordinates, half of them for a covariance. Run the chains longer."
         )
     spread = first.std(1).amin(0)
     if not bool((spread > 1e-12 * (1.0 + first.abs().amax((0, 1)))).all()):

@@ -31,12 +31,7 @@ SIMPLEX = type(biject_to(constraints.simplex))
 
 @within_memory
 def thames(
-    posterior: Posterior,
-    draws: Draws,
-    *,
-    labels: Axes | None = None,
-    num_volume: int = 20_000,
-    seed: int = 0,
+    posterior: Posterior, draws: Draws, *, labels: Axes | None = None, num_volume: int = 20_000, seed: int = 0
 ) -> EvidenceEstimate:
     """Log evidence by the truncated harmonic mean over a set that contains every relabelling of itself.
 
@@ -196,10 +191,9 @@ def _region(space: _Space, u: Tensor) -> _Region:
     gap = float((some - some[0]).abs().max())
     if not gap <= 1e-8 * (1.0 + float(some[0].abs().max())):
         raise BadInput(
-            f"relabelling {sorted(space.axes)} changes the log joint by up to {gap:.3g} nats; expected no "
-            "change. Hyperparameters or priors differ "
-            "between components, so the labels mean something: use "
-            f"importance_sampling(find_modes(posterior)), or pass labels={{}}."
+            f"relabelling {sorted(space.axes)} changes the log joint by up to {gap:.3g} nats; expected no change. "
+            "Hyperparameters or priors differ between components, so the labels mean something: use "
+            "importance_sampling(find_modes(posterior)), or pass labels={}."
         )
     log_density = space.log_density(u)
     y = space.flat(images)[0]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.smc import NUM_GROUPS, Particles, few_accepted, hmc_step, reweighed, start
+from pyro_evidence.evidence_check.smc import NUM_GROUPS, Particles, few_accepted, hmc_step, prior_particles, reweighed
 from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding, sentences
 from pyro_evidence.fitting.process_state import within_memory, without_validation
 
@@ -92,7 +92,7 @@ def thermodynamic_integration(
         )
     ladder = powers(num_temperatures)
     with without_validation():
-        swarm = start(target, num_particles, seed)
+        swarm = prior_particles(target, num_particles, seed)
         prior = swarm.log_likelihood
         if not bool(torch.isfinite(prior).all()):
             raise BadInput(

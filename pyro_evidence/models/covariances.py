@@ -1,4 +1,4 @@
-r"""Kinds of Gaussian kernels: spherical, diagonal, full; one small class each.
+r"""Kinds of Gaussian kernels, spherical, diagonal or full: one class each with its sites and its arithmetic.
 
 A kind says which *features* of a datum its log density is linear in: always 1 and ``x``, then its own products of
 ``x``.  With them log densities of all kernels are one matrix product, and sufficient statistics another.
@@ -6,10 +6,16 @@ A covariance has the shape of its kind: ``(..., 1)`` spherical, ``(..., D)`` dia
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import pyro
+import pyro.distributions as dist
 import torch
 from torch import Tensor
+
+Components = Callable[[Tensor], Any]  # centres (..., M, D) to the distributions of the kernels
 
 
 class _Variances:
@@ -50,13 +56,23 @@ class _Variances:
 
 @dataclass(frozen=True)
 class Spherical(_Variances):
-    """One variance for all inputs of a kernel.
+    """One variance for all inputs: site ``scale``, ``(M,)``, log-normal about the data's root mean variance.
 
-    :ivar floor: smallest variance, in units of the data's mean variance over inputs.
+    :ivar floor: smallest variance that an engine may reach, in units of the data's mean variance over inputs.
     """
 
-    floor: float = 1e-6  # keeps a kernel on repeated data finite
-    event_dim: int = 1
+    floor: float = 1e-6  # keeps a kernel on repeated data finite: a thousandth of the standard deviation
+    event_dim: ClassVar[int] = 1
+
+    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
+        """Declares ``scale``: one for each kernel; ``unit`` is the standard deviation of each input, shape ``(D,)``."""
+        middle = unit.square().mean().sqrt().log().expand(num_kernels)
+        scale = pyro.sample("scale", dist.LogNormal(middle, torch.ones_like(middle)).to_event(1))
+        return lambda loc: dist.Normal(loc, scale.unsqueeze(-1)).to_event(1)
+
+    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
+        """Values of the sites for covariances ``(M, 1)``."""
+        return {"scale": covariance.squeeze(-1).sqrt()}
 
     def pooled(self, x: Tensor) -> Tensor:
         """The mean over inputs, shape ``(..., 1)``."""
@@ -84,13 +100,22 @@ class Spherical(_Variances):
 
 @dataclass(frozen=True)
 class Diagonal(_Variances):
-    """One variance for each input of a kernel.
+    """One variance for each input: site ``scale``, ``(M, D)``, log-normal about the data's standard deviation.
 
-    :ivar floor: smallest variance, in units of the variance of that input in the data.
+    :ivar floor: smallest variance that an engine may reach, in units of the variance of that input in the data.
     """
 
-    floor: float = 1e-6  # keeps a kernel on repeated data finite
-    event_dim: int = 1
+    floor: float = 1e-6  # keeps a kernel on repeated data finite: a thousandth of the standard deviation
+    event_dim: ClassVar[int] = 1
+
+    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
+        """Declares ``scale``: one for each kernel and input; ``unit`` is the standard deviation of each, ``(D,)``."""
+        scale = _scales(num_kernels, unit)
+        return lambda loc: dist.Normal(loc, scale).to_event(1)
+
+    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
+        """Values of the sites for covariances ``(M, D)``."""
+        return {"scale": covariance.sqrt()}
 
     def pooled(self, x: Tensor) -> Tensor:
         """One number for each input, shape ``(..., D)``."""
@@ -117,13 +142,28 @@ class Diagonal(_Variances):
 
 @dataclass(frozen=True)
 class Full:
-    """A covariance matrix for each kernel.
+    """A covariance matrix: sites ``scale``, ``(M, D)``, and ``correlation_tril``, ``(M, D, D)``, LKJ of shape 1.
 
-    :ivar floor: smallest eigenvalue, inputs measured in the data's standard deviations.
+    :ivar floor: smallest eigenvalue that an engine may reach, inputs measured in their standard deviations.
     """
 
     floor: float = 1e-6  # keeps a kernel on fewer than D + 1 data finite
-    event_dim: int = 2
+    event_dim: ClassVar[int] = 2
+
+    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
+        """Declares ``scale`` and, for more than one input, ``correlation_tril``; ``unit`` as for :class:`Diagonal`."""
+        scale = _scales(num_kernels, unit)
+        if len(unit) == 1:
+            return lambda loc: dist.Normal(loc, scale).to_event(1)
+        shape = dist.LKJCholesky(len(unit), torch.ones_like(unit[0])).expand([num_kernels]).to_event(1)
+        tril = scale.unsqueeze(-1) * pyro.sample("correlation_tril", shape)
+        return lambda loc: dist.MultivariateNormal(loc, scale_tril=tril)
+
+    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
+        """Values of the sites for covariances ``(M, D, D)``."""
+        scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+        tril = torch.linalg.cholesky(covariance) / scale.unsqueeze(-1)
+        return {"scale": scale} if scale.shape[-1] == 1 else {"scale": scale, "correlation_tril": tril}
 
     def features(self, X: Tensor) -> Tensor:
         """1, ``x``, and the products ``x_i x_j`` with ``i <= j``, shape ``(..., N, P)``."""
@@ -208,9 +248,14 @@ class Full:
 Covariance = Spherical | Diagonal | Full
 
 
-def quadratic(kind: Covariance, covariance: Tensor, v: Tensor) -> Tensor:
+def mahalanobis(kind: Covariance, covariance: Tensor, v: Tensor) -> Tensor:
     """``v' covariance^{-1} v``, shape ``(...)``."""
     return (v * kind.solve(covariance, v)).sum(-1)
+
+
+def _scales(num_kernels: int, unit: Tensor) -> Tensor:
+    middle = unit.log().expand(num_kernels, -1)
+    return torch.as_tensor(pyro.sample("scale", dist.LogNormal(middle, torch.ones_like(middle)).to_event(2)))
 
 
 def _clipped(A: Tensor, smallest: float) -> tuple[Tensor, Tensor]:

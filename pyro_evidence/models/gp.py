@@ -88,18 +88,16 @@ class LatentFunction(TensorValue):
         try:  # symmetric by its making, and if it is not positive definite, that is said below
             return dist.MultivariateNormal(mean.expand(len(X)), covariance_matrix=K, validate_args=False)
         except (LinAlgError, ValueError) as error:
-            raise self._singular(X, K) from error
-
-    def _singular(self, X: Tensor, K: Tensor) -> LinAlgError:
-        if not bool(K.isfinite().all()):
-            return LinAlgError("the kernel's covariance, which is singular, holds inf or nan: a setting ran away.")
-        distance = torch.cdist(X, X).fill_diagonal_(torch.inf)
-        first, second = divmod(int(distance.argmin()), len(X))
-        return LinAlgError(
-            f"the covariance of f, {tuple(K.shape)} with jitter={self.jitter:g}, is numerically singular; expected "
-            f"positive definite. Inputs {first} and {second} are {float(distance[first, second]):.3g} apart. Give it "
-            f"more jitter (jitter={JITTER:g} is the default), or leave out inputs that occur twice."
-        )
+            if not bool(K.isfinite().all()):
+                message = "the kernel's covariance, which is singular, holds inf or nan: a setting ran away."
+                raise LinAlgError(message) from error
+            distance = torch.cdist(X, X).fill_diagonal_(torch.inf)
+            first, second = divmod(int(distance.argmin()), len(X))
+            raise LinAlgError(
+                f"the covariance of f, {tuple(K.shape)} with jitter={self.jitter:g}, is numerically singular; expected "
+                f"positive definite. Inputs {first} and {second} are {float(distance[first, second]):.3g} apart. Give "
+                f"it more jitter (jitter={JITTER:g} is the default), or leave out inputs that occur twice."
+            ) from error
 
 
 class _Jittered(torch.autograd.Function):

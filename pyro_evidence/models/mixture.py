@@ -175,8 +175,19 @@ def _check_weight(weight: Tensor, Y: Tensor | None) -> None:
         )
 
 
+class _Mixture(TensorValue):
+    alpha: Precision
+    noise: Noise
+
+    def with_components(self, num_components: int) -> Any:
+        """This model with another number of components; None where a setting of its own belongs to each."""
+        own = (self.alpha, getattr(self.noise, "beta", LEARNED))
+        alike = not any(start_of(x).shape for x in own)
+        return replace(self, num_components=num_components) if alike else None  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, eq=False)
-class GaussianMixture(TensorValue):
+class GaussianMixture(_Mixture):
     """The Pyro model that :func:`gaussian_mixture` returns: call it with ``Y``.
 
     Sites: ``w``, the centres, shape ``(K, m)``; ``z``, enumerated, and ``y``, in the plate ``data``.
@@ -191,7 +202,7 @@ class GaussianMixture(TensorValue):
         """Draw or observe the data, shape ``(N, m)``; ``weight`` ``(N,)`` says how often each datum counts."""
         check_responses(Y)
         loc, scale = check_tensors("units", self.units(Y), 2)
-        alpha = precision_value("alpha", self.alpha, _start_shape(self.alpha), Y)
+        alpha = precision_value("alpha", self.alpha, start_of(self.alpha).shape, Y)
         num = self._number(Y)
         prior_scale = (scale * alpha.rsqrt().unsqueeze(-1)).expand(num, -1)
         noise = self.noise(num, scale)
@@ -234,18 +245,13 @@ class GaussianMixture(TensorValue):
         check_responses(Y)
         return Responses(Y, None, _weights(weight, Y))
 
-    def with_components(self, num_components: int) -> "GaussianMixture | None":
-        """This model with another number of components; None where a setting of its own belongs to each."""
-        own = (self.alpha, getattr(self.noise, "beta", LEARNED))
-        return None if any(_start_shape(x) for x in own) else replace(self, num_components=num_components)
-
     def few(self, step: int, Y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
         """Arguments with every ``step``-th row."""
         return (Y[::step],) if weight is None else (Y[::step], torch.ones_like(weight[::step]))
 
 
 @dataclass(frozen=True, eq=False)
-class LinearMixture(TensorValue):
+class LinearMixture(_Mixture):
     """The Pyro model that :func:`linear_mixture` returns: call it with ``X`` and ``Y``, or with ``X`` alone.
 
     Sites: ``w``, shape ``(K, m, B)``; ``z``, enumerated, and ``y``, in the plate ``data``.
@@ -262,7 +268,7 @@ class LinearMixture(TensorValue):
         Phi = design_matrix(self.basis, X)
         if Y is not None:
             check_responses(Y, (len(Phi), self.num_outputs))
-        alpha = precision_value("alpha", self.alpha, _start_shape(self.alpha), Phi)
+        alpha = precision_value("alpha", self.alpha, start_of(self.alpha).shape, Phi)
         shape = (self.num_components, self.num_outputs, Phi.shape[-1])
         prior_scale = alpha.rsqrt().reshape(-1, 1, 1).expand(shape)
         noise = self.noise(self.num_components, Phi.new_ones(self.num_outputs))
@@ -292,19 +298,9 @@ class LinearMixture(TensorValue):
         check_responses(Y, (len(Phi), self.num_outputs))
         return Responses(Y, Phi, _weights(weight, Y))
 
-    def with_components(self, num_components: int) -> "LinearMixture | None":
-        """This model with another number of components; None where a setting of its own belongs to each."""
-        own = (self.alpha, getattr(self.noise, "beta", LEARNED))
-        return None if any(_start_shape(x) for x in own) else replace(self, num_components=num_components)
-
     def few(self, step: int, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
         """Arguments with every ``step``-th row."""
         return (X[::step], Y[::step]) if weight is None else (X[::step], Y[::step], torch.ones_like(weight[::step]))
-
-
-def _start_shape(alpha: Precision) -> Size:
-    """Shape of the values: one for all components, or one each."""
-    return start_of(alpha).shape
 
 
 def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
@@ -344,9 +340,9 @@ def _check(num_components: int, alpha: Precision, noise: Noise) -> None:
     check_function("noise", noise, "DiagonalNoise()")
     check_precision("beta", getattr(noise, "beta", 1.0), largest_dim=2)
     check_precision("alpha", alpha, largest_dim=1)
-    if _start_shape(alpha) not in (Size(), Size([num_components])):
+    if start_of(alpha).shape not in (Size(), Size([num_components])):
         raise BadInput(
-            f"alpha has shape {tuple(_start_shape(alpha))}; expected () or ({num_components},), one per component."
+            f"alpha has shape {tuple(start_of(alpha).shape)}; expected () or ({num_components},), one per component."
         )
 
 

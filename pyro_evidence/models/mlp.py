@@ -77,7 +77,14 @@ class MLP(PyroModule):
         self.output = output
         check_function("activation", activation, "torch.tanh")
         check_methods("output", output, ("distribution", "data"), "Regression()")
-        _check_sizes(num_inputs, self.num_hidden, output.num_outputs)
+        check_count("num_inputs", num_inputs)
+        check_count("num_outputs", output.num_outputs)
+        if not self.num_hidden or min(self.num_hidden) < 1:
+            raise BadInput(
+                f"hidden={self.num_hidden}: expected at least one unit in every hidden layer, and at least one layer. "
+                f"A network without hidden units is linear: use models.regression.regression(Linear()) or "
+                f"models.classifier.classifier(Linear())."
+            )
         widths = (num_inputs, *self.num_hidden, output.num_outputs)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.settings: dict[str, tuple[Precision, Size]] = {}
@@ -224,14 +231,3 @@ class MLP(PyroModule):
                 f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, {self.num_inputs}), "
                 f"one row per datum. Write X[:, None] for a single input, X.double() for integers."
             )
-
-
-def _check_sizes(num_inputs: int, num_hidden: tuple[int, ...], num_outputs: int) -> None:
-    num_inputs = check_count("num_inputs", num_inputs)
-    num_outputs = check_count("num_outputs", num_outputs)
-    if not num_hidden or min(num_hidden) < 1:
-        raise BadInput(
-            f"hidden={num_hidden}: expected at least one unit in every hidden layer, and at least one layer. A network "
-            f"without hidden units is linear: use models.regression.regression(Linear()) or "
-            f"models.classifier.classifier(Linear())."
-        )

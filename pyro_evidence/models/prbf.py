@@ -7,7 +7,7 @@ and Likas (2001), eqs. 2 to 5.  An ordinary Pyro model, for any engine; ``Overla
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,95 +17,16 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models import covariances
 from pyro_evidence.models.covariances import Covariance
+from pyro_evidence.models.covariances import Diagonal as Diagonal
+from pyro_evidence.models.covariances import Full as Full
+from pyro_evidence.models.covariances import Spherical as Spherical
 from pyro_evidence.models.mixture import Units, data_units
 from pyro_evidence.program.numbers import check_sizes
 from pyro_evidence.settings import check_count
 
+Kernels = Covariance
 Labels = Tensor | Sequence[Any]
-Components = Callable[[Tensor], Any]  # centres (..., M, D) to the distributions of the kernels
-
-
-@dataclass(frozen=True)
-class Spherical:
-    """One width for all inputs: site ``scale``, ``(M,)``, log-normal about the data's root mean variance.
-
-    :ivar floor: smallest variance that an engine may reach, in units of the data's mean variance.
-    """
-
-    floor: float = 1e-6  # of the variance: a thousandth of the standard deviation
-
-    @property
-    def covariance(self) -> Covariance:
-        return covariances.Spherical(self.floor)
-
-    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
-        """Declares ``scale``: one for each kernel."""
-        middle = unit.square().mean().sqrt().log().expand(num_kernels)
-        scale = pyro.sample("scale", dist.LogNormal(middle, torch.ones_like(middle)).to_event(1))
-        return lambda loc: dist.Normal(loc, scale.unsqueeze(-1)).to_event(1)
-
-    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
-        return {"scale": covariance.squeeze(-1).sqrt()}
-
-
-@dataclass(frozen=True)
-class Diagonal:
-    """One width for each input: site ``scale``, ``(M, D)``, log-normal about the data's standard deviation.
-
-    :ivar floor: smallest variance that an engine may reach, in units of the variance of that input.
-    """
-
-    floor: float = 1e-6  # of the variance: a thousandth of the standard deviation
-
-    @property
-    def covariance(self) -> Covariance:
-        return covariances.Diagonal(self.floor)
-
-    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
-        """Declares ``scale``: one for each kernel and input."""
-        scale = _scales(num_kernels, unit)
-        return lambda loc: dist.Normal(loc, scale).to_event(1)
-
-    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
-        return {"scale": covariance.sqrt()}
-
-
-@dataclass(frozen=True)
-class Full:
-    """A covariance matrix: sites ``scale``, ``(M, D)``, and ``correlation_tril``, ``(M, D, D)``, LKJ of shape 1.
-
-    :ivar floor: smallest eigenvalue that an engine may reach, inputs measured in their standard deviations.
-    """
-
-    floor: float = 1e-6  # of the variance: a thousandth of the standard deviation
-
-    @property
-    def covariance(self) -> Covariance:
-        return covariances.Full(self.floor)
-
-    def __call__(self, num_kernels: int, unit: Tensor) -> Components:
-        """Declares ``scale`` and, for more than one input, ``correlation_tril``."""
-        scale = _scales(num_kernels, unit)
-        if len(unit) == 1:
-            return lambda loc: dist.Normal(loc, scale).to_event(1)
-        shape = dist.LKJCholesky(len(unit), torch.ones_like(unit[0])).expand([num_kernels]).to_event(1)
-        tril = scale.unsqueeze(-1) * pyro.sample("correlation_tril", shape)
-        return lambda loc: dist.MultivariateNormal(loc, scale_tril=tril)
-
-    def sites(self, covariance: Tensor) -> dict[str, Tensor]:
-        scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-        tril = torch.linalg.cholesky(covariance) / scale.unsqueeze(-1)
-        return {"scale": scale} if scale.shape[-1] == 1 else {"scale": scale, "correlation_tril": tril}
-
-
-Kernels = Spherical | Diagonal | Full  # a kind of kernels: its sites with their priors, and its arithmetic
-
-
-def _scales(num_kernels: int, unit: Tensor) -> Tensor:
-    middle = unit.log().expand(num_kernels, -1)
-    return torch.as_tensor(pyro.sample("scale", dist.LogNormal(middle, torch.ones_like(middle)).to_event(2)))
 
 
 @dataclass(frozen=True)
@@ -286,11 +207,11 @@ def prbf(
     """
     for name, number in (("num_kernels", num_kernels), ("num_classes", num_classes)):
         check_count(name, number)
-    if isinstance(kernels, type) or not isinstance(getattr(kernels, "covariance", None), Covariance):
+    if not isinstance(kernels, Kernels):
         raise BadInput(f"kernels={kernels!r}; expected Spherical(), Diagonal() or Full(), an object.")
     if isinstance(sharing, type) or not hasattr(sharing, "allowed"):
         raise BadInput(f"sharing={sharing!r}; expected Shared() or Separate((2, 3)), an object.")
-    if not 0.0 <= kernels.covariance.floor < 1.0:
+    if not 0.0 <= kernels.floor < 1.0:
         raise BadInput(f"kernels={kernels!r}; expected a floor of at least 0 and below 1, in units of the variance.")
     sharing.allowed(num_classes, num_kernels)
     return PRBF(num_kernels, num_classes, kernels, sharing, units)

@@ -183,14 +183,10 @@ def random_functions(
     generator = seeded(seed)
     at_once = max(1, CHUNK // (num_units * len(X) + 1))
     sizes = [min(at_once, num_samples - done) for done in range(0, num_samples, at_once)]
-    return torch.cat([_drawn(X, (size, num_units), scales, activation, generator) for size in sizes])
-
-
-def _drawn(
-    X: Tensor, size: tuple[int, int], scales: PriorScales, activation: Activation, generator: torch.Generator
-) -> Tensor:
-    num, units = size
-    shapes = [(num, X.shape[-1], units), (num, units), (num, units, 1)]
-    W, b, V = (torch.randn(*s, generator=generator, dtype=torch.float64).to(X) for s in shapes)
-    layers = [(scales.sigma_in * W, scales.sigma_bias * b), (scales.sigma_out * V, X.new_zeros(num, 1))]
-    return network.outputs(X, layers, activation).squeeze(-1)
+    functions = []
+    for num in sizes:
+        shapes = [(num, X.shape[-1], num_units), (num, num_units), (num, num_units, 1)]
+        W, b, V = (torch.randn(*s, generator=generator, dtype=torch.float64).to(X) for s in shapes)
+        layers = [(scales.sigma_in * W, scales.sigma_bias * b), (scales.sigma_out * V, X.new_zeros(num, 1))]
+        functions.append(network.outputs(X, layers, activation).squeeze(-1))
+    return torch.cat(functions)

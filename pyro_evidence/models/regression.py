@@ -49,22 +49,21 @@ class WeightPrior(TensorValue):
         """Prior precision of each weight, shape ``(M,)``, bias last.  Declares the params of the prior."""
         num_weights = Phi.shape[-1] - int(self.alpha_bias is not None)
         own = start_of(self.alpha).shape if self.groups is None else Size([int(self.groups.max()) + 1])
-        alpha = self._grouped(precision_value("alpha", self.alpha, own, Phi), num_weights)
+        alpha = precision_value("alpha", self.alpha, own, Phi)
+        if self.groups is not None:
+            alpha = alpha[self.groups.to(alpha.device)]
+        if alpha.shape not in (Size(), Size([num_weights])):
+            name = "alpha" if self.groups is None else "groups"
+            raise BadInput(
+                f"{name} has {len(alpha)} entries, but the basis has {num_weights} functions"
+                f"{'' if self.alpha_bias is None else ' (the bias, which has alpha_bias, not counted)'}; expected "
+                "as many."
+            )
+        alpha = alpha.expand(num_weights)
         if self.alpha_bias is None:
             return alpha
         alpha_bias = precision_value("alpha_bias", self.alpha_bias, Size(), Phi)
         return torch.cat([alpha, alpha_bias.expand(1)])
-
-    def _grouped(self, alpha: Tensor, num_weights: int) -> Tensor:
-        per_weight = alpha if self.groups is None else alpha[self.groups.to(alpha.device)]
-        if per_weight.shape not in (Size(), Size([num_weights])):
-            name = "alpha" if self.groups is None else "groups"
-            raise BadInput(
-                f"{name} has {len(per_weight)} entries, but the basis has {num_weights} functions"
-                f"{'' if self.alpha_bias is None else ' (the bias, which has alpha_bias, not counted)'}; expected "
-                "as many."
-            )
-        return per_weight.expand(num_weights)
 
 
 def weight_prior(basis: Basis, alpha: Precision, alpha_bias: Precision | None, groups: Tensor | None) -> WeightPrior:

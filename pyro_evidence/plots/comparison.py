@@ -12,9 +12,9 @@ from torch import Tensor
 from pyro_evidence.compare.comparison import Comparison, flattened
 from pyro_evidence.compare.discrepancy import gaussian_divergence, quantiles
 from pyro_evidence.compare.sbc import Calibration
-from pyro_evidence.display import DASHES, MARKERS, labelled
+from pyro_evidence.display import DASHES, MARKERS, with_labels
 from pyro_evidence.errors import BadInput
-from pyro_evidence.plots.posterior import Axes, check_axes, labels_of
+from pyro_evidence.plots.posterior import Axes, check_axes, element_labels
 
 NUM_GRID = 200
 MOST_POINTS = 500  # of each engine in a scatter plot
@@ -41,7 +41,8 @@ def overlaid(axes: Axes, comparison: Comparison, site: str, element: int = 0) ->
             axes.fill_between(grid.tolist(), height, alpha=0.3, label=f"{name} (reference)")
         else:
             axes.plot(grid.tolist(), height, next(dashes), label=name)
-    return labelled(axes, labels_of(site, comparison.runs[comparison.reference].draws[site][0, 0])[element], "density")
+    names = element_labels(site, comparison.runs[comparison.reference].draws[site][0, 0])
+    return with_labels(axes, names[element], "density")
 
 
 def worst_pair(axes: Axes, comparison: Comparison, engine: str) -> Axes:
@@ -67,7 +68,7 @@ def worst_pair(axes: Axes, comparison: Comparison, engine: str) -> Axes:
     for marker, name, rows in (("o", comparison.reference, b), ("^", engine, a)):
         kept = rows[:: max(1, len(rows) // MOST_POINTS)]
         axes.scatter(kept[:, i].tolist(), kept[:, j].tolist(), s=6, marker=marker, alpha=0.5, label=name)
-    return labelled(axes, names[i], names[j])
+    return with_labels(axes, names[i], names[j])
 
 
 def calibration(axes: Axes, comparison: Comparison, num_bins: int = 10) -> Axes:
@@ -93,7 +94,7 @@ def calibration(axes: Axes, comparison: Comparison, num_bins: int = 10) -> Axes:
             y, x = x, found.pit.sort().values
         axes.plot(x.tolist(), y.tolist(), marker=marker, markersize=4, label=name)
     what = "of class 1" if binary else "of a smaller value"
-    return labelled(axes, f"predicted probability {what}", "share of the held-out data")
+    return with_labels(axes, f"predicted probability {what}", "share of the held-out data")
 
 
 def rank_histogram(axes: Axes, found: Calibration, name: str | None = None) -> Axes:
@@ -113,7 +114,7 @@ def rank_histogram(axes: Axes, found: Calibration, name: str | None = None) -> A
     axes.axhspan(max(expected - half, 0.0), expected + half, color="lightgrey")
     axes.bar(range(found.num_bins), found.histogram(name).tolist(), width=0.9)
     p = float(found.p_values[found.names.index(name)])
-    return labelled(axes, f"rank of {name}, {found.num_bins} bins, p = {p:.2g}", "data sets", legend=False)
+    return with_labels(axes, f"rank of {name}, {found.num_bins} bins, p = {p:.2g}", "data sets", legend=False)
 
 
 def _columns(comparison: Comparison, site: str, element: int) -> dict[str, Tensor]:
@@ -144,7 +145,7 @@ def _common(a: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[list[str], Tens
     sites = [n for n in sorted(set(a) & set(b)) if a[n].shape[2:] == b[n].shape[2:]]
     if not sites:
         return [], torch.zeros(0, 0), torch.zeros(0, 0)
-    names = [label for n in sites for label in labels_of(n, b[n][0, 0])]
+    names = [label for n in sites for label in element_labels(n, b[n][0, 0])]
     x, y = (torch.cat([flattened(d[n]) for n in sites], -1) for d in (a, b))
     varies = (x.std(0) > 0) & (y.std(0) > 0)
     return [n for n, v in zip(names, varies.tolist(), strict=True) if v], x[:, varies], y[:, varies]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.display import Axes, check_axes, intervals, labelled
+from pyro_evidence.display import Axes, check_axes, intervals, with_labels
 from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.failed_run import as_tensors
@@ -37,7 +37,7 @@ def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: flo
     low, high = ([found[n][end] for n in order] for end in ends)
     intervals(axes, order, [found[n]["value"] for n in order], low, high)
     axes.axvline(0.0, color="grey", linewidth=0.8, linestyle=":")
-    return labelled(axes, f"{site}: mean and {100.0 * prob:g} % interval", legend=False)
+    return with_labels(axes, f"{site}: mean and {100.0 * prob:g} % interval", legend=False)
 
 
 def partial_dependence(
@@ -72,7 +72,7 @@ def partial_dependence(
     low, high = found.quantile(quantile, -1), found.quantile(1.0 - quantile, -1)
     axes.fill_between(grid.tolist(), low.tolist(), high.tolist(), alpha=0.2, label=f"rows, {1 - 2 * quantile:.0%}")
     axes.plot(grid.tolist(), found.mean(-1).tolist(), label="mean of the rows")
-    return labelled(axes, names[place] if names else f"input {place}", "prediction")
+    return with_labels(axes, names[place] if names else f"input {place}", "prediction")
 
 
 def predictive_check(axes: Axes, posterior: LaplacePosterior, *, site: str | None = None, num_sets: int = 50) -> Axes:
@@ -102,4 +102,4 @@ def predictive_check(axes: Axes, posterior: LaplacePosterior, *, site: str | Non
     low, high = counts.quantile(0.05, 0).tolist(), counts.quantile(0.95, 0).tolist()
     axes.fill_between(middle, low, high, step="mid", alpha=0.3, label="new data, 90 % of the sets")
     axes.step(middle, torch.histogram(seen, ends.double()).hist.tolist(), where="mid", color="black", label="the data")
-    return labelled(axes, name, "number of data")
+    return with_labels(axes, name, "number of data")

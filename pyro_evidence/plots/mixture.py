@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_evidence import display
 from pyro_evidence.compare.learning_curve import LearningCurve
-from pyro_evidence.display import labelled
+from pyro_evidence.display import with_labels
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.posterior import MixturePosterior
@@ -33,7 +33,7 @@ def ellipses(axes: Axes, density: MixtureDensity, *, mass: float = 0.9, outputs:
     _check_plane(density, outputs)
     plane = density.marginal(outputs)
     display.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=mass, color="black")
-    return labelled(axes, f"output {outputs[0]}", f"output {outputs[1]}", legend=False)
+    return with_labels(axes, f"output {outputs[0]}", f"output {outputs[1]}", legend=False)
 
 
 def _check_plane(density: MixtureDensity, outputs: tuple[int, int]) -> None:
@@ -96,7 +96,7 @@ def learning_curves(axes: Axes, curves: Mapping[str, LearningCurve]) -> Axes:
         axes.plot(rounds, curve.train_nll.tolist(), "--", color=color, linewidth=0.8)
         lines = axes.plot(rounds, curve.test_nll.tolist(), "-", color=color)
         lines[0].set_label(name)
-    return labelled(axes, "round", "mean NLL / nats; training dashed")
+    return with_labels(axes, "round", "mean NLL / nats; training dashed")
 
 
 def density_strips(axes: Axes, log_density: LogDensity, x: Tensor, y: Tensor) -> Axes:
@@ -118,7 +118,7 @@ def density_strips(axes: Axes, log_density: LogDensity, x: Tensor, y: Tensor) ->
         )
     density = found.exp().reshape(len(x), len(y)).T
     axes.pcolormesh(x.tolist(), y.tolist(), density.tolist(), cmap="Greys", shading="nearest")
-    return labelled(axes, "x", "y", legend=False)
+    return with_labels(axes, "x", "y", legend=False)
 
 
 def evidence_over_components(axes: Axes, evidences: Mapping[int, Sequence[float]], *, label: str | None = None) -> Axes:
@@ -140,7 +140,7 @@ def evidence_over_components(axes: Axes, evidences: Mapping[int, Sequence[float]
     best = max(range(len(numbers)), key=lambda i: median[i])
     axes.plot(numbers[best], median[best], "o", color=line.get_color(), markersize=9, fillstyle="none")
     axes.xaxis.set_major_locator(import_module("matplotlib.ticker").MaxNLocator(integer=True))
-    return labelled(axes, "number of components", "log evidence / nats", legend=False)
+    return with_labels(axes, "number of components", "log evidence / nats", legend=False)
 
 
 def matched_pairs(axes: Axes, pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Axes:
@@ -157,4 +157,4 @@ def matched_pairs(axes: Axes, pairs: Mapping[str, tuple[Sequence[float], Sequenc
         axes.plot(*pairs[name], marker, label=name, fillstyle="none")
     values = [v for first, second in pairs.values() for v in (*first, *second) if math.isfinite(v)]
     axes.plot([min(values), max(values)], [min(values), max(values)], "--", color="grey")
-    return labelled(axes, "first of the pair", "second of the pair")
+    return with_labels(axes, "first of the pair", "second of the pair")

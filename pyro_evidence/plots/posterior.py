@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pyro_evidence.display import DASHES, MARKERS, labelled, rows
+from pyro_evidence.display import DASHES, MARKERS, rows, with_labels
 from pyro_evidence.display import Axes as Axes
 from pyro_evidence.display import check_axes as check_axes
 from pyro_evidence.errors import BadInput
@@ -28,15 +28,14 @@ def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
     gamma = posterior.gamma
     if not gamma:
         raise BadInput(
-            f"There is no gamma to draw: none of the hyperparameters {list(posterior.hyperparameters)} is "
-            "recognised as the precision of Gaussian latents, as alpha is in Normal(0, alpha**-0.5). Write "
-            "the prior so."
+            f"There is no gamma to draw: none of the hyperparameters {list(posterior.hyperparameters)} is recognised "
+            "as the precision of Gaussian latents, as alpha is in Normal(0, alpha**-0.5). Write the prior so."
         )
-    names = [label for name in gamma for label in labels_of(name, gamma[name])]
+    names = [label for name in gamma for label in element_labels(name, gamma[name])]
     values = [v for name in gamma for v in posterior.hyperparameters[name].reshape(-1).tolist()]
     axes.barh(range(len(names)), [v for part in gamma.values() for v in part.reshape(-1).tolist()])
     rows(axes, [f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True)])
-    return labelled(axes, "number of well-determined parameters", legend=False)
+    return with_labels(axes, "number of well-determined parameters", legend=False)
 
 
 def evidence_path(axes: Axes, posterior: LaplacePosterior) -> Axes:
@@ -49,7 +48,7 @@ def evidence_path(axes: Axes, posterior: LaplacePosterior) -> Axes:
     axes.xaxis.get_major_locator().set_params(integer=True)
     alone = torch.equal(posterior.log_hyperposterior, posterior.log_evidence)
     value = "log evidence / nats" if alone else "log evidence + log hyperprior / nats"
-    return labelled(axes, "step", value, legend=False)
+    return with_labels(axes, "step", value, legend=False)
 
 
 def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, site: str) -> Axes:
@@ -71,8 +70,8 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
         axes.errorbar(
             median.tolist(), places, xerr=errors, fmt=MARKERS[number % len(MARKERS)], markersize=4, label=name
         )
-    rows(axes, labels_of(site, next(iter(draws.values()))[0]))
-    return labelled(axes, f"{site}, median and 90 % interval")
+    rows(axes, element_labels(site, next(iter(draws.values()))[0]))
+    return with_labels(axes, f"{site}, median and 90 % interval")
 
 
 def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
@@ -89,7 +88,7 @@ def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
     values = found.values.flatten(1) if found.values.dim() > 1 else found.values.unsqueeze(-1)
     density, mean = found.density.reshape(values.shape), found.mean.reshape(-1)
     levels = found.quantiles([0.001, 0.05, 0.95, 0.999]).reshape(4, -1)
-    for number, label in enumerate(labels_of(site, found.mean)):
+    for number, label in enumerate(element_labels(site, found.mean)):
         x, y = values[:, number], density[:, number]
         first, low, high, last = levels[:, number]
         shown = (x >= first) & (x <= last)
@@ -98,7 +97,7 @@ def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
         axes.fill_between(x[inside].tolist(), y[inside].tolist(), alpha=0.2, color=line.get_color())
         axes.axvline(float(mean[number]), linestyle=":", color=line.get_color())
     axes.set_ylim(bottom=0.0)
-    return labelled(axes, f"{site}, mean and 90 %", "posterior density")
+    return with_labels(axes, f"{site}, mean and 90 %", "posterior density")
 
 
 def _draws(posteriors: Mapping[str, Mapping[str, Tensor]], site: str) -> dict[str, Tensor]:
@@ -114,7 +113,7 @@ def _draws(posteriors: Mapping[str, Mapping[str, Tensor]], site: str) -> dict[st
     return draws
 
 
-def labels_of(name: str, value: Tensor) -> list[str]:
+def element_labels(name: str, value: Tensor) -> list[str]:
     """``name`` for a scalar, otherwise ``name[i, j]`` for each element."""
     return [f"{name}{index or ''}" for index in torch.ones(value.shape).nonzero().tolist()]
 
@@ -141,4 +140,4 @@ def evidence_by_size(
         beside = axes.twinx()
         beside.plot(sizes, [errors[s] for s in sizes], marker="s", linestyle="--", color="C1")
         beside.set_ylabel("test error (dashed)")
-    return labelled(axes, "size", "log evidence / nats", legend=False)
+    return with_labels(axes, "size", "log evidence / nats", legend=False)

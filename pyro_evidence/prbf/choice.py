@@ -166,7 +166,7 @@ def _folds(y: Tensor, num_folds: int, seed: int) -> Tensor:
 
 def _batch(engine: NetworkEngine, trains: list[tuple[Tensor, Tensor]], multiples: Sequence[float]) -> Point:
     """Penalties, folds and restarts as rows, in this order."""
-    model, kind = engine.model, engine.model.kernels.covariance
+    model, kind = engine.model, engine.model.kernels
     K, M = model.num_classes, model.num_kernels
     allowed = model.sharing.allowed(K, M).to(trains[0][0].device)
     starts = [engine.start(Training(X, y, kind, allowed)) for X, y in trains]
@@ -304,7 +304,7 @@ def num_parameters(posterior: PRBFPosterior) -> int:
 
 def _extended(posterior: PRBFPosterior, X: Tensor, y: Tensor, chosen: Tensor) -> StartFrom:
     """The network with the most promising candidate as a further kernel."""
-    kind, dim = posterior.model.kernels.covariance, X.shape[-1]
+    kind, dim = posterior.model.kernels, X.shape[-1]
     width = (4.0 / ((dim + 2) * len(X))) ** (2.0 / (dim + 4))
     whole = torch.cov(X.mT, correction=0).reshape(dim, dim).diagonal_scatter(column_variance(X))
     covariance = kind.floored(width * kind.restricted(whole), kind.floor * column_variance(X))

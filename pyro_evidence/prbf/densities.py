@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mixture.expectation import responsibilities
-from pyro_evidence.models.covariances import Covariance, quadratic
+from pyro_evidence.models.covariances import Covariance, mahalanobis
 from pyro_evidence.numerics.batched import Batched
 
 BLOCK = 2**18  # numbers in one block of responsibilities: they stay in the cache
@@ -232,7 +232,7 @@ class Point:
     @cached_property
     def distance(self) -> Tensor:
         """``(mu_j - mu_jk)' S_j^{-1} (mu_j - mu_jk)``, eq. 30 without time lags, shape ``(B, K, M)``."""
-        return quadratic(self.kind, self.net.covariance.unsqueeze(1), self.offset)
+        return mahalanobis(self.kind, self.net.covariance.unsqueeze(1), self.offset)
 
     @cached_property
     def overlap(self) -> Tensor:

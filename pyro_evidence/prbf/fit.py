@@ -137,7 +137,7 @@ def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: St
     :raises BadInput: see :func:`labelled_data` and the start.
     """
     X, y = labelled_data(model, X, labels)
-    kind, shift = model.kernels.covariance, X.mean(0)
+    kind, shift = model.kernels, X.mean(0)
     allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
     if len(X) <= SAMPLE:
         training = Training(X, y, kind, allowed)

@@ -124,7 +124,7 @@ class PRBFPosterior(WithinMemory):
     @property
     def covariance(self) -> Tensor:
         """Covariance matrices of the kernels, shape ``(M, D, D)``."""
-        return self.model.kernels.covariance.matrix(self.network.covariance[0], self.loc.shape[-1])
+        return self.model.kernels.matrix(self.network.covariance[0], self.loc.shape[-1])
 
     @property
     def class_prior(self) -> Tensor:
@@ -159,7 +159,7 @@ class PRBFPosterior(WithinMemory):
 
         :raises BadInput: on inputs of another shape, or not finite.
         """
-        return log_density(self.network, self.model.kernels.covariance, self._features(X))[0]
+        return log_density(self.network, self.model.kernels, self._features(X))[0]
 
     def log_proba(self, X: Tensor) -> Tensor:
         """``log P(C_k | x_n)``, eq. 1, shape ``(N, K)``."""
@@ -189,7 +189,7 @@ class PRBFPosterior(WithinMemory):
 
     def responsibilities(self, X: Tensor, labels: Labels | None = None) -> Tensor:
         """``P(j | x_n, label_n)``, eq. 24, or ``P(j | x_n)`` where the label is unknown, shape ``(N, M)``."""
-        kernels = self._features(X) @ natural(self.network, self.model.kernels.covariance)[0].mT
+        kernels = self._features(X) @ natural(self.network, self.model.kernels)[0].mT
         whole = (self.class_prior.unsqueeze(-2) @ self.mixing).squeeze(-2)
         y = class_labels(labels, len(X), self.model.num_classes).to(X.device)
         mixing = torch.cat([self.mixing, whole.unsqueeze(0)])[y]  # the last row is for unknown labels
@@ -202,7 +202,7 @@ class PRBFPosterior(WithinMemory):
                 f"X has {X.shape[-1]} columns; the network was fitted to {self.loc.shape[-1]}. Pass those, in the "
                 "same order."
             )
-        return self.model.kernels.covariance.features(X.to(self.loc))
+        return self.model.kernels.features(X.to(self.loc))
 
     def save(self, path: str | Path) -> None:
         """Write tensors and numbers to a file; no code, and not the training data."""
@@ -228,10 +228,10 @@ class PRBFPosterior(WithinMemory):
     @property
     def covariance_gain(self) -> CovarianceGain | None:
         """What full covariances would gain, by rows held out; None where they are full, or for a loaded network."""
-        if self.training is None or self.model.kernels.covariance.event_dim == 2 or self.loc.shape[-1] == 1:
+        if self.training is None or self.model.kernels.event_dim == 2 or self.loc.shape[-1] == 1:
             return None
         X, labels = self.training
-        return covariance_gain(X, self.responsibilities(X, labels), self.model.kernels.covariance)
+        return covariance_gain(X, self.responsibilities(X, labels), self.model.kernels)
 
     def diagnostics(self) -> dict[str, Any]:
         """Status, eq. 22 per round, kernels in use, rejections, losses, classes held, kernels on the floor.

@@ -78,7 +78,7 @@ class Rows:
         """What a start sees: all data, or where they are many about as many of each class, chosen by their numbers."""
         X, y = self._sample(totals)
         whole = None if self.num_rows <= SAMPLE else totals.whole
-        return Training(X, y, self.model.kernels.covariance, allowed.to(X.device), whole)
+        return Training(X, y, self.model.kernels, allowed.to(X.device), whole)
 
     def _sample(self, totals: "Totals") -> Labelled:
         present = int((totals.per_class > 0).sum())
@@ -95,7 +95,7 @@ class Rows:
 
     def data(self, totals: "Totals") -> "StreamedClassData":
         """The data about their mean, read anew in every pass."""
-        kind, num_classes = self.model.kernels.covariance, self.model.num_classes
+        kind, num_classes = self.model.kernels, self.model.num_classes
 
         def pieces(size: int) -> Iterator[tuple[int, ClassBlock]]:
             for X, y in self.passes():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.models.covariances import Covariance, Full, quadratic
+from pyro_evidence.models.covariances import Covariance, Full, mahalanobis
 from pyro_evidence.numerics.batched import Batched, along
 from pyro_evidence.numerics.line_search import Backtracking, Line, any_rise
 from pyro_evidence.prbf.densities import Network, Point, between_classes, column_variance, evaluate, parts_of, tilted
@@ -214,7 +214,7 @@ def prbf2001_update(point: Point) -> Point:
     net = _estimated(point, point.alpha)
     mixing = clamped_mixing(numerators(point, lag), point.net.mixing)
     new = Network(mixing, net.loc, net.covariance, net.class_prior)
-    distance = quadratic(point.kind, net.covariance.unsqueeze(1), net.loc.unsqueeze(1) - point.centres)
+    distance = mahalanobis(point.kind, net.covariance.unsqueeze(1), net.loc.unsqueeze(1) - point.centres)
     return evaluate(point.data, new, point.alpha, distance)
 
 
@@ -232,7 +232,7 @@ def exact_m_step(point: Point) -> Point:
     tail = (-1, 1, *[1] * point.kind.event_dim)
     scatter = point.kind.scatter(point.moments.sum(1), loc) + 0.25 * point.alpha.reshape(tail) * between_classes(moved)
     covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
-    distance = quadratic(point.kind, covariance.unsqueeze(1), moved.offset)
+    distance = mahalanobis(point.kind, covariance.unsqueeze(1), moved.offset)
     mixing = exact_mixing(point, distance)
     return evaluate(point.data, Network(mixing, loc, covariance, class_prior(point)), point.alpha)
 

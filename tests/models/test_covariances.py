@@ -4,7 +4,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_evidence.models.covariances import Covariance, Diagonal, Full, Spherical, quadratic
+from pyro_evidence.models.covariances import Covariance, Diagonal, Full, Spherical, mahalanobis
 from tests.models_for_tests.prbf_cases import random_network
 
 KINDS = [Spherical(), Diagonal(), Full()]
@@ -35,9 +35,9 @@ def test_quadratic_form_and_slope_are_those_of_the_matrix(kind: Covariance) -> N
     net, v = random_network(kind), torch.randn(2, 4, 3)
     inverse = torch.linalg.inv(kind.matrix(net.covariance, 3))
     expected = torch.einsum("bmi,bmij,bmj->bm", v, inverse, v)
-    torch.testing.assert_close(quadratic(kind, net.covariance, v), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(mahalanobis(kind, net.covariance, v), expected, rtol=1e-12, atol=1e-12)
     covariance = net.covariance.clone().requires_grad_()
-    (-0.5 * quadratic(kind, covariance, v)).sum().backward()
+    (-0.5 * mahalanobis(kind, covariance, v)).sum().backward()
     torch.testing.assert_close(kind.slope(net.covariance, kind.outer(v), 3), covariance.grad, rtol=1e-12, atol=1e-12)
 
 

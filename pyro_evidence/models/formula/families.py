@@ -31,11 +31,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "gaussian": Family(dist.Normal, "dist.Normal(eta, sigma)", "sigma", "real", "identity"),
         "bernoulli": Family(
-            lambda eta, _: dist.Bernoulli(logits=eta),
-            "dist.Bernoulli(logits=eta)",
-            "",
-            "binary",
-            "logit",
+            lambda eta, _: dist.Bernoulli(logits=eta), "dist.Bernoulli(logits=eta)", "", "binary", "logit"
         ),
         "binomial": Family(
             lambda eta, trials: dist.Binomial(trials, logits=eta),
@@ -44,13 +40,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             "trials",
             "logit",
         ),
-        "poisson": Family(
-            lambda eta, _: dist.Poisson(eta.exp()),
-            "dist.Poisson(eta.exp())",
-            "",
-            "counts",
-            "log",
-        ),
+        "poisson": Family(lambda eta, _: dist.Poisson(eta.exp()), "dist.Poisson(eta.exp())", "", "counts", "log"),
         "negative binomial": Family(
             lambda eta, shape: dist.NegativeBinomial(shape, logits=eta - shape.log()),
             "dist.NegativeBinomial(shape, logits=eta - shape.log())",
@@ -59,11 +49,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             "log",
         ),
         "categorical": Family(
-            lambda eta, _: dist.Categorical(logits=eta),
-            "dist.Categorical(logits=eta)",
-            "",
-            "classes",
-            "softmax",
+            lambda eta, _: dist.Categorical(logits=eta), "dist.Categorical(logits=eta)", "", "classes", "softmax"
         ),
     }
 )
