@@ -42,7 +42,7 @@ def block_density(joint: LogJoint, structure: Structure, active: Tensor) -> Bloc
 
 
 def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int, limits: Limits) -> Marginal | None:
-    """What blocks share with the blocks integrated by ``num`` nodes on each axis; None where there are no blocks."""
+    """The density of what blocks share, these integrated by ``num`` nodes on each axis; None without blocks."""
     density = block_density(joint, structure, active)
     return None if isinstance(density, NotSparse) else Marginal(density, num, limits, joint.latents.label)
 

@@ -1,4 +1,4 @@
-"""What every engine does around its fit: take its turn among threads, say what memory lacked, keep a checkpoint."""
+"""The decorator of every engine: fits take turns among threads, say what memory lacked, and keep checkpoints."""
 
 from collections.abc import Callable
 from functools import wraps

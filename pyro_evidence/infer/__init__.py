@@ -1,4 +1,4 @@
-"""The doors: one engine a file, its settings, what it repeats and when it stops; nothing else."""
+"""The engines: one a file, with its settings, the step that it repeats and when it stops; nothing else."""
 
 from typing import TYPE_CHECKING
 

@@ -156,7 +156,7 @@ class LaplaceEvidence:
         self._data = (args, kwargs)
 
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
-        """What Laplace is to approximate: everything, or what is conditional on the marginalised sites."""
+        """The density to approximate: of all latents, or of those inside, given the marginalised sites."""
         joint = LogJoint(self.model, args, kwargs, maximise=self.maximise)
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)

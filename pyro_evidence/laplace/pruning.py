@@ -194,7 +194,7 @@ def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:
 
 
 def to_insignificance(determined: Tensor) -> Tensor:
-    """How much a log precision must rise for the data to move a weight by 1e-4 of its prior variance only.
+    """Rise of a log precision after which the data move a weight by 1e-4 of its prior variance only.
 
     :param determined: how far the data determine the weight now, 0 to 1.
     """
@@ -229,7 +229,7 @@ def reactivated(laplace: LaplaceState, flat: Tensor, most: int, least: float) ->
 
 
 def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: Tensor) -> float:
-    """How far above a group's log prior precision that of the data is."""
+    """Log precision of the data about a group's weights, less its log prior precision."""
     for lower in SMALLER:  # beside a larger prior the data's is lost in rounding
         theta = laplace.theta - lower * unit
         found = laplace_state(problem, theta, laplace.u)

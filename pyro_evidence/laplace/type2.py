@@ -58,13 +58,13 @@ class TypeII:
 
     @property
     def away(self) -> Tensor:
-        """How far hyperparameters are from where they began, log units; of those that have them."""
+        """Distances of the hyperparameters from where they began, log units; of those that have them."""
         problem = self.laplace.problem
         return (self.laplace.theta - problem.joint.initial_theta)[log_units(problem)].abs()
 
     @property
     def promised(self) -> float:
-        """What a step is expected to gain, nats: half the squared slope in the metric, Newton's decrement."""
+        """The expected gain of a step, nats: half the squared slope in the metric, Newton's decrement."""
         return 0.5 * float(self.slope.total @ self.metric @ self.slope.total)
 
     @property
@@ -92,7 +92,12 @@ def type2_state(laplace: LaplaceState) -> TypeII:
 
 
 def step(state: TypeII) -> TypeII:
-    """One iteration: a step uphill in the hyperparameters, mode re-found, then pruning where that gains."""
+    """One iteration: a step uphill in the hyperparameters, mode re-found, then pruning where that gains.
+
+    A fit that behaves well takes a natural step or two, has its curvature refreshed, goes on in the metric that it has
+    learned, and looks once beyond plateaus.  The other branches are for networks whose mode is about to vanish, for
+    processes on a long way, for rounding, and for steps that lead nowhere.
+    """
     if not state.trusted and near_fold(state.laplace):
         return _at_higher_mode(state)
     logs = log_units(state.laplace.problem)
@@ -122,7 +127,10 @@ def step(state: TypeII) -> TypeII:
 
 
 def _at_higher_mode(state: TypeII) -> TypeII:
-    """Over to the mode that a search begun a step further on finds, where that is higher by a nat; else the end."""
+    """Over to the mode that a search begun a step further on finds, where that is higher by a nat; else the end.
+
+    For networks of more hidden units than the data ask for: benchmarks/mlp_speed.py, mlp_quality.py.
+    """
     gone, laplace = replace(state, stop_reason=Status.VANISHING), state.laplace
     if state.promised <= LEAP:
         return gone
@@ -136,7 +144,7 @@ def _at_higher_mode(state: TypeII) -> TypeII:
 
 
 def _rounding(state: TypeII) -> float:
-    """Of the objective, nats."""
+    """Rounding of the objective, nats."""
     return state.laplace.problem.slack * (1.0 + abs(state.objective))
 
 
@@ -189,7 +197,10 @@ def _off_plateaus(state: TypeII) -> TypeII:
 
 
 def _restarted(state: TypeII, lost: Tensor) -> TypeII:
-    """From the start, scales first, the real numbers held; once per fit: the second time it is the end."""
+    """From the start, scales first, the real numbers held; once per fit: the second time it is the end.
+
+    For the real-valued hyperparameters of processes: benchmarks/gp_speed.py.
+    """
     problem = state.laplace.problem
     whole = replace(problem, active=torch.ones_like(problem.active))
     if state.restarted:
@@ -299,7 +310,8 @@ def _learned(old: TypeII, new: TypeII) -> TypeII:
 def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:
     """After more of a move, doubled as long as the slope along it has not fallen by half.
 
-    Of recognised precisions, and where one round took all log units together, the round knows better.
+    Of recognised precisions, and where one round took all log units together, the round knows better.  So this is for
+    Gaussian processes, whose rounds are dear: benchmarks/gp_speed.py.
     """
     groups = new.laplace.problem.structure.groups
     move = move if groups is None else torch.where(groups.power == 0, move, 0.0)
@@ -349,7 +361,7 @@ def _is_flat(state: TypeII) -> bool:
 
 
 def _change(state: TypeII, move: Tensor) -> float:
-    """How much the objective changes by a move of the hyperparameters, nats; 0 where it cannot be computed."""
+    """Absolute change of the objective by a move of the hyperparameters, nats; 0 where it cannot be computed."""
     try:
         moved = laplace_state(state.laplace.problem, state.laplace.theta + move, state.laplace.u)
     except ArithmeticError:

@@ -1,4 +1,4 @@
-"""How well maximised hyperparameters are determined: covariances, and intervals for those at an end of their range."""
+"""Uncertainty of maximised hyperparameters: covariances, and intervals for those at an end of their range."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -116,7 +116,7 @@ def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:
 
 
 def _fall(state: LaplaceState, index: int, move: float) -> float:
-    """How much the objective falls by a move of one hyperparameter, the others held, nats."""
+    """Fall of the objective by a move of one hyperparameter, the others held, nats."""
     theta = state.theta.clone()
     theta[index] += move
     try:
@@ -198,7 +198,7 @@ def _uphill(state: LaplaceState, free: Tensor, step: Tensor) -> LaplaceState:
 
 
 def message(edge: Edge) -> str:
-    """What it means that a hyperparameter is at an end of its range, and what to do."""
+    """The message for a hyperparameter at an end of its range: what that means, and what to do."""
     low, high = edge.interval
     return (
         f"{edge.name}[{edge.index}] = {edge.value:.3g} is at an end of its range, {edge.end:.3g}: the log evidence "
