@@ -121,8 +121,9 @@ def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
 def _compared(problem: Problem) -> Marginal | None:
     """The blocks, integrated by as many nodes as Laplace is compared with; None where there are none."""
     found = problem.by_quadrature(COMPARED)
-    many = found is not None and found.partition.num_blocks > MANY
-    return replace(found, num=COMPARED_OF_MANY) if many else found
+    if found is None or found.partition.num_blocks <= MANY:
+        return found
+    return replace(found, num=COMPARED_OF_MANY)
 
 
 def _of_laplace(state: LaplaceState, marginal: Marginal) -> EvidenceError:

@@ -116,7 +116,8 @@ def prune(
     candidates = groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)
     if move is not None and float(torch.where(candidates, 0.0, move).abs().max()) > NEAR:
         return state, needed
-    if (together := _together(state, groups, candidates)) is not state:
+    together = _together(state, groups, candidates) if int(candidates.sum()) > 1 else state
+    if together is not state:
         state, needed = together, {}
         candidates = candidates & (groups.size(state.problem.active) > 0)
     for t in torch.nonzero(candidates).flatten().tolist():
@@ -140,7 +141,7 @@ def _together(state: LaplaceState, groups: PrecisionGroups, candidates: Tensor) 
         foreseen = removal(state, t, move)
         if foreseen is not None and foreseen[1] > max(foreseen[0], 0.0):
             theta[t], gone, num = theta[t] + move, gone | member, num + 1
-    if num < 2:
+    if num < 2:  # one alone is tried by itself
         return state
     try:
         pruned = laplace_state(state.problem.without(gone), theta, torch.where(gone, groups.loc, state.u))
