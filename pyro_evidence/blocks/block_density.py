@@ -17,15 +17,15 @@ from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.recognise import Structure
 
 
-def block_density(joint: LogJoint, structure: Structure, active: Tensor) -> BlockDensity | NotSparse:
-    """The log joint density by its independent blocks, or why there are none.
+def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int, limits: Limits) -> Marginal | None:
+    """The density of what blocks share, these integrated by ``num`` nodes on each axis; None without blocks.
 
     :param active: coordinates that are not pruned, ``(D,)`` bool.
     """
     theta = joint.initial_theta
     found = partition(joint, active, theta)
     if isinstance(found, NotSparse):
-        return found
+        return None
     groups = structure.groups
     kept = active.new_zeros(0, dtype=torch.float64) if groups is None else groups.loc[found.held]
     whole, half_log_tau = bool(active.all()), 0.5 * float(torch.tensor(torch.pi * 2.0).log())
@@ -38,13 +38,9 @@ def block_density(joint: LogJoint, structure: Structure, active: Tensor) -> Bloc
 
     linear = structure.linear or (structure.factors.linear if structure.factors is not None else None)
     density = BlockDensity(joint, found, linear, kept, left_out)
-    return density if linear is None or density.explains(theta) else replace(density, linear=None)
-
-
-def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int, limits: Limits) -> Marginal | None:
-    """What blocks share with the blocks integrated by ``num`` nodes on each axis; None where there are no blocks."""
-    density = block_density(joint, structure, active)
-    return None if isinstance(density, NotSparse) else Marginal(density, num, limits, joint.latents.label)
+    if linear is not None and not density.explains(theta):
+        density = replace(density, linear=None)
+    return Marginal(density, num, limits, joint.latents.label)
 
 
 def check_nodes(nodes: Any, curvature: Curvature | None) -> int | str:

@@ -174,7 +174,7 @@ def beside(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph
 
 @dataclass(frozen=True)
 class Path:
-    """How the blocks' modes follow what they share: to first order, by ``slope (w - start)``.
+    """Moves of the blocks' modes with what they share: to first order, by ``slope (w - start)``.
 
     :ivar start: ``(..., P)``.
     :ivar slope: ``(..., n, P)``.
@@ -184,7 +184,7 @@ class Path:
     slope: Tensor
 
     def away(self, shared: Tensor) -> Tensor:
-        """How far they are from where they were at the start, ``(..., 1, n)``."""
+        """Their distance from where they were at the start, ``(..., 1, n)``."""
         return (shared - self.start).unsqueeze(-2) @ self.slope.mT
 
 

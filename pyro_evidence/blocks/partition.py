@@ -46,7 +46,7 @@ class Partition:
 
     @property
     def num_blocks(self) -> int:
-        """How many there are."""
+        """Number of blocks."""
         return sum(len(front) for front in self.fronts)
 
     @property
@@ -68,7 +68,7 @@ class Partition:
 
     @property
     def sentence(self) -> str:
-        """What was found, for the reader."""
+        """A sentence for the reader: numbers of blocks and of global coordinates."""
         parts = [f"{len(f):,} block{'s' if len(f) > 1 else ''} of {f.shape[-1]}" for f in self.fronts]
         return f"{' and '.join(parts)} by quadrature; {len(self.shared)} global coordinates around them"
 

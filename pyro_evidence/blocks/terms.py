@@ -43,7 +43,7 @@ class BlockDensity:
 
     @cached_property
     def views(self) -> tuple["View", ...]:
-        """How each linear predictor sees blocks and shared coordinates."""
+        """Each linear predictor as a function of blocks and shared coordinates."""
         parts = () if self.linear is None else self.linear.linear
         return tuple(_view(part, self.partition) for part in parts)
 

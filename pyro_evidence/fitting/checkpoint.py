@@ -30,7 +30,7 @@ SAME = 1e-6  # relative difference between two objectives that may be rounding o
 
 
 def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """What tells data from other data: all bytes of the tensors among the arguments, with their places."""
+    """SHA-256 of the data: all bytes of the tensors among the arguments, with their places, in hexadecimal."""
     found = hashlib.sha256()
     pending: list[tuple[str, Any]] = [("", [list(args), dict(kwargs)])]
     while pending:
@@ -196,7 +196,7 @@ def recording(recorder: Recorder | None) -> Iterator[None]:
 
 
 def recorder_of(engine: Any, data: Callable[[], str]) -> Recorder | None:
-    """What keeps a checkpoint where the engine's ``stop`` says so, and goes on from one after ``resume``; else None.
+    """The recorder of a run where the engine's ``stop`` asks for one, or it was resumed; else None.
 
     Of several processes the first writes the file, all of them read it.
 

@@ -1,4 +1,4 @@
-"""What Pyro and torch keep once for a whole process, taken by one thread at a time and left as it was.
+"""Global state of Pyro and torch, used by one thread at a time and left as it was.
 
 Pyro's stack of handlers, its param store and its switch for validation belong to the process, and so do torch's random
 numbers and Python's filters of warnings.  Whatever touches them here holds one lock meanwhile: fits in several threads
@@ -79,7 +79,7 @@ class WithinMemory:
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """How many bytes an allocation that failed had asked for; None for another error.
+    """Bytes that a failed allocation had asked for; None for another error.
 
     >>> bytes_asked(RuntimeError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has ..."))
     1610612736

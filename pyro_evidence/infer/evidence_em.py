@@ -13,8 +13,7 @@ from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion
-from pyro_evidence.fitting.engine import engine
-from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, engine, iterate, require_convergence
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.fitting.restarts import advance, warmed
 from pyro_evidence.laplace import type2

@@ -16,8 +16,7 @@ from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.engine import engine
-from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, engine, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
 from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, problem_of, require_proper
@@ -156,7 +155,7 @@ class LaplaceEvidence:
         self._data = (args, kwargs)
 
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
-        """What Laplace is to approximate: everything, or what is conditional on the marginalised sites."""
+        """The density to approximate: of all latents, or of those inside, given the marginalised sites."""
         joint = LogJoint(self.model, args, kwargs, maximise=self.maximise)
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)

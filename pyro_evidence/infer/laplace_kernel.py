@@ -106,7 +106,7 @@ class LaplaceKernel(MCMCKernel):
         return {"log evidence": float(self._fitted.log_evidence), "divergences": []}
 
     def logging(self) -> "OrderedDict[str, str]":
-        """What the progress bar shows."""
+        """Figures of the progress bar."""
         return OrderedDict([("log evidence", f"{float(self._fitted.log_evidence):.3f}")])
 
     @property

@@ -141,7 +141,7 @@ class LaplaceMarginal:
 
     @property
     def num_values(self) -> int:
-        """How often the log evidence of the inside was asked for, on the last arguments."""
+        """Number of evaluations of the inner log evidence, on the last arguments."""
         return self._last[2].num_values if self._last else 0
 
     @property

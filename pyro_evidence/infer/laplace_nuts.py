@@ -156,7 +156,7 @@ class LaplaceNUTS(MCMCKernel):
         return found
 
     def logging(self) -> "OrderedDict[str, str]":
-        """What the progress bar shows."""
+        """Figures of the progress bar."""
         found: OrderedDict[str, str] = self._running.logging()
         return found
 

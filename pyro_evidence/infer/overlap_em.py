@@ -10,8 +10,7 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.engine import engine
-from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, engine, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
 from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, message, posterior_of

@@ -11,8 +11,7 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.engine import engine
-from pyro_evidence.fitting.iterate import Stop, check_stop
+from pyro_evidence.fitting.iterate import Stop, check_stop, engine
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.log_joint import LogJoint, Model

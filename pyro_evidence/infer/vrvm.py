@@ -10,8 +10,7 @@ from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.engine import engine
-from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, engine, iterate, require_convergence
 from pyro_evidence.infer.rvm import linear_weights, linear_weights_in_chunks
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.relevance import variational

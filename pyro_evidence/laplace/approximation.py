@@ -42,10 +42,13 @@ class Problem:
 
     @cached_property
     def marginal(self) -> blocks.Marginal | None:
-        """What independent blocks share, the blocks integrated; None where there are none, or Laplace is asked for."""
+        """The density of what independent blocks share; None where there are none, or Laplace is asked for."""
+        return None if self.nodes == 1 else self.by_quadrature(self.nodes)
+
+    def by_quadrature(self, num: int) -> blocks.Marginal | None:
+        """The density of what blocks share, these integrated by ``num`` nodes on each axis; None without blocks."""
         limits = blocks.Limits(self.tolerance, self.slack)
-        given = (self.joint, self.structure, self.active, self.nodes, limits)
-        return None if self.nodes == 1 else marginal_of(*given)
+        return marginal_of(self.joint, self.structure, self.active, num, limits)
 
     @property
     def density(self) -> Density:
@@ -90,7 +93,7 @@ class Problem:
 
     @property
     def sentence(self) -> str:
-        """What the precision is made of, and how it is handled, for the reader."""
+        """A sentence for the reader: the parts of the precision, and their treatment."""
         if self.marginal is not None:
             return self.marginal.partition.sentence
         if self.factors is not None:
@@ -115,7 +118,7 @@ class Problem:
         return replace(self, structure=self.structure.without_linear)
 
     def eliminated(self, u: Tensor, theta: Tensor) -> Tensor:
-        """What the integral over groups adds that other chunks or processes hold, nats, ``()``; u ``(1, D)``."""
+        """The part of the log joint that is integrated over groups elsewhere, nats, ``()``; u ``(1, D)``."""
         found = self.structure.eliminated
         return u.new_zeros(()) if found is None else found(u, theta).sum()
 

@@ -1,4 +1,4 @@
-"""How far a log evidence is off because Laplace, or few nodes, stand for integrals: in nats, and where."""
+"""The error of a log evidence because Laplace, or few nodes, stand for integrals: in nats, and where."""
 
 import math
 import warnings
@@ -7,20 +7,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.blocks.block_density import block_density
-from pyro_evidence.blocks.marginal import Limits, Marginal, Place
-from pyro_evidence.blocks.partition import Partition
-from pyro_evidence.blocks.terms import BlockDensity
+from pyro_evidence.blocks.marginal import Marginal, Place
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace import type2
-from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import evidence
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import stacklevel
-from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.names import Names, names_of
 
 NUM_DRAWS = 400
@@ -61,11 +57,6 @@ class EvidenceError(float):
         found.signed, found.block, found.of_block, found.shared, found.method = signed, block, of_block, shared, method
         return found
 
-    def among(self, partition: Partition) -> "EvidenceError":
-        """The same error, which knows how many blocks it is of."""
-        self.num_blocks, self.num_shared = partition.num_blocks, len(partition.shared)
-        return self
-
     def beside(self, other: float) -> "EvidenceError":
         """This error with that of an integral around it added, nats."""
         found = type(self)(self + other)
@@ -102,17 +93,14 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
     With ``n`` nodes, against ``n + 2``.  By Laplace, against quadrature in its independent blocks; where it has none
     (crossed effects, chains, graphs), the next term of Laplace's series.
     """
-    marginal = state.problem.marginal
-    if marginal is not None and state.place is not None:
-        return _of_nodes(state, marginal, state.place)
-    problem = state.problem
-    if problem.curvature is not exact_hessian:
-        return second_order(state)
-    density = block_density(problem.joint, problem.structure, problem.active)
-    if isinstance(density, NotSparse):
-        return second_order(state)
-    num = COMPARED if density.partition.num_blocks <= MANY else COMPARED_OF_MANY
-    return _of_laplace(state, _marginal(state, density, num))
+    problem, place = state.problem, state.place
+    if problem.marginal is None or place is None:
+        compared = _compared(problem) if problem.curvature is exact_hessian else None
+        return second_order(state) if compared is None else _of_laplace(state, compared)
+    more = replace(problem.marginal, num=problem.nodes + 2)
+    better = more.find(state.theta, state.u)
+    gain, signed = (better.each - place.each)[:-1], float(more.log_evidence(better) - state.log_evidence)
+    return _of_blocks(more, signed, gain, 0.0, f"{problem.nodes} against {more.num} nodes")
 
 
 def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
@@ -120,41 +108,50 @@ def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
 
     The same error where the state is by quadrature already, or has no blocks.
     """
-    problem = state.problem
-    density = None if state.place is not None else block_density(problem.joint, problem.structure, problem.active)
-    if density is None or isinstance(density, NotSparse):
+    compared = None if state.place is not None else _compared(state.problem)
+    if compared is None:
         return error
-    num = COMPARED if density.partition.num_blocks <= MANY else COMPARED_OF_MANY
-    more = _marginal(state, density, num + 2)
+    more = replace(compared, num=compared.num + 2)
     place = more.find(state.theta, state.u)
-    gain, method = place.each[:-1] - by_laplace(place), f"1 against {more.num} nodes"
+    gain = place.each[:-1] - by_laplace(place)
     signed = float(more.log_evidence(place) - state.log_evidence)
-    return EvidenceError.of(signed, *_worst(more, gain), signed - float(gain.sum()), method).among(more.partition)
+    return _of_blocks(more, signed, gain, signed - float(gain.sum()), f"1 against {more.num} nodes")
 
 
-def _marginal(state: LaplaceState, density: BlockDensity, num: int) -> Marginal:
-    problem = state.problem
-    return Marginal(density, num, Limits(problem.tolerance, problem.slack), problem.joint.latents.label)
+def _compared(problem: Problem) -> Marginal | None:
+    """The blocks, integrated by as many nodes as Laplace is compared with; None where there are none."""
+    found = problem.by_quadrature(COMPARED)
+    if found is None or found.partition.num_blocks <= MANY:
+        return found
+    return replace(found, num=COMPARED_OF_MANY)
 
 
-def _of_nodes(state: LaplaceState, marginal: Marginal, place: Place) -> EvidenceError:
-    more = replace(marginal, num=marginal.num + 2)
-    better = more.find(state.theta, state.u)
-    gain = (better.each - place.each)[:-1]
-    signed = float(more.log_evidence(better) - state.log_evidence)
-    method = f"{marginal.num} against {more.num} nodes"
-    return EvidenceError.of(signed, *_worst(marginal, gain), 0.0, method).among(marginal.partition)
+def _of_laplace(state: LaplaceState, marginal: Marginal) -> EvidenceError:
+    """One step from the mode of everything: integrals of blocks there, and the quadratic that shared ones see."""
+    p = marginal.partition
+    here = marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
+    gain = here.each[:-1] - by_laplace(here)
+    rest = marginal.log_evidence(here)
+    if len(p.shared):
+        rest = rest + 0.5 * here.slope @ torch.linalg.solve(here.curvature, here.slope)
+    signed = float(rest - state.log_evidence)
+    method = f"1 against {marginal.num} nodes, at the mode"
+    return _of_blocks(marginal, signed, gain, signed - float(gain.sum()), method)
 
 
-def _worst(marginal: Marginal, gain: Tensor) -> tuple[str, float]:
-    """The block that contributes most, by name, and its contribution."""
+def _of_blocks(marginal: Marginal, signed: float, gain: Tensor, shared: float, method: str) -> EvidenceError:
+    """The error that blocks contribute ``gain`` ``(G,)`` to, and with the most of them by name."""
+    p = marginal.partition
     worst = int(gain.abs().argmax())
-    first = torch.nonzero(marginal.partition.block == worst)[0, 0]
-    return element_names(marginal.density.joint, marginal.partition.own[first].reshape(1))[0], float(gain[worst])
+    first = torch.nonzero(p.block == worst)[0, 0]
+    name = element_names(marginal.density.joint, p.own[first].reshape(1))[0]
+    found = EvidenceError.of(signed, name, float(gain[worst]), shared, method)
+    found.num_blocks, found.num_shared = p.num_blocks, len(p.shared)
+    return found
 
 
 def element_names(joint: LogJoint, index: Tensor) -> tuple[str, ...]:
-    """What tables call flat coordinates ``(n,)``, such as ``b[3]``; by unconstrained places where shapes differ."""
+    """Names of flat coordinates ``(n,)`` in tables, such as ``b[3]``; by unconstrained places where shapes differ."""
     known, found = names_of(joint), [""] * len(index)
     for part in joint.latents:
         inside = joint.latents.slices[part.name]
@@ -167,20 +164,6 @@ def element_names(joint: LogJoint, index: Tensor) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _of_laplace(state: LaplaceState, marginal: Marginal) -> EvidenceError:
-    """One step from the mode of everything: integrals of blocks there, and the quadratic that shared ones see."""
-    p = marginal.partition
-    here = marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
-    gain = here.each[:-1] - by_laplace(here)
-    rest = marginal.log_evidence(here)
-    if len(p.shared):
-        rest = rest + 0.5 * here.slope @ torch.linalg.solve(here.curvature, here.slope)
-    signed = float(rest - state.log_evidence)
-    blocks = float(gain.sum())
-    method = f"1 against {marginal.num} nodes, at the mode"
-    return EvidenceError.of(signed, *_worst(marginal, gain), signed - blocks, method).among(p)
-
-
 def by_laplace(here: Place) -> Tensor:
     """Laplace's approximation of the log integral of each block, nats, ``(G,)``."""
     parts = [
@@ -191,7 +174,7 @@ def by_laplace(here: Place) -> Tensor:
 
 
 def messages(error: EvidenceError, nodes: int, most: float = 1.0) -> list[str]:
-    """What there is to say of an error, where it is above so many nats."""
+    """Sentences about an error that is above ``most`` nats, with the setting to pass; none below."""
     if not (error > most or abs(error.shared) > most):
         return []
     where = f"; most from {error.block}: {error.of_block:.2g}" if error.block else ""

@@ -1,4 +1,4 @@
-"""How a slope in the hyperparameters becomes a step that is the same in every unit.
+"""Metrics in which a slope in the hyperparameters becomes a step that is the same in every unit.
 
 What can be infinite (a precision, a scale, a probability) is measured in log units, whatever the data are measured in;
 a real number, such as a fixed effect, is measured by what the log joint says about it.
@@ -102,7 +102,7 @@ def inverted(curvature: Tensor, gradient: Tensor) -> Tensor:
 
 
 def response(laplace: LaplaceState, move: Tensor) -> Tensor:
-    """How the mode follows a move of the hyperparameters ``(T,)``, to first order, shape ``(1, D)``."""
+    """Move of the mode that follows one of the hyperparameters ``(T,)``, to first order, shape ``(1, D)``."""
     if not bool(move.any()):
         return torch.zeros_like(laplace.u).unsqueeze(0)
     theta, u = laplace.theta.clone().requires_grad_(), laplace.u.unsqueeze(0).requires_grad_()

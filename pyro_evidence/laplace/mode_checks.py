@@ -105,7 +105,7 @@ def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str
 
 
 def _step(joint: LogJoint) -> float:
-    """Of differences, where the error of the difference and its rounding are both small."""
+    """The step of differences at which their error and their rounding are both small."""
     return float(torch.finfo(joint.dtype).eps ** 0.25)
 
 
@@ -148,12 +148,12 @@ class GradientMismatch:
 
     @property
     def size(self) -> float:
-        """How far the two are apart."""
+        """Absolute difference of the two."""
         return abs(self.change - self.promised)
 
     @property
     def error(self) -> float:
-        """How far the two are apart, relative to the larger."""
+        """Difference of the two, relative to the larger."""
         largest = max(abs(self.change), abs(self.promised))
         return self.size / largest if largest > 0.0 else 0.0
 
@@ -228,7 +228,7 @@ class ModeNeighbourhood:
     active: Tensor
 
     def fall(self, moves: Tensor) -> Tensor:
-        """How far the log joint has fallen at ``u`` plus each move ``(P, D)``, nats, shape ``(P,)``."""
+        """Fall of the log joint from the mode to ``u`` plus each move ``(P, D)``, nats, shape ``(P,)``."""
         with torch.no_grad():
             return self.height - self.density.log_joint(self.u + moves, self.theta)
 

@@ -116,7 +116,8 @@ def prune(
     candidates = groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)
     if move is not None and float(torch.where(candidates, 0.0, move).abs().max()) > NEAR:
         return state, needed
-    if (together := _together(state, groups, candidates)) is not state:
+    together = _together(state, groups, candidates) if int(candidates.sum()) > 1 else state
+    if together is not state:
         state, needed = together, {}
         candidates = candidates & (groups.size(state.problem.active) > 0)
     for t in torch.nonzero(candidates).flatten().tolist():
@@ -140,7 +141,7 @@ def _together(state: LaplaceState, groups: PrecisionGroups, candidates: Tensor) 
         foreseen = removal(state, t, move)
         if foreseen is not None and foreseen[1] > max(foreseen[0], 0.0):
             theta[t], gone, num = theta[t] + move, gone | member, num + 1
-    if num < 2:
+    if num < 2:  # one alone is tried by itself
         return state
     try:
         pruned = laplace_state(state.problem.without(gone), theta, torch.where(gone, groups.loc, state.u))
@@ -194,7 +195,7 @@ def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:
 
 
 def to_insignificance(determined: Tensor) -> Tensor:
-    """How much a log precision must rise for the data to move a weight by 1e-4 of its prior variance only.
+    """Rise of a log precision after which the data move a weight by 1e-4 of its prior variance only.
 
     :param determined: how far the data determine the weight now, 0 to 1.
     """
@@ -229,7 +230,7 @@ def reactivated(laplace: LaplaceState, flat: Tensor, most: int, least: float) ->
 
 
 def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: Tensor) -> float:
-    """How far above a group's log prior precision that of the data is."""
+    """Log precision of the data about a group's weights, less its log prior precision."""
     for lower in SMALLER:  # beside a larger prior the data's is lost in rounding
         theta = laplace.theta - lower * unit
         found = laplace_state(problem, theta, laplace.u)

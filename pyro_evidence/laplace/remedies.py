@@ -1,4 +1,4 @@
-"""What the search for hyperparameters asks beside the plain step: whether a mode, a noise or a parameter is being lost.
+"""Checks of the search for hyperparameters beside the plain step: a mode, a noise or a parameter that is being lost.
 
 Where one is for a few models only, its docstring names the benchmark that pays for it.
 """
@@ -87,7 +87,7 @@ def is_singular(laplace: LaplaceState) -> bool:
 
 
 def largest_inflation(problem: Problem) -> float:
-    """How many times its prior variance a latent's posterior variance may be."""
+    """The largest ratio of a latent's posterior variance to its prior variance."""
     return INFLATED if problem.structure.network is None else INFLATED_NETWORK
 
 

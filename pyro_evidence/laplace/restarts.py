@@ -60,7 +60,7 @@ def starts(joint: LogJoint, num: int, seed: int) -> Tensor:
 
 
 def automatic(problem: Problem) -> int:
-    """How many starts a search is worth: one where a single mode is to be expected, or rows are dear.
+    """Number of starts that a search is worth: one where a single mode is to be expected, or rows are dear.
 
     Linear predictors under Gaussian priors, and Gaussian processes, have one as a rule; sites that are summed out,
     networks and whatever multiplies latents with one another may have many.
@@ -153,7 +153,7 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
 
     MacKay's rounds, until some in turn have not raised a row's log evidence, with the weights near their mode only, to
     a hundredth of a nat: at the first guess of the hyperparameters a network's mode is far from where it will be, and
-    not worth finding.
+    not worth finding (benchmarks/mlp_speed.py).
     """
     points = best = near_mode(problem, theta, u)
     fallen = torch.zeros_like(theta[:, 0])  # rounds since the highest

@@ -58,13 +58,13 @@ class TypeII:
 
     @property
     def away(self) -> Tensor:
-        """How far hyperparameters are from where they began, log units; of those that have them."""
+        """Distances of the hyperparameters from where they began, log units; of those that have them."""
         problem = self.laplace.problem
         return (self.laplace.theta - problem.joint.initial_theta)[log_units(problem)].abs()
 
     @property
     def promised(self) -> float:
-        """What a step is expected to gain, nats: half the squared slope in the metric, Newton's decrement."""
+        """The expected gain of a step, nats: half the squared slope in the metric, Newton's decrement."""
         return 0.5 * float(self.slope.total @ self.metric @ self.slope.total)
 
     @property
@@ -92,7 +92,12 @@ def type2_state(laplace: LaplaceState) -> TypeII:
 
 
 def step(state: TypeII) -> TypeII:
-    """One iteration: a step uphill in the hyperparameters, mode re-found, then pruning where that gains."""
+    """One iteration: a step uphill in the hyperparameters, mode re-found, then pruning where that gains.
+
+    A fit that behaves well takes a natural step or two, has its curvature refreshed, goes on in the metric that it has
+    learned, and looks once beyond plateaus.  The other branches are for networks whose mode is about to vanish, for
+    processes on a long way, for rounding, and for steps that lead nowhere.
+    """
     if not state.trusted and near_fold(state.laplace):
         return _at_higher_mode(state)
     logs = log_units(state.laplace.problem)
@@ -121,8 +126,19 @@ def step(state: TypeII) -> TypeII:
     return replace(new, stop_reason=Status.CONVERGED) if done else new
 
 
+def reached(problem: Problem, theta: Tensor, start: Tensor) -> LaplaceState | None:
+    """Laplace's approximation at ``theta``, its mode searched from ``start`` ``(D,)``; None where there is none."""
+    try:
+        return laplace_state(problem, theta, start)
+    except ArithmeticError:
+        return None
+
+
 def _at_higher_mode(state: TypeII) -> TypeII:
-    """Over to the mode that a search begun a step further on finds, where that is higher by a nat; else the end."""
+    """Over to the mode that a search begun a step further on finds, where that is higher by a nat; else the end.
+
+    For networks of more hidden units than the data ask for: benchmarks/mlp_speed.py, mlp_quality.py.
+    """
     gone, laplace = replace(state, stop_reason=Status.VANISHING), state.laplace
     if state.promised <= LEAP:
         return gone
@@ -136,15 +152,14 @@ def _at_higher_mode(state: TypeII) -> TypeII:
 
 
 def _rounding(state: TypeII) -> float:
-    """Of the objective, nats."""
+    """Rounding of the objective, nats."""
     return state.laplace.problem.slack * (1.0 + abs(state.objective))
 
 
 def _with_refined_gradient(state: TypeII, direction: Tensor) -> TypeII:
     """Where steps promise less than the objective's rounding: as far as they still level the slope, which sees more."""
-    try:
-        found = laplace_state(state.laplace.problem, state.laplace.theta + direction, state.laplace.u)
-    except ArithmeticError:
+    found = reached(state.laplace.problem, state.laplace.theta + direction, state.laplace.u)
+    if found is None:
         return replace(state, stop_reason=Status.CONVERGED)
     new = _arrived(state, found)
     if new.laplace.problem is not state.laplace.problem or new.stop_reason is not None:
@@ -176,20 +191,19 @@ def _off_plateaus(state: TypeII) -> TypeII:
     state, best = replace(state, scanned=True), state.laplace
     if state.laplace.problem.structure.network is not None:
         return state
-    lost = not_identified(state.laplace)
-    if bool(lost.any()):
-        return _restarted(state, lost)
+    if bool(not_identified(state.laplace).any()):
+        return _restarted(state)
     for problem, theta in _worth_a_look(state.laplace, list(_across(state))):
-        try:
-            found = laplace_state(problem, theta, state.laplace.u)
-        except ArithmeticError:
-            continue
-        best = found if found.objective > best.objective + WORTH else best
+        found = reached(problem, theta, state.laplace.u)
+        best = found if found is not None and found.objective > best.objective + WORTH else best
     return state if best is state.laplace else _arrived(replace(state, scanned=False), best)
 
 
-def _restarted(state: TypeII, lost: Tensor) -> TypeII:
-    """From the start, scales first, the real numbers held; once per fit: the second time it is the end."""
+def _restarted(state: TypeII) -> TypeII:
+    """From the start, scales first, the real numbers held; once per fit: the second time it is the end.
+
+    For the real-valued hyperparameters of processes: benchmarks/gp_speed.py.
+    """
     problem = state.laplace.problem
     whole = replace(problem, active=torch.ones_like(problem.active))
     if state.restarted:
@@ -299,7 +313,8 @@ def _learned(old: TypeII, new: TypeII) -> TypeII:
 def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:
     """After more of a move, doubled as long as the slope along it has not fallen by half.
 
-    Of recognised precisions, and where one round took all log units together, the round knows better.
+    Of recognised precisions, and where one round took all log units together, the round knows better.  So this is for
+    Gaussian processes, whose rounds are dear: benchmarks/gp_speed.py.
     """
     groups = new.laplace.problem.structure.groups
     move = move if groups is None else torch.where(groups.power == 0, move, 0.0)
@@ -307,11 +322,8 @@ def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:
     while one_by_one and new.stop_reason is None and 0.9 <= float(move.abs().max()) <= LARGEST_STEP:
         if float(new.slope.total @ move) < 0.5 * float(old.slope.total @ move):
             break
-        try:
-            found = laplace_state(new.laplace.problem, new.laplace.theta + move, new.laplace.u)
-        except ArithmeticError:
-            break
-        if not found.objective > new.objective:
+        found = reached(new.laplace.problem, new.laplace.theta + move, new.laplace.u)
+        if found is None or not found.objective > new.objective:
             break
         new, move = _arrived(new, found), 2.0 * move
     return new
@@ -349,12 +361,9 @@ def _is_flat(state: TypeII) -> bool:
 
 
 def _change(state: TypeII, move: Tensor) -> float:
-    """How much the objective changes by a move of the hyperparameters, nats; 0 where it cannot be computed."""
-    try:
-        moved = laplace_state(state.laplace.problem, state.laplace.theta + move, state.laplace.u)
-    except ArithmeticError:
-        return 0.0
-    return abs(moved.objective - state.objective)
+    """Absolute change of the objective by a move of the hyperparameters, nats; 0 where it cannot be computed."""
+    moved = reached(state.laplace.problem, state.laplace.theta + move, state.laplace.u)
+    return 0.0 if moved is None else abs(moved.objective - state.objective)
 
 
 def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
@@ -367,11 +376,8 @@ def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
         direction = direction * min(1.0, LONGER * state.share)
 
     def trial(scale: float) -> tuple[float, LaplaceState] | None:
-        try:
-            new = laplace_state(before.problem, before.theta + scale * direction, before.u)
-        except ArithmeticError:
-            return None
-        return new.objective, new
+        new = reached(before.problem, before.theta + scale * direction, before.u)
+        return None if new is None else (new.objective, new)
 
     promised = float(direction @ state.slope.total)
     return first_accepted(trial, before.objective, promised, _rounding(state), SEARCH_FOR_MODES if network else SEARCH)

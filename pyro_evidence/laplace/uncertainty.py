@@ -1,4 +1,4 @@
-"""How well maximised hyperparameters are determined: covariances, and intervals for those at an end of their range."""
+"""Uncertainty of maximised hyperparameters: covariances, and intervals for those at an end of their range."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.gradient import exact_curvature, slope
 from pyro_evidence.laplace.metric import inverted, log_units, natural_metric
+from pyro_evidence.laplace.type2 import reached
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted
 
 FALL = 1.9207  # nats: half the 95 % quantile of chi squared with one degree of freedom
@@ -109,20 +110,18 @@ def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:
     found = torch.zeros_like(state.theta)
     unsure = log_units(state.problem) & (measure > 0) & (curvature.diagonal() < UNSURE**-2)
     for t in unsure.nonzero().flatten().tolist():
-        falls = [max(_fall(state, t, sign * move) for move in BEYOND) for sign in (1.0, -1.0)]
+        step = torch.zeros_like(state.theta)
+        step[t] = 1.0
+        falls = [max(_fall(state, sign * move * step) for move in BEYOND) for sign in (1.0, -1.0)]
         if min(falls) < LEVEL:
             found[t] = 1.0 if falls[0] < falls[1] else -1.0
     return found
 
 
-def _fall(state: LaplaceState, index: int, move: float) -> float:
-    """How much the objective falls by a move of one hyperparameter, the others held, nats."""
-    theta = state.theta.clone()
-    theta[index] += move
-    try:
-        return state.objective - laplace_state(state.problem, theta, state.u).objective
-    except ArithmeticError:
-        return 0.0  # so far out that it cannot be computed
+def _fall(state: LaplaceState, move: Tensor) -> float:
+    """Fall of the objective by a move of the hyperparameters, nats; 0 so far out that it cannot be computed."""
+    found = reached(state.problem, state.theta + move, state.u)
+    return 0.0 if found is None else state.objective - found.objective
 
 
 def _edges(state: LaplaceState, ends: Tensor) -> tuple[Edge, ...]:
@@ -188,17 +187,14 @@ def _uphill(state: LaplaceState, free: Tensor, step: Tensor) -> LaplaceState:
     """The first halved step that does not go down, or the same state."""
 
     def trial(scale: float) -> tuple[float, LaplaceState] | None:
-        try:
-            found = laplace_state(state.problem, state.theta.index_add(0, free, scale * step), state.u)
-        except ArithmeticError:
-            return None
-        return found.objective, found
+        found = reached(state.problem, state.theta.index_add(0, free, scale * step), state.u)
+        return None if found is None else (found.objective, found)
 
     return first_accepted(trial, state.objective, search=Backtracking(num_trials=8)) or state
 
 
 def message(edge: Edge) -> str:
-    """What it means that a hyperparameter is at an end of its range, and what to do."""
+    """The message for a hyperparameter at an end of its range: what that means, and what to do."""
     low, high = edge.interval
     return (
         f"{edge.name}[{edge.index}] = {edge.value:.3g} is at an end of its range, {edge.end:.3g}: the log evidence "
