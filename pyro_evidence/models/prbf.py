@@ -20,7 +20,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models import covariances
 from pyro_evidence.models.covariances import Covariance
 from pyro_evidence.models.mixture import Units, data_units
-from pyro_evidence.program.numbers import check_sizes
+from pyro_evidence.program.checks import check_sizes
 from pyro_evidence.settings import check_count
 
 Labels = Tensor | Sequence[Any]

@@ -17,7 +17,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED as LEARNED
 from pyro_evidence.models.basis import Basis, TensorValue, check_basis, has_bias, linear_predictor
 from pyro_evidence.models.basis import Learned as Learned
-from pyro_evidence.program.numbers import LARGEST
+from pyro_evidence.program.checks import LARGEST
 from pyro_evidence.settings import check_tensor
 
 Precision = float | Tensor | Learned  # a number or a tensor is a fixed value
