@@ -22,7 +22,7 @@ from pyro_evidence.models.covariances import Diagonal as Diagonal
 from pyro_evidence.models.covariances import Full as Full
 from pyro_evidence.models.covariances import Spherical as Spherical
 from pyro_evidence.models.mixture import Units, data_units
-from pyro_evidence.program.numbers import check_sizes
+from pyro_evidence.program.checks import check_sizes
 from pyro_evidence.settings import check_count
 
 Kernels = Covariance

@@ -27,7 +27,7 @@ from pyro_evidence.models.basis import (
 from pyro_evidence.models.basis import Learned as Learned
 from pyro_evidence.models.basis import Precision as Precision
 from pyro_evidence.models.likelihoods import Output, Regression
-from pyro_evidence.program.numbers import LARGEST
+from pyro_evidence.program.checks import LARGEST
 from pyro_evidence.settings import check_tensor
 
 

@@ -82,7 +82,7 @@ class Operation:
     func: Any
     leaves: tuple[Any, ...]  # Picked, Made, constant tensors and other values
     form: Form  # of its arguments
-    results: tuple[Any, ...] = field(repr=False)  # shape and dtype of each, None where it is no tensor
+    results: tuple[Any, ...] = field(repr=False)  # shape and dtype of each
 
 
 Value = Picked | Made
@@ -133,7 +133,13 @@ class Tape(TorchDispatchMode):
 
     def _write(self, func: Any, taken: tuple[list[Any], Form], result: Any, *, alone: bool) -> None:
         given, form = taken
-        _require_plain(func, result)
+        made = list(result) if isinstance(result, tuple | list) else [result]
+        if func.overloadpacket in VALUES or torch.Tag.data_dependent_output in func.tags:
+            raise Unrecordable("a number taken out of a tensor")
+        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+            raise Unrecordable(str(func))
+        if not all(isinstance(x, Tensor) for x in made):
+            raise Unrecordable(str(func))
         if torch.Tag.dynamic_output_shape in func.tags and not (func.overloadpacket in CHOOSE and alone):
             raise Unrecordable("as many elements as there are")
         leaves = tuple(self.value(x) for x in given)
@@ -141,27 +147,15 @@ class Tape(TorchDispatchMode):
             args, kwargs = form.arguments([leaves[0].index, *given[1:]])
             self.known[result] = Picked(leaves[0].argument, func(*args, **kwargs))
             return
-        made = list(result) if isinstance(result, tuple | list) else [result]
-        signs = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in made)
+        signs = tuple((x.shape, x.dtype) for x in made)
         operation = Operation(func, leaves, form, signs)
         self.operations.append(operation)
         for number, x in enumerate(made):
-            if isinstance(x, Tensor):
-                self.known[x] = Made(operation, number)
+            self.known[x] = Made(operation, number)
 
     def value(self, x: Any) -> Any:
         """What is known of a tensor; the tensor itself where it is a constant."""
         return self.stand_ins.picked.get(x, self.known.get(x, x)) if isinstance(x, Tensor) else x
-
-
-def _require_plain(func: Any, result: Any) -> None:
-    tags = func.tags
-    if func.overloadpacket in VALUES or torch.Tag.data_dependent_output in tags:
-        raise Unrecordable("a number taken out of a tensor")
-    if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in tags:
-        raise Unrecordable(str(func))
-    if not all(isinstance(x, Tensor) for x in (result if isinstance(result, tuple | list) else [result])):
-        raise Unrecordable(str(func))
 
 
 def recorded(
@@ -201,28 +195,18 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Each:
-    """Constants, one for each."""
+class Constant:
+    """A constant that all operations have, or one for each."""
 
-    value: Tensor  # (n, ...)
-
-    def read(self, arguments: Sequence[Tensor], tables: Tables) -> Tensor:
-        """The constants."""
-        return self.value
-
-
-@dataclass(frozen=True)
-class Shared:
-    """A constant that all have."""
-
-    value: Any
+    value: Any  # (n, ...) of one for each
+    shared: bool
 
     def read(self, arguments: Sequence[Tensor], tables: Tables) -> Any:
-        """The constant."""
+        """The constant or constants."""
         return self.value
 
 
-Leaf = Rows | Each | Shared
+Leaf = Rows | Constant
 
 
 @dataclass(frozen=True)
@@ -252,7 +236,7 @@ class Batch:
     @cached_property
     def _many(self) -> tuple[int, ...]:
         """Leaves of which each operation has its own."""
-        return tuple(i for i, leaf in enumerate(self.leaves) if not isinstance(leaf, Shared))
+        return tuple(i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Rows) or not leaf.shared)
 
     def _called(self, given: Sequence[Any], own: Sequence[Tensor]) -> Any:
         """One operation, or all of them, with their own in the place of what is given of :attr:`_many`."""
@@ -364,9 +348,10 @@ class _Builder:
         if isinstance(first, Made):
             return self._rows(column)
         if not isinstance(first, Tensor) or all(x is first for x in column):
-            return Shared(first)
+            return Constant(first, shared=True)
         is_number = not first.dim() and first.is_floating_point() and dtype.is_floating_point
-        return Each(torch.stack(list(column)).to(dtype if is_number else first.dtype))  # rows of numbers promote
+        stacked = torch.stack(list(column)).to(dtype if is_number else first.dtype)  # rows of numbers promote
+        return Constant(stacked, shared=False)
 
     def _rows(self, column: Sequence[Made]) -> Rows:
         places = [(self.places[id(x.operation)], x.number) for x in column]

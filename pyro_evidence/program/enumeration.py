@@ -141,10 +141,10 @@ def component_table(trace: Trace, site: str, names: Sequence[str]) -> Tensor:
     every = factors(trace, names, all_of_them=True)
     symbol = trace.nodes[site]["infer"]["_enumerate_symbol"]
     own = every[site]
-    touching = {n: f for n, f in every.items() if symbol in _dims(f.log_prob)}
-    touching = touching or {n: f for n, f in every.items() if own.where <= f.where}  # of one component
-    _, touching = _unscaled(touching)
-    parts = [_laid_out(f.log_prob, f.where - own.where, own.order + symbol) for f in touching.values()]
+    dependent = {n: f for n, f in every.items() if symbol in _dims(f.log_prob)}
+    dependent = dependent or {n: f for n, f in every.items() if own.where <= f.where}  # of one component
+    _, dependent = _unscaled(dependent)
+    parts = [_laid_out(f.log_prob, f.where - own.where, own.order + symbol) for f in dependent.values()]
     return sum(parts[1:], start=parts[0]).expand([*own.plates.values(), -1])
 
 
@@ -159,7 +159,14 @@ def factors(trace: Trace, names: Sequence[str], all_of_them: bool = False) -> Fa
     for name in names:
         shape, symbols = trace.nodes[name]["log_prob"].shape, trace.nodes[name]["infer"]["_dim_to_symbol"]
         letters[name] = summed & {s for d, s in symbols.items() if -d <= len(shape) and shape[d] > 1}
-    return {n: _factor(trace, n, letters) for n in names if all_of_them or letters[n]}
+    found = {}
+    for name in (n for n in names if all_of_them or letters[n]):
+        node = trace.nodes[name]
+        symbols, discrete = node["infer"]["_dim_to_symbol"], "_enumerate_dim" in node["infer"]
+        log_prob = _absent_as_one(trace, name, letters) if discrete else node["log_prob"]
+        plates = {symbols[f.dim]: f.size for f in _frames(node)}
+        found[name] = Factor(pack(log_prob, symbols), plates, "".join(plates), node["scale"] if discrete else None)
+    return found
 
 
 def _refuse_stray_axes(trace: Trace, names: Sequence[str]) -> None:
@@ -179,15 +186,6 @@ def _refuse_stray_axes(trace: Trace, names: Sequence[str]) -> None:
                 "own, left of the plates: use its value as it comes, such as torch.arange(100) < s or loc[s], without "
                 "unsqueeze, or index the last axes with Vindex(loc)[..., s]."
             )
-
-
-def _factor(trace: Trace, name: str, letters: Mapping[str, set[str]]) -> Factor:
-    node = trace.nodes[name]
-    symbols, frames = node["infer"]["_dim_to_symbol"], _frames(node)
-    discrete = "_enumerate_dim" in node["infer"]
-    log_prob = _absent_as_one(trace, name, letters) if discrete else node["log_prob"]
-    plates = {symbols[f.dim]: f.size for f in frames}
-    return Factor(pack(log_prob, symbols), plates, "".join(plates), node["scale"] if discrete else None)
 
 
 def _frames(node: Node) -> list[Any]:

@@ -35,26 +35,15 @@ def exact(fn: Any) -> Any:
     changed = {n: v for n, v in inner.items() if v is not given[n]}
     fn = _with(fn, changed) if changed else fn
     if "probs" in given and isinstance(fn, torch.distributions.Categorical):
-        fn = _with(fn, {"logits": _logits(fn)})
+        logits = safe_log(fn.probs)  # which torch makes of clamped probabilities: never below the clamp's logarithm
+        if fn._param is not fn.probs:
+            clamp = math.log(torch.finfo(fn.probs.dtype).eps)
+            logits = torch.where(fn.logits < clamp - 0.01, fn.logits, logits)
+        fn = _with(fn, {"logits": logits})
     elif "probs" in given and isinstance(fn, torch.distributions.Bernoulli) and given["_param"] is given["probs"]:
         fn = _Bernoulli(probs=fn.probs, validate_args=False)
-    return _smooth(fn)
 
-
-def _logits(fn: Any) -> Tensor:
-    """Logits of a Categorical that holds ``probs``, whichever of the two it was built from.
-
-    Logits that torch made of ``probs`` are never below the logarithm of its clamp.
-    """
-    exact_logits = safe_log(fn.probs)
-    if fn._param is fn.probs:
-        return exact_logits
-    clamp = math.log(torch.finfo(fn.probs.dtype).eps)
-    return torch.where(fn.logits < clamp - 0.01, fn.logits, exact_logits)
-
-
-def _smooth(fn: Any) -> Any:
-    """``fn`` with the right derivatives where its formula changes branches, and with some that torch can batch."""
+    # the right derivatives where a formula changes branches, and some that torch can batch
     if isinstance(fn, torch.distributions.Binomial):
         return _with(fn, {"logits": off_zero(fn.logits, 1e-30)})
     if isinstance(fn, dist.SineBivariateVonMises):

@@ -14,7 +14,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.process_state import (
     empty_store,
     global_lock,
@@ -26,7 +26,7 @@ from pyro_evidence.fitting.process_state import (
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates, unconstrained_shape
 from pyro_evidence.numerics.derivatives import takes_part
-from pyro_evidence.program import checks, enumeration, failed_run, numbers, parameters
+from pyro_evidence.program import checks, enumeration, failed_run, parameters
 from pyro_evidence.program.exact import WholeNumbers, exact
 from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, WithParameters, in_place
 from pyro_evidence.program.sites import (
@@ -117,7 +117,7 @@ class LogJoint:
         self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
         self.has_data = True  # whether the arguments are all data; not where these came in chunks
-        numbers.check_sizes(self.args, self.kwargs)
+        checks.check_sizes(self.args, self.kwargs)
         parameters.check_kind("maximise", maximise)
         trace, declared = self._prototype(maximise=maximise is None or len(maximise) > 0)
         nodes = sample_nodes(trace)
@@ -161,7 +161,7 @@ class LogJoint:
 
     def _validated_run(self, statements: FirstRun) -> Trace:
         try:
-            with statements, WholeNumbers(), numbers.Levels(self.args, self.kwargs):
+            with statements, WholeNumbers(), checks.Levels(self.args, self.kwargs):
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
             trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
         except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError) as error:
@@ -172,7 +172,8 @@ class LogJoint:
             raise failed_run.run_failed(error, self.args, self.kwargs) from error
         finally:
             for declaration in statements.found.values():
-                declaration.freeze()
+                if declaration.source is not None and declaration.frozen:  # which the param store has undone
+                    declaration.source.requires_grad_(False)
         return trace
 
     def _hold(self, declared: Mapping[str, Declaration], everything: bool) -> dict[str, Declaration]:
@@ -306,7 +307,13 @@ class LogJoint:
             bad = bad & ~(torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1))
             if not bool(bad.any()):
                 return u, value.detach()
-        raise self._not_finite(u[bad][0])
+        arguments = failed_run.describe(self.args, self.kwargs)
+        try:
+            trace = self.trace(u[bad][0], self.initial_theta)
+            trace.compute_log_prob()
+        except LinAlgError as error:
+            raise checks.not_finite({}, f"{arguments}; {error}") from None
+        raise checks.not_finite(sample_nodes(trace), arguments)
 
     @property
     def row_bytes(self) -> int | None:
@@ -320,15 +327,6 @@ class LogJoint:
             self._row_bytes = kept, 1
         found, times = self._row_bytes
         return None if found is None else found * times
-
-    def _not_finite(self, u: Tensor) -> BadInput:
-        arguments = failed_run.describe(self.args, self.kwargs)
-        try:
-            trace = self.trace(u, self.initial_theta)
-            trace.compute_log_prob()
-        except LinAlgError as error:
-            return checks.not_finite({}, f"{arguments}; {error}")
-        return checks.not_finite(sample_nodes(trace), arguments)
 
     @property
     def initial_u(self) -> Tensor:

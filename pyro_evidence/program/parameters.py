@@ -64,11 +64,6 @@ class Declaration:
     source: torch.nn.Parameter | None  # one that its module may read without asking Pyro
     frozen: bool  # the source has requires_grad=False
 
-    def freeze(self) -> None:
-        """Undo what the param store does to a frozen source."""
-        if self.source is not None and self.frozen:
-            self.source.requires_grad_(False)
-
 
 class RelativeCholesky(Transform):
     """Rows of a lower Cholesky factor: the logarithm of the diagonal, and what is left of it in units of the diagonal.

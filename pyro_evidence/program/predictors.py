@@ -108,8 +108,13 @@ class LikelihoodTerm:
 
         def log_likelihoods(eta: Tensor) -> Tensor:
             cells = cells_at(eta)
-            cells = cells.expand(broadcast(cells.shape, parts.base.batch_shape))
-            cells = self._reduced(trace, _summed(cells, parts.inner), parts)
+            cells = _summed(cells.expand(broadcast(cells.shape, parts.base.batch_shape)), parts.inner)
+            if parts.mixing is not None:
+                log_mixing = exact(parts.mixing).logits.log_softmax(-1)
+                cells = _summed(log_sum_exp(cells + log_mixing, -1), parts.outer)
+            cells = _masked(node, cells) * node["scale"]
+            if self.mixture:
+                cells = _chosen(node, trace.nodes[self.mixture], cells)
             return cells.reshape(len(eta), -1)
 
         return log_likelihoods
@@ -136,15 +141,6 @@ class LikelihoodTerm:
             choice = trace.nodes[self.mixture]
             found += [choice["fn"].log_prob(choice["value"]), choice["mask"], choice["scale"]]
         return found
-
-    def _reduced(self, trace: Trace, cells: Tensor, parts: Unwrapped) -> Tensor:
-        """Mixture summed out, mask and scale applied."""
-        node = trace.nodes[self.site]
-        if parts.mixing is not None:
-            log_mixing = exact(parts.mixing).logits.log_softmax(-1)
-            cells = _summed(log_sum_exp(cells + log_mixing, -1), parts.outer)
-        cells = _masked(node, cells) * node["scale"]
-        return _chosen(node, trace.nodes[self.mixture], cells) if self.mixture else cells
 
 
 def _in_dtype(value: Any, like: Tensor) -> Any:
@@ -196,7 +192,7 @@ def read(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
     for name in joint.observed:
         parts = unwrapped(trace.nodes[name]["fn"])
         dependent = [k for k in parts.names if depends(getattr(parts.base, k), u)]
-        if not dependent and not _touched(joint, trace, name):
+        if not dependent and not _discrete_parents(joint, trace, name):
             node = trace.nodes[name]
             with without_validation():
                 sees = depends(node["fn"].log_prob(node["value"]), u)
@@ -210,7 +206,7 @@ def read(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
     return Sites(tuple(slots), tuple(free))
 
 
-def _touched(joint: LogJoint, trace: Trace, name: str) -> list[str]:
+def _discrete_parents(joint: LogJoint, trace: Trace, name: str) -> list[str]:
     """The discrete sites on whose value a site's distribution depends."""
     shape = trace.nodes[name]["fn"].batch_shape
     dims = {n: trace.nodes[n]["infer"].get("_enumerate_dim", 0) for n in joint.discrete}
@@ -219,10 +215,10 @@ def _touched(joint: LogJoint, trace: Trace, name: str) -> list[str]:
 
 def _slot(joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent: list[str]) -> LikelihoodTerm | None:
     """The slot with its first link, the shape of ``eta`` and the dims that one datum ties together."""
-    touched = _touched(joint, trace, name)
-    if len(dependent) != 1 or isinstance(parts.base, Unit) or len(touched) + (parts.mixing is not None) > 1:
+    parents = _discrete_parents(joint, trace, name)
+    if len(dependent) != 1 or isinstance(parts.base, Unit) or len(parents) + (parts.mixing is not None) > 1:
         return None
-    mixture = "" if parts.mixing is not None else touched[0] if touched else None
+    mixture = "" if parts.mixing is not None else parents[0] if parents else None
     slot = LikelihoodTerm(name, dependent[0], links.identity, Layout(torch.Size(), ()), mixture)
     node, link = trace.nodes[name], candidates(slot, trace)[0]
     shape = link.inverse(slot.value(trace)).shape
@@ -327,7 +323,11 @@ def gaussian_noise(joint: LogJoint, trace: Trace, name: str) -> tuple[Tensor, Te
     """Residual and log precision of each element of a plain Normal observation, both ``(n,)``, or None."""
     node = trace.nodes[name]
     parts = unwrapped(node["fn"])
-    if not is_plain(node) or _touched(joint, trace, name) or not is_like(parts.base, Normal, parts.base.batch_shape):
+    if (
+        not is_plain(node)
+        or _discrete_parents(joint, trace, name)
+        or not is_like(parts.base, Normal, parts.base.batch_shape)
+    ):
         return None
     residual = node["value"] - parts.base.loc
     scale = parts.base.scale.expand(residual.shape)

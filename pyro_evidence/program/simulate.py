@@ -18,7 +18,6 @@ from pyro_evidence.fitting.process_state import (
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.predictors import log_prior
 from pyro_evidence.program.sites import is_observation, sample_nodes
 
 Values = dict[str, Tensor]
@@ -83,11 +82,6 @@ def from_predictive(joint: LogJoint, theta: Tensor, u: Tensor, seed: int) -> Val
 
     drawn = _rows(joint, draw, u, seed)
     return {n: drawn[n] for n in joint.observed if n in drawn}
-
-
-def log_prior_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
-    """Log prior density of the latents in unconstrained space, Jacobian included, nats, shape ``(R,)``."""
-    return log_prior(joint, u, theta)
 
 
 def pointwise_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:

@@ -12,8 +12,8 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import require_memory
+from pyro_evidence.program.checks import check_offset
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.numbers import check_offset
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Target
 from pyro_evidence.structure.density import LinearDensity

@@ -326,24 +326,18 @@ class LinearPredictors(JointDensity):
         return total
 
 
-@dataclass(frozen=True)
-class _Visited:
-    """Where a gradient was taken last, whose graph gives the curvature of the likelihoods without another run."""
-
-    u: Tensor
-    parts: Parts
-    blocks: list[Callable[[], Tensor]]  # of each linear predictor
-
-    def is_of(self, u: Tensor, parts: Parts) -> bool:
-        return self.parts is parts and self.u.shape == u.shape and torch.equal(self.u, u)
+Blocks = list[Callable[[], Tensor]]  # what gives the curvatures of each linear predictor, (R, N, C, C)
 
 
 @dataclass(frozen=True)
 class LinearDensity(LinearPredictors):
-    """A linear predictor's density with its second derivatives, by dense linear algebra."""
+    """A linear predictor's density with its second derivatives, by dense linear algebra.
+
+    Where a gradient was taken last, its graph gives the curvatures of the likelihoods without another run.
+    """
 
     linear: tuple[Linear, ...]
-    _last: list[_Visited] = field(default_factory=list, repr=False, compare=False)
+    _last: list[tuple[Tensor, Parts, Blocks]] = field(default_factory=list, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
         return vars(self) | {"_last": [], "_cache": []}
@@ -358,7 +352,7 @@ class LinearDensity(LinearPredictors):
             found, by_eta, block = part.of_likelihood.of(parts.trace, eta)
             value, slope = value + found.double(), slope + by_eta.double().flatten(1) @ part.J.flatten(0, 1)
             blocks.append(block)
-        self._last.append(_Visited(u, parts, blocks))
+        self._last.append((u, parts, blocks))
         return value, slope
 
     def _prior_gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -397,8 +391,8 @@ class LinearDensity(LinearPredictors):
     def curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
         """Minus the second derivatives of the likelihoods in their predictors, ``(R, N, C, C)`` each."""
         graph, parts = _wants_graph(u, theta), self.parts(theta)
-        if self._last and not graph and self._last[0].is_of(u, parts):
-            return [block().double() for block in self._last.pop().blocks]
+        if self._last and not graph and self._last[0][1] is parts and torch.equal(self._last[0][0], u):
+            return [block().double() for block in self._last.pop()[2]]
         etas = [e if e.requires_grad else e.requires_grad_() for e in self._etas(u, theta)]
         return [
             curvature_blocks(p.slot.log_likelihood(parts.trace), p.layout, eta, create_graph=graph).double()

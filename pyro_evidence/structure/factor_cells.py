@@ -46,7 +46,12 @@ def cells(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str] | None
             parts = summands.of(getattr(node["fn"], "log_factor", None)) if node["mask"] is None else None
             summed = {f"{name}, {i}": part * node["scale"] for i, part in enumerate(parts or ())}
             found |= summed or _of_site(node, name)
-    return {n: x.double() for n, x in (found | _jacobians(joint, u, names)).items()}
+    before = joint.latents.unconstrained(u.to(joint.dtype))
+    for part in joint.latents:
+        if part.name in names and not is_identity(part.transform):
+            value = part.transform(before[part.name])
+            found[f"{part.name}, Jacobian"] = part.transform.log_abs_det_jacobian(before[part.name], value)
+    return {n: x.double() for n, x in found.items()}
 
 
 def _of_site(node: Any, name: str) -> dict[str, Tensor]:
@@ -71,17 +76,6 @@ def _around(value: Any, num: int) -> Any:
     if not isinstance(value, Tensor) or not value.dim():
         return torch.as_tensor(value) if isinstance(value, bool) else value
     return value.reshape(*value.shape, *(1,) * num)
-
-
-def _jacobians(joint: LogJoint, u: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """``log |d value / d u|`` of every constrained site."""
-    found = {}
-    before = joint.latents.unconstrained(u.to(joint.dtype))
-    for part in joint.latents:
-        if part.name in names and not is_identity(part.transform):
-            value = part.transform(before[part.name])
-            found[f"{part.name}, Jacobian"] = part.transform.log_abs_det_jacobian(before[part.name], value)
-    return found
 
 
 class Summands(TorchFunctionMode):
@@ -161,7 +155,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Family:
-    """Factors that touch ``k`` different coordinates each."""
+    """Factors that depend on ``k`` different coordinates each."""
 
     members: tuple[Member, ...]
     index: Tensor  # (F, k)
@@ -201,10 +195,10 @@ def distinct(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
     return found
 
 
-def families(touched: Mapping[str, Groups], shapes: Mapping[str, Sequence[int]]) -> tuple[Family, ...]:
-    """Every term that touches a coordinate, in families."""
+def families(dependencies: Mapping[str, Groups], shapes: Mapping[str, Sequence[int]]) -> tuple[Family, ...]:
+    """Every term that depends on a coordinate, in families of as many coordinates each."""
     found: dict[int, list[tuple[Member, Tensor]]] = {}
-    for name, groups in touched.items():
+    for name, groups in dependencies.items():
         if groups:
             for rows, index in distinct(table(groups, shapes[name])):
                 found.setdefault(index.shape[-1], []).append((Member(name, rows), index))

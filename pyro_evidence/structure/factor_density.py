@@ -33,7 +33,7 @@ class Structured(JointDensity):
     linear: LinearPredictors | None  # with parts of SparseLinear
     names: tuple[str, ...]  # sites whose factors are differentiated as they stand
     families: tuple[Family, ...]  # of these
-    wide: tuple[Family, ...]  # of these, few that touch many coordinates
+    wide: tuple[Family, ...]  # of these, few that depend on many coordinates
     quadratic: bool  # whether the second derivatives of the families are the same at all latents
     steps: Steps | None = None  # all terms at once, where the model has very many sites
     sums: Sums | None = None  # of many coordinates each, which the families have as coordinates after all others
@@ -51,10 +51,10 @@ class Structured(JointDensity):
 
     @cached_property
     def pattern(self) -> Pattern:
-        """Which coordinates each factor touches."""
+        """The coordinates on which each factor depends."""
         every = torch.arange(self.size, device=self.joint.device).unsqueeze(-1)
         joined = (family.index for family in (*self.families, *self.wide) if family.index.shape[-1] > 1)
-        return Pattern(self.size, (every, *(part.rows.touched for part in self.parts), *joined))
+        return Pattern(self.size, (every, *(part.rows.distinct for part in self.parts), *joined))
 
     @cached_property
     def plan(self) -> Plan:
@@ -159,28 +159,14 @@ class Structured(JointDensity):
         if self.quadratic and self._kept and torch.equal(self._kept[0][0], theta):
             return self._kept[0][1]
         found = self.second.elements(self._values(theta), self._seen(u)) if self.families else ()
-        found = (*found, *self._wide_elements(u, theta))
+        if self.wide:
+            with torch.enable_grad():
+                leaf = u.detach().clone().requires_grad_()
+                values = cells(self.joint, leaf, theta.detach(), self.names)
+                wide = [hessians_of_few(family.of(values), family.index, leaf) for family in self.wide]
+            found = (*found, *wide)
         self._kept[:] = [(theta.detach().clone(), found)]
         return found
-
-    def _wide_elements(self, u: Tensor, theta: Tensor) -> list[Tensor]:
-        if not self.wide:
-            return []
-        with torch.enable_grad():
-            u = u.detach().clone().requires_grad_()
-            found = cells(self.joint, u, theta.detach(), self.names)
-            return [hessians_of_few(family.of(found), family.index, u) for family in self.wide]
-
-    def _wide_slopes(self, weights: Sequence[Tensor], u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        by_u, by_theta = torch.zeros_like(u), torch.zeros_like(theta)
-        if not self.wide:
-            return by_u, by_theta
-        with torch.enable_grad():
-            found = cells(self.joint, u, theta, self.names)
-            for family, weight in zip(self.wide, weights, strict=True):
-                parts = slopes_of_few(family.of(found), family.index, weight, u, (u, theta))
-                by_u, by_theta = by_u + parts[0], by_theta + parts[1]
-        return by_u, by_theta
 
     def _seen(self, u: Tensor) -> Tensor:
         """What factors see, sums of many coordinates after the coordinates themselves, rows too."""
@@ -203,8 +189,24 @@ class Structured(JointDensity):
         :param adjoint: ``d log |A| / d elements`` at the mode ``u``.
         :param solve: from ``(D,)`` to the solution with ``A``.
         """
-        diagonal, rest = adjoint[0].reshape(-1), adjoint[1 + len(self.parts) :]
-        by_u, by_theta = self._log_det_slope(diagonal, rest, u, theta)
+        diagonal, several = adjoint[0].reshape(-1), iter(adjoint[1 + len(self.parts) :])
+        weights = [  # the adjoint of each family's elements
+            diagonal[family.index].unsqueeze(-1) if family.index.shape[-1] == 1 else next(several)
+            for family in (*self.families, *self.wide)
+        ]
+        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
+        by_u, by_theta = torch.zeros_like(u), torch.zeros_like(theta)  # derivatives of log |A|
+        if self.wide:
+            with torch.enable_grad():
+                found = cells(self.joint, u, theta, self.names)
+                for family, weight in zip(self.wide, weights[len(self.families) :], strict=True):
+                    more = slopes_of_few(family.of(found), family.index, weight, u, (u, theta))
+                    by_u, by_theta = by_u + more[0], by_theta + more[1]
+        if self.families:
+            seen = self._seen(u).detach().requires_grad_()
+            more = self.second.slopes(self._values(theta), seen, weights[: len(self.families)], (seen, theta))
+            by_u, by_theta = by_u + self._back(more[0]), by_theta + more[1]
+        by_u, by_theta = by_u.detach(), by_theta.detach()
         if self.joined is not None:
             more_by_u, more_by_theta, partial, mixed = self.joined.slopes(
                 diagonal, adjoint[1 : 1 + len(self.parts)], u, theta
@@ -217,52 +219,28 @@ class Structured(JointDensity):
         slope = derivatives.pullback(log_joint, u, create_graph=True)
         return partial - 0.5 * by_theta - derivatives.pullback(slope, theta, solve(0.5 * by_u)), partial
 
-    def _log_det_slope(
-        self, diagonal: Tensor, rest: Sequence[Tensor], u: Tensor, theta: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Derivatives of ``log |A|`` in ``u`` and ``theta`` through the families."""
-        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
-        weights = self._weights(diagonal, rest)
-        by_u, by_theta = self._wide_slopes(weights[len(self.families) :], u, theta)
-        if self.families:
-            seen = self._seen(u).detach().requires_grad_()
-            more = self.second.slopes(self._values(theta), seen, weights[: len(self.families)], (seen, theta))
-            by_u, by_theta = by_u + self._back(more[0]), by_theta + more[1]
-        return by_u.detach(), by_theta.detach()
-
     def _back(self, seen: Tensor) -> Tensor:
         """Derivatives in the coordinates from those in what factors see, rows too."""
         return seen if self.sums is None else self.sums.back(seen)
-
-    def _weights(self, diagonal: Tensor, rest: Sequence[Tensor]) -> list[Tensor]:
-        """The adjoint of each family's elements."""
-        several = iter(rest)
-        return [
-            diagonal[family.index].unsqueeze(-1) if family.index.shape[-1] == 1 else next(several)
-            for family in (*self.families, *self.wide)
-        ]
 
     def certificate(self, u: Tensor, theta: Tensor, elements: Elements) -> Tensor:
         """How far two products with the elements are from those with the true Hessian, ``(D,)``, relative.
 
         The vectors are random and scaled by the root of the diagonal, so that every coordinate counts alike.
         """
-        v, scale = self._directions(elements)
-        u = u.detach().clone().requires_grad_()
-        slope = derivatives.pullback(self.joint.log_joint(u, theta.detach()), u, create_graph=True)
-        truth = -torch.stack([derivatives.pullback(slope, u, row) for row in v])
-        steps = v if self.sums is None else torch.cat([v, v @ self.sums.B.mT], -1)
-        found = self._back(product(self.pattern, elements, steps))
-        return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
-
-    def _directions(self, elements: Elements) -> tuple[Tensor, Tensor]:
         diagonal = torch.zeros(self.size, dtype=torch.float64, device=self.joint.device)
         for index, element in zip(self.pattern.index, elements, strict=True):
             diagonal.index_add_(0, index.reshape(-1), element.diagonal(dim1=-2, dim2=-1).reshape(-1))
         if self.sums is not None:
             diagonal = diagonal[: -len(self.sums.B)] + diagonal[-len(self.sums.B) :] @ self.sums.B.square()
         scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
-        return derivatives.generic_directions(2, len(scale), scale) * scale, scale
+        v = derivatives.generic_directions(2, len(scale), scale) * scale
+        u = u.detach().clone().requires_grad_()
+        slope = derivatives.pullback(self.joint.log_joint(u, theta.detach()), u, create_graph=True)
+        truth = -torch.stack([derivatives.pullback(slope, u, row) for row in v])
+        steps = v if self.sums is None else torch.cat([v, v @ self.sums.B.mT], -1)
+        found = self._back(product(self.pattern, elements, steps))
+        return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Second derivatives of each factor in the coordinates that it touches: for all at once, or for a few wide ones."""
+"""Second derivatives of each factor in the coordinates on which it depends: for all at once, or for a few wide ones."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Second:
     """How to take the second derivatives of some families of factors.
 
     Along the sum of all coordinates of one colour, and then of another, the derivative of a factor is that in the two
-    coordinates of these colours that it touches, because it touches no more than one of each.
+    coordinates of these colours on which it depends, because that is no more than one of each.
     """
 
     size: int

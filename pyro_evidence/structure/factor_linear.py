@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.linear_predictor import curvature_graph, slope_and_curvature
+from pyro_evidence.numerics.linear_predictor import CHUNK, curvature_graph, slope_and_curvature
 from pyro_evidence.program import predictors
 from pyro_evidence.structure.density import LinearPart, LinearPredictors, Parts
-
-CHUNK = 2**22  # numbers of a (rows, k, k) array that may be held at a time
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class SparseRows:
         return self.index[first], owner
 
     @property
-    def touched(self) -> Tensor:
+    def distinct(self) -> Tensor:
         """The coordinates of each sum of data that see the same, ``(F, k)``."""
         return self._unique[0]
 
@@ -123,9 +121,14 @@ class CombinedFactors:
 
     def evaluated(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Callable[[], list[Tensor]]]:
         """Log joint ``()`` and gradient ``(D,)`` at ``u`` ``(D,)``, and what gives each predictor's ``(N, C, C)``."""
-        read = self.linear.parts(theta)
-        value, gradient = self._prior(u, theta, read)
-        later = []
+        read, later = self.linear.parts(theta), []
+        if read.prior is None:
+            value, gradient = (x[0] for x in derivatives.gradient(self._log_prior, u.unsqueeze(0), theta))
+        else:
+            loc, precision = (x.detach() for x in read.prior)
+            away = u - loc
+            value = 0.5 * ((precision / torch.pi / 2).log() - precision * away.square()).sum()
+            gradient = -precision * away
         for part, eta in self._etas(u, read):
             found, slope, blocks = slope_and_curvature(part.slot.log_likelihood(read.trace), part.layout, eta)
             value, gradient = value + found[0].double(), gradient + part.rows.back(slope[0].double())
@@ -137,15 +140,6 @@ class CombinedFactors:
         dtype = self.linear.joint.dtype
         pairs = zip(self.parts, read.offsets, strict=True)
         return [(part, part.eta(u.unsqueeze(0), offset).to(dtype)) for part, offset in pairs]
-
-    def _prior(self, u: Tensor, theta: Tensor, read: Parts) -> tuple[Tensor, Tensor]:
-        """Log prior density and its gradient."""
-        if read.prior is None:
-            value, slope = derivatives.gradient(self._log_prior, u.unsqueeze(0), theta)
-            return value[0], slope[0]
-        loc, precision = (x.detach() for x in read.prior)
-        away = u - loc
-        return 0.5 * ((precision / torch.pi / 2).log() - precision * away.square()).sum(), -precision * away
 
     def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
         return predictors.log_prior(self.linear.joint, u, theta)

@@ -139,8 +139,9 @@ def _meet(joint: LogJoint, u: Tensor, theta: Tensor) -> Met | None:
         return None
     rank = torch.zeros(notes.num, dtype=torch.long).index_put((used,), torch.arange(len(used)))
     renumbered, D = dict[str, Groups](), len(u)
-    for name, own in groups.items():  # clamp: what is no sum is not looked up
-        renumbered[name] = tuple(torch.where(g >= D, D + rank[(g - D).clamp(min=0)], g) for g in own)
+    for name, own in groups.items():
+        met = [D + rank[(g - D).clamp(min=0)] for g in own]  # clamp: of coordinates that are no sums, not used
+        renumbered[name] = tuple(torch.where(g >= D, sums, g) for g, sums in zip(own, met, strict=True))
     return Met(made, renumbered, _shapes(found), used, notes.num)
 
 

@@ -14,7 +14,7 @@ from pyro_evidence.precision.elimination import coloured, num_cycles
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.density import LinearPredictors
+from pyro_evidence.structure.density import FLOAT, LinearPredictors
 from pyro_evidence.structure.dependencies import NARROW, WIDE, Follow, Groups, Lost
 from pyro_evidence.structure.factor_cells import cells, distinct, families, table
 from pyro_evidence.structure.factor_density import Structured
@@ -24,18 +24,17 @@ from pyro_evidence.structure.factor_sums import sums
 from pyro_evidence.structure.probes import TestPoint
 
 SMALL = 200  # coordinates up to which a dense precision is as fast
-FLOAT = 8  # bytes
 COPIES = 4  # of the elements, held by a factorisation and a slope
 RUNS = 20  # copies of what one run keeps, at the peak of a fit
 NUMBERS = 30  # per coordinate, at that peak
 WIDEST_ROW = 256  # coordinates that one datum may see through linear predictors
-WIDE_TERMS = 2048  # coordinates of terms that touch many each, taken together
+WIDE_TERMS = 2048  # coordinates of terms that depend on many each, taken together
 MANY_PAIRS = 400  # of colours, each a second derivative of the whole model
 
 
 @dataclass(frozen=True)
 class Followed:
-    """What a run of the model shows of who touches whom."""
+    """The coordinates on which the terms of a model depend, as a run of it shows them."""
 
     joint: LogJoint
     u: Tensor  # (D,) where
@@ -101,7 +100,7 @@ def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Likelihood
 
 
 def _width(groups: Groups) -> int:
-    """Coordinates that each element touches."""
+    """Number of coordinates on which each element depends."""
     return sum(group.shape[-1] for group in groups)
 
 
@@ -200,7 +199,7 @@ def refuse_edges(origin: TestPoint) -> None:
     :raises UnsupportedModel: with the site and what to write instead.
     """
     for name in origin.joint.observed:
-        edges = _edges(origin, name) if _is_suspect(origin, name) else None
+        edges = _edges(origin, name)
         cycles = 0 if edges is None else num_cycles(edges)
         if edges is not None and cycles:
             num = len(edges)
@@ -213,18 +212,14 @@ def refuse_edges(origin: TestPoint) -> None:
             )
 
 
-def _is_suspect(origin: TestPoint, name: str) -> bool:
-    """Whether a site is Normal, observed to be zero everywhere, about latents, with a scale that is not given."""
-    node = origin.trace.nodes[name]
+def _edges(origin: TestPoint, name: str) -> Tensor | None:
+    """The two latents whose differences a Normal site of a learned scale observes to be zero, ``(E, 2)``, or None."""
+    node, depends = origin.trace.nodes[name], predictors.depends
     base, value = predictors.unwrapped(node["fn"]).base, torch.as_tensor(node["value"])
     if not isinstance(base, Normal) or value.numel() < 3 or bool((value != 0).any()):
-        return False
-    learned = predictors.depends(base.scale, origin.theta) or predictors.depends(base.scale, origin.u)
-    return learned and predictors.depends(base.loc, origin.u)
-
-
-def _edges(origin: TestPoint, name: str) -> Tensor | None:
-    """The two coordinates that each term sees, ``(E, 2)``; None where it sees other than two."""
+        return None
+    if not (depends(base.scale, origin.theta) or depends(base.scale, origin.u)) or not depends(base.loc, origin.u):
+        return None
     u = origin.u.detach().clone()
     try:
         with torch.no_grad(), Follow(u) as notes:

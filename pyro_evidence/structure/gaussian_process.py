@@ -75,17 +75,8 @@ def blocks_of(joint: LogJoint, trace: Any) -> list[Block] | None:
     return found
 
 
-def num_covariances(joint: LogJoint, trace: Any) -> int:
-    """Numbers in the covariance of all latents where some site's is dense, else 0."""
-    return joint.latents.size**2 if _dense_sizes(joint, trace) else 0
-
-
-def is_mostly_one(joint: LogJoint, trace: Any) -> bool:
-    """Whether more than half of all latents have one dense covariance."""
-    return 2 * max(_dense_sizes(joint, trace), default=0) > joint.latents.size
-
-
-def _dense_sizes(joint: LogJoint, trace: Any) -> list[int]:
+def covariance_sizes(joint: LogJoint, trace: Any) -> list[int]:
+    """Coordinates that each dense covariance of a site is of."""
     sites = (predictors.unwrapped(trace.nodes[p.name]["fn"]).base for p in joint.latents)
     return [base.event_shape.numel() for base in sites if isinstance(base, MultivariateNormal)]
 
@@ -343,17 +334,12 @@ def recognise(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) -> Gaus
     blocks = blocks_of(linear.joint, origin.trace)
     if blocks is None or any(predictors.depends(x, origin.u) for b in blocks for x in (b.loc, b.covariance)):
         return None
-    if not all(_same_prior(linear.joint, *pair) for pair in pairs):
-        return None
+    for pair in pairs:
+        first, second = (blocks_of(linear.joint, run.trace) for run in pair)
+        if first is None or second is None or len(first) != len(second):
+            return None
+        for a, b in zip(first, second, strict=True):
+            if not torch.equal(a.loc, b.loc) or not torch.equal(a.covariance, b.covariance):
+                return None
     J = torch.cat([p.J.flatten(0, 1) for p in linear.linear])
     return GaussianLatent(linear.joint, linear.linear, linear.free, linear.gaussian, seen=seen_by(J))
-
-
-def _same_prior(joint: LogJoint, base: Any, far: Any) -> bool:
-    first, second = (blocks_of(joint, run.trace) for run in (base, far))
-    if first is None or second is None or len(first) != len(second):
-        return False
-    return all(
-        torch.equal(a.loc, b.loc) and torch.equal(a.covariance, b.covariance)
-        for a, b in zip(first, second, strict=True)
-    )

@@ -137,11 +137,8 @@ def _from_slopes(origin: TestPoint) -> Guess:
     inside = cells.known & (owner >= 0) & (owner < len(theta))
     owner = torch.where(inside, owner, 0)
     single = (mixed - slope * mixer[owner]).abs() <= _tolerance(origin) * slope.abs()
-    return _snapped(slope, torch.where(inside & single, owner, -1), origin)
-
-
-def _snapped(slope: Tensor, owner: Tensor, origin: TestPoint) -> Guess:
-    """Powers to the nearest half; where terms of one owner differ, the largest, which the others then contradict."""
+    owner = torch.where(inside & single, owner, -1)
+    # powers to the nearest half; where terms of one owner differ, the largest, which the others then contradict
     half = (2.0 * slope).round() / 2.0
     slope = torch.where((half - slope).abs() <= _tolerance(origin), half, slope)
     owned, least = owner >= 0, torch.full_like(origin.theta.detach(), -torch.inf)
@@ -197,8 +194,14 @@ def settle(guess: Guess, found: NearbyPoints, far: Sequence[tuple[TestPoint, Tes
     origin, owned = found.origin, guess.owner >= 0
     if any(bool((_surprising(guess, origin, p) & owned).any()) for _, p in far):
         return None
-    if not all(_as_expected(guess, origin, base) for base in {id(b): b for b, _ in far}.values()):
-        return None
+    for base in {id(b): b for b, _ in far}.values():  # at the same latents nothing but the owned precisions changes
+        if bool(_surprising(guess, origin, base).any()):
+            return None
+        change = base.log_joint.detach() - origin.log_joint.detach()
+        terms = (base.cells.log_density.detach() - origin.cells.log_density.detach())[owned]
+        size = 1.0 + origin.log_joint.detach().abs() + terms.abs().sum()
+        if base.finite and not bool((change - terms.sum()).abs() <= _tolerance(origin) ** 1.4 * size):
+            return None
     loc, precision, _ = (x.detach() for x in origin.prior)
     runs = [found.typical, *(p for pair in far for p in pair)]
     moves = torch.stack([p.prior[0].detach() != loc for p in runs]).any(0)
@@ -214,14 +217,3 @@ def settle(guess: Guess, found: NearbyPoints, far: Sequence[tuple[TestPoint, Tes
         torch.where(member >= 0, offset, 0.0),
         torch.stack([torch.zeros_like(moves), *follows]).any(0),
     )
-
-
-def _as_expected(guess: Guess, before: TestPoint, after: TestPoint) -> bool:
-    """Whether nothing but the owned precisions changes between two runs at the same latents."""
-    if bool(_surprising(guess, before, after).any()):
-        return False
-    change = after.log_joint.detach() - before.log_joint.detach()
-    terms = after.cells.log_density.detach() - before.cells.log_density.detach()
-    terms = terms[guess.owner >= 0]
-    size = 1.0 + before.log_joint.detach().abs() + terms.abs().sum()
-    return not after.finite or bool((change - terms.sum()).abs() <= _tolerance(before) ** 1.4 * size)

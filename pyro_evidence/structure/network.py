@@ -17,7 +17,7 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import Layout, curvature_graph, slope_and_curvature
-from pyro_evidence.structure.density import JointDensity
+from pyro_evidence.structure.density import FLOAT, JointDensity
 
 Activation = Callable[[Tensor], Tensor]  # elementwise
 Layer = tuple[Tensor, Tensor]
@@ -32,18 +32,18 @@ def outputs(X: Tensor, layers: Sequence[Layer], activation: Activation) -> Tenso
     return hidden @ W + b.unsqueeze(-2)
 
 
-def tangent(X: Tensor, layers: Sequence[Layer], touched: Sequence[Layer], activation: Activation) -> Tensor:
-    """Outputs of the tangent at the weights ``touched``, linear in those of ``layers``, shape ``(..., N, C)``.
+def tangent(X: Tensor, layers: Sequence[Layer], point: Sequence[Layer], activation: Activation) -> Tensor:
+    """Outputs of the tangent at the weights ``point``, linear in those of ``layers``, shape ``(..., N, C)``.
 
     Bishop (2006), eq. 5.169.
     """
     hidden, move = X, torch.zeros_like(X)
-    for (W, b), (V, c) in zip(touched[:-1], layers[:-1], strict=True):
+    for (W, b), (V, c) in zip(point[:-1], layers[:-1], strict=True):
         along = move @ W + hidden @ (V - W) + (c - b).unsqueeze(-2)
         reached = hidden @ W + b.unsqueeze(-2)
         bend = torch.func.grad(lambda x: activation(x).sum())(reached)  # also within a batch of rows, unlike autograd
         hidden, move = activation(reached), bend * along
-    (W, b), (V, c) = touched[-1], layers[-1]
+    (W, b), (V, c) = point[-1], layers[-1]
     return move @ W + hidden @ V + c.unsqueeze(-2)
 
 
@@ -183,7 +183,6 @@ def bend(passed: Passed, g: Tensor) -> tuple[Tensor, Tensor]:
     return weighted.mT @ inputs, across
 
 
-FLOAT = 8  # bytes
 TANGENT: ContextVar[Mapping[str, Tensor] | None] = ContextVar("tangent", default=None)  # see tangent_at
 
 LogLikelihood = Callable[[Tensor, Mapping[str, Tensor]], Tensor]  # eta (R, N, C), precisions (R, 1, ...) -> (R,)

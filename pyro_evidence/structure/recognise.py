@@ -21,7 +21,7 @@ from pyro_evidence.structure.factor_derivatives import has_many_sites, steps
 from pyro_evidence.structure.factor_linear import SparseLinear
 from pyro_evidence.structure.factors import SMALL, Followed, NotSparse, refuse_edges
 from pyro_evidence.structure.gaussian_process import GaussianLatent
-from pyro_evidence.structure.groups import Guess, PrecisionGroups
+from pyro_evidence.structure.groups import PrecisionGroups
 from pyro_evidence.structure.network import NetworkDensity
 from pyro_evidence.structure.probes import NearbyPoints, TestPoint
 
@@ -120,7 +120,11 @@ def _recognised(joint: LogJoint, found: NearbyPoints, look_for_factors: bool) ->
     """The facts in the order of what they cost: groups, factors, linear predictors, a Gaussian process, a network."""
     guess, origin, size = groups.propose(found), found.origin, joint.latents.size
     refuse_edges(origin)
-    wide = _wide(guess, origin)
+    theta = origin.theta.detach()
+    wide: list[TestPoint | None] = [origin, origin]
+    if len(theta):  # the hyperparameters far up and far down, those outside groups a little
+        step = torch.ones_like(theta) if guess is None else guess.step(origin)
+        wide = [probes.run(joint, joint.initial_u, theta + s * step) for s in (1.0, -1.0)]
     pairs = zip(wide * 2, probes.far(origin, wide), strict=True)
     far = [(base, probe) for base, probe in pairs if base is not None and probe is not None]
     settled = None if guess is None or not far else groups.settle(guess, found, far)
@@ -128,7 +132,8 @@ def _recognised(joint: LogJoint, found: NearbyPoints, look_for_factors: bool) ->
     sites = read if read is not None and _holds(read, found.typical) else None
 
     large = look_for_factors and (size > SMALL or has_many_sites(joint))
-    process = large and gaussian_process.is_mostly_one(joint, origin.trace)  # which has no factors, as a rule
+    # where most latents have one dense covariance there are no factors, as a rule
+    process = large and 2 * max(gaussian_process.covariance_sizes(joint, origin.trace), default=0) > size
     sparse = _factors(sites, found, far) if large and not process else None
     linear = None if sites is None or not far or _is_narrow(sparse) else _linear(sites, found, far, None)
     assert linear is None or isinstance(linear, LinearDensity)
@@ -193,15 +198,6 @@ def _with_network(structure: Structure) -> Structure:
             if found.agrees(u, joint.initial_theta + move):
                 return found
     return structure
-
-
-def _wide(guess: Guess | None, origin: TestPoint) -> list[TestPoint | None]:
-    """Runs at ``u = 0`` with the hyperparameters moved far up and far down, those outside groups a little."""
-    joint, theta = origin.joint, origin.theta.detach()
-    if not len(theta):
-        return [origin, origin]
-    step = torch.ones_like(theta) if guess is None else guess.step(origin)
-    return [probes.run(joint, joint.initial_u, theta + s * step) for s in (1.0, -1.0)]
 
 
 def _tolerance(joint: LogJoint) -> float:
@@ -323,7 +319,8 @@ def _affordable(slot: LikelihoodTerm, origin: TestPoint) -> bool:
     joint = origin.joint
     size = slot.layout.shape.numel() * joint.latents.size
     data = sum(t.numel() for _, t in tensors(joint.args, joint.kwargs))
-    prior = gaussian_process.num_covariances(joint, origin.trace)  # a J no larger than what the model has already
+    # a J is no larger than what the model has already, where the prior has a dense covariance
+    prior = joint.latents.size**2 if gaussian_process.covariance_sizes(joint, origin.trace) else 0
     return size <= max(SMALL_JACOBIAN, DENSER_THAN_DATA * data, prior) and 16 * size <= available_bytes(joint.device)
 
 
