@@ -57,7 +57,7 @@ def test_a_discrete_site_is_summed_out_already() -> None:
     says(message(discrete, SCHOOLS, marginalise=["z"]), "'z'", "discrete", "summed out")
 
 
-@pytest.mark.parametrize(("outer", "part"), [(["sigma"], "['mu', 'tau', 'theta']"), ("tau", "marginalise=['tau']")])
+@pytest.mark.parametrize(("marginalise", "part"), [(["sigma"], "['mu', 'tau', 'theta']"), ("tau", "marginalise=['tau']")])
 def test_names_of_no_site(marginalise: object, part: str) -> None:
     says(message(schools_centred, SCHOOLS, marginalise=marginalise), "expected", part)
 
