@@ -13,7 +13,6 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count
-from pyro_evidence.structure.density import LinearPredictors
 from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.recognise import Structure
 
@@ -29,15 +28,11 @@ def block_density(joint: LogJoint, structure: Structure, active: Tensor) -> Bloc
         return found
     groups = structure.groups
     kept = active.new_zeros(0, dtype=torch.float64) if groups is None else groups.loc[found.held]
-    linear = _linear(structure)
+    linear = structure.linear or (structure.factors.linear if structure.factors is not None else None)
     density = BlockDensity(joint, found, linear, kept, _left_out(structure, active))
     if linear is not None and not density.explains(theta):
         return BlockDensity(joint, found, None, kept, density.left_out)
     return density
-
-
-def _linear(structure: Structure) -> LinearPredictors | None:
-    return structure.linear or (structure.factors.linear if structure.factors is not None else None)
 
 
 def _left_out(structure: Structure, active: Tensor) -> Callable[[Tensor], Tensor]:

@@ -94,7 +94,8 @@ def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> In
         orders.append((view.design, owner, kept[1].squeeze(-1), kept[2].squeeze(-1)))
     log_terms = total[:, :-1] + nodes.log_weights
     each = torch.cat([log_terms.logsumexp(0), total[0, -1:] + torch.as_tensor(read.rest).to(total)])
-    share = torch.cat([log_terms.softmax(0), _first_row(total)], 1)
+    first_row = torch.nn.functional.pad(total.new_ones(1, 1), (0, 0, 0, len(total) - 1))
+    share = torch.cat([log_terms.softmax(0), first_row], 1)  # what belongs to no block is the same at all nodes
     loc, precision = (x[p.shared] for x in read.prior)
     slope, curvature = -precision * (shared - loc), precision.diag()
     slopes = total.new_zeros(*share.shape, len(shared))
@@ -104,11 +105,6 @@ def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> In
         curvature = curvature - design.mT @ ((weight * second).sum(0).unsqueeze(-1) * design)
         slopes = slopes.index_add(1, owner, first.unsqueeze(-1) * design)
     return Integrals(each, slope, curvature - _spread(share[:, :-1], slopes[:, :-1]))
-
-
-def _first_row(total: Tensor) -> Tensor:
-    """The share of nodes in what belongs to no block, which is the same at all of them: the first counts."""
-    return torch.nn.functional.pad(total.new_ones(1, 1), (0, 0, 0, len(total) - 1))
 
 
 def _spread(share: Tensor, slopes: Tensor) -> Tensor:

@@ -40,7 +40,13 @@ def local(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph:
         own = own if create_graph and own.requires_grad else own.detach().requires_grad_()
         value = terms(own.unsqueeze(-2), shared)[..., 0, :]
         slope = pullback(value.sum(), own, create_graph=True)
-        rows = [_row(slope, own, mask, create_graph) for mask in _masks(p, own)]
+        place = torch.cat([torch.arange(f.shape[-1], device=own.device).repeat(len(f)) for f in p.fronts])
+        rows = [
+            pullback((slope * (place == k)).sum(), own, create_graph=create_graph)
+            if slope.requires_grad
+            else torch.zeros_like(own)
+            for k in range(p.width)
+        ]
     curvature, start = [], 0
     for front in p.fronts:
         part, shape = slice(start, start + front.numel()), (*own.shape[:-1], *front.shape)
@@ -49,18 +55,6 @@ def local(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph:
     if create_graph:
         return Local(value, slope, tuple(curvature))
     return Local(value.detach(), slope.detach(), tuple(c.detach() for c in curvature))
-
-
-def _masks(p: Partition, like: Tensor) -> list[Tensor]:
-    """For each place in a block, which coordinates have it."""
-    place = torch.cat([torch.arange(f.shape[-1], device=f.device).repeat(len(f)) for f in p.fronts])
-    return [(place == k).to(like) for k in range(p.width)]
-
-
-def _row(slope: Tensor, own: Tensor, mask: Tensor, create_graph: bool) -> Tensor:
-    if not slope.requires_grad:
-        return torch.zeros_like(own)
-    return pullback((slope * mask).sum(), own, create_graph=create_graph)
 
 
 @dataclass(frozen=True)
@@ -94,17 +88,13 @@ def block_modes(terms: Terms | RowTerms, own: Tensor, shared: Tensor, tolerance:
     before = torch.full_like(gained, math.inf)
     for _ in range(NUM_STEPS):
         step = solved(p, tuple(_positive(D) for D in here.curvature), here.slope)
-        decrement = _by_block(p, step * here.slope)
+        decrement = torch.zeros_like(gained).index_add(-1, p.block, step * here.slope)
         moving = (gained > _slack(terms, here)) | (decrement <= 0.5 * before)  # else it has come to rest, by rounding
         if not bool((moving & (decrement > tolerance)).any()):
             break
         own, new = _climbed(terms, own, shared, step, here, decrement)
         before, gained, here = decrement, (new.value - here.value)[..., :-1], new
     return Modes(own, here, tuple(_factor(D) for D in here.curvature))
-
-
-def _by_block(p: Partition, each: Tensor) -> Tensor:
-    return each.new_zeros(*each.shape[:-1], p.num_blocks).index_add(-1, p.block, each)
 
 
 def _slack(terms: Terms | RowTerms, here: Local) -> Tensor:

@@ -359,15 +359,13 @@ def cotangents(K: Tensor, mode: Mode, here: Likelihood) -> Cotangents:
     :param K: covariance of the predictor, without a graph.
     :param here: the likelihood at the mode.
     """
-    blocks = _posterior_blocks(K, mode.factor, here.eta.shape[-1])
+    num_coupled = here.eta.shape[-1]
+    if num_coupled == 1:
+        blocks = mode.factor.variance(K)[:, None, None]
+    else:
+        blocks = diagonal_blocks(K - mode.factor.explained(K), num_coupled)
     s = derivatives.pullback(-0.5 * (blocks * here.curvature).sum(), here.eta).reshape(-1, 1).double()
     v = (s - mode.factor.apply(K @ s)).squeeze(-1)
     half = 0.25 * mode.dual + 0.5 * v
     G = mode.factor.matrix().mul_(-0.5).addr_(mode.dual, half).addr_(half, mode.dual)
     return Cotangents(G, mode.dual + v, blocks, K @ v)
-
-
-def _posterior_blocks(K: Tensor, factor: Factor, num_coupled: int) -> Tensor:
-    if num_coupled == 1:
-        return factor.variance(K)[:, None, None]
-    return diagonal_blocks(K - factor.explained(K), num_coupled)
