@@ -87,17 +87,13 @@ def block_modes(terms: Terms | RowTerms, own: Tensor, shared: Tensor, tolerance:
     before = torch.full_like(gained, math.inf)
     for _ in range(NUM_STEPS):
         step = solved(p, tuple(_positive(D) for D in here.curvature), here.slope)
-        decrement = _by_block(p, step * here.slope)
+        decrement = torch.zeros_like(gained).index_add(-1, p.block, step * here.slope)
         moving = (gained > _slack(terms, here)) | (decrement <= 0.5 * before)  # else it has come to rest, by rounding
         if not bool((moving & (decrement > tolerance)).any()):
             break
         own, new = _climbed(terms, own, shared, step, here, decrement)
         before, gained, here = decrement, (new.value - here.value)[..., :-1], new
     return Modes(own, here, tuple(_factor(D) for D in here.curvature))
-
-
-def _by_block(p: Partition, each: Tensor) -> Tensor:
-    return each.new_zeros(*each.shape[:-1], p.num_blocks).index_add(-1, p.block, each)
 
 
 def _slack(terms: Terms | RowTerms, here: Local) -> Tensor:

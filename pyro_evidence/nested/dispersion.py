@@ -102,18 +102,17 @@ def _child(name: str, fn: Any) -> Child | None:
 
 
 def _mirrored(name: str, fn: Any, draws: Tensor) -> Tensor:
-    """Draws and their mirror images about the centre in unconstrained space."""
+    """Draws and their mirror images about the centre in unconstrained space.
+
+    The centre is the mean where that is the same there, else the median of the draws.
+    """
     transform = bijection(name, fn)
     y = transform.inv(draws)
-    return transform(torch.cat([y, 2.0 * _centre(fn, y) - y]))
-
-
-def _centre(fn: Any, y: Tensor) -> Tensor:
-    """The middle of a density in unconstrained space: its mean where that is the same there, else of draws."""
-    mean = fn.mean.detach().expand(fn.shape()) if is_real(fn) else y[0] * torch.nan
-    return (
-        torch.where(torch.isfinite(mean), mean, y.median(0).values) if mean.shape == y.shape[1:] else y.median(0).values
-    )
+    centre = y.median(0).values
+    mean = fn.mean.detach().expand(fn.shape()) if is_real(fn) else centre
+    if mean.shape == centre.shape:
+        centre = torch.where(torch.isfinite(mean), mean, centre)
+    return transform(torch.cat([y, 2.0 * centre - y]))
 
 
 def is_real(fn: Any) -> bool:
@@ -169,8 +168,9 @@ def _spreads(own: Tensor, others: list[Tensor], child: Child, here: Run) -> bool
 
 
 def _even_share(slope: Tensor) -> float:
-    """How much of a change is the same on both sides of the centre."""
-    even, odd = _even(slope), _odd(slope)
+    """How much of a change is the same on both sides of the centre, of mirrored pairs."""
+    above, below = slope.chunk(2)
+    even, odd = _centred(0.5 * (above + below)), 0.5 * (above - below)
     return _share(even, torch.cat([even, odd]))
 
 
@@ -178,17 +178,6 @@ def _share(part: Tensor, whole: Tensor) -> float:
     """Sum of squares of one in that of the other, each centred."""
     total = _centred(whole).square().sum()
     return float(_centred(part).square().sum() / total) if bool(total > 0) else 0.0
-
-
-def _even(slope: Tensor) -> Tensor:
-    """Half the sum over mirrored pairs."""
-    above, below = slope.chunk(2)
-    return _centred(0.5 * (above + below))
-
-
-def _odd(slope: Tensor) -> Tensor:
-    above, below = slope.chunk(2)
-    return 0.5 * (above - below)
 
 
 def _unexplained(own: Tensor, others: list[Tensor]) -> Tensor:

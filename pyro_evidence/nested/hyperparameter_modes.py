@@ -191,7 +191,8 @@ def _elsewhere(found: OuterMode) -> Tensor:
     profiles = found.profile.reshape(found.straight.num_dims, -1)
     beyond = torch.cat([_beyond_valleys(profiles).reshape(-1), height.new_zeros(len(drawn)).bool()])
     far = found.straight.inverse(points).norm(dim=-1) > -PROBES[0]
-    chosen = (height > found.profile.amax() - WORTH) & (far & (height > _fallen(profiles)) | beyond)
+    fallen = torch.maximum(profiles[:, 0], profiles[:, -1]).amax() + HILL  # at the ends of the highest axis
+    chosen = (height > found.profile.amax() - WORTH) & (far & (height > fallen) | beyond)
     return points[chosen][height[chosen].argsort(descending=True)]
 
 
@@ -205,11 +206,6 @@ def _prior_draws(found: OuterMode) -> Tensor:
         draws = [p.transform.inv(nodes[p.name]["fn"].sample((16,))).reshape(16, -1).double() for p in parts]
     rows = torch.cat(draws, -1)
     return rows[torch.isfinite(rows).all(-1)]
-
-
-def _fallen(profiles: Tensor) -> Tensor:
-    """How low the log density has fallen at the ends of the axes where it is highest there."""
-    return torch.maximum(profiles[:, 0], profiles[:, -1]).amax() + HILL
 
 
 def _beyond_valleys(profiles: Tensor) -> Tensor:

@@ -1,18 +1,18 @@
 """Laplace inside, at many values of what is outside."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.blocks.marginal import Place, near_places
+from pyro_evidence.blocks.marginal import near_places
 from pyro_evidence.laplace import approximation_rows
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, state_at, state_of_blocks
 from pyro_evidence.nested.skewness import Profiles
 from pyro_evidence.numerics import batched, newton
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision, Separate
-from pyro_evidence.structure.factor_mode import StructuredMode
 
 NUMBERS = 2**23  # of all Hessians in one batch
 MAX_DIMS = 200  # coordinates up to which Hessians of several rows are worth a batch
@@ -77,15 +77,11 @@ def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) ->
         parts.append(approximation_rows.laplace_rows(problem, t, active, s))
     u, tril = torch.cat([p.u for p in parts]), torch.cat([p.tril for p in parts])
     log_evidence = torch.cat([p.objective for p in parts])
-    failed = torch.nonzero(log_evidence == -torch.inf).flatten().tolist() if thorough else []
-    for row in failed:
+    for row in torch.nonzero(log_evidence == -torch.inf).flatten().tolist() if thorough else []:
         state = _state(problem, theta[row], start[row], thorough)
         if state is not None:
-            u[row], log_evidence[row], tril[row] = (
-                state.u,
-                state.log_evidence,
-                precision_tril(state.precision, len(state.u)),
-            )
+            u[row], log_evidence[row] = state.u, state.log_evidence
+            tril[row] = precision_tril(state.precision, len(state.u))
     return u, Dense(tril), log_evidence
 
 
@@ -102,30 +98,22 @@ def _one_by_one(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) 
 
 def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState | None]:
     """The states to which a few steps lead that all rows take together, where blocks or factors are known."""
-    if problem.marginal is None and (problem.factors is None or problem.nodes != 1):
-        return [None] * len(theta)
-    prior = log_priors(problem, theta)
+    found: list[LaplaceState | None] = [None] * len(theta)
     if problem.marginal is not None:
-        places = near_places(problem.marginal, theta, start)
-        return [_of_blocks(problem, *row) for row in zip(theta, places, prior, strict=True)]
-    rows = zip(theta, _near_modes(problem, theta, start), prior, strict=True)
-    return [None if m is None else state_at(problem, t, m, 0, log_hyperprior=p) for t, m, p in rows]
-
-
-def _of_blocks(problem: Problem, theta: Tensor, place: Place | None, prior: Tensor) -> LaplaceState | None:
-    """The state at a place; None where there is none, or its curvature is no mode's."""
-    try:
-        return None if place is None else state_of_blocks(problem, theta, place, prior)
-    except ArithmeticError:
-        return None
-
-
-def _near_modes(problem: Problem, theta: Tensor, start: Tensor) -> list[StructuredMode | None]:
-    factors, limits = problem.factors, newton.Limits(problem.tolerance, 50, slack=problem.slack)
-    assert factors is not None
-    size = max(1, ROWS_BYTES // (problem.joint.row_bytes or ROWS_BYTES))
-    parts = zip(start.split(size), theta.split(size), strict=True)
-    return [mode for part in parts for mode in factors.near_modes(*part, limits)]
+        prior = log_priors(problem, theta)
+        for row, place in enumerate(near_places(problem.marginal, theta, start)):
+            if place is not None:
+                with suppress(ArithmeticError):  # its curvature may be no mode's
+                    found[row] = state_of_blocks(problem, theta[row], place, prior[row])
+    elif problem.factors is not None and problem.nodes == 1:
+        prior, size = log_priors(problem, theta), max(1, ROWS_BYTES // (problem.joint.row_bytes or ROWS_BYTES))
+        limits = newton.Limits(problem.tolerance, 50, slack=problem.slack)
+        parts = zip(start.split(size), theta.split(size), strict=True)
+        modes = [mode for part in parts for mode in problem.factors.near_modes(*part, limits)]
+        for row, mode in enumerate(modes):
+            if mode is not None:
+                found[row] = state_at(problem, theta[row], mode, 0, log_hyperprior=prior[row])
+    return found
 
 
 def precision_tril(precision: Precision, size: int) -> Tensor:

@@ -58,13 +58,11 @@ class OuterMode:
 
         :param start: of the searches, ``(R, D)``; by default where the mode is expected to first order.
         """
-        start = self._expected(phi) if start is None else start
+        if start is None:
+            moved = (phi - self.centre) @ self.follows.mT
+            far = moved.abs().amax(-1, keepdim=True).clamp(min=5.0)  # first order is not to be trusted beyond that
+            start = self.state.u + moved * (5.0 / far)
         return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough)
-
-    def _expected(self, phi: Tensor) -> Tensor:
-        moved = (phi - self.centre) @ self.follows.mT
-        far = moved.abs().amax(-1, keepdim=True).clamp(min=5.0)  # first order is not to be trusted beyond that
-        return self.state.u + moved * (5.0 / far)
 
     @property
     def names(self) -> list[str]:
@@ -264,13 +262,12 @@ def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> d
         z = step * found.centre.new_tensor(cells)
         height |= zip(cells, found.inner(found.straight.forward(z), thorough=False).log_density.tolist(), strict=True)
         low = max(height.values()) - SHALLOW
-        front = {n for c in cells if height[c] > low for n in _neighbours(c) if n not in height}
+        front = set()
+        for cell, axis, side in itertools.product(cells, range(len(cells[0])), (-1, 1)):
+            if height[cell] > low:
+                front.add((*cell[:axis], cell[axis] + side, *cell[axis + 1 :]))
+        front -= height.keys()
     return height
-
-
-def _neighbours(cell: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    for axis, side in itertools.product(range(len(cell)), (-1, 1)):
-        yield (*cell[:axis], cell[axis] + side, *cell[axis + 1 :])
 
 
 def _products(found: OuterMode, where: Standardisation) -> Iterator[Integral]:

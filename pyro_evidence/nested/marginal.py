@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.distributions.transforms import IndependentTransform, Transform
+from torch.distributions.transforms import IndependentTransform
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.nested.integration import Integral
@@ -63,7 +63,11 @@ def constrained(part: Coordinate, x: Tensor, density: Tensor) -> Marginal:
 
     :raises BadInput: where an element of the site depends on several unconstrained ones.
     """
-    if part.shape != part.unconstrained_shape or not _is_elementwise(part.transform):
+    transform = part.transform
+    elementwise = (
+        is_identity(transform) or isinstance(transform, IndependentTransform) or not transform.domain.event_dim
+    )
+    if part.shape != part.unconstrained_shape or not elementwise:
         raise BadInput(
             f"site '{part.name}', shape {tuple(part.shape)}, has elements that depend on several unconstrained "
             f"coordinates each ({type(part.transform).__name__}), so that no single one has a density to show. Use "
@@ -71,15 +75,10 @@ def constrained(part: Coordinate, x: Tensor, density: Tensor) -> Marginal:
         )
     plain = unconstrained(x.reshape(-1, *part.shape), density.reshape(-1, *part.shape))
     values = part.transform(plain.values)
-    transform = part.transform
     while isinstance(transform, IndependentTransform):
         transform = transform.base_transform
     log_slope = transform.log_abs_det_jacobian(plain.values, values) + torch.zeros_like(values)
     return Marginal(values, plain.density * (-log_slope).exp(), plain.mass)
-
-
-def _is_elementwise(transform: Transform) -> bool:
-    return is_identity(transform) or isinstance(transform, IndependentTransform) or not transform.domain.event_dim
 
 
 def unconstrained(x: Tensor, density: Tensor) -> Marginal:
@@ -129,7 +128,7 @@ def marginalised_density(integral: Integral, index: int) -> tuple[Tensor, Tensor
     last = density.last_given_others(z)
     rest = turned.axes.forward(torch.cat([z, z.new_zeros(len(z), 1)], -1)) * turned.basis[index]
     t = (x - where.centre[index] - rest[:, :-1].sum(-1, keepdim=True)) / turned.basis[index, -1]
-    own = _axis(turned.axes, where.num_dims - 1)
+    own = AxisMap(*(part[-1:] for part in vars(turned.axes).values()))
     along = own.inverse(t.unsqueeze(-1))
     slope = own.log_slope(along).exp() * turned.basis[index, -1].abs()
     return x, (last.prob(along.squeeze(-1)) / slope).mean(0)
@@ -139,7 +138,3 @@ def _turned(where: Standardisation, order: tuple[int, ...]) -> Standardisation:
     """The chart with its axes in another order."""
     axes = AxisMap(*(part[list(order)] for part in vars(where.axes).values()))
     return replace(where, basis=where.basis[:, list(order)], axes=axes)
-
-
-def _axis(axes: AxisMap, index: int) -> AxisMap:
-    return AxisMap(*(part[index : index + 1] for part in vars(axes).values()))

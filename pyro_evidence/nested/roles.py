@@ -21,28 +21,40 @@ from pyro_evidence.settings import seeded
 EXACT = 1e-12  # share of squares that rounding leaves in float64
 
 
-def multiplies(joint: LogJoint, site: Coordinate, theta: Tensor, seed: int) -> bool:
-    """Whether the likelihood sees ``site`` as a factor of other, real-valued sites.
+def multiplying(joint: LogJoint, candidates: Sequence[Coordinate], theta: Tensor) -> set[str]:
+    """Those of ``candidates`` that the likelihood sees as factors of other, real-valued sites.
 
     Either exactly, ``s dL/ds = sum_j c_j w_j dL/dw_j`` with constants ``c`` (the likelihood depends on the product), or
     through them alone: where all sites whose prior is symmetric about zero are zero, ``dL/ds`` is zero, in every state
     of the discrete sites.
     """
     real = [p for p in joint.latents if is_identity(p.transform)]
-    if not real:
-        return False
-    u = _points(joint, 2 * len(real) + 6, seed)
+    if not real or not candidates:
+        return set()
+    shape = (2 * len(real) + 6, joint.latents.size)
+    u = torch.randn(shape, generator=seeded(2), dtype=torch.float64).to(joint.device)
     slope = _slopes(joint, u, theta, _log_likelihood)
-    own = _scaling(joint, site, u, slope)
-    if not bool(torch.isfinite(slope).all()) or not bool((own.abs() > 0).any()):
-        return False
-    return _is_product(own, [_scaling(joint, p, u, slope) for p in real]) or _vanishes(joint, site, real, u[:2], theta)
-
-
-def _points(joint: LogJoint, num: int, seed: int) -> Tensor:
-    generator = seeded(seed)
-    u = torch.randn(num, joint.latents.size, generator=generator, dtype=torch.float64)
-    return u.to(joint.device)
+    rates = {p.name: _scaling(joint, p, u, slope) for p in (*real, *candidates)}
+    seen = [p for p in candidates if bool((rates[p.name] != 0).any())]
+    if not seen or not bool(torch.isfinite(slope).all()):
+        return set()
+    others = [rates[p.name] for p in real if bool((rates[p.name] != 0).any())]
+    X = torch.stack([rate / rate.norm() for rate in others] or [torch.zeros_like(u[:, 0])], -1)
+    found, at_zero = set(), u[:2].clone()
+    for p in seen:
+        own = rates[p.name]
+        rest = own - X @ (torch.linalg.pinv(X) @ own)
+        if bool(rest.square().sum() <= EXACT * own.square().sum()):
+            found.add(p.name)
+    if len(found) == len(seen):
+        return found
+    nodes = joint.trace(u[0], theta).nodes
+    for part in real:
+        if _is_symmetric(nodes[part.name]["fn"]):
+            at_zero[:, joint.latents.slices[part.name]] = 0.0
+    slope = _slopes(joint, at_zero, theta, _every_state).abs()
+    moving = (slope > EXACT * slope.max()).any(0)
+    return found | {p.name for p in seen if not bool(moving[joint.latents.slices[p.name]].any())}
 
 
 def _slopes(joint: LogJoint, u: Tensor, theta: Tensor, value_of: Callable[[LogJoint, Trace], Tensor]) -> Tensor:
@@ -68,15 +80,13 @@ def _log_likelihood(joint: LogJoint, trace: Trace) -> Tensor:
 
 def _every_state(joint: LogJoint, trace: Trace) -> Tensor:
     """The log densities of data and discrete sites in all states of the latter, added with weights of no pattern."""
-    names = (*joint.discrete, *joint.observed)
+    names, total = (*joint.discrete, *joint.observed), torch.zeros((), device=joint.device).double()
     trace.compute_log_prob(lambda name, _: name in names)
-    return torch.stack([_mixed(trace.nodes[name]["log_prob"].double()) for name in names]).sum()
-
-
-def _mixed(cells: Tensor) -> Tensor:
-    """Sum of possible cells, each with its own weight."""
-    weight = 1.5 + torch.arange(1.0, cells.numel() + 1.0, device=cells.device).sin().reshape(cells.shape)
-    return (weight * torch.where(torch.isfinite(cells), cells, 0.0)).sum()
+    for name in names:
+        cells = trace.nodes[name]["log_prob"].double()
+        weight = 1.5 + torch.arange(1.0, cells.numel() + 1.0, device=cells.device).sin().reshape(cells.shape)
+        total = total + (weight * torch.where(torch.isfinite(cells), cells, 0.0)).sum()
+    return total
 
 
 def _scaling(joint: LogJoint, site: Coordinate, u: Tensor, slope: Tensor) -> Tensor:
@@ -91,22 +101,6 @@ def _scaling(joint: LogJoint, site: Coordinate, u: Tensor, slope: Tensor) -> Ten
     rate = torch.autograd.grad(x.sum(), before)[0]
     move = torch.where(rate != 0, x.detach() / rate, 0.0)  # of u, where x is multiplied by 1 + e
     return (move.reshape(len(u), -1) * slope[:, block]).sum(-1)
-
-
-def _is_product(own: Tensor, others: Sequence[Tensor]) -> bool:
-    X = torch.stack([other / other.norm() for other in others if bool((other.abs() > 0).any())] or [0.0 * own], -1)
-    found = torch.linalg.pinv(X) @ own
-    return bool((own - X @ found).square().sum() <= EXACT * own.square().sum())
-
-
-def _vanishes(joint: LogJoint, site: Coordinate, real: Sequence[Coordinate], u: Tensor, theta: Tensor) -> bool:
-    nodes = joint.trace(u[0], theta).nodes
-    u = u.clone()
-    for part in real:
-        if _is_symmetric(nodes[part.name]["fn"]):
-            u[:, joint.latents.slices[part.name]] = 0.0
-    slope = _slopes(joint, u, theta, _every_state)
-    return not bool((slope[:, joint.latents.slices[site.name]].abs() > EXACT * slope.abs().max()).any())
 
 
 def _is_symmetric(fn: Any) -> bool:
@@ -182,17 +176,14 @@ def _check_proper(joint: LogJoint, chosen: Sequence[str]) -> None:
 
 def _check_size(joint: LogJoint, chosen: Sequence[str]) -> None:
     sizes = {p.name: p.size for p in joint.latents if p.name in chosen}
+    largest = sorted(sizes, key=sizes.__getitem__)[-1:]
     if sum(sizes.values()) > MOST:
         raise BadInput(
             f"sites {sizes} set the spread of others and would be integrated numerically, but they have "
             f"{sum(sizes.values())} coordinates together; at most {MOST} can be. For a scale of each weight use REVM, "
-            f"which learns them; or run NUTS on the model; or maximise the larger ones, maximise={_largest(sizes)}; or "
+            f"which learns them; or run NUTS on the model; or maximise the larger ones, maximise={largest}; or "
             "name the few that matter in marginalise=[...]; marginalise=() puts one Gaussian over everything."
         )
-
-
-def _largest(sizes: dict[str, int]) -> list[str]:
-    return [max(sizes, key=lambda name: sizes[name])]
 
 
 def sites_to_marginalise(joint: LogJoint) -> tuple[str, ...]:
@@ -211,7 +202,7 @@ def sites_to_marginalise(joint: LogJoint) -> tuple[str, ...]:
         along = torch.stack([_along(joint, p, u, generator) for p in joint.latents])
         changes = dict(zip(joint.latents.names, here.changes(along), strict=True))
         taken |= {p.name for p in candidates if dispersion.spreads(p.name, changes, here)}
-    taken |= {p.name for p in candidates if p.name not in taken and multiplies(joint, p, theta, seed=2)}
+    taken |= multiplying(joint, [p for p in candidates if p.name not in taken], theta)
     taken |= _seen_by_factors(here, candidates, taken)
     found = _closed(taken, candidates, changes)
     return found if len(found) < len(joint.latents.parts) else ()

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
 from pyro_evidence.numerics.linalg import Label
-from pyro_evidence.numerics.line_search import Backtracking, Line, SearchPoint, along_step, clear_rise
+from pyro_evidence.numerics.line_search import Backtracking, Line, Real, SearchPoint, along_step, clear_rise
 
 SEARCH = Backtracking(clear_rise)
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
@@ -85,13 +85,14 @@ class Limits:
     watch: Watch = no_callback  # told every row's log joint
     slack: float = 1e-14  # relative rounding of the log joint, a sum over data
 
-    def is_small(self, decrement: Tensor, before: Tensor) -> Tensor:
+    def is_small(self, decrement: Real, before: Real) -> Real:
         """Whether decrements are far below the tolerance, or below it and no longer falling for rounding."""
-        return decrement <= torch.where(decrement > 0.1 * before, self.tolerance, self.tolerance**1.4)
+        falling = decrement <= 0.1 * before
+        return decrement <= self.tolerance ** (1.0 + 0.4 * falling)
 
-    def is_resting(self, decrement: Tensor, log_joint: Tensor) -> Tensor:
+    def is_resting(self, decrement: Real, log_joint: Real) -> Real:
         """Whether decrements are at the rounding of the log joint."""
-        return decrement <= self.tolerance * (1.0 + log_joint.abs())
+        return decrement <= self.tolerance * (1.0 + abs(log_joint))
 
 
 def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:

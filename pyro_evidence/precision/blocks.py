@@ -103,16 +103,15 @@ class BlockPlan:
             family.scatter(flat, own)
         factors = tuple(self._eliminate(step, flat, label) for step in self.steps)
         rest = self.remainder(flat)
-        tril = cholesky(rest, "posterior precision A, eliminated blocks apart", lambda row: self._named(row, label))
+        tril = cholesky(
+            rest, "posterior precision A, eliminated blocks apart", lambda row: label(int(self.order.rest[row]))
+        )
         return BlockPrecision(self, factors, tril)
 
     def remainder(self, flat: Tensor) -> Tensor:
         """The dense remainder, ``(P, P)``: a part of the flat vector."""
         count = len(self.order.rest)
         return flat[: (count + 1) ** 2].view(count + 1, count + 1)[:count, :count]
-
-    def _named(self, row: int, label: Label) -> str:
-        return label(int(self.order.rest[row]))
 
     def _eliminate(self, step: Step, flat: Tensor, label: Label) -> "Factor":
         panel, width = step.panel(flat), step.own.shape[-1]
@@ -145,16 +144,12 @@ def block_plan(pattern: Pattern, order: Order) -> BlockPlan:
     places = layout(order, pattern.size)
     families = tuple(_family(index, places) for index in pattern.index)
     fronts = [front for level in order.levels for front in level]
-    sizes = [front.own.numel() // max(1, front.own.shape[-1]) * _panel(front) for front in fronts]
+    sizes = [front.own.numel() * (front.own.shape[-1] + front.border.shape[-1]) for front in fronts]
     start, steps = (len(order.rest) + 1) ** 2, []
     for front, size in zip(fronts, sizes, strict=True):
         steps.append(_step(front, slice(start, start + size), places, order))
         start += size
     return BlockPlan(pattern.size, order, places, families, tuple(steps))
-
-
-def _panel(front: Fronts) -> int:
-    return front.own.shape[-1] * (front.own.shape[-1] + front.border.shape[-1])
 
 
 def _family(index: Tensor, places: Layout) -> Family:
@@ -258,12 +253,9 @@ class BlockPrecision(Precision):
             panel[..., width:] = -full.gather(-1, step.neighbours.unsqueeze(1).expand_as(W))
         else:
             for part in step.supernode_slices() if step.border.shape[-1] else []:
-                panel[part, :, width:] = -(W[part] @ self._among_neighbours(step, part, flat))
+                places = self.plan.neighbours(step, part)
+                panel[part, :, width:] = -(W[part] @ flat.index_select(0, places.flatten()).view(places.shape))
         panel[..., :width] = half - panel[..., width:] @ W.mT
-
-    def _among_neighbours(self, step: Step, part: slice, flat: Tensor) -> Tensor:
-        places = self.plan.neighbours(step, part)
-        return flat.index_select(0, places.flatten()).view(places.shape)
 
     @cached_property
     def adjoint(self) -> Elements:

@@ -19,6 +19,7 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
 from pyro_evidence.numerics.line_search import first_accepted
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, curvature_graph, slope_and_curvature
+from pyro_evidence.numerics.newton import Limits
 
 Sloped = Callable[[Tensor], tuple[Tensor, Tensor, Callable[[], Tensor]]]  # as of slope_and_curvature
 LEAST_SHARE = 1e-3  # W times a posterior variance, below which one minus it has lost three digits
@@ -267,19 +268,21 @@ def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = no
     :param start: an ``eta`` ``(N, C)`` near the mode; any will do, the prior mean is tried as well.
     :param tolerance: twice the rise, nats, that counts as none.
     """
-    known: Factorised | None = None
-    point, before = _start(latent, start), float("inf")
-    for _ in range(100):
-        known = _factorised(latent, point, known)
-        factor, definite, _ = known
-        step = _newton(latent, point, factor)
+    limits, point, before = Limits(tolerance, 100), _start(latent, start), float("inf")
+    W: Tensor | None = None
+    for _ in range(limits.num_steps):
+        new_W = point.curvature()[0].double()
+        if W is None or not torch.equal(new_W, W):  # else the same everywhere, as of Gaussian noise
+            W = new_W
+            factor, definite = factorise(latent, W)
         rise = point.slope - point.dual
+        step = rise - factor.apply((latent.covariance @ rise).unsqueeze(-1)).squeeze(-1)  # (I + W K)^-1 rise
         away = latent.covariance @ step
         decrement = float(rise @ away)
-        small = decrement <= (tolerance if decrement > 0.1 * before else tolerance**1.4)
+        small = limits.is_small(decrement, before)
         moved = None if small else _moved(latent, point, (step, away), decrement, tolerance)
         if moved is None:
-            resting = abs(decrement) <= tolerance * (1.0 + abs(point.value))
+            resting = limits.is_resting(abs(decrement), point.value)
             break
         point, before, resting = moved, decrement, False
         watch(torch.tensor([point.value]))
@@ -300,21 +303,6 @@ def _start(latent: Latent, start: Tensor) -> _Point:
                 return warm
     zero = torch.zeros_like(latent.mean).reshape(-1)
     return _point(latent, zero, zero)
-
-
-Factorised = tuple[Factor, bool, Tensor]  # whether it is exact, and the curvature that it is of
-
-
-def _factorised(latent: Latent, point: _Point, known: Factorised | None) -> Factorised:
-    """The factor at a point: the one that is known, where curvature is the same everywhere, as of Gaussian noise."""
-    W = point.curvature()[0].double()
-    return known if known is not None and torch.equal(W, known[2]) else (*factorise(latent, W), W)
-
-
-def _newton(latent: Latent, point: _Point, factor: Factor) -> Tensor:
-    """The Newton step ``(I + W K)^-1 (slope - dual)``."""
-    rise = (point.slope - point.dual).unsqueeze(-1)
-    return (rise - factor.apply(latent.covariance @ rise)).squeeze(-1)
 
 
 def _moved(
@@ -371,15 +359,13 @@ def cotangents(K: Tensor, mode: Mode, here: Likelihood) -> Cotangents:
     :param K: covariance of the predictor, without a graph.
     :param here: the likelihood at the mode.
     """
-    blocks = _posterior_blocks(K, mode.factor, here.eta.shape[-1])
+    num_coupled = here.eta.shape[-1]
+    if num_coupled == 1:
+        blocks = mode.factor.variance(K)[:, None, None]
+    else:
+        blocks = diagonal_blocks(K - mode.factor.explained(K), num_coupled)
     s = derivatives.pullback(-0.5 * (blocks * here.curvature).sum(), here.eta).reshape(-1, 1).double()
     v = (s - mode.factor.apply(K @ s)).squeeze(-1)
     half = 0.25 * mode.dual + 0.5 * v
     G = mode.factor.matrix().mul_(-0.5).addr_(mode.dual, half).addr_(half, mode.dual)
     return Cotangents(G, mode.dual + v, blocks, K @ v)
-
-
-def _posterior_blocks(K: Tensor, factor: Factor, num_coupled: int) -> Tensor:
-    if num_coupled == 1:
-        return factor.variance(K)[:, None, None]
-    return diagonal_blocks(K - factor.explained(K), num_coupled)
