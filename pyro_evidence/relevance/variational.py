@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.iterate import Status
@@ -99,17 +100,13 @@ def local_bound(target: Target) -> Piece:
 
 
 @dataclass(frozen=True)
-class BoundSums:
-    """What rows add up under some ``q(w)``, by the bound that is tightest there; ``a + b`` are those of both."""
+class BoundSums(Statistics):
+    """What rows add up under some ``q(w)``, by the bound that is tightest there."""
 
     precision: Tensor  # (M, M) J'BJ
     slope: Tensor  # (M,) J'(b - B c), at weights of zero
     expected: Tensor  # () expected log likelihood, nats
     squares: Tensor  # () expected squared residuals in units of the starting noise
-
-    def __add__(self, other: "BoundSums") -> "BoundSums":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return BoundSums(*(a + b for a, b in pairs))
 
     @staticmethod
     def of(piece: Piece, eta: Tensor, second: Tensor) -> "BoundSums":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
-from pyro_evidence.data.ranks import Communicator
+from pyro_evidence.data.ranks import Communicator, Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
@@ -184,16 +184,12 @@ def precision(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Totals:
-    """What one pass adds up at some points; ``a + b`` are those of both chunks."""
+class Totals(Statistics):
+    """What one pass adds up at some points."""
 
     value: Tensor  # (R,) log likelihood, nats
     gradient: Tensor  # (R, D)
     precision: Tensor  # (R, D, D)
-
-    def __add__(self, other: "Totals") -> "Totals":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Totals(*(a + b for a, b in pairs))
 
 
 @dataclass(frozen=True)
