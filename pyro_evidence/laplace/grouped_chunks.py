@@ -195,12 +195,6 @@ def value(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
 
 
 @torch.enable_grad()
-def slope(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
-    """Its derivative in shared coordinates, which require a gradient, ``(R, P)``."""
-    return pullback(value(groups, u, theta).sum(), u, create_graph=True)
-
-
-@torch.enable_grad()
 def precision(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
     """Minus its second derivative, ``(R, P, P)``: the groups' Schur complement."""
     graph = u.requires_grad or theta.requires_grad
@@ -219,7 +213,7 @@ def _totals(groups: Groups, u: Tensor, theta: Tensor) -> Totals:
     return Totals(height.detach(), rise.detach(), -second(False))
 
 
-PROFILE = Summands(value, slope, precision, _totals)
+PROFILE = Summands(value, precision, _totals)
 
 
 WIDEST = 200  # coordinates of one group
