@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from pyro_evidence import files
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, Communicator
 from pyro_evidence.errors import BadInput
 
+NO_CHUNK = "no chunk, not even an empty one"
 FEW = 256  # rows on which a model is recognised where others hold more
 Chunks = Iterable[Sequence[Any]]  # the model's positional arguments for some of the rows, as often as asked
 
@@ -86,8 +88,7 @@ def looked_through(
     :raises BadInput: on every process what is wrong on one of them, and where they are of different kinds.
     """
     num, first = 0, ""
-    wrong: Exception | None = None
-    try:
+    with heard_by_all(join):
         require_repeatable(chunks)
         for number, chunk in enumerate(chunks):
             args = arguments(number, chunk)
@@ -98,14 +99,22 @@ def looked_through(
             if rows:
                 check(number, args)
             num += rows
-    except Exception as error:  # every process hears of it before one raises
-        wrong = error
-    join.raise_together(wrong)
-    join.check_equal("models, columns or dtypes", first or "no chunk, not even an empty one")
+    join.check_equal("models, columns or dtypes", first or NO_CHUNK)
     counts = tuple(int(x) for x in join.gathered(torch.tensor([float(num)], dtype=torch.float64)))
     if not sum(counts):
         raise BadInput("the chunks hold no rows; expected at least one.")
     return counts
+
+
+@contextmanager
+def heard_by_all(join: Communicator) -> Iterator[None]:
+    """Inside, an error of one process is raised by all of them, at the end."""
+    wrong: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        wrong = error
+    join.raise_together(wrong)
 
 
 def agree_on_kind(
@@ -118,9 +127,8 @@ def agree_on_kind(
     """
     if join is SINGLE_PROCESS:
         return require_repeatable(chunks)
-    wrong: Exception | None = None
-    first = "no chunk, not even an empty one"
-    try:
+    first = NO_CHUNK
+    with heard_by_all(join):
         require_repeatable(chunks)
         for chunk in chunks:
             first = kind(model, arguments(0, chunk))
@@ -128,9 +136,6 @@ def agree_on_kind(
         for _, args in with_rows(chunks):
             make(few(args))
             break
-    except Exception as error:  # every process hears of it before one raises
-        wrong = error
-    join.raise_together(wrong)
     join.check_equal("models, columns or dtypes", first)
 
 

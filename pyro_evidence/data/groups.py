@@ -86,17 +86,16 @@ def require_whole(chunks: Any, found: Sequence[Labels], join: Communicator) -> N
     """
     groups = getattr(chunks, "groups", None)
     own = [{-1: groups}] if isinstance(groups, Tensor) else found
-    places = {str(p): [all(p in x for x in own), _are_numbers(p, own)] for x in own for p in x}
+    places = {}
+    for place in {place for labels in own for place in labels}:
+        values = [labels[place] for labels in own if place in labels]
+        numbered = all(torch.equal(x, torch.arange(len(x)).to(x)) for x in values)
+        places[str(place)] = [len(values) == len(own), numbered]
     said = [json.loads(text) for text in join.gather_str(json.dumps([len(own), places]))]
     known = [here for count, here in said if count]
     for place in sorted(set.intersection(*(set(x) for x in known)) if known else ()):
         if all(x[place][0] for x in known) and not all(x[place][1] for x in known):
             _require_once(int(place), own, join)
-
-
-def _are_numbers(place: int, own: Sequence[Labels]) -> bool:
-    """Whether the labels of every chunk are 0, 1, ..."""
-    return all(torch.equal(x[place], torch.arange(len(x[place])).to(x[place])) for x in own if place in x)
 
 
 def _require_once(place: int, own: Sequence[Labels], join: Communicator) -> None:

@@ -16,6 +16,14 @@ class Addable(Protocol):
         """Sums of both passes together."""
 
 
+class Statistics:
+    """A frozen dataclass of tensors, which are added up field by field: ``a + b`` are those of both sets of rows."""
+
+    def __add__(self, other: Any) -> Any:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return type(self)(*(a + b for a, b in pairs))
+
+
 Sums = TypeVar("Sums", bound=Addable)
 Piece = TypeVar("Piece")
 

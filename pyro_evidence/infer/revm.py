@@ -41,7 +41,10 @@ def isotropic_evidence(weights: Weights, settings: REVMSettings) -> float:
     They lie around the largest curvature of the likelihood at weights of zero: the columns' units count for nothing.
     """
     start = torch.zeros(len(weights.order), dtype=torch.float64)
-    middle, ratio = _log_curvature(weights, start), 0.6180339887498949
+    free = Penalised(weights.target, torch.zeros_like(start))
+    largest = float(free.precision(start.unsqueeze(0), start.new_zeros(0))[0].diagonal()[: weights.num_weights].max())
+    middle = math.log10(largest) if 0.0 < largest < math.inf else 0.0
+    ratio = 0.5 * (math.sqrt(5.0) - 1.0)
     low, high = middle - 5.0, middle + 3.0
     inner = [high - ratio * (high - low), low + ratio * (high - low)]
     heights = [_isotropic(weights, 10.0**p, start) for p in inner]
@@ -53,13 +56,6 @@ def isotropic_evidence(weights: Weights, settings: REVMSettings) -> float:
             low, inner = inner[0], [inner[1], inner[0] + ratio * (high - inner[0])]
             heights = [heights[1], _isotropic(weights, 10.0 ** inner[1], start)]
     return float(10.0 ** (0.5 * (low + high)))
-
-
-def _log_curvature(weights: Weights, start: Tensor) -> float:
-    """Decimal logarithm of the largest second derivative of the likelihood by a weight; 0 where there is none."""
-    free = Penalised(weights.target, torch.zeros_like(start))
-    largest = float(free.precision(start.unsqueeze(0), start.new_zeros(0))[0].diagonal()[: weights.num_weights].max())
-    return math.log10(largest) if 0.0 < largest < math.inf else 0.0
 
 
 def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:

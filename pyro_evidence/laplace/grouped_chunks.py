@@ -62,7 +62,10 @@ def local_sites(
     :raises BadInput: for names that are none, and where chunks of equally many groups leave open whose they are.
     """
     if named is not None:
-        return _require_latent(first, named)
+        unknown = [n for n in named if n not in first.latents.names]
+        if unknown:
+            raise BadInput(f"own={list(named)}; expected latent sites among {', '.join(first.latents.names)}.")
+        return tuple(n for n in first.latents.names if n in named)
     found = _seen(first, chunks, join)
     different = tuple(n for n in first.latents.names if len({tuple(s.shapes.get(n, ())) for s in found}) > 1)
     told = all(s.counted for s in found) or any(s.labelled for s in found)
@@ -74,13 +77,6 @@ def local_sites(
     if len(found) > 1 and following and not told:
         raise BadInput(_undecided(following))
     return following if len(found) > 1 or recognise(first).linear is None else ()
-
-
-def _require_latent(first: LogJoint, named: Sequence[str]) -> tuple[str, ...]:
-    unknown = [n for n in named if n not in first.latents.names]
-    if unknown:
-        raise BadInput(f"own={list(named)}; expected latent sites among {', '.join(first.latents.names)}.")
-    return tuple(n for n in first.latents.names if n in named)
 
 
 def _following(first: LogJoint) -> tuple[str, ...]:
@@ -199,12 +195,6 @@ def value(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
 
 
 @torch.enable_grad()
-def slope(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
-    """Its derivative in shared coordinates, which require a gradient, ``(R, P)``."""
-    return pullback(value(groups, u, theta).sum(), u, create_graph=True)
-
-
-@torch.enable_grad()
 def precision(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
     """Minus its second derivative, ``(R, P, P)``: the groups' Schur complement."""
     graph = u.requires_grad or theta.requires_grad
@@ -223,7 +213,7 @@ def _totals(groups: Groups, u: Tensor, theta: Tensor) -> Totals:
     return Totals(height.detach(), rise.detach(), -second(False))
 
 
-PROFILE = Summands(value, slope, precision, _totals)
+PROFILE = Summands(value, precision, _totals)
 
 
 WIDEST = 200  # coordinates of one group

@@ -121,8 +121,11 @@ def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
         beside.append(float(r.norm()))
         stopped = beside[-1] <= 1e-14 * max(diagonal) or k + 1 == len(w)
         if stopped or (k + 1) % EVERY == 0:
-            h, S = _tridiagonal(diagonal, beside[:-1], w)
-            if stopped or _finished(h, S, beside[-1], 1.0 / float(w @ w)):
+            side = w.new_tensor(beside[:-1])
+            T = w.new_tensor(diagonal).diag() + torch.diag(side, 1) + torch.diag(side, -1)
+            h, S = torch.linalg.eigh(T)
+            beyond, residual = h > 1.0 / float(w @ w), beside[-1] * S[-1].abs()
+            if stopped or (bool((residual <= 1e-10 * h)[beyond].all()) and not bool(beyond.all())):
                 break
         if k + 1 == len(basis):
             basis = torch.cat([basis, w.new_zeros(len(basis) // 2 + 1, len(w))])
@@ -130,17 +133,6 @@ def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
     kept = h > torch.finfo(h.dtype).eps * len(w) * h[-1]
     h, V = h[kept].flip(0), (basis[: k + 1].mT @ S[:, kept]).flip(1)
     return aligned(h, V, V.mT @ w)
-
-
-def _tridiagonal(diagonal: list[float], beside: list[float], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and vectors of Lanczos' matrix."""
-    T, side = like.new_tensor(diagonal).diag(), like.new_tensor(beside)
-    return torch.linalg.eigh(T + torch.diag(side, 1) + torch.diag(side, -1)) if len(side) else torch.linalg.eigh(T)
-
-
-def _finished(h: Tensor, S: Tensor, beside: float, bound: float) -> bool:
-    residual = beside * S[-1].abs()
-    return bool((residual[h > bound] <= 1e-10 * h[h > bound]).all()) and bool((h <= bound).any())
 
 
 FAR = 9.0  # beyond this z the likelihood's mass on the other side of 0 is below exp(-40)
@@ -269,8 +261,13 @@ def _soft(a: Tensor, z: Tensor) -> _Score:
 
 
 def _stiff(a: Tensor, z: Tensor) -> _Score:
-    """That of :func:`_soft` by Gauss-Laguerre in ``x = a s``, without the leading 1 of ``k``, which adds nothing."""
-    x, weights = _laguerre(a)
+    """That of :func:`_soft` by Gauss-Laguerre in ``x = a s``, without the leading 1 of ``k``, which adds nothing.
+
+    Nodes and weights: Golub and Welsch (1969).
+    """
+    k = torch.arange(NUM_NODES, dtype=torch.float64, device=a.device)
+    x, vectors = torch.linalg.eigh(torch.diag(2.0 * k + 1.0) + torch.diag(k[1:], 1) + torch.diag(k[1:], -1))
+    weights = vectors[0].square()
     s = x / a.unsqueeze(-1)
     zs = z.unsqueeze(-1) * s
     log_cosh = torch.where(
@@ -281,13 +278,6 @@ def _stiff(a: Tensor, z: Tensor) -> _Score:
     value = ((1.0 - x) * excess).sum(-1) / norm
     second = (2.0 + (x.square() * excess).sum(-1)) / norm
     return _Score(value, value - 1.0 + second - (1.0 - value).square())
-
-
-def _laguerre(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of Gauss-Laguerre.  Golub and Welsch (1969)."""
-    k = torch.arange(NUM_NODES, dtype=torch.float64, device=like.device)
-    values, vectors = torch.linalg.eigh(torch.diag(2.0 * k + 1.0) + torch.diag(k[1:], 1) + torch.diag(k[1:], -1))
-    return values, vectors[0].square()
 
 
 def _root(z: Tensor, score: Callable[[Tensor, Tensor], _Score]) -> Tensor:

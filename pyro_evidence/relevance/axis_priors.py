@@ -3,6 +3,7 @@ r"""Priors along the axes of a relevance eigenvector machine: what to pass as ``
 Each says how its hyperparameter ``alpha`` is chosen, where its mode is, and which Pyro distribution it is.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -153,7 +154,11 @@ class L1Prior:
         free = start.new_zeros(len(start) - len(alpha))
         rate = torch.cat([0.5 * alpha, free])
         density = Penalised(target, torch.zeros_like(rate))
-        orthant, tolerance = start.sign() if self.orthant else None, _residual(target, density, start)
+        orthant, theta = start.sign() if self.orthant else None, start.new_zeros(0)
+        value = float(density.log_joint(start.unsqueeze(0), theta)[0])
+        slope = float((density.precision(start.unsqueeze(0), theta)[0].abs() @ start.abs()).max())
+        # what rounding of the density and of the weights leaves of the conditions, nats per unit of weight
+        tolerance = max(1e-9, 100.0 * target.eps * (1.0 + abs(value)), 10.0 * target.eps * slope)
         found = relevance_mode.maximise(density, rate, start, orthant, tolerance=tolerance, slack=45.0 * target.eps)
         if not found.converged:
             raise SearchStopped(
@@ -169,14 +174,6 @@ class L1Prior:
         return dist.Laplace(torch.zeros_like(alpha), 2.0 / alpha)
 
 
-def _residual(target: Target, density: Penalised, start: Tensor) -> float:
-    """What rounding of the density and of the weights leaves of the optimality conditions, nats per unit of weight."""
-    theta = start.new_zeros(0)
-    value = float(density.log_joint(start.unsqueeze(0), theta)[0])
-    slope = density.precision(start.unsqueeze(0), theta)[0].abs() @ start.abs()
-    return max(1e-9, 100.0 * target.eps * (1.0 + abs(value)), 10.0 * target.eps * float(slope.max()))
-
-
 def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
     """Mode of the target under ``N(0, 1/alpha)`` on its first coordinates, shape ``(D,)``.
 
@@ -184,14 +181,10 @@ def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
     """
     padded = torch.cat([alpha, start.new_zeros(len(start) - len(alpha))])
     if isinstance(target, LinearTarget) and target.is_resident and target.rest is None:
-        found = relevance_mode.mode(target, padded, start)
-        if found.converged:
-            return found.x
-    return _climbed(target, padded, start)
-
-
-def _climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
-    density, theta = Penalised(target, alpha), start.new_zeros(0)
+        direct = relevance_mode.mode(target, padded, start)
+        if direct.converged:
+            return direct.x
+    density, theta = Penalised(target, padded), start.new_zeros(0)
     found = newton.climb(
         density,
         lambda u: density.precision(u, theta),
@@ -287,12 +280,10 @@ class OnAxes:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on one draw of the axes."""
         w = self.directions @ pyro.sample(AXES, self.prior.to_event(1)).to(self.directions)
-        return _with_weights(self.model, self._split(w))(*args, **kwargs)
-
-    def _split(self, w: Tensor) -> dict[str, Tensor]:
-        sizes = [_size(shape) for shape in self.shapes.values()]
-        pieces = zip(self.shapes.items(), w.split(sizes), strict=True)
-        return {n: pyro.deterministic(n, piece.reshape(shape)) for (n, shape), piece in pieces}
+        pieces = w.split([math.prod(shape) for shape in self.shapes.values()])
+        named = zip(self.shapes.items(), pieces, strict=True)
+        values = {n: pyro.deterministic(n, piece.reshape(shape)) for (n, shape), piece in named}
+        return _with_weights(self.model, values)(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -310,10 +301,3 @@ class WithWeights:
 
 def _with_weights(model: Model, values: dict[str, Tensor]) -> Model:
     return poutine.block(poutine.condition(model, data=values), hide=list(values))
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size

@@ -111,24 +111,20 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
         raise BadInput(f"ridge={ridge}; expected a precision of at least 0 and finite, such as 1e-2.")
     alpha = torch.full_like(start[:num_weights], ridge)
     try:
-        y = climbed(target, alpha, _approached(target, alpha, start) if isinstance(target, AutogradTarget) else start)
+        if isinstance(target, AutogradTarget):  # L-BFGS first, where the likelihood is not concave in the weights
+            density = Penalised(target, torch.cat([alpha, start.new_zeros(len(start) - num_weights)]))
+            theta, points = start.new_zeros(0), start.unsqueeze(0)
+            start = lbfgs.ascend(lambda u: density.gradient(u, theta), points, tolerance=1e-4, num_steps=500)[0]
+        y = climbed(target, alpha, start)
     except (NotAMode, RuntimeError) as error:
         raise _improper() if ridge == 0.0 else error from error
-    if ridge == 0.0 and (separable(target, y, num_weights) or _singular(target, y)):
-        raise _improper()
+    if ridge == 0.0:
+        if separable(target, y, num_weights):
+            raise _improper()
+        h = torch.linalg.eigvalsh(target.precision(y.unsqueeze(0))[0])
+        if bool(h[0] <= 10.0 * len(h) * target.eps * h[-1]):
+            raise _improper()
     return y
-
-
-def _singular(target: Target, y: Tensor) -> bool:
-    h = torch.linalg.eigvalsh(target.precision(y.unsqueeze(0))[0])
-    return bool(h[0] <= 10.0 * len(h) * target.eps * h[-1])
-
-
-def _approached(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
-    """L-BFGS first, where the likelihood is not concave in the weights."""
-    density = Penalised(target, torch.cat([alpha, start.new_zeros(len(start) - len(alpha))]))
-    theta = start.new_zeros(0)
-    return lbfgs.ascend(lambda u: density.gradient(u, theta), start.unsqueeze(0), tolerance=1e-4, num_steps=500)[0]
 
 
 def _improper() -> ImproperPosterior:
@@ -160,7 +156,8 @@ def axes_of(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> A
     followed = any(bool((s != 0).any()) for s in slopes)
     centred = replace(quadratic, slopes=slopes)
     if len(quadratic.y) > num_weights:
-        return axis_evidence.from_gram(*_effective(centred, w, settings))
+        M = num_weights
+        return axis_evidence.from_gram(centred.gram[:M, :M], w, centred.score[:M])
     roots = [_root(B) for B in quadratic.curvatures]
     if all(roots) and num_weights > TRUNCATE and not followed:
         return axis_evidence.truncated(lambda v: _product(quadratic, v), w)
@@ -184,10 +181,6 @@ def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor
     rows = torch.cat([(root @ p.J).flatten(0, 1) for p, (root, _), _ in triples])
     residual = torch.cat([(inverse @ s.unsqueeze(-1)).flatten() for _, (_, inverse), s in triples])
     return axis_evidence.from_rows(rows, w, residual)
-
-
-def _effective(quadratic: Quadratic, w: Tensor, settings: REVMSettings) -> tuple[Tensor, Tensor, Tensor]:
-    return quadratic.gram[: len(w), : len(w)], w, quadratic.score[: len(w)]
 
 
 def _product(quadratic: Quadratic, v: Tensor) -> Tensor:
@@ -322,7 +315,8 @@ def warn_if_meaningless(state: REVMState) -> None:
     largest = max(
         (float(p.eta(state.quadratic.y.unsqueeze(0)).abs().max()) for p in state.quadratic.parts), default=0.0
     )
-    if largest > SATURATED and not _gaussian(state):
+    far_away = abs(float(state.misfit)) / (1.0 + abs(float(state.base_log_likelihood)))
+    if largest > SATURATED and far_away > 0.01:  # else the quadratic is the likelihood
         warnings.warn(
             f"the ridge mode has a predictor of {largest:.0f}: at ridge={state.ridge:g} some data no longer "
             "feel the "
@@ -338,8 +332,3 @@ def _why_pruned(state: REVMState) -> str:
     if state.ridge * float(w @ w) > statistics:
         return f"{said} The ridge outweighs the likelihood's curvature: lower it, or pass centre=score_centre."
     return f"{said} The classes are separated, so that curvature vanishes: raise the ridge, say to 1e-2."
-
-
-def _gaussian(state: REVMState) -> bool:
-    """Whether the quadratic is the likelihood: a long way from its centre it still agrees."""
-    return abs(float(state.misfit)) <= 0.01 * (1.0 + abs(float(state.base_log_likelihood)))

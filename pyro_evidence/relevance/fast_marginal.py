@@ -8,9 +8,10 @@ mode, column ``m`` has
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance.axis_priors import climbed
-from pyro_evidence.relevance.targets import LinearTarget, Parts, QuadraticTarget, Sums
+from pyro_evidence.relevance.targets import LinearTarget, Parts, QuadraticTarget
 
 SETTLED = 1e-6  # nats that the best single change must promise, or the fit has converged
 
@@ -74,7 +75,7 @@ class FastState:
             found = self._at(alpha, x)
             if not len(x):
                 return found
-            slope = found.local.slope(-alpha * x)
+            slope = found.local.gradient - alpha * x
             move = torch.cholesky_solve(slope.unsqueeze(-1), found.tril).squeeze(-1)
             if float(slope @ move) <= 1e-15:
                 return found
@@ -85,12 +86,11 @@ class FastState:
 
     def _at(self, alpha: Tensor, x: Tensor) -> "Mode":
         """The relevant weights at ``x`` with the local quadratic and the posterior precision there."""
-        local: Local
         if self._parts:
-            local = ByRows.evaluated(self._parts, self._active_parts, x)
+            local = by_rows(self._parts, self._active_parts, x)
         else:
-            local = BySums(self.target, self.index, torch.zeros_like(self.start).index_copy(0, self.index, x))
-        A = local.precision(alpha.diag())
+            local = by_sums(self.target, self.index, torch.zeros_like(self.start).index_copy(0, self.index, x))
+        A = local.precision + alpha.diag()
         return Mode(x, local, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
 
     @property
@@ -107,13 +107,13 @@ class FastState:
     def objective(self) -> float:
         """Laplace log evidence, nats."""
         alpha = self.alpha[self.index]
-        log_joint = self.mode.local.value + 0.5 * ((alpha / math.tau).log().sum() - alpha @ self.x.square())
+        log_joint = self.mode.local.value() + 0.5 * ((alpha / math.tau).log().sum() - alpha @ self.x.square())
         return float(log_evidence(log_joint, 2.0 * self.tril.diagonal().log().sum(), len(alpha)))
 
     @cached_property
     def factors(self) -> Factors:
         """``S``, ``Q`` of every column.  Tipping and Faul (2003), eq. 24 and 25."""
-        S, Q, cross = self.mode.local.columns
+        S, Q, cross = self.mode.local.columns()
         white = torch.linalg.solve_triangular(self.tril, cross, upper=False)
         return Factors(S - white.square().sum(0), Q, white)
 
@@ -165,110 +165,68 @@ class FastState:
         return w
 
 
-class Local(Protocol):
-    """The log likelihood around some values of the relevant weights."""
+class Local(NamedTuple):
+    """The log likelihood around some values of the relevant weights; what only some states need is a function."""
 
-    @property
-    def value(self) -> Tensor:
-        """Nats, shape ``()``."""
-
-    def slope(self, prior: Tensor) -> Tensor:
-        """The gradient in the relevant weights, added to the prior's ``(K,)``."""
-
-    def precision(self, prior: Tensor) -> Tensor:
-        """Minus the Hessian in them, added to the prior's ``(K, K)``."""
-
-    @property
-    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of every weight curvature and slope ``(M,)``, and ``Phi_active' B Phi`` ``(K, M)``."""
-
-    @property
-    def squares(self) -> Tensor:
-        """Sum of squared residuals in units of Gaussian noise, shape ``()``."""
+    value: Callable[[], Tensor]  # () nats
+    gradient: Tensor  # (K,)
+    precision: Tensor  # (K, K) minus the Hessian
+    columns: Callable[[], tuple[Tensor, Tensor, Tensor]]  # see :func:`by_rows`
+    squares: Callable[[], Tensor]  # () sum of squared residuals in units of Gaussian noise
 
 
-@dataclass(frozen=True)
-class ByRows:
-    """By the predictors of all rows."""
+def by_rows(parts: Parts, active: Parts, x: Tensor) -> Local:
+    """By the predictors of all rows.
 
-    parts: Parts
-    active: Parts  # as functions of the relevant weights
-    etas: tuple[Tensor, ...]  # (1, N, C) each
-    slopes: tuple[Tensor, ...]  # (N C,) each
-    curvatures: tuple[Tensor, ...]  # (N, C, C) each
-    weighted: tuple[Tensor, ...]  # (K, N C) each
+    :param active: the parts as functions of the relevant weights ``x`` ``(K,)``.
+    """
+    etas = [p.predictor(x) for p in active]
+    found = [p.derivatives(eta) for p, eta in zip(active, etas, strict=True)]
+    slopes, curvatures = [slope.flatten() for slope, _ in found], [B[0] for _, B in found]
+    weighted = [p.weighted(B) for p, B in zip(active, curvatures, strict=True)]
 
-    @staticmethod
-    def evaluated(parts: Parts, active: Parts, x: Tensor) -> "ByRows":
-        """Around ``x`` ``(K,)``."""
-        etas = tuple(p.predictor(x) for p in active)
-        found = [p.derivatives(e) for p, e in zip(active, etas, strict=True)]
-        curvatures = tuple(B[0] for _, B in found)
-        weighted = tuple(p.weighted(B) for p, B in zip(active, curvatures, strict=True))
-        return ByRows(parts, active, etas, tuple(s.flatten() for s, _ in found), curvatures, weighted)
-
-    @property
-    def value(self) -> Tensor:
-        return _total([p.log_likelihood(e)[0] for p, e in zip(self.active, self.etas, strict=True)])
-
-    def slope(self, prior: Tensor) -> Tensor:
-        for part, slope in zip(self.active, self.slopes, strict=True):
-            prior = torch.addmv(prior, part.columns, slope)
-        return prior
-
-    def precision(self, prior: Tensor) -> Tensor:
-        for part, weighted in zip(self.active, self.weighted, strict=True):
-            prior = torch.addmm(prior, weighted, part.columns.mT)
-        return prior
-
-    @property
-    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        S = [p.precision_diagonal(B) for p, B in zip(self.parts, self.curvatures, strict=True)]
-        Q = [p.columns @ slope for p, slope in zip(self.parts, self.slopes, strict=True)]
-        cross = [weighted @ p.columns.mT for p, weighted in zip(self.parts, self.weighted, strict=True)]
+    def columns() -> tuple[Tensor, Tensor, Tensor]:
+        S = [p.precision_diagonal(B) for p, B in zip(parts, curvatures, strict=True)]
+        Q = [p.columns @ slope for p, slope in zip(parts, slopes, strict=True)]
+        cross = [w @ p.columns.mT for p, w in zip(parts, weighted, strict=True)]
         return _total(S), _total(Q), _total(cross)
 
-    @property
-    def squares(self) -> Tensor:
-        slope, B = self.slopes[0], self.curvatures[0].flatten()
-        return (slope.square() / torch.where(B > 0, B, 1.0)).sum()  # a masked datum has no slope either
+    def squares() -> Tensor:
+        B = curvatures[0].flatten()
+        return (slopes[0].square() / torch.where(B > 0, B, 1.0)).sum()  # a masked datum has no slope either
+
+    return Local(
+        lambda: _total([p.log_likelihood(eta)[0] for p, eta in zip(active, etas, strict=True)]),
+        _total([p.columns @ slope for p, slope in zip(active, slopes, strict=True)]),
+        _total([w @ p.columns.mT for p, w in zip(active, weighted, strict=True)]),
+        columns,
+        squares,
+    )
 
 
 def _total(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
-@dataclass(frozen=True)
-class BySums:
-    """By the sums of one pass over rows that were not kept."""
+def by_sums(target: LinearTarget | QuadraticTarget, index: Tensor, y: Tensor) -> Local:
+    """By the sums of one pass over rows that were not kept, at all weights ``y`` ``(M,)``.
 
-    target: LinearTarget | QuadraticTarget
-    index: Tensor  # (K,) of the relevant weights
-    y: Tensor  # (M,) all weights
+    :param index: of the relevant weights, ``(K,)``.
+    """
+    found = target.sums(y)
+    A = found.precision
 
-    @cached_property
-    def _found(self) -> Sums:
-        return self.target.sums(self.y)
+    def squares() -> Tensor:
+        assert isinstance(target, QuadraticTarget)  # only Gaussian noise has residuals
+        return target.squares_at(y)
 
-    @property
-    def value(self) -> Tensor:
-        return self._found.value
-
-    def slope(self, prior: Tensor) -> Tensor:
-        return prior + self._found.gradient[self.index]
-
-    def precision(self, prior: Tensor) -> Tensor:
-        return prior + self._found.precision[self.index][:, self.index]
-
-    @property
-    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        A = self._found.precision
-        return A.diagonal(), self._found.gradient, A[self.index]
-
-    @property
-    def squares(self) -> Tensor:
-        assert isinstance(self.target, QuadraticTarget)  # only Gaussian noise has residuals
-        return self.target.squares_at(self.y)
+    return Local(
+        lambda: found.value,
+        found.gradient[index],
+        A[index][:, index],
+        lambda: (A.diagonal(), found.gradient, A[index]),
+        squares,
+    )
 
 
 class Mode(NamedTuple):

@@ -128,15 +128,13 @@ def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Found:
             return Found(point.x, False)
         decrement, limit = float(g @ step), SMALL * coarse * (1.0 + abs(point.value))
         moved = _uphill(target, alpha, point, step, decrement)
-        if moved is None or _next(decrement, before) <= limit:
+        ahead = decrement  # to be expected after this step: quadratic convergence, and what the solver left
+        if decrement < 1e-4:
+            ahead = decrement * max((decrement / before) ** 2, _exactness(decrement))
+        if moved is None or ahead <= limit:
             return Found(point.x if moved is None else moved.x, decrement <= 1e8 * limit / coarse**0.5)
         point, before = moved, decrement
     return Found(point.x, False)
-
-
-def _next(decrement: float, before: float) -> float:
-    """The decrement to expect after this step: quadratic convergence, and what the solver left."""
-    return decrement * max((decrement / before) ** 2, _exactness(decrement)) if decrement < 1e-4 else decrement
 
 
 def _exactness(decrement: float) -> float:

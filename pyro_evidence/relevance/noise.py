@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.iterate import Status
@@ -89,7 +90,8 @@ class Noise:
 
     def rise(self, unconstrained: float) -> float:
         """Log of the noise precision there over that at the start."""
-        new, old = (_precision(_only_part(w)).sum() for w in (self.moved(unconstrained), self.weights))
+        parts = (_only_part(weights) for weights in (self.moved(unconstrained), self.weights))
+        new, old = (part.curvature(torch.zeros_like(part.c).unsqueeze(0)).sum() for part in parts)
         return float((new / old).log())
 
 
@@ -135,15 +137,12 @@ def noise_of(weights: Weights, name: str) -> Noise:
 
 
 @dataclass(frozen=True)
-class _Quadratic:
+class _Quadratic(Statistics):
     """What each chunk adds to a quadratic log likelihood."""
 
     sums: Sums
     squares: Tensor  # ()
     num_data: Tensor  # ()
-
-    def __add__(self, other: "_Quadratic") -> "_Quadratic":
-        return _Quadratic(self.sums + other.sums, self.squares + other.squares, self.num_data + other.num_data)
 
 
 def noise_of_rows(rows: Rows[Weights], name: str) -> Noise:
@@ -168,11 +167,6 @@ def noise_of_rows(rows: Rows[Weights], name: str) -> Noise:
 def _only_part(weights: Weights) -> Part:
     assert isinstance(weights.target, LinearTarget)
     return weights.target.parts[0]
-
-
-def _precision(part: Part) -> Tensor:
-    """Of every datum, where the predictor is zero, ``(N,)``."""
-    return part.curvature(torch.zeros_like(part.c).unsqueeze(0)).flatten()
 
 
 def _only_noise(old: Weights, new: Weights) -> bool:
@@ -247,7 +241,7 @@ class NoisyState:
         fast = self.fast
         variance = torch.cholesky_inverse(fast.tril).diagonal() if len(fast.x) else fast.x
         gamma = float((1.0 - fast.alpha[fast.index] * variance).sum())
-        return self.noise.num_data - gamma, float(fast.mode.local.squares)
+        return self.noise.num_data - gamma, float(fast.mode.local.squares())
 
     @cached_property
     def promise(self) -> float:

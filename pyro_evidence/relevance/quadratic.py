@@ -14,7 +14,7 @@ from pyro_evidence.numerics.derivatives import hessian, pullback
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.program.links import gauss_hermite
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Local, Target, exact
-from pyro_evidence.structure.observed import Part
+from pyro_evidence.structure.observed import LogisticPart, Part
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,8 @@ class JaakkolaJordan:
             there are latent sites besides the weights.
         """
         _weights_alone(target, "the Jaakkola-Jordan bound")
-        (part,) = logistic_parts(target, y)
-        J, zero = part.J[:, 0], torch.zeros_like(part.c).unsqueeze(0)
-        trials, half = 4.0 * part.curvature(zero)[0, :, 0, 0], part.slope(zero)[1][0, :, 0]
+        part = logistic_part(_linearised(target, y))
+        J, trials, half = part.J[:, 0], part.trials[:, 0], part.half[:, 0]
         xi = part.eta(y.unsqueeze(0))[0, :, 0].abs()
         for _ in range(self.num_steps):
             B = 2.0 * trials * bound_curvature(xi)
@@ -163,27 +162,20 @@ def _ridged(J: Tensor, B: Tensor, b: Tensor, ridge: float) -> tuple[Tensor, Tens
     return mean, white.square().sum(0)
 
 
-def logistic_parts(
-    target: Target, y: Tensor, remedy: str = "Use approximation=laplace_at_base or LeastKL()."
-) -> tuple[Part]:
-    """The one part of a Bernoulli likelihood in log odds, checked by its curvature at three points.
+def logistic_part(
+    parts: tuple[Part, ...], remedy: str = "Use approximation=laplace_at_base or LeastKL()."
+) -> LogisticPart:
+    """The one part of a Bernoulli likelihood in log odds.
 
     :param remedy: what a reader can do instead, a sentence.
     :raises UnsupportedModel: for any other likelihood.
     """
-    parts = _linearised(target, y)
-    eta = parts[0].c * 0.0
-    curvatures = (
-        [parts[0].curvature((eta + x).unsqueeze(0))[0, :, 0, 0] for x in (0.0, 1.0, -2.5)] if eta.shape[1] == 1 else []
+    if len(parts) == 1 and isinstance(parts[0], LogisticPart):
+        return parts[0]
+    raise UnsupportedModel(
+        "the Jaakkola-Jordan bound needs one observed site, Bernoulli with a linear predictor in log odds; the "
+        f"curvature of this likelihood is another. {remedy}"
     )
-    expected = [torch.sigmoid(eta[:, 0] + x) * torch.sigmoid(-eta[:, 0] - x) for x in (0.0, 1.0, -2.5)]
-    same = [torch.allclose(4.0 * curvatures[0] * e, a, atol=1e-10) for a, e in zip(curvatures, expected, strict=False)]
-    if len(parts) != 1 or not same or not all(same):
-        raise UnsupportedModel(
-            "the Jaakkola-Jordan bound needs one observed site, Bernoulli with a linear predictor in log odds; the "
-            f"curvature of this likelihood is another. {remedy}"
-        )
-    return (parts[0],)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.linear_predictor import gram
@@ -21,17 +22,13 @@ Local = Callable[
 
 
 @dataclass(frozen=True)
-class Sums:
-    """What rows add up at a point; ``a + b`` are those of both."""
+class Sums(Statistics):
+    """What rows add up at a point."""
 
     value: Tensor  # () log likelihood, nats
     gradient: Tensor  # (D,)
     precision: Tensor  # (D, D) minus the Hessian
     null: Tensor  # () log likelihood at 0, wherever the rest is
-
-    def __add__(self, other: "Sums") -> "Sums":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Sums(*(a + b for a, b in pairs))
 
 
 def sums_of(y: Tensor, local: Local, parts: Parts) -> Sums:

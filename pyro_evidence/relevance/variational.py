@@ -10,11 +10,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.linalg import cholesky, require_memory
-from pyro_evidence.relevance.quadratic import bound_curvature, logistic_parts
+from pyro_evidence.relevance.quadratic import bound_curvature, logistic_part
 from pyro_evidence.relevance.targets import LinearTarget, Target
 from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.structure.observed import Part
@@ -94,22 +95,19 @@ def local_bound(target: Target) -> Piece:
     there, beyond = (part.curvature(zero + x)[0, :, 0, 0] for x in (0.0, 3.0))
     if torch.allclose(there, beyond, rtol=1e-10):
         return part, Quadratic(there, slope[0, :, 0], value[0])
-    logistic_parts(target, part.J.new_zeros(part.J.shape[-1]), "Use RVM, which takes any likelihood.")
-    return part, Logistic(slope[0, :, 0], 4.0 * there, value[0] + 4.0 * there.sum() * math.log(2.0))
+    binary = logistic_part(target.parts, "Use RVM, which takes any likelihood.")
+    constant = value[0] + binary.trials.sum() * math.log(2.0)
+    return part, Logistic(binary.half[:, 0], binary.trials[:, 0], constant)
 
 
 @dataclass(frozen=True)
-class BoundSums:
-    """What rows add up under some ``q(w)``, by the bound that is tightest there; ``a + b`` are those of both."""
+class BoundSums(Statistics):
+    """What rows add up under some ``q(w)``, by the bound that is tightest there."""
 
     precision: Tensor  # (M, M) J'BJ
     slope: Tensor  # (M,) J'(b - B c), at weights of zero
     expected: Tensor  # () expected log likelihood, nats
     squares: Tensor  # () expected squared residuals in units of the starting noise
-
-    def __add__(self, other: "BoundSums") -> "BoundSums":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return BoundSums(*(a + b for a, b in pairs))
 
     @staticmethod
     def of(piece: Piece, eta: Tensor, second: Tensor) -> "BoundSums":

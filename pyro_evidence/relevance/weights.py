@@ -81,19 +81,15 @@ def weights_of(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
     index = torch.cat([position[slices[n]] for n in sites])
     other = position[~torch.isin(position, index)]
     order = torch.cat([index, other])
-    num_data, D = _num_data(joint), len(order)
+    zero = torch.zeros(joint.latents.size, dtype=torch.float64, device=joint.device)
+    nodes = joint.trace(zero, joint.initial_theta).nodes
+    num_data = sum(nodes[n]["value"].numel() for n in joint.observed if nodes[n]["value"] is not None)
+    D = len(order)
     needed = 8 * (num_data + 3 * min(2 * num_data, D)) * D
     require_memory(needed, "the design matrix and its Gram matrix", joint.device, FEWER_ROWS)
     structure = recognise(joint)
     slots = structure.slots or () if structure.linear is None else tuple(p.slot for p in structure.linear.linear)
     return Weights(joint, sites, order, len(index), _target(joint, structure, sites, order), slots)
-
-
-def _num_data(joint: LogJoint) -> int:
-    nodes = joint.trace(
-        torch.zeros(joint.latents.size, dtype=torch.float64, device=joint.device), joint.initial_theta
-    ).nodes
-    return sum(nodes[n]["value"].numel() for n in joint.observed if nodes[n]["value"] is not None)
 
 
 def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...]:

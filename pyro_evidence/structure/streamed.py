@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
-from pyro_evidence.data.ranks import Communicator
+from pyro_evidence.data.ranks import Communicator, Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
@@ -166,11 +166,6 @@ def log_likelihood(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
     return total
 
 
-def slope(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
-    """The derivative of :func:`log_likelihood` in ``u``, which requires a gradient, in its graph, ``(R, D)``."""
-    return derivatives.pullback(log_likelihood(density, u, theta).sum(), u, create_graph=True)
-
-
 def precision(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
     """Minus the Hessian of :func:`log_likelihood`, shape ``(R, D, D)``."""
     parts, graph = density.parts(theta), u.requires_grad or theta.requires_grad
@@ -184,27 +179,22 @@ def precision(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Totals:
-    """What one pass adds up at some points; ``a + b`` are those of both chunks."""
+class Totals(Statistics):
+    """What one pass adds up at some points."""
 
     value: Tensor  # (R,) log likelihood, nats
     gradient: Tensor  # (R, D)
     precision: Tensor  # (R, D, D)
-
-    def __add__(self, other: "Totals") -> "Totals":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Totals(*(a + b for a, b in pairs))
 
 
 @dataclass(frozen=True)
 class Summands:
     """What a pass adds up, of a chunk's density at rows ``(R, D)`` and hyperparameters, each in its graph.
 
-    :ivar totals: value, slope and precision together, without a graph.
+    :ivar totals: value, gradient and precision together, without a graph.
     """
 
     value: "OfChunk"
-    slope: "OfChunk"
     precision: "OfChunk"
     totals: Callable[..., Totals]
 
@@ -238,7 +228,7 @@ class StreamedDensity(LinearDensity):
         """The log joint and two derivatives in ``u``, which requires a gradient; theirs are passes again."""
         self._require_dense(u)
         _, rise, A = self._prior_orders(u, theta)
-        gradient = added_up(self.rows, self.of.slope, self._totals(u, theta).gradient, u, theta)
+        gradient = added_up(self.rows, partial(_slope, self.of.value), self._totals(u, theta).gradient, u, theta)
         return Orders(self.log_joint(u, theta), rise + gradient, self._with_prior(A, u, theta))
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -273,7 +263,13 @@ def _totals_of(density: LinearDensity, u: Tensor, theta: Tensor) -> Totals:
     return Totals(value, rise, precision(density, u, theta).detach())
 
 
-LINEAR: Summands = Summands(log_likelihood, slope, precision, _totals_of)
+LINEAR: Summands = Summands(log_likelihood, precision, _totals_of)
+
+
+@torch.enable_grad()
+def _slope(value: "OfChunk", piece: Any, u: Tensor, theta: Tensor) -> Tensor:
+    """The derivative of a value in ``u``, which requires a gradient, in its graph, ``(R, D)``."""
+    return derivatives.pullback(value(piece, u, theta).sum(), u, create_graph=True)
 
 
 def _wants_graph(u: Tensor, theta: Tensor) -> bool:
