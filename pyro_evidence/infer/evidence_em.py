@@ -20,7 +20,6 @@ from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import laplace_problem
 from pyro_evidence.laplace.restarts import Restarts, search
 from pyro_evidence.laplace.type2 import TypeII
-from pyro_evidence.mixture import chunked_fit as streamed_fit
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.mixture.evidence import MixtureCurvature
@@ -29,7 +28,6 @@ from pyro_evidence.mixture.posterior import MixturePosterior, without_data
 from pyro_evidence.mixture.recognise import joint_of_rows
 from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.wrappers import Missing, gaps_explained, marginalised, parsed
-from pyro_evidence.mppca import chunked_fit as streamed_mppca
 from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.numerics import derivatives, newton
@@ -233,11 +231,11 @@ class EvidenceEM:
         """
         self._nothing_watched("a fit to chunks")
         if mppca_fit.own_model(self.model) is not None:
-            planes = streamed_mppca.begin(self.model, chunks, COMMUNICATOR.get(), self.start, self.update)
+            planes = mppca_fit.begin_chunks(self.model, chunks, COMMUNICATOR.get(), self.start, self.update)
             shown = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
             found = mppca_fit.run(planes, self.start, self.deletion, shown)
             return mixture_fit.warn_unless_converged(found, self.stop)
-        task = streamed_fit.begin(self.model, chunks, self.start, self.update, self.curvature, mixture_fit.SAMPLE)
+        task = mixture_fit.begin_chunks(self.model, chunks, self.start, self.update, self.curvature, mixture_fit.SAMPLE)
         quiet = copy.copy(self)  # one process shows a progress bar
         quiet.stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         return without_data(mixture_fit.run(task, quiet, task.journal()))

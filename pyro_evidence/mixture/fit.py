@@ -2,23 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyro_evidence import settings
-from pyro_evidence.errors import BadInput
+from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_rows
+from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
+from pyro_evidence.data.rows import Repeated, Rows
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import restarts
 from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion, settled, unless_interrupted
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.fitting.restarts import require_any, slowly_converging
 from pyro_evidence.mixture import evidence, mode, rounds
-from pyro_evidence.mixture.data import ResponseUnits, response_units
+from pyro_evidence.mixture.data import ResponseUnits, StreamedData, in_pieces, response_units
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
 from pyro_evidence.mixture.posterior import AtMode, MixturePosterior
-from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognised
+from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognise_mixture, recognised
 from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
 from pyro_evidence.mixture.updates import (
     BoundedInflation,
@@ -29,6 +32,7 @@ from pyro_evidence.mixture.updates import (
     corrected,
     husmeier2000_update,
 )
+from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
@@ -160,14 +164,89 @@ def begin(
     :raises UnsupportedModel: when it is no mixture of linear-Gaussian kernels.
     """
     structure = recognised(joint)
-    units = response_units(structure.Y, structure.G, structure.weight)
+    units = response_units(in_pieces(structure.Y, structure.G, structure.weight))
     products = curvature is not evidence.block or structure.correlation is not None
     data = units.data(structure.Y, structure.G, structure.weight, products=products)
     data = structure.spread(data, structure.background, units.unit)
+    return _begun(structure, units, data, start, update, curvature, most)
+
+
+def _begun(
+    structure: MixtureStructure,
+    units: ResponseUnits,
+    data: MixtureData,
+    start: Starting,
+    update: Update,
+    curvature: MixtureCurvature,
+    most: int | None,
+) -> MixtureFit:
+    """All restarts before the first round, as :func:`begin`."""
     ties, own = rounds.in_units(structure.ties, units.unit), units.standard(structure.start)
     few = data if most is None else data.sampled(max(most, SAMPLE_EACH * len(own.loc)))
     batch = rounds.first(few, start(few, own, ties), ties, curvature, update)
     return MixtureFit(structure, units, data, ties, batch)
+
+
+FEW = 64  # rows on which a model is recognised whose data come in chunks
+
+
+def begin_chunks(
+    model: Any, chunks: Chunks, start: Starting, update: Update, curvature: MixtureCurvature, most: int
+) -> MixtureFit:
+    """The mixture recognised by a few rows, and all restarts before the first round, on a sample.
+
+    :raises BadInput: for chunks that can be gone through only once, hold no rows, or differ in more than their rows.
+    :raises UnsupportedModel: for models that do not say what their rows are.
+    """
+    if not hasattr(model, "settled_over"):
+        raise UnsupportedModel(
+            "run_chunks needs a model that says what its rows are: gaussian_mixture or linear_mixture, alone or in "
+            "with_background. Pass all data of other models to run(...)."
+        )
+    communicator = COMMUNICATOR.get()
+
+    def read(number: int, args: tuple[Any, ...]) -> Responses:
+        found = model.rows(*args)
+        G = None if found.G is None else found.G.detach().double()
+        return Responses(found.Y.detach().double(), G, found.weight.detach().double())
+
+    def check(number: int, args: tuple[Any, ...]) -> None:
+        Y = model.rows(*args).Y
+        if bool(Y.isnan().any()):
+            row, column = Y.isnan().nonzero()[0].tolist()
+            raise BadInput(
+                f"chunk {number} holds nan, first in row {row}, column {column} of it; expected numbers. Rows with "
+                f"gaps are for EvidenceEM(..., missing='marginalise').run(Y), all at once."
+            )
+
+    counts = looked_through(model, chunks, communicator, check)
+    if communicator.restarts is not None:
+        communicator.restarts.check_equal("numbers of rows where shards(restarts=...) wants the same", str(counts))
+    first = _first(chunks, communicator)
+    pieces = Repeated(lambda: (read(number, args) for number, args in with_rows(chunks)))
+    rows = Rows(pieces, read(0, first), counts, communicator)
+    settled_model = model.settled_over(rows)
+    structure = recognise_mixture(LogJoint(settled_model, settled_model.few(1, *first)))
+    units = response_units(rows)
+    products = curvature is not evidence.block or structure.correlation is not None
+
+    def standard(found: Responses) -> MixtureData:
+        part = units.data(found.Y, found.G, found.weight, products=products)
+        here = replace(structure, Y=found.Y, offset=structure.offset[:1])
+        return here.spread(part, structure.background, units.unit)
+
+    return _begun(structure, units, StreamedData.of(rows.mapped(standard)), start, update, curvature, most)
+
+
+def _first(chunks: Chunks, communicator: Communicator) -> tuple[Tensor, ...]:
+    """The arguments of the first few rows of all."""
+    columns: list[list[Tensor]] = [[x[:0]] for x in arguments(0, next(iter(chunks)))]
+    for _, args in with_rows(chunks):
+        for column, x in zip(columns, args, strict=True):
+            column.append(x[:FEW])
+        if sum(len(x) for x in columns[0]) >= FEW:
+            break
+    return tuple(communicator.gathered(torch.cat(x)[:FEW])[:FEW] for x in columns)
 
 
 @dataclass(frozen=True)
@@ -289,7 +368,7 @@ KINDS = (BoundedInflation, Unregularised, WeightDecay, GreedyDeletion, type(None
 def is_closed(task: MixtureFit, settings: Settings) -> bool:
     """Whether rounds are formulas of ours on data in memory, which ask nothing of autograd."""
     given = settings.update, settings.deletion, task.batch.expected.curvature
-    return type(task.data) is MixtureData and all(x in FORMULAS or type(x) in KINDS for x in given)
+    return task.data.in_one_piece and all(x in FORMULAS or type(x) in KINDS for x in given)
 
 
 def warn_unless_converged(posterior: Found, stop: Stop) -> Found:

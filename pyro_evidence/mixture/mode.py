@@ -119,7 +119,7 @@ def chunks(data: MixtureData, mixture: Mixture) -> tuple[Tensor, ...]:
 def _polished(data: MixtureData, mixture: Mixture, num_newton: int) -> Tensor:
     """Weights of all rows at their modes."""
     many = mixture.w.numel() * data.num_rows > expectation.SHARD
-    kind = _OneOfMany if many else _InOnePiece if type(data) is MixtureData else _Rows
+    kind = _OneOfMany if many else _InOnePiece if data.in_one_piece else _Rows
     density: Any = kind(data, mixture)
     number = torch.arange(len(mixture.w)).to(mixture.w).unsqueeze(-1)
     start, limits = torch.cat([mixture.w.flatten(1), number], -1), newton.Limits(TOLERANCE, num_newton)

@@ -199,7 +199,7 @@ class UniformOutliers(TensorValue):
         with _Spread(self.share, self.low, self.high):
             return self.model(*args, **kwargs)
 
-    def settled_over(self, passes: Any, total: Any) -> "UniformOutliers":
+    def settled_over(self, rows: Any) -> "UniformOutliers":
         """As :meth:`settled`, of rows that come in chunks.
 
         :raises BadInput: without a box: the least and the largest of all rows are no sums.
@@ -207,7 +207,7 @@ class UniformOutliers(TensorValue):
         if self.low is None:
             raise BadInput("with_background without a box takes it from all rows at once; pass low= and high=.")
         inner: Any = self.model
-        return replace(self, model=inner.settled_over(passes, total))
+        return replace(self, model=inner.settled_over(rows))
 
     def settled(self, *args: Any, **kwargs: Any) -> "UniformOutliers":
         """The background around a model that has settled, its box as numbers."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.mppca import curvature, evidence, missing
 from pyro_evidence.mppca import evidence as mppca_evidence
-from pyro_evidence.mppca.chunks import Rows
 from pyro_evidence.mppca.curvature import turns
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits
 from pyro_evidence.mppca.updates import Iterate
@@ -182,7 +182,7 @@ class OrbitLaplace:
     literal: float  # log evidence by Husmeier (2000), eq. A.35, nats
 
 
-def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Rows, it: Iterate) -> OrbitLaplace:
+def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Observations, it: Iterate) -> OrbitLaplace:
     """The approximation at the mode next to an iterate of one row, in the model's units.
 
     :param Y: data in the standard units of ``it``, which ``units`` describes.
@@ -193,7 +193,7 @@ def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Rows, it: It
     analysers = replace(
         analysers, alpha=torch.where(analysers.columns & analysers.active.unsqueeze(-1), analysers.alpha, written)
     )
-    it = Iterate(analysers, it.ties, missing.e_step(Y, analysers), it.variance)
+    it = Iterate(analysers, it.ties, missing.e_step_of_all(Y, analysers), it.variance)
     precision, evidence, refusal = _laplace(Y, it)
     slope = curvature.slope(analysers, it.stats).reshape(1, -1)
     decrement = float((slope * precision.solve(slope)).sum())
@@ -235,7 +235,7 @@ def _scaled(precision: Precision, unit: Tensor) -> Precision:
     return Diagonal(precision.adjoint.reciprocal() / unit.square())
 
 
-def _laplace(Y: Rows, it: Iterate) -> tuple[Precision, Tensor, str]:
+def _laplace(Y: Observations, it: Iterate) -> tuple[Precision, Tensor, str]:
     """Curvature, log evidence, and why there is none."""
     refusal = vanishing(it)
     if it.analysers.W.numel() <= curvature.full_size(Y):

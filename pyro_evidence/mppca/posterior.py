@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import expectation, missing, orbit
-from pyro_evidence.mppca.chunks import has_gaps
+from pyro_evidence.mppca.data import has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.missing import Latent
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import Communicator
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs
@@ -18,7 +19,14 @@ from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, 
 from pyro_evidence.prbf.posterior import ClassWithoutKernels, DeadKernel, PRBFPosterior, Rejection
 from pyro_evidence.prbf.rounds import Lost, Progress, effective, vanishing
 from pyro_evidence.prbf.start import Start, Training
-from pyro_evidence.prbf.streamed import SAMPLE, Rows, labelled, require_present
+from pyro_evidence.prbf.streamed import (
+    StreamedClassData,
+    Totals,
+    labelled,
+    require_present,
+    rows_of_chunks,
+    training_of,
+)
 from pyro_evidence.prbf.updates import Update, em
 from pyro_evidence.settings import check_object, check_result
 
@@ -137,26 +145,21 @@ def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: St
     :raises BadInput: see :func:`labelled_data` and the start.
     """
     X, y = labelled_data(model, X, labels)
-    kind, shift = model.kernels.covariance, X.mean(0)
-    allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
-    if len(X) <= SAMPLE:
-        training = Training(X, y, kind, allowed)
-    else:
-        rows = Rows.of_tensors(model, X, y)
-        training = rows.training(rows.totals(), allowed)
-    data = class_data(X - shift, y, model.num_classes, kind)
+    rows, shift = Rows.resident((X, y), len(X)), X.mean(0)
+    training = training_of(model, rows, Totals.of(rows, model.num_classes))
+    data = class_data(X - shift, y, model.num_classes, model.kernels.covariance)
     return _started(model, training, data, shift, alpha, start, (X, y))
 
 
-def begin_chunks(model: PRBF, chunks: Chunks, join: Communicator, alpha: Alpha, start: Start) -> PRBFFit:
+def begin_chunks(model: PRBF, chunks: Chunks, communicator: Communicator, alpha: Alpha, start: Start) -> PRBFFit:
     """All restarts before the first round, on data in chunks, those of other processes counted.
 
-    :raises BadInput: see :class:`Rows` and the start.
+    :raises BadInput: see :func:`~pyro_evidence.prbf.streamed.rows_of_chunks` and the start.
     """
-    rows = Rows.of_chunks(model, chunks, join)
-    totals = rows.totals()
-    training = rows.training(totals, model.sharing.allowed(model.num_classes, model.num_kernels))
-    return _started(model, training, rows.data(totals), totals.mean, alpha, start)
+    rows = rows_of_chunks(model, chunks, communicator)
+    totals = Totals.of(rows, model.num_classes)
+    data = StreamedClassData.of(model, rows, totals)
+    return _started(model, training_of(model, rows, totals), data, totals.mean, alpha, start)
 
 
 def _started(
