@@ -335,26 +335,17 @@ def mixture_data(
 
 def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None, *, products: bool) -> Tensor:
     """All columns, shape ``(..., N, P)``; one column after the other in memory."""
-    ones = Y.new_ones(*Y.shape[:-1], 1)
-    blocks = [ones, *_gram_blocks(G, observed, Y), *_response_blocks(Y, G, products)]
-    return torch.cat([x.mT for x in blocks], -2).mT
-
-
-def _gram_blocks(G: Tensor | None, observed: Tensor | None, Y: Tensor) -> list[Tensor]:
-    """Columns of presence and of products of basis functions."""
-    mask = [] if observed is None else [observed.to(Y)]
-    if G is None:
-        return mask
-    row, column = torch.triu_indices(G.shape[-1], G.shape[-1])
-    pairs = G[..., row] * G[..., column]
-    return [pairs] if observed is None else [*mask, (mask[0].unsqueeze(-1) * pairs.unsqueeze(-2)).flatten(-2)]
-
-
-def _response_blocks(Y: Tensor, G: Tensor | None, products: bool) -> list[Tensor]:
-    """Columns that involve responses."""
+    blocks = [Y.new_ones(*Y.shape[:-1], 1)]
+    mask = None if observed is None else observed.to(Y)
+    blocks += [] if mask is None else [mask]
+    if G is not None:
+        row, column = torch.triu_indices(G.shape[-1], G.shape[-1])
+        pairs = G[..., row] * G[..., column]
+        blocks.append(pairs if mask is None else (mask.unsqueeze(-1) * pairs.unsqueeze(-2)).flatten(-2))
     cross = Y if G is None else (Y.unsqueeze(-1) * G.unsqueeze(-2)).flatten(-2)
-    mixed = [Y[..., i : i + 1] * Y[..., i + 1 :] for i in range(Y.shape[-1] - 1)] if products else []
-    return [cross, Y.square(), *mixed]
+    blocks += [cross, Y.square()]
+    blocks += [Y[..., i : i + 1] * Y[..., i + 1 :] for i in range(Y.shape[-1] - 1)] if products else []
+    return torch.cat([x.mT for x in blocks], -2).mT
 
 
 def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> Layout:

@@ -84,20 +84,17 @@ class Start(settings.Start):
 
         :param model: one row, the model's own hyperparameters; those that are fixed are kept.
         """
-        rounds = self.number(AUTOMATIC)
-        generator = seeded(self.seed)
-        noise = torch.randn(rounds, *model.loc.shape, generator=generator, dtype=torch.float64).to(model.loc)
+        R, generator = self.number(AUTOMATIC), seeded(self.seed)
+        w = model.loc + self.spread * torch.randn(R, *model.loc.shape, generator=generator, dtype=torch.float64).to(
+            model.loc
+        )
         alpha = torch.where(ties.alpha_free, self.alpha * ties.alpha_ratio, model.alpha[0])
         flat = torch.zeros_like(model.log_mixing) if ties.mixing_free else model.log_mixing
-        start = replace(model, alpha=alpha, log_mixing=flat.log_softmax(-1), noise=self._noise(model, ties), w=noise)
-        wide = [v.expand(rounds, *v.shape[-d:]) for v, d in ((start.alpha, 3), (start.log_mixing, 1))]
-        return replace(start, w=model.loc + self.spread * noise, alpha=wide[0], log_mixing=wide[1])
-
-    def _noise(self, model: Mixture, ties: SharedParameters) -> torch.Tensor:
-        narrow = torch.arange(self.number(AUTOMATIC), device=model.w.device) % 2
-        width = torch.where(narrow > 0, self.width * self.narrow_width_ratio, self.width).to(model.w)[:, None, None]
-        diagonal = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
-        return diagonal if model.noise.dim() == 3 else diagonal.diag_embed()
+        narrow = torch.arange(R, device=w.device) % 2
+        width = torch.where(narrow > 0, self.width * self.narrow_width_ratio, self.width).to(w)[:, None, None]
+        noise = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
+        noise = noise if model.noise.dim() == 3 else noise.diag_embed()
+        return Mixture(w, noise, flat.log_softmax(-1).expand(R, -1), alpha.expand(R, -1, -1, -1), model.loc)
 
 
 SAMPLE = 2**14  # data on which restarts run where there are more; the chosen one goes on with all
@@ -313,7 +310,9 @@ def current_posterior(task: MixtureFit, stop: Stop) -> MixturePosterior:
 def posterior_of(task: MixtureFit, chosen: Chosen, journal: ErrorJournal) -> MixturePosterior:
     """One mixture in the model's units."""
     structure, fit = enlarged(task.structure, len(chosen.at_mode.loc)), chosen.fit
-    found = AtMode(structure, task.units, task.data, _fit_for_derivatives(chosen.at_mode))
+    at_mode = chosen.at_mode.rebuilt(lambda _, x: x.clone())  # inference mode may have made it: no derivatives then
+    at_mode = replace(at_mode, loc=at_mode.loc.clone())
+    found = AtMode(structure, task.units, task.data, at_mode)
     return MixturePosterior(
         found.laplace_state(),
         fit.status.value,
@@ -326,11 +325,6 @@ def posterior_of(task: MixtureFit, chosen: Chosen, journal: ErrorJournal) -> Mix
         paths=path_of(journal.entries, chosen.number),
         limit=chosen.limit,
     )
-
-
-def _fit_for_derivatives(mixture: Mixture) -> Mixture:
-    """A copy, of what inference mode has made perhaps."""
-    return replace(mixture.rebuilt(lambda _, x: x.clone()), loc=mixture.loc.clone())
 
 
 Found = TypeVar("Found", bound=LaplacePosterior)

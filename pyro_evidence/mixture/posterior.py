@@ -348,8 +348,8 @@ class MixturePosterior(LaplacePosterior):
         model = with_components(model, record.get("num_components"))
         state = archive.restore(record, model)
         structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
-        mixture = recognise_mixture(state.problem.joint).start
-        mixture = Mixture(state.u[structure.index].unsqueeze(0), *_hypers(mixture))
+        hypers = recognise_mixture(state.problem.joint).start
+        mixture = replace(hypers, w=state.u[structure.index].unsqueeze(0))
         numbers = (
             record["status"],
             tuple(record["log_evidences"]),
@@ -360,10 +360,6 @@ class MixturePosterior(LaplacePosterior):
             state, *numbers, recognised=structure, mixture=mixture, paths=tuple(record["paths"]), limit=record["limit"]
         )
         return posterior
-
-
-def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return mixture.noise, mixture.log_mixing, mixture.alpha, mixture.loc
 
 
 def without_data(posterior: MixturePosterior) -> MixturePosterior:
