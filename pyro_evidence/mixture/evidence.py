@@ -11,7 +11,7 @@ prior, in blocks: shape ``(R, groups, d, d)``, rows and columns in the order com
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, wraps
 
 import torch

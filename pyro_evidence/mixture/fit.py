@@ -20,7 +20,7 @@ from pyro_evidence.mixture import evidence, mode, rounds
 from pyro_evidence.mixture.data import ResponseUnits, StreamedData, in_pieces, response_units
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
-from pyro_evidence.mixture.posterior import AtMode, MixturePosterior
+from pyro_evidence.mixture.posterior import MixturePosterior, laplace_state
 from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognise_mixture, recognised
 from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
 from pyro_evidence.mixture.updates import (
@@ -85,9 +85,8 @@ class Start(settings.Start):
         :param model: one row, the model's own hyperparameters; those that are fixed are kept.
         """
         R, generator = self.number(AUTOMATIC), seeded(self.seed)
-        w = model.loc + self.spread * torch.randn(R, *model.loc.shape, generator=generator, dtype=torch.float64).to(
-            model.loc
-        )
+        white = torch.randn(R, *model.loc.shape, generator=generator, dtype=torch.float64)
+        w = model.loc + self.spread * white.to(model.loc)
         alpha = torch.where(ties.alpha_free, self.alpha * ties.alpha_ratio, model.alpha[0])
         flat = torch.zeros_like(model.log_mixing) if ties.mixing_free else model.log_mixing
         narrow = torch.arange(R, device=w.device) % 2
@@ -294,9 +293,8 @@ def _leaping(journal: ErrorJournal, stop: Stop) -> ErrorJournal:
 def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tuple[MixtureRestarts, str]:
     """The chosen restart with components split, and what kept it from further splits."""
     chosen = chosen if task.times == 1.0 else settled(chosen, deletion.after)
-    room = num = len(task.structure.loc)
-    if num > 1 and rounds.is_exchangeable(task.ties, task.structure.loc):  # another would be as good as any
-        room = most_components(task.structure, task.data.num_rows)
+    loc, alike = task.structure.loc, rounds.is_exchangeable(task.ties, task.structure.loc)
+    room = most_components(task.structure.joint.model, len(loc), task.data.num_rows, alike=alike)
     return unless_interrupted(lambda: deletion.split(chosen, task.ties, room), (chosen, "interrupted"))
 
 
@@ -312,15 +310,15 @@ def posterior_of(task: MixtureFit, chosen: Chosen, journal: ErrorJournal) -> Mix
     structure, fit = enlarged(task.structure, len(chosen.at_mode.loc)), chosen.fit
     at_mode = chosen.at_mode.rebuilt(lambda _, x: x.clone())  # inference mode may have made it: no derivatives then
     at_mode = replace(at_mode, loc=at_mode.loc.clone())
-    found = AtMode(structure, task.units, task.data, at_mode)
+    state, mixture = laplace_state(structure, task.units, task.data, at_mode)
     return MixturePosterior(
-        found.laplace_state(),
+        state,
         fit.status.value,
         tuple(v - float(task.jacobian) for v in fit.objectives),
         chosen.heights - task.jacobian,
         chosen.reasons,
         recognised=structure,
-        mixture=found.mixture,
+        mixture=mixture,
         num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
         paths=path_of(journal.entries, chosen.number),
         limit=chosen.limit,

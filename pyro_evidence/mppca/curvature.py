@@ -82,9 +82,7 @@ def slope(analysers: FactorAnalysers, stats: expectation.Statistics) -> Tensor:
     """Derivative of ``log p(D, W)`` in W, shape ``(R, K, m, q)``; zero in pruned columns."""
     found = expectation.about_held_means(expectation.moments(analysers, stats), analysers)
     pull = analysers.beta.unsqueeze(-1) * (found.yx - analysers.W @ found.xx)
-    return (pull - analysers.alpha.unsqueeze(-2) * analysers.W) * (
-        analysers.columns & analysers.active.unsqueeze(-1)
-    ).unsqueeze(-2)
+    return (pull - analysers.alpha.unsqueeze(-2) * analysers.W) * analysers.on.unsqueeze(-2)
 
 
 def precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
@@ -155,7 +153,7 @@ def _of_gaps(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
 
 
 def _masked(A: Tensor, analysers: FactorAnalysers) -> Tensor:
-    on = (analysers.columns & analysers.active.unsqueeze(-1)).unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
+    on = analysers.on.unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
     A = torch.where(on.unsqueeze(-1) & on, A, 0.0)
     prior = analysers.alpha.unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
     A.diagonal().add_(prior)
@@ -199,7 +197,7 @@ def turns(analysers: FactorAnalysers) -> Tensor:
     """
     K, m, q = analysers.W.shape[1:]
     found = [torch.zeros(K, m, q, 0, dtype=analysers.W.dtype, device=analysers.W.device)]
-    for k, on in enumerate((analysers.columns & analysers.active.unsqueeze(-1))[0]):
+    for k, on in enumerate(analysers.on[0]):
         a, b = torch.combinations(on.nonzero().flatten(), 2).unbind(-1)
         each = analysers.W.new_zeros(K, m, q, len(a))
         place = torch.arange(len(a), device=analysers.W.device)
@@ -256,7 +254,7 @@ def _coupling(tril: Tensor, across: Tensor, along: Tensor) -> Tensor:
 
 def log_evidence(log_joint: Tensor, split: Gauge, analysers: FactorAnalysers) -> Tensor:
     """Laplace's log evidence over the orbits, all labels' information included, nats, shape ``()``."""
-    on, m = (analysers.columns & analysers.active.unsqueeze(-1))[0], analysers.W.shape[-2]
+    on, m = analysers.on[0], analysers.W.shape[-2]
     kappa, pairs = _spread_out(split.kappa, on)
     orbit = evidence.log_orbit(kappa, pairs, on.sum(-1)).sum() + 0.5 * split.log_gram
     left_out = m * torch.where(on, 0.0, analysers.alpha[0].log()).sum()

@@ -16,7 +16,7 @@ from pyro_evidence.fitting.component_moves import Deletion, unless_interrupted
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.fitting.restarts import advance, require_any, slowly_converging
 from pyro_evidence.mixture.fit import AUTOMATIC, Start
-from pyro_evidence.mixture.recognise import with_components
+from pyro_evidence.mixture.recognise import most_components, with_components
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
 from pyro_evidence.mppca import rounds
@@ -91,7 +91,9 @@ def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) 
     """
     Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
     if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not len(Y):
-        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else _kinds(args, kwargs)
+        named = [("", a) for a in args] + [(f"{n}=", a) for n, a in kwargs.items()]
+        kinds = ", ".join(f"{n}a {type(a).__name__}" for n, a in named) or "no argument"
+        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else kinds
         raise BadInput(
             f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, float32 or float64; got {got}. Write "
             f"run(torch.as_tensor(Y).double())."
@@ -117,12 +119,6 @@ def _require_numbers(Y: Tensor, *, gappy: bool) -> None:
             f"Y, shape {tuple(Y.shape)}, contains {num[0]} nan and {num[1]} inf, first in row {row}, column {column}; "
             f"expected numbers. Drop such rows: Y[Y.isfinite().all(1)]."
         )
-
-
-def _kinds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What the arguments are, in a few words."""
-    named = [("", a) for a in args] + [(f"{n}=", a) for n, a in kwargs.items()]
-    return ", ".join(f"{n}a {type(a).__name__}" for n, a in named) or "no argument"
 
 
 @dataclass(frozen=True)
@@ -152,7 +148,10 @@ def begin(joint: LogJoint, start: Start, update: object) -> MPPCAFit | None:
 
     :raises UnsupportedModel: when it is one that the engine cannot read.
     """
-    thin = joint if own_model(joint.model) is None else _sliced(joint)
+    thin, ours = joint, own_model(joint.model)
+    if ours is not None:  # some of its rows tell what it is
+        thin = copy.copy(joint)
+        thin.args = (some_rows(ours, joint.args[0]),)
     if not is_mppca(thin):
         return None
     rule = rounds.rule_of(update)
@@ -197,14 +196,6 @@ def begin_chunks(model: Any, chunks: Chunks, communicator: Communicator, start: 
     joint = LogJoint(marginal, (some_rows(ours, few),))
     joint.has_data = False
     return begun(replace(recognise_mppca(joint), Y=rows.example[:0]), Observations.of(rows), start, rule)
-
-
-def _sliced(joint: LogJoint) -> LogJoint:
-    """The model on some of its rows, by which it is known."""
-    thin, ours = copy.copy(joint), own_model(joint.model)
-    assert ours is not None
-    thin.args = (some_rows(ours, joint.args[0]),)
-    return thin
 
 
 def _require_size(Y: Observations, analysers: FactorAnalysers) -> None:
@@ -291,16 +282,11 @@ def _numbered(task: MPPCAFit, batch: MPPCARestarts, deletion: Deletion) -> tuple
     after, limit, whole = deletion(batch), "", task.batch.Y
     if bool(after.parameters.active.all()):
         before = after
-        after, limit = deletion.split(before, task.structure.ties, most_components(task.structure, len(whole)))
+        ties, num = task.structure.ties, task.structure.start.W.shape[1]
+        room = most_components(task.structure.joint.model, num, len(whole), alike=ties.mixing_free)
+        after, limit = deletion.split(before, ties, room)
         after = after if after is before else deletion(after)
     return (after if len(whole) == len(batch.Y) else deletion(after.on(whole, after.parameters))), limit
-
-
-def most_components(structure: MPPCAStructure, num_rows: int) -> int:
-    """As many as there are data for a model that can be had with more, all alike; else as many as the model has."""
-    num, model = structure.start.W.shape[1], structure.joint.model
-    free = structure.ties.mixing_free and num > 1
-    return num_rows if free and with_components(model, num + 1) is not model else num
 
 
 def enlarged(structure: MPPCAStructure, num_components: int) -> MPPCAStructure:

@@ -114,7 +114,7 @@ class MPPCARestarts(ComponentRestarts):
     def change_to(self, parameters: FactorAnalysers) -> Tensor:
         """Largest change of a log precision or of a share, ``(R,)``; nan where a coordinate is not finite."""
         old, new = self.parameters, parameters
-        on, active = new.columns & new.active.unsqueeze(-1), new.active.unsqueeze(-1)
+        on, active = new.on, new.active.unsqueeze(-1)
         parts = [torch.where(on, (new.alpha / old.alpha).log(), 0.0), new.log_mixing.exp() - old.log_mixing.exp()]
         parts.append(torch.where(active, (new.beta / old.beta).log(), 0.0))
         sound = torch.stack([x.flatten(1).sum(-1) for x in new.coordinates]).sum(0).isfinite()

@@ -51,7 +51,7 @@ def direct(Y: Observations, analysers: FactorAnalysers, added: Tensor | float = 
     weight = counts.clamp(min=1e-300)  # a component without data gets the largest noise there is: the data's variance
     v = (rest + added / weight).clamp(min=1.0 / LARGEST_NOISE, max=1.0)  # zero for data of low rank
     gain = torch.maximum(values - v.unsqueeze(-1), LEAST * v.unsqueeze(-1))
-    W = vectors * gain.sqrt().unsqueeze(-2) * (analysers.columns & analysers.active.unsqueeze(-1)).unsqueeze(-2)
+    W = vectors * gain.sqrt().unsqueeze(-2) * analysers.on.unsqueeze(-2)
     beta = v.reciprocal().unsqueeze(-1).expand(analysers.beta.shape)
     log_mixing = torch.where(analysers.active, (counts / counts.sum(-1, keepdim=True)).log(), -torch.inf)
     return replace(analysers, W=W, mu=mean, beta=beta, log_mixing=log_mixing)
