@@ -26,6 +26,7 @@ from pyro_evidence.mixture.updates import BoundedInflation
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import Rule, SharedParameters, no_gamma
 
@@ -40,13 +41,13 @@ def start(Y: Tensor, rows: int = 1) -> FactorAnalysers:
     W = 0.1 * torch.randn(rows, K, m, Q, generator=generator)
     at = FactorAnalysers(W, mu, torch.ones(rows, K, m), torch.full((rows, K), -math.log(K)), 0.01 * on, on)
     for _ in range(5):
-        at = mppca_start.direct(Y, at)
+        at = mppca_start.direct(Observations.resident(Y), at)
     return at
 
 
 def batch(Y: Tensor, at: FactorAnalysers, rule: Rule) -> mppca_rounds.MPPCARestarts:
     ties = SharedParameters(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, Y.shape[1]))
-    return mppca_rounds.first(Y, at, ties, torch.ones(Y.shape[1]), rule)
+    return mppca_rounds.first(Observations.resident(Y), at, ties, torch.ones(Y.shape[1]), rule)
 
 
 class Plain:

@@ -32,6 +32,7 @@ from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import Rule, SharedParameters, literal_gamma, no_gamma
 
@@ -67,11 +68,11 @@ def evolution(train: Tensor, test: Tensor, start: FactorAnalysers, rule: Rule) -
     """Log density of both classes' test data after each round, ``(rounds, R, N)``."""
     K, m = start.W.shape[1:3]
     ties = SharedParameters(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, m))
-    batch = mppca_rounds.first(train, start, ties, torch.ones(m), rule)
+    batch = mppca_rounds.first(Observations.resident(train), start, ties, torch.ones(m), rule)
     path = []
     for step in range(NUM_ROUNDS):
         if step < NUM_DIRECT:
-            batch = moved_to(batch, mppca_start.direct(train, batch.it.analysers))
+            batch = moved_to(batch, mppca_start.direct(batch.Y, batch.it.analysers))
         else:
             batch = advance(batch)
         path.append(kernels.log_joint(test, batch.it.analysers).logsumexp(-1))

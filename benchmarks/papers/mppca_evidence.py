@@ -33,6 +33,7 @@ from pyro_evidence.mppca import evidence as mppca_evidence
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import updates as mppca_updates
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import Iterate, Rule, SharedParameters
 
@@ -53,7 +54,7 @@ def one_kernel(num: int, m: int, q: int, seed: int) -> tuple[Tensor, Iterate]:
     on, flat = torch.ones(1, 1, q, dtype=torch.bool), torch.zeros(1, 1)
     at = FactorAnalysers(W[None, None], Y.mean(0).expand(1, 1, m), torch.full((1, 1, m), 4.0), flat, on + 0.0, on)
     held = SharedParameters(torch.zeros(1, q).long(), torch.zeros(1, m).long(), False, False, False, False)
-    at = mppca_curvature.find_mode(Y, at)
+    at = mppca_curvature.find_mode(Observations.resident(Y), at)
     return Y, Iterate(at, held, kernels.e_step(Y, at), torch.ones(m))
 
 
@@ -120,7 +121,7 @@ def sampled_log_evidence(Y: Tensor, it: Iterate, num_samples: int, seed: int = 0
 
 def exact_curvature(Y: Tensor, it: Iterate) -> float:
     """Log evidence over the orbit, with the exact Hessian."""
-    split = mppca_curvature.gauge(mppca_curvature.precision(Y, it.analysers), it.analysers)
+    split = mppca_curvature.gauge(mppca_curvature.precision(Observations.resident(Y), it.analysers), it.analysers)
     return float(mppca_curvature.log_evidence(mppca_evidence.log_joint(it)[0], split, it.analysers))
 
 
@@ -224,7 +225,9 @@ def largest_fall(seed: int, num_rounds: int = 50) -> float:
     mu = Y[torch.randperm(N, generator=generator)[:K]].unsqueeze(0)
     at = FactorAnalysers(W, mu, torch.ones(1, K, m), torch.full((1, K), -math.log(K)), on + 0.0, on)
     ties = SharedParameters(torch.arange(K)[:, None].expand(K, q), torch.arange(K)[:, None].expand(K, m))
-    batch = mppca_rounds.first(Y, at, ties, torch.ones(m), Rule(mppca_updates.no_gamma, alpha=0.0))
+    batch = mppca_rounds.first(
+        Observations.resident(Y), at, ties, torch.ones(m), Rule(mppca_updates.no_gamma, alpha=0.0)
+    )
     path = []
     for _ in range(num_rounds):
         path.append(float(batch.it.stats.log_likelihood[0]))

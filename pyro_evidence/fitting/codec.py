@@ -60,7 +60,7 @@ KINDS = {  # every class of which a checkpoint may hold objects, by its name in 
     "AnalysersRestarts": "mppca.rounds:MPPCARestarts",
     "PRBFNetwork": "prbf.densities:Network",
     "PRBFPoint": "prbf.densities:Point",
-    "PRBFProgress": "prbf.rounds:Progress",
+    "PRBFRestarts": "prbf.rounds:PRBFRestarts",
     "FastState": "relevance.fast_marginal:FastState",
     "NoisyState": "relevance.noise:NoisyState",
     "BoundSums": "relevance.variational:BoundSums",

@@ -58,9 +58,9 @@ class Restarts(ABC):
     def complaint(self, parameters: Any, row: int) -> str:
         """What is wrong with one row, in words."""
 
-    @abstractmethod
     def warm_up(self, num_rounds: int, step: "Step[Any]") -> "Sequence[Phase]":
         """The phases of a warm-up of so many rounds."""
+        return ()
 
     def ahead(self, before: Any, after: Any) -> Any:
         """Parameters to which a leap goes that begins ``before`` these, where the next round leads ``after``.

@@ -20,16 +20,14 @@ from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import laplace_problem
 from pyro_evidence.laplace.restarts import Restarts, search
 from pyro_evidence.laplace.type2 import TypeII
-from pyro_evidence.mixture import chunked_fit as streamed_fit
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.mixture.evidence import MixtureCurvature
-from pyro_evidence.mixture.fit import MixtureFit, Start, begin, current_posterior
+from pyro_evidence.mixture.fit import Start, begin, current_posterior
 from pyro_evidence.mixture.posterior import MixturePosterior, without_data
 from pyro_evidence.mixture.recognise import joint_of_rows
 from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.wrappers import Missing, gaps_explained, marginalised, parsed
-from pyro_evidence.mppca import chunked_fit as streamed_mppca
 from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.numerics import derivatives, newton
@@ -208,8 +206,9 @@ class EvidenceEM:
             return mixture_fit.warn_unless_converged(
                 mppca_fit.run(found, self.start, self.deletion, self.stop), self.stop
             )
+        most = mixture_fit.SAMPLE if self.stop.tolerance > 0 else None  # rounds that are counted are made on all data
         try:
-            task = begin(joint, self.start, self.update, self.curvature, self._most)
+            task = begin(joint, self.start, self.update, self.curvature, most)
         except UnsupportedModel as why:
             self._nothing_watched(f"a model that takes the generic way ({why})")
             return run_generic(joint, why, self.start.number(mixture_fit.AUTOMATIC), self.start.seed, self.stop)
@@ -230,11 +229,11 @@ class EvidenceEM:
         """
         self._nothing_watched("a fit to chunks")
         if mppca_fit.own_model(self.model) is not None:
-            planes = streamed_mppca.begin(self.model, chunks, COMMUNICATOR.get(), self.start, self.update)
+            planes = mppca_fit.begin_chunks(self.model, chunks, COMMUNICATOR.get(), self.start, self.update)
             shown = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
             found = mppca_fit.run(planes, self.start, self.deletion, shown)
             return mixture_fit.warn_unless_converged(found, self.stop)
-        task = streamed_fit.begin(self.model, chunks, self.start, self.update, self.curvature, mixture_fit.SAMPLE)
+        task = mixture_fit.begin_chunks(self.model, chunks, self.start, self.update, self.curvature, mixture_fit.SAMPLE)
         quiet = copy.copy(self)  # one process shows a progress bar
         quiet.stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         return without_data(mixture_fit.run(task, quiet, task.journal()))
@@ -253,7 +252,8 @@ class EvidenceEM:
         """
         if self._task is None or not same_arguments(self._data, (args, kwargs)):
             joint = self._joint(args, kwargs)
-            self._task = mppca_fit.begin(joint, self.start, self.update) or self._begin(joint)
+            planes = mppca_fit.begin(joint, self.start, self.update)
+            self._task = planes or begin(joint, self.start, self.update, self.curvature)
             self._data = (args, kwargs)
             self._task = replace(self._task, batch=warmed(self._task.batch, self.start.warm_up))
         else:
@@ -276,11 +276,3 @@ class EvidenceEM:
         """The model on its data."""
         with gaps_explained(self.missing, args, kwargs):
             return joint_of_rows(self.model, args, kwargs) or mppca_fit.log_joint(self.model, args, kwargs)
-
-    @property
-    def _most(self) -> int | None:
-        """Data on which restarts run; rounds that are asked for by number are made on all."""
-        return mixture_fit.SAMPLE if self.stop.tolerance > 0 else None
-
-    def _begin(self, joint: LogJoint) -> MixtureFit:
-        return begin(joint, self.start, self.update, self.curvature)

@@ -15,7 +15,7 @@ from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
 from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, message, posterior_of
 from pyro_evidence.prbf.posterior import PRBFPosterior
-from pyro_evidence.prbf.rounds import Lost, Progress, keep_dead_kernels
+from pyro_evidence.prbf.rounds import Lost, keep_dead_kernels
 from pyro_evidence.prbf.start import RandomPoints, Start
 from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, same_arguments
@@ -129,13 +129,11 @@ class OverlapEM:
         :param chunks: tuples ``(X, labels)`` of tensors or arrays, ``(X,)`` of one class; gone through once a pass.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
-        task = begin_chunks(self.model, chunks, COMMUNICATOR.get(), self.alpha, self.start).begun(
-            self.update, self.lost
-        )
+        task = begin_chunks(self, chunks, COMMUNICATOR.get())
         return self._finished(task, replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first))
 
     def _finished(self, task: PRBFFit, stop: Stop) -> PRBFPosterior:
-        fit = iterate(prbf_rounds.advance, task.progress, stop, "OverlapEM", "eq. 22")
+        fit = iterate(prbf_rounds.advance, task.batch, stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
             warnings.warn(message(held, posterior.alpha), stacklevel=stacklevel())
@@ -150,8 +148,8 @@ class OverlapEM:
         data: Arguments = ((X, labels), {})
         if self._task is None or not same_arguments(self._data, data):
             self._task, self._data = self._begin(X, labels), data
-        self._task = self._task.advanced_to(prbf_rounds.advance(self._task.progress))
-        return -self._task.progress.objective
+        self._task = replace(self._task, batch=prbf_rounds.advance(self._task.batch))
+        return -self._task.batch.objective
 
     @property
     def posterior(self) -> PRBFPosterior:
@@ -161,9 +159,8 @@ class OverlapEM:
         """
         if self._task is None:
             raise BadInput("nothing is fitted yet; call step(...) with the model's data first, or run(...).")
-        progress: Progress = self._task.progress
-        return posterior_of(self._task, Fit(progress, Status.BY_HAND, ()))
+        return posterior_of(self._task, Fit(self._task.batch, Status.BY_HAND, ()))
 
     def _begin(self, X: Tensor, labels: Labels | None) -> PRBFFit:
         (X, labels), _ = as_tensors((X, labels), {})
-        return begin(self.model, X, labels, self.alpha, self.start).begun(self.update, self.lost)
+        return begin(self, X, labels)

@@ -3,18 +3,19 @@
 All that a datum contributes is linear in its *features*: products of its basis functions and responses.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.ranks import Sums
+from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share
+from pyro_evidence.data.rows import Rows, scattered
+from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import Batched
 
-SCATTER = 2654435761  # odd, 2^32 times the golden ratio: multiples of it modulo 2^32 are spread evenly
 ROWS = 2**16  # of the data that are copied together
 KEPT = 2**22  # numbers in the features of all data that are made once and kept, not anew in every pass
 
@@ -87,6 +88,7 @@ class MixtureData:
     layout: Layout
     floor: Tensor | None = None  # (N,) log of a density that is added to that of the kernels, relative to their share
     log_share: float = 0.0  # log of the share that the kernels have together
+    communicator: Communicator = SINGLE_PROCESS  # processes that have the same data, of which each adds up its share
 
     @cached_property
     def num_data(self) -> Tensor:
@@ -129,21 +131,45 @@ class MixtureData:
 
     def total(self, size: int, of_part: Callable[["MixtureData"], Sums]) -> Sums:
         """One pass: the sum of ``of_part`` over all data, ``size`` rows at a time."""
+        here = self
+        if self.communicator.num_ranks > 1:
+            mine = share(self.communicator, self.num_rows)
+            values = {name: getattr(self, name) for name in AXES}
+            length = mine.stop - mine.start
+            cut = {n: v.narrow(AXES[n], mine.start, length) for n, v in values.items() if v is not None}
+            here = replace(self, communicator=SINGLE_PROCESS, **cut)
         found: Sums | None = None
-        for part in self.parts(size):
+        for part in here.parts(size):
             found = of_part(part) if found is None else found + of_part(part)
-        assert found is not None  # data without rows are refused where they come from
-        return found
+        assert found is not None  # data without rows have one part
+        return self.communicator.total(found)
 
     def by_restarts(self, num: int, of_rows: Callable[[Tensor | None], Sums]) -> Sums:
-        """What ``of_rows`` gives of ``num`` restarts: of all of them, which it is told by None."""
-        return of_rows(None)
+        """What ``of_rows`` gives of ``num`` restarts, which groups of processes share out.
+
+        :param of_rows: is told the numbers of those that are asked for; None for all.
+        """
+        among = self.communicator.restarts
+        if among is None or num == 1:
+            return of_rows(None)
+        mine = torch.arange(num)[among.rank :: among.num_ranks]
+        here: Any = of_rows(mine if len(mine) else torch.arange(1))
+        order = torch.cat([torch.arange(num)[i :: among.num_ranks] for i in range(among.num_ranks)]).argsort()
+        each = {n: x if x.dim() == 0 else among.gathered(x[: len(mine)])[order] for n, x in vars(here).items()}
+        found: Sums = replace(here, **each)
+        return found
+
+    @property
+    def in_one_piece(self) -> bool:
+        """Whether all data are at hand at once."""
+        return self.communicator.num_ranks == 1
 
     def sampled(self, most: int) -> "MixtureData":
         """About ``most`` of the data where there are more, scattered over all by the numbers of their rows."""
         if self.num_rows <= most:
             return self
-        return some(self, scattered(self.num_rows, most).to(self.Y.device)).with_features
+        place = scattered(torch.arange(self.num_rows))
+        return some(self, (place < most * 2**32 // self.num_rows).nonzero().flatten().to(self.Y.device)).with_features
 
     @property
     def with_features(self) -> "MixtureData":
@@ -151,6 +177,47 @@ class MixtureData:
         if self.features is not None or self.num_rows * self.layout.num_features > KEPT:
             return self
         return replace(self, features=self.columns(self.layout.num_features))
+
+
+@dataclass(frozen=True)
+class StreamedData(MixtureData):
+    """Data that are never together: every pass reads the pieces anew, and adds up what all processes found."""
+
+    rows: Rows[MixtureData] = field(kw_only=True)
+    samples: dict[int, MixtureData] = field(default_factory=dict, compare=False, kw_only=True)
+    in_one_piece = False
+
+    @staticmethod
+    def of(rows: Rows[MixtureData]) -> "StreamedData":
+        """The data in rows, in standard units."""
+        empty = some(rows.example, torch.arange(0))
+        values = {f.name: getattr(empty, f.name) for f in fields(MixtureData)}
+        return StreamedData(**values | {"communicator": rows.communicator}, rows=rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of data of all processes, whatever their weight."""
+        return len(self.rows)
+
+    @cached_property
+    def num_data(self) -> Tensor:
+        """Total weight of the data of all processes, shape ``()``."""
+        return self.rows.total(lambda piece: piece.weight.sum())
+
+    def total(self, size: int, of_part: Callable[[MixtureData], Sums]) -> Sums:
+        """One pass: the sum of ``of_part`` over the data of all processes, ``size`` rows at a time."""
+        return self.rows.total(lambda piece: piece.total(size, of_part))
+
+    def sampled(self, most: int) -> MixtureData:
+        """About ``most`` of the data, scattered over all by the numbers of their rows; they are kept."""
+        most = min(self.num_rows, most)
+        if most not in self.samples:
+            columns = self.rows.sampled(most, lambda piece: (piece.Y, piece.G, piece.weight, piece.floor))
+            values: dict[str, Any] = dict(zip(("Y", "G", "weight", "floor"), columns, strict=True))
+            values |= {"observed": None, "features": None, "layout": self.layout, "log_share": self.log_share}
+            join = self.communicator if self.communicator.num_ranks > 1 else SINGLE_PROCESS
+            self.samples[most] = MixtureData(**values, communicator=join).with_features
+        return self.samples[most]
 
 
 AXES = {"Y": -2, "G": -2, "weight": -1, "observed": 0, "features": -2, "floor": 0}  # along which the rows lie
@@ -235,12 +302,6 @@ def some(data: MixtureData, index: Tensor) -> MixtureData:
     return replace(data, **kept)
 
 
-def scattered(num_rows: int, most: int) -> Tensor:
-    """Numbers of about ``most`` rows, scattered over all by a rule that knows nothing but the number of a row."""
-    number = torch.arange(num_rows)
-    return ((number * SCATTER) % 2**32 < most * 2**32 // num_rows).nonzero().flatten()
-
-
 def rows_of(data: MixtureData, rows: Tensor) -> MixtureData:
     """The data of some rows of a batch, where each row has its own."""
     if data.Y.dim() == 2 and data.G.dim() == 2 and data.weight.dim() == 1:
@@ -274,26 +335,17 @@ def mixture_data(
 
 def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None, *, products: bool) -> Tensor:
     """All columns, shape ``(..., N, P)``; one column after the other in memory."""
-    ones = Y.new_ones(*Y.shape[:-1], 1)
-    blocks = [ones, *_gram_blocks(G, observed, Y), *_response_blocks(Y, G, products)]
-    return torch.cat([x.mT for x in blocks], -2).mT
-
-
-def _gram_blocks(G: Tensor | None, observed: Tensor | None, Y: Tensor) -> list[Tensor]:
-    """Columns of presence and of products of basis functions."""
-    mask = [] if observed is None else [observed.to(Y)]
-    if G is None:
-        return mask
-    row, column = torch.triu_indices(G.shape[-1], G.shape[-1])
-    pairs = G[..., row] * G[..., column]
-    return [pairs] if observed is None else [*mask, (mask[0].unsqueeze(-1) * pairs.unsqueeze(-2)).flatten(-2)]
-
-
-def _response_blocks(Y: Tensor, G: Tensor | None, products: bool) -> list[Tensor]:
-    """Columns that involve responses."""
+    blocks = [Y.new_ones(*Y.shape[:-1], 1)]
+    mask = None if observed is None else observed.to(Y)
+    blocks += [] if mask is None else [mask]
+    if G is not None:
+        row, column = torch.triu_indices(G.shape[-1], G.shape[-1])
+        pairs = G[..., row] * G[..., column]
+        blocks.append(pairs if mask is None else (mask.unsqueeze(-1) * pairs.unsqueeze(-2)).flatten(-2))
     cross = Y if G is None else (Y.unsqueeze(-1) * G.unsqueeze(-2)).flatten(-2)
-    mixed = [Y[..., i : i + 1] * Y[..., i + 1 :] for i in range(Y.shape[-1] - 1)] if products else []
-    return [cross, Y.square(), *mixed]
+    blocks += [cross, Y.square()]
+    blocks += [Y[..., i : i + 1] * Y[..., i + 1 :] for i in range(Y.shape[-1] - 1)] if products else []
+    return torch.cat([x.mT for x in blocks], -2).mT
 
 
 def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> Layout:
@@ -357,68 +409,43 @@ class ResponseUnits:
         return (data.weight @ data.observed.to(data.Y)) @ self.unit.log()
 
 
-def response_units(Y: Tensor, G: Tensor | None, weight: Tensor) -> ResponseUnits:
+def response_units(rows: Rows[Responses]) -> ResponseUnits:
     """Weighted mean and standard deviation of each response, missing ones left out; unit 1 where it does not vary."""
-    columns = G if G is None else G.split(ROWS)
-
-    def parts() -> Iterator[Rows]:
-        pairs = enumerate(zip(Y.split(ROWS), weight.split(ROWS), strict=True))
-        return ((y, columns if columns is None else columns[i], w) for i, (y, w) in pairs)
-
-    return units_of(parts, lambda here: here)
-
-
-Rows = tuple[Tensor, Tensor | None, Tensor]  # Y, G and weight of some of the data
-
-
-def units_of(parts: Callable[[], Iterable[Rows]], total: Callable[[Tensor], Tensor]) -> ResponseUnits:
-    """Units of data that come in parts, more than once.
-
-    :param total: makes a sum over the rows of this process one over those of all.
-    """
-    count, sums = total(_added(torch.stack(_sums(y, w)) for y, _, w in parts()))
+    count, sums = rows.total(lambda r: torch.stack(_sums(r.Y, r.weight)))
     count = count.clamp(min=torch.finfo(count.dtype).tiny)  # a column without data has mean 0
     mean = sums / count
-    squares = total(_added(_sums((y - mean).square(), w)[1] for y, _, w in parts()))
+    squares = rows.total(lambda r: _sums((r.Y - mean).square(), r.weight)[1])
     spread = (squares / count).sqrt()
     varies = spread > 1e-12 * mean.abs()  # a constant column keeps rounding errors about its mean
-    return _with_origin(mean, torch.where(varies, spread, 1.0), _constants(parts, total))
-
-
-def _added(values: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(values)).sum(0)
-
-
-def _constants(parts: Callable[[], Iterable[Rows]], total: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """The value of each basis function that is constant, nan for others, ``(B,)``; None where the only one is 1."""
-    ends = [_ends(G) for _, G, _ in parts() if G is not None]
-    if not ends:
-        return None
-    low, high, num = torch.stack(ends).unbind(1)
-    here = torch.stack([num, num * low, num * low.square(), num * (high != low)]).sum(1)
-    num, sums, squares, varied = total(here)
+    unit = torch.where(varies, spread, 1.0)
+    if rows.example.G is None:
+        return ResponseUnits(mean, unit, mean.unsqueeze(-1))
+    num, sums, squares, varied = rows.total(lambda r: _constancy(r.G))
     value = sums / num
-    return torch.where((varied > 0) | (squares / num != value.square()), torch.nan, value)
+    found = ((varied == 0) & (squares / num == value.square()) & (value != 0)).nonzero().flatten()
+    absorbed = torch.zeros(len(mean), len(value), dtype=mean.dtype, device=mean.device)
+    if not len(found):
+        return ResponseUnits(torch.zeros_like(mean), unit, absorbed)
+    absorbed[:, found[0]] = mean / value[found[0]]
+    return ResponseUnits(mean, unit, absorbed)
 
 
-def _ends(G: Tensor) -> Tensor:
-    """Least and largest value of each column, and 1 where there is any, ``(3, B)``."""
+def in_pieces(Y: Tensor, G: Tensor | None, weight: Tensor) -> Rows[Responses]:
+    """Responses in memory as rows, :data:`ROWS` of them in a piece."""
+    Gs = [None] * len(Y.split(ROWS)) if G is None else G.split(ROWS)
+    pieces = tuple(map(Responses, Y.split(ROWS), Gs, weight.split(ROWS)))
+    return Rows(pieces, pieces[0], (len(Y),))
+
+
+def _constancy(G: Tensor | None) -> Tensor:
+    """Sums that tell whether each basis function is constant: of 1, its value, its square, and changes, ``(4, B)``."""
+    assert G is not None
     some = G if len(G) else G.new_zeros(1, G.shape[-1])
-    return torch.stack([some.amin(0), some.amax(0), torch.full_like(some[0], float(len(G) > 0))])
+    low, num = some.amin(0), torch.full_like(some[0], float(len(G) > 0))
+    return torch.stack([num, num * low, num * low.square(), num * (some.amax(0) != low)])
 
 
 def _sums(Y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Total weight of what was observed, and weighted sums, ``(m,)`` each."""
     share = weight.unsqueeze(-1) * ~Y.isnan()
     return share.sum(0), (share * Y.nan_to_num()).sum(0)
-
-
-def _with_origin(mean: Tensor, unit: Tensor, constants: Tensor | None) -> ResponseUnits:
-    if constants is None:
-        return ResponseUnits(mean, unit, mean.unsqueeze(-1))
-    found = (constants.nan_to_num(0.0) != 0).nonzero().flatten()
-    absorbed = torch.zeros(len(mean), len(constants), dtype=mean.dtype, device=mean.device)
-    if not len(found):
-        return ResponseUnits(torch.zeros_like(mean), unit, absorbed)
-    absorbed[:, found[0]] = mean / constants[found[0]]
-    return ResponseUnits(mean, unit, absorbed)

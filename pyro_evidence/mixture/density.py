@@ -61,9 +61,16 @@ class MixtureDensity(WithinMemory):
     def _component_log_prob(self, y: Tensor) -> Tensor:
         seen = ~y.isnan().unsqueeze(-2)
         offset = torch.where(seen, y.unsqueeze(-2) - self.loc, 0.0)
-        marginal = self.tril if bool(seen.all()) else _seen_tril(self.tril, seen)
-        log_det = marginal.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        squares = _whitened(marginal, offset).square().sum(-1)
+        tril = self.tril
+        if not bool(seen.all()):  # of the covariances of what was seen, with the identity elsewhere
+            kept = seen.to(tril)
+            covariance = (tril @ tril.mT) * kept.unsqueeze(-1) * kept.unsqueeze(-2)
+            tril = torch.linalg.cholesky(covariance + torch.diag_embed(1.0 - kept))
+        if len(tril) > 1:
+            white = torch.linalg.solve_triangular(tril, offset.unsqueeze(-1), upper=False).squeeze(-1)
+        else:
+            white = torch.linalg.solve_triangular(tril[0], offset.permute(1, 2, 0), upper=False).permute(2, 0, 1)
+        squares, log_det = white.square().sum(-1), tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return self.log_mixing - 0.5 * squares - log_det - 0.5 * math.log(math.tau) * seen.sum(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -128,20 +135,6 @@ class MixtureDensity(WithinMemory):
         log_mixing = self.marginal(given.tolist()).component_log_prob(values).log_softmax(-1)
         tril = torch.linalg.cholesky(0.5 * (rest + rest.mT))
         return MixtureDensity(log_mixing, loc, tril.expand(*loc.shape, loc.shape[-1]))
-
-
-def _whitened(tril: Tensor, offset: Tensor) -> Tensor:
-    """``tril^-1 offset`` of each datum and component, ``(n, K, m)``; ``tril`` ``(n or 1, K, m, m)``."""
-    if len(tril) > 1:
-        return torch.linalg.solve_triangular(tril, offset.unsqueeze(-1), upper=False).squeeze(-1)
-    return torch.linalg.solve_triangular(tril[0], offset.permute(1, 2, 0), upper=False).permute(2, 0, 1)
-
-
-def _seen_tril(tril: Tensor, seen: Tensor) -> Tensor:
-    """Cholesky factors of the covariances of what was seen, with the identity elsewhere."""
-    kept = seen.to(tril)
-    covariance = (tril @ tril.mT) * kept.unsqueeze(-1) * kept.unsqueeze(-2)
-    return torch.linalg.cholesky(covariance + torch.diag_embed(1.0 - kept))
 
 
 def beside(data: MixtureData, background: Background, Y: Tensor, unit: Tensor | None) -> MixtureData:

@@ -11,7 +11,7 @@ prior, in blocks: shape ``(R, groups, d, d)``, rows and columns in the order com
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, wraps
 
 import torch
@@ -35,7 +35,7 @@ class Slopes:
 def log_det_slopes(data: MixtureData, mixture: Mixture) -> Slopes:
     """Total derivatives of ``log |H|`` at the mode: c, d and e, dimensionless."""
     w, hypers, moved = _moving(mixture)
-    H = _hessian(data, moved, e_step(data, mixture))
+    H = full_by_residuals(data, moved, e_step(data, mixture)).squeeze(1) + moved.alpha.flatten(1).diag_embed()
     # cholesky_inverse would refuse an indefinite H, which a point that is not yet a mode may have
     adjoint = torch.linalg.inv(H.detach())
     log_det = (adjoint * H).sum()
@@ -57,19 +57,9 @@ def _moving(mixture: Mixture) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Mi
     return w, (noise, log_alpha, logits), Mixture(w, *parts, mixture.loc)
 
 
-def _hessian(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
-    A = full_by_residuals(data, mixture, stats).squeeze(1)
-    return A + mixture.alpha.flatten(1).diag_embed()
-
-
 def _slopes(found: tuple[Tensor, ...], mixture: Mixture) -> Slopes:
     noise, alpha, logits = (x.detach() for x in found)
     return Slopes(noise if noise.dim() == 3 else 0.5 * (noise + noise.mT), alpha, logits)
-
-
-def at_mode(mixture: Mixture, w: Tensor) -> Mixture:
-    """A mixture with these weights, its hyperparameters unchanged."""
-    return replace(mixture, w=w)
 
 
 MixtureCurvature = Callable[[MixtureData, Mixture, Statistics], Tensor]

@@ -148,18 +148,14 @@ def solve_weights(stats: Statistics, layout: Layout, mixture: Mixture) -> Tensor
     gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
     pull = mixture.alpha * mixture.loc
     if mixture.noise.dim() == 4:
-        return _solve_together(gram, cross, mixture, pull)
+        A = data_precision(gram, mixture.noise) + mixture.alpha.flatten(-2).diag_embed()
+        rhs = (mixture.noise @ cross + pull).flatten(-2)
+        return torch.linalg.solve_ex(A, rhs)[0].reshape(cross.shape)  # a singular row gives inf or nan, and fails alone
     beta = mixture.noise.unsqueeze(-1)
     if gram.shape[-1] == 1:
         return (beta * cross + pull) / (beta * gram.squeeze(-1) + mixture.alpha)
     A = beta.unsqueeze(-1) * gram + mixture.alpha.diag_embed()
-    return torch.linalg.solve_ex(A, beta * cross + pull)[0]  # a singular row gives inf or nan, and fails alone
-
-
-def _solve_together(gram: Tensor, cross: Tensor, mixture: Mixture, pull: Tensor) -> Tensor:
-    A = data_precision(gram, mixture.noise) + mixture.alpha.flatten(-2).diag_embed()
-    rhs = (mixture.noise @ cross + pull).flatten(-2)
-    return torch.linalg.solve_ex(A, rhs)[0].reshape(cross.shape)  # as above
+    return torch.linalg.solve_ex(A, beta * cross + pull)[0]  # as above
 
 
 def data_precision(gram: Tensor, noise: Tensor) -> Tensor:

@@ -2,23 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyro_evidence import settings
-from pyro_evidence.errors import BadInput
+from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_rows
+from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
+from pyro_evidence.data.rows import Repeated, Rows
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import restarts
 from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion, settled, unless_interrupted
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.fitting.restarts import require_any, slowly_converging
 from pyro_evidence.mixture import evidence, mode, rounds
-from pyro_evidence.mixture.data import ResponseUnits, response_units
+from pyro_evidence.mixture.data import ResponseUnits, StreamedData, in_pieces, response_units
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
-from pyro_evidence.mixture.posterior import AtMode, MixturePosterior
-from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognised
+from pyro_evidence.mixture.posterior import MixturePosterior, laplace_state
+from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognise_mixture, recognised
 from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
 from pyro_evidence.mixture.updates import (
     BoundedInflation,
@@ -29,6 +32,7 @@ from pyro_evidence.mixture.updates import (
     corrected,
     husmeier2000_update,
 )
+from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
@@ -80,20 +84,16 @@ class Start(settings.Start):
 
         :param model: one row, the model's own hyperparameters; those that are fixed are kept.
         """
-        rounds = self.number(AUTOMATIC)
-        generator = seeded(self.seed)
-        noise = torch.randn(rounds, *model.loc.shape, generator=generator, dtype=torch.float64).to(model.loc)
+        R, generator = self.number(AUTOMATIC), seeded(self.seed)
+        white = torch.randn(R, *model.loc.shape, generator=generator, dtype=torch.float64)
+        w = model.loc + self.spread * white.to(model.loc)
         alpha = torch.where(ties.alpha_free, self.alpha * ties.alpha_ratio, model.alpha[0])
         flat = torch.zeros_like(model.log_mixing) if ties.mixing_free else model.log_mixing
-        start = replace(model, alpha=alpha, log_mixing=flat.log_softmax(-1), noise=self._noise(model, ties), w=noise)
-        wide = [v.expand(rounds, *v.shape[-d:]) for v, d in ((start.alpha, 3), (start.log_mixing, 1))]
-        return replace(start, w=model.loc + self.spread * noise, alpha=wide[0], log_mixing=wide[1])
-
-    def _noise(self, model: Mixture, ties: SharedParameters) -> torch.Tensor:
-        narrow = torch.arange(self.number(AUTOMATIC), device=model.w.device) % 2
-        width = torch.where(narrow > 0, self.width * self.narrow_width_ratio, self.width).to(model.w)[:, None, None]
-        diagonal = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
-        return diagonal if model.noise.dim() == 3 else diagonal.diag_embed()
+        narrow = torch.arange(R, device=w.device) % 2
+        width = torch.where(narrow > 0, self.width * self.narrow_width_ratio, self.width).to(w)[:, None, None]
+        noise = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
+        noise = noise if model.noise.dim() == 3 else noise.diag_embed()
+        return Mixture(w, noise, flat.log_softmax(-1).expand(R, -1), alpha.expand(R, -1, -1, -1), model.loc)
 
 
 SAMPLE = 2**14  # data on which restarts run where there are more; the chosen one goes on with all
@@ -160,14 +160,89 @@ def begin(
     :raises UnsupportedModel: when it is no mixture of linear-Gaussian kernels.
     """
     structure = recognised(joint)
-    units = response_units(structure.Y, structure.G, structure.weight)
+    units = response_units(in_pieces(structure.Y, structure.G, structure.weight))
     products = curvature is not evidence.block or structure.correlation is not None
     data = units.data(structure.Y, structure.G, structure.weight, products=products)
     data = structure.spread(data, structure.background, units.unit)
+    return _begun(structure, units, data, start, update, curvature, most)
+
+
+def _begun(
+    structure: MixtureStructure,
+    units: ResponseUnits,
+    data: MixtureData,
+    start: Starting,
+    update: Update,
+    curvature: MixtureCurvature,
+    most: int | None,
+) -> MixtureFit:
+    """All restarts before the first round, as :func:`begin`."""
     ties, own = rounds.in_units(structure.ties, units.unit), units.standard(structure.start)
     few = data if most is None else data.sampled(max(most, SAMPLE_EACH * len(own.loc)))
     batch = rounds.first(few, start(few, own, ties), ties, curvature, update)
     return MixtureFit(structure, units, data, ties, batch)
+
+
+FEW = 64  # rows on which a model is recognised whose data come in chunks
+
+
+def begin_chunks(
+    model: Any, chunks: Chunks, start: Starting, update: Update, curvature: MixtureCurvature, most: int
+) -> MixtureFit:
+    """The mixture recognised by a few rows, and all restarts before the first round, on a sample.
+
+    :raises BadInput: for chunks that can be gone through only once, hold no rows, or differ in more than their rows.
+    :raises UnsupportedModel: for models that do not say what their rows are.
+    """
+    if not hasattr(model, "settled_over"):
+        raise UnsupportedModel(
+            "run_chunks needs a model that says what its rows are: gaussian_mixture or linear_mixture, alone or in "
+            "with_background. Pass all data of other models to run(...)."
+        )
+    communicator = COMMUNICATOR.get()
+
+    def read(number: int, args: tuple[Any, ...]) -> Responses:
+        found = model.rows(*args)
+        G = None if found.G is None else found.G.detach().double()
+        return Responses(found.Y.detach().double(), G, found.weight.detach().double())
+
+    def check(number: int, args: tuple[Any, ...]) -> None:
+        Y = model.rows(*args).Y
+        if bool(Y.isnan().any()):
+            row, column = Y.isnan().nonzero()[0].tolist()
+            raise BadInput(
+                f"chunk {number} holds nan, first in row {row}, column {column} of it; expected numbers. Rows with "
+                f"gaps are for EvidenceEM(..., missing='marginalise').run(Y), all at once."
+            )
+
+    counts = looked_through(model, chunks, communicator, check)
+    if communicator.restarts is not None:
+        communicator.restarts.check_equal("numbers of rows where shards(restarts=...) wants the same", str(counts))
+    first = _first(chunks, communicator)
+    pieces = Repeated(lambda: (read(number, args) for number, args in with_rows(chunks)))
+    rows = Rows(pieces, read(0, first), counts, communicator)
+    settled_model = model.settled_over(rows)
+    structure = recognise_mixture(LogJoint(settled_model, settled_model.few(1, *first)))
+    units = response_units(rows)
+    products = curvature is not evidence.block or structure.correlation is not None
+
+    def standard(found: Responses) -> MixtureData:
+        part = units.data(found.Y, found.G, found.weight, products=products)
+        here = replace(structure, Y=found.Y, offset=structure.offset[:1])
+        return here.spread(part, structure.background, units.unit)
+
+    return _begun(structure, units, StreamedData.of(rows.mapped(standard)), start, update, curvature, most)
+
+
+def _first(chunks: Chunks, communicator: Communicator) -> tuple[Tensor, ...]:
+    """The arguments of the first few rows of all."""
+    columns: list[list[Tensor]] = [[x[:0]] for x in arguments(0, next(iter(chunks)))]
+    for _, args in with_rows(chunks):
+        for column, x in zip(columns, args, strict=True):
+            column.append(x[:FEW])
+        if sum(len(x) for x in columns[0]) >= FEW:
+            break
+    return tuple(communicator.gathered(torch.cat(x)[:FEW])[:FEW] for x in columns)
 
 
 @dataclass(frozen=True)
@@ -218,9 +293,8 @@ def _leaping(journal: ErrorJournal, stop: Stop) -> ErrorJournal:
 def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tuple[MixtureRestarts, str]:
     """The chosen restart with components split, and what kept it from further splits."""
     chosen = chosen if task.times == 1.0 else settled(chosen, deletion.after)
-    room = num = len(task.structure.loc)
-    if num > 1 and rounds.is_exchangeable(task.ties, task.structure.loc):  # another would be as good as any
-        room = most_components(task.structure, task.data.num_rows)
+    loc, alike = task.structure.loc, rounds.is_exchangeable(task.ties, task.structure.loc)
+    room = most_components(task.structure.joint.model, len(loc), task.data.num_rows, alike=alike)
     return unless_interrupted(lambda: deletion.split(chosen, task.ties, room), (chosen, "interrupted"))
 
 
@@ -234,24 +308,21 @@ def current_posterior(task: MixtureFit, stop: Stop) -> MixturePosterior:
 def posterior_of(task: MixtureFit, chosen: Chosen, journal: ErrorJournal) -> MixturePosterior:
     """One mixture in the model's units."""
     structure, fit = enlarged(task.structure, len(chosen.at_mode.loc)), chosen.fit
-    found = AtMode(structure, task.units, task.data, _fit_for_derivatives(chosen.at_mode))
+    at_mode = chosen.at_mode.rebuilt(lambda _, x: x.clone())  # inference mode may have made it: no derivatives then
+    at_mode = replace(at_mode, loc=at_mode.loc.clone())
+    state, mixture = laplace_state(structure, task.units, task.data, at_mode)
     return MixturePosterior(
-        found.laplace_state(),
+        state,
         fit.status.value,
         tuple(v - float(task.jacobian) for v in fit.objectives),
         chosen.heights - task.jacobian,
         chosen.reasons,
         recognised=structure,
-        mixture=found.mixture,
+        mixture=mixture,
         num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
         paths=path_of(journal.entries, chosen.number),
         limit=chosen.limit,
     )
-
-
-def _fit_for_derivatives(mixture: Mixture) -> Mixture:
-    """A copy, of what inference mode has made perhaps."""
-    return replace(mixture.rebuilt(lambda _, x: x.clone()), loc=mixture.loc.clone())
 
 
 Found = TypeVar("Found", bound=LaplacePosterior)
@@ -289,7 +360,7 @@ KINDS = (BoundedInflation, Unregularised, WeightDecay, GreedyDeletion, type(None
 def is_closed(task: MixtureFit, settings: Settings) -> bool:
     """Whether rounds are formulas of ours on data in memory, which ask nothing of autograd."""
     given = settings.update, settings.deletion, task.batch.expected.curvature
-    return type(task.data) is MixtureData and all(x in FORMULAS or type(x) in KINDS for x in given)
+    return task.data.in_one_piece and all(x in FORMULAS or type(x) in KINDS for x in given)
 
 
 def warn_unless_converged(posterior: Found, stop: Stop) -> Found:

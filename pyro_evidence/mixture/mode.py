@@ -119,7 +119,7 @@ def chunks(data: MixtureData, mixture: Mixture) -> tuple[Tensor, ...]:
 def _polished(data: MixtureData, mixture: Mixture, num_newton: int) -> Tensor:
     """Weights of all rows at their modes."""
     many = mixture.w.numel() * data.num_rows > expectation.SHARD
-    kind = _OneOfMany if many else _InOnePiece if type(data) is MixtureData else _Rows
+    kind = _OneOfMany if many else _InOnePiece if data.in_one_piece else _Rows
     density: Any = kind(data, mixture)
     number = torch.arange(len(mixture.w)).to(mixture.w).unsqueeze(-1)
     start, limits = torch.cat([mixture.w.flatten(1), number], -1), newton.Limits(TOLERANCE, num_newton)
@@ -186,31 +186,22 @@ def occam_factor(expected: EStep) -> Tensor:
     and :math:`\log K!` for the labels.  Only differences between fits of the same data mean something; with it the
     evidence is not ``log_evidence``.  MacKay (1992), sec. 5.1.
     """
-    return _noise_factor(expected) + _alpha_factor(expected) + _mixing_factor(expected)
-
-
-def _noise_factor(expected: EStep) -> Tensor:
-    active = expected.mixture.active.to(expected.gamma)
+    active = expected.mixture.active
     if expected.mixture.noise.dim() == 4:
-        num_outputs = expected.gamma.shape[-1]
-        return (_factor(expected.stats.counts) * active).sum(-1) * num_outputs * (num_outputs + 1) / 2
-    left = (expected.stats.counts.unsqueeze(-1) - expected.gamma) * active.unsqueeze(-1)
-    return _factor(expected.ties.beta_pool.per_group(left, expected.ties.beta_free)).sum(-1)
-
-
-def _alpha_factor(expected: EStep) -> Tensor:
-    return _factor(expected.ties.alpha_pool.per_group(expected.well_determined.gamma, expected.ties.alpha_free)).sum(-1)
+        m = expected.gamma.shape[-1]
+        noise = (_factor(expected.stats.counts) * active.to(expected.gamma)).sum(-1) * m * (m + 1) / 2
+    else:
+        left = (expected.stats.counts.unsqueeze(-1) - expected.gamma) * active.unsqueeze(-1).to(expected.gamma)
+        noise = _factor(expected.ties.beta_pool.per_group(left, expected.ties.beta_free)).sum(-1)
+    gamma, ties = expected.well_determined.gamma, expected.ties
+    alpha = _factor(ties.alpha_pool.per_group(gamma, ties.alpha_free)).sum(-1)
+    num = active.sum(-1).to(gamma)
+    spread = 0.5 * torch.where(active, expected.mixture.log_mixing, 0.0).sum(-1)
+    widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / expected.data.num_data)
+    return noise + alpha + (torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0))
 
 
 def _factor(amount: Tensor) -> Tensor:
     """Log of posterior width over prior range of one log precision; 0 where the data say nothing."""
     width = 0.5 * (4.0 * math.pi / amount.clamp(min=1e-300)).log()  # keeps the logarithm finite
     return (width - LOG_RANGE).clamp(max=0.0)
-
-
-def _mixing_factor(expected: EStep) -> Tensor:
-    active = expected.mixture.active
-    num = active.sum(-1).to(expected.gamma)
-    spread = 0.5 * torch.where(active, expected.mixture.log_mixing, 0.0).sum(-1)
-    widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / expected.data.num_data)
-    return torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0)

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,134 +33,37 @@ from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
 
 
-@dataclass(frozen=True)
-class FittedMixture:
-    """The model with its weights and hyperparameters held at one mixture.
+def laplace_state(
+    structure: MixtureStructure, units: ResponseUnits, data: MixtureData, inside: Mixture
+) -> tuple[LaplaceState, Mixture]:
+    """Laplace's approximation at a mode, full Hessian in closed form, and the mixture, both in the model's units.
 
-    :ivar structure: the model, recognised.
-    :ivar mixture: weights and hyperparameters, one row, in the model's units.
+    :param data: in the standard units that ``units`` describes, as is ``inside``, one row.
+    :return: the mixture has pruned components in their place.
+    :raises NotPositiveDefinite: when the weights are not at a mode.
     """
-
-    structure: MixtureStructure
-    mixture: Mixture
-
-    @property
-    def num_components(self) -> int:
-        """Number of components that are left."""
-        return int(self.mixture.active[0].sum())
-
-    def kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
-        """The kernels at these arguments; at the training data without any."""
-        joint = self.structure.fixed(self.structure.params(self.mixture))
-        if args or kwargs:
-            joint = copy.copy(joint)
-            joint.args, joint.kwargs = as_tensors(args, kwargs)
-        else:
-            require_kept(joint, "a method without arguments")
-        with own_random_numbers():  # a response that is not given is drawn, and not looked at
-            with new_data(joint.args, joint.kwargs):
-                trace = joint.trace(self.structure.flat(self.mixture.w[0]), joint.initial_theta)
-        return kernels(joint, trace)
-
-    def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
-        """The density; for a conditional model one for each row of the inputs given.
-
-        The noise is that of the training data, also where a model measures it in units of the data that it is given,
-        and so is the box of a background.
-
-        :param args: as for the model, responses optional; the training data without arguments.
-        """
-        return self._density(self.kernels(args, kwargs))
-
-    def _density(self, found: Kernels) -> MixtureDensity:
-        loc, noise = found.loc.movedim(0, 1).detach(), self.mixture.noise[0]
-        tril = noise.rsqrt().diag_embed() if noise.dim() == 2 else torch.linalg.cholesky(torch.linalg.inv(noise))
-        tril = tril.to(loc).expand(1, *loc.shape[1:], loc.shape[-1])
-        parts = found.probs.detach().log().unsqueeze(0), loc, tril
-        background = self.structure.background
-        return MixtureDensity(*parts) if background is None else MixtureWithBackground(*parts, background)
-
-    def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Log density of each datum, nats, shape ``(N,)``; missing values are integrated out.
-
-        :raises BadInput: when the arguments hold no responses.
-        """
-        found = self._given(args, kwargs)
-        return self._density(found).log_prob(found.value)
-
-    def responsibilities(self, *args: Any, **kwargs: Any) -> Tensor:
-        """``p(component | datum)``, shape ``(N, K)``; the training data without arguments.
-
-        :raises BadInput: when the arguments hold no responses.
-        """
-        found = self._given(args, kwargs)
-        return self._density(found).responsibilities(found.value)
-
-    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
-        found = self.kernels(args, kwargs)
-        if not found.is_observed:
-            raise BadInput("the arguments hold no responses; expected them as for run(...).")
-        given, fitted = found.value.shape[-1], self.structure.Y.shape[-1]
-        if given != fitted:
-            raise BadInput(
-                f"the data have {given} column(s); the mixture was fitted to {fitted}. Pass the same columns, in the "
-                f"same order; marginals are had from density(...).marginal."
-            )
-        return found
-
-
-@dataclass(frozen=True)
-class AtMode:
-    """A mixture at its mode, in the standard units of its data, and the way to those of the model."""
-
-    structure: MixtureStructure
-    units: ResponseUnits
-    data: MixtureData
-    inside: Mixture  # one row
-
-    @cached_property
-    def mixture(self) -> Mixture:
-        """One row in the model's units, pruned components in their place."""
-        whole = rounds.padded(self.inside, self.units.standard(self.structure.start))
-        return self.structure.consistent(self.units.original(whole))
-
-    def laplace_state(self) -> LaplaceState:
-        """Laplace's approximation of the model, full Hessian in closed form, in the model's own units.
-
-        :raises NotPositiveDefinite: when the weights are not at a mode.
-        """
-        structure, mixture = self.structure, self.mixture
-        joint = structure.fixed(structure.params(mixture))
-        u = structure.flat(mixture.w[0])
-        precision = Dense(cholesky(self._precision(), "posterior precision A", joint.latents.label).unsqueeze(0))
-        log_joint, gradient = self._height()
-        evidence = log_evidence(log_joint, precision.log_det[0], len(u))
-        density = Structure(None, None, None, AutogradDensity(joint, None))
-        problem = Problem(joint, density, exact_hessian, torch.ones(len(u), dtype=torch.bool))
-        decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
-        parts = (log_joint, precision, decrement, evidence, torch.zeros_like(evidence))
-        return LaplaceState(problem, joint.initial_theta, u, *parts)
-
-    @property
-    def _unit(self) -> Tensor:
-        """That of each weight of the mixture inside, ``(K m B)``."""
-        return self.units.unit.unsqueeze(-1).expand(self.inside.w.shape[1:]).flatten()
-
-    def _precision(self) -> Tensor:
-        """Posterior precision in the order of the flat latents, shape ``(D, D)``."""
-        small = mixture_evidence.full(self.data, self.inside, e_step(self.data, self.inside))[0, 0]
-        A, num = self.mixture.alpha.flatten().diag(), len(small)
-        A[:num, :num] += small / (self._unit * self._unit.unsqueeze(-1))
-        place = self.structure.index.flatten().argsort()
-        return A[place][:, place]
-
-    def _height(self) -> tuple[Tensor, Tensor]:
-        """The log joint, nats, shape ``()``, and its slope in the flat latents, shape ``(D,)``."""
-        value, slope = (x[0] for x in mixture_evidence.gradient(self.data, self.inside))
-        priors = [mixture_evidence.log_prior(x)[0] for x in (self.mixture, self.inside)]
-        whole = torch.zeros_like(self.mixture.w[0])
-        whole[: len(slope)] = slope / self.units.unit.unsqueeze(-1)
-        return value - self.units.log_jacobian(self.data) + priors[0] - priors[1], self.structure.flat(whole)
+    whole = rounds.padded(inside, units.standard(structure.start))
+    mixture = structure.consistent(units.original(whole))
+    joint = structure.fixed(structure.params(mixture))
+    u, place = structure.flat(mixture.w[0]), structure.index.flatten().argsort()
+    small = mixture_evidence.full(data, inside, e_step(data, inside))[0, 0]
+    unit = units.unit.unsqueeze(-1).expand(inside.w.shape[1:]).flatten()  # of each weight inside
+    A, num = mixture.alpha.flatten().diag(), len(small)
+    A[:num, :num] += small / (unit * unit.unsqueeze(-1))
+    A = A[place][:, place]  # in the order of the flat latents
+    precision = Dense(cholesky(A, "posterior precision A", joint.latents.label).unsqueeze(0))
+    value, slope = (x[0] for x in mixture_evidence.gradient(data, inside))
+    priors = [mixture_evidence.log_prior(x)[0] for x in (mixture, inside)]
+    log_joint = value - units.log_jacobian(data) + priors[0] - priors[1]
+    slopes = torch.zeros_like(mixture.w[0])
+    slopes[: len(slope)] = slope / units.unit.unsqueeze(-1)
+    gradient = structure.flat(slopes)
+    evidence = log_evidence(log_joint, precision.log_det[0], len(u))
+    density = Structure(None, None, None, AutogradDensity(joint, None))
+    problem = Problem(joint, density, exact_hessian, torch.ones(len(u), dtype=torch.bool))
+    decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
+    parts = (log_joint, precision, decrement, evidence, torch.zeros_like(evidence))
+    return LaplaceState(problem, joint.initial_theta, u, *parts), mixture
 
 
 @dataclass(frozen=True, repr=False)
@@ -237,7 +139,10 @@ class MixturePosterior(LaplacePosterior):
         """
         assert self.recognised is not None
         joint, scaling = self.recognised.joint, self.recognised.alpha
-        each = self._gamma_of_weights()
+        tril = self.state.precision.tril[0]  # type: ignore[attr-defined]
+        place = self.recognised.index.flatten()
+        A = (tril @ tril.mT)[place][:, place] - self._mixture.alpha.flatten().diag()
+        each = well_determined(A[None, None], self._mixture.alpha).gamma[0]
         total = torch.zeros(joint.hypers.size, dtype=torch.float64)
         free = scaling.index >= 0
         total.index_add_(0, scaling.index[free], each[free])
@@ -246,34 +151,26 @@ class MixturePosterior(LaplacePosterior):
         shapes = {p.name: p.unconstrained_shape for p in joint.hypers}
         return {n: total[s].reshape(shapes[n]) for n, s in named.items() if set(range(s.start, s.stop)) & used}
 
-    def _gamma_of_weights(self) -> Tensor:
-        assert self.recognised is not None
-        tril = self.state.precision.tril[0]  # type: ignore[attr-defined]
-        place = self.recognised.index.flatten()
-        A = (tril @ tril.mT)[place][:, place] - self._mixture.alpha.flatten().diag()
-        return well_determined(A[None, None], self._mixture.alpha).gamma[0]
-
-    @property
-    def fitted(self) -> FittedMixture:
-        """The density at the mode."""
-        assert self.recognised is not None
-        return FittedMixture(self.recognised, self._mixture)
-
     def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
         """The fitted density at the mode; for a conditional model one for each row of the inputs given.
 
-        It has moments, quantiles, a distribution function, draws, and marginal and conditional densities.
+        It has moments, quantiles, a distribution function, draws, and marginal and conditional densities.  The noise is
+        that of the training data, also where a model measures it in units of the data that it is given, and so is the
+        box of a background.
 
         :param args: as for the model, responses optional; the training data without arguments.
         """
-        return self.fitted.density(*args, **kwargs)
+        return self._density(self._kernels(args, kwargs))
 
     def log_prob(self, *args: Any, **kwargs: Any) -> Tensor:
         """Log density of each datum at the mode, nats, shape ``(N,)``; the training data without arguments.
 
+        Missing values are integrated out.
+
         :raises BadInput: when the arguments hold no responses.
         """
-        return self.fitted.log_prob(*args, **kwargs)
+        found = self._given(args, kwargs)
+        return self._density(found).log_prob(found.value)
 
     def responsibilities(self, *args: Any, **kwargs: Any) -> Tensor:
         """``p(component | datum)`` at the mode, shape ``(N, K)``; the training data without arguments.
@@ -282,7 +179,45 @@ class MixturePosterior(LaplacePosterior):
 
         :raises BadInput: when the arguments hold no responses.
         """
-        return self.fitted.responsibilities(*args, **kwargs)
+        found = self._given(args, kwargs)
+        return self._density(found).responsibilities(found.value)
+
+    def _kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
+        """The kernels at these arguments; at the training data without any."""
+        assert self.recognised is not None
+        structure = self.recognised
+        joint = structure.fixed(structure.params(self._mixture))
+        if args or kwargs:
+            joint = copy.copy(joint)
+            joint.args, joint.kwargs = as_tensors(args, kwargs)
+        else:
+            require_kept(joint, "a method without arguments")
+        with own_random_numbers():  # a response that is not given is drawn, and not looked at
+            with new_data(joint.args, joint.kwargs):
+                trace = joint.trace(structure.flat(self._mixture.w[0]), joint.initial_theta)
+        return kernels(joint, trace)
+
+    def _density(self, found: Kernels) -> MixtureDensity:
+        assert self.recognised is not None
+        loc, noise, background = found.loc.movedim(0, 1).detach(), self._mixture.noise[0], self.recognised.background
+        tril = noise.rsqrt().diag_embed() if noise.dim() == 2 else torch.linalg.cholesky(torch.linalg.inv(noise))
+        tril = tril.to(loc).expand(1, *loc.shape[1:], loc.shape[-1])
+        parts = found.probs.detach().log().unsqueeze(0), loc, tril
+        return MixtureDensity(*parts) if background is None else MixtureWithBackground(*parts, background)
+
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
+        """The kernels at arguments with responses, as many as were fitted."""
+        assert self.recognised is not None
+        found = self._kernels(args, kwargs)
+        if not found.is_observed:
+            raise BadInput("the arguments hold no responses; expected them as for run(...).")
+        given, fitted = found.value.shape[-1], self.recognised.Y.shape[-1]
+        if given != fitted:
+            raise BadInput(
+                f"the data have {given} column(s); the mixture was fitted to {fitted}. Pass the same columns, in the "
+                f"same order; marginals are had from density(...).marginal."
+            )
+        return found
 
     def mean(self, *args: Any, **kwargs: Any) -> Tensor:
         """Mean of the response, shape ``(N, m)``, or ``(1, m)`` for an unconditional density."""
@@ -348,8 +283,8 @@ class MixturePosterior(LaplacePosterior):
         model = with_components(model, record.get("num_components"))
         state = archive.restore(record, model)
         structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
-        mixture = recognise_mixture(state.problem.joint).start
-        mixture = Mixture(state.u[structure.index].unsqueeze(0), *_hypers(mixture))
+        hypers = recognise_mixture(state.problem.joint).start
+        mixture = replace(hypers, w=state.u[structure.index].unsqueeze(0))
         numbers = (
             record["status"],
             tuple(record["log_evidences"]),
@@ -360,10 +295,6 @@ class MixturePosterior(LaplacePosterior):
             state, *numbers, recognised=structure, mixture=mixture, paths=tuple(record["paths"]), limit=record["limit"]
         )
         return posterior
-
-
-def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return mixture.noise, mixture.log_mixing, mixture.alpha, mixture.loc
 
 
 def without_data(posterior: MixturePosterior) -> MixturePosterior:

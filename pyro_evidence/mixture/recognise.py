@@ -61,71 +61,50 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
         raise NoMixture(f"site '{joint.observed[0]}' is {type(base).__name__}")
     if seen is not None and isinstance(base, MultivariateNormal):
         raise NoMixture("elements of its data are missing and its noise is correlated")
-    return replace(_Site(joint, trace, node, base, num_event, parts.mixing, seen).kernels(), background=background)
+    if node["mask"] is not None:
+        raise NoMixture("its data are masked")
+    value, full = node["value"], isinstance(base, MultivariateNormal)
+    if not node["is_observed"]:  # zeros of the data's shape: the trace holds draws for every component
+        value = value.new_zeros(node["fn"].batch_shape[-1:] + node["fn"].event_shape)
+    elif seen is not None:
+        value = torch.where(seen, value, torch.nan)
+    event = 1 if full else num_event
+    if value.dim() - event != 1 or event > 1:
+        raise NoMixture(f"data of shape {tuple(value.shape)} are not in one plate, one datum a number or a vector")
+    value = value if event else value.unsqueeze(-1)
+    if joint.discrete:
+        choice = trace.nodes[joint.discrete[0]]
+        if len(choice["cond_indep_stack"]) != 1:
+            raise NoMixture(f"site '{joint.discrete[0]}' is not in one plate")
+        position, probs = choice["infer"]["_enumerate_dim"], choice["fn"].probs
+    elif parts.mixing is not None:
+        position, probs = -1, parts.mixing.probs
+    else:
+        raise NoMixture("it has no components")
+    probs = probs.reshape(-1, probs.shape[-1])
+    if not bool((probs == probs[:1]).all()):
+        raise NoMixture("its mixing depends on the datum")
+    loc, scale = base.loc, base.scale_tril if full else base.scale
+    if not event:
+        loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
+    loc, scale = _laid_out(loc, position, 1), _laid_out(scale, position, 1 + full)
+    weight = torch.as_tensor(node["scale"]).to(value.dtype).expand(len(value))
+    if joint.discrete and bool((weight != 1).any()):
+        raise NoMixture(
+            "poutine.scale around an enumerated site is not a weight of the data; write it as MixtureSameFamily"
+        )
+    return Kernels(loc, scale, probs[0], value.detach(), weight, bool(node["is_observed"]), background)
 
 
-@dataclass(frozen=True)
-class _Site:
-    joint: LogJoint
-    trace: Trace
-    node: Any
-    base: Any
-    num_event: int
-    mixing: Any
-    seen: Tensor | None
+def _laid_out(x: Tensor, position: int, event: int) -> Tensor:
+    """``x`` as ``(K, N or 1) + event``.
 
-    @property
-    def full(self) -> bool:
-        return isinstance(self.base, MultivariateNormal)
-
-    def kernels(self) -> Kernels:
-        if self.node["mask"] is not None:
-            raise NoMixture("its data are masked")
-        value, event = self._value, 1 if self.full else self.num_event
-        if value.dim() - event != 1 or event > 1:
-            raise NoMixture(f"data of shape {tuple(value.shape)} are not in one plate, one datum a number or a vector")
-        value = value if event else value.unsqueeze(-1)
-        position, probs = self._components(event)
-        scale = self.base.scale_tril if self.full else self.base.scale
-        parts = [
-            self._laid_out(self.base.loc, position, event),
-            self._laid_out(scale, position, event + self.full),
-        ]
-        weight = torch.as_tensor(self.node["scale"]).to(value.dtype).expand(len(value))
-        if self.joint.discrete and bool((weight != 1).any()):
-            raise NoMixture(
-                "poutine.scale around an enumerated site is not a weight of the data; write it as MixtureSameFamily"
-            )
-        return Kernels(parts[0], parts[1], probs, value.detach(), weight, bool(self.node["is_observed"]))
-
-    @property
-    def _value(self) -> Tensor:
-        """The data; zeros of their shape where they are not given and the trace holds draws for every component."""
-        fn, value = self.node["fn"], self.node["value"]
-        if not self.node["is_observed"]:
-            return value.new_zeros(fn.batch_shape[-1:] + fn.event_shape)
-        return value if self.seen is None else torch.where(self.seen, value, torch.nan)
-
-    def _components(self, event: int) -> tuple[int, Tensor]:
-        """Dim of the components among the batch dims, and their probabilities."""
-        if self.joint.discrete:
-            choice = self.trace.nodes[self.joint.discrete[0]]
-            if len(choice["cond_indep_stack"]) != 1:
-                raise NoMixture(f"site '{self.joint.discrete[0]}' is not in one plate")
-            return choice["infer"]["_enumerate_dim"], _common(choice["fn"].probs)
-        if self.mixing is None:
-            raise NoMixture("it has no components")
-        return -1, _common(self.mixing.probs)
-
-    def _laid_out(self, x: Tensor, position: int, event: int) -> Tensor:
-        """``x`` as ``(K, N or 1) + event``."""
-        num_outputs_missing = event == (1 if self.full and event == 2 else 0)
-        x = x.unsqueeze(-1) if num_outputs_missing else x
-        event = max(event, 1)
-        x = x[(None,) * max(0, 2 + event - x.dim())]
-        x = x.movedim(position - event, 0)
-        x = x.reshape(x.shape[0], -1, *x.shape[x.dim() - event :]) if x.dim() > 2 + event else x
-        return _unrepeated(x) if x.shape[1] > 1 and x.stride(1) == 0 else x
+    :param position: dim of the components among those in front of one datum's.
+    :param event: number of dims of one datum.
+    """
+    x = x[(None,) * max(0, 2 + event - x.dim())].movedim(position - event, 0)
+    x = x.reshape(x.shape[0], -1, *x.shape[x.dim() - event :]) if x.dim() > 2 + event else x
+    return _unrepeated(x) if x.shape[1] > 1 and x.stride(1) == 0 else x
 
 
 def _unrepeated(x: Tensor) -> Tensor:
@@ -134,14 +113,6 @@ def _unrepeated(x: Tensor) -> Tensor:
     if base is None or base.numel() >= x.numel():
         return x[:, :1]
     return base.as_strided((len(x), 1, *x.shape[2:]), x.stride(), x.storage_offset())
-
-
-def _common(probs: Tensor) -> Tensor:
-    """Probabilities ``(..., K)`` that are the same for all data, ``(K,)``."""
-    flat = probs.reshape(-1, probs.shape[-1])
-    if not bool((flat == flat[:1]).all()):
-        raise NoMixture("its mixing depends on the datum")
-    return flat[0]
 
 
 FEW = 64  # rows on which a model of ours is recognised
@@ -243,13 +214,14 @@ class MixtureStructure:
 
     def fixed(self, params: Mapping[str, Tensor]) -> LogJoint:
         """The log joint with its hyperparameters held at ``params``."""
-        joint = copy.copy(self.joint)
-        joint.held, joint.hypers, joint.initial_theta = (
-            dict(params),
-            Coordinates({}),
-            self.joint.initial_theta[:0],
-        )
-        return joint
+        return held_at(self.joint, params)
+
+
+def held_at(joint: LogJoint, params: Mapping[str, Tensor]) -> LogJoint:
+    """The log joint with its hyperparameters held at ``params``."""
+    held = copy.copy(joint)
+    held.held, held.hypers, held.initial_theta = dict(params), Coordinates({}), joint.initial_theta[:0]
+    return held
 
 
 def _groups(scaling: Scaling) -> tuple[Tensor, Tensor]:
@@ -322,10 +294,13 @@ def with_components(model: Any, num_components: int | None) -> Any:
     return model if grown is None else grown
 
 
-def most_components(structure: MixtureStructure, num_rows: int) -> int:
-    """As many as there are data for a model that can be had with more; else as many as the model has."""
-    model = structure.joint.model
-    return num_rows if with_components(model, len(structure.loc) + 1) is not model else len(structure.loc)
+def most_components(model: Any, num_components: int, num_rows: int, *, alike: bool) -> int:
+    """As many as there are data for a model that can be had with more; else as many as it has.
+
+    :param alike: whether one component is as good as another; no more are tried beside a single one.
+    """
+    free = alike and num_components > 1
+    return num_rows if free and with_components(model, num_components + 1) is not model else num_components
 
 
 def enlarged(structure: MixtureStructure, num_components: int) -> MixtureStructure:
@@ -483,7 +458,8 @@ def _mixing(joint: LogJoint, point: _Point, scalings: list[Scaling], correlation
     probs = point.kernels.probs
     learned = [n for n in values if n in joint.param_constraints and values[n].shape == probs.shape]
     holders = [n for n in learned if bool(torch.isclose(values[n], probs).all())]
-    name = next((n for n in holders if _is_simplex(joint.param_constraints[n])), None)
+    simplex = type(constraints.simplex)
+    name = next((n for n in holders if isinstance(joint.param_constraints[n], simplex)), None)
     if predictors.depends(probs, point.theta) and name is None:
         raise NoMixture("its mixing is learned but is not itself one param on the simplex")
     known = {n for n in (name, correlation) if n is not None}
@@ -495,10 +471,6 @@ def _mixing(joint: LogJoint, point: _Point, scalings: list[Scaling], correlation
     if joint.maximised_sites:
         raise NoMixture(f"latent sites {list(joint.maximised_sites)} are to be maximised")
     return name
-
-
-def _is_simplex(constraint: Any) -> bool:
-    return isinstance(constraint, type(constraints.simplex))
 
 
 def _start(kernels: Kernels, alpha: Scaling, theta: Tensor, loc: Tensor) -> Mixture:

@@ -254,15 +254,11 @@ class BoundedInflation:
 
     def __call__(self, expected: EStep) -> Mixture:
         w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
-        subtracted = self._subtracted(expected)
+        subtracted, num_others = expected.subtracted, w.shape[-2] - 1
+        if self.num_other_outputs < num_others and expected.mixture.noise.dim() == 3:
+            subtracted = torch.lerp(expected.gamma, subtracted, self.num_other_outputs / num_others)
         noise = _noise(expected, w, subtracted, self.rho)
         return _next(expected, w, noise, _alpha(expected, (w - expected.mixture.loc).square()), subtracted)
-
-    def _subtracted(self, expected: EStep) -> Tensor:
-        num_others = expected.mixture.w.shape[-2] - 1
-        if self.num_other_outputs >= num_others or expected.mixture.noise.dim() == 4:
-            return expected.subtracted
-        return torch.lerp(expected.gamma, expected.subtracted, self.num_other_outputs / num_others)
 
 
 @dataclass(frozen=True)

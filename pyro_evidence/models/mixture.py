@@ -5,7 +5,7 @@ r"""Mixtures with a Gaussian prior on their centres: densities, and conditional 
 Husmeier (2000), eqs. 1.1 to 1.3 and 2.1.  Every model here is an ordinary Pyro model, for any engine.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from pyro.ops.indexing import Vindex
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.models.basis import Basis, TensorValue, check_basis, design_matrix
@@ -60,17 +61,6 @@ class Responses:
     Y: Tensor  # (N, m)
     G: Tensor | None  # (N, B) basis functions; None for the constant 1
     weight: Tensor  # (N,)
-
-
-Passes = Callable[[], Iterable[Responses]]  # the rows, chunk by chunk, as often as asked
-Total = Callable[[Tensor], Tensor]
-
-
-def _mean(passes: Passes, total: Total, of: Callable[[Tensor], Tensor]) -> tuple[int, Tensor]:
-    """Number of all rows, and the mean of a function of them, ``(m,)``."""
-    here = [torch.cat([of(r.Y).sum(0), r.Y.new_tensor([float(len(r.Y))])]) for r in passes()]
-    sums = total(torch.stack(here).sum(0))
-    return int(sums[-1]), sums[:-1] / sums[-1]
 
 
 class Noise(Protocol):
@@ -215,16 +205,16 @@ class GaussianMixture(_Mixture):
             z = _component(num, Y)
             return pyro.sample("y", noise(Vindex(w)[..., z, :], z), obs=Y)
 
-    def settled_over(self, passes: Passes, total: Total) -> "GaussianMixture":
+    def settled_over(self, rows: Rows[Responses]) -> "GaussianMixture":
         """As :meth:`settled`, of rows that come in chunks and may be shared out among processes.
 
-        :param total: makes a sum over the rows of this process one over those of all.
         :raises BadInput: for units that are a function of all rows at once.
         """
         if self.units not in (data_units, no_units) and not isinstance(self.units, FixedUnits):
             raise BadInput(f"units={self.units!r} looks at all rows at once; pass units=FixedUnits(origin, unit).")
-        num, mean = _mean(passes, total, lambda Y: Y)
-        _, square = _mean(passes, total, lambda Y: (Y - mean).square())
+        num = len(rows)
+        mean = rows.total(lambda r: r.Y.sum(0)) / num
+        square = rows.total(lambda r: (r.Y - mean).square().sum(0)) / num
         scale = torch.where(square > 0, square.sqrt(), 1.0)
         units = FixedUnits(mean, scale) if self.units is data_units else self.units
         number = enough_components(num, len(mean)) if self.num_components is None else self.num_components
@@ -281,7 +271,7 @@ class LinearMixture(_Mixture):
             loc = (Vindex(w)[..., z, :, :] @ Phi.unsqueeze(-1)).squeeze(-1)
             return pyro.sample("y", noise(loc, z), obs=Y)
 
-    def settled_over(self, passes: Passes, total: Total) -> "LinearMixture":
+    def settled_over(self, rows: Rows[Responses]) -> "LinearMixture":
         """This model as it is: it takes nothing from its data."""
         return self
 

@@ -173,14 +173,14 @@ class UniformOutliers(Wrapper):
         with _Spread(self.share, self.low, self.high):
             return self.model(*args, **kwargs)
 
-    def settled_over(self, passes: Any, total: Any) -> "UniformOutliers":
+    def settled_over(self, rows: Any) -> "UniformOutliers":
         """As :meth:`settled`, of rows that come in chunks.
 
         :raises BadInput: without a box: the least and the largest of all rows are no sums.
         """
         if self.low is None:
             raise BadInput("with_background without a box takes it from all rows at once; pass low= and high=.")
-        return replace(self, model=self.model.settled_over(passes, total))
+        return replace(self, model=self.model.settled_over(rows))
 
     def settled(self, *args: Any, **kwargs: Any) -> "UniformOutliers":
         """The background around a model that has settled, its box as numbers."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mppca import evidence, expectation, missing
-from pyro_evidence.mppca.chunks import Rows, added_up, has_gaps
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.linalg import cholesky, fix_signs
@@ -27,7 +27,7 @@ def log_joint(analysers: FactorAnalysers, stats: Statistics) -> Tensor:
     return stats.log_likelihood + expectation.log_prior(analysers)
 
 
-def find_mode(Y: Rows, analysers: FactorAnalysers, num_steps: int = 100) -> FactorAnalysers:
+def find_mode(Y: Observations, analysers: FactorAnalysers, num_steps: int = 100) -> FactorAnalysers:
     """One row at a mode: quasi-Newton from where it stands, then Newton with the exact curvature across the orbit."""
     shape = analysers.W.shape
     information = analysers.beta * analysers.log_mixing.exp().unsqueeze(-1) * len(Y)
@@ -35,7 +35,7 @@ def find_mode(Y: Rows, analysers: FactorAnalysers, num_steps: int = 100) -> Fact
 
     def f(u: Tensor) -> tuple[Tensor, Tensor]:
         there = replace(analysers, W=u.reshape(shape) * scale)
-        stats = missing.e_step(Y, there)
+        stats = missing.e_step_of_all(Y, there)
         return log_joint(there, stats), (slope(there, stats) * scale).flatten(1)
 
     u = lbfgs.ascend(f, (analysers.W / scale).flatten(1), tolerance=SLOPE, num_steps=num_steps)
@@ -43,9 +43,9 @@ def find_mode(Y: Rows, analysers: FactorAnalysers, num_steps: int = 100) -> Fact
     return _newton(Y, analysers) if analysers.W.numel() <= min(NEWTON_SIZE, full_size(Y)) else analysers
 
 
-def _newton(Y: Rows, analysers: FactorAnalysers, num_steps: int = 10) -> FactorAnalysers:
+def _newton(Y: Observations, analysers: FactorAnalysers, num_steps: int = 10) -> FactorAnalysers:
     for _ in range(num_steps):
-        stats = missing.e_step(Y, analysers)
+        stats = missing.e_step_of_all(Y, analysers)
         ascent, before = slope(analysers, stats), float(log_joint(analysers, stats))
         try:
             split = gauge(precision(Y, analysers), analysers)
@@ -53,7 +53,7 @@ def _newton(Y: Rows, analysers: FactorAnalysers, num_steps: int = 10) -> FactorA
             return analysers  # a saddle, or a column about to vanish: the caller looks at the curvature again
         step = torch.cholesky_solve(ascent.reshape(-1, 1), split.tril).reshape(analysers.W.shape)
         new = replace(analysers, W=analysers.W + step)
-        after = float(log_joint(new, missing.e_step(Y, new)))
+        after = float(log_joint(new, missing.e_step_of_all(Y, new)))
         if not after > before - 1e-9 * abs(before):
             return analysers
         analysers = new
@@ -82,20 +82,18 @@ def slope(analysers: FactorAnalysers, stats: expectation.Statistics) -> Tensor:
     """Derivative of ``log p(D, W)`` in W, shape ``(R, K, m, q)``; zero in pruned columns."""
     found = expectation.about_held_means(expectation.moments(analysers, stats), analysers)
     pull = analysers.beta.unsqueeze(-1) * (found.yx - analysers.W @ found.xx)
-    return (pull - analysers.alpha.unsqueeze(-2) * analysers.W) * (
-        analysers.columns & analysers.active.unsqueeze(-1)
-    ).unsqueeze(-2)
+    return (pull - analysers.alpha.unsqueeze(-2) * analysers.W) * analysers.on.unsqueeze(-2)
 
 
-def precision(Y: Rows, analysers: FactorAnalysers) -> Tensor:
+def precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
     """Minus the Hessian of ``log p(D, W)`` in W, flat in the order of ``W``, shape ``(K m q, K m q)``.
 
     Rows and columns of pruned components and columns hold the prior's precision alone.
     """
-    if has_gaps(Y):
-        return _masked(added_up(Y, lambda rows: _of_gaps(rows, analysers)), analysers)
+    if Y.has_gaps:
+        return _masked(Y.total(lambda rows: _of_gaps(rows, analysers)), analysers)
     P, size = _inverse(analysers), analysers.W[0].numel()
-    found = added_up(Y, lambda rows: _spread(rows, analysers, P))
+    found = Y.total(lambda rows: _spread(rows, analysers, P))
     held = found.held
     for k in range(len(P)):
         held[k, :, k] += _held(analysers.W[0, k], P[k], found.scatter[k], found.counts[k])
@@ -134,9 +132,9 @@ def _spread(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> _Spread:
     return _Spread(held, labels, scatter, counts)
 
 
-def full_size(Y: Rows) -> int:
+def full_size(Y: Observations) -> int:
     """Number of loadings up to which :func:`precision` is worth its cost."""
-    return FULL_SIZE_GAPS if has_gaps(Y) else FULL_SIZE
+    return FULL_SIZE_GAPS if Y.has_gaps else FULL_SIZE
 
 
 def _of_gaps(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
@@ -155,7 +153,7 @@ def _of_gaps(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
 
 
 def _masked(A: Tensor, analysers: FactorAnalysers) -> Tensor:
-    on = (analysers.columns & analysers.active.unsqueeze(-1)).unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
+    on = analysers.on.unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
     A = torch.where(on.unsqueeze(-1) & on, A, 0.0)
     prior = analysers.alpha.unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
     A.diagonal().add_(prior)
@@ -199,7 +197,7 @@ def turns(analysers: FactorAnalysers) -> Tensor:
     """
     K, m, q = analysers.W.shape[1:]
     found = [torch.zeros(K, m, q, 0, dtype=analysers.W.dtype, device=analysers.W.device)]
-    for k, on in enumerate((analysers.columns & analysers.active.unsqueeze(-1))[0]):
+    for k, on in enumerate(analysers.on[0]):
         a, b = torch.combinations(on.nonzero().flatten(), 2).unbind(-1)
         each = analysers.W.new_zeros(K, m, q, len(a))
         place = torch.arange(len(a), device=analysers.W.device)
@@ -256,7 +254,7 @@ def _coupling(tril: Tensor, across: Tensor, along: Tensor) -> Tensor:
 
 def log_evidence(log_joint: Tensor, split: Gauge, analysers: FactorAnalysers) -> Tensor:
     """Laplace's log evidence over the orbits, all labels' information included, nats, shape ``()``."""
-    on, m = (analysers.columns & analysers.active.unsqueeze(-1))[0], analysers.W.shape[-2]
+    on, m = analysers.on[0], analysers.W.shape[-2]
     kappa, pairs = _spread_out(split.kappa, on)
     orbit = evidence.log_orbit(kappa, pairs, on.sum(-1)).sum() + 0.5 * split.log_gram
     left_out = m * torch.where(on, 0.0, analysers.alpha[0].log()).sum()

@@ -54,7 +54,7 @@ def literal(it: Iterate) -> Tensor:
     """
     analysers = it.analysers
     beta = analysers.beta[..., :1] if expectation.is_isotropic(analysers.beta) else analysers.beta
-    on = analysers.columns & analysers.active.unsqueeze(-1)
+    on = analysers.on
     A = beta[..., None, None] * it.found.xx.unsqueeze(-3) + analysers.alpha.unsqueeze(-2).diag_embed()
     pair = (on.unsqueeze(-1) & on.unsqueeze(-2)).unsqueeze(-3)
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
@@ -93,7 +93,7 @@ def relative_lengths(it: Iterate) -> tuple[Tensor, Tensor]:
     """
     norms, _, _ = canonical_columns(it)
     norms = norms.clamp(min=0.0)  # rounding may leave a tiny negative
-    on = it.analysers.columns & it.analysers.active.unsqueeze(-1)
+    on = it.analysers.on
     if not it.ties.columnwise:  # columns have been turned: those that are pruned are now the shortest
         num, rank = on.sum(-1, keepdim=True), torch.arange(on.shape[-1], device=on.device)
         on = rank >= on.shape[-1] - num
@@ -173,7 +173,7 @@ def log_evidence_occam(it: Iterate, gamma: Tensor) -> Tensor:
             left.expand(analysers.beta.shape), ties.beta_group, analysers.active.unsqueeze(-1)
         )
     if ties.alpha_free:
-        on = analysers.columns & analysers.active.unsqueeze(-1)
+        on = analysers.on
         total = total + _precision_factors(outputs * gamma.sum(-2), ties.alpha_group, on)
     return total
 
@@ -214,5 +214,5 @@ def diagonal(it: Iterate) -> Tensor:
     analysers = it.analysers
     lengths = (analysers.beta.unsqueeze(-1) * analysers.W.square()).sum(-2)
     data = analysers.beta.unsqueeze(-1) * (it.found.counts.unsqueeze(-1) * lengths / (1.0 + lengths)).unsqueeze(-2)
-    on = (analysers.columns & analysers.active.unsqueeze(-1)).unsqueeze(-2)
+    on = analysers.on.unsqueeze(-2)
     return (torch.where(on, data, 0.0) + analysers.alpha.unsqueeze(-2)).reshape(len(analysers.W), -1)

@@ -38,6 +38,11 @@ class FactorAnalysers(Batched):
         """Components that are not pruned, shape ``(R, K)`` bool."""
         return self.log_mixing > -torch.inf
 
+    @cached_property
+    def on(self) -> Tensor:
+        """Columns that are not pruned, of components that are not, shape ``(R, K, q)`` bool."""
+        return self.columns & self.active.unsqueeze(-1)
+
     @property
     def present(self) -> Tensor:
         """Components and columns that are not pruned, shape ``(R, K + K q)`` bool."""
@@ -145,7 +150,10 @@ def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
     cross, log_likelihood = Y.new_zeros(m, q * R * K), Y.new_zeros(R)
     for block, F in _featured(Y, num_rows(analysers)):
         log_joint, z = natural.log_joint(block, F)
-        resp, log_norm = _responsibilities(log_joint.unflatten(1, (R, K)))
+        table = log_joint.unflatten(1, (R, K))
+        log_norm = table.logsumexp(-1, keepdim=True)
+        log_resp = table.sub_(log_norm)
+        resp = log_resp.exp().masked_fill_(log_resp < LEAST_LOG_RESP, 0.0).flatten(1)
         counts += resp.sum(0)
         moments.addmm_(resp.mT, F)
         cross.addmm_(block.mT, z.mul_(resp.unsqueeze(1)).flatten(1))
@@ -153,14 +161,6 @@ def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
     found = moments.reshape(R, K, 2 * m)
     laid_out = cross.reshape(m, q, R, K).permute(2, 3, 0, 1)
     return Statistics(counts.reshape(R, K), found[..., :m], found[..., m:], laid_out, log_likelihood)
-
-
-def _responsibilities(log_joint: Tensor) -> tuple[Tensor, Tensor]:
-    """``p(k | y_n)``, ``(n, R K)``, and ``log p(y_n)``, ``(n, R, 1)``; ``log_joint``, ``(n, R, K)``, is overwritten."""
-    log_norm = log_joint.logsumexp(-1, keepdim=True)
-    log_resp = log_joint.sub_(log_norm)
-    resp = log_resp.exp().masked_fill_(log_resp < LEAST_LOG_RESP, 0.0)
-    return resp.flatten(1), log_norm
 
 
 def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
@@ -200,7 +200,8 @@ def moments(analysers: FactorAnalysers, stats: Statistics) -> Moments:
     yz = stats.cross - mean.unsqueeze(-1) * z_sums.unsqueeze(-2)
     yx = torch.linalg.solve_triangular(tril, yz, upper=False, left=False)
     inverse = torch.cholesky_inverse(tril)
-    xx = counts.unsqueeze(-1) * inverse + _sandwiched(tril, B @ yz)
+    right = torch.linalg.solve_triangular(tril, B @ yz, upper=False, left=False)
+    xx = counts.unsqueeze(-1) * inverse + torch.linalg.solve_triangular(tril.mT, right, upper=True)
     scatter = (stats.squares - counts * mean.square()).clamp(min=0.0)  # rounding may leave a tiny negative
     return Moments(stats.counts, mean, scatter, yx, 0.5 * (xx + xx.mT), yz)
 
@@ -215,29 +216,19 @@ def about_held_means(found: Moments, analysers: FactorAnalysers) -> Moments:
     return replace(found, mean=analysers.mu, yx=yx, xx=found.xx + counts * x * x.mT, scatter=scatter)
 
 
-def _sandwiched(tril: Tensor, A: Tensor) -> Tensor:
-    """``L^-T A L^-1``."""
-    right = torch.linalg.solve_triangular(tril, A, upper=False, left=False)
-    return torch.linalg.solve_triangular(tril.mT, right, upper=True)
-
-
 def solve_loadings(found: Moments, analysers: FactorAnalysers, alpha: Tensor) -> Tensor:
     """New ``W``, shape ``(R, K, m, q)``; Husmeier (2000), eqs. 3.14 and 3.25, one alpha per column.
 
     :param alpha: prior precisions, shape ``(R, K, q)``; 0 for none.
     """
-    safe = _identity_where(found.counts <= 0, found.xx)
+    eye = torch.eye(found.xx.shape[-1], dtype=found.xx.dtype, device=found.xx.device)
+    safe = torch.where((found.counts <= 0)[..., None, None], eye, found.xx)
     if is_isotropic(analysers.beta):
         A = safe + (alpha / analysers.beta[..., :1]).diag_embed()
         return torch.cholesky_solve(found.yx.mT, torch.linalg.cholesky_ex(A)[0]).mT
     ridge = (alpha.unsqueeze(-2) / analysers.beta.unsqueeze(-1)).diag_embed()
     tril = torch.linalg.cholesky_ex(safe.unsqueeze(-3) + ridge)[0]
     return torch.cholesky_solve(found.yx.unsqueeze(-1), tril).squeeze(-1)
-
-
-def _identity_where(off: Tensor, A: Tensor) -> Tensor:
-    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return torch.where(off[..., None, None], eye, A)
 
 
 def is_isotropic(beta: Tensor) -> bool:
@@ -255,7 +246,7 @@ def log_prior(analysers: FactorAnalysers) -> Tensor:
     """``log p(W | alpha)`` of the columns that are not pruned, nats, shape ``(R,)``."""
     norm = analysers.W.shape[-2] * (analysers.alpha / math.tau).log()
     each = 0.5 * (norm - analysers.alpha * analysers.W.square().sum(-2))
-    return torch.where(analysers.columns & analysers.active.unsqueeze(-1), each, 0.0).sum((-2, -1))
+    return torch.where(analysers.on, each, 0.0).sum((-2, -1))
 
 
 def latent_posterior(Y: Tensor, analysers: FactorAnalysers) -> tuple[Tensor, Tensor]:

@@ -7,18 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
+from pyro_evidence.data.ranks import Communicator
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import restarts
 from pyro_evidence.fitting.component_moves import Deletion, unless_interrupted
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.fitting.restarts import advance, require_any, slowly_converging
 from pyro_evidence.mixture.fit import AUTOMATIC, Start
-from pyro_evidence.mixture.recognise import with_components
+from pyro_evidence.mixture.recognise import most_components, with_components
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
 from pyro_evidence.mppca import rounds
 from pyro_evidence.mppca import start as mppca_start
-from pyro_evidence.mppca.chunks import Rows, column_variances, filled, has_gaps, sampled, shared_sample
+from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.orbit import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
@@ -88,7 +91,9 @@ def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) 
     """
     Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
     if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not len(Y):
-        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else _kinds(args, kwargs)
+        named = [("", a) for a in args] + [(f"{n}=", a) for n, a in kwargs.items()]
+        kinds = ", ".join(f"{n}a {type(a).__name__}" for n, a in named) or "no argument"
+        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else kinds
         raise BadInput(
             f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, float32 or float64; got {got}. Write "
             f"run(torch.as_tensor(Y).double())."
@@ -116,12 +121,6 @@ def _require_numbers(Y: Tensor, *, gappy: bool) -> None:
         )
 
 
-def _kinds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What the arguments are, in a few words."""
-    named = [("", a) for a in args] + [(f"{n}=", a) for n, a in kwargs.items()]
-    return ", ".join(f"{n}a {type(a).__name__}" for n, a in named) or "no argument"
-
-
 @dataclass(frozen=True)
 class MPPCAFit:
     """A recognised model, the units inside, and all restarts."""
@@ -129,7 +128,7 @@ class MPPCAFit:
     structure: MPPCAStructure
     units: ScalarUnits
     batch: MPPCARestarts
-    Y: Rows  # all data in the units inside
+    Y: Observations  # all data in the units inside
 
     @property
     def jacobian(self) -> float:
@@ -149,39 +148,57 @@ def begin(joint: LogJoint, start: Start, update: object) -> MPPCAFit | None:
 
     :raises UnsupportedModel: when it is one that the engine cannot read.
     """
-    thin = joint if own_model(joint.model) is None else _sliced(joint)
+    thin, ours = joint, own_model(joint.model)
+    if ours is not None:  # some of its rows tell what it is
+        thin = copy.copy(joint)
+        thin.args = (some_rows(ours, joint.args[0]),)
     if not is_mppca(thin):
         return None
     rule = rounds.rule_of(update)
     structure = recognise_mppca(thin)
     if thin is not joint:
         structure = replace(structure, joint=joint, Y=joint.args[0].double())
-    units = ScalarUnits.of(structure.Y)
-    return begun(structure, units, (structure.Y - units.origin).div_(units.unit), start, rule)
+    return begun(structure, Observations.resident(structure.Y), start, rule)
 
 
-def begun(structure: MPPCAStructure, units: ScalarUnits, Y: Rows, start: Start, rule: Rule) -> MPPCAFit:
+def begun(structure: MPPCAStructure, raw: Observations, start: Start, rule: Rule) -> MPPCAFit:
     """All restarts before the first round.
 
-    :param Y: data in the standard units that ``units`` describes.
+    :param raw: data in the caller's units.
     :raises BadInput: for too few rows or columns.
     """
-    _require_size(Y, structure.start)
-    whole = filled(Y)
+    _require_size(raw, structure.start)
+    units = ScalarUnits.of(raw)
+    Y = replace(raw, rows=raw.rows.mapped(lambda y: (y - units.origin).div_(units.unit)))
+    whole = Y.filled
     variance = _noise_scale(whole, structure.ties, structure.start)
     analysers = _start(whole, units.standard(structure.start), structure.ties, start)
     return MPPCAFit(structure, units, rounds.first(Y, analysers, structure.ties, variance, rule), Y)
 
 
-def _sliced(joint: LogJoint) -> LogJoint:
-    """The model on some of its rows, by which it is known."""
-    thin, ours = copy.copy(joint), own_model(joint.model)
-    assert ours is not None
-    thin.args = (some_rows(ours, joint.args[0]),)
-    return thin
+def begin_chunks(model: Any, chunks: Chunks, communicator: Communicator, start: Start, update: object) -> MPPCAFit:
+    """All restarts before the first round of a model of ours, which a few rows tell, on data in chunks.
+
+    :raises BadInput: for chunks that can be gone through only once, hold no rows, or cannot be used.
+    """
+    rule, ours, gappy = rounds.rule_of(update), own_model(model), isinstance(model, Marginalised)
+    assert ours is not None  # others go another way
+    agree_on_kind(model, chunks, communicator)
+    rows = Rows.of_chunks(
+        model,
+        chunks,
+        lambda number, args: args[0].detach().double(),
+        check=lambda number, args: checked_data(args, {}, gappy=gappy),
+        communicator=communicator,
+    )
+    (few,) = first_rows(chunks, communicator)
+    marginal = marginalised(ours.marginalised) if gappy else ours.marginalised
+    joint = LogJoint(marginal, (some_rows(ours, few),))
+    joint.has_data = False
+    return begun(replace(recognise_mppca(joint), Y=rows.example[:0]), Observations.of(rows), start, rule)
 
 
-def _require_size(Y: Rows, analysers: FactorAnalysers) -> None:
+def _require_size(Y: Observations, analysers: FactorAnalysers) -> None:
     (N, m), q = Y.shape, analysers.W.shape[-1]
     if q >= m:
         raise BadInput(f"the loadings have {q} columns and the data {m}; expected fewer columns than the data have.")
@@ -189,31 +206,31 @@ def _require_size(Y: Rows, analysers: FactorAnalysers) -> None:
         raise BadInput(f"Y has {N} row; expected at least two, or nothing varies.")
 
 
-def _noise_scale(Y: Rows, ties: SharedParameters, analysers: FactorAnalysers) -> Tensor:
+def _noise_scale(Y: Observations, ties: SharedParameters, analysers: FactorAnalysers) -> Tensor:
     """Variances to which the gamma prior of the noise refers: what one component with all latents leaves over.
 
     Shared out by the outputs' variances if each has its own noise.
     """
     m = Y.shape[1]
     like = analysers.W
-    on = torch.ones(1, 1, like.shape[-1], dtype=torch.bool, device=Y.device)
+    on = torch.ones(1, 1, like.shape[-1], dtype=torch.bool, device=like.device)
     flat = like.new_zeros(1, 1, m)
     one = FactorAnalysers(like[:, :1], flat, flat + 1.0, like.new_zeros(1, 1), on + 0.0, on)
     rest = mppca_start.direct(Y, one).beta[0, 0, 0].reciprocal()
     rest = torch.maximum(rest, rest.new_tensor(LEAST_NOISE))  # data of low rank leave nothing over
     if not bool((ties.beta_group != ties.beta_group[:, :1]).any()):
         return rest.expand(m)
-    return rest * column_variances(Y).clamp(min=1e-3)  # a constant output has no scale
+    return rest * Y.variances.clamp(min=1e-3)  # a constant output has no scale
 
 
-def _start(Y: Rows, model: FactorAnalysers, ties: SharedParameters, start: Start) -> FactorAnalysers:
+def _start(Y: Observations, model: FactorAnalysers, ties: SharedParameters, start: Start) -> FactorAnalysers:
     """All restarts: centres, no loadings, one width; what the model holds fixed is kept."""
     R, (K, m, q) = start.number(AUTOMATIC), model.W.shape[1:]
     generator = torch.Generator().manual_seed(start.seed)
     if isinstance(start, NormalCentres):
         mu = start.centres(model.mu[:, 0], (R, K), generator)
     else:
-        few = sampled(Y, CANDIDATES)
+        few = Y.sampled(CANDIDATES)
         place = torch.randperm(len(few), generator=generator).to(few.device)
         uniform = torch.rand(R, K, generator=generator, dtype=torch.float64).to(few)
         mu = mppca_start.spread_centres(few[place], uniform)
@@ -237,7 +254,7 @@ def run(task: MPPCAFit, start: Start, deletion: Deletion | None, stop: Stop) -> 
     """
     few, together = task.batch, stop
     if deletion is not None and len(few.Y) > SAMPLE:
-        few = few.on(shared_sample(few.Y, SAMPLE), few.parameters)
+        few = few.on(few.Y.shared_sample(SAMPLE), few.parameters)
         together = replace(stop, num_steps=min(stop.num_steps, deletion.after))
     fit = restarts.em(few, start.warm_up, together)
     require_any(fit.state, "BoundedInflation()")
@@ -265,16 +282,11 @@ def _numbered(task: MPPCAFit, batch: MPPCARestarts, deletion: Deletion) -> tuple
     after, limit, whole = deletion(batch), "", task.batch.Y
     if bool(after.parameters.active.all()):
         before = after
-        after, limit = deletion.split(before, task.structure.ties, most_components(task.structure, len(whole)))
+        ties, num = task.structure.ties, task.structure.start.W.shape[1]
+        room = most_components(task.structure.joint.model, num, len(whole), alike=ties.mixing_free)
+        after, limit = deletion.split(before, ties, room)
         after = after if after is before else deletion(after)
     return (after if len(whole) == len(batch.Y) else deletion(after.on(whole, after.parameters))), limit
-
-
-def most_components(structure: MPPCAStructure, num_rows: int) -> int:
-    """As many as there are data for a model that can be had with more, all alike; else as many as the model has."""
-    num, model = structure.start.W.shape[1], structure.joint.model
-    free = structure.ties.mixing_free and num > 1
-    return num_rows if free and with_components(model, num + 1) is not model else num
 
 
 def enlarged(structure: MPPCAStructure, num_components: int) -> MPPCAStructure:

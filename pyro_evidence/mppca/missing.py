@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mppca import expectation
-from pyro_evidence.mppca.chunks import Rows, added_up, has_gaps
+from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
 
 BLOCK = 2**20  # numbers in one block of latent precisions
@@ -41,12 +41,13 @@ def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     return latent(Y, analysers).log_joint if has_gaps(Y) else expectation.log_joint(Y, analysers)
 
 
-def e_step(Y: Rows, analysers: FactorAnalysers) -> Statistics:
-    """The sums that the M-step needs, in one pass; expected ones where data, shape ``(N, m)``, have gaps."""
-    return added_up(Y, lambda rows: _e_step(rows, analysers))
+def e_step_of_all(Y: Observations, analysers: FactorAnalysers) -> Statistics:
+    """:func:`e_step` of all data, in one pass."""
+    return Y.total(lambda rows: e_step(rows, analysers))
 
 
-def _e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
+def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
+    """The sums that the M-step needs; expected ones where data, shape ``(N, m)``, have gaps."""
     if not has_gaps(Y):
         return expectation.e_step(Y, analysers)
     return reduce(add, (_sums(block, analysers) for block in _blocks(Y, analysers)))

@@ -13,8 +13,8 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.mppca import curvature, evidence, missing
 from pyro_evidence.mppca import evidence as mppca_evidence
-from pyro_evidence.mppca.chunks import Rows
 from pyro_evidence.mppca.curvature import turns
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits
 from pyro_evidence.mppca.updates import Iterate
@@ -111,7 +111,7 @@ def log_weights(Y: Tensor, analysers: FactorAnalysers, precision: Dense, num_sam
     white = torch.randn(num_samples, K * m * q, generator=generator, dtype=torch.float64).to(analysers.W)
     d = torch.linalg.solve_triangular(tril.mT, white.mT, upper=True).mT
     d = d - (d @ V) @ V.mT
-    on = (analysers.columns & analysers.active.unsqueeze(-1))[0].unsqueeze(-2).expand(K, m, q).reshape(-1)
+    on = analysers.on[0].unsqueeze(-2).expand(K, m, q).reshape(-1)
     d = torch.where(on, d, 0.0)
     quadratic = (d @ tril).square().sum(-1)
     log_det = 2.0 * tril.diagonal().log().sum() - _log_det(V.mT @ tril @ tril.mT @ V)
@@ -143,7 +143,7 @@ def _measure(analysers: FactorAnalysers, W: Tensor) -> tuple[Tensor, Tensor]:
 
     ``prod_(a<b) (b_a + b_b)`` with the eigenvalues b of ``mode' W``, over the same product's root at the mode.
     """
-    q, num = W.shape[-1], _num_columns(analysers)
+    q, num = W.shape[-1], analysers.on[0].sum(-1)
     values = torch.linalg.eigvalsh(0.5 * (analysers.W.mT @ W + W.mT @ analysers.W))
     on = torch.arange(q, device=W.device) >= q - num.unsqueeze(-1)  # the last ones; pruned columns have zeros
     inside = (torch.where(on, values, 1.0) > 1e-14 * values[..., -1:].abs()).all(-1).all(-1)
@@ -155,21 +155,16 @@ def _measure(analysers: FactorAnalysers, W: Tensor) -> tuple[Tensor, Tensor]:
 
 def _orbits(analysers: FactorAnalysers, W: Tensor) -> Tensor:
     """Log prior density integrated over the orbits through ``W``, nats, ``(S,)``."""
-    num = _num_columns(analysers)
+    num = analysers.on[0].sum(-1)
     on = torch.arange(W.shape[-1], device=W.device) < num.unsqueeze(-1)  # the first ones
     norms = torch.where(on, torch.linalg.eigvalsh(W.mT @ W).flip(-1), 0.0)
-    place = torch.where((analysers.columns & analysers.active.unsqueeze(-1))[0], analysers.alpha[0], torch.inf)
+    place = torch.where(analysers.on[0], analysers.alpha[0], torch.inf)
     alpha = torch.where(on, place.sort(-1).values, 1.0)  # the longest column goes with the least precision
     kappa = _kappa(norms, replace(analysers, alpha=alpha.unsqueeze(0)))
     pairs = (on.unsqueeze(-1) & on.unsqueeze(-2)).triu(1).expand(kappa.shape)
     orbit = evidence.log_orbit(kappa, pairs, num.expand(len(W), -1))
     each = analysers.W.shape[-2] * (alpha / math.tau).log() - alpha * norms
     return (orbit + 0.5 * torch.where(on, each, 0.0).sum(-1)).sum(-1)
-
-
-def _num_columns(analysers: FactorAnalysers) -> Tensor:
-    """Columns that are not pruned, of each component, shape ``(K,)``."""
-    return (analysers.columns & analysers.active.unsqueeze(-1))[0].sum(-1)
 
 
 @dataclass(frozen=True)
@@ -182,7 +177,7 @@ class OrbitLaplace:
     literal: float  # log evidence by Husmeier (2000), eq. A.35, nats
 
 
-def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Rows, it: Iterate) -> OrbitLaplace:
+def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Observations, it: Iterate) -> OrbitLaplace:
     """The approximation at the mode next to an iterate of one row, in the model's units.
 
     :param Y: data in the standard units of ``it``, which ``units`` describes.
@@ -190,67 +185,41 @@ def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Rows, it: It
     analysers = curvature.canonical(curvature.find_mode(Y, it.analysers))
     params = structure.params(units.original(analysers))
     written = structure.prior_precision(params) * units.unit.square()  # what is pruned has the model's precision
-    analysers = replace(
-        analysers, alpha=torch.where(analysers.columns & analysers.active.unsqueeze(-1), analysers.alpha, written)
-    )
-    it = Iterate(analysers, it.ties, missing.e_step(Y, analysers), it.variance)
+    analysers = replace(analysers, alpha=torch.where(analysers.on, analysers.alpha, written))
+    it = Iterate(analysers, it.ties, missing.e_step_of_all(Y, analysers), it.variance)
     precision, evidence, refusal = _laplace(Y, it)
     slope = curvature.slope(analysers, it.stats).reshape(1, -1)
     decrement = float((slope * precision.solve(slope)).sum())
     original, jacobian = units.original(analysers), units.log_jacobian(Y)
-    joint = structure.fixed(params)
-    problem = Problem(
-        joint, Structure(None, None, None, AutogradDensity(joint, None)), exact_hessian, _unpruned(analysers)
-    )
-    log_joint = (
-        mppca_evidence.log_joint(it)[0] - jacobian + _pruned_log_prior(original) - _loadings_jacobian(analysers, units)
-    )
-    numbers = (_scaled(precision, units.unit), decrement, evidence - jacobian, torch.zeros_like(evidence))
+    joint, m = structure.fixed(params), analysers.W.shape[-2]
+    takes_part = (analysers.columns | ~analysers.active.unsqueeze(-1)).unsqueeze(-2).expand(analysers.W.shape)
+    density = Structure(None, None, None, AutogradDensity(joint, None))
+    problem = Problem(joint, density, exact_hessian, takes_part.reshape(-1))
+    pruned_prior = 0.5 * m * torch.where(original.on, 0.0, (original.alpha / math.tau).log()).sum()  # at zero
+    loadings_jacobian = int(analysers.on.sum() * m) * math.log(float(units.unit))
+    log_joint = mppca_evidence.log_joint(it)[0] - jacobian + pruned_prior - loadings_jacobian
+    if isinstance(precision, Dense):
+        scaled: Precision = Dense(precision.tril / units.unit)
+    else:
+        scaled = Diagonal(precision.adjoint.reciprocal() / units.unit.square())
+    numbers = (scaled, decrement, evidence - jacobian, torch.zeros_like(evidence))
     state = LaplaceState(problem, joint.initial_theta, original.W.reshape(-1), log_joint, *numbers)
     return OrbitLaplace(state, original, refusal, float(mppca_evidence.literal(it)[0]) - jacobian)
 
 
-def _unpruned(analysers: FactorAnalysers) -> Tensor:
-    """Loadings that take part: all but pruned columns of components that are left, shape ``(D,)`` bool."""
-    gone = ~analysers.columns & analysers.active.unsqueeze(-1)
-    return ~gone.unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
-
-
-def _pruned_log_prior(analysers: FactorAnalysers) -> Tensor:
-    """Log prior density of the loadings that are pruned, at zero, nats, shape ``()``."""
-    gone = ~(analysers.columns & analysers.active.unsqueeze(-1))
-    return 0.5 * analysers.W.shape[-2] * torch.where(gone, (analysers.alpha / math.tau).log(), 0.0).sum()
-
-
-def _loadings_jacobian(analysers: FactorAnalysers, units: ScalarUnits) -> float:
-    """What the density of the loadings gains in standard units, nats."""
-    on = (analysers.columns & analysers.active.unsqueeze(-1)).sum() * analysers.W.shape[-2]
-    return int(on) * math.log(float(units.unit))
-
-
-def _scaled(precision: Precision, unit: Tensor) -> Precision:
-    """The precision of loadings in the caller's units."""
-    if isinstance(precision, Dense):
-        return Dense(precision.tril / unit)
-    return Diagonal(precision.adjoint.reciprocal() / unit.square())
-
-
-def _laplace(Y: Rows, it: Iterate) -> tuple[Precision, Tensor, str]:
+def _laplace(Y: Observations, it: Iterate) -> tuple[Precision, Tensor, str]:
     """Curvature, log evidence, and why there is none."""
     refusal = vanishing(it)
     if it.analysers.W.numel() <= curvature.full_size(Y):
         try:
             split = curvature.gauge(curvature.precision(Y, it.analysers), it.analysers)
             found = curvature.log_evidence(mppca_evidence.log_joint(it)[0], split, it.analysers)
-            return Dense(split.tril.unsqueeze(0)), torch.where(_flag(refusal), torch.nan, found), refusal
+            return Dense(split.tril.unsqueeze(0)), torch.full_like(found, torch.nan) if refusal else found, refusal
         except ArithmeticError as error:
             refusal = refusal or f"the loadings are not at a mode: {error}"
-    found = torch.where(_flag(refusal), torch.nan, mppca_evidence.block(it)[0])
+    found = mppca_evidence.block(it)[0]
+    found = torch.full_like(found, torch.nan) if refusal else found
     return Diagonal(mppca_evidence.diagonal(it)), found, refusal
-
-
-def _flag(reason: str) -> Tensor:
-    return torch.tensor(bool(reason))
 
 
 def vanishing(it: Iterate) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import expectation, missing, orbit
-from pyro_evidence.mppca.chunks import has_gaps
+from pyro_evidence.mppca.data import has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.missing import Latent
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
@@ -305,15 +305,12 @@ class MPPCAPosterior(LaplacePosterior):
             found = super().diagnostics(num_samples, seed)
         else:
             found = self._without_ratios()
-        found["notes"] = [*found.get("notes", ()), *self._of_number()]
+        found["notes"] = [*found.get("notes", ())]
+        if self.limit and self.num_components > 1:
+            more = f"more components are not tried: {self.limit}. Offer some more, until one is left out"
+            found["notes"].append(more)
         numbers = {"num_components": self.num_components, "num_components_limited_by": self.limit}
         return found | numbers | {"num_latents": self.num_latents.tolist()}
-
-    def _of_number(self) -> list[str]:
-        """That the search for the number of components has ended at an upper limit."""
-        if not self.limit or self.num_components == 1:
-            return []
-        return [f"more components are not tried: {self.limit}. Offer some more, until one is left out"]
 
     def _without_ratios(self) -> dict[str, Any]:
         return {

@@ -1,6 +1,5 @@
 """A log joint recognised as a mixture of probabilistic PCA, by its values at random points, never by names."""
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,10 +10,11 @@ from torch import Size, Tensor
 from torch.distributions import LowRankMultivariateNormal, constraints
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.mppca.chunks import Rows, StreamedRows, added_up, has_gaps
+from pyro_evidence.mixture.recognise import held_at
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import SharedParameters
-from pyro_evidence.numerics.coordinates import Coordinates, is_identity
+from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.program import predictors
 from pyro_evidence.program.distributions import WithGaps
 from pyro_evidence.program.log_joint import LogJoint
@@ -94,9 +94,7 @@ class MPPCAStructure:
 
     def fixed(self, params: Mapping[str, Tensor]) -> LogJoint:
         """The log joint with its hyperparameters held at ``params``."""
-        joint = copy.copy(self.joint)
-        joint.held, joint.hypers, joint.initial_theta = dict(params), Coordinates({}), self.joint.initial_theta[:0]
-        return joint
+        return held_at(self.joint, params)
 
 
 @dataclass(frozen=True)
@@ -255,18 +253,13 @@ def _scaled(precision: list[Tensor], points: list[_Point], what: str) -> Scaled:
         values = [p.params[name].detach().double() for p in points]
         if not bool((values[0] > 0).all()) or first.numel() == 0:
             continue
-        for view in _views(first.shape, K, n):
+        views = [Size([K, n]), Size([K, 1]), Size([1, n]), Size([1, 1])]  # in which the param can broadcast
+        for view in (v for v in views if v.numel() == first.numel()):
             found = _power(logs, [v.log().reshape(view).expand(K, n) for v in values], tolerance)
             if found is not None:
                 offset = logs[0] - found * values[0].log().reshape(view)
                 return _uniform(Scaled(name, first.shape, view, found, offset), what)
     raise NotMPPCA(f"the {what} is not one param, to some power, times a constant")
-
-
-def _views(shape: Size, K: int, n: int) -> list[Size]:
-    """Ways in which a param can broadcast to ``(K, n)``."""
-    options = [Size([K, n]), Size([K, 1]), Size([1, n]), Size([1, 1])]
-    return [v for v in options if v.numel() == shape.numel()]
 
 
 def _power(logs: list[Tensor], values: list[Tensor], tolerance: float) -> float | None:
@@ -343,14 +336,13 @@ class ScalarUnits:
     unit: Tensor  # ()
 
     @staticmethod
-    def of(Y: Tensor) -> "ScalarUnits":
+    def of(Y: Observations) -> "ScalarUnits":
         """Mean, and root mean variance, of what is not nan; 1 where nothing varies."""
-        origin, share = Y.mean(0), Y.new_ones(())
-        if has_gaps(Y):
-            origin, share = Y.nanmean(0), (~Y.isnan()).double().mean(0)
-            Y = torch.where(Y.isnan(), origin, Y)  # which adds nothing to a variance
-        unit = (Y.var(0, correction=0) / share).mean().sqrt()
-        return ScalarUnits(origin, torch.where(unit > 1e-12 * torch.stack(Y.aminmax()).abs().max(), unit, 1.0))
+        num = Y.total(lambda y: (~y.isnan()).sum(0).double()).clamp(min=1.0)  # a column without data has mean 0
+        origin = Y.total(lambda y: y.nan_to_num(0.0).sum(0)) / num
+        squares = Y.total(lambda y: (y - origin).nan_to_num_(0.0).square_().sum(0))
+        unit, size = (squares / num).mean().sqrt(), origin.abs().max()
+        return ScalarUnits(origin, torch.where(unit > 1e-12 * torch.maximum(size, unit), unit, 1.0))
 
     def standard(self, analysers: FactorAnalysers) -> FactorAnalysers:
         """Parameters of the caller's units in standard ones."""
@@ -371,16 +363,7 @@ class ScalarUnits:
             alpha=analysers.alpha * square,
         )
 
-    @staticmethod
-    def of_rows(Y: StreamedRows) -> "ScalarUnits":
-        """Origin and unit of rows that are never together, in two passes over their chunks."""
-        num = added_up(Y, lambda y: (~y.isnan()).sum(0).double()).clamp(min=1.0)  # a column without data has mean 0
-        origin = added_up(Y, lambda y: y.nan_to_num(0.0).sum(0)) / num
-        squares = added_up(Y, lambda y: (y - origin).nan_to_num(0.0).square().sum(0))
-        unit, size = (squares / num).mean().sqrt(), origin.abs().max()
-        return ScalarUnits(origin, torch.where(unit > 1e-12 * torch.maximum(size, unit), unit, 1.0))
-
-    def log_jacobian(self, Y: Rows) -> float:
+    def log_jacobian(self, Y: Observations) -> float:
         """What the log density of all data loses by going from standard to the caller's units, nats."""
-        num = int(added_up(Y, lambda y: (~y.isnan()).sum())) if has_gaps(Y) else Y.shape.numel()
+        num = int(Y.total(lambda y: (~y.isnan()).sum())) if Y.has_gaps else Y.shape.numel()
         return num * math.log(float(self.unit))

@@ -13,7 +13,7 @@ from pyro_evidence.fitting.component_moves import ComponentRestarts, SplitPropos
 from pyro_evidence.fitting.restarts import Phase, Step, moved_to, repeated, warmed
 from pyro_evidence.mixture import updates as mixture_updates
 from pyro_evidence.mppca import evidence, missing, start
-from pyro_evidence.mppca.chunks import Rows, has_gaps, sampled
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
 from pyro_evidence.mppca.updates import (
     Iterate,
@@ -72,7 +72,7 @@ SMALL = 0.1  # size of the loadings there: zero would stay so in EM
 class MPPCARestarts(ComponentRestarts):
     """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.fitting.restarts.advance`."""
 
-    Y: Rows  # (N, m) in standard units, nan where missing
+    Y: Observations  # (N, m) in standard units, nan where missing
     it: Iterate
 
     @property
@@ -106,15 +106,15 @@ class MPPCARestarts(ComponentRestarts):
     def reached(self, parameters: FactorAnalysers) -> "MPPCARestarts":
         return self.on(self.Y, parameters)
 
-    def on(self, Y: Rows, parameters: FactorAnalysers) -> "MPPCARestarts":
+    def on(self, Y: Observations, parameters: FactorAnalysers) -> "MPPCARestarts":
         """The restarts with other data and parameters."""
-        stats = missing.e_step(Y, parameters)
+        stats = missing.e_step_of_all(Y, parameters)
         return replace(self, Y=Y, it=Iterate(parameters, self.it.ties, stats, self.it.variance))
 
     def change_to(self, parameters: FactorAnalysers) -> Tensor:
         """Largest change of a log precision or of a share, ``(R,)``; nan where a coordinate is not finite."""
         old, new = self.parameters, parameters
-        on, active = new.columns & new.active.unsqueeze(-1), new.active.unsqueeze(-1)
+        on, active = new.on, new.active.unsqueeze(-1)
         parts = [torch.where(on, (new.alpha / old.alpha).log(), 0.0), new.log_mixing.exp() - old.log_mixing.exp()]
         parts.append(torch.where(active, (new.beta / old.beta).log(), 0.0))
         sound = torch.stack([x.flatten(1).sum(-1) for x in new.coordinates]).sum(0).isfinite()
@@ -125,7 +125,7 @@ class MPPCARestarts(ComponentRestarts):
 
     def warm_up(self, num_rounds: int, step: Step["MPPCARestarts"]) -> list[Phase]:
         """Rounds without a prior on the loadings, with the rule's gamma prior if it has one: direct ones, then EM."""
-        free = self.it.ties.beta_free and not has_gaps(self.Y)  # whose covariances are not known
+        free = self.it.ties.beta_free and not self.Y.has_gaps  # whose covariances are not known
         num_direct = min(DIRECT, num_rounds) if free else 0
         plain = Rule(no_gamma, alpha=0.0, rho=self.update.rho)
         return [Phase(self.update, directly, num_direct), Phase(plain, step, num_rounds - num_direct)]
@@ -157,7 +157,7 @@ class MPPCARestarts(ComponentRestarts):
 
     def split_proposals(self, ties: SharedParameters) -> SplitProposals:
         """Each component's halves, the best of all starts: as small mixtures of the data that are surely its own."""
-        few, variance = sampled(self.Y, FEW), self.it.variance
+        few, variance = self.Y.sampled(FEW), self.it.variance
         resp = missing.log_joint(few, self.parameters)[0].softmax(-1)
         halves, gains = [], []
         for k in range(resp.shape[-1]):
@@ -165,13 +165,13 @@ class MPPCARestarts(ComponentRestarts):
             own = few[index[:: 1 + len(index) // EACH]]
             one = self.parameters.rebuilt(lambda _, x, k=k: x[:1, k : k + 1])  # type: ignore[misc]
             one = replace(one, log_mixing=torch.where(one.active, 0.0, one.log_mixing))
-            starts = _starts(own, one, ties)
+            starts, its = _starts(own, one, ties), Observations.resident(own)
             if len(own) < 2 * (2 + one.W.shape[-1]) or not bool(one.active.all()):
                 halves.append(starts.rebuilt(lambda _, x: x[:1]))
                 gains.append(variance.new_full((1,), -torch.inf))
                 continue
             single, double = (
-                first(own, x, resized(ties, n), variance, self.update) for x, n in ((one, 1), (starts, 2))
+                first(its, x, resized(ties, n), variance, self.update) for x, n in ((one, 1), (starts, 2))
             )
             single, double = repeated(single, ROUNDS), repeated(warmed(double, ROUNDS), ROUNDS)
             height = torch.where(double.parameters.active.all(-1), double.occam, -torch.inf)
@@ -191,10 +191,12 @@ def resized(ties: SharedParameters, num: int) -> SharedParameters:
     return replace(ties, alpha_group=groups[0], beta_group=groups[1])
 
 
-def first(Y: Rows, analysers: FactorAnalysers, ties: SharedParameters, variance: Tensor, rule: Rule) -> MPPCARestarts:
+def first(
+    Y: Observations, analysers: FactorAnalysers, ties: SharedParameters, variance: Tensor, rule: Rule
+) -> MPPCARestarts:
     """The batch at its start."""
-    failed = torch.zeros(len(analysers.W), dtype=torch.bool, device=Y.device)
-    it = Iterate(analysers, ties, missing.e_step(Y, analysers), variance)
+    failed = torch.zeros(len(analysers.W), dtype=torch.bool, device=variance.device)
+    it = Iterate(analysers, ties, missing.e_step_of_all(Y, analysers), variance)
     return MPPCARestarts(Y, it, update=rule, failed=failed, change=variance.new_full(failed.shape, torch.inf))
 
 

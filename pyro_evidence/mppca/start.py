@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mppca import expectation
-from pyro_evidence.mppca.chunks import Rows, added_up
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import LARGEST_NOISE
 from pyro_evidence.numerics.linalg import fix_signs
@@ -37,7 +37,7 @@ def spread_centres(Y: Tensor, uniform: Tensor) -> Tensor:
     return torch.stack(found, 1)
 
 
-def direct(Y: Rows, analysers: FactorAnalysers, added: Tensor | float = 0.0) -> FactorAnalysers:
+def direct(Y: Observations, analysers: FactorAnalysers, added: Tensor | float = 0.0) -> FactorAnalysers:
     """The maximum likelihood solution at the current responsibilities; Tipping and Bishop (1999), eqs. 8 and 9.
 
     Covariances are formed up to 512 outputs; above, their leading eigenvectors come from subspace iteration, to
@@ -51,7 +51,7 @@ def direct(Y: Rows, analysers: FactorAnalysers, added: Tensor | float = 0.0) -> 
     weight = counts.clamp(min=1e-300)  # a component without data gets the largest noise there is: the data's variance
     v = (rest + added / weight).clamp(min=1.0 / LARGEST_NOISE, max=1.0)  # zero for data of low rank
     gain = torch.maximum(values - v.unsqueeze(-1), LEAST * v.unsqueeze(-1))
-    W = vectors * gain.sqrt().unsqueeze(-2) * (analysers.columns & analysers.active.unsqueeze(-1)).unsqueeze(-2)
+    W = vectors * gain.sqrt().unsqueeze(-2) * analysers.on.unsqueeze(-2)
     beta = v.reciprocal().unsqueeze(-1).expand(analysers.beta.shape)
     log_mixing = torch.where(analysers.active, (counts / counts.sum(-1, keepdim=True)).log(), -torch.inf)
     return replace(analysers, W=W, mu=mean, beta=beta, log_mixing=log_mixing)
@@ -85,9 +85,9 @@ def _products(Y: Tensor, analysers: FactorAnalysers) -> _Products:
     return _Products(counts, sums, products, torch.zeros_like(counts))
 
 
-def _by_covariance(Y: Rows, analysers: FactorAnalysers) -> Leading:
+def _by_covariance(Y: Observations, analysers: FactorAnalysers) -> Leading:
     R, K, m, q = analysers.W.shape
-    found = added_up(Y, lambda rows: _products(rows, analysers))
+    found = Y.total(lambda rows: _products(rows, analysers))
     counts, sums, products = found.counts, found.sums, found.products
     counts = counts.reshape(R, K)
     mean = _mean(counts, sums.reshape(R, K, m), analysers)
@@ -104,7 +104,7 @@ def _mean(counts: Tensor, sums: Tensor, analysers: FactorAnalysers) -> Tensor:
     return torch.where(seen, sums / torch.where(seen, counts.unsqueeze(-1), 1.0), analysers.mu)
 
 
-def _by_subspace(Y: Rows, analysers: FactorAnalysers) -> Leading:
+def _by_subspace(Y: Observations, analysers: FactorAnalysers) -> Leading:
     R, K, m, q = analysers.W.shape
     grid = torch.arange(1.0, R * K * m * q + 1.0).to(analysers.W)
     basis = torch.linalg.qr((1.7 * grid).sin().reshape(R, K, m, q)).Q
@@ -130,10 +130,12 @@ def _image(Y: Tensor, analysers: FactorAnalysers, basis: Tensor) -> _Products:
     return _Products(counts, sums, cross, squares)
 
 
-def _times_covariance(Y: Rows, analysers: FactorAnalysers, basis: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _times_covariance(
+    Y: Observations, analysers: FactorAnalysers, basis: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Counts, means, traces of the covariances, and the covariances times ``basis``, in one pass."""
     R, K, m, q = analysers.W.shape
-    found = added_up(Y, lambda rows: _image(rows, analysers, basis))
+    found = Y.total(lambda rows: _image(rows, analysers, basis))
     counts, sums, cross, squares = found.counts, found.sums, found.products, found.squares
     shaped = counts.reshape(R, K)
     mean, weight = _mean(shaped, sums.reshape(R, K, m), analysers), shaped.clamp(min=1e-300)  # no data: zero

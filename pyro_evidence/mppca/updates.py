@@ -62,7 +62,7 @@ class Iterate:
         A = beta[..., None, None] * self.found.xx.unsqueeze(-3)
         inverse = torch.linalg.inv(A + self.analysers.alpha.unsqueeze(-2).diag_embed())
         gamma = 1.0 - self.analysers.alpha.unsqueeze(-2) * inverse.diagonal(dim1=-2, dim2=-1)
-        on = self.analysers.columns & self.analysers.active.unsqueeze(-1)
+        on = self.analysers.on
         return torch.where(on.unsqueeze(-2), gamma, 0.0)
 
     @cached_property
@@ -150,7 +150,7 @@ class Rule:
         if self.alpha is not None or not it.ties.alpha_free:
             return it.analysers.alpha if self.alpha == 0.0 else used
         outputs = W.shape[-2] / gamma.shape[-2]
-        on = (it.analysers.columns & it.analysers.active.unsqueeze(-1)).to(W)
+        on = it.analysers.on.to(W)
         parts = torch.stack([outputs * gamma.sum(-2) * on, W.square().sum(-2) * on])
         top, bottom = _tied(parts, it.ties.alpha_group)
         alpha = (top / bottom).clamp(*ALPHA_RANGE)
@@ -168,7 +168,7 @@ class Rule:
         """Columns that stay: those of a precision by which the data determine something, shape ``(R, K, q)`` bool."""
         if self.alpha is not None or not it.ties.alpha_free:
             return it.analysers.columns
-        on = (it.analysers.columns & it.analysers.active.unsqueeze(-1)).to(it.analysers.W)
+        on = it.analysers.on.to(it.analysers.W)
         parts = torch.stack([it.literal_gamma.mean(-2) * on, on])
         gamma, num = _tied(parts, it.ties.alpha_group)
         return it.analysers.columns & ((gamma > LEAST_DETERMINED * num) | (num == 0))
@@ -216,15 +216,11 @@ def _turn(it: Iterate) -> Tensor:
     spread = analysers.tril @ (analysers.whitener @ found.yz) @ analysers.tril.mT / counts
     s, E = torch.linalg.eigh(Q.mT @ spread @ Q)
     s, E = s.flip(-1).clamp(min=0.0), E.flip(-1)  # rounding may leave a tiny negative
-    place = _places(it)
+    # columns take the principal axes in this order: those held least first, pruned ones last
+    place = torch.where(analysers.columns, analysers.alpha, torch.inf).sort(dim=-1, stable=True).indices
     alpha = torch.where(analysers.columns, analysers.alpha / analysers.beta[..., :1], 0.0).gather(-1, place)
     c = 2.0 * s / (1.0 + (1.0 + 4.0 * alpha * s / counts.squeeze(-1)).sqrt())
     length = (c - 1.0).clamp(min=LEAST).sqrt()  # zero would stay so in EM
     on = analysers.columns.gather(-1, place) & analysers.active.unsqueeze(-1)
     found_turn = fix_signs(Q @ E) * torch.where(on, length, 0.0).unsqueeze(-2)
     return found_turn.gather(-1, place.argsort(-1).unsqueeze(-2).expand(found_turn.shape))
-
-
-def _places(it: Iterate) -> Tensor:
-    """Columns in the order in which they take the principal axes: those held least first, pruned ones last."""
-    return torch.where(it.analysers.columns, it.analysers.alpha, torch.inf).sort(dim=-1, stable=True).indices

@@ -205,6 +205,7 @@ class Point:
     log_likelihood: Tensor  # (B,)  of the inputs given their labels
     resp: tuple[Tensor, ...]  # of each piece of the data: (B, M, n), or (B, K M, n) without labels
     lag: Tensor | None = None  # (B, K, M)  distances that the literal update carries from one round to the next
+    gone: Tensor | None = None  # (B, M)  kernels that the round which led here left without data
 
     @property
     def kind(self) -> Covariance:
@@ -275,7 +276,12 @@ class Point:
 
         resp = tuple(both(a, b) for a, b in zip(self.resp, new.resp, strict=True))
         parts = (both(self.moments, new.moments), both(self.log_likelihood, new.log_likelihood), resp)
-        return Point(self.data, self.net.with_rows(rows, new.net), self.alpha, *parts, self.lag)
+        return Point(self.data, self.net.with_rows(rows, new.net), self.alpha, *parts, self.lag, self.gone)
+
+    def where(self, take: Tensor, other: "Point") -> "Point":
+        """Rows of this point where ``take`` ``(B,)`` is True, else of the other."""
+        rows = (~take).nonzero().squeeze(-1)
+        return self.with_rows(rows, other[rows]) if len(rows) else self
 
 
 def parts_of(net: Network) -> tuple[Tensor, Tensor, Tensor, Tensor]:

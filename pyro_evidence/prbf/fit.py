@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import Communicator
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs
@@ -16,10 +18,17 @@ from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.prbf import rounds
 from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, evaluate
 from pyro_evidence.prbf.posterior import ClassWithoutKernels, DeadKernel, PRBFPosterior, Rejection
-from pyro_evidence.prbf.rounds import Lost, Progress, effective, vanishing
-from pyro_evidence.prbf.start import Start, Training
-from pyro_evidence.prbf.streamed import SAMPLE, Rows, labelled, require_present
-from pyro_evidence.prbf.updates import Update, em
+from pyro_evidence.prbf.rounds import PRBFRestarts, effective, vanishing
+from pyro_evidence.prbf.start import Training
+from pyro_evidence.prbf.streamed import (
+    StreamedClassData,
+    Totals,
+    labelled,
+    require_present,
+    rows_of_chunks,
+    training_of,
+)
+from pyro_evidence.prbf.updates import em
 from pyro_evidence.settings import check_object, check_result
 
 HEAVY = 50.0  # times the data: beyond every multiple of use, the source's 20 N / (K M) for any K and M among them
@@ -78,27 +87,8 @@ class PRBFFit:
     kept: tuple[Tensor, Tensor] | None  # X (N, D) and labels (N,); None of data that came in chunks
     shift: Tensor  # (D,) subtracted from the inputs
     point: Point
-    state: Progress | None = None
+    batch: PRBFRestarts
     warm_up: int = 0
-
-    @property
-    def progress(self) -> Progress:
-        """The restarts on their way."""
-        assert self.state is not None
-        return self.state
-
-    def advanced_to(self, progress: Progress) -> "PRBFFit":
-        return replace(self, state=progress)
-
-    def begun(self, update: Update, lost: Lost) -> "PRBFFit":
-        """After the warm-up.
-
-        :raises BadInput: when ``alpha`` outweighs the data and leaves a class no kernel.
-        """
-        progress = rounds.begin(self.point, update, lost)
-        require_survivors(progress.point)
-        regular = bool((self.point.alpha > 0).any())
-        return replace(self, state=progress, warm_up=getattr(update, "warm_up", 0) if regular else 0)
 
 
 def require_survivors(point: Point) -> None:
@@ -131,48 +121,43 @@ def labelled_data(model: PRBF, X: Tensor, labels: Labels | None) -> tuple[Tensor
     return X, y
 
 
-def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: Start) -> PRBFFit:
-    """All restarts before the first round.
+def begin(engine: Any, X: Tensor, labels: Labels | None) -> PRBFFit:
+    """All restarts after the warm-up.
 
-    :raises BadInput: see :func:`labelled_data` and the start.
+    :param engine: whose model, alpha, start, updates and lost are used.
+    :raises BadInput: see :func:`labelled_data` and the start; when ``alpha`` outweighs the data and leaves a class no
+        kernel.
     """
+    model = engine.model
     X, y = labelled_data(model, X, labels)
-    kind, shift = model.kernels, X.mean(0)
-    allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
-    if len(X) <= SAMPLE:
-        training = Training(X, y, kind, allowed)
-    else:
-        rows = Rows.of_tensors(model, X, y)
-        training = rows.training(rows.totals(), allowed)
-    data = class_data(X - shift, y, model.num_classes, kind)
-    return _started(model, training, data, shift, alpha, start, (X, y))
+    rows, shift = Rows.resident((X, y), len(X)), X.mean(0)
+    training = training_of(model, rows, Totals.of(rows, model.num_classes))
+    data = class_data(X - shift, y, model.num_classes, model.kernels)
+    return _begun(engine, training, data, shift, (X, y))
 
 
-def begin_chunks(model: PRBF, chunks: Chunks, join: Communicator, alpha: Alpha, start: Start) -> PRBFFit:
-    """All restarts before the first round, on data in chunks, those of other processes counted.
+def begin_chunks(engine: Any, chunks: Chunks, communicator: Communicator) -> PRBFFit:
+    """All restarts after the warm-up, on data in chunks, those of other processes counted.
 
-    :raises BadInput: see :class:`Rows` and the start.
+    :raises BadInput: see :func:`~pyro_evidence.prbf.streamed.rows_of_chunks` and :func:`begin`.
     """
-    rows = Rows.of_chunks(model, chunks, join)
-    totals = rows.totals()
-    training = rows.training(totals, model.sharing.allowed(model.num_classes, model.num_kernels))
-    return _started(model, training, rows.data(totals), totals.mean, alpha, start)
+    rows = rows_of_chunks(engine.model, chunks, communicator)
+    totals = Totals.of(rows, engine.model.num_classes)
+    data = StreamedClassData.of(engine.model, rows, totals)
+    return _begun(engine, training_of(engine.model, rows, totals), data, totals.mean, None)
 
 
-def _started(
-    model: PRBF,
-    training: Training,
-    data: ClassData,
-    shift: Tensor,
-    alpha: Alpha,
-    start: Start,
-    kept: tuple[Tensor, Tensor] | None = None,
+def _begun(
+    engine: Any, training: Training, data: ClassData, shift: Tensor, kept: tuple[Tensor, Tensor] | None
 ) -> PRBFFit:
-    net = check_result("start", start(training), Network, "a Network, such as RandomPoints() gives")
+    net = check_result("start", engine.start(training), Network, "a Network, such as RandomPoints() gives")
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
-    point = first(data, net, alpha_of(alpha, float(data.num_data), model))
+    point = first(data, net, alpha_of(engine.alpha, float(data.num_data), engine.model))
     require_finite(point)
-    return PRBFFit(model, kept, shift, point)
+    batch = rounds.begin(point, engine.update, engine.lost)
+    require_survivors(batch.point)
+    warm_up = getattr(engine.update, "warm_up", 0) if bool((point.alpha > 0).any()) else 0
+    return PRBFFit(engine.model, kept, shift, point, batch, warm_up)
 
 
 def require_finite(point: Point) -> None:
@@ -211,7 +196,7 @@ def message(held: ClassWithoutKernels, alpha: float) -> str:
     )
 
 
-def posterior_of(task: PRBFFit, fit: Fit[Progress]) -> PRBFPosterior:
+def posterior_of(task: PRBFFit, fit: Fit[PRBFRestarts]) -> PRBFPosterior:
     """The best restart, in the units of the data."""
     now = fit.state
     best = int(first_highest(now.point.objective))

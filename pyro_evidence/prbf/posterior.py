@@ -54,11 +54,6 @@ class ClassWithoutKernels(NamedTuple):
 EVENTS: dict[str, Callable[..., Any]] = {"rejections": Rejection, "losses": DeadKernel, "held": ClassWithoutKernels}
 
 
-def _settings(text: str) -> str:
-    """A model's settings without its units, a function whose name is a place in memory."""
-    return text.partition(", units=")[0] + ")"
-
-
 @dataclass(frozen=True, repr=False)
 class PRBFPosterior(WithinMemory):
     """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.
@@ -218,7 +213,8 @@ class PRBFPosterior(WithinMemory):
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
         content = archive.read(path, map_location, FORMAT)
-        saved, found = (_settings(text) for text in (content["model"], repr(model)))
+        # settings without units, a function whose name is a place in memory
+        saved, found = (text.partition(", units=")[0] + ")" for text in (content["model"], repr(model)))
         if saved != found:
             raise BadInput(f"{path} holds the network of {saved}; the model is {found}. Load it with its own model.")
         own = {name: content[name] for name in _kept()}

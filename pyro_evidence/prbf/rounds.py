@@ -1,4 +1,4 @@
-"""Rounds of the network's updates over a batch of rows, and what happened on the way."""
+"""The restarts of a network: what one round leads to, and what happened on the way."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence.fitting.iterate import Status
+from pyro_evidence.fitting import restarts
+from pyro_evidence.fitting.restarts import Restarts
 from pyro_evidence.prbf.densities import Network, Point, moved
 from pyro_evidence.prbf.updates import Update, em, numerators
 from pyro_evidence.settings import check_result
@@ -23,97 +24,94 @@ def keep_dead_kernels(point: Point, lost: Tensor, step: int) -> Point:
     return point
 
 
+Events = tuple[tuple[int, int, int], ...]
+
+
 @dataclass(frozen=True)
-class Progress:
-    """Where all rows are, and what happened on the way."""
+class PRBFRestarts(Restarts):
+    """Where all rows are, and what happened on the way.  Built by :func:`begin`."""
 
     point: Point
-    update: Update
     lost: Lost
     paths: tuple[Tensor, ...]  # eq. 22 of each row after each round, (B,) each
-    moved: float
     since: Tensor  # (B, K, M)  round after which a class is gone from a kernel; -1 where it is not
     gone: Tensor  # (B, M)  kernels that the last round left without data
-    losses: tuple[tuple[int, int, int], ...] = ()  # (round, row, kernel)
-    held: tuple[tuple[int, int, int], ...] = ()  # (round, row, class) whose every kernel rejected it
+    losses: Events = ()  # (round, row, kernel)
+    held: Events = ()  # (round, row, class) whose every kernel rejected it
 
     @property
-    def objective(self) -> float:
-        """Eq. 22 of the best row, nats."""
-        return float(self.point.objective.max())
+    def parameters(self) -> Point:
+        return self.point
 
     @property
-    def gradient_norm(self) -> float:
-        """How far the last round moved a mixing, or a centre in standard deviations."""
-        return self.moved
+    def log_likelihood(self) -> Tensor:
+        """Eq. 22, nats, ``(B,)``."""
+        return self.point.objective
 
     @property
-    def stop_reason(self) -> Status | None:
-        """A further step can always be made."""
-        return None
+    def log_evidence(self) -> Tensor:
+        """Eq. 22, which is what is maximised, nats, ``(B,)``."""
+        return self.point.objective
+
+    def proposed(self) -> Point:
+        """``update`` where there is something to regularise, plain EM where ``alpha`` is 0; then lost kernels."""
+        old = self.point
+        plain = old.alpha == 0
+        new = _tried(em if bool(plain.all()) else self.update, old)
+        if bool(plain.any()) and not bool(plain.all()):
+            rows = plain.nonzero().squeeze(-1)
+            new = new.with_rows(rows, _tried(em, old[rows]))
+        gone = is_lost(new, old.net)
+        new = self.lost(new, gone, self.num_rounds + 1) if bool(gone.any()) else new
+        return replace(new, gone=gone)
+
+    def reached(self, parameters: Point) -> "PRBFRestarts":
+        old, new, step = self.point, parameters, self.num_rounds + 1
+        gone = self.gone if new.gone is None else new.gone
+        low = new.net.mixing <= REJECTED
+        return replace(
+            self,
+            point=new,
+            paths=(*self.paths, new.objective),
+            since=torch.where(low, torch.where(self.since < 0, step, self.since), -1),
+            gone=gone,
+            losses=self.losses + events(step, gone & ~self.gone),
+            held=self.held if old.lag is None else self.held + events(step, vanishing(old, old.lag)),
+        )
+
+    def change_to(self, parameters: Point) -> Tensor:
+        """How far a round moves a mixing, or a centre in standard deviations, ``(B,)``."""
+        return torch.where(parameters.objective.isfinite(), moved(self.point.net, parameters.net), torch.nan)
+
+    def complaint(self, parameters: Point, row: int) -> str:
+        return "the penalised log likelihood left the finite numbers"
 
 
-def begin(point: Point, update: Update, lost: Lost) -> Progress:
-    """All rows after the warm-up that ``update`` asks for, in which :func:`plain` EM runs where ``alpha`` is not 0."""
+def begin(point: Point, update: Update, lost: Lost) -> PRBFRestarts:
+    """All rows after the warm-up that ``update`` asks for, in which :func:`em` runs where ``alpha`` is not 0."""
     if bool((point.alpha > 0).any()):
         for _ in range(getattr(update, "warm_up", 0)):
             point = _tried(em, point)
     since = torch.full_like(point.net.mixing, -1, dtype=torch.long)
-    return Progress(
-        point,
-        update,
-        lost,
-        (point.objective,),
-        torch.inf,
-        since,
-        point.alpha.new_zeros(point.net.mixing[:, 0].shape).bool(),
-    )
+    none, nothing = torch.zeros_like(point.alpha).bool(), torch.zeros_like(since[:, 0]).bool()
+    change = torch.full_like(point.alpha, torch.inf)
+    return PRBFRestarts(point, lost, (point.objective,), since, nothing, update=update, failed=none, change=change)
 
 
-def advance(now: Progress) -> Progress:
+def advance(now: PRBFRestarts) -> PRBFRestarts:
     """One round; rows that become non-finite keep their last good state.
 
     :raises ArithmeticError: when that is all of them.
     """
-    old, step = now.point, len(now.paths)
-    new = _updated(old, now.update)
-    gone = is_lost(new, old.net)
-    fresh = gone & ~now.gone
-    new = now.lost(new, gone, step) if bool(gone.any()) else new
-    broken = ~new.objective.isfinite()
-    if bool(broken.any()):
-        if bool(broken.all()):
-            raise ArithmeticError("the penalised log likelihood left the finite numbers; pass a larger floor.")
-        rows = broken.nonzero().squeeze(-1)
-        new = new.with_rows(rows, old[rows])
-    low = new.net.mixing <= REJECTED
-    since = torch.where(low, torch.where(now.since < 0, step, now.since), -1)
-    return replace(
-        now,
-        point=new,
-        paths=(*now.paths, new.objective),
-        moved=float(moved(old.net, new.net).max()),
-        since=since,
-        gone=gone,
-        losses=now.losses + events(step, fresh),
-        held=now.held if old.lag is None else now.held + events(step, vanishing(old, old.lag)),
-    )
+    after = restarts.advance(now)
+    if after.stop_reason is not None:
+        raise ArithmeticError("the penalised log likelihood left the finite numbers; pass a larger floor.")
+    return after
 
 
-def events(step: int, which: Tensor) -> tuple[tuple[int, int, int], ...]:
+def events(step: int, which: Tensor) -> Events:
     """What happened in a round: round, row and column of each True of ``which``."""
     return tuple((step, b, j) for b, j in which.nonzero().tolist())
-
-
-def _updated(point: Point, update: Update) -> Point:
-    """``update`` where there is something to regularise, plain EM where ``alpha`` is 0."""
-    none = point.alpha == 0
-    if not bool(none.any()):
-        return _tried(update, point)
-    if bool(none.all()):
-        return _tried(em, point)
-    rows = none.nonzero().squeeze(-1)
-    return _tried(update, point).with_rows(rows, _tried(em, point[rows]))
 
 
 def _tried(update: Update, point: Point) -> Point:
@@ -133,12 +131,9 @@ def is_lost(point: Point, before: Network) -> Tensor:
     return few & (before.mixing > 0).any(1)
 
 
-def rounds(point: Point, update: Update, num_steps: int, lost: Lost = keep_dead_kernels) -> Progress:
+def rounds(point: Point, update: Update, num_steps: int, lost: Lost = keep_dead_kernels) -> PRBFRestarts:
     """A fixed number of rounds from ``point``, after the warm-up."""
-    now = begin(point, update, lost)
-    for _ in range(num_steps):
-        now = advance(now)
-    return now
+    return restarts.repeated(begin(point, update, lost), num_steps, advance)
 
 
 def effective(alpha: Tensor, net: Network) -> Tensor:

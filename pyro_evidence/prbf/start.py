@@ -116,15 +116,13 @@ def _distinct(usable: Tensor, generator: torch.Generator) -> Tensor:
 
 def _covariance(training: Training) -> Tensor:
     """Of all data, in the shape of the kind; a constant input counts as the mean of the others."""
-    matrix, kind = _matrix(training), training.kind
-    return kind.floored(kind.restricted(matrix), kind.floor * matrix.diagonal())
-
-
-def _matrix(training: Training) -> Tensor:
     if training.whole is not None:
-        return training.whole.covariance
-    centred = training.X - training.X.mean(0)
-    return (centred.mT @ centred / len(centred)).diagonal_scatter(column_variance(training.X))
+        matrix = training.whole.covariance
+    else:
+        centred = training.X - training.X.mean(0)
+        matrix = (centred.mT @ centred / len(centred)).diagonal_scatter(column_variance(training.X))
+    kind = training.kind
+    return kind.floored(kind.restricted(matrix), kind.floor * matrix.diagonal())
 
 
 def _network(training: Training, loc: Tensor, covariance: Tensor) -> Network:

@@ -1,16 +1,16 @@
 """The network's data in chunks, pass by pass, from this process and from others; and starts that see a sample."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_rows
-from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator
+from pyro_evidence.data.chunks import Chunks
+from pyro_evidence.data.ranks import Communicator
+from pyro_evidence.data.rows import Rows, scattered
 from pyro_evidence.errors import BadInput
-from pyro_evidence.mixture.data import SCATTER
 from pyro_evidence.models.prbf import PRBF, check_inputs, class_labels
 from pyro_evidence.prbf.densities import ClassBlock, ClassData, blocks_of, varied
 from pyro_evidence.prbf.start import Training, Whole
@@ -20,91 +20,35 @@ SAMPLE = 2**14  # data that a start sees where there are more, as many of each c
 Labelled = tuple[Tensor, Tensor]  # X (n, D) float64 and labels (n,) int64 of some of the data
 
 
-@dataclass(frozen=True)
-class Rows:
-    """All data, pass by pass.
+def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> Rows[Labelled]:
+    """The rows of chunks counted and checked, in one pass.
 
-    :ivar counts: rows of each process.
+    :raises BadInput: on chunks that cannot be used, naming the first.
     """
 
-    model: PRBF
-    passes: Callable[[], Iterator[Labelled]]
-    join: Communicator
-    counts: tuple[int, ...]
+    def check(number: int, args: tuple[Any, ...]) -> None:
+        if len(args) > 2:
+            raise BadInput(f"chunk {number} has {len(args)} arguments; expected (X, labels), or (X,) of one class.")
+        try:
+            check_inputs(args[0])
+            labelled(model, args)
+        except BadInput as error:
+            raise BadInput(f"chunk {number}: {error}") from error
 
-    @staticmethod
-    def of_chunks(model: PRBF, chunks: Chunks, join: Communicator) -> "Rows":
-        """The rows of chunks counted and checked, in one pass.
+    def read(number: int, args: tuple[Any, ...]) -> Labelled:
+        return labelled(model, args)
 
-        :raises BadInput: on chunks that cannot be used, naming the first.
-        """
-        counts = looked_through(model, chunks, join, lambda number, args: _checked(model, number, args))
+    return Rows.of_chunks(model, chunks, read, check=check, communicator=communicator)
 
-        def passes() -> Iterator[Labelled]:
-            if not counts[join.rank]:
-                yield labelled(model, arguments(0, next(iter(chunks))))
-            yield from (labelled(model, args) for _, args in with_rows(chunks))
 
-        return Rows(model, passes, join, counts)
-
-    @staticmethod
-    def of_tensors(model: PRBF, X: Tensor, labels: Tensor) -> "Rows":
-        """The rows of two tensors, all here."""
-        return Rows(model, lambda: iter([(X, labels)]), SINGLE_PROCESS, (len(X),))
-
-    @property
-    def num_rows(self) -> int:
-        """Of all processes."""
-        return sum(self.counts)
-
-    def totals(self) -> "Totals":
-        """What must be known of all data before the first round; two passes.
-
-        :raises BadInput: on an absent class, or where no input varies.
-        """
-        num_classes = self.model.num_classes
-        per_class = self._sum(lambda X, y: torch.bincount(y + 1, minlength=num_classes + 1).to(X))
-        mean = self._sum(lambda X, _: X.sum(0)) / self.num_rows
-        scatter = self._sum(lambda X, _: (X - mean).mT @ (X - mean)) / self.num_rows
-        found = Totals(per_class, mean, scatter)
-        found.require_usable()
-        return found
-
-    def _sum(self, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        parts = [of(X, y) for X, y in self.passes()]
-        return self.join.total(torch.stack(parts).sum(0))
-
-    def training(self, totals: "Totals", allowed: Tensor) -> Training:
-        """What a start sees: all data, or where they are many about as many of each class, chosen by their numbers."""
-        X, y = self._sample(totals)
-        whole = None if self.num_rows <= SAMPLE else totals.whole
-        return Training(X, y, self.model.kernels, allowed.to(X.device), whole)
-
-    def _sample(self, totals: "Totals") -> Labelled:
-        present = int((totals.per_class > 0).sum())
-        each = 2.0**32 * SAMPLE / (present * torch.where(totals.per_class > 0, totals.per_class, 1.0))
-        below = torch.full_like(each, 2.0**32) if self.num_rows <= SAMPLE else each.clamp(max=2.0**32)  # all of them
-        number, found = sum(self.counts[: self.join.rank]), []
-        for X, y in self.passes():
-            place = (torch.arange(number, number + len(X), device=X.device) * SCATTER) % 2**32
-            number += len(X)
-            chosen = (place < below.long()[y + 1]).nonzero().flatten()
-            found.append((X[chosen], y[chosen]))
-        X, y = (self.join.gathered(torch.cat(column)) for column in zip(*found, strict=True))
-        return X, y
-
-    def data(self, totals: "Totals") -> "StreamedClassData":
-        """The data about their mean, read anew in every pass."""
-        kind, num_classes = self.model.kernels, self.model.num_classes
-
-        def pieces(size: int) -> Iterator[tuple[int, ClassBlock]]:
-            for X, y in self.passes():
-                blocks, hidden = blocks_of(kind.features(X - totals.mean), y, num_classes)
-                yield from ClassData(blocks, hidden, kind, totals.unit(kind.floor), size).pieces
-
-        return StreamedClassData(
-            (), None, kind, totals.unit(kind.floor), source=Source(pieces, self.join, totals.per_class)
-        )
+def training_of(model: PRBF, rows: Rows[Labelled], totals: "Totals") -> Training:
+    """What a start sees: all data, or where they are many about as many of each class, chosen by their numbers."""
+    num_present = int((totals.per_class > 0).sum())
+    each = 2.0**32 * SAMPLE / (num_present * totals.per_class.clamp(min=1.0))  # no matter in absent classes
+    below = (torch.full_like(each, 2.0**32) if len(rows) <= SAMPLE else each.clamp(max=2.0**32)).long()
+    X, y = rows.selected(lambda piece: piece, lambda numbers, columns: scattered(numbers) < below[columns[1] + 1])
+    allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
+    return Training(X, y, model.kernels, allowed, None if len(rows) <= SAMPLE else totals.whole)
 
 
 @dataclass(frozen=True)
@@ -117,6 +61,20 @@ class Totals:
     per_class: Tensor
     mean: Tensor  # (D,)
     scatter: Tensor  # (D, D) covariance
+
+    @staticmethod
+    def of(rows: Rows[Labelled], num_classes: int) -> "Totals":
+        """What must be known before the first round; three passes.
+
+        :raises BadInput: on an absent class, or where no input varies.
+        """
+        per_class = rows.total(lambda piece: torch.bincount(piece[1] + 1, minlength=num_classes + 1).to(piece[0]))
+        mean = rows.total(lambda piece: piece[0].sum(0)) / len(rows)
+        scatter = rows.total(lambda piece: (piece[0] - mean).mT @ (piece[0] - mean)) / len(rows)
+        require_present(per_class[1:])
+        if not bool((scatter.diagonal() > 1e-20 * mean.square()).any()):
+            raise BadInput("all rows of X are the same; expected data that vary, or no kernel has a width.")
+        return Totals(per_class, mean, scatter)
 
     @property
     def variance(self) -> Tensor:
@@ -135,15 +93,6 @@ class Totals:
         covariance = self.scatter.diagonal_scatter(self.variance)
         return Whole(known / known.sum(), covariance, int(self.per_class.sum()))
 
-    def require_usable(self) -> None:
-        """Refuse an absent class and inputs that do not vary.
-
-        :raises BadInput: naming the classes.
-        """
-        require_present(self.per_class[1:])
-        if not bool((self.scatter.diagonal() > 1e-20 * self.mean.square()).any()):
-            raise BadInput("all rows of X are the same; expected data that vary, or no kernel has a width.")
-
 
 def require_present(per_class: Tensor) -> None:
     """Refuse a class of which there are no data.
@@ -159,44 +108,46 @@ def require_present(per_class: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the pieces come from, and how many data of each class there are among all processes."""
-
-    pieces: Callable[[int], Iterable[tuple[int, ClassBlock]]]
-    join: Communicator
-    per_class: Tensor  # (1 + K,)
-
-
-@dataclass(frozen=True)
 class StreamedClassData(ClassData):
-    """Data that are never together: every pass reads the chunks anew, and adds up what all processes found."""
+    """Data that are never together: every pass reads the pieces anew, and adds up what all processes found."""
 
-    source: Source = field(kw_only=True)
+    rows_of_all: Rows[Labelled] = field(kw_only=True)  # inputs about their mean
+    per_class: Tensor = field(kw_only=True)  # (1 + K,) number of data without a label, then of each class
     keeps = False
+
+    @staticmethod
+    def of(model: PRBF, rows: Rows[Labelled], totals: Totals) -> "StreamedClassData":
+        """The data about their mean."""
+        kind, mean = model.kernels, totals.mean
+        centred = rows.mapped(lambda piece: (piece[0] - mean, piece[1]))
+        unit = totals.unit(kind.floor)
+        return StreamedClassData((), None, kind, unit, rows_of_all=centred, per_class=totals.per_class)
 
     def total(self, here: Tensor) -> Tensor:
         """The sum over all processes."""
-        return self.source.join.total(here)
+        return self.rows_of_all.communicator.total(here)
 
     @property
-    def pieces(self) -> Iterable[tuple[int, ClassBlock]]:
+    def pieces(self) -> Iterator[tuple[int, ClassBlock]]:
         """Data of this process with their class, one chunk after the other."""
-        return self.source.pieces(self.size)
+        for X, y in self.rows_of_all.pieces:
+            blocks, hidden = blocks_of(self.kind.features(X), y, len(self.per_class) - 1)
+            yield from ClassData(blocks, hidden, self.kind, self.unit, self.size).pieces
 
     @property
     def class_counts(self) -> Tensor:
         """Labelled data of each class, ``N_k``, shape ``(K,)``."""
-        return self.source.per_class[1:]
+        return self.per_class[1:]
 
     @property
     def num_data(self) -> Tensor:
         """All data, labelled or not, shape ``()``."""
-        return self.source.per_class.sum()
+        return self.per_class.sum()
 
     @property
     def is_labelled(self) -> bool:
         """Whether every datum of every process has a label."""
-        return not bool(self.source.per_class[0] > 0)
+        return not bool(self.per_class[0] > 0)
 
     def rows(self, index: Tensor) -> "StreamedClassData":
         """Some rows of the batch: all have the same data."""
@@ -208,17 +159,3 @@ def labelled(model: PRBF, args: tuple[Any, ...]) -> Labelled:
     X, labels = args if len(args) == 2 else (args[0], None)
     y = class_labels(labels, len(X), model.num_classes).to(X.device)
     return X.detach().double(), torch.zeros_like(y) if model.num_classes == 1 else y
-
-
-def _checked(model: PRBF, number: int, args: tuple[Any, ...]) -> None:
-    """Refuse a chunk that cannot be used.
-
-    :raises BadInput: naming it.
-    """
-    if len(args) > 2:
-        raise BadInput(f"chunk {number} has {len(args)} arguments; expected (X, labels), or (X,) of one class.")
-    try:
-        check_inputs(args[0])
-        labelled(model, args)
-    except BadInput as error:
-        raise BadInput(f"chunk {number}: {error}") from error

@@ -52,16 +52,11 @@ def slopes(point: Point) -> Slopes:
     rate = torch.where(net.mixing > 0, shares / torch.where(net.mixing > 0, net.mixing, 1.0), 0.0)
     prior, prior_step = _prior(point, shares)
     gradient = Network(rate, kind.solve(net.covariance, pull), kind.slope(net.covariance, excess, dim), prior)
-    loc, covariance = _damped(point, pull, excess)
-    return Slopes(gradient, Network(_shifted(net.mixing, rate, point.counts.sum(-1)), loc, covariance, prior_step))
-
-
-def _damped(point: Point, pull: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
-    """Steps of centres and covariances; none for a kernel without data."""
     mass = point.counts.sum(1)
-    full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
-    rate = torch.where(full, 1.0 / (mass + 0.25 * point.alpha.unsqueeze(-1)).where(full, 1.0), 0.0)
-    return rate.unsqueeze(-1) * pull, rate.reshape(*rate.shape, *[1] * point.kind.event_dim) * excess
+    full = mass > EMPTY * point.data.num_data.reshape(-1, 1)  # a kernel without data makes no step
+    damped = torch.where(full, 1.0 / (mass + weight.unsqueeze(-1)).where(full, 1.0), 0.0)
+    loc, covariance = damped.unsqueeze(-1) * pull, damped.reshape(*damped.shape, *[1] * kind.event_dim) * excess
+    return Slopes(gradient, Network(_shifted(net.mixing, rate, point.counts.sum(-1)), loc, covariance, prior_step))
 
 
 def _shifted(share: Tensor, rate: Tensor, total: Tensor) -> Tensor:

@@ -51,7 +51,6 @@ def test_log_density_and_responsibilities_are_those_of_the_columns_that_were_see
     assert found.num_components == 2
     expected = torch.stack([marginal_log_prob(found, row) for row in Y])
     assert_exact(found.log_prob(Y), expected)
-    assert_exact(found.fitted.log_prob(Y), expected)
     assert_exact(found.responsibilities(Y)[7], found.hyperparameters["mixing"])
 
 

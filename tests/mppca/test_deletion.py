@@ -11,6 +11,7 @@ from pyro_evidence.fitting.restarts import advance, repeated, warmed
 from pyro_evidence.mixture.updates import BoundedInflation
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import SharedParameters
 from tests.mppca.test_fit import planes
@@ -35,7 +36,7 @@ def settled(Y: Tensor, K: int, q: int, *, columnwise: bool, restarts: int = 1) -
     flat = torch.full((restarts, K), -math.log(K))
     at = FactorAnalysers(W, mu, torch.ones(restarts, K, m), flat, 0.01 * on, on)
     variance = 0.01 * torch.ones(m)
-    return repeated(warmed(mppca_rounds.first(Y, at, ties, variance, RULE), 10), 60)
+    return repeated(warmed(mppca_rounds.first(Observations.resident(Y), at, ties, variance, RULE), 10), 60)
 
 
 def test_components_that_the_data_do_not_need_are_deleted() -> None:

@@ -14,6 +14,7 @@ from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import evidence as mppca_evidence
 from pyro_evidence.mppca import expectation as mppca_expectation
 from pyro_evidence.mppca import start as mppca_start
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import (
     Iterate,
@@ -123,7 +124,7 @@ def test_slope_and_curvature_are_those_of_autograd(diagonal: bool) -> None:
         )
 
     near(mppca_curvature.slope(at, mppca_expectation.e_step(Y, at)).flatten(), jacobian(f, at.W.flatten()))
-    near(mppca_curvature.precision(Y, at), -hessian(f, at.W.flatten()))
+    near(mppca_curvature.precision(Observations.resident(Y), at), -hessian(f, at.W.flatten()))
 
 
 def test_statistics_of_two_shards_add_up() -> None:
@@ -249,7 +250,7 @@ def test_evidence_of_more_columns_and_of_one() -> None:
         Y, it = one_kernel(num, m, q, seed=1)
         truth, se = sampled_log_evidence(Y, it, 20_000)
         assert exact_curvature(Y, it) == pytest.approx(truth, abs=4.0 * se + 0.12)
-        values = torch.linalg.eigvalsh(mppca_curvature.precision(Y, it.analysers))
+        values = torch.linalg.eigvalsh(mppca_curvature.precision(Observations.resident(Y), it.analysers))
         assert int((values < 1e-6 * values[-1]).sum()) == q * (q - 1) // 2
 
 
@@ -272,7 +273,9 @@ def test_pruned_columns_and_components_leave_the_evidence_alone() -> None:
     near(mppca_evidence.literal(other), mppca_evidence.literal(it), 1e-9)
     both = []
     for each in (it, other):
-        split = mppca_curvature.gauge(mppca_curvature.precision(Y, each.analysers), each.analysers)
+        split = mppca_curvature.gauge(
+            mppca_curvature.precision(Observations.resident(Y), each.analysers), each.analysers
+        )
         both.append(mppca_curvature.log_evidence(mppca_evidence.log_joint(each)[0], split, each.analysers))
     near(both[0], both[1], 1e-9)
 
@@ -287,7 +290,7 @@ def test_direct_step_is_tipping_and_bishops(dense: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(mppca_start, "PASSES", 200)
     Y = blobs()
     at = analysers(Y, rows=2)
-    found = mppca_start.direct(Y, at)
+    found = mppca_start.direct(Observations.resident(Y), at)
     resp = mppca_expectation.log_joint(Y, at).softmax(-1)
     for row in range(2):
         mixing, mu, W, v = (torch.tensor(x) for x in oracle.direct(Y.numpy(), resp[row].numpy(), Q))

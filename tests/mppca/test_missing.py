@@ -11,6 +11,7 @@ from torch.distributions import MultivariateNormal
 from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import expectation as mppca_expectation
 from pyro_evidence.mppca import missing as mppca_missing
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import Iterate, Rule, SharedParameters, no_gamma
 from tests.mppca.test_expectation import K, M, analysers, blobs, near, ties
@@ -54,8 +55,8 @@ def test_slope_and_curvature_are_those_of_what_was_seen(diagonal: bool, monkeypa
     norm = 0.5 * M * (at.alpha / math.tau).log().sum()
     near(stats.log_likelihood[0] + mppca_expectation.log_prior(at)[0] - norm, f(at.W[0]))
     near(mppca_curvature.slope(at, stats).flatten(), jacobian(f, at.W.flatten()))
-    near(mppca_curvature.precision(Y, at), -hessian(f, at.W.flatten()))
-    assert mppca_curvature.full_size(Y) < mppca_curvature.full_size(Y.nan_to_num(0.0))
+    near(mppca_curvature.precision(Observations.resident(Y), at), -hessian(f, at.W.flatten()))
+    assert mppca_curvature.full_size(Observations.resident(Y)) < mppca_curvature.FULL_SIZE
 
 
 def test_sums_of_whole_data_are_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop, UnsupportedModel
 from pyro_evidence.data import Slices
-from pyro_evidence.data.ranks import SINGLE_PROCESS
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.models.mppca import DiagonalNoise, PerColumn, mppca
 from pyro_evidence.mppca import curvature, fit, missing, start
-from pyro_evidence.mppca.chunks import StreamedRows
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 
 assert_close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
@@ -109,13 +109,13 @@ def test_a_process_without_rows_adds_nothing(gappy: bool) -> None:
     Y, analysers = planes(), whole.analysers
     if gappy:
         Y[0, 0] = torch.nan
-    rows = StreamedRows(lambda: iter(()), SINGLE_PROCESS, (0,), Y[:0], gappy)
-    sums, like = missing.e_step(rows, analysers), missing.e_step(Y, analysers)
+    rows = Observations(Rows((), Y[:0], (0,)), gappy)
+    sums, like = missing.e_step_of_all(rows, analysers), missing.e_step(Y, analysers)
     assert not any(bool(x.any()) for x in vars(sums).values())
     assert [x.shape for x in vars(sums).values()] == [x.shape for x in vars(like).values()]
     if gappy:
-        assert not bool(curvature._of_gaps(rows.nothing, analysers).any())
+        assert not bool(curvature._of_gaps(Y[:0], analysers).any())
         return
-    spread = curvature._spread(rows.nothing, analysers, curvature._inverse(analysers))
-    products = start._products(rows.nothing, analysers), start._image(rows.nothing, analysers, analysers.W)
+    spread = curvature._spread(Y[:0], analysers, curvature._inverse(analysers))
+    products = start._products(Y[:0], analysers), start._image(Y[:0], analysers, analysers.W)
     assert not any(bool(x.any()) for found in (spread, *products) for x in vars(found).values())

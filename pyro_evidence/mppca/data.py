@@ -1,0 +1,70 @@
+"""Data of a mixture of probabilistic PCA: in memory, in chunks or on several processes, nan where missing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.data.ranks import Sums
+from pyro_evidence.data.rows import Rows
+
+
+def has_gaps(Y: Tensor) -> bool:
+    """Whether some of the data, which are finite otherwise, are nan; needs no memory."""
+    return bool(Y.sum().isnan())
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Data ``(N, m)`` of all processes.
+
+    :ivar rows: pieces ``(n, m)``.
+    :ivar has_gaps: whether some of the data are missing.
+    """
+
+    rows: Rows[Tensor]
+    has_gaps: bool
+
+    @staticmethod
+    def of(rows: Rows[Tensor]) -> "Observations":
+        """The data in rows; one pass."""
+        return Observations(rows, bool(rows.total(lambda y: y.sum()).isnan()))
+
+    @staticmethod
+    def resident(Y: Tensor) -> "Observations":
+        """Data that are all in memory."""
+        return Observations.of(Rows.resident(Y, len(Y)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> torch.Size:
+        """``(N, m)``."""
+        return torch.Size((len(self), self.rows.example.shape[1]))
+
+    def total(self, of: Callable[[Tensor], Sums]) -> Sums:
+        """One pass: the sum of ``of`` over the data of all processes."""
+        return self.rows.total(of)
+
+    @property
+    def filled(self) -> "Observations":
+        """The data with zeros where they are missing."""
+        return Observations(self.rows.mapped(lambda y: y.nan_to_num(0.0)), False) if self.has_gaps else self
+
+    @property
+    def variances(self) -> Tensor:
+        """Variance of each column, nothing missing, shape ``(m,)``."""
+        mean = self.total(lambda y: y.sum(0)) / len(self)
+        return self.total(lambda y: (y - mean).square_().sum(0)) / len(self)
+
+    def sampled(self, most: int) -> Tensor:
+        """About ``most`` of the data where there are more, scattered over all by the numbers of their rows."""
+        found: Tensor
+        (found,) = self.rows.sampled(most, lambda y: (y,))
+        return found
+
+    def shared_sample(self, most: int) -> "Observations":
+        """The same, of which each process adds up a part."""
+        return replace(self, rows=Rows.shared(self.sampled(most), self.rows.communicator))
