@@ -160,6 +160,7 @@ def _encoded_tensor(value: Tensor, tensors: list[Tensor], where: str) -> Any:
 def bytes_of(value: Tensor) -> memoryview:
     """The elements in order, little-endian."""
     flat = value.cpu().contiguous().reshape(-1)
+    flat = flat if flat.stride() == (1,) else flat.clone(memory_format=torch.contiguous_format)  # a single number
     return _little_endian(flat.view(torch.uint8), value.element_size()).numpy().data
 
 

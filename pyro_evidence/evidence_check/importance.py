@@ -21,7 +21,6 @@ from pyro_evidence.laplace.evidence_error import EvidenceError, by_more_nodes
 from pyro_evidence.numerics import importance
 from pyro_evidence.posterior.diagnostics import MANY
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.program.simulate import affordable_draws
 from pyro_evidence.settings import check_count, seeded
 
@@ -121,7 +120,7 @@ def in_parts(posterior: LaplacePosterior) -> EvidenceEstimate | None:
     size = int(state.problem.active.sum())
     if first.num_blocks < FEWEST_IN_A_BLOCK:
         return _by_series(posterior, first, size) if size > MANY else None
-    if isinstance(posterior, NestedPosterior):
+    if posterior.marginalised_sites:
         return _estimate_of_blocks(posterior, 0.0, first, f"integrated outside, its error by {first.method}")
     second = by_more_nodes(state, first)
     error = abs(second.signed - first.signed) if second is not first else float(first)

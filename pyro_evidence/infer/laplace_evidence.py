@@ -30,7 +30,7 @@ from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginali
 from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.nested import NestedPosterior, integrated
+from pyro_evidence.posterior.nested import integrated
 from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -145,14 +145,14 @@ class LaplaceEvidence:
 
     def _with_more_outside(self, posterior: LaplacePosterior) -> LaplacePosterior:
         """With sites outside too without which few draws of the inside are kept, as long as that keeps more."""
-        if self.marginalise is not None or not isinstance(posterior, NestedPosterior) or self._data is None:
+        if self.marginalise is not None or self._data is None:
             return posterior
         for site in posterior.candidate_hyperparameters:
             other = copy.copy(self)
             other._more = (*self._more, site)
             with suppress(ArithmeticError, NotConverged):
                 found = other._fitted(*self._data)
-                if isinstance(found, NestedPosterior) and found.relative_ess > posterior.relative_ess + GAIN:
+                if found.relative_ess > posterior.relative_ess + GAIN:
                     vars(self).update(vars(other))
                     return self._with_more_outside(found)
         return posterior

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
+from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import expectation, missing, orbit
 from pyro_evidence.mppca.chunks import has_gaps
@@ -17,7 +18,6 @@ from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.missing import Latent
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
 from pyro_evidence.posterior import archive, diagnostics
-from pyro_evidence.posterior.base import generator_of
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.failed_run import require_kept
@@ -277,6 +277,9 @@ class MPPCAPosterior(LaplacePosterior):
         d = orbit.across(d, analysers) if isinstance(precision, Dense) else d
         W = analysers.W + d.reshape(num_samples, *analysers.W.shape[1:])
         return self._constrained(orbit.turned(W, analysers, generator).flatten(1))
+
+    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+        return self.get_samples(num_samples, seed), self.log_weights(num_samples, seed)
 
     def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation, orbits integrated in both, nats, ``(S,)``.

@@ -14,11 +14,10 @@ from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested.inner import DenseFactors
 from pyro_evidence.nested.integration import Integral
-from pyro_evidence.nested.joint_posterior import IndexMap
+from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.nested import NestedPosterior
 
 NEGLIGIBLE = -25.0  # log weight of a node that says nothing about how inner sites follow
 NEGLIGIBLE_NODE = -14.0  # the same of a node on one axis
@@ -138,15 +137,18 @@ class Polynomial:
 
 
 def round_coordinates(posterior: LaplacePosterior) -> Whitening:
-    """Coordinates in which ``posterior`` is nearly a standard normal density."""
-    found = following(posterior) if isinstance(posterior, NestedPosterior) else None
+    """Coordinates in which ``posterior`` is nearly a standard normal density.
+
+    They follow the marginalised sites, but where inner factors are not dense, or nodes too few.
+    """
+    found = None if posterior.proposal is None else following(posterior.proposal)
     return AffineWhitening(posterior.state) if found is None else found
 
 
-def following(posterior: NestedPosterior) -> ConditionalWhitening | None:
+def following(proposal: Proposal) -> ConditionalWhitening | None:
     """Coordinates that follow the marginalised sites; None where inner factors are not dense, or nodes too few."""
-    nodes, factors = posterior.integral.nodes, posterior.integral.nodes.factors
-    found = _interpolation(posterior.integral) if isinstance(factors, DenseFactors) else None
+    nodes, factors = proposal.integral.nodes, proposal.integral.nodes.factors
+    found = _interpolation(proposal.integral) if isinstance(factors, DenseFactors) else None
     if found is None or not isinstance(factors, DenseFactors):
         return None
     basis, keep, fit = found
@@ -154,7 +156,7 @@ def following(posterior: NestedPosterior) -> ConditionalWhitening | None:
     diagonal = tril.diagonal(dim1=-2, dim2=-1)
     values = (nodes.u[keep], diagonal.log(), tril / diagonal.unsqueeze(-2))
     parts = values if fit is None else tuple(torch.tensordot(fit, v, 1) for v in values)
-    return ConditionalWhitening(posterior.integral.chart, posterior._places, basis, *parts)
+    return ConditionalWhitening(proposal.integral.chart, proposal.places, basis, *parts)
 
 
 def _interpolation(integral: Integral) -> tuple[Basis, Tensor, Tensor | None] | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_evidence import display
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import WithinMemory
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
 from pyro_evidence.posterior import archive
 from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
@@ -59,8 +59,9 @@ def _settings(text: str) -> str:
     return text.partition(", units=")[0] + ")"
 
 
+@within_memory
 @dataclass(frozen=True, repr=False)
-class PRBFPosterior(WithinMemory):
+class PRBFPosterior:
     """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.
 
     :ivar model: the Pyro model it was fitted for.

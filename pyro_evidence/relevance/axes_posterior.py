@@ -1,5 +1,6 @@
 """What a fit on a few axes of weight space returns."""
 
+import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
+from pyro_evidence import display
+from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
@@ -17,11 +20,10 @@ from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive, predict
-from pyro_evidence.posterior.base import GaussianPosterior
+from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
-from pyro_evidence.posterior.summary import NO_AXIS, ShownAxes
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.links import LOGISTIC, SOFTMAX, Link, hermite, moderated_output, softmax_average
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -40,9 +42,11 @@ from pyro_evidence.relevance.axis_priors import (
 )
 from pyro_evidence.relevance.chunks import QuadraticTarget, StreamedTarget
 from pyro_evidence.relevance.weights import Weights, weights_of
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, check_probability
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
+NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
+DRAWN = 12  # axes in a picture
 CHECKS = (
     "gradient_norm smallest_eigenvalue pareto_k log_evidence_importance log_evidence_importance_se "
     "effective_sample_size largest_mean_shift largest_sd_ratio"
@@ -51,7 +55,7 @@ Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> pro
 
 
 @dataclass(frozen=True, repr=False)
-class AxesPosterior(ShownAxes, GaussianPosterior):
+class AxesPosterior(Posterior):
     """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
 
     :ivar of: the weights it is of.
@@ -160,18 +164,62 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         state = laplace_state(laplace_problem(joint), joint.initial_theta, u)
         return LaplacePosterior(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
 
-    def importance_resampled(self, num_draws: int = 4_000, seed: int = 0) -> CorrectedPosterior:
+    def columns(self) -> dict[str, Tensor]:
+        """What :meth:`summary` tabulates, one number per active axis."""
+        return {"alpha": self.alpha[self.active], "u": self.state.x[: self.num_active]}
+
+    def table(self) -> Table:
+        """The axes that are kept, a row each, and how many are pruned; ``.to_pandas()`` has the numbers."""
+        columns, index = self.columns(), torch.nonzero(self.active).flatten().tolist()
+        rows = {f"axis {i}": {n: float(c[k]) for n, c in columns.items()} for k, i in enumerate(index)}
+        pruned = len(self.active) - len(index)
+        said = [f"{pruned} of {len(self.active)} axes are pruned"] if pruned else []
+        return Table(rows, dict.fromkeys(columns, ""), said, digits=4)
+
+    def summary(self) -> None:
+        """Print the axes that are kept, then the log evidence and how far to trust it."""
+        lines = [str(self.table()), *(f"{k} = {v}" for k, v in self.diagnostics().items())]
+        lines.append(f"the log evidence is {self.evidence_note}")
+        print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.table()._repr_html_()}"
+
+    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+        """The axes that are kept, twelve at most, those furthest from zero: a point and an interval for each weight.
+
+        >>> posterior.plot()  # doctest: +SKIP
+
+        :param axes: to draw on; None takes matplotlib's present ones.
+        :param prob: in the intervals.
+        :raises BadInput: where every axis was pruned.
+        :raises ImportError: without matplotlib.
+        """
+        axes = display.matplotlib("pyplot").gca() if axes is None else axes
+        display.check_axes(axes)
+        check_probability("prob", prob)
+        if not self.num_active:
+            raise BadInput(NO_AXIS.format("there is nothing to draw"))
+        middle, sd = self.state.x[: self.num_active], self._deviations()[: self.num_active]
+        order = (middle.abs() / sd).argsort(descending=True)[:DRAWN].sort().values
+        reach = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * prob, dtype=torch.float64))) * sd
+        names = [f"axis {int(i)}" for i in torch.nonzero(self.active).flatten()[order]]
+        display.intervals(axes, names, *((middle + k * reach)[order].tolist() for k in (0, -1, 1)))
+        axes.set_xlabel(f"weight, {100.0 * prob:.4g} % interval")
+        return axes
+
+    def importance_resampled(self, num_samples: int = 4_000, seed: int = 0) -> CorrectedPosterior:
         """The same posterior without Laplace's error in shape, the learned prior held: draws weighted (PSIS).
 
         Its sites are those of :attr:`model`, ``axes`` among them, and the weights that follow from these.
 
-        :param num_draws: to be weighted; with k-hat they tell how many they are worth.
+        :param num_samples: draws to be weighted; with k-hat they tell how many they are worth.
         :raises BadInput: for fewer than 100 draws, without an active axis, or where the data came in chunks.
         """
         self._needs_data("a correction")
         if not self.num_active:
             raise BadInput(NO_AXIS.format("there is nothing to correct"))
-        found = self._laplace.importance_resampled(num_draws, seed)
+        found = self._laplace.importance_resampled(num_samples, seed)
         axes = found.draws[AXES]
         return replace(found, draws=found.draws | self.of.values(axes @ self.state.directions.to(axes).mT))
 
@@ -246,25 +294,27 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         tril = self._fit.precision_tril
         return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
 
-    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, predict.Rows]:
-        latents, new = self._in_parts(joint, num_samples, seed), (joint.args, joint.kwargs)
-        return predict.observed_rows(joint, joint.initial_theta, latents, new, seed, kept)
-
     def probability(
-        self, *args: Any, integral: Integral = moderated_output, num_samples: int = 1000, **kwargs: Any
+        self,
+        *args: Any,
+        integral: Integral = moderated_output,
+        site: str | None = None,
+        num_samples: int = 1000,
+        **kwargs: Any,
     ) -> Tensor:
         """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
 
         :param integral: of the sigmoid under a Gaussian, for a Bernoulli site in log odds: :func:`moderated_output`,
             :func:`hermite`, or your own; none of the two changes a decision.
+        :param site: the observed site, where there are several.
         :param num_samples: points at which several classes are averaged, the same for each row.
         :raises UnsupportedModel: for a site that has no classes.
         """
-        if self._sees(Bernoulli, *LOGISTIC):
+        if site is None and self._sees(Bernoulli, *LOGISTIC):
             return integral(*self.predictor(*args, **kwargs))
-        if self._sees(Categorical, *SOFTMAX):
+        if site is None and self._sees(Categorical, *SOFTMAX):
             return self._averaged(args, kwargs, num_samples, 0)
-        return super().probability(*args, num_samples=num_samples, **kwargs)
+        return predict.probability(self, self._with(args, kwargs), site=site, num_samples=num_samples)
 
     def predict(
         self,
@@ -282,8 +332,8 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
                 return hermite(*self.predictor(*args, **kwargs))
             if self._sees(Categorical, *SOFTMAX):
                 return self._averaged(args, kwargs, num_samples, seed)
-        how = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
-        return super().predict(*args, **(how | kwargs))
+        how: Any = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
+        return predict.predict(self, self._with(args, kwargs), **how)
 
     def _sees(self, kind: type[Any], *links: Link) -> bool:
         """Whether the one observed site is of this kind and sees one predictor for each class but the first."""
@@ -316,6 +366,14 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
     def status(self) -> str:
         """Why the fit stopped, as a sentence."""
         return "converged"
+
+    def save(self, path: str | Path) -> None:
+        """Write tensors and settings, no code, in the layout of safetensors; the file is whole or is not there.
+
+        :raises BadInput: where the data came in chunks, and for arguments or a prior that a file cannot hold.
+        :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
+        """
+        archive.write(self._record(), path)
 
     def _record(self) -> dict[str, Any]:
         joint, prior = self.of.joint, self.state.prior
