@@ -138,7 +138,7 @@ class LaplacePosterior(Posterior):
 
     @property
     def num_effective_parameters(self) -> dict[str, Tensor]:
-        """The same as :attr:`gamma`, which is MacKay's name for it."""
+        """Number of well-determined parameters of each precision; MacKay's name for it is :attr:`gamma`."""
         return self.gamma
 
     @property
@@ -292,6 +292,9 @@ class LaplacePosterior(Posterior):
         ``notes`` has what else there is to say, such as that the model rounds to float32 inside.
         ``left_a_saddle`` says whether the search for the mode came by a saddle, which it left along its downward
         curvature.
+
+        :param num_samples: draws for importance sampling.
+        :param seed: of these draws, fixed unless you change it: diagnostics are numbers to report.
         """
         curvature = self.state.problem.curvature
         num_samples = check_count("num_samples", affordable_draws(self._joint) if num_samples is None else num_samples)
@@ -360,6 +363,7 @@ class LaplacePosterior(Posterior):
         """The same posterior without Laplace's error in shape: its draws weighted by the exact density (PSIS).
 
         :param num_samples: draws to be weighted; with k-hat they tell how many they are worth.
+        :param seed: of these draws, fixed unless you change it: the weighted means are numbers to report.
         :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
         """
         remedy = "The weights' tail is fitted to the largest of them."
