@@ -99,17 +99,15 @@ class Growing:
         if self.model is None or not (args or kwargs):
             return False
         if self._last is None or not same_arguments(self._last[0], (args, dict(kwargs))):
-            self._last = (args, dict(kwargs)), self._asks(args, kwargs)
+            try:
+                with own_random_numbers(), torch.no_grad(), poutine.block(), without_validation():
+                    nodes: Any = poutine.trace(self.model).get_trace(*args, **kwargs).nodes
+                values = {n: torch.as_tensor(nodes[n]["value"]) for n in self.shapes if n in nodes}
+                other = any(value.shape != self.shapes[n] for n, value in values.items())
+            except Exception:  # the guide may be called with what the model does not take
+                other = False
+            self._last = (args, dict(kwargs)), other
         return self._last[1]
-
-    def _asks(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        assert self.model is not None
-        try:
-            with own_random_numbers(), torch.no_grad(), poutine.block(), without_validation():
-                nodes = poutine.trace(self.model).get_trace(*args, **kwargs).nodes
-        except Exception:  # the guide may be called with what the model does not take
-            return False
-        return any(n in nodes and torch.as_tensor(nodes[n]["value"]).shape != s for n, s in self.shapes.items())
 
     def sites(
         self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]

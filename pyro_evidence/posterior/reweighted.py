@@ -56,7 +56,7 @@ class CorrectedPosterior:
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(log_evidence={float(self.log_evidence):.6g} +- {self.log_evidence_error:.2g}, "
-            f"num_draws={self.num_draws}, effective_sample_size={self.effective_sample_size:.0f}, "
+            f"num_samples={self.num_samples}, effective_sample_size={self.effective_sample_size:.0f}, "
             f"pareto_k={self.pareto_k:.2f})"
         )
 
@@ -65,7 +65,7 @@ class CorrectedPosterior:
         return self.joint
 
     @property
-    def num_draws(self) -> int:
+    def num_samples(self) -> int:
         """How many draws were weighted."""
         return len(self.smoothed.log_weights)
 
@@ -175,10 +175,10 @@ class CorrectedPosterior:
 
     def _notes(self) -> list[str]:
         said = [
-            f"{self.num_draws} draws, weighted: worth {self.effective_sample_size:.0f} (k-hat {self.pareto_k:.2f})",
+            f"{self.num_samples} draws, weighted: worth {self.effective_sample_size:.0f} (k-hat {self.pareto_k:.2f})",
             f"log evidence = {float(self.log_evidence):.4f} +- {self.log_evidence_error:.4f} nats",
         ]
-        if self.pareto_k > importance.threshold(self.num_draws):
+        if self.pareto_k > importance.threshold(self.num_samples):
             said.append(
                 "k-hat is too high: the weights rest on few draws, and these numbers too; run NUTS on its model."
             )

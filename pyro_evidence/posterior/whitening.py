@@ -14,7 +14,7 @@ from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested.inner import DenseFactors
 from pyro_evidence.nested.integration import Integral
-from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
+from pyro_evidence.nested.joint_posterior import IndexMap
 from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -108,19 +108,15 @@ class Splines:
 
     def values(self, z: Tensor) -> Tensor:
         """One for each of ``k^d`` nodes, the last axis fastest."""
-        found = torch.ones_like(z[:1])
-        for axis in self._on_axes(z):
-            found = (found.unsqueeze(-1) * axis).flatten()
-        return found
-
-    def _on_axes(self, z: Tensor) -> Tensor:
-        """Weights of the nodes on each axis, ``(d, k)``."""
         inside = torch.minimum(torch.maximum(z, self.nodes[:1]), self.nodes[-1:])
         ends, steps = torch.zeros(2, len(self.nodes)).to(z), self.nodes.diff()
         ends[0, :2], ends[1, -2:] = z.new_tensor([-1.0, 1.0]) / steps[0], z.new_tensor([-1.0, 1.0]) / steps[-1]
         beyond = (z - inside).unsqueeze(-1)
-        found = spline(self.nodes, inside.unsqueeze(-1))
-        return found + beyond.relu() * ends[1] - (-beyond).relu() * ends[0]
+        on_axes = spline(self.nodes, inside.unsqueeze(-1)) + beyond.relu() * ends[1] - (-beyond).relu() * ends[0]
+        found = torch.ones_like(z[:1])
+        for axis in on_axes:  # (k,)
+            found = (found.unsqueeze(-1) * axis).flatten()
+        return found
 
 
 @dataclass(frozen=True)
@@ -141,22 +137,19 @@ def round_coordinates(posterior: LaplacePosterior) -> Whitening:
 
     They follow the marginalised sites, but where inner factors are not dense, or nodes too few.
     """
-    found = None if posterior.proposal is None else following(posterior.proposal)
-    return AffineWhitening(posterior.state) if found is None else found
-
-
-def following(proposal: Proposal) -> ConditionalWhitening | None:
-    """Coordinates that follow the marginalised sites; None where inner factors are not dense, or nodes too few."""
-    nodes, factors = proposal.integral.nodes, proposal.integral.nodes.factors
-    found = _interpolation(proposal.integral) if isinstance(factors, DenseFactors) else None
-    if found is None or not isinstance(factors, DenseFactors):
-        return None
+    proposal = posterior.proposal
+    if proposal is None or not isinstance(proposal.integral.nodes.factors, DenseFactors):
+        return AffineWhitening(posterior.state)
+    integral, nodes, factors = proposal.integral, proposal.integral.nodes, proposal.integral.nodes.factors
+    found = _interpolation(integral)
+    if found is None:
+        return AffineWhitening(posterior.state)
     basis, keep, fit = found
     tril = factors.tril[keep]
     diagonal = tril.diagonal(dim1=-2, dim2=-1)
     values = (nodes.u[keep], diagonal.log(), tril / diagonal.unsqueeze(-2))
     parts = values if fit is None else tuple(torch.tensordot(fit, v, 1) for v in values)
-    return ConditionalWhitening(proposal.integral.chart, proposal.places, basis, *parts)
+    return ConditionalWhitening(integral.chart, proposal.places, basis, *parts)
 
 
 def _interpolation(integral: Integral) -> tuple[Basis, Tensor, Tensor | None] | None:

@@ -148,7 +148,8 @@ class AxesPosterior(Posterior):
         return self.of.flat((self.state.x + self._unwhiten(white.to(self.state.x))) @ self.state.embedding.mT)
 
     def _away(self, z: Tensor) -> Tensor:
-        sd = self._unwhitened_axes().square().sum(-1).sqrt()
+        axes = self.state.embedding @ self._unwhiten(torch.eye(len(self.state.x)).to(self.state.x)).mT
+        sd = axes.square().sum(-1).sqrt()  # axes @ axes.mT is the posterior covariance of the weights and the others
         return self.of.flat(self.state.y + z.unsqueeze(-1) * sd)
 
     def _unwhiten(self, white: Tensor) -> Tensor:
@@ -160,7 +161,8 @@ class AxesPosterior(Posterior):
         """This mode as a Laplace posterior of :attr:`model`."""
         self._needs_data("a guide")
         joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, maximise=())
-        u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()
+        values = self.mode | {AXES: self.state.x[: self.num_active].to(joint.dtype)}
+        u = joint.latents.flat({n: values[n] for n in joint.latents.names}).double()
         state = laplace_state(laplace_problem(joint), joint.initial_theta, u)
         return LaplacePosterior(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
 
@@ -200,7 +202,8 @@ class AxesPosterior(Posterior):
         check_probability("prob", prob)
         if not self.num_active:
             raise BadInput(NO_AXIS.format("there is nothing to draw"))
-        middle, sd = self.state.x[: self.num_active], self._deviations()[: self.num_active]
+        sd = self._whitened(torch.eye(len(self.state.x)).to(self.state.x)).square().sum(0).sqrt()[: self.num_active]
+        middle = self.state.x[: self.num_active]
         order = (middle.abs() / sd).argsort(descending=True)[:DRAWN].sort().values
         reach = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * prob, dtype=torch.float64))) * sd
         names = [f"axis {int(i)}" for i in torch.nonzero(self.active).flatten()[order]]
@@ -246,10 +249,6 @@ class AxesPosterior(Posterior):
         shapes = {n: tuple(v.shape) for n, v in self.weights.items()}
         return OnAxes(user, self.state.directions.to(joint.dtype), prior, shapes)
 
-    def _unwhitened_axes(self) -> Tensor:
-        """``F``, ``(D, K + V)``, with ``F F'`` the posterior covariance of the weights and the others."""
-        return self.state.embedding @ self._unwhiten(torch.eye(len(self.state.x)).to(self.state.x)).mT
-
     @property
     def _streamed(self) -> bool:
         return isinstance(self.of.target, StreamedTarget | QuadraticTarget)
@@ -285,9 +284,6 @@ class AxesPosterior(Posterior):
         white = self._whitened(J.mT).mT.reshape(*eta.shape, -1)
         points = quasi_normal(check_count("num_samples", num_samples), eta.shape[-1], seed)
         return softmax_average(eta, white @ white.mT, points.to(eta))
-
-    def _deviations(self) -> Tensor:
-        return self._whitened(torch.eye(len(self.state.x)).to(self.state.x)).square().sum(0).sqrt()
 
     def _whitened(self, columns: Tensor) -> Tensor:
         """``L^-1`` times columns ``(K + V, S)``, the posterior precision being ``L L'``."""
@@ -352,11 +348,7 @@ class AxesPosterior(Posterior):
 
         Above .2 and 1.2 for the largest shift of a mean and ratio of deviations take :meth:`importance_resampled`.
         """
-        found = {
-            "status": self.status,
-            "log_evidence": float(self.log_evidence),
-            "num_active": self.num_active,
-        }
+        found = {"status": self.status, "log_evidence": float(self.log_evidence), "num_active": self.num_active}
         if not len(self.state.x) or self._streamed:
             return found
         laplace = self._laplace.diagnostics()
@@ -385,15 +377,17 @@ class AxesPosterior(Posterior):
                 f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected GaussianPrior, "
                 "GroupPrior or L1Prior."
             )
-        record: dict[str, Any] = {
+        return {
             "format": archive.FORMAT,
             "kind": type(self).__name__,
             "prior": [type(prior).__name__, *vars(prior).values()],
             "sites": list(self.of.sites),
+            "args": list(joint.args),
+            "kwargs": dict(joint.kwargs),
+            "state": self.state.record(),
+            "held": {n: v.detach().clone() for n, v in joint.held.items()},
+            "log_evidence": self.log_evidence,
         }
-        record |= {"args": list(joint.args), "kwargs": dict(joint.kwargs), "state": self.state.record()}
-        record["held"] = {n: v.detach().clone() for n, v in joint.held.items()}
-        return record | {"log_evidence": self.log_evidence}
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "AxesPosterior":
@@ -423,9 +417,3 @@ class AxesPosterior(Posterior):
     def restored(record: Mapping[str, Any], prior: AxisPrior) -> SparseState:
         """The state of a file's record."""
         raise NotImplementedError
-
-
-def _with_axes(mode: dict[str, Tensor], state: SparseState, joint: LogJoint) -> dict[str, Tensor]:
-    """The mode as :attr:`AxesPosterior.model` names it."""
-    axes = {AXES: state.x[: state.num_active].to(joint.dtype)}
-    return {n: (axes | mode)[n] for n in joint.latents.names}
