@@ -116,7 +116,7 @@ def storable(value: Any, where: str) -> Any:
 
 
 def shapes(joint: LogJoint) -> dict[str, list[int]]:
-    """What identifies a model: its sites and hyperparameters with their shapes."""
+    """Shapes of a model's sites and hyperparameters, which identify it."""
     named = {p.name: p.shape for part in (joint.latents, joint.hypers) for p in part}
     named |= {n: v.shape for n, v in joint.held.items()}
     return {n: list(named[n]) for n in sorted(named)}

@@ -1,4 +1,4 @@
-"""What every Gaussian at a posterior mode has: draws, quantiles, and the density of data at the mode."""
+"""A Gaussian at a posterior mode: draws, quantiles, and the density of data at the mode."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class Posterior:
 
     @property
     def _num_directions(self) -> int:
-        """How many standard normal numbers make one draw."""
+        """Number of standard normal numbers that make one draw."""
         raise NotImplementedError
 
     def _draws(self, white: Tensor) -> Tensor:

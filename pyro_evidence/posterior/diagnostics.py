@@ -1,4 +1,4 @@
-"""How far to trust a posterior: numbers from importance ratios, and the lines of text that say so."""
+"""Diagnostics of a posterior: numbers from importance ratios, and the lines of text that say them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -56,13 +56,13 @@ def importance_check(
 
 
 def not_checked() -> dict[str, Any]:
-    """As :func:`importance_check` where nothing can be drawn and weighed: nan, and neither exact nor moved."""
+    """The entries of :func:`importance_check` where nothing can be drawn and weighed: nan."""
     names = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
     return dict.fromkeys(names, math.nan) | {"exact": False} | shifts({}, torch.ones(1))
 
 
 def shifts(draws: Mapping[str, Tensor], weights: Tensor) -> dict[str, float | str]:
-    """How far the weights move means, in standard deviations, and change standard deviations, at most.
+    """Largest shift of a mean by the weights, in standard deviations, and largest ratio of standard deviations.
 
     A ratio of two standard deviations counts as the larger of itself and its reciprocal.
 
@@ -135,7 +135,7 @@ def _unchecked(found: Mapping[str, Any]) -> bool:
 
 
 def _doubts(found: Mapping[str, Any]) -> list[str]:
-    """What importance weights say against the log evidence, whatever k-hat, and against the draws, where it is low."""
+    """Doubts by importance weights: in the log evidence, whatever k-hat, and in the draws, where it is low."""
     said = []
     reliable = found["pareto_k"] <= TRUSTED  # not nan
     if found.get("num_blocks"):
@@ -175,7 +175,7 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
 
 
 def _restarts(found: Mapping[str, Any]) -> list[str]:
-    """What the restarts arrived at, and a curvature that is not the exact one."""
+    """Lines on modes that the restarts reached, and on a curvature that is not the exact one."""
     said = []
     heights = [h for h in found["log_evidence_per_restart"] if not math.isnan(h)]
     if len(found["log_evidence_per_restart"]) > 1 and heights:
@@ -255,7 +255,7 @@ def blocks(state: LaplaceState, site: str, num_samples: int | None, seed: int) -
 
 
 def check_by_blocks(state: LaplaceState, log_evidence: float, num_samples: int, seed: int) -> dict[str, Any]:
-    """As :func:`importance_check`, of each block by itself given what blocks share at its mode.
+    """The entries of :func:`importance_check`, of each block by itself given what blocks share at its mode.
 
     :param log_evidence: by Laplace, nats; importance sampling of the blocks' integrals is added to it.
     """

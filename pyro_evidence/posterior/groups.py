@@ -45,7 +45,7 @@ class GroupsPosterior(LaplacePosterior):
 
     @property
     def structure(self) -> Any:
-        """What the curvature was found to be made of, and how it was handled: one sentence."""
+        """Structure of the curvature, and how it was handled: one sentence."""
         num = len(self.state.u) - len(self._over.u)
         return (
             f"{num:,} coordinates of groups here, eliminated group by group; dense {len(self._over.u)}, shared by all"

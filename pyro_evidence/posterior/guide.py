@@ -220,7 +220,7 @@ class NestedMixture(TorchDistribution):
         super().__init__(batch_shape, torch.Size([size]), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "NestedMixture":
-        """The same for every cell of a batch."""
+        """A copy for every cell of a batch."""
         return NestedMixture(self.integral, self.places, torch.Size(batch_shape))
 
     def sample(self, sample_shape: Any = SCALAR) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a fit returns: numbers, draws, a guide, and how far to trust them."""
+"""The posterior by Laplace's approximation: evidence, hyperparameters, draws, a guide, and diagnostics."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -118,7 +118,7 @@ class LaplacePosterior(Posterior):
 
     @property
     def structure(self) -> Any:
-        """What the curvature was found to be made of, and how it was handled: one sentence.
+        """Structure of the curvature, and how it was handled: one sentence.
 
         A model of more than 200 coordinates whose terms touch few of them each is taken apart: blocks are eliminated,
         level by level, what is left is dense, and the whole is certified by products with the true Hessian.
@@ -275,7 +275,7 @@ class LaplacePosterior(Posterior):
         return max(1, min(512, 2**22 // max(largest, len(self.state.u), 1)))
 
     def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
-        """How far to trust the numbers.
+        """Diagnostics by name: why the fit stopped, the curvature, and importance sampling of the log evidence.
 
         By default 4,000 draws, fewer where latents and data are more than 25,000 numbers, but 100 at least.
 
@@ -332,7 +332,7 @@ class LaplacePosterior(Posterior):
 
     @cached_property
     def log_evidence_error(self) -> EvidenceError:
-        """How far the log evidence is off because few nodes stand for integrals, nats; not negative.
+        """Error of the log evidence because few nodes stand for integrals, nats; not negative.
 
         With ``n`` nodes in each block, against ``n + 2``; with one, which is Laplace, against quadrature; where no
         blocks are independent (crossed effects, chains, graphs), the second-order term of Laplace's series, which is
@@ -374,7 +374,7 @@ class LaplacePosterior(Posterior):
         return CorrectedPosterior(self._joint, self.state.theta, draws, importance.checked(log_weights))
 
     def loo(self, by: str | Tensor | None = None) -> LOOResult:
-        """What this fit predicts of each group of its data as if it had not seen it; leave-one-group-out.
+        """Log predictive density of each group of the data given all others, nats: leave-one-group-out.
 
         Importance sampling from Laplace's approximation without the group, at the marginalised sites' draws where
         there are any; hyperparameters that were maximised are held.
@@ -423,7 +423,7 @@ class LaplacePosterior(Posterior):
 
     @cached_property
     def _spread(self) -> HyperparameterCovariance | None:
-        """The same where the fit has maximised the log evidence and it is cheap, else None."""
+        """:meth:`hyperparameter_covariance` where the log evidence was maximised and it is cheap, else None."""
         if not self._maximises_evidence or not 0 < len(self.state.theta) <= SUMMARISED:
             return None
         try:
@@ -476,7 +476,7 @@ class LaplacePosterior(Posterior):
         return summary.hyper_rows(self.state, self.hyperparameters, self.gamma, spread, layout)
 
     def _notes(self) -> list[str]:
-        """What ``summary()`` says below its table; an error of the evidence above one nat is among it.
+        """Lines below the table of ``summary()``; one tells of an error of the log evidence above one nat.
 
         Where no blocks are independent, of models that are known by their factors alone: importance sampling tells of
         others.

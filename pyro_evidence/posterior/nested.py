@@ -1,4 +1,4 @@
-"""What a fit with marginalised sites returns: the face of every posterior, and the marginals of single sites."""
+"""The posterior of a fit with marginalised sites, and the marginals of single sites."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class NestedPosterior(LaplacePosterior):
 
     @property
     def integration_error(self) -> float:
-        """How much the log evidence moved when the nodes were last made more, or its standard error, nats."""
+        """Change of the log evidence when the nodes were last made more, or its standard error, nats."""
         return self.integral.error
 
     @property
@@ -159,7 +159,7 @@ class NestedPosterior(LaplacePosterior):
         return self._constrained(self._places.whole(*parts))
 
     def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
-        """As for every posterior; how the marginalised sites were integrated, how many inner modes were not found."""
+        """Those of every posterior; how sites were integrated, with what error, and number of inner modes not found."""
         return super().diagnostics(1_000 if num_samples is None else num_samples, seed) | {
             "marginalised_sites": list(self.marginalised_sites),
             "integration": self.integral.method,

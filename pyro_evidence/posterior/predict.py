@@ -44,7 +44,7 @@ class Moments:
 
     @classmethod
     def over(cls, weights: Tensor, mean: Tensor, variance: Tensor) -> "Moments":
-        """Of rows of means and variances, by the laws of total expectation and variance.
+        """Moments over rows of means and variances, by the laws of total expectation and variance.
 
         :param weights: of the rows, ``(S,)``, as many as are in front of ``mean`` and ``variance``.
 

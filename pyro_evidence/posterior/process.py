@@ -154,7 +154,7 @@ def functions_of(state: LaplaceState) -> list[str]:
 
 @dataclass(frozen=True)
 class NewValues:
-    """What is to be predicted of one site: its prior, and its prior covariance with all old latents."""
+    """Prior of the values of one site that are to be predicted, and its covariance with all old latents."""
 
     shape: tuple[int, ...]
     loc: Tensor  # (M,)

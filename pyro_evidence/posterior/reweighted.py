@@ -1,4 +1,4 @@
-"""A Laplace posterior's draws, weighted by the exact density: the same face, without Laplace's error in shape."""
+"""A Laplace posterior's draws, weighted by the exact density; leave-one-group-out by the same weights."""
 
 import inspect
 import math
@@ -66,7 +66,7 @@ class CorrectedPosterior:
 
     @property
     def num_samples(self) -> int:
-        """How many draws were weighted."""
+        """Number of draws that were weighted."""
         return len(self.smoothed.log_weights)
 
     @property
@@ -81,7 +81,7 @@ class CorrectedPosterior:
 
     @property
     def effective_sample_size(self) -> float:
-        """How many independent draws the weighted ones are worth."""
+        """Number of independent draws that the weighted ones are worth."""
         return float(importance.effective_sample_size(self.smoothed.log_weights))
 
     @property
@@ -270,7 +270,7 @@ class LOOResult:
 
     @property
     def standard_error(self) -> Tensor:
-        """Of :attr:`total`, from how the groups differ, nats, ``()``."""
+        """Standard error of :attr:`total`, from how the groups differ, nats, ``()``."""
         return self.elpd.std() * len(self.elpd) ** 0.5
 
     @property

@@ -34,7 +34,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How the rows are to be written.
+    """Names, levels and number of a table's rows.
 
     :ivar names: of elements.
     :ivar levels: two probabilities, the ends of the intervals.
@@ -135,7 +135,7 @@ class Tabulated(Protocol):
 
     @property
     def _spread(self) -> HyperparameterCovariance | None:
-        """How well hyperparameters are determined, where that is known and cheap."""
+        """Covariance of the hyperparameters, where that is known and cheap."""
 
     def get_samples(self, num_samples: int, seed: int) -> Values:
         """Draws of every site."""
@@ -192,7 +192,7 @@ def plot(posterior: Tabulated, axes: Axes | None = None, *, prob: float = 0.9) -
 
 
 def as_html(posterior: Tabulated) -> str:
-    """What a notebook displays: the table, without what is expensive."""
+    """The table as HTML, without what is expensive, for a notebook."""
     found = table(posterior, most=LISTED, errors=False)
     return f"<p>{html.escape(repr(posterior))}</p>{found._repr_html_()}"
 

@@ -199,7 +199,7 @@ def with_gradient(f: Function) -> WithGradient:
 
 
 def fused(f: Function, places: Tensor) -> WithGradient:
-    """The same by the tensor operations that one run makes, in the order in which it makes them.
+    """Values and gradients by the tensor operations that one run makes, in the order in which it makes them.
 
     A run whose Python depends on numbers cannot be written down so, and stays as it is; and so does one whose list
     gives other values than ``f`` at any of ``places``.

@@ -1,4 +1,4 @@
-"""What a fit on a few axes of weight space returns."""
+"""The posterior of a fit on a few axes of weight space."""
 
 import html
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,7 @@ class AxesPosterior(Posterior):
     state: SparseState
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was given, without what follows from it."""
+        """The fields that were given, without what follows from them."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class AxesPosterior(Posterior):
 
     @property
     def evidence_note(self) -> str:
-        """What the log evidence is of, and what it cannot be used for; the summary ends with it."""
+        """A sentence on the use of the log evidence; the summary ends with it."""
         return (
             "that of a prior learned from the same data: it cannot choose a kernel, its width, a basis, a ridge or a "
             "prior. Cross-validate."
@@ -111,7 +111,7 @@ class AxesPosterior(Posterior):
 
     @property
     def num_active(self) -> int:
-        """How many of them."""
+        """Number of active axes."""
         return self.state.num_active
 
     @property
@@ -134,7 +134,7 @@ class AxesPosterior(Posterior):
 
     @property
     def gamma(self) -> dict[str, Tensor]:
-        """How far the data determine each active axis, 0 to 1; Gaussian prior only."""
+        """Well-determinedness of each active axis, 0 to 1; Gaussian prior only."""
         if not isinstance(self.state.prior, GaussianPrior) or not len(self.state.x):
             return {}
         variance = torch.cholesky_inverse(self._fit.precision_tril).diagonal()[: self.num_active]
@@ -167,7 +167,7 @@ class AxesPosterior(Posterior):
         return LaplacePosterior(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
 
     def columns(self) -> dict[str, Tensor]:
-        """What :meth:`summary` tabulates, one number per active axis."""
+        """Columns of :meth:`table`, one number per active axis."""
         return {"alpha": self.alpha[self.active], "u": self.state.x[: self.num_active]}
 
     def table(self) -> Table:
@@ -322,7 +322,10 @@ class AxesPosterior(Posterior):
         seed: int = 0,
         **kwargs: Any,
     ) -> Any:
-        """As of any Gaussian posterior; probabilities of classes are averaged at each row by itself, without draws."""
+        """Means, standard deviations or quantiles; see :meth:`LaplacePosterior.predict`.
+
+        Probabilities of classes are averaged at each row by itself, without draws.
+        """
         if not return_std and quantiles is None and site is None:
             if self._sees(Bernoulli, *LOGISTIC):
                 return hermite(*self.predictor(*args, **kwargs))
@@ -344,7 +347,7 @@ class AxesPosterior(Posterior):
         put_into_store(self.of.joint.held, self.of.joint.param_constraints)
 
     def diagnostics(self) -> dict[str, Any]:
-        """How far to trust the numbers; importance sampling is that of :class:`LaplacePosterior`.
+        """Diagnostics by name; importance sampling is that of :class:`LaplacePosterior`.
 
         Above .2 and 1.2 for the largest shift of a mean and ratio of deviations take :meth:`importance_resampled`.
         """
