@@ -346,16 +346,8 @@ class MixturePosterior(LaplacePosterior):
         structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
         mixture = recognise_mixture(state.problem.joint).start
         mixture = Mixture(state.u[structure.index].unsqueeze(0), *_hypers(mixture))
-        numbers = (
-            record["status"],
-            tuple(record["log_evidences"]),
-            record["restarts"],
-            tuple(record["failures"]),
-        )
-        posterior = cls(
-            state, *numbers, recognised=structure, mixture=mixture, paths=tuple(record["paths"]), limit=record["limit"]
-        )
-        return posterior
+        history, paths = archive.history(record), tuple(record["paths"])
+        return cls(state, *history, recognised=structure, mixture=mixture, paths=paths, limit=record["limit"])
 
 
 def _hypers(mixture: Mixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:

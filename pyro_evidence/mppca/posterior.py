@@ -334,12 +334,13 @@ class MPPCAPosterior(LaplacePosterior):
 
     def save(self, path: str | Path) -> None:
         """Write tensors and settings, no code; see :meth:`LaplacePosterior.save`."""
-        analysers = {f.name: getattr(self._fitted, f.name) for f in fields(FactorAnalysers)}
-        numbers = (self.log_evidence_literal, self.log_evidence_occam)
-        record = archive.record(self.state) | {"status": self.status, "log_evidences": list(self.log_evidences)}
-        record |= {"restarts": self.restarts, "failures": list(self.failures), "analysers": analysers}
-        record |= {"limit": self.limit}
-        archive.write(record | {"refusal": self.refusal, "other_evidences": list(numbers)}, path)
+        own = {
+            "analysers": {f.name: getattr(self._fitted, f.name) for f in fields(FactorAnalysers)},
+            "refusal": self.refusal,
+            "other_evidences": [self.log_evidence_literal, self.log_evidence_occam],
+            "limit": self.limit,
+        }
+        archive.write(self._record() | own, path)
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MPPCAPosterior":
@@ -354,6 +355,4 @@ class MPPCAPosterior(LaplacePosterior):
         state = archive.restore(record, model)
         structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
         rest = (record["refusal"], *record["other_evidences"], record["limit"])
-        paths = (tuple(record["log_evidences"]), record["restarts"], tuple(record["failures"]))
-        posterior = cls(state, record["status"], *paths, structure, FactorAnalysers(**record["analysers"]), *rest)
-        return posterior
+        return cls(state, *archive.history(record), structure, FactorAnalysers(**record["analysers"]), *rest)

@@ -210,7 +210,8 @@ def fused(f: Function, places: Tensor) -> WithGradient:
     try:
         with own_warnings("ignore"):
             listed = _list(plain, places[0])
-        same = all(_same(listed(z)[:2], plain(z)) for z in places)
+        pairs = [pair for z in places for pair in zip(listed(z)[:2], plain(z), strict=True)]
+        same = all(torch.allclose(x, y, rtol=1e-9, atol=1e-9 * (1.0 + float(y.abs().max()))) for x, y in pairs)
     except Exception:  # whatever it is that Python does here: the plain way is always right
         return plain
     return _guarded(listed, plain) if same else plain
@@ -236,12 +237,6 @@ def _tell_failures(graph: Graph) -> None:
             with graph.inserting_before(output):
                 infos.append(graph.call_function(operator.getitem, (node, INFO[node.target.overloadpacket])))
     output.args = ((*output.args[0], *infos),)
-
-
-def _same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
-    return all(
-        torch.allclose(x, y, rtol=1e-9, atol=1e-9 * (1.0 + float(y.abs().max()))) for x, y in zip(a, b, strict=True)
-    )
 
 
 def _guarded(listed: Listed, plain: WithGradient) -> WithGradient:
