@@ -204,17 +204,17 @@ def site_rows(posterior: Tabulated, layout: Layout) -> tuple[Rows, list[str]]:
     levels = torch.special.ndtr(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
     known = posterior.quantiles(levels) if normal else {}
     draws = posterior.get_samples(posterior._num_tabulated, seed=0) if len(normal) < len(parts) else {}
+    pruned = posterior.pruned
     rows: Rows = {}
     said: list[str] = []
-
     for part in parts:
         name = part.name
         if is_correlation(part):
             rows |= layout.correlation_rows(part, of_draws(correlations(draws[name]), layout))
             continue
         alive = torch.ones(part.shape, dtype=torch.bool)
-        if name in posterior.pruned and part.shape == part.unconstrained_shape:
-            alive = ~posterior.pruned[name].cpu()
+        if name in pruned and part.shape == part.unconstrained_shape:
+            alive = ~pruned[name].cpu()
         if name in normal:
             mean, above = (v.double() for v in known[name])
             columns = _at(of_normal(mean, above - mean, layout))
@@ -222,7 +222,8 @@ def site_rows(posterior: Tabulated, layout: Layout) -> tuple[Rows, list[str]]:
             flat = draws[name].reshape(len(draws[name]), -1)
             columns = partial(_drawn, flat, layout)
         found, more = layout.rows(name, alive, columns)
-        rows, said = rows | found, [*said, *more]
+        rows |= found
+        said += more
     return rows, said
 
 
@@ -247,11 +248,13 @@ def hyper_rows(
         if part.name in gamma and gamma[part.name].shape == part.shape:
             columns["gamma"] = gamma[part.name]
         found, more = layout.rows(part.name, value.isfinite(), _at(columns))
-        rows, said = rows | found, [*said, *more]
+        rows |= found
+        said += more
     for name, value in values.items():
         if name not in hypers.slices:
             found, more = layout.rows(name, torch.ones(value.shape, dtype=torch.bool), _at({"value": value}))
-            rows, said = rows | found, [*said, *more]
+            rows |= found
+            said += more
     return rows, said
 
 
