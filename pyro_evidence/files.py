@@ -152,7 +152,9 @@ def _encoded_tensor(value: Tensor, tensors: list[Tensor], where: str) -> Any:
 
 def bytes_of(value: Tensor) -> memoryview:
     """The elements in order, little-endian."""
-    flat = value.cpu().contiguous().reshape(-1).view(torch.uint8)
+    flat = value.cpu().contiguous().reshape(-1)
+    flat = flat if flat.stride() == (1,) else flat.clone(memory_format=torch.contiguous_format)  # a single number
+    flat = flat.view(torch.uint8)
     if sys.byteorder == "big":
         flat = flat.reshape(-1, value.element_size()).flip(-1).reshape(-1)
     return flat.numpy().data

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from pyro_evidence.compare.evidence import different_data
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.process_state import WithinMemory, own_random_numbers, within_memory
+from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.settings import seeded
 
 
+@within_memory
 @dataclass(frozen=True)
-class Committee(WithinMemory):
+class Committee:
     """Posteriors of the same data, each with its share.  Built by :func:`committee`.
 
     :ivar members: the posteriors.

@@ -20,7 +20,6 @@ from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.posterior.diagnostics import MANY
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.relevance.posteriors import REVMPosterior, RVMPosterior
@@ -244,7 +243,7 @@ def _estimate(posterior: Posterior) -> EvidenceEstimate:
 
 
 def _sampled(posterior: Posterior) -> EvidenceEstimate:
-    if isinstance(posterior, NestedPosterior):  # every draw is an inner mode, and few are needed
+    if posterior.marginalised_sites:  # every draw is an inner mode, and few are needed
         return importance_sampling(posterior, num_samples=NESTED_DRAWS)
     return importance_sampling(posterior)
 

@@ -21,7 +21,6 @@ from pyro_evidence.laplace.evidence_error import by_more_nodes
 from pyro_evidence.numerics import importance
 from pyro_evidence.posterior.diagnostics import MANY
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.program.simulate import affordable_draws
 from pyro_evidence.settings import check_count, seeded
 
@@ -114,7 +113,7 @@ def by_blocks(posterior: LaplacePosterior) -> EvidenceEstimate | None:
         )
         found = _estimate_of_blocks(posterior, 0.0, first, f"Laplace, its error by {first.method}")
         return replace(found, doubts=sentences((not first <= BELIEVED * size, doubt)))
-    if isinstance(posterior, NestedPosterior):
+    if posterior.marginalised_sites:
         return _estimate_of_blocks(posterior, 0.0, first, f"integrated outside, its error by {first.method}")
     second = by_more_nodes(state, first)
     error = abs(second.signed - first.signed) if second is not first else float(first)

@@ -12,7 +12,6 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import rows_at_once
@@ -295,8 +294,9 @@ def _batched(structure: Structure) -> Density:
 
 def laplace_normal(posterior: Posterior) -> NormalMixture | Proposal:
     """The posterior itself as a proposal."""
-    if isinstance(posterior, NestedPosterior):
-        return posterior.proposal
-    state = laplace_posterior(posterior).state
+    laplace = laplace_posterior(posterior)
+    if laplace.proposal is not None:
+        return laplace.proposal
+    state = laplace.state
     active = state.problem.active
     return NormalMixture(state.u.new_zeros(1), state.u[active].unsqueeze(0), (state.precision,), active)

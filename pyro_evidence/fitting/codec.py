@@ -19,7 +19,8 @@ WORDS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Siz
 CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "dict": dict, "slice": lambda items: slice(*items)}
 Place = list[Any]  # keys that lead from the root to an object inside
 Known = Mapping[int, tuple[Place, Any]]  # by identity, which is one's own as long as the object is kept
-KINDS = {  # every class of which a checkpoint may hold objects, by its name in the file; imported when one is met
+# Every class of which a checkpoint or a saved posterior may hold objects, by its name there; imported when one is met.
+KINDS = {
     "Status": "fitting.iterate:Status",
     "Stop": "fitting.iterate:Stop",
     "Dense": "precision.dense:Dense",
@@ -65,6 +66,12 @@ KINDS = {  # every class of which a checkpoint may hold objects, by its name in 
     "NoisyState": "relevance.noise:NoisyState",
     "BoundSums": "relevance.variational:BoundSums",
     "VariationalState": "relevance.variational:VariationalState",
+    "AxisMap": "numerics.quadrature.reparameterise:AxisMap",
+    "Standardisation": "numerics.quadrature.reparameterise:Standardisation",
+    "QuadratureRule": "numerics.quadrature.rules:Rule",
+    "NormalDensity": "numerics.quadrature.densities:Normal",
+    "LatticeDensity": "numerics.quadrature.densities:Lattice",
+    "InterpolatedDensity": "numerics.quadrature.densities:Interpolated",
 }
 
 

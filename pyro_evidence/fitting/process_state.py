@@ -23,6 +23,7 @@ from pyro.poutine import runtime
 from torch import Tensor
 
 from pyro_evidence.errors import TooLarge
+from pyro_evidence.settings import seeded
 
 # The words of torch, on either device, and of NumPy.
 ASKED = re.compile(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|[KMGT]i?B)", re.IGNORECASE)
@@ -33,7 +34,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def within_memory(function: Function) -> Function:
     """A function whose failed allocations are an error message, whatever was made of them on the way up.
 
-    It takes derivatives as it needs, also where the caller has switched gradients off.
+    Of a class it is every public method and property that the class itself defines.  It takes derivatives as it needs,
+    also where the caller has switched gradients off.
 
     >>> import torch
     >>> from pyro_evidence.fitting.process_state import within_memory
@@ -42,6 +44,16 @@ def within_memory(function: Function) -> Function:
         ...
     pyro_evidence.errors.TooLarge: 2,305,843,009,213,693,952 bytes were asked for at once...
     """
+    if isinstance(function, type):
+        for name, member in [(n, m) for n, m in vars(function).items() if not n.startswith("_")]:
+            if isinstance(member, FunctionType):
+                setattr(function, name, within_memory(member))
+            elif isinstance(member, property) and member.fget is not None:
+                found = property(within_memory(member.fget), member.fset, member.fdel, member.__doc__)
+                setattr(function, name, found)
+            elif isinstance(member, cached_property):
+                member.func = within_memory(member.func)
+        return function
 
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -60,22 +72,6 @@ def within_memory(function: Function) -> Function:
             ) from error
 
     return wrapped  # type: ignore[return-value]
-
-
-class WithinMemory:
-    """A class whose public methods, and those of its children, answer failed allocations by an error message."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for name, member in list(vars(cls).items()):
-            if name.startswith("_"):
-                continue
-            if isinstance(member, FunctionType):
-                setattr(cls, name, within_memory(member))
-            elif isinstance(member, property) and member.fget is not None:
-                setattr(cls, name, property(within_memory(member.fget), member.fset, member.fdel, member.__doc__))
-            elif isinstance(member, cached_property):
-                member.func = within_memory(member.func)
 
 
 def bytes_asked(error: BaseException) -> int | None:
@@ -171,6 +167,18 @@ def own_random_numbers() -> Iterator[None]:
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with global_lock(), torch.random.fork_rng(devices):
         yield
+
+
+def generator_of(seed: int | None) -> torch.Generator:
+    """Random numbers of one's own, on the processor; the caller's generator stays where it is.
+
+    :param seed: None takes one from the state of the caller's generator.
+    :raises BadInput: for what is no seed.
+    """
+    if seed is None:
+        with own_random_numbers():
+            seed = int(torch.randint(2**62, (), device="cpu"))
+    return seeded(seed)
 
 
 @contextmanager

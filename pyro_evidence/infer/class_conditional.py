@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_evidence import display
 from pyro_evidence.display import Axes
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import WithinMemory, within_memory
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted
 
@@ -33,8 +33,9 @@ class DensityEngine(Protocol):
         """Fit to data of shape ``(N, m)``."""
 
 
+@within_memory
 @dataclass(frozen=True)
-class ClassConditional(WithinMemory):
+class ClassConditional:
     """``p(class | x)`` proportional to ``p(class) p(x | class)``; Husmeier (2000), eqs. 4.1 and 4.2.
 
     :ivar classes: the labels, ascending, shape ``(C,)``.

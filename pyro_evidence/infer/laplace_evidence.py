@@ -29,7 +29,7 @@ from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginali
 from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.nested import NestedPosterior, integrated
+from pyro_evidence.posterior.nested import integrated
 from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -211,14 +211,14 @@ class LaplaceEvidence:
 
     def _with_more_marginalised(self, posterior: LaplacePosterior) -> LaplacePosterior:
         """The fit with further sites marginalised, one at a time, as long as more draws keep their weight by that."""
-        if not isinstance(posterior, NestedPosterior) or self._data is None:
+        if self._data is None:
             return posterior
         for site in posterior.candidate_hyperparameters:
             other = copy.copy(self)
             other._more = (*self._more, site)
             with suppress(ArithmeticError, NotConverged):
                 found = other._fitted(*self._data)
-                if isinstance(found, NestedPosterior) and found.relative_ess > posterior.relative_ess + GAIN:
+                if found.relative_ess > posterior.relative_ess + GAIN:
                     vars(self).update(vars(other))
                     return self._with_more_marginalised(found)
         return posterior

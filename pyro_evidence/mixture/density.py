@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.fitting.process_state import WithinMemory
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.mixture.expectation import MixtureData
 from pyro_evidence.program.distributions import Background
 
 ROWS = 2**18  # numbers that the data that are looked at together may make
 
 
+@within_memory
 @dataclass(frozen=True)
-class MixtureDensity(WithinMemory):
+class MixtureDensity:
     """``p(y_n) = sum_k mixing_k N(y_n | loc_nk, tril_nk tril_nk')``; the data axis has size 1 where all are alike."""
 
     log_mixing: Tensor  # (N or 1, K)
@@ -149,6 +150,7 @@ def beside(data: MixtureData, background: Background, Y: Tensor, unit: Tensor | 
     return replace(data, floor=floor, log_share=float(background.log_rest))
 
 
+@within_memory
 @dataclass(frozen=True)
 class MixtureWithBackground(MixtureDensity):
     """A mixture of Gaussians beside a uniform density; ``log_mixing`` is that among the kernels alone."""

@@ -245,13 +245,9 @@ class MixturePosterior(LaplacePosterior):
             "notes": [] if gain is None else gain.notes,
         }
 
-    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
-        """As :meth:`LaplacePosterior.log_weights`.
-
-        :raises BadInput: where the data came in chunks and were not kept.
-        """
+    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[dict[str, Tensor], Tensor]:
         self._needs_data("log_weights")
-        return super().log_weights(num_samples, seed)
+        return super()._weighed(num_samples, seed, kept)
 
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
         return super()._importance_check(num_samples, seed) if self._joint.has_data else diagnostics.not_checked()
@@ -285,16 +281,8 @@ class MixturePosterior(LaplacePosterior):
         structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
         hypers = recognise_mixture(state.problem.joint).start
         mixture = replace(hypers, w=state.u[structure.index].unsqueeze(0))
-        numbers = (
-            record["status"],
-            tuple(record["log_evidences"]),
-            record["restarts"],
-            tuple(record["failures"]),
-        )
-        posterior = cls(
-            state, *numbers, recognised=structure, mixture=mixture, paths=tuple(record["paths"]), limit=record["limit"]
-        )
-        return posterior
+        history, paths = archive.history(record), tuple(record["paths"])
+        return cls(state, *history, recognised=structure, mixture=mixture, paths=paths, limit=record["limit"])
 
 
 def without_data(posterior: MixturePosterior) -> MixturePosterior:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
+from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import expectation, missing, orbit
 from pyro_evidence.mppca.data import has_gaps
@@ -17,7 +18,6 @@ from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.missing import Latent
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
 from pyro_evidence.posterior import archive, diagnostics
-from pyro_evidence.posterior.base import generator_of
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.failed_run import require_kept
@@ -278,6 +278,9 @@ class MPPCAPosterior(LaplacePosterior):
         W = analysers.W + d.reshape(num_samples, *analysers.W.shape[1:])
         return self._constrained(orbit.turned(W, analysers, generator).flatten(1))
 
+    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+        return self.get_samples(num_samples, seed), self.log_weights(num_samples, seed)
+
     def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation, orbits integrated in both, nats, ``(S,)``.
 
@@ -328,12 +331,13 @@ class MPPCAPosterior(LaplacePosterior):
 
     def save(self, path: str | Path) -> None:
         """Write tensors and settings, no code; see :meth:`LaplacePosterior.save`."""
-        analysers = {f.name: getattr(self._fitted, f.name) for f in fields(FactorAnalysers)}
-        numbers = (self.log_evidence_literal, self.log_evidence_occam)
-        record = archive.record(self.state) | {"status": self.status, "log_evidences": list(self.log_evidences)}
-        record |= {"restarts": self.restarts, "failures": list(self.failures), "analysers": analysers}
-        record |= {"limit": self.limit}
-        archive.write(record | {"refusal": self.refusal, "other_evidences": list(numbers)}, path)
+        own = {
+            "analysers": {f.name: getattr(self._fitted, f.name) for f in fields(FactorAnalysers)},
+            "refusal": self.refusal,
+            "other_evidences": [self.log_evidence_literal, self.log_evidence_occam],
+            "limit": self.limit,
+        }
+        archive.write(self._record() | own, path)
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MPPCAPosterior":
@@ -348,6 +352,4 @@ class MPPCAPosterior(LaplacePosterior):
         state = archive.restore(record, model)
         structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
         rest = (record["refusal"], *record["other_evidences"], record["limit"])
-        paths = (tuple(record["log_evidences"]), record["restarts"], tuple(record["failures"]))
-        posterior = cls(state, record["status"], *paths, structure, FactorAnalysers(**record["analysers"]), *rest)
-        return posterior
+        return cls(state, *archive.history(record), structure, FactorAnalysers(**record["analysers"]), *rest)

@@ -1,4 +1,4 @@
-"""What a fit returns: draws, predictions, summaries, diagnostics and files."""
+"""Posteriors: draws, predictions, summaries, diagnostics and files."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,7 @@
-"""A Laplace state as a file of tensors and settings, and back."""
+"""A Laplace state, and the integral over marginalised sites, as a file of tensors and settings, and back."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,14 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import files
-from pyro_evidence.blocks.marginal import Place
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Record
+from pyro_evidence.fitting import codec
 from pyro_evidence.fitting.process_state import empty_store, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.nested.inner import ConditionalModes, solve_inner
+from pyro_evidence.nested.integration import Integral, OuterMode
+from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import Curvature, Damped, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision
@@ -44,12 +48,17 @@ class Unsaved:
 
 
 def record(state: LaplaceState) -> dict[str, Any]:
-    """Everything that :func:`restore` needs, as tensors, numbers and strings.
+    """Everything that :func:`restore` needs of a state, as tensors, numbers and strings.
 
     :raises BadInput: when the model's arguments hold anything else.
     """
     joint, precision = state.problem.joint, state.precision
     require_kept(joint, "save(...)")
+    cholesky_or_diagonal = None  # of the other kinds, which mode and hyperparameters imply
+    if isinstance(precision, Dense):
+        cholesky_or_diagonal = precision.tril
+    elif isinstance(precision, Diagonal):
+        cholesky_or_diagonal = precision.diagonal
     return {
         "format": FORMAT,
         "args": [storable(a, f"argument {i}") for i, a in enumerate(joint.args)],
@@ -63,7 +72,7 @@ def record(state: LaplaceState) -> dict[str, Any]:
         "nodes": state.problem.nodes,
         "theta": state.theta,
         "u": state.u,
-        "precision": _stored(precision),
+        "precision": cholesky_or_diagonal,
         "log_joint": state.log_joint,
         "log_joint_beside": _log_joint_beside(state),
         "decrement": state.decrement,
@@ -84,13 +93,6 @@ def _curvature(settings: str | list[Any]) -> Curvature:
     if isinstance(settings, list):
         return Damped(_curvature(settings[0]), settings[1])
     return NAMED.get(settings) or Unsaved(settings)
-
-
-def _stored(precision: Precision) -> Tensor | None:
-    """Cholesky factor or diagonal; None for the other kinds, which mode and hyperparameters imply."""
-    if isinstance(precision, Dense):
-        return precision.tril
-    return precision.diagonal if isinstance(precision, Diagonal) else None
 
 
 def storable(value: Any, where: str) -> Any:
@@ -114,7 +116,7 @@ def storable(value: Any, where: str) -> Any:
 
 
 def shapes(joint: LogJoint) -> dict[str, list[int]]:
-    """What identifies a model: its sites and hyperparameters with their shapes."""
+    """Shapes of a model's sites and hyperparameters, which identify it."""
     named = {p.name: p.shape for part in (joint.latents, joint.hypers) for p in part}
     named |= {n: v.shape for n, v in joint.held.items()}
     return {n: list(named[n]) for n in sorted(named)}
@@ -131,6 +133,11 @@ def _log_joint_beside(state: LaplaceState) -> Tensor:
 def _log_joint(state: LaplaceState, u: Tensor) -> Tensor:
     with torch.no_grad(), without_validation():
         return state.problem.density.log_joint(u.unsqueeze(0), state.theta)[0]
+
+
+def history(content: Mapping[str, Any]) -> tuple[str, tuple[float, ...], Tensor, tuple[str, ...]]:
+    """Status, log evidence of each step and of each restart, and what the failed restarts said."""
+    return content["status"], tuple(content["log_evidences"]), content["restarts"], tuple(content["failures"])
 
 
 def write(content: dict[str, Any], path: str | Path) -> None:
@@ -159,7 +166,7 @@ def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> 
 def restore(content: Mapping[str, Any], model: Model, *, with_marginalised: bool = False) -> LaplaceState:
     """The saved state over ``model``; nothing is fitted.
 
-    :param with_outer: whether the file may hold sites that were integrated numerically.
+    :param with_marginalised: whether the file may hold sites that were integrated numerically.
     :raises BadInput: when the model's sites, shapes or density differ from the saved ones.
     """
     if "nested" in content and not with_marginalised:
@@ -167,33 +174,24 @@ def restore(content: Mapping[str, Any], model: Model, *, with_marginalised: bool
             "the file holds a posterior with marginalised sites; load it with NestedPosterior.load(path, model)."
         )
     joint = _joint(content, model)
-    structure = recognise(joint, factors=content["precision"] is None)
+    theta, u, stored = content["theta"], content["u"], content["precision"]
+    structure = recognise(joint, factors=stored is None)
     problem = Problem(joint, structure, _curvature(content["curvature"]), content["active"], int(content["nodes"]))
+    precision: Precision
+    place = None  # the mode of what blocks share, where these are integrated
+    if problem.factors is not None and problem.nodes == 1:
+        precision = problem.factors.precision(u, theta)
+    elif stored is None or problem.latent is not None:
+        found = laplace_state(problem, theta, u)
+        precision, place = found.precision, found.place
+    else:
+        precision = Dense(stored) if stored.dim() == 3 else Diagonal(stored)
     numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
-    precision, place = _precision(content, problem)
     state = LaplaceState(
-        problem,
-        content["theta"],
-        content["u"],
-        content["log_joint"],
-        precision,
-        *numbers,
-        bool(content["left_saddle"]),
-        place,
+        problem, theta, u, content["log_joint"], precision, *numbers, bool(content["left_saddle"]), place
     )
     _require_same_density(state, content)
     return state
-
-
-def _precision(content: Mapping[str, Any], problem: Problem) -> tuple[Precision, Place | None]:
-    """The precision, and the mode of what blocks share where these are integrated."""
-    stored = content["precision"]
-    if problem.factors is not None and problem.nodes == 1:
-        return problem.factors.precision(content["u"], content["theta"]), None
-    if stored is None or problem.latent is not None:
-        found = laplace_state(problem, content["theta"], content["u"])
-        return found.precision, found.place
-    return Dense(stored) if stored.dim() == 3 else Diagonal(stored), None
 
 
 def _joint(content: Mapping[str, Any], model: Model) -> LogJoint:
@@ -227,3 +225,50 @@ def _require_same_density(state: LaplaceState, content: Mapping[str, Any]) -> No
             f"beside it; the file was saved with {float(expected[0]):.6g} and {float(expected[1]):.6g}. The sites "
             f"are the same, the density is another: load it with the model that it was fitted to."
         )
+
+
+def record_integral(integral: Integral) -> dict[str, Any]:
+    """Everything that :func:`restore_integral` needs beside the state of all sites."""
+    found, nodes = integral.outer_mode, integral.nodes
+    joint = found.state.problem.joint
+    assert isinstance(joint, MarginalisedJoint)
+    return {
+        "sites": list(joint.marginalised_sites),
+        "theta": found.state.theta,
+        "u": found.state.u,
+        "precision": found.precision,
+        "follows": found.follows,
+        "nodes_in_blocks": found.state.problem.nodes,
+        "chart": codec.put_down(integral.chart, {}),
+        "density": codec.put_down(integral.density, {}),
+        "nodes": {"theta": nodes.theta, "u": nodes.u, "log_density": nodes.log_density},
+        "node_tril": nodes.precision.tril if isinstance(nodes.precision, Dense) else None,
+        "log_weights": integral.log_weights,
+        "log_evidence": integral.log_evidence,
+        "error": integral.error,
+        "method": integral.method,
+    }
+
+
+def restore_integral(content: Mapping[str, Any], whole: LaplaceState, model: Model) -> Integral:
+    """The integral over the marginalised sites of a restored state; nothing is fitted.
+
+    :param whole: of all sites, restored and checked.
+    """
+    full = whole.problem.joint
+    maximise = list(full.maximised_sites) or (None if full.hypers.size else ())
+    with empty_store():
+        joint = MarginalisedJoint(model, full.args, full.kwargs, marginalise=content["sites"], maximise=maximise)
+    joint.held = dict(full.held)
+    problem = replace(marginalised_problem(joint, whole.problem.curvature), nodes=int(content["nodes_in_blocks"]))
+    state = laplace_state(problem, content["theta"], content["u"])
+    found = OuterMode(state, torch.nonzero(joint.is_marginalised).flatten(), content["precision"], content["follows"])
+    theta, u, log_density = (content["nodes"][name] for name in ("theta", "u", "log_density"))
+    nodes = (
+        solve_inner(state.problem, theta, u)
+        if content["node_tril"] is None
+        else ConditionalModes(theta, u, Dense(content["node_tril"]), log_density)
+    )
+    chart, density = (codec.taken_up(content[name], None) for name in ("chart", "density"))
+    numbers = (content["log_evidence"], content["error"])
+    return Integral(found, chart, density, *numbers, nodes, content["log_weights"], content["method"])

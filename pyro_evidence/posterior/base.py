@@ -1,30 +1,37 @@
-"""What every Gaussian at a posterior mode says in the same way: draws, quantiles, densities of data, predictions."""
+"""A Gaussian at a posterior mode: draws, quantiles, and the density of data at the mode."""
 
 import copy
-import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import WithinMemory, own_random_numbers
-from pyro_evidence.posterior import archive, predict
-from pyro_evidence.posterior.moments import PredictiveDraws, predicted
-from pyro_evidence.posterior.predict import Rows
-from pyro_evidence.program.checks import require_targets
+from pyro_evidence.fitting.process_state import generator_of, within_memory
+from pyro_evidence.numerics.linalg import require_memory
+from pyro_evidence.program import simulate
+from pyro_evidence.program.checks import Arguments, require_targets
 from pyro_evidence.program.failed_run import as_tensors, new_data
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import NewLevels, largest_row, rows_at_once
-from pyro_evidence.settings import check_count, check_seed, quantile_levels
+from pyro_evidence.settings import check_count, quantile_levels
+
+Values = dict[str, Tensor]
+SHARED = 16  # torch makes as many normal numbers together: their values do not hang on how draws are shared out
 
 
-class GaussianPosterior(WithinMemory):
-    """A Gaussian at a mode, in as many directions as it has white noise, and what it says of latents and of data."""
+@within_memory
+class Posterior:
+    """A Gaussian at a mode, in as many directions as it has white noise: what draws and predictions are made of.
+
+    Failed allocations in a public method of a posterior are an error message.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        within_memory(cls)
 
     @property
     def _joint(self) -> LogJoint:
@@ -38,7 +45,7 @@ class GaussianPosterior(WithinMemory):
 
     @property
     def _num_directions(self) -> int:
-        """How many standard normal numbers make one draw."""
+        """Number of standard normal numbers that make one draw."""
         raise NotImplementedError
 
     def _draws(self, white: Tensor) -> Tensor:
@@ -52,28 +59,26 @@ class GaussianPosterior(WithinMemory):
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at data of the fit where they were not kept."""
 
-    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, Rows]:
-        """Every observed site at the arguments of ``joint``, over draws of the latents; rows that are kept, or 0."""
-        raise NotImplementedError
-
-    def _straightened(self) -> AbstractContextManager[None]:
-        """Within, what is predicted is of a model that draws from the Gaussian fit: a network is its tangent."""
-        return nullcontext()
-
-    def _record(self) -> dict[str, Any]:
-        """What a file holds of it."""
-        raise NotImplementedError
+    @property
+    def _tangent(self) -> Values | None:
+        """Weights at which a network is replaced by its tangent in predictions; None for other models."""
+        return None
 
     @property
-    def mode(self) -> dict[str, Tensor]:
+    def marginalised_sites(self) -> tuple[str, ...]:
+        """Names of the latent sites that were integrated numerically."""
+        return ()
+
+    @property
+    def mode(self) -> Values:
         """Constrained site values at the mode of the density in unconstrained space."""
         return self._constrained(self._mode_at[0])
 
-    def _constrained(self, u: Tensor) -> dict[str, Tensor]:
+    def _constrained(self, u: Tensor) -> Values:
         latents = self._joint.latents.constrained(u.to(self._joint.dtype))
         return {n: v.detach() for n, v in latents.items() if n != NOTHING}
 
-    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
+    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> Values:
         """Independent draws, shaped and constrained as by ``MCMC.get_samples()``: ``(S,) + site shape``.
 
         :param seed: None takes one from the state of the caller's generator.  That generator stays where it
@@ -81,23 +86,30 @@ class GaussianPosterior(WithinMemory):
         """
         num_samples = check_count("num_samples", num_samples, at_least=0)
         dtype = self._mode_at[0].dtype
-        white = predict.white_noise(num_samples, self._num_directions, generator_of(seed), dtype)
+        white = white_noise(num_samples, self._num_directions, generator_of(seed), dtype)
         return self._constrained(self._draws(white))
 
-    def _in_parts(self, joint: LogJoint, num_samples: int, seed: int) -> Iterator[dict[str, Tensor]]:
-        """Draws of every latent site beside their mirror images around the mode, as many at a time as are held."""
-        num_samples = check_count("num_samples", num_samples)
-        numbers = max(largest_row(joint), self._num_directions)
-        for white in predict.pairs_in_parts(num_samples, self._num_directions, generator_of(seed), numbers):
+    def _latent_draws(
+        self, joint: LogJoint, new: Arguments, num_samples: int, seed: int, by_quadrature: bool
+    ) -> Iterator[tuple[Values, Tensor]]:
+        """Values of the latent sites for a prediction, as many at a time as are held, and their weights ``(S,)``.
+
+        Draws beside their mirror images around the mode: means of what is linear are exact.
+
+        :param joint: with the arguments of the prediction, ``new`` those without targets that are missing.
+        :param by_quadrature: whether nodes with weights may stand for draws, where there is a rule.
+        """
+        generator, numbers = generator_of(seed), max(largest_row(joint), self._num_directions)
+        for white in pairs_in_parts(num_samples, self._num_directions, generator, numbers):
             rows = self._draws(white).to(self._joint.dtype)
             for part in rows.split(rows_at_once(joint)):
-                yield self._joint.latents.constrained(part)
+                yield self._joint.latents.constrained(part), equal_weights(len(part))
 
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def median(self, *args: Any, **kwargs: Any) -> Values:
         """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
         return self.mode
 
-    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> Values:
         """Marginal quantiles, taken in unconstrained space as ``AutoGuide.quantiles`` takes them.
 
         :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
@@ -115,7 +127,7 @@ class GaussianPosterior(WithinMemory):
             self._needs_data("a method without arguments")
         return joint
 
-    def log_likelihood(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def log_likelihood(self, *args: Any, **kwargs: Any) -> Values:
         """Pointwise log density of every observed site at the mode, nats; by default of the training data.
 
         Levels that the fit has not seen stand at their prior mean.
@@ -141,65 +153,39 @@ class GaussianPosterior(WithinMemory):
             )
         return torch.stack(list(parts.values())).sum(0)
 
-    def save(self, path: str | Path) -> None:
-        """Write tensors and settings, no code, in the layout of safetensors; the file is whole or is not there.
 
-        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
-        :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
-        """
-        archive.write(self._record(), path)
-
-    def predict(
-        self,
-        *args: Any,
-        return_std: bool = False,
-        quantiles: float | Sequence[float] | None = None,
-        site: str | None = None,
-        num_samples: int = 1000,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> Any:
-        """Means of new data, or class probabilities, averaged over the posterior at fixed hyperparameters.
-
-        Means of the likelihood are averaged, not draws of it; a Gaussian process by itself is integrated by quadrature.
-        A network is replaced by its tangent at the mode: draws of its weights are far wilder than what it has learned.
-
-        :param args: the model's arguments at new inputs; targets may be left out.  Without any, the training inputs.
-        :param return_std: with the predictive standard deviation, noise included.
-        :param quantiles: return instead quantiles of new data, for classes those of the probability over the posterior.
-        :param site: the observed site, where there are several.
-        :param num_samples: draws of the latents, half of them mirror images of the others.
-        :param seed: of the draws.
-        :return: shape ``(N,)`` (for a Bernoulli site the probability of 1), ``(N, C)`` for a categorical one; a pair
-            with ``return_std``; ``(Q,) + shape`` for quantiles.
-        :raises BadInput: when the model cannot be run on the arguments, and for a distribution without a mean.
-
-        >>> mean, sd = posterior.predict(X_new, return_std=True)  # doctest: +SKIP
-        """
-        joint = self._with(args, kwargs)
-        with self._straightened():
-            if quantiles is None and site is None and len(joint.observed) == 1 and not joint.discrete:
-                draws = PredictiveDraws(num_samples, seed)
-                with new_data(joint.args, joint.kwargs):
-                    return predicted(self, joint, joint.args, joint.kwargs, draws, return_std=return_std)
-            rows = self._observed_rows(joint, num_samples, seed, 0 if quantiles is None else num_samples)
-        return predict.answer(predict.chosen(rows, site), return_std, quantiles)
-
-    def probability(self, *args: Any, site: str | None = None, num_samples: int = 1000, **kwargs: Any) -> Tensor:
-        """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
-
-        :raises UnsupportedModel: for a site that is not Bernoulli, Categorical or OneHotCategorical.
-        """
-        joint = self._with(args, kwargs)
-        with self._straightened():
-            rows = self._observed_rows(joint, num_samples, 0, kept=0)
-        return predict.probabilities(predict.chosen(rows, site), site)
+def equal_weights(num: int) -> Tensor:
+    """Weights of draws, ``(S,)``."""
+    return torch.ones(num, dtype=torch.float64)
 
 
-def generator_of(seed: int | None) -> torch.Generator:
-    """Our own random numbers; the caller's generator stays where it is."""
-    if seed is None:
-        with own_random_numbers():
-            seed = int(torch.randint(2**62, (), device="cpu"))
-    check_seed(seed)
-    return torch.Generator(device="cpu").manual_seed(operator.index(seed))
+def white_noise(
+    num_samples: int, size: int, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Standard normal numbers, ``(S, size)``; the same on every device.
+
+    :param generator: None for the one that everybody uses.
+    :raises TooLarge: when they, and the draws that are made of them, do not fit into memory.
+    """
+    what = f"{num_samples:,} draws of {size:,} coordinates"
+    require_memory(3 * dtype.itemsize * num_samples * size, what, torch.device("cpu"), "Ask for fewer at a time.")
+    return torch.randn(num_samples, size, generator=generator, dtype=dtype, device="cpu")
+
+
+def in_pairs(num_samples: int, size: int, generator: torch.Generator) -> Tensor:
+    """White noise whose second half is the first with its sign turned, ``(S, size)``: linear means are then exact."""
+    half = white_noise((num_samples + 1) // 2, size, generator)
+    return torch.cat([half, -half])
+
+
+def pairs_in_parts(num_samples: int, size: int, generator: torch.Generator, numbers: int) -> Iterator[Tensor]:
+    """The rows of :func:`in_pairs`, each beside its mirror image, part by part.
+
+    :param numbers: that are made for each draw, of which :data:`~pyro_evidence.program.simulate.NUMBERS` are held.
+    :raises TooLarge: when not even a weight for each draw fits into memory.
+    """
+    what = f"{num_samples:,} draws of {size:,} coordinates"
+    require_memory(8 * num_samples, what, torch.device("cpu"), "Ask for fewer at a time.")
+    half, at_once = (num_samples + 1) // 2, max(1, simulate.NUMBERS // (2 * numbers * SHARED)) * SHARED
+    for start in range(0, half, at_once):
+        yield in_pairs(2 * min(at_once, half - start), size, generator)

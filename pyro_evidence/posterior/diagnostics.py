@@ -1,9 +1,8 @@
-"""How far to trust a posterior: numbers from importance ratios, and the lines of text that say so."""
+"""Diagnostics of a posterior: numbers from importance ratios, and the lines of text that say them."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,17 +15,9 @@ from pyro_evidence.blocks.terms import Terms
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.laplace.evidence_error import (
-    COMPARED,
-    EvidenceError,
-    by_laplace,
-    element_names,
-    evidence_error,
-    messages,
-)
+from pyro_evidence.laplace.evidence_error import COMPARED, by_laplace, element_names
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.importance import pareto_shapes
-from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.settings import check_count, check_seed, seeded
 
@@ -65,13 +56,13 @@ def importance_check(
 
 
 def not_checked() -> dict[str, Any]:
-    """As :func:`importance_check` where nothing can be drawn and weighed: nan, and neither exact nor moved."""
+    """The entries of :func:`importance_check` where nothing can be drawn and weighed: nan."""
     names = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
     return dict.fromkeys(names, math.nan) | {"exact": False} | shifts({}, torch.ones(1))
 
 
 def shifts(draws: Mapping[str, Tensor], weights: Tensor) -> dict[str, float | str]:
-    """How far the weights move means, in standard deviations, and change standard deviations, at most.
+    """Largest shift of a mean by the weights, in standard deviations, and largest ratio of standard deviations.
 
     A ratio of two standard deviations counts as the larger of itself and its reciprocal.
 
@@ -102,16 +93,24 @@ def _moved(x: Tensor, weights: Tensor) -> tuple[float, float]:
 
 
 def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
-    """What ``summary()`` says below its table.
+    """Lines of text below the table of ``summary()``.
 
     :param found: the posterior's diagnostics.
     :param said: what there is to say of hyperparameters.
     """
+    integration = []
+    if found.get("marginalised_sites"):
+        failures = f"; no inner mode at {found['inner_failures']} nodes" if found["inner_failures"] else ""
+        integration.append(
+            f"integrated numerically around Laplace: {', '.join(found['marginalised_sites'])}   "
+            f"({found['integration']}, error {found['integration_error']:.2g} nats{failures})"
+        )
     return [
         *said,
         _evidence(found),
-        *_integration(found),
-        *_warnings(found),
+        *integration,
+        *_doubts(found),
+        *_restarts(found),
         f"status: {found['status']}",
         *found["failed_restarts"],
         *found.get("notes", ()),
@@ -135,19 +134,49 @@ def _unchecked(found: Mapping[str, Any]) -> bool:
     return math.isnan(found["log_evidence_importance"]) and math.isnan(found["effective_sample_size"])
 
 
-def _integration(found: Mapping[str, Any]) -> list[str]:
-    """Which sites were integrated numerically, how, and how well."""
-    if not found.get("marginalised_sites"):
-        return []
-    failures = f"; no inner mode at {found['inner_failures']} nodes" if found["inner_failures"] else ""
-    return [
-        f"integrated numerically around Laplace: {', '.join(found['marginalised_sites'])}   "
-        f"({found['integration']}, error {found['integration_error']:.2g} nats{failures})"
-    ]
+def _doubts(found: Mapping[str, Any]) -> list[str]:
+    """Doubts by importance weights: in the log evidence, whatever k-hat, and in the draws, where it is low."""
+    said = []
+    reliable = found["pareto_k"] <= TRUSTED  # not nan
+    if found.get("num_blocks"):
+        if found["blocks_above"]:
+            said.append(
+                f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: their draws, and "
+                "integrals that are Laplace's (nodes=1), are not to be trusted; posterior.blocks(site) has both by "
+                "quadrature."
+            )
+    elif found["pareto_k"] > TRUSTED and found.get("num_coordinates", 0) > MANY and not _unchecked(found):
+        said.append(
+            f"k-hat is above 0.7, which in {found['num_coordinates']:,} dimensions says little: weights of joint draws "
+            "spread with the number of coordinates; go by posterior.log_evidence_error."
+        )
+    elif not _unchecked(found):
+        if not reliable:
+            said.append(
+                "k-hat is above 0.7: the posterior is far from Gaussian; trust neither number, run NUTS on "
+                "posterior.model."
+            )
+        gap, error = found["log_evidence_importance"] - found["log_evidence"], found["log_evidence_importance_se"]
+        if abs(gap) > max(NOTABLE_GAP, 3.0 * error):
+            said.append(
+                f"Laplace's log evidence is {abs(gap):.2f} nats too {'low' if gap > 0 else 'high'} by importance "
+                f"sampling ({error:.2g} is its standard error): compare models by importance_sampling(posterior)."
+            )
+    shift, ratio = found.get("largest_mean_shift", 0.0), found.get("largest_sd_ratio", 1.0)
+    moved = []
+    if reliable and shift > NOTABLE_SHIFT:
+        moved.append(f"the mean of {found['largest_mean_shift_site']} is off by up to {shift:.2f} standard deviations")
+    if reliable and ratio > NOTABLE_RATIO:
+        percent = 100.0 * (ratio - 1.0)
+        moved.append(f"the standard deviation of {found['largest_sd_ratio_site']} by up to {percent:.0f} %")
+    if moved:
+        said.append(f"by importance weights {', '.join(moved)}: take draws from posterior.importance_resampled(...)")
+    return said
 
 
-def _warnings(found: Mapping[str, Any]) -> list[str]:
-    said = [*_doubts(found), *(_differences(found) if found["pareto_k"] <= TRUSTED else [])]
+def _restarts(found: Mapping[str, Any]) -> list[str]:
+    """Lines on modes that the restarts reached, and on a curvature that is not the exact one."""
+    said = []
     heights = [h for h in found["log_evidence_per_restart"] if not math.isnan(h)]
     if len(found["log_evidence_per_restart"]) > 1 and heights:
         agreed = sum(h > max(heights) - 1e-3 for h in heights)
@@ -158,58 +187,6 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
     if found["curvature"] != "exact_hessian":
         said.append(f"curvature: {found['curvature']}, not the exact Hessian{OTHERWISE.get(found['curvature'], '')}")
     return said
-
-
-def _doubts(found: Mapping[str, Any]) -> list[str]:
-    """What importance sampling says against the log evidence, whatever k-hat."""
-    if found.get("num_blocks"):
-        return _doubtful_blocks(found)
-    if _unchecked(found):
-        return []
-    said = []
-    if found["pareto_k"] > TRUSTED and found.get("num_coordinates", 0) > MANY:
-        return [
-            f"k-hat is above 0.7, which in {found['num_coordinates']:,} dimensions says little: weights of joint draws "
-            "spread with the number of coordinates; go by posterior.log_evidence_error."
-        ]
-    if not found["pareto_k"] <= TRUSTED:  # nan included
-        said.append(
-            "k-hat is above 0.7: the posterior is far from Gaussian; trust neither number, run NUTS on posterior.model."
-        )
-    gap, error = found["log_evidence_importance"] - found["log_evidence"], found["log_evidence_importance_se"]
-    if abs(gap) > max(NOTABLE_GAP, 3.0 * error):
-        said.append(
-            f"Laplace's log evidence is {abs(gap):.2f} nats too {'low' if gap > 0 else 'high'} by importance sampling "
-            f"({error:.2g} is its standard error): compare models by importance_sampling(posterior)."
-        )
-    return said
-
-
-def _doubtful_blocks(found: Mapping[str, Any]) -> list[str]:
-    """Blocks that were integrated by quadrature, and whose draws are far from their density."""
-    if not found["blocks_above"]:
-        return []
-    return [
-        f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: their draws, and "
-        "integrals that are Laplace's (nodes=1), are not to be trusted; posterior.blocks(site) has both by quadrature."
-    ]
-
-
-def _differences(found: Mapping[str, Any]) -> list[str]:
-    """What the weights say against the draws, where they can be believed."""
-    shift, ratio = found.get("largest_mean_shift", 0.0), found.get("largest_sd_ratio", 1.0)
-    said = []
-    if shift > NOTABLE_SHIFT:
-        said.append(f"the mean of {found['largest_mean_shift_site']} is off by up to {shift:.2f} standard deviations")
-    if ratio > NOTABLE_RATIO:
-        said.append(
-            f"the standard deviation of {found['largest_sd_ratio_site']} by up to {100.0 * (ratio - 1.0):.0f} %"
-        )
-    return (
-        [f"by importance weights {', '.join(said)}: take draws from posterior.importance_resampled(...)"]
-        if said
-        else []
-    )
 
 
 MOST = 2**27  # of log densities of a check
@@ -238,112 +215,68 @@ class Blocks:
     sd: Tensor
 
 
-class Blockwise:
-    """A posterior whose independent blocks can be looked at."""
+def blocks(state: LaplaceState, site: str, num_samples: int | None, seed: int) -> Blocks:
+    """The independent blocks that hold the elements of a latent site, each with a check of its own.
 
-    state: LaplaceState
-
-    @property
-    def log_evidence(self) -> Tensor:
-        """In nats, of the whole."""
-        return self.state.log_evidence
-
-    @property
-    def _inside(self) -> LaplaceState:
-        """The state whose blocks are meant."""
-        return self.state
-
-    @cached_property
-    def log_evidence_error(self) -> EvidenceError:
-        """How far the log evidence is off because few nodes stand for integrals, nats; not negative.
-
-        With ``n`` nodes in each block, against ``n + 2``; with one, which is Laplace, against quadrature; where no
-        blocks are independent (crossed effects, chains, graphs), the second-order term of Laplace's series, which is
-        never added.  A float that also knows ``signed``, ``block`` (which contributes most), ``of_block``, ``shared``
-        (what integrating the coordinates that blocks share around the blocks instead of beside them changes) and
-        ``method``.
-        """
-        require_kept(self._inside.problem.joint, "log_evidence_error")
-        with without_validation():
-            return evidence_error(self._inside)
-
-    def blocks(self, site: str, num_samples: int | None = None, seed: int = 0) -> Blocks:
-        """The independent blocks that hold the elements of a latent site, each with a check of its own.
-
-        :param num_samples: draws of each block, for its importance weights; by default 1,000, fewer of many data.
-        :raises BadInput: for a name that is no latent site, or one that blocks share.
-        :raises UnsupportedModel: where no blocks are independent.
-        """
-        check_seed(seed)
-        require_kept(self._inside.problem.joint, "blocks(...)")
-        marginal, joint = _marginal(self._inside), self._inside.problem.joint
-        num_samples = check_count(
-            "num_samples",
-            _affordable(marginal, 1_000) if num_samples is None else num_samples,
-            100,
-            "The weights' tail is fitted to the largest of them.",
+    :raises BadInput: for a name that is no latent site, or one that blocks share.
+    :raises UnsupportedModel: where no blocks are independent.
+    """
+    check_seed(seed)
+    joint = state.problem.joint
+    require_kept(joint, "blocks(...)")
+    marginal = _marginal(state)
+    num_samples = _affordable(marginal, 1_000) if num_samples is None else num_samples
+    remedy = "The weights' tail is fitted to the largest of them."
+    num_samples = check_count("num_samples", num_samples, 100, remedy)
+    if not isinstance(site, str) or site not in joint.latents.slices:
+        raise BadInput(f"blocks({site!r}): expected a latent site in blocks, one of {list(joint.latents.names)}.")
+    p, part = marginal.partition, next(x for x in joint.latents if x.name == site)
+    position = p.place[joint.latents.slices[site]]
+    if not bool((position < len(p.own)).all()):
+        own = [n for n, s in joint.latents.slices.items() if bool((p.place[s] < len(p.own)).all())]
+        raise BadInput(
+            f"blocks({site!r}): the blocks share site '{site}'; expected one of which each block has elements of "
+            f"its own: {own}."
         )
-        if not isinstance(site, str) or site not in joint.latents.slices:
-            raise BadInput(f"blocks({site!r}): expected a latent site in blocks, one of {list(joint.latents.names)}.")
-        p, part = marginal.partition, next(x for x in joint.latents if x.name == site)
-        position = p.place[joint.latents.slices[site]]
-        if not bool((position < len(p.own)).all()):
-            raise BadInput(
-                f"blocks({site!r}): the blocks share site '{site}'; expected one of which each block has elements of "
-                f"its own: {_sites(marginal)}."
-            )
-        with without_validation(), torch.no_grad():
-            found = _looked_at(marginal, self._inside, num_samples, seed)
-        chosen = p.block[position].unique()
-        first = torch.full((p.num_blocks,), p.size).scatter_reduce_(0, p.block, torch.arange(len(p.own)), "amin")
-        names = element_names(joint, p.own[first[chosen]])
-        numbers = (found.k_hat, found.log_integral, found.laplace_error)
-        moments = (x[position].reshape(part.unconstrained_shape) for x in (found.mean, found.sd))
-        return Blocks(names, *(x[chosen] for x in numbers), *moments)
+    with without_validation(), torch.no_grad():
+        terms, here = marginal.density.terms(state.theta), _place(marginal, state)
+        nodes = placed(p, here.modes.own, here.modes.tril, marginal.num)
+        log_terms = _valued(terms, nodes.rows, here) + nodes.log_weights
+        k_hat = pareto_shapes(log_weights_of(terms, here, num_samples, seed))
+    log_integral, weights = log_terms.logsumexp(0), log_terms.softmax(0)[:, p.block]
+    mean = (weights * nodes.rows).sum(0)
+    sd = (weights * (nodes.rows - mean).square()).sum(0).sqrt()
+    chosen = p.block[position].unique()
+    first = torch.full((p.num_blocks,), p.size).scatter_reduce_(0, p.block, torch.arange(len(p.own)), "amin")
+    names = element_names(joint, p.own[first[chosen]])
+    numbers = (k_hat, log_integral, log_integral - by_laplace(here))
+    moments = (x[position].reshape(part.unconstrained_shape) for x in (mean, sd))
+    return Blocks(names, *(x[chosen] for x in numbers), *moments)
 
-    def _said_of_blocks(self) -> list[str]:
-        """What ``summary()`` says of the log evidence's error, where it is above one nat.
 
-        Where no blocks are independent, of models that are known by their factors alone: importance sampling tells of
-        others.
-        """
-        problem = self._inside.problem
-        if not problem.joint.has_data:
-            return []
-        try:
-            error = self.log_evidence_error
-        except (ArithmeticError, RuntimeError):
-            return []
-        return messages(error, problem.nodes) if error.block or problem.structure.factors is not None else []
+def check_by_blocks(state: LaplaceState, log_evidence: float, num_samples: int, seed: int) -> dict[str, Any]:
+    """The entries of :func:`importance_check`, of each block by itself given what blocks share at its mode.
 
-    @property
-    def _is_many_blocks(self) -> bool:
-        """Whether there are more coordinates than weights of joint draws tell of, in independent blocks."""
-        problem = self._inside.problem
-        found = int(problem.active.sum()) > MANY and problem.curvature is exact_hessian and problem.joint.has_data
-        return found and bool(self.log_evidence_error.block)
-
-    def _checked_by_blocks(self, num_samples: int, seed: int) -> dict[str, Any]:
-        """What importance weights of each block by itself say, given what blocks share at its mode."""
-        state, marginal = self._inside, _marginal(self._inside)
-        num = _affordable(marginal, num_samples)
-        place = state.place or _place(marginal, state)
-        with without_validation(), torch.no_grad():
-            log_weights = log_weights_of(marginal.density.terms(state.theta), place, num, seed)
-        shapes, weights = pareto_shapes(log_weights), (log_weights - log_weights.amax(0)).exp()
-        error = weights.std(0) / weights.mean(0) / num**0.5
-        # the logarithm of a mean of few weights is low by half its squared error
-        gain = log_weights.logsumexp(0) - math.log(num) + 0.5 * error.square()
-        gain -= by_laplace(place) if state.place is None else place.each[:-1]
-        return {
-            "pareto_k": float(shapes.max()),
-            "exact": bool((log_weights.amax(0) - log_weights.amin(0) < 1e-8).all()) and not len(place.shared),
-            "log_evidence_importance": float(self.log_evidence + gain.sum()),
-            "log_evidence_importance_se": float(error.square().sum().sqrt()),
-            "effective_sample_size": float((weights.sum(0).square() / weights.square().sum(0)).min()),
-            "num_blocks": len(shapes),
-            "blocks_above": int((shapes > 0.7).sum()),
-        }
+    :param log_evidence: by Laplace, nats; importance sampling of the blocks' integrals is added to it.
+    """
+    marginal = _marginal(state)
+    num, place = _affordable(marginal, num_samples), _place(marginal, state)
+    with without_validation(), torch.no_grad():
+        log_weights = log_weights_of(marginal.density.terms(state.theta), place, num, seed)
+    shapes, weights = pareto_shapes(log_weights), (log_weights - log_weights.amax(0)).exp()
+    error = weights.std(0) / weights.mean(0) / num**0.5
+    # the logarithm of a mean of few weights is low by half its squared error
+    gain = log_weights.logsumexp(0) - math.log(num) + 0.5 * error.square()
+    gain -= by_laplace(place) if state.place is None else place.each[:-1]
+    return {
+        "pareto_k": float(shapes.max()),
+        "exact": bool((log_weights.amax(0) - log_weights.amin(0) < 1e-8).all()) and not len(place.shared),
+        "log_evidence_importance": float(log_evidence + gain.sum()),
+        "log_evidence_importance_se": float(error.square().sum().sqrt()),
+        "effective_sample_size": float((weights.sum(0).square() / weights.square().sum(0)).min()),
+        "num_blocks": len(shapes),
+        "blocks_above": int((shapes > TRUSTED).sum()),
+    }
 
 
 def _affordable(marginal: Marginal, most: int) -> int:
@@ -354,6 +287,8 @@ def _affordable(marginal: Marginal, most: int) -> int:
 
 def _place(marginal: Marginal, state: LaplaceState) -> Place:
     """The blocks at the mode of everything."""
+    if state.place is not None:
+        return state.place
     p = marginal.partition
     with torch.enable_grad(), without_validation():
         return marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
@@ -366,26 +301,6 @@ def _marginal(state: LaplaceState) -> Marginal:
     if found is None:
         raise no_blocks(problem.joint, "blocks(...)")
     return found
-
-
-def _sites(marginal: Marginal) -> list[str]:
-    p, slices = marginal.partition, marginal.density.joint.latents.slices
-    return [n for n, s in slices.items() if bool((p.place[s] < len(p.own)).all())]
-
-
-def _looked_at(marginal: Marginal, state: LaplaceState, num_samples: int, seed: int) -> Blocks:
-    """Every block: checks ``(G,)``, moments of all of their coordinates ``(n,)``."""
-    p = marginal.partition
-    terms, here = marginal.density.terms(state.theta), state.place or _place(marginal, state)
-    centre = here.modes.own
-    nodes = placed(p, centre, here.modes.tril, marginal.num)
-    log_terms = _valued(terms, nodes.rows, here) + nodes.log_weights
-    weights = log_terms.softmax(0)[:, p.block]
-    mean = (weights * nodes.rows).sum(0)
-    sd = (weights * (nodes.rows - mean).square()).sum(0).sqrt()
-    log_weights = log_weights_of(terms, here, num_samples, seed)
-    error = log_terms.logsumexp(0) - by_laplace(here)
-    return Blocks((), pareto_shapes(log_weights), log_terms.logsumexp(0), error, mean, sd)
 
 
 def log_weights_of(terms: Terms, here: Place, num_samples: int, seed: int) -> Tensor:

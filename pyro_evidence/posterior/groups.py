@@ -14,13 +14,14 @@ from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.blocks.terms import Terms
 from pyro_evidence.laplace import uncertainty
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
-from pyro_evidence.laplace.grouped_chunks import GroupRows, Groups
+from pyro_evidence.laplace.grouped_chunks import GroupRows
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.numerics.derivatives import Forward, pullback
 from pyro_evidence.posterior import diagnostics
+from pyro_evidence.posterior.base import Values
 from pyro_evidence.posterior.guide import LaplaceGuide
-from pyro_evidence.posterior.laplace import SUMMARISED, LaplacePosterior
+from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.blocks import BlockPrecision, Factor, block_plan
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense, Pattern
@@ -44,7 +45,7 @@ class GroupsPosterior(LaplacePosterior):
 
     @property
     def structure(self) -> Any:
-        """What the curvature was found to be made of, and how it was handled: one sentence."""
+        """Structure of the curvature, and how it was handled: one sentence."""
         num = len(self.state.u) - len(self._over.u)
         return (
             f"{num:,} coordinates of groups here, eliminated group by group; dense {len(self._over.u)}, shared by all"
@@ -55,13 +56,10 @@ class GroupsPosterior(LaplacePosterior):
         assert self.shared is not None
         return self.shared
 
-    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
-        """Needs the rows of all groups at once, which came in chunks.
-
-        :raises BadInput: always.
-        """
+    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[Values, Tensor]:
+        """Refuse what needs the rows of all groups at once, which came in chunks."""
         require_kept(self._joint, "importance sampling")
-        return super().log_weights(num_samples, seed)
+        return super()._weighed(num_samples, seed, kept)
 
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
         return diagnostics.not_checked()
@@ -83,50 +81,37 @@ class GroupsPosterior(LaplacePosterior):
         """Uncertainty of the maximised hyperparameters, by passes over the chunks; see the posterior of all rows."""
         return uncertainty.hyperparameter_covariance(self._over)
 
-    def _spread(self) -> HyperparameterCovariance | None:
-        if not 0 < len(self.state.theta) <= SUMMARISED:
-            return None
-        try:
-            return self.hyperparameter_covariance()
-        except ArithmeticError:
-            return None
-
-
-@dataclass(frozen=True)
-class Part:
-    """The groups of one chunk at the mode.
-
-    :ivar index: where its coordinates stand among those of all chunks, ``(D,)``.
-    """
-
-    partition: Partition
-    index: Tensor
-    own: Tensor  # (n,)
-    factors: list[Factor]
+    @property
+    def _maximises_evidence(self) -> bool:
+        return True
 
 
 def with_groups(rows: GroupRows, posterior: LaplacePosterior) -> GroupsPosterior:
     """The posterior with the groups of this process; one pass."""
     state = posterior.state
     joint, places = _all_latents(rows)
-    parts = [_part(groups, state, index) for groups, index in zip(rows.pieces, places, strict=True)]
-    shared = torch.cat([torch.arange(joint.latents.size)[joint.latents.slices[p.name]] for p in rows.prior.latents])
-    active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
+    slices, size = joint.latents.slices, joint.latents.size
+    shared = torch.cat([torch.arange(size)[slices[p.name]] for p in rows.prior.latents]).to(joint.device)
+    u = joint.initial_u.index_copy(0, shared, state.u)
+    fronts: list[Tensor] = []
+    factors: list[Factor] = []
+    for groups, index in zip(rows.pieces, places, strict=True):
+        modes, p = groups.modes(state.u, state.theta), groups.partition
+        u = u.index_copy(0, index[p.own], (modes.own + modes.step(p)).detach())
+        beside = _beside(groups.density.terms(state.theta.detach()), modes.own, state.u)
+        parts = beside.split([front.numel() for front in p.fronts])
+        for front, L, B in zip(p.fronts, modes.tril, parts, strict=True):
+            fronts.append(index[front])
+            factors.append(Factor(L, solve_triangular(L, B.reshape(*front.shape, -1), upper=False)))
+    partition = Partition(size, tuple(fronts), shared, shared[:0], {})
+    assert isinstance(state.precision, Dense)
+    plan = block_plan(Pattern(size, ()), order_of(partition))
+    precision = BlockPrecision(plan, tuple(factors), state.precision.tril[0])
+    active = torch.ones(size, dtype=torch.bool, device=joint.device)
     whole = Problem(joint, Structure(None, None, None, AutogradDensity(joint, None)), exact_hessian, active)
-    u = joint.initial_u.index_copy(0, shared.to(joint.device), state.u)
-    for part in parts:
-        u = u.index_copy(0, part.index[part.partition.own], part.own)
-    found = replace(state, problem=whole, u=u, precision=_precision(state, parts, shared.to(joint.device), len(u)))
+    found = replace(state, problem=whole, u=u, precision=precision)
     fields = (found, posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
     return GroupsPosterior(*fields, shared=state)
-
-
-def _part(groups: Groups, state: LaplaceState, index: Tensor) -> Part:
-    modes, p = groups.modes(state.u, state.theta), groups.partition
-    known = _beside(groups.density.terms(state.theta.detach()), modes.own, state.u)
-    parts = zip(p.fronts, modes.tril, known.split([front.numel() for front in p.fronts]), strict=True)
-    factors = [Factor(L, solve_triangular(L, B.reshape(*front.shape, -1), upper=False)) for front, L, B in parts]
-    return Part(p, index, (modes.own + modes.step(p)).detach(), factors)
 
 
 @torch.enable_grad()
@@ -135,14 +120,6 @@ def _beside(terms: Terms, own: Tensor, shared: Tensor) -> Tensor:
     own, w = (x.detach().clone().requires_grad_() for x in (own, shared))
     slope = pullback(terms(own.unsqueeze(0), w).sum(), own, create_graph=True)
     return -Forward(slope, w).along(torch.eye(len(w)).to(w)).mT.detach()
-
-
-def _precision(state: LaplaceState, parts: Sequence[Part], shared: Tensor, size: int) -> BlockPrecision:
-    fronts = tuple(part.index[front] for part in parts for front in part.partition.fronts)
-    p = Partition(size, fronts, shared, shared[:0], {})
-    factors = tuple(factor for part in parts for factor in part.factors)
-    assert isinstance(state.precision, Dense)
-    return BlockPrecision(block_plan(Pattern(size, ()), order_of(p)), factors, state.precision.tril[0])
 
 
 def _all_latents(rows: GroupRows) -> tuple[LogJoint, list[Tensor]]:

@@ -45,7 +45,7 @@ class LaplaceGuide:
         nodes = joint.trace(state.u, state.theta).nodes
         self.latents: Coordinates = joint.latents
         self.dtype: torch.dtype = joint.dtype
-        self.frames: dict[str, tuple[Frame, ...]] = {n: _plates(nodes[n]) for n in self.latents.names}
+        self.frames: dict[str, tuple[Frame, ...]] = {n: frames_of(nodes[n]) for n in self.latents.names}
         self.event_dims: dict[str, int] = {n: nodes[n]["fn"].event_dim for n in self.latents.names}
         self.u: Tensor = state.u
         self.active: Tensor = state.problem.active
@@ -58,37 +58,28 @@ class LaplaceGuide:
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """One draw of every integrated site."""
-        u = self._unconstrained().to(self.dtype)
-        if u.dim() == 1 and self._grown.is_needed(args, kwargs):
-            return self._grown.sites(self.latents.constrained(u), args, kwargs)
-        plates = {name: pyro.plate(name, size, dim=dim) for name, size, dim in self._every_plate()}
-        return {p.name: self._site(p, u[..., self.latents.slices[p.name]], plates) for p in self.latents}
-
-    def _unconstrained(self) -> Tensor:
-        """One draw of all coordinates, ``(..., D)``."""
         latent = pyro.sample("_laplace_latent", self.gaussian, infer={"is_auxiliary": True})
         batch = latent.shape[:-1]  # of plates around the guide, such as vectorised particles
         u = self.u.expand(*batch, -1).clone()
         u[..., self.active] = latent
-        return u
+        u = u.to(self.dtype)
+        if u.dim() == 1 and self._grown.is_needed(args, kwargs):
+            return self._grown.sites(self.latents.constrained(u), args, kwargs)
+        points = {p.name: self._point(p, u[..., self.latents.slices[p.name]]) for p in self.latents}
+        return emitted(points, self.frames)
 
-    def _every_plate(self) -> list[Frame]:
-        return sorted({frame for frames in self.frames.values() for frame in frames})
-
-    def _site(self, part: Coordinate, flat: Tensor, plates: dict[str, Any]) -> Tensor:
-        """Emit one site, its density that of the transformed Gaussian."""
+    def _point(self, part: Coordinate, flat: Tensor) -> TorchDistribution:
+        """One site's value, its density that of the transformed Gaussian."""
         event_dim = self.event_dims[part.name]
-        before = flat.reshape(_shape(part, flat.shape[:-1], event_dim))
+        # dims of surrounding plates stand to the left of the site's own
+        num_dims = event_dim + len(part.unconstrained_shape) - len(part.shape)
+        before = flat.reshape(torch.broadcast_shapes(part.unconstrained_shape, flat.shape[:-1] + (1,) * num_dims))
         value = part.transform(before)
         log_density = part.transform.inv.log_abs_det_jacobian(value, before)
         log_density = sum_rightmost(log_density, log_density.dim() - value.dim() + event_dim)
         if poutine.get_mask() is False:  # nobody asks for densities, Predictive for one
             log_density = torch.zeros_like(log_density)
-        delta = dist.Delta(value, log_density=log_density, event_dim=event_dim)
-        with ExitStack() as stack:
-            for name, _, _ in self.frames[part.name]:
-                stack.enter_context(plates[name])
-            return pyro.sample(part.name, delta)
+        return dist.Delta(value, log_density=log_density, event_dim=event_dim)
 
 
 @dataclass
@@ -108,17 +99,15 @@ class Growing:
         if self.model is None or not (args or kwargs):
             return False
         if self._last is None or not same_arguments(self._last[0], (args, dict(kwargs))):
-            self._last = (args, dict(kwargs)), self._asks(args, kwargs)
+            try:
+                with own_random_numbers(), torch.no_grad(), poutine.block(), without_validation():
+                    nodes: Any = poutine.trace(self.model).get_trace(*args, **kwargs).nodes
+                values = {n: torch.as_tensor(nodes[n]["value"]) for n in self.shapes if n in nodes}
+                other = any(value.shape != self.shapes[n] for n, value in values.items())
+            except Exception:  # the guide may be called with what the model does not take
+                other = False
+            self._last = (args, dict(kwargs)), other
         return self._last[1]
-
-    def _asks(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        assert self.model is not None
-        try:
-            with own_random_numbers(), torch.no_grad(), poutine.block(), without_validation():
-                nodes = poutine.trace(self.model).get_trace(*args, **kwargs).nodes
-        except Exception:  # the guide may be called with what the model does not take
-            return False
-        return any(n in nodes and torch.as_tensor(nodes[n]["value"]).shape != s for n, s in self.shapes.items())
 
     def sites(
         self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -126,20 +115,28 @@ class Growing:
         """Emit every site in the sizes that its plates have now."""
         assert self.model is not None
         with poutine.block(), without_validation(), NewLevels(self.shapes):
-            nodes = poutine.trace(poutine.condition(self.model, data=dict(values))).get_trace(*args, **kwargs).nodes
-        plates = {f: pyro.plate(*f[:2], dim=f[2]) for n in values for f in _plates(nodes[n])}
-        return {n: _emitted(n, nodes[n], plates) for n in values}
+            nodes: Any = (
+                poutine.trace(poutine.condition(self.model, data=dict(values))).get_trace(*args, **kwargs).nodes
+            )
+        points = {n: dist.Delta(nodes[n]["value"], event_dim=nodes[n]["fn"].event_dim) for n in values}
+        return emitted(points, {n: frames_of(nodes[n]) for n in values})
 
 
-def _emitted(name: str, node: Any, plates: Mapping[Frame, Any]) -> Tensor:
-    delta = dist.Delta(node["value"], event_dim=node["fn"].event_dim)
-    with ExitStack() as stack:
-        for frame in _plates(node):
-            stack.enter_context(plates[frame])
-        return pyro.sample(name, delta)
+def emitted(values: Mapping[str, TorchDistribution], frames: Mapping[str, tuple[Frame, ...]]) -> dict[str, Tensor]:
+    """Every site sampled from its point distribution, inside its plates."""
+    every = sorted({frame for name in values for frame in frames[name]})
+    plates = {frame: pyro.plate(frame[0], frame[1], dim=frame[2]) for frame in every}
+    found = {}
+    for name, point in values.items():
+        with ExitStack() as stack:
+            for frame in frames[name]:
+                stack.enter_context(plates[frame])
+            found[name] = pyro.sample(name, point)
+    return found
 
 
-def _plates(node: Any) -> tuple[Frame, ...]:
+def frames_of(node: Any) -> tuple[Frame, ...]:
+    """The plates around a site."""
     return tuple((f.name, f.size, f.dim) for f in node["cond_indep_stack"] if f.vectorized)
 
 
@@ -193,12 +190,6 @@ class PrecisionNormal(dist.TorchDistribution):
         return 0.5 * (self.precision.log_det[0] - len(self.loc) * math.log(math.tau) - square)
 
 
-def _shape(part: Coordinate, batch: torch.Size, event_dim: int) -> torch.Size:
-    """Unconstrained shape with the dims of surrounding plates to the left of the site's own."""
-    event_dim = event_dim + len(part.unconstrained_shape) - len(part.shape)
-    return torch.broadcast_shapes(part.unconstrained_shape, batch + (1,) * event_dim)
-
-
 SCALAR = torch.Size()
 
 
@@ -229,7 +220,7 @@ class NestedMixture(TorchDistribution):
         super().__init__(batch_shape, torch.Size([size]), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "NestedMixture":
-        """The same for every cell of a batch."""
+        """A copy for every cell of a batch."""
         return NestedMixture(self.integral, self.places, torch.Size(batch_shape))
 
     def sample(self, sample_shape: Any = SCALAR) -> Tensor:

@@ -1,46 +1,50 @@
-"""What a fit returns: numbers, draws, a guide, and how far to trust them."""
+"""The posterior by Laplace's approximation: evidence, hyperparameters, draws, a guide, and diagnostics."""
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store, without_validation
+from pyro_evidence.fitting.process_state import generator_of, own_random_numbers, put_into_store, without_validation
 from pyro_evidence.laplace import uncertainty
 from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.evidence_error import EvidenceError, evidence_error, messages
 from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
+from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
-from pyro_evidence.posterior import archive, diagnostics, predict
-from pyro_evidence.posterior.base import GaussianPosterior, generator_of
-from pyro_evidence.posterior.diagnostics import Blockwise
+from pyro_evidence.posterior import archive, diagnostics, predict, summary
+from pyro_evidence.posterior.base import Posterior, Values, white_noise
+from pyro_evidence.posterior.diagnostics import MANY, Blocks
 from pyro_evidence.posterior.guide import LaplaceGuide
-from pyro_evidence.posterior.process import ProcessGuide
+from pyro_evidence.posterior.process import ProcessGuide, latents_at
 from pyro_evidence.posterior.reweighted import ConditionalApproximations, CorrectedPosterior, LOOResult, left_out
-from pyro_evidence.posterior.summary import ShownWhole
+from pyro_evidence.posterior.summary import Layout, Rows
+from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense, Diagonal
 from pyro_evidence.precision.gaussian_process import LatentPrecision
-from pyro_evidence.program import simulate
+from pyro_evidence.program.checks import Arguments
 from pyro_evidence.program.failed_run import require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.parameters import Home
 from pyro_evidence.program.simulate import NewLevels, affordable_draws
 from pyro_evidence.settings import check_count
-from pyro_evidence.structure.network import tangent_at
+from pyro_evidence.structure.names import Coords, Dims
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
 SUMMARISED = 12  # hyperparameters up to which summary() gives their standard deviations
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
+class LaplacePosterior(Posterior):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     :ivar state: the last iterate; every number below is of this one.
@@ -68,6 +72,9 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
     restarts: Tensor
     failures: tuple[str, ...] = ()
 
+    _normal: ClassVar[bool] = True  # in the table, sites on the whole real line
+    _num_tabulated: ClassVar[int] = 4_000  # draws of the others
+
     def __repr__(self) -> str:
         sites, hypers = list(self.mode), list(self.hyperparameters)
         return (
@@ -92,20 +99,26 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
         """Constrained values by the model's own names; a pruned precision is ``inf``, a pruned scale 0."""
-        params, sites = self._joint.split_hypers(self._limit())
+        theta, groups, active = self.state.theta, self.state.problem.structure.groups, self.state.problem.active
+        if groups is not None and not bool(active.all()):
+            pruned = groups.member[~active].unique()
+            theta = theta.index_copy(0, pruned, groups.power[pruned].sign() * math.inf)
+        params, sites = self._joint.split_hypers(theta)
         return {n: v.detach() for n, v in (params | sites).items()}
 
-    def _limit(self) -> Tensor:
-        """Unconstrained hyperparameters with the pruned ones at infinity."""
-        groups, active = self.state.problem.structure.groups, self.state.problem.active
-        if groups is None or bool(active.all()):
-            return self.state.theta
-        pruned = groups.member[~active].unique()
-        return self.state.theta.index_copy(0, pruned, groups.power[pruned].sign() * math.inf)
+    @property
+    def candidate_hyperparameters(self) -> tuple[str, ...]:
+        """Latent sites that might be integrated numerically too, the most promising first."""
+        return ()
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """The posterior over all latents, as importance sampling draws from it; None for a single Gaussian."""
+        return None
 
     @property
     def structure(self) -> Any:
-        """What the curvature was found to be made of, and how it was handled: one sentence.
+        """Structure of the curvature, and how it was handled: one sentence.
 
         A model of more than 200 coordinates whose terms touch few of them each is taken apart: blocks are eliminated,
         level by level, what is left is dense, and the whole is certified by products with the true Hessian.
@@ -124,15 +137,14 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         return {p.name: parts[p.name].reshape(p.unconstrained_shape) for p in hypers if not parts[p.name].isnan().all()}
 
     @property
+    def num_effective_parameters(self) -> dict[str, Tensor]:
+        """Number of well-determined parameters of each precision; MacKay's name for it is :attr:`gamma`."""
+        return self.gamma
+
+    @property
     def pruned(self) -> dict[str, Tensor]:
         """Which elements of each site were switched off, bool masks of the sites' unconstrained shapes."""
         return self._joint.latents.unconstrained(~self.state.problem.active)
-
-    def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Standard normal in the coordinates that are not pruned, ``(S, D)``; the same on every device."""
-        u = self.state.u
-        white = predict.white_noise(num_samples, len(u), generator, u.dtype)
-        return white.to(u.device) * self.state.problem.active
 
     @property
     def _mode_at(self) -> tuple[Tensor, Tensor]:
@@ -141,6 +153,11 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
     @property
     def _num_directions(self) -> int:
         return len(self.state.u)
+
+    def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """Standard normal in the coordinates that are not pruned, ``(S, D)``; the same on every device."""
+        u = self.state.u
+        return white_noise(num_samples, len(u), generator, u.dtype).to(u.device) * self.state.problem.active
 
     def _draws(self, white: Tensor) -> Tensor:
         return self._unwhitened(white.to(self.state.u) * self.state.problem.active)
@@ -171,15 +188,54 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         shapes = {part.name: part.shape for part in self._joint.latents}
         return NewLevels(shapes)(self._joint.substituted(self.state.theta))
 
-    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, predict.Rows]:
-        process = isinstance(self.state.precision, LatentPrecision) and bool(self.state.problem.active.any())
-        new, guide = (joint.args, joint.kwargs), self.guide if process else None
-        known = isinstance(guide, ProcessGuide) and guide.values(num_samples, generator_of(seed), *new[0], **new[1])
-        latents = simulate.in_parts(known, joint) if known else self._in_parts(joint, num_samples, seed)
-        return predict.observed_rows(self._joint, self.state.theta, latents, new, seed, kept)
+    def predict(
+        self,
+        *args: Any,
+        return_std: bool = False,
+        quantiles: float | Sequence[float] | None = None,
+        site: str | None = None,
+        num_samples: int = 1000,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """Means of new data, or class probabilities, averaged over the posterior at fixed hyperparameters.
 
-    def _straightened(self) -> AbstractContextManager[None]:
-        return tangent_at(None if self.state.problem.structure.network is None else self.mode)
+        Means of the likelihood are averaged, not draws of it; a Gaussian process by itself is integrated by quadrature.
+        A network is replaced by its tangent at the mode: draws of its weights are far wilder than what it has learned.
+
+        :param args: the model's arguments at new inputs; targets may be left out.  Without any, the training inputs.
+        :param return_std: with the predictive standard deviation, noise included.
+        :param quantiles: return instead quantiles of new data, for classes those of the probability over the posterior.
+        :param site: the observed site, where there are several.
+        :param num_samples: draws of the latents, half of them mirror images of the others.
+        :param seed: of the draws, fixed unless you change it: a prediction is a number to report.
+        :return: shape ``(N,)`` (for a Bernoulli site the probability of 1), ``(N, C)`` for a categorical one; a pair
+            with ``return_std``; ``(Q,) + shape`` for quantiles.
+        :raises BadInput: when the model cannot be run on the arguments, and for a distribution without a mean.
+
+        >>> mean, sd = posterior.predict(X_new, return_std=True)  # doctest: +SKIP
+        """
+        how: Any = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
+        return predict.predict(self, self._with(args, kwargs), **how)
+
+    def probability(self, *args: Any, site: str | None = None, num_samples: int = 1000, **kwargs: Any) -> Tensor:
+        """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
+
+        :raises UnsupportedModel: for a site that is not Bernoulli, Categorical or OneHotCategorical.
+        """
+        return predict.probability(self, self._with(args, kwargs), site=site, num_samples=num_samples)
+
+    def _latent_draws(
+        self, joint: LogJoint, new: Arguments, num_samples: int, seed: int, by_quadrature: bool
+    ) -> Iterator[tuple[Values, Tensor]]:
+        found = None
+        if isinstance(self.state.precision, LatentPrecision) and bool(self.state.problem.active.any()):
+            found = latents_at(self.state, joint, new, num_samples, seed, by_quadrature)
+        return super()._latent_draws(joint, new, num_samples, seed, by_quadrature) if found is None else found
+
+    @property
+    def _tangent(self) -> Values | None:
+        return None if self.state.problem.structure.network is None else self.mode
 
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at the data of the fit, where they were not kept."""
@@ -187,18 +243,30 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
 
     def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""
-        num_samples = check_count("num_samples", num_samples)
-        generator, rows = generator_of(seed), self._rows
-        sizes = [min(rows, num_samples - done) for done in range(0, num_samples, rows)]
-        with torch.no_grad(), without_validation():
-            log_weights = torch.cat([self._log_weight(self._white(size, generator)) for size in sizes])
-        return torch.where(log_weights.isnan(), -math.inf, log_weights)  # beyond the largest float: density 0
+        return self._weighed(check_count("num_samples", num_samples), seed, kept=False)[1]
 
-    def _log_weight(self, white: Tensor) -> Tensor:
+    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[Values, Tensor]:
+        """Draws, those of :meth:`get_samples`, and :meth:`log_weights` at them.
+
+        :param kept: whether draws are kept; else there are none, and white noise of many is made part by part.
+        """
+        generator, rows, draws, log_weights = generator_of(seed), self._rows, [], []
+        at_once = num_samples if kept or num_samples * len(self.state.u) < MOST_NUMBERS else rows
+        with torch.no_grad(), without_validation():
+            for start in range(0, num_samples, at_once):
+                for white in self._white(min(at_once, num_samples - start), generator).split(rows):
+                    u, log_density = self._with_density(white)
+                    log_weights.append(self.state.problem.density.log_joint(u, self.state.theta) - log_density)
+                    draws += [u] if kept else []
+        found = torch.cat(log_weights)
+        found = torch.where(found.isnan(), -math.inf, found)  # beyond the largest float: density 0
+        return self._constrained(torch.cat(draws)) if kept else {}, found
+
+    def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """Unconstrained draws from white noise, and their log density, nats, ``(S,)``."""
         active, precision = self.state.problem.active, self.state.precision
         log_norm = 0.5 * (precision.log_det[0] - active.sum() * math.log(math.tau))
-        log_joint = self.state.problem.density.log_joint(self._unwhitened(white), self.state.theta)
-        return log_joint - (log_norm - 0.5 * white.square().sum(-1))
+        return self._unwhitened(white), log_norm - 0.5 * white.square().sum(-1)
 
     @property
     def _rows(self) -> int:
@@ -207,7 +275,7 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         return max(1, min(512, 2**22 // max(largest, len(self.state.u), 1)))
 
     def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
-        """How far to trust the numbers.
+        """Diagnostics by name: why the fit stopped, the curvature, and importance sampling of the log evidence.
 
         By default 4,000 draws, fewer where latents and data are more than 25,000 numbers, but 100 at least.
 
@@ -224,6 +292,9 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         ``notes`` has what else there is to say, such as that the model rounds to float32 inside.
         ``left_a_saddle`` says whether the search for the mode came by a saddle, which it left along its downward
         curvature.
+
+        :param num_samples: draws for importance sampling.
+        :param seed: of these draws, fixed unless you change it: diagnostics are numbers to report.
         """
         curvature = self.state.problem.curvature
         num_samples = check_count("num_samples", affordable_draws(self._joint) if num_samples is None else num_samples)
@@ -244,31 +315,66 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         }
 
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
-        if self.state.place is not None or self._is_many_blocks:
-            return self._checked_by_blocks(num_samples, seed)
+        """Importance sampling of the whole, or block by block where joint weights of many coordinates say little."""
+        problem = self._inside.problem
+        many = int(problem.active.sum()) > MANY and problem.curvature is exact_hessian and problem.joint.has_data
+        if self.state.place is not None or (many and bool(self.log_evidence_error.block)):
+            return diagnostics.check_by_blocks(self._inside, float(self.log_evidence), num_samples, seed)
         if num_samples * len(self.state.u) >= MOST_NUMBERS:
             return diagnostics.importance_check(self.log_weights(num_samples, seed), None, self._joint.dtype)
         draws, log_weights = self._weighed(num_samples, seed)
         return diagnostics.importance_check(log_weights, draws, self._joint.dtype)
 
-    def _weighed(self, num_samples: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Draws, and :meth:`log_weights` at them."""
-        return self.get_samples(num_samples, seed), self.log_weights(num_samples, seed)
+    @property
+    def _inside(self) -> LaplaceState:
+        """The state whose independent blocks can be looked at."""
+        return self.state
 
-    def importance_resampled(self, num_draws: int = 4_000, seed: int = 0) -> CorrectedPosterior:
+    @cached_property
+    def log_evidence_error(self) -> EvidenceError:
+        """Error of the log evidence because few nodes stand for integrals, nats; not negative.
+
+        With ``n`` nodes in each block, against ``n + 2``; with one, which is Laplace, against quadrature; where no
+        blocks are independent (crossed effects, chains, graphs), the second-order term of Laplace's series, which is
+        never added.  A float that also knows ``signed``, ``block`` (which contributes most), ``of_block``, ``shared``
+        (what integrating the coordinates that blocks share around the blocks instead of beside them changes) and
+        ``method``.
+        """
+        require_kept(self._inside.problem.joint, "log_evidence_error")
+        with without_validation():
+            return evidence_error(self._inside)
+
+    def blocks(self, site: str, num_samples: int | None = None, seed: int = 0) -> Blocks:
+        """The independent blocks that hold the elements of a latent site, each with a check of its own.
+
+        :param num_samples: draws of each block, for its importance weights; by default 1,000, fewer of many data.
+        :raises BadInput: for a name that is no latent site, or one that blocks share.
+        :raises UnsupportedModel: where no blocks are independent.
+        """
+        return diagnostics.blocks(self._inside, site, num_samples, seed)
+
+    @cached_property
+    def relative_ess(self) -> float:
+        """The share of 500 draws that importance weights leave, 0 to 1; small where the density is far from normal."""
+        log_weights = self._weighed(500, seed=0)[1]
+        return float(importance.effective_sample_size(log_weights)) / len(log_weights)
+
+    def importance_resampled(self, num_samples: int = 4_000, seed: int = 0) -> CorrectedPosterior:
         """The same posterior without Laplace's error in shape: its draws weighted by the exact density (PSIS).
 
-        :param num_draws: to be weighted; with k-hat they tell how many they are worth.
+        :param num_samples: draws to be weighted; with k-hat they tell how many they are worth.
+        :param seed: of these draws, fixed unless you change it: the weighted means are numbers to report.
         :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
         """
-        num_draws = check_count("num_draws", num_draws, 100, "The weights' tail is fitted to the largest of them.")
-        draws, log_weights = self._weighed(num_draws, seed)
+        remedy = "The weights' tail is fitted to the largest of them."
+        num_samples = check_count("num_samples", num_samples, 100, remedy)
+        draws, log_weights = self._weighed(num_samples, seed)
         if not bool((log_weights > -math.inf).any()):
-            raise BadInput(f"the density is zero at all {num_draws} draws; run NUTS on posterior.model.")
+            raise BadInput(f"the density is zero at all {num_samples} draws; run NUTS on posterior.model.")
         return CorrectedPosterior(self._joint, self.state.theta, draws, importance.checked(log_weights))
 
     def loo(self, by: str | Tensor | None = None) -> LOOResult:
-        """What this fit predicts of each group of its data as if it had not seen it; leave-one-group-out.
+        """Log predictive density of each group of the data given all others, nats: leave-one-group-out.
 
         Importance sampling from Laplace's approximation without the group, at the marginalised sites' draws where
         there are any; hyperparameters that were maximised are held.
@@ -315,14 +421,74 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         """
         return uncertainty.hyperparameter_covariance(self.state)
 
+    @cached_property
     def _spread(self) -> HyperparameterCovariance | None:
-        """The same where there is one and it is cheap, else None."""
-        if type(self) is not LaplacePosterior or not 0 < len(self.state.theta) <= SUMMARISED:
+        """:meth:`hyperparameter_covariance` where the log evidence was maximised and it is cheap, else None."""
+        if not self._maximises_evidence or not 0 < len(self.state.theta) <= SUMMARISED:
             return None
         try:
             return self.hyperparameter_covariance()
         except ArithmeticError:
             return None
+
+    @property
+    def _maximises_evidence(self) -> bool:
+        return type(self) is LaplacePosterior
+
+    def table(
+        self, prob: float = 0.9, *, coords: Coords | None = None, dims: Dims | None = None, most: int | None = None
+    ) -> Table:
+        """Hyperparameters and sites, a row for each element that is not pruned: value, deviation, interval.
+
+        Fixed effects and spreads as params have the standard deviations of :meth:`hyperparameter_covariance`; their
+        intervals are taken where they have no bounds (log scales, Fisher's transformation of correlations).
+        ``.to_pandas()`` has the numbers.
+
+        :param prob: in the intervals, which leave out as much on both sides.
+        :param coords: dimension -> names of its elements, with ``dims`` site -> dimensions, as for ArviZ.  Columns of a
+            data frame are known without them.
+        :param most: rows of one site; None for all.
+        :raises BadInput: for a ``prob`` outside 0 to 1, and for names that do not fit.
+        """
+        return summary.table(self, prob, coords=coords, dims=dims, most=most)
+
+    def summary(self, prob: float = 0.9) -> None:
+        """Print the table, twelve rows of a site at most, then the evidence and how far to trust it."""
+        summary.summary(self, prob)
+
+    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+        """The table as a picture: a point and an interval for each element, twelve of a site at most.
+
+        Others are in :mod:`pyro_evidence.plots`.
+
+        >>> posterior.plot()  # doctest: +SKIP
+
+        :param axes: to draw on; None takes matplotlib's present ones.
+        :param prob: in the intervals.
+        :raises ImportError: without matplotlib.
+        """
+        return summary.plot(self, axes, prob=prob)
+
+    def _repr_html_(self) -> str:
+        return summary.as_html(self)
+
+    def _hyper_rows(self, layout: Layout, spread: HyperparameterCovariance | None) -> tuple[Rows, list[str]]:
+        return summary.hyper_rows(self.state, self.hyperparameters, self.gamma, spread, layout)
+
+    def _notes(self) -> list[str]:
+        """Lines below the table of ``summary()``; one tells of an error of the log evidence above one nat.
+
+        Where no blocks are independent, of models that are known by their factors alone: importance sampling tells of
+        others.
+        """
+        spread, problem = self._spread, self._inside.problem
+        said = [] if spread is None else [uncertainty.message(edge) for edge in spread.edges]
+        if problem.joint.has_data:
+            with suppress(ArithmeticError, RuntimeError):
+                error = self.log_evidence_error
+                if error.block or problem.structure.factors is not None:
+                    said += messages(error, problem.nodes)
+        return diagnostics.lines(self.diagnostics(), said)
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store, so that the rest of an SVI script reads them there.
@@ -332,10 +498,21 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         """
         joint = self._joint
         params, sites = joint.split_hypers(self.state.theta)
-        elsewhere = {n: v for n, v in params.items() if not _overwritten(joint.homes.get(n, ()), v)}
-        put_into_store(elsewhere, joint.param_constraints)
+        put_into_store({n: v for n, v in params.items() if not joint.homes.get(n)}, joint.param_constraints)
+        with torch.no_grad():
+            for name, value in params.items():
+                for module, key in joint.homes.get(name, ()):
+                    module.get_parameter(key).copy_(value)
         with own_random_numbers(), without_validation(), poutine.block(), torch.no_grad():
             poutine.condition(joint.model, data=self.mode | sites)(*joint.args, **joint.kwargs)
+
+    def save(self, path: str | Path) -> None:
+        """Write tensors and settings, no code, in the layout of safetensors; the file is whole or is not there.
+
+        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
+        :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
+        """
+        archive.write(self._record(), path)
 
     def _record(self) -> dict[str, Any]:
         return archive.record(self.state) | {
@@ -353,14 +530,4 @@ class LaplacePosterior(Blockwise, GaussianPosterior, ShownWhole):
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
         record: Mapping[str, Any] = archive.read(path, map_location)
-        state = archive.restore(record, model)
-        path_there, failures = tuple(record["log_evidences"]), tuple(record["failures"])
-        return cls(state, record["status"], path_there, record["restarts"], failures)
-
-
-def _overwritten(homes: Sequence[Home], value: Tensor) -> bool:
-    """Write into the parameters of a network, where there are any."""
-    with torch.no_grad():
-        for module, key in homes:
-            module.get_parameter(key).copy_(value)
-    return bool(homes)
+        return cls(archive.restore(record, model), *archive.history(record))

@@ -1,4 +1,4 @@
-"""What a fit with marginalised sites returns: the face of every posterior, and the marginals of single sites."""
+"""The posterior of a fit with marginalised sites, and the marginals of single sites."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status
-from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.type2 import TypeII
@@ -22,11 +21,9 @@ from pyro_evidence.nested.integration import PRODUCT_DIMS, Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, JointDraws, Proposal
 from pyro_evidence.nested.marginal import Marginal
 from pyro_evidence.nested.marginalised_joint import MarginalisedJoint
-from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
-from pyro_evidence.posterior import archive, nested_archive
-from pyro_evidence.posterior.base import generator_of
+from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.guide import NestedGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
@@ -52,8 +49,8 @@ class NestedPosterior(LaplacePosterior):
     >>> posterior.marginal("tau").mean  # doctest: +SKIP
     """
 
-    _gaussian: ClassVar[bool] = False
-    _tabulated: ClassVar[int] = 1_000  # each with an inner mode of its own
+    _normal: ClassVar[bool] = False
+    _num_tabulated: ClassVar[int] = 1_000  # each with an inner mode of its own
 
     integral: Integral = field(kw_only=True)
 
@@ -65,7 +62,7 @@ class NestedPosterior(LaplacePosterior):
 
     @property
     def integration_error(self) -> float:
-        """How much the log evidence moved when the nodes were last made more, or its standard error, nats."""
+        """Change of the log evidence when the nodes were last made more, or its standard error, nats."""
         return self.integral.error
 
     @property
@@ -75,8 +72,7 @@ class NestedPosterior(LaplacePosterior):
     @cached_property
     def log_evidence_error(self) -> EvidenceError:
         """That of the inner part at the mode of the marginalised sites, and that of the integral over these; nats."""
-        inner = super().log_evidence_error
-        return inner.beside(self.integral.error)
+        return super().log_evidence_error.beside(self.integral.error)
 
     @cached_property
     def _places(self) -> IndexMap:
@@ -103,26 +99,9 @@ class NestedPosterior(LaplacePosterior):
             return white
         return torch.cat([self._drawn(part).u for part in white.split(self._rows)])
 
-    def _log_weight(self, white: Tensor) -> Tensor:
-        return self._log_ratio(self._drawn(white))
-
-    def _log_ratio(self, found: JointDraws) -> Tensor:
-        return self.state.problem.density.log_joint(found.u, self.state.theta) - found.log_density
-
-    def _weighed(self, num_samples: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Draws and their log weights, inner modes solved once for both."""
-        white = self._white(num_samples, generator_of(seed))
-        with torch.no_grad(), without_validation():
-            found = [self._drawn(part) for part in white.split(self._rows)]
-            log_weights = torch.cat([self._log_ratio(each) for each in found])
-        draws = self._constrained(torch.cat([each.u for each in found]))
-        return draws, torch.where(log_weights.isnan(), -torch.inf, log_weights)  # beyond the largest float: density 0
-
-    @cached_property
-    def relative_ess(self) -> float:
-        """The share of 500 draws that importance weights leave, 0 to 1; small where the inside is far from normal."""
-        log_weights = self._weighed(500, seed=0)[1]
-        return float(importance.effective_sample_size(log_weights)) / len(log_weights)
+    def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        found = self._drawn(white)
+        return found.u, found.log_density
 
     @property
     def candidate_hyperparameters(self) -> tuple[str, ...]:
@@ -180,7 +159,7 @@ class NestedPosterior(LaplacePosterior):
         return self._constrained(self._places.whole(*parts))
 
     def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
-        """As for every posterior; how the marginalised sites were integrated, how many inner modes were not found."""
+        """Those of every posterior; how sites were integrated, with what error, and number of inner modes not found."""
         return super().diagnostics(1_000 if num_samples is None else num_samples, seed) | {
             "marginalised_sites": list(self.marginalised_sites),
             "integration": self.integral.method,
@@ -204,7 +183,7 @@ class NestedPosterior(LaplacePosterior):
         return Proposal(self.integral, self._places, self.state.u.unsqueeze(0))
 
     def _record(self) -> dict[str, Any]:
-        return super()._record() | {"nested": nested_archive.record(self.integral)}
+        return super()._record() | {"nested": archive.record_integral(self.integral)}
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "NestedPosterior":
@@ -217,16 +196,8 @@ class NestedPosterior(LaplacePosterior):
         if "nested" not in content:
             raise BadInput(f"{path} holds a posterior without marginalised sites; load it with LaplacePosterior.load.")
         state = archive.restore(content, model, with_marginalised=True)
-        integral = nested_archive.restore(content["nested"], state, model)
-        posterior = cls(
-            state,
-            content["status"],
-            tuple(content["log_evidences"]),
-            content["restarts"],
-            tuple(content["failures"]),
-            integral=integral,
-        )
-        return posterior
+        integral = archive.restore_integral(content["nested"], state, model)
+        return cls(state, *archive.history(content), integral=integral)
 
 
 def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: LaplacePosterior) -> NestedPosterior:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -11,27 +11,22 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
+from pyro_evidence.posterior.base import Posterior, Values, equal_weights, in_pairs
 from pyro_evidence.posterior.guide import LaplaceGuide
-from pyro_evidence.posterior.predict import in_pairs
 from pyro_evidence.precision.gaussian_process import LatentPrecision
+from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.links import gauss_hermite, hermite
-from pyro_evidence.program.simulate import node_at
-from pyro_evidence.settings import seeded
-from pyro_evidence.structure.gaussian_process import Block, function_blocks
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.simulate import in_parts, node_at, rows_at_once
+from pyro_evidence.settings import check_count
+from pyro_evidence.structure.gaussian_process import function_blocks
 
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
-
-
-class HasState(Protocol):
-    """A posterior that keeps the last iterate of its fit."""
-
-    @property
-    def state(self) -> LaplaceState:
-        """The last iterate of the fit."""
+NUM_NODES = 40  # of Gauss-Hermite quadrature over one function's value
 
 
 @dataclass(frozen=True)
@@ -61,13 +56,14 @@ class LatentPrediction:
         """Variances, in the shape of the mean."""
         return self.covariance.diagonal().reshape(self.mean.shape)
 
-    def get_samples(self, num_samples: int, seed: int) -> Tensor:
+    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> Tensor:
         """Joint draws, ``(S,) + mean shape``.
 
+        :param seed: None takes one from the state of the caller's generator, which stays where it is.
         :raises NotPositiveDefinite: when new inputs coincide and the model has no jitter.
         """
-        generator = seeded(seed)
-        white = torch.randn(num_samples, self.mean.numel(), generator=generator, dtype=torch.float64)
+        num_samples = check_count("num_samples", num_samples, at_least=0)
+        white = torch.randn(num_samples, self.mean.numel(), generator=generator_of(seed), dtype=torch.float64)
         tril = cholesky(self.covariance, "the latent function's posterior covariance at these inputs")
         return self.mean + (white.to(tril) @ tril.mT).reshape(num_samples, *self.mean.shape)
 
@@ -119,7 +115,7 @@ class LatentPrediction:
         return function(self.mean.unsqueeze(-1) + self.variance.sqrt().unsqueeze(-1) * nodes) @ weights
 
 
-def predict_latent(posterior: HasState, *args: Any, site: str | None = None, **kwargs: Any) -> LatentPrediction:
+def predict_latent(posterior: Posterior, *args: Any, site: str | None = None, **kwargs: Any) -> LatentPrediction:
     r"""The posterior of a latent Gaussian process at new inputs.
 
     .. math:: E f_* = m_* + K_{*f}\, \nabla \log p(D | \hat f), \qquad
@@ -158,7 +154,7 @@ def functions_of(state: LaplaceState) -> list[str]:
 
 @dataclass(frozen=True)
 class NewValues:
-    """What is to be predicted of one site: its prior, and its prior covariance with all old latents."""
+    """Prior of the values of one site that are to be predicted, and its covariance with all old latents."""
 
     shape: tuple[int, ...]
     loc: Tensor  # (M,)
@@ -167,14 +163,18 @@ class NewValues:
 
 
 def new_values(state: LaplaceState, site: str, new: Arguments) -> NewValues:
-    """The values of a latent function at new inputs.
+    """The values of a latent function at new inputs, by the prior of old and new values together.
 
     :raises BadInput: when the function does not grow with the model's inputs.
     """
-    joint = state.problem.joint
-    where = joint.latents.slices[site]
+    joint = copy.copy(state.problem.joint)
+    old, args = joint.args, new[0]
+    joint.args = tuple(_joined(i, old[i] if i < len(old) else None, a) for i, a in enumerate(args))
+    joint.kwargs = {k: _joined(k, joint.kwargs.get(k), v) for k, v in new[1].items()}
+    with new_data(joint.args, joint.kwargs):
+        blocks = function_blocks(node_at(joint, state.theta, site), 0) or []  # one for each function
     shape = next(p.shape for p in joint.latents if p.name == site)
-    blocks, size = _joined_prior(state, site, new), shape[-1]
+    size = shape[-1]
     if len(blocks) != shape[:-1].numel() or len(blocks[0].loc) <= size:
         raise BadInput(
             f"the model's '{site}' does not grow with its inputs: it has shape {tuple(shape)} on the old inputs, and "
@@ -183,7 +183,7 @@ def new_values(state: LaplaceState, site: str, new: Arguments) -> NewValues:
         )
     loc = torch.cat([b.loc[size:] for b in blocks])
     cross = torch.zeros(joint.latents.size, len(loc), dtype=loc.dtype, device=loc.device)
-    cross[where] = torch.block_diag(*(b.covariance[:size, size:] for b in blocks))
+    cross[joint.latents.slices[site]] = torch.block_diag(*(b.covariance[:size, size:] for b in blocks))
     K = torch.block_diag(*(b.covariance[size:, size:] for b in blocks))
     return NewValues((*shape[:-1], len(blocks[0].loc) - size), loc, K, cross)
 
@@ -205,16 +205,6 @@ def predicted(state: LaplaceState, values: list[NewValues]) -> LatentPrediction:
     covariance = prior - state.precision.mode.factor.explained(state.precision.seen.apply(cross))
     mean = torch.cat([v.loc for v in values]) + cross.mT @ state.precision.dual
     return LatentPrediction(mean.reshape(values[0].shape) if len(values) == 1 else mean, covariance)
-
-
-def _joined_prior(state: LaplaceState, site: str, new: Arguments) -> list[Block]:
-    """The prior of the site's old and new values together, one block per function."""
-    joint = copy.copy(state.problem.joint)
-    old, args = joint.args, new[0]
-    joint.args = tuple(_joined(i, old[i] if i < len(old) else None, a) for i, a in enumerate(args))
-    joint.kwargs = {k: _joined(k, joint.kwargs.get(k), v) for k, v in new[1].items()}
-    with new_data(joint.args, joint.kwargs):
-        return function_blocks(node_at(joint, state.theta, site), 0) or []
 
 
 def _joined(name: int | str, old: Any, new: Any) -> Any:
@@ -247,42 +237,38 @@ class ProcessGuide(LaplaceGuide):
         """Without what is only kept for speed."""
         return vars(self) | {"_last": None}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Values:
         """One draw of every integrated site."""
         if self._fitted(args, kwargs):
             return super().__call__(*args, **kwargs)
         shapes, mean, tril = self._law((args, kwargs))
         law = dist.MultivariateNormal(mean, scale_tril=tril)
         flat = pyro.sample("_laplace_latent", law, infer={"is_auxiliary": True})
-        pieces = flat.split([torch.Size(shape).numel() for shape in shapes], -1)
-        named = zip(self.latents.names, pieces, shapes, strict=True)
-        return {n: self._emitted(n, v.reshape((*v.shape[:-1], *shape))) for n, v, shape in named}
+        values = self._by_site(flat, shapes)
+        return {n: pyro.sample(n, dist.Delta(v, event_dim=v.dim())) for n, v in values.items()}
 
-    def values(
-        self, num_samples: int, generator: torch.Generator, *args: Any, **kwargs: Any
-    ) -> dict[str, Tensor] | None:
+    def values(self, num_samples: int, generator: torch.Generator, new: Arguments) -> Values | None:
         """Draws of all latents at new inputs, in pairs around the mean; None where the inputs are the fitted ones."""
-        if self._fitted(args, kwargs):
+        if self._fitted(*new):
             return None
-        shapes, mean, tril = self._law((args, kwargs))
-        flat = mean + in_pairs(num_samples, len(mean), generator).to(mean) @ tril.mT
+        shapes, mean, tril = self._law(new)
+        return self._by_site(mean + in_pairs(num_samples, len(mean), generator).to(mean) @ tril.mT, shapes)
+
+    def _by_site(self, flat: Tensor, shapes: list[tuple[int, ...]]) -> Values:
         pieces = flat.split([torch.Size(shape).numel() for shape in shapes], -1)
         named = zip(self.latents.names, pieces, shapes, strict=True)
-        return {n: v.reshape(len(flat), *shape).to(self.dtype) for n, v, shape in named}
-
-    def _emitted(self, name: str, value: Tensor) -> Tensor:
-        value = value.to(self.dtype)
-        return pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
+        return {n: v.reshape((*v.shape[:-1], *shape)).to(self.dtype) for n, v, shape in named}
 
     def _fitted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether the inputs are the old ones; targets may be missing."""
         joint = self.state.problem.joint
         pairs = [*zip(joint.args, args, strict=False), *((joint.kwargs.get(k), v) for k, v in kwargs.items())]
-        return all(not isinstance(b, Tensor) or (isinstance(a, Tensor) and _equal(a, b)) for a, b in pairs)
+        given = [(a, b) for a, b in pairs if isinstance(b, Tensor) and a is not b]
+        return all(isinstance(a, Tensor) and a.shape == b.shape and torch.equal(a, b.to(a)) for a, b in given)
 
     def _law(self, new: Arguments) -> tuple[list[tuple[int, ...]], Tensor, Tensor]:
         """Shapes of the sites, flat mean and scale; kept for the next call with the same tensors."""
-        if self._last is None or not _identical(self._last[0], new):
+        if self._last is None or not same_arguments(self._last[0], new):
             values = [
                 new_values(self.state, n, new) if n in self.functions else old_values(self.state, n)
                 for n in self.latents.names
@@ -293,12 +279,24 @@ class ProcessGuide(LaplaceGuide):
         return self._last[1:]
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.shape == b.shape and torch.equal(a, b.to(a)))
+def latents_at(
+    state: LaplaceState, joint: LogJoint, new: Arguments, num_samples: int, seed: int, by_quadrature: bool
+) -> Iterator[tuple[Values, Tensor]] | None:
+    """Values of the latents at new inputs and their weights ``(S,)``; None where the inputs are those of the fit.
 
-
-def _identical(a: Arguments, b: Arguments) -> bool:
-    mine, other = [*a[0], *a[1].values()], [*b[0], *b[1].values()]
-    if len(mine) != len(other) or a[1].keys() != b[1].keys():
-        return False
-    return all(x is y for x, y in zip(mine, other, strict=True))
+    :param by_quadrature: nodes, or Sobol points, of the normal distribution at each input by itself, for one site
+        alone; draws of all inputs together otherwise.
+    """
+    name, at_once = joint.latents.names[0], rows_at_once(joint)
+    if by_quadrature and len(joint.latents.names) == 1 and len(joint.latents.parts[0].shape) <= 2:
+        found = predicted(state, [new_values(state, name, new)])
+        if found.mean.dim() == 2:
+            points = found.at_each_input(num_samples, seed, at_once)
+            return (({name: part}, equal_weights(len(part))) for part in points)
+        nodes, weights = gauss_hermite(NUM_NODES, found.mean)
+        sd = found.variance.clamp(min=0.0).sqrt()  # rounding below 0
+        return iter([({name: found.mean + nodes.unsqueeze(-1) * sd}, weights)])
+    drawn = ProcessGuide(state).values(num_samples, generator_of(seed), new)
+    if drawn is None:
+        return None
+    return ((part, equal_weights(len(part[name]))) for part in in_parts(drawn, joint))

@@ -1,9 +1,9 @@
-"""A Laplace posterior's draws, weighted by the exact density: the same face, without Laplace's error in shape."""
+"""A Laplace posterior's draws, weighted by the exact density; leave-one-group-out by the same weights."""
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,21 +12,24 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput, TooLarge
+from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import Problem
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics import batched, derivatives, importance, newton
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
-from pyro_evidence.posterior.summary import Shown
+from pyro_evidence.posterior import summary
+from pyro_evidence.posterior.guide import Frame, emitted, frames_of
+from pyro_evidence.posterior.summary import Layout, Rows
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count, seeded
-
-Frame = tuple[str, int, int]  # a plate's name, size and dim
+from pyro_evidence.settings import check_count, quantile_levels
+from pyro_evidence.structure.names import Coords, Dims
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CorrectedPosterior(Shown):
+class CorrectedPosterior:
     """Draws of a posterior with Pareto-smoothed importance weights; made by ``posterior.importance_resampled(...)``.
 
     Means, quantiles and draws are those of the exact posterior at the fitted hyperparameters, as far as k-hat is
@@ -40,7 +43,10 @@ class CorrectedPosterior(Shown):
     >>> corrected.summary()  # doctest: +SKIP
     """
 
-    _gaussian: ClassVar[bool] = False
+    _normal: ClassVar[bool] = False
+    _num_tabulated: ClassVar[int] = 4_000
+    _spread: ClassVar[None] = None
+    pruned: ClassVar[Any] = {}
 
     joint: LogJoint
     theta: Tensor
@@ -50,7 +56,7 @@ class CorrectedPosterior(Shown):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(log_evidence={float(self.log_evidence):.6g} +- {self.log_evidence_error:.2g}, "
-            f"num_draws={self.num_draws}, effective_sample_size={self.effective_sample_size:.0f}, "
+            f"num_samples={self.num_samples}, effective_sample_size={self.effective_sample_size:.0f}, "
             f"pareto_k={self.pareto_k:.2f})"
         )
 
@@ -59,8 +65,8 @@ class CorrectedPosterior(Shown):
         return self.joint
 
     @property
-    def num_draws(self) -> int:
-        """How many draws were weighted."""
+    def num_samples(self) -> int:
+        """Number of draws that were weighted."""
         return len(self.smoothed.log_weights)
 
     @property
@@ -75,7 +81,7 @@ class CorrectedPosterior(Shown):
 
     @property
     def effective_sample_size(self) -> float:
-        """How many independent draws the weighted ones are worth."""
+        """Number of independent draws that the weighted ones are worth."""
         return float(importance.effective_sample_size(self.smoothed.log_weights))
 
     @property
@@ -105,13 +111,15 @@ class CorrectedPosterior(Shown):
         own = {n: self.draws[n] for n in self.joint.latents.names if n in self.draws}
         return WeightedGuide(self.joint, self.theta, own, self.weights)
 
-    def get_samples(self, num_samples: int = 1000, seed: int = 0) -> dict[str, Tensor]:
+    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
         """Draws, shaped and constrained as by ``MCMC.get_samples()``: the weighted ones resampled, in random order.
 
         Each is taken as often as its weight says, to within one (systematic resampling).
+
+        :param seed: None takes one from the state of the caller's generator, which stays where it is.
         """
         num_samples = check_count("num_samples", num_samples, at_least=0)
-        index = resampled(self.weights, num_samples, seeded(seed))
+        index = resampled(self.weights, num_samples, generator_of(seed))
         return {n: v[index] for n, v in self.draws.items()}
 
     def mean(self) -> dict[str, Tensor]:
@@ -133,9 +141,7 @@ class CorrectedPosterior(Shown):
         :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
         :raises BadInput: for a ``q`` outside 0 to 1.
         """
-        levels = torch.as_tensor(q, dtype=torch.float64)
-        if not bool(((levels >= 0.0) & (levels <= 1.0)).all()):
-            raise BadInput(f"quantiles({q}): expected probabilities between 0 and 1.")
+        levels = quantile_levels(q)
         return {n: weighted_quantiles(v, self.weights, levels) for n, v in self.draws.items()}
 
     def diagnostics(self) -> dict[str, float]:
@@ -147,12 +153,32 @@ class CorrectedPosterior(Shown):
             "log_evidence_se": self.log_evidence_error,
         }
 
-    def _below(self, spread: HyperparameterCovariance | None) -> list[str]:
+    def table(
+        self, prob: float = 0.9, *, coords: Coords | None = None, dims: Dims | None = None, most: int | None = None
+    ) -> Table:
+        """Weighted mean, deviation and interval, a row for each element; see :meth:`LaplacePosterior.table`."""
+        return summary.table(self, prob, coords=coords, dims=dims, most=most)
+
+    def summary(self, prob: float = 0.9) -> None:
+        """Print the table, twelve rows of a site at most, then the evidence and what the draws are worth."""
+        summary.summary(self, prob)
+
+    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+        """The table as a picture: a point and an interval for each element, twelve of a site at most."""
+        return summary.plot(self, axes, prob=prob)
+
+    def _repr_html_(self) -> str:
+        return summary.as_html(self)
+
+    def _hyper_rows(self, layout: Layout, spread: HyperparameterCovariance | None) -> tuple[Rows, list[str]]:
+        return {}, []
+
+    def _notes(self) -> list[str]:
         said = [
-            f"{self.num_draws} draws, weighted: worth {self.effective_sample_size:.0f} (k-hat {self.pareto_k:.2f})",
+            f"{self.num_samples} draws, weighted: worth {self.effective_sample_size:.0f} (k-hat {self.pareto_k:.2f})",
             f"log evidence = {float(self.log_evidence):.4f} +- {self.log_evidence_error:.4f} nats",
         ]
-        if self.pareto_k > importance.threshold(self.num_draws):
+        if self.pareto_k > importance.threshold(self.num_samples):
             said.append(
                 "k-hat is too high: the weights rest on few draws, and these numbers too; run NUTS on its model."
             )
@@ -162,34 +188,22 @@ class CorrectedPosterior(Shown):
 class WeightedGuide:
     """A guide that draws one of some weighted draws, by its weight; of densities it says nothing."""
 
-    def __init__(self, joint: LogJoint, theta: Tensor, draws: Mapping[str, Tensor], weights: Tensor) -> None:
+    def __init__(self, joint: LogJoint, theta: Tensor, draws: dict[str, Tensor], weights: Tensor) -> None:
         nodes = joint.trace(joint.initial_u, theta).nodes
-        self.frames: dict[str, tuple[tuple[str, int, int], ...]] = {
-            n: tuple((f.name, f.size, f.dim) for f in _plates(nodes[n])) for n in draws
-        }
+        self.frames: dict[str, tuple[Frame, ...]] = {n: frames_of(nodes[n]) for n in draws}
         self.event_dims: dict[str, int] = {n: nodes[n]["fn"].event_dim for n in draws}
-        self.draws: dict[str, Tensor] = dict(draws)
+        self.draws: dict[str, Tensor] = draws
         self.weights = weights
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """One draw of every site; the arguments are not looked at."""
         index = pyro.sample("_weighted_draw", dist.Categorical(self.weights), infer={"is_auxiliary": True})
-        frames: list[Frame] = sorted({frame for frames in self.frames.values() for frame in frames})
-        plates = {name: pyro.plate(name, size, dim=dim) for name, size, dim in frames}
-        return {n: self._site(n, v, index, plates) for n, v in self.draws.items()}
-
-    def _site(self, name: str, draws: Tensor, index: Tensor, plates: dict[str, Any]) -> Tensor:
-        event_dim = self.event_dims[name]
-        shape = torch.broadcast_shapes(draws.shape[1:], index.shape + (1,) * event_dim)  # plates of others in front
-        value = draws[index].reshape(shape)
-        with ExitStack() as stack:
-            for plate, _, _ in self.frames[name]:
-                stack.enter_context(plates[plate])
-            return pyro.sample(name, dist.Delta(value, event_dim=event_dim))
-
-
-def _plates(node: Any) -> list[Any]:
-    return [f for f in node["cond_indep_stack"] if f.vectorized]
+        values = {}
+        for name, draws in self.draws.items():
+            event_dim = self.event_dims[name]
+            shape = torch.broadcast_shapes(draws.shape[1:], index.shape + (1,) * event_dim)  # plates of others in front
+            values[name] = dist.Delta(draws[index].reshape(shape), event_dim=event_dim)
+        return emitted(values, self.frames)
 
 
 def resampled(weights: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
@@ -256,7 +270,7 @@ class LOOResult:
 
     @property
     def standard_error(self) -> Tensor:
-        """Of :attr:`total`, from how the groups differ, nats, ``()``."""
+        """Standard error of :attr:`total`, from how the groups differ, nats, ``()``."""
         return self.elpd.std() * len(self.elpd) ** 0.5
 
     @property
@@ -299,7 +313,14 @@ def left_out(places: ConditionalApproximations, by: str | Tensor | None) -> LOOR
     """
     joint = places.problem.joint
     labels, inverse = _labels(joint, places, by)
-    _require_room(places, len(labels), len(inverse))
+    size, numbers = places.u.shape[-1], (len(labels) + 1) * len(inverse) * len(places.u)
+    if size > LARGEST or numbers > NUMBERS:
+        raise TooLarge(
+            f"leaving {len(labels)} groups of {len(inverse)} data out, with {size} coordinates at {len(places.u)} "
+            f"outer places, needs Gaussians of {size} x {size} and masks of {numbers:.2g} numbers; expected at most "
+            f"{LARGEST} coordinates and {NUMBERS:.2g} numbers. Leave fewer, larger groups out (by=...), or fit to all "
+            "data but one group's and ask log_prob(...) for its data."
+        )
     masks = torch.nn.functional.one_hot(inverse, len(labels)).T.to(places.u)
     masks = torch.cat([torch.zeros_like(masks[:1]), masks])  # first with all data
     found = [_evidence(row) for row in _log_weights(places, masks)]
@@ -323,9 +344,17 @@ def _evidence(log_weights: Tensor) -> tuple[Tensor, float]:
 def _labels(joint: LogJoint, places: ConditionalApproximations, by: str | Tensor | None) -> tuple[Tensor, Tensor]:
     """Distinct labels ``(G,)``, and each datum's position among them ``(N,)``."""
     shape = _pointwise(joint, places.u[0], places.theta[0]).shape
-    found = torch.arange(shape.numel()).reshape(shape) if by is None else by
-    if isinstance(found, str):
-        found = _argument(joint, found, shape) if found in _arguments(joint) else _plate(joint, places, found, shape)
+    found: Any = torch.arange(shape.numel()).reshape(shape) if by is None else by
+    if isinstance(by, str):
+        arguments = dict(joint.kwargs)
+        with suppress(TypeError, ValueError):  # a model without a signature
+            arguments = dict(inspect.signature(joint.model).bind(*joint.args, **joint.kwargs).arguments)
+        found = arguments[by] if by in arguments else _plate(joint, places, by, shape, sorted(arguments))
+        if not isinstance(found, Tensor) or found.numel() != shape.numel():
+            raise BadInput(
+                f"by={by!r} is an argument of the model, but not one label for each of the {shape.numel()} data; "
+                "expected a tensor of labels. Pass one: loo(by=group)."
+            )
     if not isinstance(found, Tensor):
         raise BadInput(f"by={by!r}; expected a plate's or argument's name, or a tensor of labels: loo(by=group).")
     if found.numel() != shape.numel():
@@ -336,48 +365,21 @@ def _labels(joint: LogJoint, places: ConditionalApproximations, by: str | Tensor
     return labels, inverse
 
 
-def _arguments(joint: LogJoint) -> dict[str, object]:
-    """The model's arguments by name."""
-    try:
-        return dict(inspect.signature(joint.model).bind(*joint.args, **joint.kwargs).arguments)
-    except (TypeError, ValueError):
-        return dict(joint.kwargs)
-
-
-def _argument(joint: LogJoint, name: str, shape: torch.Size) -> Tensor:
-    value = _arguments(joint)[name]
-    if not isinstance(value, Tensor) or value.numel() != shape.numel():
-        raise BadInput(
-            f"by={name!r} is an argument of the model, but not one label for each of the {shape.numel()} data; "
-            "expected a tensor of labels. Pass one: loo(by=group)."
-        )
-    return value
-
-
-def _plate(joint: LogJoint, places: ConditionalApproximations, name: str, shape: torch.Size) -> Tensor:
+def _plate(
+    joint: LogJoint, places: ConditionalApproximations, name: str, shape: torch.Size, arguments: list[str]
+) -> Tensor:
     """The index in a plate of every datum."""
     nodes = joint.trace(places.u[0], places.theta[0]).nodes
     frames = {f.name: f for n in joint.observed for f in nodes[n]["cond_indep_stack"] if f.vectorized}
     if name not in frames:
         raise BadInput(
-            f"by={name!r}; expected an argument of the model, {sorted(_arguments(joint))}, or a plate around the data, "
+            f"by={name!r}; expected an argument of the model, {arguments}, or a plate around the data, "
             f"{sorted(frames)}, or a tensor of labels, one for each datum."
         )
     frame = frames[name]
     event_dims = max(nodes[n]["fn"].event_dim for n in joint.observed)
     index = torch.arange(frame.size).reshape(-1, *[1] * (-frame.dim - 1 if len(shape) >= -frame.dim else event_dims))
     return index.expand(shape)
-
-
-def _require_room(places: ConditionalApproximations, num_groups: int, num_data: int) -> None:
-    size, numbers = places.u.shape[-1], (num_groups + 1) * num_data * len(places.u)
-    if size > LARGEST or numbers > NUMBERS:
-        raise TooLarge(
-            f"leaving {num_groups} groups of {num_data} data out, with {size} coordinates at {len(places.u)} outer "
-            f"places, needs Gaussians of {size} x {size} and masks of {numbers:.2g} numbers; expected at most "
-            f"{LARGEST} coordinates and {NUMBERS:.2g} numbers. Leave fewer, larger groups out (by=...), or fit to all "
-            "data but one group's and ask log_prob(...) for its data."
-        )
 
 
 def _pointwise(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
@@ -438,10 +440,7 @@ def _log_weights(places: ConditionalApproximations, masks: Tensor) -> Tensor:
     u = (mode.u.unsqueeze(1) + away).flatten(0, 1)
     with torch.no_grad():
         log_joint = density.log_joint(u, theta.repeat_interleave(len(noise), 0)).reshape(len(start), -1)
-    log_proposal = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True) + _log_normal(noise)
+    log_normal = -0.5 * (noise.square() + math.log(math.tau)).sum(-1)
+    log_proposal = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True) + log_normal
     found = log_joint - log_proposal + places.log_weight.repeat(len(masks)).unsqueeze(-1)
     return torch.where(sound & torch.isfinite(found), found, -torch.inf).reshape(len(masks), num, -1)
-
-
-def _log_normal(white: Tensor) -> Tensor:
-    return -0.5 * (white.square() + torch.log(torch.tensor(torch.pi * 2.0))).sum(-1)

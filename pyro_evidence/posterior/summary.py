@@ -1,10 +1,11 @@
-"""How a posterior shows itself: ``table()``, ``summary()`` and what a notebook displays."""
+"""A posterior as a table, a printed summary, a picture, and what a notebook displays."""
 
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,23 +13,28 @@ from torch.distributions import CorrCholeskyTransform
 
 from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
-from pyro_evidence.errors import BadInput
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.laplace.uncertainty import HyperparameterCovariance, message
+from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
-from pyro_evidence.posterior import diagnostics
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.settings import check_probability
 from pyro_evidence.structure.names import Coords, Dims, Names, names_of
 
-Row = dict[str, float]
-Rows = dict[str, Row]
+Rows = dict[str, dict[str, float]]
+Values = dict[str, Tensor]
+LISTED = 12  # elements of a site that summary() lists
+COLUMNS = {
+    "value": "the mean; of a hyperparameter that was maximised, where it is",
+    "sd": "standard deviation",
+    "median": "",
+    "gamma": "how many parameters of that prior precision the data determine",
+}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the rows are to be written.
+    """Names, levels and number of a table's rows.
 
     :ivar names: of elements.
     :ivar levels: two probabilities, the ends of the intervals.
@@ -50,24 +56,31 @@ class Layout:
         order = {name: place for place, name in enumerate(self.names.dims)}
         return sorted(parts, key=lambda p: order.get(p.name, len(order)))
 
-    def shown(self, alive: Tensor) -> Tensor:
-        """Flat places of the elements that are listed, those alive first to last."""
-        return alive.reshape(-1).nonzero().flatten()[: self.most]
+    def rows(self, name: str, alive: Tensor, columns: Callable[[Tensor], Values]) -> tuple[Rows, list[str]]:
+        """Rows of the elements of one site, pruned ones left out, and what is to be said of those not listed.
 
-    def rows(self, name: str, shape: Sequence[int], places: Tensor, columns: Mapping[str, Tensor]) -> Rows:
-        """Rows of some elements, ``columns`` holding one number for each of ``places``."""
-        index = (
-            torch.stack(torch.unravel_index(places, torch.Size(shape)), -1) if len(shape) else places[:, None][:, :0]
-        )
+        :param alive: which are not pruned, bool, in the site's shape.
+        :param columns: one number for each of some flat places.
+        """
+        every = alive.reshape(-1).nonzero().flatten()
+        places, shape = every[: self.most], alive.shape
+        index = torch.stack(torch.unravel_index(places, shape), -1) if len(shape) else places[:, None][:, :0]
         labels = [self.names.label(name, i) for i in index.tolist()]
-        values = {c: v.tolist() for c, v in columns.items()}
-        return {label: {c: float(v[k]) for c, v in values.items()} for k, label in enumerate(labels)}
-
-    def left_out(self, name: str, alive: Tensor) -> list[str]:
-        """What is to be said of the elements that are not listed."""
-        pruned, more = int((~alive).sum()), int(alive.sum()) - len(self.shown(alive))
+        pruned, more = alive.numel() - len(every), len(every) - len(places)
         said = [f"{name}: {pruned} of {alive.numel()} elements are pruned"] if pruned else []
-        return [*said, *([f"{name}: {more} more, in table()"] if more else [])]
+        return by_label(labels, columns(places)), [*said, *([f"{name}: {more} more, in table()"] if more else [])]
+
+    def correlation_rows(self, part: Coordinate, columns: Mapping[str, Tensor]) -> Rows:
+        """Rows of correlations: which two, and their numbers."""
+        size = part.shape[-1]
+        pairs = [self.names.words(part.name, pair) for pair in torch.tril_indices(size, size, -1).T.tolist()]
+        return by_label([f"{part.name}: correlation of {b}, {a}" for a, b in pairs], columns)
+
+
+def by_label(labels: Sequence[str], columns: Mapping[str, Tensor]) -> Rows:
+    """A row for each label, from columns of as many numbers."""
+    values = {c: v.tolist() for c, v in columns.items()}
+    return {label: {c: float(v[k]) for c, v in values.items()} for k, label in enumerate(labels)}
 
 
 def is_correlation(part: Coordinate) -> bool:
@@ -90,167 +103,128 @@ def correlations(factor: Tensor) -> Tensor:
     return (factor @ factor.mT)[..., row, column]
 
 
-def correlation_rows(layout: Layout, name: str, size: int, columns: Mapping[str, Tensor]) -> Rows:
-    """Rows of correlations: which two, and their numbers."""
-    pairs = torch.tril_indices(size, size, -1).T.tolist()
-    words = [layout.names.words(name, pair) for pair in pairs]
-    values = {c: v.tolist() for c, v in columns.items()}
-    return {
-        f"{name}: correlation of {b}, {a}": {c: float(v[k]) for c, v in values.items()}
-        for k, (a, b) in enumerate(words)
-    }
-
-
-def of_draws(draws: Tensor, layout: Layout) -> dict[str, Tensor]:
+def of_draws(draws: Tensor, layout: Layout) -> Values:
     """Moments and quantiles of columns of draws, ``(S, K)``."""
     low, median, high = draws.quantile(draws.new_tensor([layout.levels[0], 0.5, layout.levels[1]]), 0)
-    return dict(
-        zip(("value", "sd", "median", *layout.ends), (draws.mean(0), draws.std(0), median, low, high), strict=True)
-    )
+    return {"value": draws.mean(0), "sd": draws.std(0), "median": median, layout.ends[0]: low, layout.ends[1]: high}
 
 
-def of_normal(mean: Tensor, sd: Tensor, layout: Layout) -> dict[str, Tensor]:
+def of_normal(mean: Tensor, sd: Tensor, layout: Layout) -> Values:
     """Moments and quantiles of normal distributions, without draws."""
     low, high = (mean + torch.special.ndtri(mean.new_tensor(level)) * sd for level in layout.levels)
-    return dict(zip(("value", "sd", "median", *layout.ends), (mean, sd, mean, low, high), strict=True))
+    return {"value": mean, "sd": sd, "median": mean, layout.ends[0]: low, layout.ends[1]: high}
 
 
-LISTED = 12  # elements of a site that summary() lists
-COLUMNS = {
-    "value": "the mean; of a hyperparameter that was maximised, where it is",
-    "sd": "standard deviation",
-    "median": "",
-    "gamma": "how many parameters of that prior precision the data determine",
-}
-Values = dict[str, Tensor]
-
-
-class Shown:
+class Tabulated(Protocol):
     """A posterior over named sites that can be tabulated and printed."""
 
-    _gaussian: ClassVar[bool] = True  # whether sites on the whole real line are normal, by their quantiles
-    _tabulated: ClassVar[int] = 4_000  # draws, where there are other sites
+    @property
+    def _joint(self) -> LogJoint: ...
+
+    @property
+    def _normal(self) -> bool:
+        """Whether sites on the whole real line are normal, by their quantiles."""
+
+    @property
+    def _num_tabulated(self) -> int:
+        """Draws, where there are other sites."""
+
+    @property
+    def pruned(self) -> Values:
+        """Which elements of each site were switched off, by unconstrained element."""
+
+    @property
+    def _spread(self) -> HyperparameterCovariance | None:
+        """Covariance of the hyperparameters, where that is known and cheap."""
 
     def get_samples(self, num_samples: int, seed: int) -> Values:
         """Draws of every site."""
-        raise NotImplementedError
 
     def quantiles(self, q: list[float]) -> Values:
         """Marginal quantiles of every site."""
-        raise NotImplementedError
 
-    @property
-    def _joint(self) -> LogJoint:
-        raise NotImplementedError
-
-    def _alive(self) -> Mapping[str, Tensor]:
-        """Which elements of each site were not switched off, by unconstrained element."""
-        return {}
-
-    def _hypers(self, spread: HyperparameterCovariance | None, layout: Layout) -> tuple[Rows, list[str]]:
+    def _hyper_rows(self, layout: Layout, spread: HyperparameterCovariance | None) -> tuple[Rows, list[str]]:
         """Rows of what was maximised."""
-        return {}, []
 
-    def _spread(self) -> HyperparameterCovariance | None:
-        """How well hyperparameters are determined, where that is known and cheap."""
-        return None
-
-    def _below(self, spread: HyperparameterCovariance | None) -> list[str]:
-        """What summary() says below its table."""
-        return []
-
-    def table(
-        self, prob: float = 0.9, *, coords: Coords | None = None, dims: Dims | None = None, most: int | None = None
-    ) -> Table:
-        """Hyperparameters and sites, a row for each element that is not pruned: value, deviation, interval.
-
-        Fixed effects and spreads as params have the standard deviations of :meth:`hyperparameter_covariance`; their
-        intervals are taken where they have no bounds (log scales, Fisher's transformation of correlations).
-        ``.to_pandas()`` has the numbers.
-
-        :param prob: in the intervals, which leave out as much on both sides.
-        :param coords: dimension -> names of its elements, with ``dims`` site -> dimensions, as for ArviZ.  Columns of a
-            data frame are known without them.
-        :param most: rows of one site; None for all.
-        :raises BadInput: for a ``prob`` outside 0 to 1, and for names that do not fit.
-        """
-        return self._table(self._spread(), prob, coords, dims, most)
-
-    def summary(self, prob: float = 0.9) -> None:
-        """Print the table, twelve rows of a site at most, then the evidence and how far to trust it."""
-        spread = self._spread()
-        print(self._table(spread, prob, None, None, LISTED))  # noqa: T201
-        print("\n".join(self._below(spread)))  # noqa: T201 - printing is what summary() is for, as in MCMC
-
-    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
-        """The table as a picture: a point and an interval for each element, twelve of a site at most.
-
-        Others are in :mod:`pyro_evidence.plots`.
-
-        >>> posterior.plot()  # doctest: +SKIP
-
-        :param axes: to draw on; None takes matplotlib's present ones.
-        :param prob: in the intervals.
-        :raises ImportError: without matplotlib.
-        """
-        axes = display.matplotlib("pyplot").gca() if axes is None else axes
-        display.check_axes(axes)
-        found = self._table(self._spread(), prob, None, None, LISTED).rows
-        low, high = (f"{100.0 * level:.4g}%" for level in (0.5 - 0.5 * prob, 0.5 + 0.5 * prob))
-        columns = [[row.get(c, math.nan) for row in found.values()] for c in ("value", low, high)]
-        display.intervals(axes, list(found), *columns)
-        axes.set_xlabel(f"value, {100.0 * prob:.4g} % interval")
-        return axes
-
-    def _repr_html_(self) -> str:
-        table = self._table(None, 0.9, None, None, LISTED)
-        return f"<p>{html.escape(repr(self))}</p>{table._repr_html_()}"
-
-    def _table(
-        self,
-        spread: HyperparameterCovariance | None,
-        prob: float,
-        coords: Coords | None,
-        dims: Dims | None,
-        most: int | None,
-    ) -> Table:
-        check_probability("prob", prob)
-        layout = Layout(names_of(self._joint, coords, dims), (0.5 - 0.5 * prob, 0.5 + 0.5 * prob), most)
-        rows, said = self._hypers(spread, layout)
-        sites, more = self._sites(layout)
-        columns = {c: COLUMNS[c] for c in ("value", "sd", "median")}
-        columns |= {end: "end of the interval" for end in layout.ends} | {"gamma": COLUMNS["gamma"]}
-        return Table(rows | sites, columns, [*said, *more], digits=4)
-
-    def _sites(self, layout: Layout) -> tuple[Rows, list[str]]:
-        """Rows of latent sites; draws are taken once, where a site is not normal."""
-        parts = layout.in_order(p for p in self._joint.latents if p.name != NOTHING)
-        normal = [p.name for p in parts if self._gaussian and is_identity(p.transform)]
-        levels = torch.special.ndtr(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
-        known = {n: v for n, v in self.quantiles(levels).items() if n in normal} if normal else {}
-        draws = self.get_samples(self._tabulated, seed=0) if len(normal) < len(parts) else {}
-        rows: Rows = {}
-        said: list[str] = []
-        for part in parts:
-            alive = self._alive().get(part.name, torch.ones(part.unconstrained_shape, dtype=torch.bool)).cpu()
-            if is_correlation(part):
-                found = of_draws(correlations(draws[part.name]), layout)
-                rows |= correlation_rows(layout, part.name, part.shape[-1], found)
-                continue
-            alive = alive if part.shape == part.unconstrained_shape else torch.ones(part.shape, dtype=torch.bool)
-            places = layout.shown(alive)
-            rows |= layout.rows(part.name, part.shape, places, _numbers(part, places, known, draws, layout))
-            said += layout.left_out(part.name, alive)
-        return rows, said
+    def _notes(self) -> list[str]:
+        """Lines of text below the summary's table."""
 
 
-def _numbers(part: Coordinate, places: Tensor, known: Values, draws: Values, layout: Layout) -> Values:
-    """Moments and intervals of some elements of a site, normal where its quantiles are known."""
-    if part.name in known:
-        mean, above = (v.reshape(-1)[places].double() for v in known[part.name])
-        return of_normal(mean, above - mean, layout)
-    found = draws[part.name]
-    return of_draws(found.reshape(len(found), -1)[:, places].double(), layout)
+def table(
+    posterior: Tabulated,
+    prob: float = 0.9,
+    *,
+    coords: Coords | None = None,
+    dims: Dims | None = None,
+    most: int | None = None,
+    errors: bool = True,
+) -> Table:
+    """Hyperparameters and sites, a row for each element that is not pruned: value, deviation, interval.
+
+    :param errors: with standard deviations of hyperparameters, where they are cheap.
+    :raises BadInput: for a ``prob`` outside 0 to 1, and for names that do not fit.
+    """
+    check_probability("prob", prob)
+    layout = Layout(names_of(posterior._joint, coords, dims), (0.5 - 0.5 * prob, 0.5 + 0.5 * prob), most)
+    rows, said = posterior._hyper_rows(layout, posterior._spread if errors else None)
+    sites, more = site_rows(posterior, layout)
+    columns = {c: COLUMNS[c] for c in ("value", "sd", "median")}
+    columns |= {end: "end of the interval" for end in layout.ends} | {"gamma": COLUMNS["gamma"]}
+    return Table(rows | sites, columns, [*said, *more], digits=4)
+
+
+def summary(posterior: Tabulated, prob: float = 0.9) -> None:
+    """Print the table, twelve rows of a site at most, then the evidence and how far to trust it."""
+    print(table(posterior, prob, most=LISTED))  # noqa: T201
+    print("\n".join(posterior._notes()))  # noqa: T201 - printing is what summary() is for, as in MCMC
+
+
+def plot(posterior: Tabulated, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+    """The table as a picture: a point and an interval for each element, twelve of a site at most."""
+    axes = display.matplotlib("pyplot").gca() if axes is None else axes
+    display.check_axes(axes)
+    found = table(posterior, prob, most=LISTED).rows
+    low, high = (f"{100.0 * level:.4g}%" for level in (0.5 - 0.5 * prob, 0.5 + 0.5 * prob))
+    columns = [[row.get(c, math.nan) for row in found.values()] for c in ("value", low, high)]
+    display.intervals(axes, list(found), *columns)
+    axes.set_xlabel(f"value, {100.0 * prob:.4g} % interval")
+    return axes
+
+
+def as_html(posterior: Tabulated) -> str:
+    """The table as HTML, without what is expensive, for a notebook."""
+    found = table(posterior, most=LISTED, errors=False)
+    return f"<p>{html.escape(repr(posterior))}</p>{found._repr_html_()}"
+
+
+def site_rows(posterior: Tabulated, layout: Layout) -> tuple[Rows, list[str]]:
+    """Rows of latent sites; draws are taken once, where a site is not normal."""
+    parts = layout.in_order(p for p in posterior._joint.latents if p.name != NOTHING)
+    normal = [p.name for p in parts if posterior._normal and is_identity(p.transform)]
+    levels = torch.special.ndtr(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
+    known = posterior.quantiles(levels) if normal else {}
+    draws = posterior.get_samples(posterior._num_tabulated, seed=0) if len(normal) < len(parts) else {}
+    pruned = posterior.pruned
+    rows: Rows = {}
+    said: list[str] = []
+    for part in parts:
+        name = part.name
+        if is_correlation(part):
+            rows |= layout.correlation_rows(part, of_draws(correlations(draws[name]), layout))
+            continue
+        alive = torch.ones(part.shape, dtype=torch.bool)
+        if name in pruned and part.shape == part.unconstrained_shape:
+            alive = ~pruned[name].cpu()
+        if name in normal:
+            mean, above = (v.double() for v in known[name])
+            columns = _at(of_normal(mean, above - mean, layout))
+        else:
+            flat = draws[name].reshape(len(draws[name]), -1)
+            columns = partial(_drawn, flat, layout)
+        found, more = layout.rows(name, alive, columns)
+        rows |= found
+        said += more
+    return rows, said
 
 
 def hyper_rows(
@@ -258,63 +232,61 @@ def hyper_rows(
 ) -> tuple[Rows, list[str]]:
     """A row for each element of each hyperparameter that is not pruned, and what is to be said of the others.
 
-    :param values: constrained, a pruned precision inf.
+    :param values: constrained, a pruned precision inf; those that were not maximised come last.
     :param gamma: of those that are precisions.
     :param spread: how well they are determined, where it is known.
     """
+    hypers = state.problem.joint.hypers
     rows: Rows = {}
     said: list[str] = []
-    for part in layout.in_order(state.problem.joint.hypers):
+    for part in layout.in_order(hypers):
         if is_correlation(part):
-            rows |= _correlations(state, part, spread, layout)
+            rows |= layout.correlation_rows(part, _correlations(state, part, spread, layout))
             continue
-        alive = values[part.name].isfinite()
-        places = layout.shown(alive)
-        columns = {"value": values[part.name], **_spreads(state, part, spread, layout)}
+        value = values[part.name]
+        columns = {"value": value, **_spreads(state, part, spread, layout)}
         if part.name in gamma and gamma[part.name].shape == part.shape:
             columns["gamma"] = gamma[part.name]
-        rows |= layout.rows(part.name, part.shape, places, {c: v.reshape(-1)[places] for c, v in columns.items()})
-        said += layout.left_out(part.name, alive)
-    held, more = _held({n: v for n, v in values.items() if n not in state.problem.joint.hypers.slices}, layout)
-    return rows | held, [*said, *more]
-
-
-def _held(values: Values, layout: Layout) -> tuple[Rows, list[str]]:
-    """Params that were not maximised: their values."""
-    rows: Rows = {}
-    said: list[str] = []
+        found, more = layout.rows(part.name, value.isfinite(), _at(columns))
+        rows |= found
+        said += more
     for name, value in values.items():
-        places = layout.shown(torch.ones(value.shape, dtype=torch.bool))
-        rows |= layout.rows(name, value.shape, places, {"value": value.reshape(-1)[places]})
-        said += layout.left_out(name, torch.ones(value.shape, dtype=torch.bool))
+        if name not in hypers.slices:
+            found, more = layout.rows(name, torch.ones(value.shape, dtype=torch.bool), _at({"value": value}))
+            rows |= found
+            said += more
     return rows, said
 
 
+def _drawn(draws: Tensor, layout: Layout, places: Tensor) -> Values:
+    return of_draws(draws[:, places].double(), layout)
+
+
+def _at(columns: Values) -> Callable[[Tensor], Values]:
+    """The columns' numbers at flat places."""
+    return lambda places: {c: v.reshape(-1)[places] for c, v in columns.items()}
+
+
 def _spreads(state: LaplaceState, part: Coordinate, spread: HyperparameterCovariance | None, layout: Layout) -> Values:
-    """Standard deviations and intervals, where there are any."""
+    """Standard deviations, and intervals in the coordinates of the search, where log evidence is nearest a parabola."""
     if spread is None:
         return {}
     columns = {"sd": spread.sd[part.name]}
     if part.unconstrained_shape == part.shape:
-        columns |= dict(zip(layout.ends, _interval(state, part, spread, layout), strict=True))
+        block = state.problem.joint.hypers.slices[part.name]
+        sd = spread.unconstrained.diagonal()[block].sqrt()
+        ends = [state.theta[block] + torch.special.ndtri(sd.new_tensor(level)) * sd for level in layout.levels]
+        found = torch.stack([part.transform(end.reshape(part.unconstrained_shape)) for end in ends])
+        columns |= dict(zip(layout.ends, found.sort(0).values.clone(), strict=True))
         for edge in (e for e in spread.edges if e.name == part.name):
             for column, end in zip(layout.ends, edge.interval, strict=True):
                 columns[column].reshape(-1)[edge.index] = end
     return columns
 
 
-def _interval(state: LaplaceState, part: Coordinate, spread: HyperparameterCovariance, layout: Layout) -> list[Tensor]:
-    """Ends, in the coordinates of the search, where the log evidence is nearest to a parabola."""
-    block = state.problem.joint.hypers.slices[part.name]
-    sd = spread.unconstrained.diagonal()[block].sqrt()
-    ends = [state.theta[block] + torch.special.ndtri(sd.new_tensor(level)) * sd for level in layout.levels]
-    found = torch.stack([part.transform(end.reshape(part.unconstrained_shape)) for end in ends])
-    return list(found.sort(0).values.clone())
-
-
 def _correlations(
     state: LaplaceState, part: Coordinate, spread: HyperparameterCovariance | None, layout: Layout
-) -> Rows:
+) -> Values:
     """Correlations, their intervals by Fisher's transformation."""
     block = state.problem.joint.hypers.slices[part.name]
     theta = state.theta[block]
@@ -326,96 +298,4 @@ def _correlations(
         columns["sd"] = sd * (1.0 - value.square())
         for column, level in zip(layout.ends, layout.levels, strict=True):
             columns[column] = (value.atanh() + torch.special.ndtri(sd.new_tensor(level)) * sd).tanh()
-    return correlation_rows(layout, part.name, part.shape[-1], {c: v.detach() for c, v in columns.items()})
-
-
-class ShownWhole(Shown):
-    """Hyperparameters above the sites of the table, evidence and warnings below it."""
-
-    state: LaplaceState
-
-    @property
-    def hyperparameters(self) -> dict[str, Tensor]:
-        """Constrained values by name."""
-        raise NotImplementedError
-
-    @property
-    def gamma(self) -> dict[str, Tensor]:
-        """Numbers of well-determined parameters."""
-        raise NotImplementedError
-
-    @property
-    def pruned(self) -> dict[str, Tensor]:
-        """Masks of what was switched off."""
-        raise NotImplementedError
-
-    def diagnostics(self) -> dict[str, Any]:
-        """How far to trust the numbers."""
-        raise NotImplementedError
-
-    def _said_of_blocks(self) -> list[str]:
-        """What there is to say of the error of the log evidence."""
-        raise NotImplementedError
-
-    def _alive(self) -> dict[str, Tensor]:
-        return {n: ~mask for n, mask in self.pruned.items()}
-
-    def _hypers(self, spread: HyperparameterCovariance | None, layout: Layout) -> tuple[Rows, list[str]]:
-        return hyper_rows(self.state, self.hyperparameters, self.gamma, spread, layout)
-
-    def _below(self, spread: HyperparameterCovariance | None) -> list[str]:
-        edges = () if spread is None else spread.edges
-        said = [*(message(edge) for edge in edges), *self._said_of_blocks()]
-        return diagnostics.lines(self.diagnostics(), said)
-
-
-NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
-DRAWN = 12  # axes in a picture
-
-
-class ShownAxes:
-    """What a posterior with ``state``, ``alpha``, ``active`` and ``num_active`` prints and draws."""
-
-    def columns(self: Any) -> dict[str, Tensor]:
-        """What :meth:`summary` tabulates, one number per active axis."""
-        return {"alpha": self.alpha[self.active], "u": self.state.x[: self.num_active]}
-
-    def table(self: Any) -> Table:
-        """The axes that are kept, a row each, and how many are pruned; ``.to_pandas()`` has the numbers."""
-        columns, index = self.columns(), torch.nonzero(self.active).flatten().tolist()
-        rows = {f"axis {i}": {n: float(c[k]) for n, c in columns.items()} for k, i in enumerate(index)}
-        pruned = len(self.active) - len(index)
-        said = [f"{pruned} of {len(self.active)} axes are pruned"] if pruned else []
-        return Table(rows, dict.fromkeys(columns, ""), said, digits=4)
-
-    def summary(self: Any) -> None:
-        """Print the axes that are kept, then the log evidence and how far to trust it."""
-        lines = [str(self.table()), *(f"{k} = {v}" for k, v in self.diagnostics().items())]
-        lines.append(f"the log evidence is {self.evidence_note}")
-        print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
-
-    def _repr_html_(self: Any) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{self.table()._repr_html_()}"
-
-    def plot(self: Any, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
-        """The axes that are kept, twelve at most, those furthest from zero: a point and an interval for each weight.
-
-        >>> posterior.plot()  # doctest: +SKIP
-
-        :param axes: to draw on; None takes matplotlib's present ones.
-        :param prob: in the intervals.
-        :raises BadInput: where every axis was pruned.
-        :raises ImportError: without matplotlib.
-        """
-        axes = display.matplotlib("pyplot").gca() if axes is None else axes
-        display.check_axes(axes)
-        check_probability("prob", prob)
-        if not self.num_active:
-            raise BadInput(NO_AXIS.format("there is nothing to draw"))
-        middle, sd = self.state.x[: self.num_active], self._deviations()[: self.num_active]
-        order = (middle.abs() / sd).argsort(descending=True)[:DRAWN].sort().values
-        reach = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * prob, dtype=torch.float64))) * sd
-        names = [f"axis {int(i)}" for i in torch.nonzero(self.active).flatten()[order]]
-        display.intervals(axes, names, *((middle + k * reach)[order].tolist() for k in (0, -1, 1)))
-        axes.set_xlabel(f"weight, {100.0 * prob:.4g} % interval")
-        return axes
+    return {c: v.detach() for c, v in columns.items()}

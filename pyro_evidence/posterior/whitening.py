@@ -17,7 +17,6 @@ from pyro_evidence.nested.joint_posterior import IndexMap
 from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.precision.dense import Dense
 
 NEGLIGIBLE = -25.0  # log weight of a node that says nothing about how inner sites follow
@@ -109,19 +108,15 @@ class Splines:
 
     def values(self, z: Tensor) -> Tensor:
         """One for each of ``k^d`` nodes, the last axis fastest."""
-        found = torch.ones_like(z[:1])
-        for axis in self._on_axes(z):
-            found = (found.unsqueeze(-1) * axis).flatten()
-        return found
-
-    def _on_axes(self, z: Tensor) -> Tensor:
-        """Weights of the nodes on each axis, ``(d, k)``."""
         inside = torch.minimum(torch.maximum(z, self.nodes[:1]), self.nodes[-1:])
         ends, steps = torch.zeros(2, len(self.nodes)).to(z), self.nodes.diff()
         ends[0, :2], ends[1, -2:] = z.new_tensor([-1.0, 1.0]) / steps[0], z.new_tensor([-1.0, 1.0]) / steps[-1]
         beyond = (z - inside).unsqueeze(-1)
-        found = spline(self.nodes, inside.unsqueeze(-1))
-        return found + beyond.relu() * ends[1] - (-beyond).relu() * ends[0]
+        on_axes = spline(self.nodes, inside.unsqueeze(-1)) + beyond.relu() * ends[1] - (-beyond).relu() * ends[0]
+        found = torch.ones_like(z[:1])
+        for axis in on_axes:  # (k,)
+            found = (found.unsqueeze(-1) * axis).flatten()
+        return found
 
 
 @dataclass(frozen=True)
@@ -138,23 +133,23 @@ class Polynomial:
 
 
 def round_coordinates(posterior: LaplacePosterior) -> Whitening:
-    """Coordinates in which ``posterior`` is nearly a standard normal density."""
-    found = following(posterior) if isinstance(posterior, NestedPosterior) else None
-    return AffineWhitening(posterior.state) if found is None else found
+    """Coordinates in which ``posterior`` is nearly a standard normal density.
 
-
-def following(posterior: NestedPosterior) -> ConditionalWhitening | None:
-    """Coordinates that follow the marginalised sites; None where inner factors are not dense, or nodes too few."""
-    nodes, precision = posterior.integral.nodes, posterior.integral.nodes.precision
-    found = _interpolation(posterior.integral) if isinstance(precision, Dense) else None
-    if found is None or not isinstance(precision, Dense):
-        return None
+    They follow the marginalised sites, but where inner factors are not dense, or nodes too few.
+    """
+    proposal = posterior.proposal
+    if proposal is None or not isinstance(proposal.integral.nodes.precision, Dense):
+        return AffineWhitening(posterior.state)
+    integral, nodes, precision = proposal.integral, proposal.integral.nodes, proposal.integral.nodes.precision
+    found = _interpolation(integral)
+    if found is None:
+        return AffineWhitening(posterior.state)
     basis, keep, fit = found
     tril = precision.tril[keep]
     diagonal = tril.diagonal(dim1=-2, dim2=-1)
     values = (nodes.u[keep], diagonal.log(), tril / diagonal.unsqueeze(-2))
     parts = values if fit is None else tuple(torch.tensordot(fit, v, 1) for v in values)
-    return ConditionalWhitening(posterior.integral.chart, posterior._places, basis, *parts)
+    return ConditionalWhitening(integral.chart, proposal.places, basis, *parts)
 
 
 def _interpolation(integral: Integral) -> tuple[Basis, Tensor, Tensor | None] | None:
@@ -204,7 +199,7 @@ def with_gradient(f: Function) -> WithGradient:
 
 
 def fused(f: Function, places: Tensor) -> WithGradient:
-    """The same by the tensor operations that one run makes, in the order in which it makes them.
+    """Values and gradients by the tensor operations that one run makes, in the order in which it makes them.
 
     A run whose Python depends on numbers cannot be written down so, and stays as it is; and so does one whose list
     gives other values than ``f`` at any of ``places``.
@@ -215,7 +210,8 @@ def fused(f: Function, places: Tensor) -> WithGradient:
     try:
         with own_warnings("ignore"):
             listed = _list(plain, places[0])
-        same = all(_same(listed(z)[:2], plain(z)) for z in places)
+        pairs = [pair for z in places for pair in zip(listed(z)[:2], plain(z), strict=True)]
+        same = all(torch.allclose(x, y, rtol=1e-9, atol=1e-9 * (1.0 + float(y.abs().max()))) for x, y in pairs)
     except Exception:  # whatever it is that Python does here: the plain way is always right
         return plain
     return _guarded(listed, plain) if same else plain
@@ -241,12 +237,6 @@ def _tell_failures(graph: Graph) -> None:
             with graph.inserting_before(output):
                 infos.append(graph.call_function(operator.getitem, (node, INFO[node.target.overloadpacket])))
     output.args = ((*output.args[0], *infos),)
-
-
-def _same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
-    return all(
-        torch.allclose(x, y, rtol=1e-9, atol=1e-9 * (1.0 + float(y.abs().max()))) for x, y in zip(a, b, strict=True)
-    )
 
 
 def _guarded(listed: Listed, plain: WithGradient) -> WithGradient:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import WithinMemory, within_memory
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.models.prbf import Labels, Shared
 from pyro_evidence.prbf.densities import Network, Point, column_variance, log_density, parts_of, stacked_data
 from pyro_evidence.prbf.fit import AlphaPerKernel, first, labelled_data, require_survivors
@@ -186,8 +186,9 @@ def _scored(found: Point, row: int, X: Tensor, y: Tensor, score: Score) -> float
     return float(score(log_joint.log_softmax(-1), y))
 
 
+@within_memory
 @dataclass(frozen=True)
-class NetworkAverage(WithinMemory):
+class NetworkAverage:
     """Networks whose class probabilities are averaged; the source's first idea for later work.
 
     :ivar posteriors: the networks.

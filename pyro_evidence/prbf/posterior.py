@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_evidence import display
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import WithinMemory
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
 from pyro_evidence.posterior import archive
 from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
@@ -54,8 +54,9 @@ class ClassWithoutKernels(NamedTuple):
 EVENTS: dict[str, Callable[..., Any]] = {"rejections": Rejection, "losses": DeadKernel, "held": ClassWithoutKernels}
 
 
+@within_memory
 @dataclass(frozen=True, repr=False)
-class PRBFPosterior(WithinMemory):
+class PRBFPosterior:
     """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.
 
     :ivar model: the Pyro model it was fitted for.

@@ -21,7 +21,6 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.sites import is_observation, sample_nodes
 
 Values = dict[str, Tensor]
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 ROWS = 512  # evaluated at a time
 MOST_DRAWS, FEWEST_DRAWS = 4_000, 100  # of a check
 AFFORDABLE = 10**8  # latents and data, of all draws of a check
@@ -135,28 +134,6 @@ def node_at(joint: LogJoint, theta: Tensor, site: str) -> Any:
     model = joint.substituted(theta)
     with own_random_numbers(), without_validation_or_params(), torch.no_grad(), poutine.block():
         return poutine.trace(model).get_trace(*joint.args, **joint.kwargs).nodes[site]
-
-
-class _NotDrawn(Messenger):
-    """One site is left undrawn: its value is zero, whatever its support."""
-
-    def __init__(self, site: str) -> None:
-        super().__init__()
-        self.site = site
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] == self.site and msg["value"] is None:
-            msg["value"] = torch.zeros(msg["fn"].shape())
-
-
-def distribution_of(model: Model, site: str, values: Values, arguments: Arguments) -> Any:
-    """The distribution of one site given values of others; nothing of that site is drawn.
-
-    :param arguments: the model's, positional and by name.
-    """
-    conditioned = poutine.condition(model, data=values)
-    with without_validation_or_params(), _NotDrawn(site):
-        return poutine.trace(conditioned).get_trace(*arguments[0], **arguments[1]).nodes[site]["fn"]
 
 
 def _run(joint: LogJoint, model: Model) -> Values:

@@ -1,5 +1,6 @@
-"""What a fit on a few axes of weight space returns."""
+"""The posterior of a fit on a few axes of weight space."""
 
+import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
+from pyro_evidence import display
+from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
@@ -17,11 +20,10 @@ from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive, predict
-from pyro_evidence.posterior.base import GaussianPosterior
+from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
-from pyro_evidence.posterior.summary import NO_AXIS, ShownAxes
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.links import LOGISTIC, SOFTMAX, Link, hermite, moderated_output, softmax_average
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -39,9 +41,11 @@ from pyro_evidence.relevance.axis_priors import (
     gaussian_fit,
 )
 from pyro_evidence.relevance.weights import Weights, weights_of
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, check_probability
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
+NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
+DRAWN = 12  # axes in a picture
 CHECKS = (
     "gradient_norm smallest_eigenvalue pareto_k log_evidence_importance log_evidence_importance_se "
     "effective_sample_size largest_mean_shift largest_sd_ratio"
@@ -50,7 +54,7 @@ Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> pro
 
 
 @dataclass(frozen=True, repr=False)
-class AxesPosterior(ShownAxes, GaussianPosterior):
+class AxesPosterior(Posterior):
     """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
 
     :ivar of: the weights it is of.
@@ -61,7 +65,7 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
     state: SparseState
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was given, without what follows from it."""
+        """The fields that were given, without what follows from them."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __repr__(self) -> str:
@@ -85,7 +89,7 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
 
     @property
     def evidence_note(self) -> str:
-        """What the log evidence is of, and what it cannot be used for; the summary ends with it."""
+        """A sentence on the use of the log evidence; the summary ends with it."""
         return (
             "that of a prior learned from the same data: it cannot choose a kernel, its width, a basis, a ridge or a "
             "prior. Cross-validate."
@@ -106,7 +110,7 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
 
     @property
     def num_active(self) -> int:
-        """How many of them."""
+        """Number of active axes."""
         return self.state.num_active
 
     @property
@@ -129,7 +133,7 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
 
     @property
     def gamma(self) -> dict[str, Tensor]:
-        """How far the data determine each active axis, 0 to 1; Gaussian prior only."""
+        """Well-determinedness of each active axis, 0 to 1; Gaussian prior only."""
         if not isinstance(self.state.prior, GaussianPrior) or not len(self.state.x):
             return {}
         variance = torch.cholesky_inverse(self._fit.precision_tril).diagonal()[: self.num_active]
@@ -143,7 +147,8 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         return self.of.flat((self.state.x + self._unwhiten(white.to(self.state.x))) @ self.state.embedding.mT)
 
     def _away(self, z: Tensor) -> Tensor:
-        sd = self._unwhitened_axes().square().sum(-1).sqrt()
+        axes = self.state.embedding @ self._unwhiten(torch.eye(len(self.state.x)).to(self.state.x)).mT
+        sd = axes.square().sum(-1).sqrt()  # axes @ axes.mT is the posterior covariance of the weights and the others
         return self.of.flat(self.state.y + z.unsqueeze(-1) * sd)
 
     def _unwhiten(self, white: Tensor) -> Tensor:
@@ -155,22 +160,68 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         """This mode as a Laplace posterior of :attr:`model`."""
         self._needs_data("a guide")
         joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, maximise=())
-        u = joint.latents.flat(_with_axes(self.mode, self.state, joint)).double()
+        values = self.mode | {AXES: self.state.x[: self.num_active].to(joint.dtype)}
+        u = joint.latents.flat({n: values[n] for n in joint.latents.names}).double()
         state = laplace_state(laplace_problem(joint), joint.initial_theta, u)
         return LaplacePosterior(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
 
-    def importance_resampled(self, num_draws: int = 4_000, seed: int = 0) -> CorrectedPosterior:
+    def columns(self) -> dict[str, Tensor]:
+        """Columns of :meth:`table`, one number per active axis."""
+        return {"alpha": self.alpha[self.active], "u": self.state.x[: self.num_active]}
+
+    def table(self) -> Table:
+        """The axes that are kept, a row each, and how many are pruned; ``.to_pandas()`` has the numbers."""
+        columns, index = self.columns(), torch.nonzero(self.active).flatten().tolist()
+        rows = {f"axis {i}": {n: float(c[k]) for n, c in columns.items()} for k, i in enumerate(index)}
+        pruned = len(self.active) - len(index)
+        said = [f"{pruned} of {len(self.active)} axes are pruned"] if pruned else []
+        return Table(rows, dict.fromkeys(columns, ""), said, digits=4)
+
+    def summary(self) -> None:
+        """Print the axes that are kept, then the log evidence and how far to trust it."""
+        lines = [str(self.table()), *(f"{k} = {v}" for k, v in self.diagnostics().items())]
+        lines.append(f"the log evidence is {self.evidence_note}")
+        print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.table()._repr_html_()}"
+
+    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+        """The axes that are kept, twelve at most, those furthest from zero: a point and an interval for each weight.
+
+        >>> posterior.plot()  # doctest: +SKIP
+
+        :param axes: to draw on; None takes matplotlib's present ones.
+        :param prob: in the intervals.
+        :raises BadInput: where every axis was pruned.
+        :raises ImportError: without matplotlib.
+        """
+        axes = display.matplotlib("pyplot").gca() if axes is None else axes
+        display.check_axes(axes)
+        check_probability("prob", prob)
+        if not self.num_active:
+            raise BadInput(NO_AXIS.format("there is nothing to draw"))
+        sd = self._whitened(torch.eye(len(self.state.x)).to(self.state.x)).square().sum(0).sqrt()[: self.num_active]
+        middle = self.state.x[: self.num_active]
+        order = (middle.abs() / sd).argsort(descending=True)[:DRAWN].sort().values
+        reach = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * prob, dtype=torch.float64))) * sd
+        names = [f"axis {int(i)}" for i in torch.nonzero(self.active).flatten()[order]]
+        display.intervals(axes, names, *((middle + k * reach)[order].tolist() for k in (0, -1, 1)))
+        axes.set_xlabel(f"weight, {100.0 * prob:.4g} % interval")
+        return axes
+
+    def importance_resampled(self, num_samples: int = 4_000, seed: int = 0) -> CorrectedPosterior:
         """The same posterior without Laplace's error in shape, the learned prior held: draws weighted (PSIS).
 
         Its sites are those of :attr:`model`, ``axes`` among them, and the weights that follow from these.
 
-        :param num_draws: to be weighted; with k-hat they tell how many they are worth.
+        :param num_samples: draws to be weighted; with k-hat they tell how many they are worth.
         :raises BadInput: for fewer than 100 draws, without an active axis, or where the data came in chunks.
         """
         self._needs_data("a correction")
         if not self.num_active:
             raise BadInput(NO_AXIS.format("there is nothing to correct"))
-        found = self._laplace.importance_resampled(num_draws, seed)
+        found = self._laplace.importance_resampled(num_samples, seed)
         axes = found.draws[AXES]
         return replace(found, draws=found.draws | self.of.values(axes @ self.state.directions.to(axes).mT))
 
@@ -196,10 +247,6 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         prior = self.state.prior.distribution(self.alpha[self.active].to(joint.dtype))
         shapes = {n: tuple(v.shape) for n, v in self.weights.items()}
         return OnAxes(user, self.state.directions.to(joint.dtype), prior, shapes)
-
-    def _unwhitened_axes(self) -> Tensor:
-        """``F``, ``(D, K + V)``, with ``F F'`` the posterior covariance of the weights and the others."""
-        return self.state.embedding @ self._unwhiten(torch.eye(len(self.state.x)).to(self.state.x)).mT
 
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at the training data as a whole, where they came in chunks."""
@@ -233,33 +280,32 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         points = quasi_normal(check_count("num_samples", num_samples), eta.shape[-1], seed)
         return softmax_average(eta, white @ white.mT, points.to(eta))
 
-    def _deviations(self) -> Tensor:
-        return self._whitened(torch.eye(len(self.state.x)).to(self.state.x)).square().sum(0).sqrt()
-
     def _whitened(self, columns: Tensor) -> Tensor:
         """``L^-1`` times columns ``(K + V, S)``, the posterior precision being ``L L'``."""
         tril = self._fit.precision_tril
         return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
 
-    def _observed_rows(self, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, predict.Rows]:
-        latents, new = self._in_parts(joint, num_samples, seed), (joint.args, joint.kwargs)
-        return predict.observed_rows(joint, joint.initial_theta, latents, new, seed, kept)
-
     def probability(
-        self, *args: Any, integral: Integral = moderated_output, num_samples: int = 1000, **kwargs: Any
+        self,
+        *args: Any,
+        integral: Integral = moderated_output,
+        site: str | None = None,
+        num_samples: int = 1000,
+        **kwargs: Any,
     ) -> Tensor:
         """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
 
         :param integral: of the sigmoid under a Gaussian, for a Bernoulli site in log odds: :func:`moderated_output`,
             :func:`hermite`, or your own; none of the two changes a decision.
+        :param site: the observed site, where there are several.
         :param num_samples: points at which several classes are averaged, the same for each row.
         :raises UnsupportedModel: for a site that has no classes.
         """
-        if self._sees(Bernoulli, *LOGISTIC):
+        if site is None and self._sees(Bernoulli, *LOGISTIC):
             return integral(*self.predictor(*args, **kwargs))
-        if self._sees(Categorical, *SOFTMAX):
+        if site is None and self._sees(Categorical, *SOFTMAX):
             return self._averaged(args, kwargs, num_samples, 0)
-        return super().probability(*args, num_samples=num_samples, **kwargs)
+        return predict.probability(self, self._with(args, kwargs), site=site, num_samples=num_samples)
 
     def predict(
         self,
@@ -271,14 +317,17 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         seed: int = 0,
         **kwargs: Any,
     ) -> Any:
-        """As of any Gaussian posterior; probabilities of classes are averaged at each row by itself, without draws."""
+        """Means, standard deviations or quantiles; see :meth:`LaplacePosterior.predict`.
+
+        Probabilities of classes are averaged at each row by itself, without draws.
+        """
         if not return_std and quantiles is None and site is None:
             if self._sees(Bernoulli, *LOGISTIC):
                 return hermite(*self.predictor(*args, **kwargs))
             if self._sees(Categorical, *SOFTMAX):
                 return self._averaged(args, kwargs, num_samples, seed)
-        how = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
-        return super().predict(*args, **(how | kwargs))
+        how: Any = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
+        return predict.predict(self, self._with(args, kwargs), **how)
 
     def _sees(self, kind: type[Any], *links: Link) -> bool:
         """Whether the one observed site is of this kind and sees one predictor for each class but the first."""
@@ -293,15 +342,11 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
         put_into_store(self.of.joint.held, self.of.joint.param_constraints)
 
     def diagnostics(self) -> dict[str, Any]:
-        """How far to trust the numbers; importance sampling is that of :class:`LaplacePosterior`.
+        """Diagnostics by name; importance sampling is that of :class:`LaplacePosterior`.
 
         Above .2 and 1.2 for the largest shift of a mean and ratio of deviations take :meth:`importance_resampled`.
         """
-        found = {
-            "status": self.status,
-            "log_evidence": float(self.log_evidence),
-            "num_active": self.num_active,
-        }
+        found = {"status": self.status, "log_evidence": float(self.log_evidence), "num_active": self.num_active}
         if not len(self.state.x) or not self.of.target.is_resident:
             return found
         laplace = self._laplace.diagnostics()
@@ -311,6 +356,14 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
     def status(self) -> str:
         """Why the fit stopped, as a sentence."""
         return "converged"
+
+    def save(self, path: str | Path) -> None:
+        """Write tensors and settings, no code, in the layout of safetensors; the file is whole or is not there.
+
+        :raises BadInput: where the data came in chunks, and for arguments or a prior that a file cannot hold.
+        :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
+        """
+        archive.write(self._record(), path)
 
     def _record(self) -> dict[str, Any]:
         joint, prior = self.of.joint, self.state.prior
@@ -322,15 +375,17 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
                 f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected GaussianPrior, "
                 "GroupPrior or L1Prior."
             )
-        record: dict[str, Any] = {
+        return {
             "format": archive.FORMAT,
             "kind": type(self).__name__,
             "prior": [type(prior).__name__, *vars(prior).values()],
             "sites": list(self.of.sites),
+            "args": list(joint.args),
+            "kwargs": dict(joint.kwargs),
+            "state": self.state.record(),
+            "held": {n: v.detach().clone() for n, v in joint.held.items()},
+            "log_evidence": self.log_evidence,
         }
-        record |= {"args": list(joint.args), "kwargs": dict(joint.kwargs), "state": self.state.record()}
-        record["held"] = {n: v.detach().clone() for n, v in joint.held.items()}
-        return record | {"log_evidence": self.log_evidence}
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "AxesPosterior":
@@ -360,9 +415,3 @@ class AxesPosterior(ShownAxes, GaussianPosterior):
     def restored(record: Mapping[str, Any], prior: AxisPrior) -> SparseState:
         """The state of a file's record."""
         raise NotImplementedError
-
-
-def _with_axes(mode: dict[str, Tensor], state: SparseState, joint: LogJoint) -> dict[str, Tensor]:
-    """The mode as :attr:`AxesPosterior.model` names it."""
-    axes = {AXES: state.x[: state.num_active].to(joint.dtype)}
-    return {n: (axes | mode)[n] for n in joint.latents.names}

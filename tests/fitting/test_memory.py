@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import REVM, RVM, LaplaceEvidence, TooLarge, compare
-from pyro_evidence.fitting.process_state import WithinMemory, bytes_asked, within_memory
+from pyro_evidence.fitting.process_state import bytes_asked, within_memory
 from tests.installed import before
 
 HUGE = 2**57  # numbers; no machine has room for them
@@ -88,7 +88,8 @@ def test_a_comparison_says_it_in_the_row() -> None:
     assert f"TooLarge: {8 * HUGE:,} bytes" in found.runs["a"].failure
 
 
-class Wide(WithinMemory):
+@within_memory
+class Wide:
     """One of each kind of member."""
 
     def method(self) -> Tensor:

@@ -13,7 +13,8 @@ from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
 from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.regression import regression
-from pyro_evidence.posterior.predict import Moments, pairs_in_parts
+from pyro_evidence.posterior.base import pairs_in_parts
+from pyro_evidence.posterior.predict import Moments
 from pyro_evidence.program import simulate
 from pyro_evidence.program.links import hermite
 from pyro_evidence.program.log_joint import LogJoint

@@ -71,6 +71,27 @@ def test_resampled_draws_have_the_weighted_moments() -> None:  # law
     assert torch.equal(draws, corrected.get_samples(8_000, seed=1)["rate"])
 
 
+def test_weights_are_those_of_their_draws_however_many_are_evaluated_together() -> None:
+    """Oracle: the log joint at the draws, over the density of the normal that they are from."""
+    y = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+
+    def shifted(y: Tensor) -> None:
+        shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+        skewed = pyro.sample("skewed", dist.Gamma(2.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(shift + 0.0 * skewed, 1.0), obs=y)
+
+    posterior = LaplaceEvidence(shifted, marginalise=()).run(y)
+    found = posterior.importance_resampled(100, seed=1)
+    u, joint = found.draws["skewed"].log(), posterior.state.problem.joint
+    normal = dist.Normal(
+        posterior.mode["skewed"].log(), posterior.state.precision.variance[0][joint.latents.slices["skewed"]].sqrt()
+    )
+    exact = dist.Gamma(2.0, 1.0).log_prob(u.exp()) + u - normal.log_prob(u)
+    weights = posterior.log_weights(100, seed=1)
+    torch.testing.assert_close(weights - weights.mean(), exact - exact.mean(), rtol=0, atol=1e-6)
+
+
 def test_the_noise_scale_of_a_crowded_regression() -> None:  # oracle: w integrated on paper, sigma by quadrature
     posterior = crowded()
     X, y = posterior.state.problem.joint.args
@@ -163,7 +184,7 @@ def test_weighted_quantiles_of_equal_weights_are_hazens() -> None:  # oracle: nu
 
 
 def test_refusals() -> None:
-    with pytest.raises(BadInput, match="num_draws=5; expected a whole number of at least 100"):
+    with pytest.raises(BadInput, match="num_samples=5; expected a whole number of at least 100"):
         fitted().importance_resampled(5)
     with pytest.raises(BadInput, match="expected probabilities between 0 and 1"):
         fitted().importance_resampled(100).quantiles(1.5)
