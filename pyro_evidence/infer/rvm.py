@@ -184,7 +184,11 @@ def linear_weights(
 
 
 def linear_weights_in_chunks(model: Model, site: str | Sequence[str] | None, chunks: Chunks) -> Rows[Weights]:
-    """The same of data in chunks."""
+    """The weights of data in chunks, of a model in which they are all that is latent; one pass.
+
+    :raises BadInput: for chunks that can be gone through only once, hold no rows, or differ in more than their rows.
+    :raises UnsupportedModel, NotSmooth: as :func:`linear_weights`.
+    """
     rows = weights_in_chunks(model, site, chunks, COMMUNICATOR.get())
     require_search(rows.example)
     return rows

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.distributions import constraints
 
-from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, OverlapEM, Start, Stop
+from pyro_evidence import REVM, RVM, VRVM, EvidenceEM, LaplaceEvidence, OverlapEM, Start, Stop
 from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mppca import mppca
@@ -94,6 +94,9 @@ FITS: dict[str, Any] = {
     "LaplaceEvidence": lambda: LaplaceEvidence(classifier(Linear(), alpha=Learned(torch.tensor(1.0))), stop=QUIET),
     "RVM": lambda: RVM(classifier(Polynomial(2)), stop=QUIET),
     "RVM, noise": lambda: RVM(regression(Linear(), beta=Learned(torch.tensor(1.0))), noise="beta", stop=QUIET),
+    "VRVM": lambda: VRVM(
+        classifier(Polynomial(1)), stop=replace(QUIET, tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)
+    ),
     "REVM": lambda: REVM(classifier(Linear())),
     "planes": lambda: Inputs(EvidenceEM(mppca(2, 1), start=Start(restarts=2), stop=replace(QUIET, throw=False))),
     "OverlapEM": lambda: OverlapEM(prbf(3), stop=replace(QUIET, tolerance=0.0, num_steps=30)),
