@@ -230,23 +230,26 @@ def adaptive_grid(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Inte
         height = _flood_fill(found, step, front.union(map(tuple, (starts / step).round().long().tolist())))
         if height is None:
             return None
-        cells = torch.tensor(sorted(height), device=starts.device)
-        nodes = found.inner(found.straight.forward(step * cells.to(starts)))
-        log_mass = nodes.log_density + found.straight.log_slope(found.centre) + len(found.centre) * math.log(step)
-        log_evidence = log_mass.logsumexp(0)
-        error = abs(float(log_evidence) - before)
+        heights = starts.new_tensor(list(height.values()))
+        total = float(heights.logsumexp(0)) + len(found.centre) * math.log(step)
+        error = abs(total - before)
         if error <= tolerance / MOVES:
             break
-        low = max(height.values()) - SHALLOW
+        low = float(heights.amax()) - SHALLOW
         high = {cell for cell, each in height.items() if each > low}
-        before, step = float(log_evidence), 0.5 * step
+        before, step = total, 0.5 * step
+    cells = torch.tensor(sorted(height), device=starts.device)
+    nodes = found.inner(found.straight.forward(step * cells.to(starts)))
+    log_mass = nodes.log_density + found.straight.log_slope(found.centre) + len(found.centre) * math.log(step)
     corner = cells.amin(0)
     table = torch.full((cells.amax(0) - corner + 1).tolist(), -math.inf).to(log_mass)
     table[tuple((cells - corner).T)] = log_mass
     density = Lattice(step, step * corner.to(starts), table)
     where = "over several modes" if len(elsewhere) else f"of {len(found.centre)} axes"
     method = f"{len(cells)} nodes on a lattice {where}"
-    return Integral(found, found.straight, density, log_evidence, error, nodes, log_mass.log_softmax(0), method)
+    return Integral(
+        found, found.straight, density, log_mass.logsumexp(0), error, nodes, log_mass.log_softmax(0), method
+    )
 
 
 def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> dict[tuple[int, ...], float] | None:

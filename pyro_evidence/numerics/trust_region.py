@@ -56,7 +56,7 @@ def ascend(
     The ball is round in coordinates scaled by the root of the curvature's diagonal.  Where the curvature is indefinite
     the best step in the ball goes down its negative directions, so a saddle is left even from rest.  Nocedal and Wright
     (2006), algorithms 4.1 and 4.3, by an eigendecomposition.  Valleys of networks are bent: a trial is first brought
-    back to the valley's floor with the same eigenvectors (:class:`Floor`), which allows steps many times as long.
+    back to the valley's floor with the same eigenvectors (:class:`CurvedValley`); steps may then be many times as long.
 
     :param curvature: dense precisions.
     :param scale: ``(R, D)``; default the root of the curvature's diagonal.

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
-from pyro_evidence.precision.dense import Dense, Diagonal, Pattern, Precision, Separate, factorise
-from pyro_evidence.precision.plan import elimination
+from pyro_evidence.precision.dense import Dense, Diagonal, factorise
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 
@@ -69,36 +68,6 @@ def test_diagonal_is_dense_of_a_diagonal_matrix() -> None:
     assert_exact(thin.adjoint.diag_embed(), thick.adjoint)
     assert_exact(thin.solve(b), thick.solve(b))
     assert_exact(thin.row(0).unwhiten(white), thick.row(0).unwhiten(white))
-
-
-def batches() -> dict[str, Precision]:
-    """Three matrices of each kind, one batch."""
-    A = matrices(3)
-    pairs = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
-    plan = elimination(Pattern(4, (pairs,)))
-    elements = 0.1 * torch.randn(3, 4, 2, 2, generator=torch.Generator().manual_seed(1)).double() + torch.eye(2)
-    structured = tuple(plan.factorise((0.5 * (own + own.mT),), str) for own in elements)
-    kinds = Dense(torch.linalg.cholesky(A[:1])), Diagonal(A[:1].diagonal(dim1=-2, dim2=-1)), structured[0]
-    return {
-        "dense": factorise(A),
-        "diagonal": factorise(A.diagonal(dim1=-2, dim2=-1)),
-        "structured": Separate(structured),
-        "mixed": Separate(kinds),
-    }
-
-
-@pytest.mark.parametrize("kind", ["dense", "diagonal", "structured", "mixed"])
-def test_a_batch_is_a_loop(kind: str) -> None:  # law
-    batch, b, active = batches()[kind], torch.randn(3, 4), torch.tensor([True, True, False, True])
-    for i in range(3):
-        one = batch.row(i)
-        assert one.log_det.shape == (1,)
-        assert_exact(batch.log_det[i : i + 1], one.log_det)
-        assert_exact(batch.variance[i : i + 1], one.variance)
-        for name in ("solve", "unwhiten", "whiten"):
-            assert_exact(getattr(batch, name)(b)[i : i + 1], getattr(one, name)(b[i : i + 1]))
-        assert_exact(batch.least_precise_direction(active)[i : i + 1], one.least_precise_direction(active))
-        assert_exact(batch.adjoint[i], one.adjoint if kind in ("structured", "mixed") else one.adjoint[0])
 
 
 def test_coordinates_may_come_in_any_order() -> None:
