@@ -161,7 +161,7 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_result(name: str, found: Any, kind: type, what: str = "") -> Any:
-    """What a function of the user's gave, where it is of the kind that is used.
+    """The result of a function of the user's, where it is of the kind that is used.
 
     :param what: is expected, in words; by default the name of the kind.
     :raises BadInput: where it is not, naming the function.
@@ -206,7 +206,7 @@ def check_numbers(name: str, value: Any) -> None:
 
 
 def check_tensors(name: str, found: Any, number: int) -> tuple[Tensor, ...]:
-    """What a function of the user's gave, where it is so many tensors.
+    """The result of a function of the user's as a tuple, where it is so many tensors.
 
     :raises BadInput: where it is not, naming the function.
     """

@@ -96,7 +96,7 @@ RowFunction = Callable[..., Tensor]  # vectors to a scalar
 
 
 def bytes_per_row(f: RowFunction, *row: Tensor) -> int | None:
-    """What autograd keeps for each row of a batch; None when ``f`` takes no batch.
+    """Bytes that autograd keeps for each row of a batch; None when ``f`` takes no batch.
 
     :param row: one argument each, shape ``(...)``.
     """

@@ -52,7 +52,7 @@ class Coordinates:
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
     def label(self, index: int) -> str:
-        """What a reader calls flat coordinate ``index``."""
+        """Name of flat coordinate ``index`` for the reader."""
         name = next(n for n, s in self.slices.items() if s.start <= index < s.stop)
         return f"site '{name}', unconstrained element {index - self.slices[name].start}"
 
@@ -85,7 +85,7 @@ class Coordinates:
 
 
 def unconstrained_shape(transform: Transform, shape: torch.Size) -> torch.Size:
-    """Of what is transformed to a value of ``shape``; torch's own has to import a great deal at its first call."""
+    """Shape of what is transformed to a value of ``shape``; torch's own imports a great deal at its first call."""
     return torch.Size(shape if _is_elementwise(transform) else transform.inverse_shape(shape))
 
 

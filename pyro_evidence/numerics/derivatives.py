@@ -32,7 +32,7 @@ class Orders:
 
 @dataclass
 class Kept:
-    """What autograd keeps for the reverse pass of the work done under :func:`measured`."""
+    """Tensors that autograd keeps for the reverse pass of the work done under :func:`measured`."""
 
     tensors: dict[int, Tensor] = field(default_factory=dict)  # one for each piece of memory
 
@@ -43,7 +43,7 @@ class Kept:
 
     @property
     def passes_at_once(self) -> int:
-        """How many reverse passes fit into a chunk, were each to write as much as is kept."""
+        """Number of reverse passes that fit into a chunk, were each to write as much as is kept."""
         return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // max(1, self.num_bytes)))
 
 

@@ -170,7 +170,7 @@ class Gram:
         return gram(self.J, self.J.new_ones(1, len(self.J), 1, 1))[0]
 
     def __call__(self, B: Tensor) -> Tensor:
-        """Of curvatures ``(R, N, C, C)``, shape ``(R, D, D)``."""
+        """``sum_n J_n' B_n J_n`` of curvatures ``(R, N, C, C)``, shape ``(R, D, D)``."""
         if self.even:
             return B[:, 0] * self.square
         flat = B.detach()

@@ -1,4 +1,4 @@
-"""What a function of tensors does to its arguments, operation by operation, below autograd."""
+"""Functions of tensors recorded operation by operation, below autograd, and run many operations at a time."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Form:
-    """How the arguments of an operation are made of leaves: each is one, or a list of some."""
+    """The arguments of an operation as leaves: each argument is one, or a list of some."""
 
     sizes: tuple[int, ...]  # of each list, -1 for a leaf
     names: tuple[str, ...]  # of the last ones, which are passed by name
@@ -154,11 +154,11 @@ class Tape(TorchDispatchMode):
             self.known[x] = Made(operation, number)
 
     def value(self, x: Any) -> Any:
-        """What is known of a tensor; the tensor itself where it is a constant."""
+        """The value that a tensor holds; the tensor itself where it is a constant."""
         return self.stand_ins.picked.get(x, self.known.get(x, x)) if isinstance(x, Tensor) else x
 
 
-def recorded(
+def record(
     f: Function, arguments: Sequence[Tensor], stand_ins: StandIns | None = None
 ) -> tuple[list[Operation], list[Any]]:
     """The operations of ``f`` at these arguments in their order, and its results: values, or constant tensors.
@@ -177,7 +177,7 @@ Tables = Sequence[Sequence[Tensor]]  # for each batch its results, rows (n, ...)
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Values that were made before: rows of tables, one under the other, or elements of an argument."""
 
     tables: tuple[Table, ...]
@@ -195,7 +195,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantLeaf:
     """A constant that all operations have, or one for each."""
 
     value: Any  # (n, ...) of one for each
@@ -206,11 +206,11 @@ class Constant:
         return self.value
 
 
-Leaf = Rows | Constant
+Leaf = TableRows | ConstantLeaf
 
 
 @dataclass(frozen=True)
-class Batch:
+class OperationBatch:
     """Operations that differ in their numbers only."""
 
     func: Any
@@ -236,7 +236,7 @@ class Batch:
     @cached_property
     def _many(self) -> tuple[int, ...]:
         """Leaves of which each operation has its own."""
-        return tuple(i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Rows) or not leaf.shared)
+        return tuple(i for i, leaf in enumerate(self.leaves) if isinstance(leaf, TableRows) or not leaf.shared)
 
     def _called(self, given: Sequence[Any], own: Sequence[Tensor]) -> Any:
         """One operation, or all of them, with their own in the place of what is given of :attr:`_many`."""
@@ -263,7 +263,7 @@ def _listed(value: Any) -> list[Tensor]:
 class Replay:
     """A function of vectors by its operations, many at a time; made by :func:`replay`."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[OperationBatch, ...]
     tables: tuple[Table, ...]  # that hold results
     constants: tuple[Tensor, ...]  # results that no argument has a part in
     order: Tensor  # where each element of the results is among those of tables and constants
@@ -274,7 +274,7 @@ class Replay:
         found: list[list[Tensor]] = []
         for batch in self.batches:
             found.append(batch.run(arguments, found))
-        parts = [Rows((table,), None).read(arguments, found).reshape(-1) for table in self.tables]
+        parts = [TableRows((table,), None).read(arguments, found).reshape(-1) for table in self.tables]
         return torch.cat([*parts, *self.constants])[self.order]
 
 
@@ -293,7 +293,7 @@ def replay(f: Function, *arguments: Tensor, stand_ins: StandIns | None = None) -
     >>> f(torch.arange(100.0).log()).sum().round()
     tensor(9900.)
     """
-    operations, results = recorded(f, arguments, stand_ins)
+    operations, results = record(f, arguments, stand_ins)
     return _Builder(operations, [x.numel() for x in arguments]).replay(results)
 
 
@@ -327,39 +327,39 @@ class _Builder:
         return (-1 - x.argument, 0) if isinstance(x, Picked) else (self.places[id(x.operation)][0], x.number)
 
     def _numel(self, table: Table) -> int:
-        """How many numbers a table holds."""
+        """Number of elements of a table."""
         batch, number = table
         if batch < 0:
             return self.sizes[-1 - batch]
         group = self.ordered[batch]
         return len(group) * int(group[0].results[number][0].numel())
 
-    def _batch(self, group: Sequence[Operation]) -> Batch:
+    def _batch(self, group: Sequence[Operation]) -> OperationBatch:
         first = group[0]
         columns = zip(*(operation.leaves for operation in group), strict=True)
         leaves = tuple(self._leaf(column, first.results[0][1]) for column in columns)
         elementwise = torch.Tag.pointwise in first.func.tags and len(first.results) == 1
-        return Batch(first.func, first.form, leaves, len(group), len(first.results[0][0]), elementwise)
+        return OperationBatch(first.func, first.form, leaves, len(group), len(first.results[0][0]), elementwise)
 
     def _leaf(self, column: Sequence[Any], dtype: torch.dtype) -> Leaf:
         first = column[0]
         if isinstance(first, Picked):
-            return Rows(((-1 - first.argument, 0),), torch.stack([x.index for x in column]))
+            return TableRows(((-1 - first.argument, 0),), torch.stack([x.index for x in column]))
         if isinstance(first, Made):
             return self._rows(column)
         if not isinstance(first, Tensor) or all(x is first for x in column):
-            return Constant(first, shared=True)
+            return ConstantLeaf(first, shared=True)
         is_number = not first.dim() and first.is_floating_point() and dtype.is_floating_point
         stacked = torch.stack(list(column)).to(dtype if is_number else first.dtype)  # rows of numbers promote
-        return Constant(stacked, shared=False)
+        return ConstantLeaf(stacked, shared=False)
 
-    def _rows(self, column: Sequence[Made]) -> Rows:
+    def _rows(self, column: Sequence[Made]) -> TableRows:
         places = [(self.places[id(x.operation)], x.number) for x in column]
         tables = sorted({(batch, number) for (batch, _), number in places})
         counts = [len(self.ordered[batch]) for batch, _ in tables]
         starts = dict(zip(tables, accumulate([0, *counts]), strict=False))
         rows = [starts[batch, number] + row for (batch, row), number in places]
-        return Rows(tuple(tables), None if rows == list(range(sum(counts))) else torch.tensor(rows))
+        return TableRows(tuple(tables), None if rows == list(range(sum(counts))) else torch.tensor(rows))
 
 
 def in_batches(operations: Sequence[Operation]) -> list[list[Operation]]:

@@ -1,4 +1,4 @@
-"""What a model and its data must satisfy before anything is fitted; every refusal is an error message."""
+"""Conditions on a model and its data before anything is fitted; each that fails is an error message."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -179,7 +179,7 @@ def check_supports(before: Mapping[str, Node], after: Mapping[str, Node]) -> Non
 
 
 def _image(support: Any, like: Tensor) -> Tensor:
-    """What the support's transform makes of 1."""
+    """The support's transform of 1, or 0 for the real line."""
     transform = biject_to(support)
     if is_identity(transform):
         return like.new_zeros(())

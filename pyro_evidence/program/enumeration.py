@@ -33,7 +33,7 @@ Node = Any
 
 
 @dataclass(frozen=True)
-class Factor:
+class SiteFactor:
     """The log probability of one site that meets a discrete one; its axes have letters for names."""
 
     log_prob: Tensor
@@ -47,7 +47,7 @@ class Factor:
         return frozenset(self.plates)
 
 
-Factors = dict[str, Factor]
+SiteFactors = dict[str, SiteFactor]
 
 
 class LogSumExpRing(LogRing):
@@ -148,7 +148,7 @@ def component_table(trace: Trace, site: str, names: Sequence[str]) -> Tensor:
     return sum(parts[1:], start=parts[0]).expand([*own.plates.values(), -1])
 
 
-def factors(trace: Trace, names: Sequence[str], all_of_them: bool = False) -> Factors:
+def factors(trace: Trace, names: Sequence[str], all_of_them: bool = False) -> SiteFactors:
     """The sites among ``names`` that meet a discrete site, or all of them."""
     counted = frozenset(names)
     trace.compute_log_prob(lambda name, _: name in counted)
@@ -165,7 +165,7 @@ def factors(trace: Trace, names: Sequence[str], all_of_them: bool = False) -> Fa
         symbols, discrete = node["infer"]["_dim_to_symbol"], "_enumerate_dim" in node["infer"]
         log_prob = _absent_as_one(trace, name, letters) if discrete else node["log_prob"]
         plates = {symbols[f.dim]: f.size for f in _frames(node)}
-        found[name] = Factor(pack(log_prob, symbols), plates, "".join(plates), node["scale"] if discrete else None)
+        found[name] = SiteFactor(pack(log_prob, symbols), plates, "".join(plates), node["scale"] if discrete else None)
     return found
 
 
@@ -217,7 +217,7 @@ def _absent_as_one(trace: Trace, site: str, letters: Mapping[str, set[str]]) -> 
     return torch.where(absent, -math.log(num_components) * node["scale"], log_prob)
 
 
-def _components(chosen: Factors, sum_dims: set[str]) -> list[Factors]:
+def _components(chosen: SiteFactors, sum_dims: set[str]) -> list[SiteFactors]:
     """The factors, grouped by shared summed axes, directly or through others."""
     leader: dict[str, str] = {}  # letter -> another of its group, or itself
 
@@ -226,7 +226,7 @@ def _components(chosen: Factors, sum_dims: set[str]) -> list[Factors]:
             leader[letter] = letter = leader[leader[letter]]
         return letter
 
-    groups: dict[str, Factors] = {}
+    groups: dict[str, SiteFactors] = {}
     letters = {n: sorted(sum_dims & set(_dims(f.log_prob))) for n, f in chosen.items()}
     for shared in letters.values():
         for letter in shared:
@@ -237,7 +237,7 @@ def _components(chosen: Factors, sum_dims: set[str]) -> list[Factors]:
     return list(groups.values())
 
 
-def _unscaled(group: Factors) -> tuple[Any, Factors]:
+def _unscaled(group: SiteFactors) -> tuple[Any, SiteFactors]:
     """The scale of the group's discrete sites, to count outside their sum, and the factors without it.
 
     :raises UnsupportedModel: when the discrete sites have several scales, or data have scales of their own.
@@ -263,7 +263,7 @@ def _unscaled(group: Factors) -> tuple[Any, Factors]:
     return scale, {n: replace(f, log_prob=divided[n]) for n, f in group.items()}
 
 
-def _contracted(trace: Trace, group: Factors, contract: Callable[..., T]) -> T:
+def _contracted(trace: Trace, group: SiteFactors, contract: Callable[..., T]) -> T:
     tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
     for factor in group.values():
         tree.setdefault(factor.where, []).append(factor.log_prob)
@@ -277,7 +277,7 @@ def _contracted(trace: Trace, group: Factors, contract: Callable[..., T]) -> T:
         ) from error
 
 
-def _per_plate(trace: Trace, group: Factors, observed: list[str]) -> Tensor:
+def _per_plate(trace: Trace, group: SiteFactors, observed: list[str]) -> Tensor:
     scale, group = _unscaled(group)
     ((plates, (term,)),) = _contracted(trace, group, contract_tensor_tree).items()
     around = group[observed[0]]

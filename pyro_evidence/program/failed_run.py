@@ -1,4 +1,4 @@
-"""What a model's arguments look like, and the error message for those on which it cannot be run."""
+"""The arguments of a model in words, and the error message for those on which it cannot be run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ def as_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[An
     return tuple(_converted(a, dtype) for a in args), {k: _converted(v, dtype) for k, v in kwargs.items()}
 
 
-def columns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def column_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Names of the columns of those arguments that are tables, before they became tensors."""
     tables = {n: v for n, v in _named(args, kwargs).items() if hasattr(v, "columns") and not isinstance(v, Tensor)}
     return {n: tuple(str(c) for c in v.columns) for n, v in tables.items()}
@@ -74,7 +74,7 @@ def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _there(value: Tensor, given: Sequence[tuple[str, Tensor]]) -> str:
-    """What integers that number the same rows, such as those of groups, are where the first bad entry is, in words."""
+    """The integers of the same row as the first bad entry, such as its group, in words; empty for none."""
     bad = ~torch.isfinite(value) if value.is_floating_point() and value.dim() else None
     if bad is None or not bool(bad.any()):
         return ""
@@ -102,7 +102,7 @@ def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bad_entries(value: Tensor) -> str:
-    """How many entries are not finite and where the first is, in words; empty when all are."""
+    """The number of entries that are not finite and the place of the first, in words; empty when all are."""
     if not value.is_floating_point():
         return ""
     bad = {"nan": value.isnan(), "inf": value.isinf()}

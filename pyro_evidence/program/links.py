@@ -52,7 +52,7 @@ class SoftmaxAgainstFirst(Link):
 
 
 def _rounding(size: Tensor) -> Tensor:
-    """What a few operations on numbers of this size may lose."""
+    """Rounding error of a few operations on numbers of this size."""
     return 16.0 * torch.finfo(size.dtype).eps * size.nan_to_num(posinf=0.0)
 
 
@@ -101,7 +101,7 @@ baseline_softmax: Link = SoftmaxAgainstFirst(
 )
 
 
-def candidates(constraint: Any, normalised_logits: bool) -> tuple[Link, ...]:
+def candidate_links(constraint: Any, normalised_logits: bool) -> tuple[Link, ...]:
     """The links worth trying for a parameter under ``constraint``, likeliest first.
 
     :param normalised_logits: whether the distribution stores logits minus their logsumexp (a Categorical).

@@ -111,7 +111,7 @@ class LogJoint:
     ) -> None:
         self.model: Model = model
         self.columns: dict[str, tuple[str, ...]]  # names, of arguments that are tables
-        self.columns = failed_run.columns(args, kwargs or {})
+        self.columns = failed_run.column_names(args, kwargs or {})
         self.args: tuple[Any, ...]
         self.kwargs: dict[str, Any]
         self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})
@@ -156,8 +156,11 @@ class LogJoint:
                 with empty_store():
                     trace = self._validated_run(statements)
         checks.check_trace(trace, self.args, self.kwargs)
-        params = parameters.without_ties(statements.found)
-        return trace, {n: parameters.start(n, d, statements.stored.get(n)) for n, d in params.items()}
+        params: dict[str, Declaration] = {}  # each parameter once, under the first of its names
+        for name, declared in statements.found.items():
+            if declared.source is None or all(d.source is not declared.source for d in params.values()):
+                params[name] = declared
+        return trace, {n: parameters.from_store(n, d, statements.stored.get(n)) for n, d in params.items()}
 
     def _validated_run(self, statements: FirstRun) -> Trace:
         try:
@@ -317,7 +320,7 @@ class LogJoint:
 
     @property
     def row_bytes(self) -> int | None:
-        """What autograd keeps for each row of a batch; None where rows are evaluated one by one."""
+        """Bytes that autograd keeps for each row of a batch; None where rows are evaluated one by one."""
         if self._row_bytes is None:
             with own_random_numbers(), torch.enable_grad(), own_warnings("error", batched.ROW_BY_ROW):
                 for self._writes in (False, True):

@@ -1,4 +1,4 @@
-"""What is maximised: params that a model declares, where they live, latent sites beside them; params held constant."""
+"""Params that a model declares, where they live, which are maximised with latent sites beside them, which are held."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -102,16 +102,7 @@ def transform_of(constraint: Any) -> Transform:
         return transform_to(constraint)
 
 
-def without_ties(declared: Mapping[str, Declaration]) -> dict[str, Declaration]:
-    """Each parameter once, under the first of its names."""
-    found: dict[str, Declaration] = {}
-    for name, declaration in declared.items():
-        if declaration.source is None or all(d.source is not declaration.source for d in found.values()):
-            found[name] = declaration
-    return found
-
-
-def start(name: str, declared: Declaration, stored: Tensor | None) -> Declaration:
+def from_store(name: str, declared: Declaration, stored: Tensor | None) -> Declaration:
     """Begin at the store's value when it has one; a network's parameter is its own store.
 
     :raises BadInput: when the store's value has another shape.

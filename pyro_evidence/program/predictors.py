@@ -46,7 +46,7 @@ class Unwrapped:
 
 
 def unwrapped(fn: Any) -> Unwrapped:
-    """What is inside ``to_event``, ``expand`` and ``MixtureSameFamily``."""
+    """The distribution inside ``to_event``, ``expand`` and ``MixtureSameFamily``."""
     mixing, inner, outer = None, 0, 0
     while True:
         if isinstance(fn, MixtureSameFamily) and mixing is None:
@@ -92,7 +92,7 @@ class LikelihoodTerm:
         return lambda eta: each(eta).sum(-1)
 
     def log_likelihoods(self, trace: Trace) -> LogLikelihood:
-        """The same for each datum, ``(R, N)``."""
+        """Log likelihood of each datum as a function of ``eta``, ``(R, N)``."""
         node = trace.nodes[self.site]
         parts = unwrapped(node["fn"])
         fixed = {k: getattr(parts.base, k) for k in parts.names if k != self.parameter}
@@ -182,7 +182,7 @@ class Sites:
 
 
 def read(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
-    """How each observed site sees the latents; None when one does in a way that no slot describes.
+    """The observed sites by how they see the latents; None when one does in a way that no slot describes.
 
     A proposal: it holds where :func:`pyro_evidence.structure.recognise.recognise` has verified it.
 
@@ -220,7 +220,7 @@ def _slot(joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent:
         return None
     mixture = "" if parts.mixing is not None else parents[0] if parents else None
     slot = LikelihoodTerm(name, dependent[0], links.identity, Layout(torch.Size(), ()), mixture)
-    node, link = trace.nodes[name], candidates(slot, trace)[0]
+    node, link = trace.nodes[name], links_of(slot, trace)[0]
     shape = link.inverse(slot.value(trace)).shape
     num_event = max(0, len(shape) - len(parts.base.batch_shape))
     enumerated = -trace.nodes[slot.mixture]["infer"]["_enumerate_dim"] if slot.mixture else 0
@@ -235,12 +235,12 @@ def _slot(joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent:
     return replace(slot, link=link, layout=Layout(shape, coupled))
 
 
-def candidates(slot: LikelihoodTerm, trace: Trace) -> list[Link]:
+def links_of(slot: LikelihoodTerm, trace: Trace) -> list[Link]:
     """Every link that the constraint on a slot's parameter admits."""
     base = unwrapped(trace.nodes[slot.site]["fn"]).base
     value = getattr(base, slot.parameter)
     normalised = slot.parameter == "logits" and value.dim() > len(base.batch_shape)
-    return list(links.candidates(base.arg_constraints[slot.parameter], normalised))
+    return list(links.candidate_links(base.arg_constraints[slot.parameter], normalised))
 
 
 def depends(value: Any, u: Tensor) -> bool:
@@ -295,7 +295,12 @@ def gaussian_site(node: Node, size: int) -> tuple[Tensor, Tensor, Tensor]:
         pair = parts.base.loc.expand_as(value), parts.base.scale.expand_as(value).pow(-2)
         return pair[0].reshape(-1), pair[1].reshape(-1), torch.ones(size, dtype=torch.bool, device=value.device)
     if plain and is_like(parts.base, MultivariateNormal, value.shape[:-1]):
-        return _multivariate(parts.base, value)
+        tril = parts.base.scale_tril  # diagonal where the precision is
+        diagonal = tril.diagonal(dim1=-2, dim2=-1)
+        separate = bool((tril.detach().tril(-1).abs().amax((-2, -1)) <= 1e-12 * diagonal.abs().amax(-1)).all())
+        known = torch.full((size,), separate, device=value.device)
+        precision = diagonal.pow(-2) if separate else torch.ones_like(diagonal)  # no derivative of a dense factor's
+        return parts.base.loc.expand_as(value).reshape(-1), precision.expand_as(value).reshape(-1), known
     zeros = torch.zeros(size, dtype=value.dtype, device=value.device)
     return zeros, zeros + 1.0, zeros.bool()
 
@@ -304,15 +309,6 @@ def is_like(base: Any, family: Any, shape: torch.Size) -> bool:
     """Whether ``base`` has the log density of ``family``, and no batch dims beyond ``shape``."""
     same = isinstance(base, family) and type(base).log_prob is family.log_prob
     return same and broadcast(base.batch_shape, shape) == tuple(shape)
-
-
-def _multivariate(base: Any, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    tril = base.scale_tril  # diagonal where the precision is
-    diagonal = tril.diagonal(dim1=-2, dim2=-1)
-    separate = bool((tril.detach().tril(-1).abs().amax((-2, -1)) <= 1e-12 * diagonal.abs().amax(-1)).all())
-    known = torch.full((value.numel(),), separate, device=value.device)
-    precision = diagonal.pow(-2) if separate else torch.ones_like(diagonal)  # no derivative of a dense factor's
-    return base.loc.expand_as(value).reshape(-1), precision.expand_as(value).reshape(-1), known
 
 
 def _is_one(scale: Any) -> bool:

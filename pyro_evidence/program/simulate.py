@@ -159,13 +159,13 @@ def _in_parts(joint: LogJoint, function: Callable[[Tensor], Values], u: Tensor) 
 
 
 def affordable_draws(joint: LogJoint, most: int = MOST_DRAWS) -> int:
-    """How many draws the density is evaluated at by a check that nobody gave a number."""
+    """Number of draws at which a check evaluates the density where nobody gave one."""
     numbers = sum(t.numel() for _, t in tensors(joint.args, joint.kwargs)) + joint.latents.size
     return max(FEWEST_DRAWS, min(most, AFFORDABLE // max(1, numbers)))
 
 
 def rows_at_once(joint: LogJoint) -> int:
-    """How many rows :data:`NUMBERS` allow."""
+    """Number of rows that :data:`NUMBERS` allow."""
     return max(1, NUMBERS // largest_row(joint))
 
 

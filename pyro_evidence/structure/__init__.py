@@ -1,1 +1,1 @@
-"""What one density is made of, found by derivatives."""
+"""The structure of one density, found by derivatives."""

@@ -185,7 +185,7 @@ class Derivatives:
         return *part.slope(eta), lambda: part.curvature(eta)
 
     def in_graph(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same three in one graph."""
+        """Log likelihoods, slopes and curvatures as in :meth:`of`, in one graph."""
         part = self._formula(trace, eta)
         if part is None:
             return curvature_graph(self.slot.log_likelihood(trace), self.slot.layout, eta)
@@ -253,7 +253,7 @@ class Linear(LinearPart):
 
 @dataclass(frozen=True)
 class Parts:
-    """What the model says at one setting of the hyperparameters, whatever the latents."""
+    """Offsets, prior and constant terms of the model at one setting of the hyperparameters, whatever the latents."""
 
     theta: Tensor
     trace: Any  # at u = 0

@@ -105,7 +105,7 @@ class Follow(TorchDispatchMode):
         return found
 
     def of(self, value: Any) -> Groups:
-        """What is noted of a tensor."""
+        """The coordinates noted of a tensor, none for a constant."""
         return self.notes.get(value, ()) if isinstance(value, Tensor) else ()
 
     def _some(self, tracked: list[Tensor]) -> Tensor:

@@ -110,7 +110,7 @@ class Summands(TorchFunctionMode):
 
 
 def _multiple(func: Any, args: Any, known: list[Any]) -> Parts | None:
-    """Of the negative or a multiple of a sum."""
+    """The parts of the negative or a multiple of a sum; None for other functions."""
     if func in NEGATIVE:
         return _each(known[0], lambda x: -x)
     if func in OVER and known[0] and not known[1]:
@@ -122,7 +122,7 @@ def _multiple(func: Any, args: Any, known: list[Any]) -> Parts | None:
 
 
 def _total(func: Any, args: Any, known: list[Any]) -> Parts | None:
-    """Of a sum to which something is added, or from which it is taken."""
+    """The parts of a sum to which something is added, or from which it is taken; None for other functions."""
     if func in FROM:
         args, known = args[::-1], known[::-1]
     elif func not in PLUS and func not in MINUS:
@@ -154,7 +154,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Family:
+class FactorFamily:
     """Factors that depend on ``k`` different coordinates each."""
 
     members: tuple[Member, ...]
@@ -195,7 +195,7 @@ def distinct(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
     return found
 
 
-def families(dependencies: Mapping[str, Groups], shapes: Mapping[str, Sequence[int]]) -> tuple[Family, ...]:
+def families(dependencies: Mapping[str, Groups], shapes: Mapping[str, Sequence[int]]) -> tuple[FactorFamily, ...]:
     """Every term that depends on a coordinate, in families of as many coordinates each."""
     found: dict[int, list[tuple[Member, Tensor]]] = {}
     for name, groups in dependencies.items():
@@ -203,6 +203,6 @@ def families(dependencies: Mapping[str, Groups], shapes: Mapping[str, Sequence[i
             for rows, index in distinct(table(groups, shapes[name])):
                 found.setdefault(index.shape[-1], []).append((Member(name, rows), index))
     return tuple(
-        Family(tuple(member for member, _ in parts), torch.cat([index for _, index in parts]))
+        FactorFamily(tuple(member for member, _ in parts), torch.cat([index for _, index in parts]))
         for _, parts in sorted(found.items())
     )

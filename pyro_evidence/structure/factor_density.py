@@ -12,7 +12,7 @@ from pyro_evidence.precision.blocks import BlockPlan
 from pyro_evidence.precision.low_rank import LowRankPlan
 from pyro_evidence.precision.plan import Elements, Pattern, Plan, elimination, product
 from pyro_evidence.structure.density import AutogradDensity, JointDensity, LinearPredictors
-from pyro_evidence.structure.factor_cells import Family, cells
+from pyro_evidence.structure.factor_cells import FactorFamily, cells
 from pyro_evidence.structure.factor_derivatives import Second, Steps, hessians_of_few, slopes_of_few
 from pyro_evidence.structure.factor_linear import CombinedFactors, SparseLinear
 from pyro_evidence.structure.factor_sums import Sums
@@ -32,8 +32,8 @@ class Structured(JointDensity):
 
     linear: LinearPredictors | None  # with parts of SparseLinear
     names: tuple[str, ...]  # sites whose factors are differentiated as they stand
-    families: tuple[Family, ...]  # of these
-    wide: tuple[Family, ...]  # of these, few that depend on many coordinates
+    families: tuple[FactorFamily, ...]  # of these
+    wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
     quadratic: bool  # whether the second derivatives of the families are the same at all latents
     steps: Steps | None = None  # all terms at once, where the model has very many sites
     sums: Sums | None = None  # of many coordinates each, which the families have as coordinates after all others
@@ -41,7 +41,7 @@ class Structured(JointDensity):
 
     @cached_property
     def second(self) -> Second:
-        """How the families are differentiated."""
+        """The second derivatives of the families."""
         return Second(self.size, tuple(family.index for family in self.families))
 
     @property
@@ -63,23 +63,18 @@ class Structured(JointDensity):
 
     @property
     def sentence(self) -> str:
-        """What was found, and how curvature is handled, for the reader."""
+        """The factors and the order of elimination in words, for the reader."""
         families = (*self.families, *self.wide)
         sizes = [part.rows.index.shape for part in self.parts] + [family.index.shape for family in families]
         num, most = sum(size[0] for size in sizes), max((size[1] for size in sizes), default=1)
         factors = f"{num:,} factors of {'up to ' if most > 1 else ''}{most} coordinate{'s' if most > 1 else ''}"
-        return f"{self.plan.sentence}{self._left}; {factors}; checked by 2 products with the true Hessian"
-
-    @property
-    def _left(self) -> str:
-        """The sites that are not eliminated, in brackets."""
-        if not isinstance(self.plan, BlockPlan) or not len(self.plan.order.rest):
-            return ""
-        rest = self.plan.order.rest
-        blocks = self.joint.latents.slices.items()
-        names = [n for n, s in blocks if bool(((rest >= s.start) & (rest < s.stop)).any())]
-        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-        return f" ({', '.join(names[:NAMED])}{more})"
+        left = ""  # the sites that are not eliminated
+        if isinstance(self.plan, BlockPlan) and len(self.plan.order.rest):
+            rest, blocks = self.plan.order.rest, self.joint.latents.slices.items()
+            names = [n for n, s in blocks if bool(((rest >= s.start) & (rest < s.stop)).any())]
+            more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+            left = f" ({', '.join(names[:NAMED])}{more})"
+        return f"{self.plan.sentence}{left}; {factors}; checked by 2 products with the true Hessian"
 
     @property
     def parts(self) -> tuple[SparseLinear, ...]:
@@ -122,7 +117,7 @@ class Structured(JointDensity):
         return self.point(u, theta).elements()
 
     def assembled(self, u: Tensor, theta: Tensor, curvatures: Sequence[Tensor]) -> Elements:
-        """The same from the curvatures of the data of linear predictors, ``(N, C, C)``."""
+        """Minus the Hessian at ``u`` ``(D,)``, from the curvatures of the data of linear predictors, ``(N, C, C)``."""
         with torch.no_grad():
             diagonal = u.new_zeros(self.size)
             prior = None if self.linear is None else self.linear.parts(theta).prior
@@ -169,7 +164,7 @@ class Structured(JointDensity):
         return found
 
     def _seen(self, u: Tensor) -> Tensor:
-        """What factors see, sums of many coordinates after the coordinates themselves, rows too."""
+        """Coordinates as factors see them, rows too: sums of many stand after the coordinates themselves."""
         return u if self.sums is None else self.sums.appended(u)
 
     def _values(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
@@ -224,7 +219,7 @@ class Structured(JointDensity):
         return seen if self.sums is None else self.sums.back(seen)
 
     def certificate(self, u: Tensor, theta: Tensor, elements: Elements) -> Tensor:
-        """How far two products with the elements are from those with the true Hessian, ``(D,)``, relative.
+        """Relative distance of two products with the elements from those with the true Hessian, ``(D,)``.
 
         The vectors are random and scaled by the root of the diagonal, so that every coordinate counts alike.
         """

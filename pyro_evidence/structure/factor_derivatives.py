@@ -13,7 +13,7 @@ from pyro_evidence.numerics.derivatives import Forward, generic_directions, pass
 from pyro_evidence.numerics.recorded import Replay, Unrecordable, replay
 from pyro_evidence.precision.elimination import coloured
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.factor_cells import Family, cells
+from pyro_evidence.structure.factor_cells import FactorFamily, cells
 
 AT_ONCE = 64  # reverse passes
 
@@ -22,7 +22,7 @@ Values = Callable[[Tensor], tuple[Tensor, ...]]  # u (D,) to the factors of each
 
 @dataclass(frozen=True)
 class Second:
-    """How to take the second derivatives of some families of factors.
+    """Second derivatives of some families of factors.
 
     Along the sum of all coordinates of one colour, and then of another, the derivative of a factor is that in the two
     coordinates of these colours on which it depends, because that is no more than one of each.
@@ -165,7 +165,7 @@ def has_many_sites(joint: LogJoint) -> bool:
     return len(joint.latents.names) >= SITES
 
 
-def steps(joint: LogJoint, families: Sequence[Family], u: Tensor, theta: Tensor) -> Steps | None:
+def steps(joint: LogJoint, families: Sequence[FactorFamily], u: Tensor, theta: Tensor) -> Steps | None:
     """The terms of all sites, those of the families first; None where nothing is gained, or the model branches.
 
     :param u: where the model was followed, ``(D,)``.

@@ -15,7 +15,7 @@ from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.recorded import Picked, Replay, StandIns, Unrecordable, replay
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.dependencies import NARROW, Follow, Groups, Lost
-from pyro_evidence.structure.factor_cells import Family, cells, families
+from pyro_evidence.structure.factor_cells import FactorFamily, cells, families
 
 MOST = 8  # sums that terms may see
 NOTED = 64  # sums that may be met on the way
@@ -90,7 +90,7 @@ class FollowSums(Follow):
 
 @dataclass(frozen=True)
 class Met:
-    """What a run shows: the terms' coordinates, and those sums that they see."""
+    """A recorded run: the terms' coordinates, and those sums that they see."""
 
     replay: Replay
     groups: Mapping[str, Groups]  # with sums numbered from D, those that no term sees left out
@@ -99,7 +99,7 @@ class Met:
     num: int
 
 
-def sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[Sums, tuple[Family, ...]] | None:
+def sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[Sums, tuple[FactorFamily, ...]] | None:
     """The sums that tie coordinates together, and the factors' families beside them; None where that is not all.
 
     :param u: where the model is followed, ``(D,)``.

@@ -53,7 +53,7 @@ class NotSparse:
     coordinates: Tensor | None = None
 
     def message(self, label: Label) -> str:
-        """What stands in the way of a smaller matrix, and how to write the model instead."""
+        """The obstacle to a smaller matrix, and how to write the model instead, in words."""
         where = f" ({label(max(0, int(self.coordinates.max())))})" if self.coordinates is not None else ""
         return (
             f"What keeps the matrix dense: {self.reason}{where}. Where each term of the model sees few coordinates "

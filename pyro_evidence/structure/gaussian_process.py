@@ -57,7 +57,7 @@ class Block:
         return torch.linalg.solve_triangular(self.tril, away.mT, upper=False).mT
 
 
-def blocks_of(joint: LogJoint, trace: Any) -> list[Block] | None:
+def prior_blocks(joint: LogJoint, trace: Any) -> list[Block] | None:
     """The prior as blocks; None when a site is not Gaussian, or is masked, scaled or constrained."""
     found: list[Block] = []
     for part in joint.latents:
@@ -100,7 +100,7 @@ def function_blocks(node: Node, start: int) -> list[Block] | None:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the model says at one setting of the hyperparameters."""
+    """Prior and likelihood of the model at one setting of the hyperparameters."""
 
     parts: Parts
     blocks: tuple[Block, ...]
@@ -200,7 +200,7 @@ class GaussianLatent(LinearDensity):
         return self._graph[0]
 
     def _reading(self, parts: Parts) -> Reading:
-        blocks = blocks_of(self.joint, parts.trace)
+        blocks = prior_blocks(self.joint, parts.trace)
         assert blocks is not None  # verified when it was recognised
         loc, K = torch.cat([b.loc for b in blocks]), _assembled([b.covariance for b in blocks])
         mean = self.seen.apply(loc.unsqueeze(-1)).reshape(-1, *self.linear[0].J.shape[1:2])
@@ -320,7 +320,7 @@ def _no_covariance(error: LinAlgError) -> NotPositiveDefinite:
     )
 
 
-def recognise(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) -> GaussianLatent | None:
+def with_dense_prior(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) -> GaussianLatent | None:
     """A density with its dense Gaussian prior, if that is what the latents have, near and far.
 
     :param origin: a run at ``u = 0`` with derivatives.
@@ -331,11 +331,11 @@ def recognise(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) -> Gaus
     num_seen = sum(p.J[..., 0].numel() for p in linear.linear)
     if len({p.J.shape[1] for p in linear.linear}) > 1 or num_seen > 2 * linear.joint.latents.size:
         return None  # work in the space of the predictors would be no cheaper
-    blocks = blocks_of(linear.joint, origin.trace)
+    blocks = prior_blocks(linear.joint, origin.trace)
     if blocks is None or any(predictors.depends(x, origin.u) for b in blocks for x in (b.loc, b.covariance)):
         return None
     for pair in pairs:
-        first, second = (blocks_of(linear.joint, run.trace) for run in pair)
+        first, second = (prior_blocks(linear.joint, run.trace) for run in pair)
         if first is None or second is None or len(first) != len(second):
             return None
         for a, b in zip(first, second, strict=True):

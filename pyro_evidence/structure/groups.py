@@ -104,7 +104,7 @@ class Guess:
 
 
 def propose(found: NearbyPoints) -> Guess | None:
-    """What the derivatives at the origin suggest, and a typical point and its opposite do not contradict."""
+    """The groups that derivatives at the origin suggest and a typical point does not contradict; None for none."""
     if not found.origin.joint.hypers.size:
         return None
     guess = _from_slopes(found.origin)

@@ -1,4 +1,4 @@
-"""What the elements of a site are called: the user's words, the columns of a table, or plain numbers."""
+"""Names of the elements of a site: the user's words, the columns of a table, or plain numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ class Names:
         return f"{name}[{', '.join(self.words(name, index))}]" if len(index) else name
 
     def words(self, name: str, index: Sequence[int]) -> list[str]:
-        """What the places of an element are called, one word for each dimension."""
+        """Names of the places of an element, one word for each dimension."""
         dims = list(self.dims.get(name, ()))
         named = [self.coords[d] for d in dims] if len(dims) == len(index) else [()] * len(index)
         return [str(words[i]) if i < len(words) else str(i) for words, i in zip(named, index, strict=True)]
 
 
 def names_of(joint: LogJoint, coords: Coords | None = None, dims: Dims | None = None) -> Names:
-    """What is known: the caller's names first, then the model's own ``coords`` and ``dims``, then columns of a table.
+    """The known names: the caller's first, then the model's own ``coords`` and ``dims``, then columns of a table.
 
     A site is given a table's columns where its last dimension has as many and no other table has.
 

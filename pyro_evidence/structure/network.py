@@ -84,12 +84,7 @@ def log_stabiliser(before: Layer, after: Tensor, odd: bool, tolerance: float) ->
     return float(torch.lgamma(copies + 1.0).sum()) + zeros * math.log(2.0)
 
 
-def slope(f: Activation, a: Tensor) -> Tensor:
-    """``f'(a)`` of an elementwise function, with a graph where ``a`` has one."""
-    return with_derivatives(f, a, 1)[1]
-
-
-def with_derivatives(f: Activation, a: Tensor, order: int) -> list[Tensor]:
+def activation_derivatives(f: Activation, a: Tensor, order: int) -> list[Tensor]:
     """``f(a)`` of an elementwise function and its derivatives up to ``order``, with a graph where ``a`` has one."""
     with torch.enable_grad():
         x = a if a.requires_grad else a.detach().requires_grad_()
@@ -104,7 +99,7 @@ def with_derivatives(f: Activation, a: Tensor, order: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Passed:
-    """What a pass of the data through a network has met.
+    """A pass of the data through a network, with the activations' derivatives.
 
     :ivar hidden: what enters every layer, ``(R, N, I)`` each.
     :ivar slopes: of the activations before all layers but the first, ``(R, N, I)`` each.
@@ -130,7 +125,7 @@ def forward(X: Tensor, layers: Sequence[Layer], activation: Activation, order: i
     """
     hidden, slopes, bends = [X.expand(len(layers[0][0]), *X.shape)], [], []
     for W, b in layers[:-1]:
-        value, first, *second = with_derivatives(activation, hidden[-1] @ W + b.unsqueeze(-2), order)
+        value, first, *second = activation_derivatives(activation, hidden[-1] @ W + b.unsqueeze(-2), order)
         hidden.append(value)
         slopes.append(first)
         bends.extend(second)
@@ -150,7 +145,7 @@ def back(passed: Passed, g: Tensor) -> list[Layer]:
     return found[::-1]
 
 
-def jacobian(passed: Passed) -> list[Layer]:
+def outputs_jacobian(passed: Passed) -> list[Layer]:
     """Derivatives of every datum's outputs in every layer, ``(R, N, C, I, O)`` and ``(R, N, C, O)``.
 
     Back-propagation with one delta per datum and output: the cost is that of writing the result down.  Bishop (2006),
@@ -203,7 +198,7 @@ def tangent_at(weights: Mapping[str, Tensor] | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Wiring:
-    """What a network is made of, under the names of the model's sites and params."""
+    """Data, layers and precisions of a network, under the names of the model's sites and params."""
 
     X: Tensor  # (N, D)
     activation: Activation
@@ -320,16 +315,16 @@ class NetworkDensity(JointDensity):
 
     def _jacobian(self, passed: Passed) -> Tensor:
         """``(R, N, C, D)`` in flat order."""
-        return self._flat(jacobian(passed), 3)
+        return self._flat(outputs_jacobian(passed), 3)
 
     def _flat(self, found: list[Layer], batch: int) -> Tensor:
-        """What belongs to the weights, with ``batch`` axes in front, in flat order."""
+        """Numbers of each layer's weights, with ``batch`` axes in front, in flat order."""
         pairs = zip(self.wiring.layers, found, strict=True)
         parts = {n: x.flatten(batch) for names, xs in pairs for n, x in zip(names, xs, strict=True)}
         return torch.cat([parts[n] for n in self.joint.latents.names], -1)
 
     def _prior_precision(self, u: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
-        """Of each coordinate, ``(R, D)``."""
+        """Prior precision of each coordinate, ``(R, D)``."""
         values = self.joint.latents.unconstrained(u)
         parts = [_spread(precisions[self.wiring.alpha[n]], w).expand_as(w).flatten(1) for n, w in values.items()]
         return torch.cat(parts, -1).double()

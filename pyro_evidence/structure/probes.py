@@ -85,7 +85,7 @@ class Unreadable(Exception):
     """The model cannot be run at a probe; so nothing can be said about its structure."""
 
 
-def run(joint: LogJoint, u: Tensor, theta: Tensor, *, graph: bool = False) -> TestPoint | None:
+def point_at(joint: LogJoint, u: Tensor, theta: Tensor, *, graph: bool = False) -> TestPoint | None:
     """The model at one point; None where a matrix of the model's is singular.
 
     :param graph: whether the trace is to carry derivatives in both.
@@ -113,7 +113,7 @@ class NearbyPoints:
 
 def near(joint: LogJoint) -> NearbyPoints | None:
     """The runs near the origin; None when the density is not finite there."""
-    origin = run(joint, joint.initial_u, joint.initial_theta, graph=True)
+    origin = point_at(joint, joint.initial_u, joint.initial_theta, graph=True)
     if origin is None:
         return None
     direction, turn = (
@@ -122,7 +122,7 @@ def near(joint: LogJoint) -> NearbyPoints | None:
     )
     step = TYPICAL * direction * _spread(origin).clamp(max=1.0)  # at most TYPICAL units
     for shrink in (1.0, 0.1, 0.01):
-        typical = run(joint, _centre(origin) + shrink * step, joint.initial_theta + 0.2 * turn, graph=True)
+        typical = point_at(joint, _centre(origin) + shrink * step, joint.initial_theta + 0.2 * turn, graph=True)
         if typical is not None and typical.finite:
             return NearbyPoints(origin, typical)
     return None
@@ -152,5 +152,5 @@ def far(origin: TestPoint, bases: Sequence[TestPoint | None]) -> list[TestPoint 
     found: list[TestPoint | None] = [None] * len(steps)
     for i in (1, 3, 0, 2):  # first those of the last run, whose covariance a model may have kept
         base = bases[i % 2]
-        found[i] = None if base is None else run(origin.joint, centre + steps[i], base.theta)
+        found[i] = None if base is None else point_at(origin.joint, centre + steps[i], base.theta)
     return found

@@ -42,7 +42,7 @@ class HasKnownDensity(Protocol):
     """A network that can tell its density in closed form."""
 
     def known_density(self, joint: LogJoint) -> NetworkDensity | None:
-        """What it believes the density of ``joint`` to be, or None."""
+        """The density that it believes ``joint`` to be, or None."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _recognised(joint: LogJoint, found: NearbyPoints, look_for_factors: bool) ->
     wide: list[TestPoint | None] = [origin, origin]
     if len(theta):  # the hyperparameters far up and far down, those outside groups a little
         step = torch.ones_like(theta) if guess is None else guess.step(origin)
-        wide = [probes.run(joint, joint.initial_u, theta + s * step) for s in (1.0, -1.0)]
+        wide = [probes.point_at(joint, joint.initial_u, theta + s * step) for s in (1.0, -1.0)]
     pairs = zip(wide * 2, probes.far(origin, wide), strict=True)
     far = [(base, probe) for base, probe in pairs if base is not None and probe is not None]
     settled = None if guess is None or not far else groups.settle(guess, found, far)
@@ -137,7 +137,7 @@ def _recognised(joint: LogJoint, found: NearbyPoints, look_for_factors: bool) ->
     sparse = _factors(sites, found, far) if large and not process else None
     linear = None if sites is None or not far or _is_narrow(sparse) else _linear(sites, found, far, None)
     assert linear is None or isinstance(linear, LinearDensity)
-    latent = None if linear is None else gaussian_process.recognise(linear, origin, far)
+    latent = None if linear is None else gaussian_process.with_dense_prior(linear, origin, far)
     if process and latent is None:
         sparse = _factors(sites, found, far)
     elif look_for_factors and sparse is None and linear is None and size * origin.kept.num_bytes > HEAVY_HESSIAN:
@@ -240,7 +240,7 @@ def _linear(sites: Sites, found: NearbyPoints, far: list[Pair], followed: Follow
     origin, typical = found.origin, found.typical
     if len(sites.slots) > MANY_SITES and not _gaussian(origin, [typical, *(p for pair in far for p in pair)]):
         return None
-    base = probes.run(origin.joint, origin.joint.initial_u, typical.theta) if len(typical.theta) else origin
+    base = probes.point_at(origin.joint, origin.joint.initial_u, typical.theta) if len(typical.theta) else origin
     parts = [None if base is None else _linear_part(slot, origin, base, typical, followed) for slot in sites.slots]
     if not parts or None in parts:
         return None
@@ -271,7 +271,7 @@ def _linear_part(
     None where it holds under none, or where ``J`` would be too large.
     """
     num_coupled = slot.layout.num_coupled
-    for link in predictors.candidates(slot, origin.trace):
+    for link in predictors.links_of(slot, origin.trace):
         part = replace(slot, link=link)
         slope = Forward(part.blocks(origin.trace).reshape(-1), origin.u, at_once=origin.kept.passes_at_once)
         moved = slope.along(typical.u.detach().unsqueeze(0)).reshape(-1, num_coupled)
@@ -292,7 +292,7 @@ def _linear_part(
 
 def read_again(joint: LogJoint, slots: Sequence[LikelihoodTerm]) -> LinearDensity:
     """Linear predictors that :func:`recognise` has verified, read off once more in one run: nothing is checked."""
-    origin = probes.run(joint, joint.initial_u, joint.initial_theta, graph=True)
+    origin = probes.point_at(joint, joint.initial_u, joint.initial_theta, graph=True)
     assert origin is not None  # it was readable when it was recognised
     linear = []
     for slot in slots:

@@ -95,7 +95,7 @@ def _scaled(joint: LogJoint, turn: Turn, u: Tensor, factor: float) -> Tensor:
 
 
 def _prior_change(joint: LogJoint, turn: Turn, u: Tensor) -> Tensor:
-    """How much the log prior of the sites that turn changes when they are halved, nats."""
+    """Change of the log prior of the sites that turn when they are halved, nats."""
     names = {name for name, _ in turn}
     logs = []
     for point in (u, _scaled(joint, turn, u, 0.5)):

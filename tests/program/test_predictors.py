@@ -161,7 +161,7 @@ def test_sites_that_no_slot_describes(name: str) -> None:
 
 def test_every_link_of_a_constraint_is_a_candidate() -> None:
     _, trace, sites = sites_of("probit")
-    found = predictors.candidates(sites.slots[0], trace)
+    found = predictors.links_of(sites.slots[0], trace)
     assert found == [links.logit, links.probit, links.complementary_log_log, links.identity]
 
 

@@ -66,7 +66,7 @@ def test_outputs_are_those_of_a_module() -> None:  # oracle: torch's own layers
 @pytest.mark.parametrize("activation", [torch.tanh, torch.nn.functional.softplus])
 def test_jacobian_is_that_of_autograd(widths: tuple[int, ...], activation: Activation) -> None:
     u, X = draw(widths)
-    found = network.jacobian(network.forward(X, layers_of(u, widths), activation))
+    found = network.outputs_jacobian(network.forward(X, layers_of(u, widths), activation))
     J = torch.cat([part.flatten(3) for layer in found for part in layer], -1)
     for row in range(len(u)):
         at = u[row].clone().requires_grad_()
@@ -97,7 +97,7 @@ def test_bend_is_the_hessian_of_a_weighted_sum_of_outputs(activation: Activation
 
 def test_slope_of_a_constant_is_zero() -> None:
     a = torch.randn(3)
-    assert_exact(network.slope(torch.ones_like, a), torch.zeros(3))
+    assert_exact(network.activation_derivatives(torch.ones_like, a, 1)[1], torch.zeros(3))
 
 
 @pytest.mark.parametrize(
