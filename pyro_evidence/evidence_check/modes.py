@@ -11,8 +11,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.evidence_check.target import NormalMixture, Posterior, Target, laplace_posterior, target_of
 from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.laplace.approximation import LaplaceState, state_at
-from pyro_evidence.laplace.approximation import find_modes as climb
+from pyro_evidence.laplace.approximation import LaplaceState, search_modes, state_at
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count, check_seed
@@ -164,7 +163,7 @@ def _distinct(known: list[LaplaceState], posterior: LaplacePosterior, starts: Te
     Elsewhere: a hundredth of a posterior standard deviation away in some coordinate.
     """
     theta, problem = posterior.state.theta, posterior.state.problem
-    mode = climb(problem, starts, theta, cold=True)
+    mode = search_modes(problem, starts, theta, cold=True)
     found = list(known)
     for row in range(len(starts)):
         try:

@@ -67,7 +67,7 @@ class Status(Enum):
     INTERRUPTED = "interrupted: this is the last good state"
 
 
-class Climbing(Protocol):
+class Climber(Protocol):
     """A state that knows what it maximises."""
 
     @property
@@ -83,7 +83,7 @@ class Climbing(Protocol):
         """Why no further step can be made, if that is so."""
 
 
-State = TypeVar("State", bound=Climbing)
+State = TypeVar("State", bound=Climber)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Stop:
         """Whether the steps were counted on purpose, so that the last of them is no early end."""
         return self.tolerance <= 0.0
 
-    def __call__(self, before: float, state: Climbing, step: int) -> Status | None:
+    def __call__(self, before: float, state: Climber, step: int) -> Status | None:
         """The reason to stop after ``step`` steps, or None."""
         size, gap = 1.0 + abs(state.objective), abs(state.objective - before)
         small, level = gap <= self.tolerance * size, state.gradient_norm <= self.gradient_tolerance

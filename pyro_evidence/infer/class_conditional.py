@@ -19,7 +19,7 @@ NEWTON_STEPS = 100
 SMALLEST_STEP = 1e-8  # below, a Newton step is lost in rounding
 
 
-class Density(Protocol):
+class FittedDensity(Protocol):
     """A posterior that can tell the log density of new data."""
 
     def log_prob(self, *args: Any) -> Tensor:
@@ -29,7 +29,7 @@ class Density(Protocol):
 class DensityEngine(Protocol):
     """An engine that fits a density to data."""
 
-    def run(self, *args: Any) -> Density:
+    def run(self, *args: Any) -> FittedDensity:
         """Fit to data of shape ``(N, m)``."""
 
 

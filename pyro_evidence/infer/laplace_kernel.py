@@ -2,7 +2,6 @@
 
 import copy
 from collections import OrderedDict
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pyro
@@ -42,7 +41,15 @@ class LaplaceKernel(MCMCKernel):
     """
 
     def __init__(self, model: Model | LaplaceEvidence | EvidenceEM) -> None:
-        self.engine: LaplaceEvidence | EvidenceEM = _engine(model)
+        is_engine = isinstance(model, LaplaceEvidence | EvidenceEM)
+        if hasattr(model, "run") and not is_engine and not isinstance(model, torch.nn.Module):
+            raise BadInput(
+                f"LaplaceKernel({type(model).__name__}(...)): expected a Pyro model, or LaplaceEvidence(model, ...) or "
+                f"EvidenceEM(model, ...), whose draws are of the model's own sites. Take draws of this engine by "
+                f"engine.run(...).get_samples(num_samples)."
+            )
+        engine: Any = model
+        self.engine: LaplaceEvidence | EvidenceEM = engine if is_engine else LaplaceEvidence(engine)
         self.posterior: LaplacePosterior | None = None
         self.transforms: dict[str, Any] | None = None
         self._sent: StateDict = {"params": {}, "constraints": {}}
@@ -50,14 +57,6 @@ class LaplaceKernel(MCMCKernel):
     def __getstate__(self) -> dict[str, Any]:
         """A spawned chain starts with an empty param store, so the params travel with the kernel."""
         return vars(self) | {"_sent": pyro.get_param_store().get_state()}
-
-    def _store(self) -> AbstractContextManager[Any]:
-        """The params of the process that sent this kernel, where this one has none of its own."""
-        own, sent = pyro.get_param_store().get_state(), self._sent
-        params = {**sent["params"], **own["params"]}
-        return pyro.get_param_store().scope(
-            {"params": params, "constraints": {**sent["constraints"], **own["constraints"]}}
-        )
 
     @property
     def model(self) -> Model:
@@ -74,7 +73,12 @@ class LaplaceKernel(MCMCKernel):
                 f"warmup_steps={warmup_steps}: LaplaceKernel draws independently and has nothing to warm up; "
                 f"pass MCMC(..., warmup_steps=0)."
             )
-        with self._store():
+        own, sent = (
+            pyro.get_param_store().get_state(),
+            self._sent,
+        )  # of this process, and of the one that sent the kernel
+        both: Any = {part: {**sent[part], **own[part]} for part in ("params", "constraints")}
+        with pyro.get_param_store().scope(both):
             self.posterior = copy.copy(self.engine).run(*args, **kwargs)
         latents = self.posterior.state.problem.joint.latents
         self.transforms = {part.name: part.transform.inv for part in latents}
@@ -114,19 +118,3 @@ class LaplaceKernel(MCMCKernel):
         if self.posterior is None:
             raise BadInput("LaplaceKernel is not fitted yet; run MCMC(kernel, ...) first.")
         return self.posterior
-
-
-def _engine(model: Any) -> LaplaceEvidence | EvidenceEM:
-    """The engine itself, or one for a model.
-
-    :raises BadInput: for another engine, whose draws are of other sites than the model's.
-    """
-    if isinstance(model, LaplaceEvidence | EvidenceEM):
-        return model
-    if hasattr(model, "run") and not isinstance(model, torch.nn.Module):
-        raise BadInput(
-            f"LaplaceKernel({type(model).__name__}(...)): expected a Pyro model, or LaplaceEvidence(model, ...) or "
-            f"EvidenceEM(model, ...), whose draws are of the model's own sites. Take draws of this engine by "
-            f"engine.run(...).get_samples(num_samples)."
-        )
-    return LaplaceEvidence(model)

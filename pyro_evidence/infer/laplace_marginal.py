@@ -15,9 +15,9 @@ from pyro_evidence.fitting.process_state import global_lock
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
-    find_modes,
     laplace_problem,
     laplace_state,
+    search_modes,
     state_at,
 )
 from pyro_evidence.laplace.gradient import evidence_slope
@@ -74,7 +74,7 @@ class InnerSearch:
         return self._found(theta, self.problem.joint.initial_u, cold=True)
 
     def _found(self, theta: Tensor, start: Tensor, *, cold: bool) -> LaplaceState:
-        mode = find_modes(self.problem, start.unsqueeze(0), theta, cold=cold)
+        mode = search_modes(self.problem, start.unsqueeze(0), theta, cold=cold)
         return state_at(self.problem, theta, mode, 0, log_hyperprior=theta.new_zeros(()))
 
 

@@ -77,9 +77,15 @@ class LaplaceNUTS(MCMCKernel):
         self._z, self._num_drawn, self._adapted = torch.zeros_like(self._z), -warmup_steps, False
         if self._value is None:
             away = torch.randn(2, len(self._z), generator=torch.Generator().manual_seed(0), dtype=self._z.dtype)
-            mode_and_around = torch.cat([self._z.unsqueeze(0), away.to(self._z)])
+            mode_and_around, state = torch.cat([self._z.unsqueeze(0), away.to(self._z)]), self.posterior.state
+
+            def minus_log_density(z: Tensor) -> Tensor:  # nats, up to a constant
+                u, log_volume = self.round.forward(z)
+                log_joint = state.problem.density.log_joint(u.unsqueeze(0), state.theta)[0]
+                return 0.5 * (~state.problem.active * z.square()).sum() - log_joint - log_volume
+
             with without_validation():
-                self._value = fused(self._minus_log_density, mode_and_around)
+                self._value = fused(minus_log_density, mode_and_around)
         self._nuts = self._kernel(warmup_steps, adapt_mass_matrix=False, **self.settings)
 
     def _kernel(self, warmup_steps: int, **settings: Any) -> NUTS:
@@ -88,13 +94,6 @@ class LaplaceNUTS(MCMCKernel):
         nuts.initial_params = {"z": self._z}
         nuts.setup(warmup_steps)
         return nuts
-
-    def _minus_log_density(self, z: Tensor) -> Tensor:
-        """Minus the log density of ``z``, nats, up to a constant."""
-        state = self.posterior.state
-        u, log_volume = self.round.forward(z)
-        log_joint = state.problem.density.log_joint(u.unsqueeze(0), state.theta)[0]
-        return 0.5 * (~state.problem.active * z.square()).sum() - log_joint - log_volume
 
     def _potential(self, params: dict[str, Tensor]) -> Tensor:
         """Minus the log density, infinite where it is not a number."""

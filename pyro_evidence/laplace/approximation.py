@@ -174,7 +174,7 @@ class LaplaceState:
         return torch.where(groups.is_weight, sums, total)
 
 
-def find_modes(
+def search_modes(
     problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch = lbfgs.no_callback
 ) -> newton.Mode:
     """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite.
@@ -252,7 +252,7 @@ def laplace_state(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool 
         start = laplace_state(replace(problem, nodes=1), theta, start, cold=True).u if cold else start
         place = problem.marginal.find(theta, start.detach())
         return state_of_blocks(problem, theta, place, problem.joint.log_hyperprior(theta).detach())
-    mode = find_modes(problem, start.detach().unsqueeze(0), theta, cold=cold)
+    mode = search_modes(problem, start.detach().unsqueeze(0), theta, cold=cold)
     return state_at(problem, theta, mode, 0)
 
 
@@ -313,7 +313,7 @@ def require_proper(state: LaplaceState) -> None:
     if problem.curvature not in PLAIN or not bool(problem.active.any()):
         return  # damping was asked for, so a flat direction is intended
     summit = mode_checks.ModeNeighbourhood(problem.density, state.u, state.theta, state.log_joint, problem.active)
-    mode_checks.require_proper(summit, state.precision, problem.joint.latents)
+    mode_checks.require_proper_mode(summit, state.precision, problem.joint.latents)
     if problem.curvature is exact_hessian:
         products = mode_checks.of_precision(state.precision, problem.active)
         mode_checks.certify(problem.joint, problem.density, state.u, state.theta, products)

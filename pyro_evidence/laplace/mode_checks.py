@@ -233,7 +233,7 @@ class ModeNeighbourhood:
             return self.height - self.density.log_joint(self.u + moves, self.theta)
 
 
-def require_proper(summit: ModeNeighbourhood, precision: Precision, latents: Coordinates) -> None:
+def require_proper_mode(summit: ModeNeighbourhood, precision: Precision, latents: Coordinates) -> None:
     """Walk away from the mode along its flattest direction, and along the ray from the origin through each site.
 
     A mode at infinity is not found by its curvature, which is rounding there: but further out on the ray the density

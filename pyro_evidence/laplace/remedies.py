@@ -92,11 +92,11 @@ def largest_inflation(problem: Problem) -> float:
 
 
 def near_fold(laplace: LaplaceState) -> bool:
-    """Whether a network's mode is about to vanish: see :func:`vanishing`."""
-    return bool(vanishing(laplace.problem, laplace.problem.density, laplace.u.unsqueeze(0), laplace.theta))
+    """Whether a network's mode is about to vanish: see :func:`near_folds`."""
+    return bool(near_folds(laplace.problem, laplace.problem.density, laplace.u.unsqueeze(0), laplace.theta))
 
 
-def vanishing(problem: Problem, density: Density, u: Tensor, theta: Tensor) -> Tensor:
+def near_folds(problem: Problem, density: Density, u: Tensor, theta: Tensor) -> Tensor:
     """Which modes ``(R, D)`` of a network with Gauss-Newton's curvature are about to vanish, ``(R,)`` bool.
 
     The exact curvature has less than a hundredth of Gauss-Newton's left in some direction.  A little further in the

@@ -14,8 +14,8 @@ from pyro_evidence.fitting.iterate import Fit, Status, bar_of
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
-    find_modes,
     require_proper,
+    search_modes,
     state_at,
 )
 from pyro_evidence.laplace.approximation_rows import (
@@ -29,7 +29,7 @@ from pyro_evidence.laplace.approximation_rows import (
 )
 from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
-from pyro_evidence.laplace.type2_rows import natural
+from pyro_evidence.laplace.type2_rows import natural_metrics
 from pyro_evidence.numerics import newton, trust_region
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
 from pyro_evidence.precision.choices import gauss_newton
@@ -95,13 +95,13 @@ def search(problem: Problem, starts: Tensor, theta: Tensor, progress: bool = Fal
             bar.set_postfix_str(f"log joint {float(log_joint.max()):.4f}", refresh=False)
             bar.update()
 
-        mode = find_modes(problem, starts, theta, cold=True, watch=show)
+        mode = search_modes(problem, starts, theta, cold=True, watch=show)
     if not problem.structure.agrees(mode.u[mode.converged], theta):
         return search(problem.without_linear, starts, theta, progress)
-    return distinct([partial(state_at, problem, theta, mode, row) for row in range(len(starts))])
+    return distinct_modes([partial(state_at, problem, theta, mode, row) for row in range(len(starts))])
 
 
-def distinct(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
+def distinct_modes(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
     """The distinct modes among those that are found when asked for.
 
     :raises NotAMode: when none is found, with what each said; of a single one its own error.
@@ -159,7 +159,7 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
     fallen = torch.zeros_like(theta[:, 0])  # rounds since the highest
     for _ in range(ROUNDS):
         slope = slopes_at_fixed_mode(replace(problem, curvature=gauss_newton), points)
-        move = (natural(problem, points, slope) @ slope.total.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
+        move = (natural_metrics(problem, points, slope) @ slope.total.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
         move = torch.where(torch.isfinite(move), move, 0.0)
         exact = vanishing_noise(problem, points.theta).any(-1)
         rows = ((fallen < PATIENCE) & ~exact & (move.abs() > 0.1).any(-1)).nonzero().squeeze(-1)
@@ -188,7 +188,7 @@ def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts
     """
     own, u = warm_up(problem, theta.expand(len(starts), -1).clone(), starts)
     points = laplace_rows(problem, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=500)
-    return distinct([partial(single, problem, points, row) for row in range(len(u))])
+    return distinct_modes([partial(single, problem, points, row) for row in range(len(u))])
 
 
 UNFELT, OVERWHELMED = 1e-4, 1e9  # curvature of the data over that of the prior, beyond: units

@@ -17,7 +17,7 @@ from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, lapla
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.laplace.metric import metric_of, updated
 from pyro_evidence.laplace.pruning import to_insignificance
-from pyro_evidence.laplace.remedies import largest_inflation, vanishing
+from pyro_evidence.laplace.remedies import largest_inflation, near_folds
 from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, LONGER, SHARP, TypeII
 from pyro_evidence.numerics import evidence, trust_region
 from pyro_evidence.numerics.line_search import Backtracking, Line, along_step, to_peak_or_quarter
@@ -26,7 +26,7 @@ from pyro_evidence.precision.dense import Dense
 SEARCH = Backtracking(shorter=to_peak_or_quarter, num_trials=6)  # then a row is left to the single loop
 
 
-def natural(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
+def natural_metrics(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
     """MacKay's metric of each row, ``(R, T, T)``: see :mod:`pyro_evidence.laplace.metric`."""
     groups = problem.structure.groups
     return metric_of(groups, None if groups is None else groups.size(points.active), found).diag_embed()
@@ -80,7 +80,7 @@ def _without(problem: Problem, points: LaplaceRows, rows: Tensor, t: int, determ
 
 
 @dataclass(frozen=True)
-class Batch:
+class TypeIIBatch:
     """One iterate of the hyperparameters of all rows."""
 
     points: LaplaceRows
@@ -90,14 +90,14 @@ class Batch:
     share: Tensor  # (R,) of the last step that was taken
 
 
-def started(problem: Problem, points: LaplaceRows) -> Batch:
+def started(problem: Problem, points: LaplaceRows) -> TypeIIBatch:
     """An iterate with fresh slopes, in MacKay's metric."""
     found = slopes(problem, points)
-    metric, moving = natural(problem, points, found), torch.isfinite(found.total).all(-1)
-    return Batch(points, found, metric, moving, torch.ones_like(points.objective))
+    metric, moving = natural_metrics(problem, points, found), torch.isfinite(found.total).all(-1)
+    return TypeIIBatch(points, found, metric, moving, torch.ones_like(points.objective))
 
 
-def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
+def step(problem: Problem, batch: TypeIIBatch, stop: Stop) -> TypeIIBatch:
     """One iteration of the hyperparameters of the rows that move."""
     rows = torch.nonzero(batch.moving).squeeze(-1)
     old = batch.points[rows]
@@ -113,16 +113,16 @@ def step(problem: Problem, batch: Batch, stop: Stop) -> Batch:
     new = pruned(problem, new)
     new = replace(new, left_saddle=old.left_saddle | new.left_saddle)
     found = slopes(problem, new)
-    fresh = natural(problem, new, found)
+    fresh = natural_metrics(problem, new, found)
     kept = rose & (new.active == old.active).all(-1) & (length.squeeze(-1) < 1.0)
     learned = updated(metric, fresh, new.theta - old.theta, slope.total, found.total)
-    was_fresh = (metric == natural(problem, old, slope)).all(-1).all(-1)
+    was_fresh = (metric == natural_metrics(problem, old, slope)).all(-1).all(-1)
     gain = new.objective - old.objective
     noise = rose & (gain <= problem.slack * (1.0 + old.objective.abs()))
     small = gain.abs() <= stop.tolerance * (1.0 + new.objective.abs())
     arrived = rose & small & (found.total.abs().amax(-1) <= stop.gradient_tolerance)
     moving = (rose | ~was_fresh) & ~noise & ~arrived & ~_needs_care(problem, new, found)
-    return Batch(
+    return TypeIIBatch(
         batch.points.with_rows(rows, new),
         Slope(batch.slope.total.index_copy(0, rows, found.total), batch.slope.joint.index_copy(0, rows, found.joint)),
         batch.metric.index_copy(0, rows, torch.where(kept[:, None, None], learned, fresh)),
@@ -135,7 +135,7 @@ def _needs_care(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
     """Rows on their way to infinity, to a singular curvature or to where there is no mode, or without a derivative."""
     far = ((points.theta - problem.joint.initial_theta).abs() > FARTHEST).any(-1)
     rows = torch.cat([points.theta, points.active.to(points.theta)], -1)
-    lost = far | ~torch.isfinite(found.total).all(-1) | vanishing(problem, density(problem), points.u, rows)
+    lost = far | ~torch.isfinite(found.total).all(-1) | near_folds(problem, density(problem), points.u, rows)
     groups = problem.structure.groups
     if groups is None:
         return lost

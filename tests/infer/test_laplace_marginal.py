@@ -182,7 +182,7 @@ def test_inner_failures_are_counted_and_said_once(monkeypatch: pytest.MonkeyPatc
     def lost(*args: object, **settings: object) -> None:
         raise NotAMode("the search ended on a slope.")
 
-    monkeypatch.setattr(laplace_marginal, "find_modes", lost)
+    monkeypatch.setattr(laplace_marginal, "search_modes", lost)
     before = marginal.num_values
     with pytest.warns(
         UserWarning, match=r"no mode of \['mean'\].*'spread': 1.0.*ended on a slope.*num_failures counts"
@@ -197,13 +197,13 @@ def test_a_search_begins_where_the_last_one_leads(monkeypatch: pytest.MonkeyPatc
     X, t = data(30)
     model = gp_classifier(RBF(dist.LogNormal(0.0, 1.0), 1.0))
     starts: list[tuple[Tensor, bool]] = []
-    search = laplace_marginal.find_modes
+    search = laplace_marginal.search_modes
 
     def watched(problem, u, theta, *, cold):  # type: ignore[no-untyped-def]
         starts.append((u, cold))
         return search(problem, u, theta, cold=cold)
 
-    monkeypatch.setattr(laplace_marginal, "find_modes", watched)
+    monkeypatch.setattr(laplace_marginal, "search_modes", watched)
     marginal = LaplaceMarginal(model, integrate=["f"])
     ours = potential(marginal, X, (t > 0).double())
     places = [torch.tensor(v) for v in (0.0, 0.1, 0.2)]

@@ -45,13 +45,13 @@ def test_a_batch_of_restarts_equals_a_loop(model, data) -> None:  # type: ignore
     joint = LogJoint(model, data)
     at = approximation.laplace_problem(joint)
     starts = joint.initial(4, seed=1)
-    batch = approximation.find_modes(at, starts, joint.initial_theta, cold=True)
+    batch = approximation.search_modes(at, starts, joint.initial_theta, cold=True)
     for row, start in enumerate(starts):
-        alone = approximation.find_modes(at, start.unsqueeze(0), joint.initial_theta, cold=True)
+        alone = approximation.search_modes(at, start.unsqueeze(0), joint.initial_theta, cold=True)
         assert bool(batch.converged[row]) and bool(alone.converged[0])
         levels = [
             float(m.log_joint[0])
-            for m in (approximation.find_modes(at, s.unsqueeze(0), joint.initial_theta, cold=True) for s in starts)
+            for m in (approximation.search_modes(at, s.unsqueeze(0), joint.initial_theta, cold=True) for s in starts)
         ]
         assert min(abs(float(batch.log_joint[row]) - level) for level in levels) < 1e-8
 
