@@ -125,7 +125,7 @@ def test_a_module_comes_back_in_another_instance(maximise, tmp_path: Path) -> No
 
 def test_nothing_is_fitted(tmp_path: Path, monkeypatch) -> None:
     fitted_logistic().save(tmp_path / "fit.pt")
-    for name in ("find_modes", "laplace_state", "state_at"):
+    for name in ("search_modes", "laplace_state", "state_at"):
         monkeypatch.setattr(f"pyro_evidence.laplace.approximation.{name}", None)
     loaded = LaplacePosterior.load(tmp_path / "fit.pt", logistic)
     assert_exact(loaded.log_evidence, fitted_logistic().log_evidence)
