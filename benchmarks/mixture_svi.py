@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyro
@@ -93,9 +94,11 @@ def rounds(case: Case, num: int) -> Callable[[], object]:
 
     def run() -> object:
         engine = EvidenceEM(case.model, start=ONE)
-        task = begin(LogJoint(case.model, case.train), engine.start, engine.update, engine.curvature)
-        batch = mixture_rounds.warmed(task.batch, engine.update, min(num, ONE.warm_up))
-        for _ in range(num - ONE.warm_up):
+        task = begin(
+            LogJoint(case.model, case.train), partial(engine.initial, engine.start), engine.update, engine.curvature
+        )
+        batch = mixture_rounds.warmed(task.batch, engine.update, min(num, engine.initial.warm_up))
+        for _ in range(num - engine.initial.warm_up):
             batch = advance(batch)
         return batch.objective
 

@@ -77,7 +77,7 @@ def learning_curve(
 ) -> LearningCurve:
     """Run the rounds of ``engine`` and look at every one of them; no stopping, no deletion.
 
-    Of the ``num_steps`` rounds the first ``engine.start.warm_up`` are unregularised, as in the engine.
+    Of the ``num_steps`` rounds the first ``engine.initial.warm_up`` are unregularised, as in the engine.
 
     :param train: the model's arguments, responses included.
     :param test: the same for data that the engine does not see.
@@ -86,11 +86,11 @@ def learning_curve(
     """
     if wrong := [type(args).__name__ for args in (train, test) if not isinstance(args, tuple)]:
         raise BadInput(f"train and test: got {wrong[0]}; expected a tuple of the model's arguments, such as (Y,).")
-    task = begin(LogJoint(engine.model, train), engine.start, engine.update, engine.curvature)
+    task = begin(LogJoint(engine.model, train), partial(engine.initial, engine.start), engine.update, engine.curvature)
     unseen = task.unseen(LogJoint(engine.model, test))
     journal: Journal[Look] = Journal(partial(_looked_at, task, unseen))
     journal.note(task.batch)
-    num_warm = min(engine.start.warm_up, num_steps)
+    num_warm = min(engine.initial.warm_up, num_steps)
     warm = warmed(task.batch, [warm_up(engine.update, num_warm, journal)])
     repeated(replace(warm, update=engine.update), num_steps - num_warm, journal)
     seen, new, evidence, mixtures = zip(*journal.entries, strict=True)

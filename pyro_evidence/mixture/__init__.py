@@ -1,7 +1,7 @@
 """Mixtures whose components are linear in their weights: evidence-regularised EM, whole."""
 
 from pyro_evidence.mixture.components import GreedyDeletion
-from pyro_evidence.mixture.fit import Start
+from pyro_evidence.mixture.fit import RandomWeights
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.updates import (
     BoundedInflation,
@@ -16,7 +16,7 @@ __all__ = [
     "BoundedInflation",
     "GreedyDeletion",
     "MixturePosterior",
-    "Start",
+    "RandomWeights",
     "Unregularised",
     "WeightDecay",
     "corrected",

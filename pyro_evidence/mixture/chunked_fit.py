@@ -109,7 +109,7 @@ def _check_rows(model: Any, number: int, args: tuple[Any, ...]) -> None:
         row, column = Y.isnan().nonzero()[0].tolist()
         raise BadInput(
             f"chunk {number} holds nan, first in row {row}, column {column} of it; expected numbers. Rows with gaps "
-            f"are for EvidenceEM(..., missing='marginalise').run(Y), all at once."
+            f"are for EvidenceEM(marginalised(model)).run(Y), all at once."
         )
 
 

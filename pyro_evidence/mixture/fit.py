@@ -8,7 +8,6 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_evidence import settings
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import restored_global_state
@@ -32,7 +31,7 @@ from pyro_evidence.mixture.updates import (
 )
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import check_count, check_positive, check_seed, seeded, stacklevel
+from pyro_evidence.settings import Start, check_count, check_positive, seeded, stacklevel
 
 ErrorJournal = Journal[tuple[Tensor, ...]]
 Starting = Callable[[MixtureData, Mixture, SharedParameters], Mixture]
@@ -41,13 +40,11 @@ AUTOMATIC = 5  # starts of a mixture
 
 
 @dataclass(frozen=True)
-class Start(settings.Start):
+class RandomWeights:
     """Random weights about their prior mean, equal mixing, one width for all kernels; in standardised units.
 
     Wide kernels find clusters that overlap, narrow ones find small clusters: restarts take turns.
 
-    :ivar restarts: number of starts, run as one batch; None: five for a mixture, for other engines as they judge.
-    :ivar seed: of the weights.
     :ivar width: standard deviation of the noise in every other restart, from the first on.
     :ivar narrow_width_ratio: the same in the other restarts, as a share of ``width``.
     :ivar spread: standard deviation of the weights.
@@ -56,9 +53,11 @@ class Start(settings.Start):
 
     >>> import torch
     >>> from pyro_evidence import EvidenceEM, Start
+    >>> from pyro_evidence.mixture import RandomWeights
     >>> from pyro_evidence.models.mixture import gaussian_mixture
     >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
-    >>> EvidenceEM(gaussian_mixture(3), start=Start(restarts=2, seed=1)).run(Y).restarts.shape
+    >>> engine = EvidenceEM(gaussian_mixture(3), start=Start(restarts=2, seed=1), initial=RandomWeights(width=0.5))
+    >>> engine.run(Y).restarts.shape
     torch.Size([2])
     """
 
@@ -69,28 +68,27 @@ class Start(settings.Start):
     warm_up: int = 10
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("Start: warm_up", self.warm_up, 0)
-        check_seed(self.seed)
+        check_count("RandomWeights: warm_up", self.warm_up, 0)
         for name in ("width", "narrow_width_ratio", "alpha"):
-            check_positive(f"Start: {name}", getattr(self, name))
+            check_positive(f"RandomWeights: {name}", getattr(self, name))
 
-    def __call__(self, data: MixtureData, model: Mixture, ties: SharedParameters) -> Mixture:
+    def __call__(self, start: Start, data: MixtureData, model: Mixture, ties: SharedParameters) -> Mixture:
         """All restarts.
 
+        :param start: how many, and the seed of the weights.
         :param model: one row, the model's own hyperparameters; those that are fixed are kept.
         """
-        rounds = self.number(AUTOMATIC)
-        generator = seeded(self.seed)
-        noise = torch.randn(rounds, *model.loc.shape, generator=generator, dtype=torch.float64).to(model.loc)
+        restarts, generator = start.number(AUTOMATIC), seeded(start.seed)
+        noise = torch.randn(restarts, *model.loc.shape, generator=generator, dtype=torch.float64).to(model.loc)
         alpha = torch.where(ties.alpha_free, self.alpha * ties.alpha_ratio, model.alpha[0])
         flat = torch.zeros_like(model.log_mixing) if ties.mixing_free else model.log_mixing
-        start = replace(model, alpha=alpha, log_mixing=flat.log_softmax(-1), noise=self._noise(model, ties), w=noise)
-        wide = [v.expand(rounds, *v.shape[-d:]) for v, d in ((start.alpha, 3), (start.log_mixing, 1))]
-        return replace(start, w=model.loc + self.spread * noise, alpha=wide[0], log_mixing=wide[1])
+        own = self._noise(restarts, model, ties)
+        found = replace(model, alpha=alpha, log_mixing=flat.log_softmax(-1), noise=own, w=noise)
+        wide = [v.expand(restarts, *v.shape[-d:]) for v, d in ((found.alpha, 3), (found.log_mixing, 1))]
+        return replace(found, w=model.loc + self.spread * noise, alpha=wide[0], log_mixing=wide[1])
 
-    def _noise(self, model: Mixture, ties: SharedParameters) -> torch.Tensor:
-        narrow = torch.arange(self.number(AUTOMATIC), device=model.w.device) % 2
+    def _noise(self, restarts: int, model: Mixture, ties: SharedParameters) -> Tensor:
+        narrow = torch.arange(restarts, device=model.w.device) % 2
         width = torch.where(narrow > 0, self.width * self.narrow_width_ratio, self.width).to(model.w)[:, None, None]
         diagonal = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
         return diagonal if model.noise.dim() == 3 else diagonal.diag_embed()
@@ -293,7 +291,7 @@ class Settings(Protocol):
     """The settings of one run of an engine."""
 
     update: Update
-    start: Start
+    initial: RandomWeights
     deletion: Deletion | None
     stop: Stop
 
@@ -309,7 +307,7 @@ def run(task: MixtureFit, settings: Settings, journal: ErrorJournal) -> MixtureP
     with torch.inference_mode(is_closed(task, settings)):
         journal.note(task.batch)
         step = journal if deletion is not None else _leaping(journal, stop)
-        fit = rounds.em(task.batch, settings.update, settings.start.warm_up, together, step)
+        fit = rounds.em(task.batch, settings.update, settings.initial.warm_up, together, step)
         chosen = choose(task, fit, deletion, stop, journal)
     return warn_unless_converged(posterior_of(task, chosen, journal), stop)
 

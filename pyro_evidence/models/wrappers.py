@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, Protocol
 
 import torch
@@ -39,23 +38,6 @@ def _about_more(wrapper: Any, num_components: int) -> Any:
     """The wrapper about its model with another number of components."""
     inner = getattr(wrapper.model, "with_components", lambda num: None)(num_components)
     return None if inner is None else replace(wrapper, model=inner)
-
-
-class Missing(str, Enum):
-    """What nan among the responses means.
-
-    >>> import torch
-    >>> from pyro_evidence import EvidenceEM
-    >>> from pyro_evidence.models import Missing
-    >>> from pyro_evidence.models.mixture import gaussian_mixture
-    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
-    >>> Y[::7, 1] = torch.nan
-    >>> EvidenceEM(gaussian_mixture(2), missing=Missing.MARGINALISE).run(Y).num_components
-    2
-    """
-
-    REFUSE = "refuse"
-    MARGINALISE = "marginalise"
 
 
 class _Gaps(poutine.messenger.Messenger):
@@ -118,24 +100,22 @@ def marginalised(model: Model) -> Marginalised:
     An ordinary Pyro model again, for any engine and for NUTS.  Gaps are possible in observed sites of independent
     elements or of ``MultivariateNormal``, of low rank too, or ``MixtureSameFamily`` of these.
 
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.models import marginalised
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> Y[::7, 1] = torch.nan
+    >>> EvidenceEM(marginalised(gaussian_mixture(2))).run(Y).num_components
+    2
+
     :raises BadInput: when run on data with a column that has no value at all.
     """
     return Marginalised(model)
 
 
-def parsed(value: Missing | str) -> Missing:
-    """The member, also of its value.
-
-    :raises BadInput: for anything else.
-    """
-    try:
-        return Missing(value)
-    except ValueError:
-        raise BadInput(f"missing={value!r}; expected one of {[m.value for m in Missing]}.") from None
-
-
 @contextmanager
-def gaps_explained(missing: Missing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+def gaps_explained(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
     """Tell the way out with an error about data that hold nan while these are refused.
 
     :raises BadInput: that error, with a sentence more.
@@ -144,8 +124,8 @@ def gaps_explained(missing: Missing, args: tuple[Any, ...], kwargs: dict[str, An
         yield
     except BadInput as error:
         gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
-        if gaps and missing is Missing.REFUSE:
-            raise BadInput(f"{error} If nan means not observed: EvidenceEM(..., missing='marginalise').") from error
+        if gaps and not isinstance(model, Marginalised):
+            raise BadInput(f"{error} If nan means not observed: EvidenceEM(marginalised(model)).") from error
         raise
 
 

@@ -10,16 +10,19 @@ from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, looked_through, with_rows
 from pyro_evidence.data.ranks import Communicator
-from pyro_evidence.mixture.fit import Start
+from pyro_evidence.mixture.fit import RandomWeights
 from pyro_evidence.models.wrappers import Marginalised, marginalised
 from pyro_evidence.mppca import fit, rounds
 from pyro_evidence.mppca.chunks import StreamedRows, added_up
 from pyro_evidence.mppca.fit import MPPCAFit
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, recognise_mppca
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.settings import Start
 
 
-def begin(model: Any, chunks: Chunks, join: Communicator, start: Start, update: object) -> MPPCAFit:
+def begin(
+    model: Any, chunks: Chunks, join: Communicator, start: Start, initial: RandomWeights, update: object
+) -> MPPCAFit:
     """The mixture recognised by a few rows, and all restarts before the first round.
 
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or cannot be used.
@@ -33,7 +36,7 @@ def begin(model: Any, chunks: Chunks, join: Communicator, start: Start, update: 
     raw = replace(raw, gappy=bool(added_up(raw, lambda y: y.isnan().sum())))
     units = ScalarUnits.of_rows(raw)
     Y = raw.mapped(lambda y: (y - units.origin) / units.unit)
-    return fit.begun(replace(structure, Y=raw.nothing), units, Y, start, rule)
+    return fit.begun(replace(structure, Y=raw.nothing), units, Y, start, initial, rule)
 
 
 def _check(gappy: bool, number: int, args: tuple[Any, ...]) -> None:

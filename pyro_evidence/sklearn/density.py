@@ -11,9 +11,9 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.class_conditional import class_conditional
 from pyro_evidence.infer.evidence_em import EvidenceEM
-from pyro_evidence.mixture.fit import Start
 from pyro_evidence.models import mppca as planes
 from pyro_evidence.models.mixture import DiagonalNoise, gaussian_mixture
+from pyro_evidence.settings import Start
 from pyro_evidence.sklearn.base import QUIET, Array, Classifier, DensityMixin, Estimator, array, tensor
 
 

@@ -26,7 +26,7 @@ from pyro_evidence import (
 )
 from pyro_evidence.data import Groups
 from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
-from pyro_evidence.mixture import BoundedInflation
+from pyro_evidence.mixture import BoundedInflation, RandomWeights
 from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.updates import EStep
 from pyro_evidence.models.mixture import gaussian_mixture
@@ -111,7 +111,9 @@ def settled(ridge: float) -> Any:
 
 def kernels(update: Any) -> Any:
     pyro.clear_param_store()
-    return EvidenceEM(gaussian_mixture(2), update=update, start=Start(restarts=2, warm_up=0)).run(BLOBS)
+    return EvidenceEM(
+        gaussian_mixture(2), update=update, start=Start(restarts=2), initial=RandomWeights(warm_up=0)
+    ).run(BLOBS)
 
 
 CODES = torch.arange(40) % 8

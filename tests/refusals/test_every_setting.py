@@ -82,7 +82,7 @@ USES: dict[str, tuple[Use, str]] = {
     "REVM": (lambda **k: REVM(linear, **k).run(X, T), "site prior centre ridge approximation"),
     "EvidenceEM": (
         lambda **k: EvidenceEM(gaussian_mixture(2), **{"stop": QUICK, **k}).run(X),
-        "update curvature start deletion stop missing",
+        "update curvature start initial deletion stop",
     ),
     "OverlapEM": (
         lambda **k: OverlapEM(prbf(2, 2), **{"stop": QUICK, **k}).run(X, LABELS.long()),
