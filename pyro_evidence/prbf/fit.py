@@ -17,7 +17,7 @@ from pyro_evidence.prbf import rounds
 from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, evaluate
 from pyro_evidence.prbf.posterior import ClassWithoutKernels, DeadKernel, PRBFPosterior, Rejection
 from pyro_evidence.prbf.rounds import Lost, Progress, effective, vanishing
-from pyro_evidence.prbf.start import Start, Training
+from pyro_evidence.prbf.start import Training
 from pyro_evidence.prbf.streamed import SAMPLE, Rows, labelled, require_present
 from pyro_evidence.prbf.updates import Update, em
 from pyro_evidence.settings import check_object, check_result
@@ -48,6 +48,7 @@ class AlphaPerKernel:
         return self.c * num_data / (num_classes * num_kernels)
 
 
+Starting = Callable[[Training], Network]
 Alpha = float | Callable[[float, int, int], float]
 
 
@@ -131,7 +132,7 @@ def labelled_data(model: PRBF, X: Tensor, labels: Labels | None) -> tuple[Tensor
     return X, y
 
 
-def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: Start) -> PRBFFit:
+def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: Starting) -> PRBFFit:
     """All restarts before the first round.
 
     :raises BadInput: see :func:`labelled_data` and the start.
@@ -148,7 +149,7 @@ def begin(model: PRBF, X: Tensor, labels: Labels | None, alpha: Alpha, start: St
     return _started(model, training, data, shift, alpha, start, (X, y))
 
 
-def begin_chunks(model: PRBF, chunks: Chunks, join: Communicator, alpha: Alpha, start: Start) -> PRBFFit:
+def begin_chunks(model: PRBF, chunks: Chunks, join: Communicator, alpha: Alpha, start: Starting) -> PRBFFit:
     """All restarts before the first round, on data in chunks, those of other processes counted.
 
     :raises BadInput: see :class:`Rows` and the start.
@@ -165,10 +166,10 @@ def _started(
     data: ClassData,
     shift: Tensor,
     alpha: Alpha,
-    start: Start,
+    start: Starting,
     kept: tuple[Tensor, Tensor] | None = None,
 ) -> PRBFFit:
-    net = check_result("start", start(training), Network, "a Network, such as RandomPoints() gives")
+    net = check_result("initial", start(training), Network, "a Network, such as RandomPoints() gives")
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
     point = first(data, net, alpha_of(alpha, float(data.num_data), model))
     require_finite(point)
@@ -183,7 +184,7 @@ def require_finite(point: Point) -> None:
     if len(bad := (~point.objective.isfinite()).nonzero()):
         raise BadInput(
             f"eq. 22 is {float(point.objective[bad[0]])} at start {int(bad[0])}; expected a finite number. Standardise "
-            f"the inputs (datasets.standardised), or begin where the data have some density: start=KMeans()."
+            f"the inputs (datasets.standardised), or begin where the data have some density: initial=KMeans()."
         )
 
 

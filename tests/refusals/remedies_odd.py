@@ -60,8 +60,8 @@ def planes(num: int) -> Any:
         return EvidenceEM(mppca(num, 1), start=Start(restarts=1)).run(FOUR).log_weights(50)
 
 
-def network(start: Any) -> Any:
-    return OverlapEM(prbf(2), start=start).run(BLOBS, BELONGS).log_prob(BLOBS)
+def network(initial: Any) -> Any:
+    return OverlapEM(prbf(2), initial=initial).run(BLOBS, BELONGS).log_prob(BLOBS)
 
 
 def one_weight(X: Tensor, y: Tensor) -> None:
@@ -166,7 +166,7 @@ ODD: dict[str, Remedy] = {
     "too many loadings": Remedy(TooLarge, "Fit fewer components or latents", lambda: planes(2), lambda: planes(1)),
     "a start where the data have no density": Remedy(
         BadInput,
-        r"start=KMeans\(\)",
+        r"initial=KMeans\(\)",
         lambda: network(StartFrom(1e200 * BLOBS[:2])),
         lambda: network(KMeans()),
     ),
