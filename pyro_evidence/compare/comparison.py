@@ -91,13 +91,11 @@ class Comparison:
         ]
         return found + [f"{n}: {note}" for n, r in self.runs.items() for note in r.notes]
 
-    @property
     def table(self) -> Table:
         """One row per engine."""
         named = {f"{n} (reference)" if n == self.reference else n: row for n, row in self.rows.items()}
         return Table(named, COLUMNS, self.notes, "engine")
 
-    @property
     def site_table(self) -> Table:
         """One row per engine and site, the reference left out."""
         rows = {f"{n}: {s}": numbers for n, sites in self.sites.items() for s, numbers in sites.items()}
@@ -107,14 +105,14 @@ class Comparison:
         return f"Comparison({list(self.runs)}, reference={self.reference!r})"
 
     def __str__(self) -> str:
-        return str(self.table)
+        return str(self.table())
 
     def to_markdown(self) -> str:
         """The table for a README or an issue."""
-        return self.table.to_markdown()
+        return self.table().to_markdown()
 
     def _repr_html_(self) -> str:
-        return self.table._repr_html_()
+        return self.table()._repr_html_()
 
     def to_pandas(self) -> Any:
         """The numbers as a ``pandas.DataFrame``, one row per engine.
