@@ -124,7 +124,9 @@ class EvidenceEM:
         :func:`~pyro_evidence.models.wrappers.marginalised`.
     :param update: one round: ``BoundedInflation()``, ``husmeier2000_update``, ``corrected``,
         ``stationary``, ``Unregularised()`` or ``WeightDecay(alpha)``, of ``pyro_evidence.mixture``.
-    :param curvature: of gamma: ``mixture_evidence.full``, ``coordinate`` or ``block``.
+    :param curvature: which part of the log joint's Hessian in the weights is used, as in ``LaplaceEvidence``: ``full``,
+        ``coordinate`` (a block per component) or ``block`` (one per component and response), of
+        ``pyro_evidence.mixture``.
     :param start: number of restarts, run as one batch, None: five, and their seed.
     :param initial: what a restart begins with, and after how many rounds regularisation sets in: ``RandomWeights()``,
         or ``NormalCentres()`` of ``pyro_evidence.mppca``.
@@ -154,7 +156,7 @@ class EvidenceEM:
         check_model(model)
         check_function("update", update, "BoundedInflation()")
         check_family("update", update, "mixture", "prbf")
-        check_function("curvature", curvature, "mixture_evidence.full")
+        check_function("curvature", curvature, "pyro_evidence.mixture.full")
         check_instance("start", start, Start)
         check_instance("initial", initial, RandomWeights)
         check_stop(stop)

@@ -58,8 +58,8 @@ class LaplaceEvidence:
         the data, or enter a ``pyro.factor``, which does not say how; and beside these, up to three numbers, those
         without which few draws of the others would survive their importance weights.  ``()``: none, one Gaussian over
         everything.
-    :param maximise: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
-        own constrained space); ``()`` holds all hyperparameters fixed.
+    :param maximise: None: the params are maximised; names: the params and these latent sites, whose prior counts
+        (type-II MAP, in the site's own constrained space); ``()``: neither, all hyperparameters are held fixed.
     :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups
         share; up to three axes, spheres where there are more).  1: Laplace.  Above: the blocks are
         integrated first, and the other latent sites by Laplace around them.  ``"auto"``: as many as bring

@@ -1,6 +1,7 @@
 """Mixtures whose components are linear in their weights: evidence-regularised EM, whole."""
 
 from pyro_evidence.mixture.components import GreedyDeletion
+from pyro_evidence.mixture.evidence import block, coordinate, full
 from pyro_evidence.mixture.fit import RandomWeights
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.updates import (
@@ -19,7 +20,10 @@ __all__ = [
     "RandomWeights",
     "Unregularised",
     "WeightDecay",
+    "block",
+    "coordinate",
     "corrected",
+    "full",
     "husmeier2000_update",
     "stationary",
 ]
