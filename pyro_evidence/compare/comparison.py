@@ -20,7 +20,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import seeded
+from pyro_evidence.settings import seed_of, seeded
 
 NUM_DIRECTIONS = 50
 
@@ -130,7 +130,7 @@ def compare(
     reference: str | None = None,
     held_out: Sequence[Any] | Mapping[str, Any] | None = None,
     loss: Loss = misclassified_or_squared,
-    seed: int = 0,
+    seed: int | None = 0,
     **kwargs: Any,
 ) -> Comparison:
     """Run every engine on the same data and say how far apart their posteriors are.
@@ -148,6 +148,7 @@ def compare(
     :raises BadInput: for fewer than two engines, an unknown reference, or one that failed.
     """
     _check_arguments(engines, held_out, loss)
+    seed = seed_of(seed)
     name = reference if reference is not None else next(reversed(list(engines)), "")
     if len(engines) < 2 or name not in engines:
         raise BadInput(

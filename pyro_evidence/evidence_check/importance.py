@@ -31,7 +31,7 @@ FEWEST = 100  # draws below which a tail cannot be fitted
 
 @within_memory
 def importance_sampling(
-    target: Posterior | Modes, *, num_samples: int | None = None, seed: int = 0
+    target: Posterior | Modes, *, num_samples: int | None = None, seed: int | None = 0
 ) -> EvidenceEstimate:
     """Log evidence by importance sampling from the Laplace posterior, weights Pareto-smoothed.
 
@@ -68,7 +68,7 @@ def importance_sampling(
     return replace(found, doubts=(*found.doubts, *undefined(log_joint, "Laplace's normal")))
 
 
-def _white(num_samples: int, size: int, seed: int) -> Tensor:
+def _white(num_samples: int, size: int, seed: int | None) -> Tensor:
     return torch.randn(num_samples, size, generator=seeded(seed), dtype=torch.float64)
 
 

@@ -15,7 +15,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, state_at
 from pyro_evidence.laplace.approximation import find_modes as climb
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import Start, check_instance
+from pyro_evidence.settings import Start, check_instance, seed_of
 
 AUTOMATIC = 16  # starts
 MOST_PERMUTATIONS = 120  # five components
@@ -90,7 +90,9 @@ def find_modes(posterior: Posterior, *, start: Start = Start(), labels: Axes | N
     problem = posterior.state.problem
     axes, num_components = component_axes(problem.joint, posterior.state, labels)
     check_instance("start", start, Start)
-    starts = torch.cat([posterior.state.u.unsqueeze(0), problem.joint.initial(start.number(AUTOMATIC), start.seed)])
+    starts = torch.cat(
+        [posterior.state.u.unsqueeze(0), problem.joint.initial(start.number(AUTOMATIC), seed_of(start.seed))]
+    )
     found = _distinct([posterior.state], posterior, starts)
     if axes:
         relabelled = torch.cat([permuted(problem.joint, state.u, axes, num_components) for state in found])

@@ -55,7 +55,7 @@ def thames(
     *,
     labels: Axes | None = None,
     num_volume: int = 20_000,
-    seed: int = 0,
+    seed: int | None = 0,
 ) -> EvidenceEstimate:
     """Log evidence by the truncated harmonic mean over a set that contains every relabelling of itself.
 
@@ -155,7 +155,7 @@ class _Region:
         """How many relabellings of each row are in the ellipsoid, shape ``(S,)``."""
         return (squared_distance(self.space.flat(images)[0], self.mean, self.tril) <= self.radius**2).sum(0)
 
-    def log_volume(self, num: int, seed: int) -> tuple[float, float]:
+    def log_volume(self, num: int, seed: int | None) -> tuple[float, float]:
         """Log volume and its standard error, nats."""
         generator = seeded(seed)
         white = torch.randn(num, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
@@ -196,7 +196,7 @@ def _check_invariance(space: _Space, images: Tensor) -> None:
         )
 
 
-def _estimate(region: _Region, second: Tensor, num_volume: int, seed: int) -> EvidenceEstimate:
+def _estimate(region: _Region, second: Tensor, num_volume: int, seed: int | None) -> EvidenceEstimate:
     u = second.flatten(0, 1)
     images = region.space.images(u)
     log_density = region.space.log_density(u)

@@ -36,7 +36,15 @@ from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import Start, check_family, check_function, check_instance, check_methods, check_model
+from pyro_evidence.settings import (
+    Start,
+    check_family,
+    check_function,
+    check_instance,
+    check_methods,
+    check_model,
+    seed_of,
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ def climb_evidence(joint: LogJoint, starts: Tensor, num_em: int, stop: Stop) -> 
     return max(fits, key=lambda fit: fit.state.objective), found
 
 
-def run_generic(joint: LogJoint, why_not: Exception, restarts: int, seed: int, stop: Stop) -> LaplacePosterior:
+def run_generic(joint: LogJoint, why_not: Exception, start: Start, stop: Stop) -> LaplacePosterior:
     """A Laplace posterior of a model that is no mixture of linear-Gaussian kernels.
 
     :param why_not: what the recognition of mixtures said.
@@ -97,7 +105,8 @@ def run_generic(joint: LogJoint, why_not: Exception, restarts: int, seed: int, s
         raise UnsupportedModel(
             f"{why_not} Nor has it exactly one discrete latent site; LaplaceEvidence may do."
         ) from None
-    best, found = climb_evidence(joint, joint.initial(restarts, seed), 5, stop)
+    starts = joint.initial(start.number(mixture_fit.AUTOMATIC), seed_of(start.seed))
+    best, found = climb_evidence(joint, starts, 5, stop)
     heights = torch.tensor([float(s.log_evidence) for s in found.states] + [torch.nan], dtype=torch.float64)
     posterior = LaplacePosterior(
         best.state.laplace, best.status.value, best.objectives, heights[found.reached], found.failures
@@ -216,7 +225,7 @@ class EvidenceEM:
             task = self._begin(joint, self._most)
         except UnsupportedModel as why:
             self._nothing_watched(f"a model that takes the generic way ({why})")
-            return run_generic(joint, why, self.start.number(mixture_fit.AUTOMATIC), self.start.seed, self.stop)
+            return run_generic(joint, why, self.start, self.stop)
         unseen = None if self._watched is None else self._joint(*self._watched)
         return mixture_fit.run(task, self, task.journal(unseen))
 

@@ -35,7 +35,7 @@ from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
-from pyro_evidence.settings import Start, check_function, check_instance, check_model
+from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
 from pyro_evidence.structure.recognise import Structure
 from pyro_evidence.structure.streamed import Making, linear_rows, streamed_structure
 from pyro_evidence.structure.symmetries import refuse_orbits
@@ -281,7 +281,7 @@ class LaplaceEvidence:
     def _search(self, problem: Problem, shown: bool = True) -> None:
         """The modes, at the hyperparameters that the model begins with."""
         joint, num = problem.joint, self.start.number(laplace_restarts.automatic(problem))
-        problem, places = rescaled_start(problem, starts(joint, num, self.start.seed))
+        problem, places = rescaled_start(problem, starts(joint, num, seed_of(self.start.seed)))
         theta = problem.joint.initial_theta
         network = problem.structure.network is not None and can_batch(problem)
         self._found = (

@@ -21,7 +21,7 @@ from pyro_evidence.laplace.approximation import (
 )
 from pyro_evidence.laplace.gradient import evidence_slope
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_model, seeded
+from pyro_evidence.settings import check_model, seed_of, seeded
 
 FACTOR = "log_evidence"  # the site that stands for the integrated latents and the data
 
@@ -180,14 +180,17 @@ class LaplaceMarginal:
         nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes
         return {n: torch.as_tensor(nodes[n]["value"]) for n in joint.hypers.names}
 
-    def latents(self, samples: Mapping[str, Tensor], *args: Any, seed: int = 0, **kwargs: Any) -> dict[str, Tensor]:
+    def latents(
+        self, samples: Mapping[str, Tensor], *args: Any, seed: int | None = 0, **kwargs: Any
+    ) -> dict[str, Tensor]:
         """One draw of the integrated sites for each draw of the rest, ``(S,) + site shape``.
 
         :param samples: of the other sites, as ``MCMC.get_samples()`` gives them.
         :param args: the model's arguments.
         :raises BadInput: when a site is missing.
         """
-        return self._each(samples, args, kwargs, lambda i, state: _draw(state, seed + i))
+        first = seed_of(seed)
+        return self._each(samples, args, kwargs, lambda i, state: _draw(state, first + i))
 
     def log_evidences(self, samples: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Laplace's ``log p(D | rest)`` for each draw of the rest, nats, shape ``(S,)``."""

@@ -98,7 +98,7 @@ def choose_alpha(
     multiples: Sequence[float] = MULTIPLES,
     score: Score = error_rate,
     num_folds: int = 3,
-    seed: int = 0,
+    seed: int | None = 0,
 ) -> AlphaChoice:
     """Inner cross-validation over ``alpha``; all folds, penalties and restarts are one batch, from the same starts.
 
@@ -150,7 +150,7 @@ def _checked(multiples: Sequence[float]) -> tuple[float, ...]:
     return found
 
 
-def _folds(y: Tensor, num_folds: int, seed: int) -> Tensor:
+def _folds(y: Tensor, num_folds: int, seed: int | None) -> Tensor:
     """Fold of each datum, classes spread evenly, shape ``(N,)``."""
     counts = y.bincount()
     num_folds = check_count("num_folds", num_folds)
@@ -266,7 +266,7 @@ class KernelPath:
 
 @within_memory
 def add_kernels(
-    engine: NetworkEngine, X: Tensor, labels: Labels, *, most: int, num_candidates: int = 200, seed: int = 0
+    engine: NetworkEngine, X: Tensor, labels: Labels, *, most: int, num_candidates: int = 200, seed: int | None = 0
 ) -> KernelPath:
     """Greedy addition: from one kernel on, the candidate that promises most log likelihood, then a fit of all.
 
