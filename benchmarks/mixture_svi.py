@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyro
@@ -92,9 +93,10 @@ def rounds(case: Case, num: int) -> Callable[[], object]:
 
     def run() -> object:
         engine = EvidenceEM(case.model, start=ONE)
-        task = begin(LogJoint(case.model, case.train), engine.start, engine.update, engine.curvature)
-        batch = warmed(task.batch, min(num, ONE.warm_up))
-        for _ in range(num - ONE.warm_up):
+        starts = partial(engine.initial, engine.start)
+        task = begin(LogJoint(case.model, case.train), starts, engine.update, engine.curvature)
+        batch = warmed(task.batch, min(num, engine.initial.warm_up))
+        for _ in range(num - engine.initial.warm_up):
             batch = advance(batch)
         return batch.objective
 

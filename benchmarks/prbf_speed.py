@@ -13,6 +13,7 @@ import torch
 from sklearn.mixture import GaussianMixture
 from timing import seconds
 
+from pyro_evidence import Start
 from pyro_evidence.models.covariances import Covariance, Diagonal, Spherical
 from pyro_evidence.prbf.densities import Network, Point, class_data, parts_of
 from pyro_evidence.prbf.fit import first
@@ -30,7 +31,7 @@ def blobs(N: int, D: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:
 def begun(X: torch.Tensor, y: torch.Tensor, M: int, kind: Covariance, rows: int = 1) -> Point:
     K = int(y.max()) + 1
     allowed = torch.ones(K, M, dtype=torch.bool)
-    net = RandomPoints(restarts=rows)(Training(X, y, kind, allowed))
+    net = RandomPoints()(Training(X, y, kind, allowed), Start(restarts=rows))
     return first(class_data(X, y, K, kind), net, 20.0 * len(X) / (K * M))
 
 

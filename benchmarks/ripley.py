@@ -15,6 +15,7 @@ from itertools import product
 import torch
 
 from pyro_evidence import EvidenceEM, Start, Stop, class_conditional, datasets
+from pyro_evidence.mixture import RandomWeights
 from pyro_evidence.models.mixture import gaussian_mixture
 
 LIMITS = (0.089, 0.082, 0.093)
@@ -24,7 +25,10 @@ def fitted(num_components: int, width: float, seed: int) -> tuple[tuple[int, ...
     """Components of each class; test errors of both densities, nats a datum, and of the labels."""
     train, test = datasets.ripley_train(), datasets.ripley_test()
     engine = EvidenceEM(
-        gaussian_mixture(num_components), start=Start(seed=seed, width=width), stop=Stop(progress=False)
+        gaussian_mixture(num_components),
+        start=Start(seed=seed),
+        initial=RandomWeights(width=width),
+        stop=Stop(progress=False),
     )
     found = class_conditional(engine, train.X, train.t)
     height = found.log_density(test.X)

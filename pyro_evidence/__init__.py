@@ -38,11 +38,11 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.infer.revm import REVM
     from pyro_evidence.infer.rvm import RVM
     from pyro_evidence.infer.vrvm import VRVM
-    from pyro_evidence.mixture.fit import Start
     from pyro_evidence.posterior.laplace import LaplacePosterior
     from pyro_evidence.posterior.nested import NestedPosterior
     from pyro_evidence.posterior.process import predict_latent
     from pyro_evidence.precision.choices import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
+    from pyro_evidence.settings import Start
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class Start:
 
     :ivar restarts: number of starts.  None: one where a single mode is to be expected (linear predictors, Gaussian
         processes), several where not (enumerated sites, mixtures, networks, scales that multiply), within a budget.
-    :ivar seed: of the starts.
+    :ivar seed: of the starts; for None one is drawn when the object is made.
 
     >>> from pyro_evidence.settings import Start
     >>> Start(restarts=8).number(automatic=4), Start().number(automatic=4)
@@ -32,12 +33,12 @@ class Start:
     """
 
     restarts: int | None = None
-    seed: int = 0
+    seed: int | None = 0
 
     def __post_init__(self) -> None:
         if self.restarts is not None:
             check_count("Start: restarts", self.restarts)
-        check_seed(self.seed)
+        object.__setattr__(self, "seed", seed_of(self.seed))
 
     def number(self, automatic: int) -> int:
         """Number of starts.
@@ -138,16 +139,26 @@ def check_seed(value: Any) -> None:
     """
     number = _whole(value)
     if number is None or not -(2**63) <= number < 2**64:
-        raise BadInput(f"seed={value!r}; expected a whole number, such as seed=0.")
+        raise BadInput(f"seed={value!r}; expected a whole number, such as seed=0, or None.")
+
+
+def seed_of(seed: Any) -> int:
+    """The seed; for None another one each time, from the operating system: torch's generator stays where it is.
+
+    :raises BadInput: for what is neither None nor a seed.
+    """
+    if seed is None:
+        return secrets.randbelow(2**31)
+    check_seed(seed)
+    return int(seed)
 
 
 def seeded(seed: Any) -> torch.Generator:
-    """Random numbers of one's own, on the processor.
+    """Random numbers of one's own, on the processor; see :func:`seed_of`.
 
     :raises BadInput: for what is no seed.
     """
-    check_seed(seed)
-    return torch.Generator(device="cpu").manual_seed(int(seed))
+    return torch.Generator(device="cpu").manual_seed(seed_of(seed))
 
 
 def check_flag(name: str, value: Any) -> None:

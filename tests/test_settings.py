@@ -56,8 +56,8 @@ def test_a_name_in_place_of_a_function_is_refused() -> None:
 def test_a_class_in_place_of_an_object_is_refused() -> None:
     with pytest.raises(BadInput, match=r"prior=GaussianPrior is a class; .*GaussianPrior\(...\)"):
         REVM(linear, prior=GaussianPrior)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="start=KMeans is a class"):
-        OverlapEM(prbf(2, 2), start=KMeans)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="initial=KMeans is a class"):
+        OverlapEM(prbf(2, 2), initial=KMeans)  # type: ignore[arg-type]
 
 
 def test_what_can_be_meant_is_kept() -> None:

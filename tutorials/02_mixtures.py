@@ -29,7 +29,7 @@ from sklearn.mixture import GaussianMixture
 
 from pyro_evidence import EvidenceEM, Start, class_conditional, datasets
 from pyro_evidence.compare import learning_curve
-from pyro_evidence.mixture import BoundedInflation, Unregularised
+from pyro_evidence.mixture import BoundedInflation, RandomWeights, Unregularised
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.plots import mixture as plots_mixture
 
@@ -51,9 +51,9 @@ model = gaussian_mixture(10)
 # on the right the evidence.
 
 # %%
-start = Start(restarts=3, width=0.5, warm_up=0)
-plain = learning_curve(EvidenceEM(model, update=Unregularised(), start=start), (Y,), (Y_test,), num_steps=100)
-evidence = learning_curve(EvidenceEM(model, update=BoundedInflation(), start=start), (Y,), (Y_test,), num_steps=100)
+settings = {"start": Start(restarts=3), "initial": RandomWeights(width=0.5, warm_up=0)}
+plain = learning_curve(EvidenceEM(model, update=Unregularised(), **settings), (Y,), (Y_test,), num_steps=100)
+evidence = learning_curve(EvidenceEM(model, update=BoundedInflation(), **settings), (Y,), (Y_test,), num_steps=100)
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True)
 plots_mixture.learning_curves(axes[0], {"plain EM": plain})
@@ -84,7 +84,7 @@ for ax, name, curve in zip(axes, ("plain EM", "evidence"), (plain, evidence), st
 # Start with far too many and watch. The frame is cut, because kernels that are about to go may be far wider.
 
 # %%
-many = EvidenceEM(gaussian_mixture(20), start=Start(restarts=1, seed=4, warm_up=0))
+many = EvidenceEM(gaussian_mixture(20), start=Start(restarts=1, seed=4), initial=RandomWeights(warm_up=0))
 path = learning_curve(many, (Y,), (Y_test,), num_steps=150)
 figure, axes = plt.subplots(1, 4, figsize=(14, 3.5), sharey=True)
 _ = plots_mixture.component_path(axes, path, Y, steps=[0, 15, 30, 150])
@@ -111,9 +111,9 @@ pairs = {}
 for K in (5, 10, 15, 20):
     results = ([], [])
     for width in (0.5, 1.0):
-        start = Start(restarts=3, width=width, warm_up=0)
+        initial = RandomWeights(width=width, warm_up=0)
         for found, update in zip(results, (Unregularised(), BoundedInflation()), strict=True):
-            engine = EvidenceEM(gaussian_mixture(K), update=update, start=start)
+            engine = EvidenceEM(gaussian_mixture(K), update=update, start=Start(restarts=3), initial=initial)
             found += learning_curve(engine, (Y,), (Y_test,), num_steps=20).test_nll[-1].tolist()
     pairs[f"K = {K}"] = results
 figure, ax = plt.subplots(figsize=(5, 4))

@@ -24,7 +24,7 @@ import torch
 
 from pyro_evidence import EvidenceEM, Start, Stop, datasets
 from pyro_evidence.compare import learning_curve
-from pyro_evidence.mixture import BoundedInflation, Unregularised, WeightDecay
+from pyro_evidence.mixture import BoundedInflation, RandomWeights, Unregularised, WeightDecay
 from pyro_evidence.models.basis import RandomVectorFunctionalLink
 from pyro_evidence.models.mixture import linear_mixture
 from pyro_evidence.plots import mixture as plots_mixture
@@ -79,9 +79,9 @@ print(f"test error {test_error:.3f} nats per datum")
 # A strip shows the density at one input, the darker the likelier.
 
 # %%
-start = Start(restarts=1, width=3.0, warm_up=0)
+start, initial = Start(restarts=1), RandomWeights(width=3.0, warm_up=0)
 stop = Stop(tolerance=0.0, num_steps=100, throw=False)  # a hundred rounds, no more and no less
-plain = EvidenceEM(model, update=Unregularised(), start=start, deletion=None, stop=stop).run(X, Y)
+plain = EvidenceEM(model, update=Unregularised(), start=start, initial=initial, deletion=None, stop=stop).run(X, Y)
 plain_error = -float(plain.log_prob(X_test, Y_test).mean())
 print(f"test error of maximum likelihood {plain_error:.3f} nats per datum")
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.5), sharey=True)
@@ -130,8 +130,9 @@ regularisers = {
 }
 curves, committees = {}, {}
 for name, (update, warm_up) in regularisers.items():
-    start = Start(restarts=1, width=3.0, warm_up=warm_up)
-    engines = [EvidenceEM(linear_mixture(10, random_basis(s)), update=update, start=start) for s in range(8)]
+    initial = RandomWeights(width=3.0, warm_up=warm_up)
+    settings = {"update": update, "start": start, "initial": initial}
+    engines = [EvidenceEM(linear_mixture(10, random_basis(s)), **settings) for s in range(8)]
     networks = [learning_curve(engine, (X, Y), (X_test, Y_test), num_steps=100) for engine in engines]
     curves[name] = torch.stack([n.test_nll[:, 0] for n in networks]).mean(0)
     committees[name] = -float(torch.stack([n.test[-1, 0] for n in networks]).exp().mean(0).log().mean())

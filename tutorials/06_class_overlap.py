@@ -23,7 +23,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from pyro_evidence import OverlapEM, Stop
+from pyro_evidence import OverlapEM, Start, Stop
 from pyro_evidence.datasets import csv, ripley_test, ripley_train
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.prbf import Ascent, KMeans, RandomPoints, choose_alpha, log_loss
@@ -40,11 +40,11 @@ stop = Stop(tolerance=0.0, num_steps=100, progress=False)  # the paper's 100 rou
 
 
 # %%
-def fit_all(model, start, X, t):
+def fit_all(model, initial, X, t):
     engines = {
-        "plain EM": OverlapEM(model, alpha=0.0, start=start, stop=stop),
-        "published update": OverlapEM(model, update=prbf2001_update, start=start, stop=stop),
-        "ascent (default)": OverlapEM(model, start=start, stop=stop),
+        "plain EM": OverlapEM(model, alpha=0.0, initial=initial, stop=stop),
+        "published update": OverlapEM(model, update=prbf2001_update, initial=initial, stop=stop),
+        "ascent (default)": OverlapEM(model, initial=initial, stop=stop),
     }
     return {name: engine.run(X, t) for name, engine in engines.items()}
 
@@ -151,7 +151,7 @@ multiples = (0.0, 1.0, 5.0, 20.0)
 scores = {}
 for name, updates in (("published update", prbf2001_update), ("ascent (default)", Ascent())):
     for seed in range(3):
-        engine = OverlapEM(prbf(6), update=updates, start=RandomPoints(seed=seed), stop=stop)
+        engine = OverlapEM(prbf(6), update=updates, start=Start(seed=seed), stop=stop)
         settings = {"multiples": multiples, "num_folds": 5, "seed": seed}
         error = 100 * choose_alpha(engine, X, data.t, **settings).scores.mean(-1)
         loss = choose_alpha(engine, X, data.t, score=log_loss, **settings).scores.mean(-1)

@@ -224,7 +224,7 @@ for name, (model, data, settings) in gallery.items():
 # labelling of two was integrated. `find_modes` finds the other, and the sum over both is the evidence of the model.
 
 # %%
-modes = find_modes(posteriors["Gaussian mixture"], restarts=4)
+modes = find_modes(posteriors["Gaussian mixture"], start=Start(restarts=4))
 both = importance_sampling(modes)
 print(f"{len(modes.states)} modes; evidence of one labelling {checks['Gaussian mixture'].log_evidence:.3f}", end=", ")
 print(f"of all {both.log_evidence:.3f}")

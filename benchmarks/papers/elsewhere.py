@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_evidence import EvidenceEM, Start, Stop, class_conditional, datasets
-from pyro_evidence.mixture import BoundedInflation, Unregularised, husmeier2000_update
+from pyro_evidence.mixture import BoundedInflation, RandomWeights, Unregularised, husmeier2000_update
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.models.mixture import gaussian_mixture
 
@@ -100,11 +100,17 @@ SCHEMES: dict[str, Callable[[int], EvidenceEM]] = {
         seed,
         update=husmeier2000_update,
         deletion=None,
-        start=Start(restarts=3, seed=seed, narrow_width_ratio=1.0),
+        start=Start(restarts=3, seed=seed),
+        initial=RandomWeights(narrow_width_ratio=1.0),
         num_steps=100,
     ),
     PLAIN: lambda seed: engine(
-        seed, update=Unregularised(), deletion=None, start=Start(restarts=1, seed=seed, warm_up=0), num_steps=100
+        seed,
+        update=Unregularised(),
+        deletion=None,
+        start=Start(restarts=1, seed=seed),
+        initial=RandomWeights(warm_up=0),
+        num_steps=100,
     ),
 }
 

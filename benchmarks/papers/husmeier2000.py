@@ -27,7 +27,7 @@ from tqdm import tqdm
 from pyro_evidence import EvidenceEM, Start, class_conditional, datasets
 from pyro_evidence.compare import LearningCurve, learning_curve
 from pyro_evidence.infer.evidence_em import STOP
-from pyro_evidence.mixture import BoundedInflation, Unregularised, husmeier2000_update
+from pyro_evidence.mixture import BoundedInflation, RandomWeights, Unregularised, husmeier2000_update
 from pyro_evidence.mixture.updates import Update
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.regression import Learned
@@ -67,7 +67,8 @@ def grid(cache: Results[Any]) -> str:
     for standardised in (False, True):
         runs = []
         for K, width, seed in tqdm(settings, desc=f"Ripley, standardised={standardised}"):
-            engine = EvidenceEM(gaussian_mixture(K), start=Start(seed=1000 + seed, width=width), stop=LENIENT)
+            start, initial = Start(seed=1000 + seed), RandomWeights(width=width)
+            engine = EvidenceEM(gaussian_mixture(K), start=start, initial=initial, stop=LENIENT)
             key = f"grid {standardised} {K} {width} {seed}"
             runs.append(cache.get(key, lambda e=engine, s=standardised: ripley(e, standardised=s)))
         cells = [f"{mean(r[n] for r in runs):.4f} ({max(r[n] for r in runs):.4f})" for n in MEASURES]
@@ -134,12 +135,14 @@ BLOCKS = 4  # of seeds
 SIZES = (5, 10, 15, 20)
 
 
-def density_run(problem: Problem, method: str, start: Start, K: int) -> dict[str, list[list[float]]]:
+def density_run(
+    problem: Problem, method: str, starts: tuple[Start, RandomWeights], K: int
+) -> dict[str, list[list[float]]]:
     """E1, E2 and the error (per cent) after every round of every restart, ``(restarts, rounds + 1)``."""
     (X, t), (Z, labels) = problem.train, problem.test
     update, rounds, own = METHODS[method]
     model = gaussian_mixture(K, alpha=Learned(torch.ones(K))) if own else gaussian_mixture(K)
-    engine = EvidenceEM(model, update=update, start=start)
+    engine = EvidenceEM(model, update=update, start=starts[0], initial=starts[1])
     test = torch.stack([learning_curve(engine, (X[t == c],), (Z,), num_steps=rounds).test for c in (0, 1)], -1)
     shares = torch.tensor([float((t == c).double().mean()) for c in (0, 1)])
     wrong = (test + shares.log()).argmax(-1) != labels
@@ -154,10 +157,11 @@ def density_runs(cache: Results[Any], name: str, block: int) -> dict[str, dict[s
     settings = [(p, K, width) for p in range(len(problems)) for K in SIZES for width in (0.5, 1.0)]
     for part, K, width in tqdm(settings, desc=f"{name}, seeds {block}", leave=False):
         problem = problems[part]
-        start = Start(restarts=problem.restarts, seed=100 * block, width=width, narrow_width_ratio=1.0, warm_up=0)
+        initial = RandomWeights(width=width, narrow_width_ratio=1.0, warm_up=0)
+        starts = Start(restarts=problem.restarts, seed=100 * block), initial
         for method in METHODS:
             key = f"densities {name} {part} {K} {width} {block} {method}"
-            found = cache.get(key, lambda p=problem, m=method, s=start, k=K: density_run(p, m, s, k))
+            found = cache.get(key, lambda p=problem, m=method, s=starts, k=K: density_run(p, m, s, k))
             for measure in MEASURES:
                 runs[method][measure] += [(K, curve) for curve in found[measure]]
     return runs
@@ -227,10 +231,9 @@ def figure3() -> str:
     rows = []
     for seed in range(3):
         for side, (name, update) in enumerate({"plain EM": Unregularised(), "evidence": BoundedInflation()}.items()):
-            start = Start(restarts=1, seed=seed, width=0.5, warm_up=0)
-            curve = learning_curve(
-                EvidenceEM(gaussian_mixture(10), update=update, start=start), (X,), (Z,), num_steps=100
-            )
+            start, initial = Start(restarts=1, seed=seed), RandomWeights(width=0.5, warm_up=0)
+            engine = EvidenceEM(gaussian_mixture(10), update=update, start=start, initial=initial)
+            curve = learning_curve(engine, (X,), (Z,), num_steps=100)
             plots_mixture.learning_curves(axes[seed, side], {name: curve})
             rows.append([seed, name, *numbers_of(curve)])
     axes[0, 0].set_ylim(-0.8, 1.2)

@@ -9,7 +9,6 @@ PYRO_EVIDENCE_DATA names.  scikit-learn and SciPy are needed for the trivial bas
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -23,13 +22,13 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import datasets
+from pyro_evidence import Start, datasets
 from pyro_evidence.models.covariances import Spherical
 from pyro_evidence.prbf import Ascent, DataCovariance, KMeans, RandomPoints
 from pyro_evidence.prbf.densities import Network, log_density, parts_of, stacked_data
 from pyro_evidence.prbf.fit import first
 from pyro_evidence.prbf.rounds import rounds
-from pyro_evidence.prbf.start import Start, Training
+from pyro_evidence.prbf.start import Initial, Training
 from pyro_evidence.prbf.updates import Update, exact_m_step, prbf2001_update
 
 FOLDS, STEPS = 5, 100
@@ -48,24 +47,13 @@ class Table:
     sizes: tuple[int, ...]
     paper: tuple[tuple[float, ...], ...]
     seeds: int
-    start: Callable[[int], Start]
+    initial: Initial
     raw: bool = False
     corrected_seeds: int = 1  # for the corrected updates, which cost more
 
 
-def random_points(seed: int) -> RandomPoints:
-    return RandomPoints(seed=seed)
-
-
-def k_means(seed: int) -> KMeans:
-    return KMeans(seed=seed)
-
-
-def wide_k_means(seed: int) -> DataCovariance:
-    return DataCovariance(KMeans(seed=seed))
-
-
-STARTS = {
+random_points, k_means, wide_k_means = RandomPoints(), KMeans(), DataCovariance(KMeans())
+STARTS: dict[Initial, str] = {
     random_points: "random data as centres, the covariance of all data",
     k_means: "k-means, each kernel with the covariance of its cluster",
     wide_k_means: "k-means, the covariance of all data",
@@ -120,7 +108,10 @@ def batch(table: Table, M: int, seed: int, methods: list[tuple[float, Update]]) 
     K = int(y.max()) + 1
     folds = splits(X, y, seed, raw=table.raw)
     allowed = torch.ones(K, M, dtype=torch.bool)
-    starts = [table.start(1000 * seed + f)(Training(*train, KIND, allowed)) for f, (train, _) in enumerate(folds)]
+    starts = [
+        table.initial(Training(*train, KIND, allowed), Start(seed=1000 * seed + f))
+        for f, (train, _) in enumerate(folds)
+    ]
     net = Network(*(torch.cat(p) for p in zip(*(parts_of(s) for s in starts), strict=True)))
     test = torch.nn.utils.rnn.pad_sequence([x for _, (x, _) in folds], batch_first=True)
     errors, losses = [], []
@@ -246,7 +237,7 @@ def report(table: Table, results: Results[Record]) -> str:
     names = zip(("LDA", "QDA", "logistic regression"), flat, strict=True)
     text = "Trivial baselines: " + ", ".join(f"{n} {e:.1f} %" for n, e in names) + "."
     gain = f"Mean over penalties and M of published minus plain: {total:+.2f} (p = {p:.4f}); paper {paper:+.2f}."
-    return "\n".join([*lines, "", f"{table.seeds} seeds. Start: {STARTS[table.start]}. {gain} {text}", ""])
+    return "\n".join([*lines, "", f"{table.seeds} seeds. Start: {STARTS[table.initial]}. {gain} {text}", ""])
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from results import Results
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_evidence import OverlapEM, Stop
+from pyro_evidence import OverlapEM, Start, Stop
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.prbf import AlphaPerKernel, add_kernels, average_networks, choose_alpha, log_loss
 from pyro_evidence.prbf.densities import Point, class_data
@@ -64,7 +64,7 @@ def readings(name: str, M: int) -> Record:
     table = table_of(name)
     (X, y), _ = splits(*load(name), 0, raw=table.raw)[0]
     K, D = int(y.max()) + 1, X.shape[1]
-    net = table.start(0)(Training(X, y, KIND, torch.ones(K, M, dtype=torch.bool)))
+    net = table.initial(Training(X, y, KIND, torch.ones(K, M, dtype=torch.bool)))
     data, unit = class_data(X, y, K, KIND), len(X) / (K * M)
 
     def fitted(multiples: tuple[float, ...]) -> Point:
@@ -149,7 +149,11 @@ def compared(name: str, M: int, seed: int, method: Method) -> Record:
     X, y = load(name)
     for f, (train, test) in enumerate(splits(X, y, seed, raw=table.raw)):
         engine = OverlapEM(
-            prbf(M, int(y.max()) + 1), update=prbf2001_update, start=table.start(1000 * seed + f), stop=STOP
+            prbf(M, int(y.max()) + 1),
+            update=prbf2001_update,
+            start=Start(seed=1000 * seed + f),
+            initial=table.initial,
+            stop=STOP,
         )
         found.append(score(method(engine, *train, seed)(test[0]), test[1]))
     return {"error": [[e for e, _ in found]], "nll": [[n for _, n in found]]}

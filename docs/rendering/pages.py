@@ -12,7 +12,7 @@ from nbconvert import MarkdownExporter
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pyro_evidence"
 TOP = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-GUIDE = ("guide.md", "which_engine.md", "when_not_to_trust.md", "coming_from.md", "glossary.md")
+GUIDE = ("guide.md", "interface.md", "which_engine.md", "when_not_to_trust.md", "coming_from.md", "glossary.md")
 LESSONS = (  # in the order of need
     "01_swap_the_engine",
     "09_bayesian_workflow",

@@ -13,7 +13,7 @@ from pyro_evidence.compare.evidence import different_data
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.settings import seeded
+from pyro_evidence.settings import seed_of, seeded
 
 
 @within_memory
@@ -58,7 +58,7 @@ class Committee:
         mean = (share * means).sum(0)
         return mean, (share * (variances + (means - mean).square())).sum(0)
 
-    def predict(self, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> dict[str, Tensor]:
+    def predict(self, *args: Any, num_samples: int = 1000, seed: int | None = 0, **kwargs: Any) -> dict[str, Tensor]:
         """Draws of the observed sites at new inputs, ``(S,) + shape`` each, every member drawn by its share.
 
         The weights are drawn from each member's Gaussian.  For networks that are much larger than the data warrant
@@ -66,6 +66,7 @@ class Committee:
 
         :param args: the model's arguments without the targets, as ``model(X)``.
         """
+        seed = seed_of(seed)
         generator = seeded(seed)
         chosen = torch.multinomial(self.weights.cpu(), num_samples, replacement=True, generator=generator)
         counts = torch.bincount(chosen, minlength=len(self.members)).tolist()

@@ -20,7 +20,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import seeded
+from pyro_evidence.settings import seed_of, seeded
 
 NUM_DIRECTIONS = 50
 
@@ -91,13 +91,11 @@ class Comparison:
         ]
         return found + [f"{n}: {note}" for n, r in self.runs.items() for note in r.notes]
 
-    @property
     def table(self) -> Table:
         """One row per engine."""
         named = {f"{n} (reference)" if n == self.reference else n: row for n, row in self.rows.items()}
         return Table(named, COLUMNS, self.notes, "engine")
 
-    @property
     def site_table(self) -> Table:
         """One row per engine and site, the reference left out."""
         rows = {f"{n}: {s}": numbers for n, sites in self.sites.items() for s, numbers in sites.items()}
@@ -107,14 +105,14 @@ class Comparison:
         return f"Comparison({list(self.runs)}, reference={self.reference!r})"
 
     def __str__(self) -> str:
-        return str(self.table)
+        return str(self.table())
 
     def to_markdown(self) -> str:
         """The table for a README or an issue."""
-        return self.table.to_markdown()
+        return self.table().to_markdown()
 
     def _repr_html_(self) -> str:
-        return self.table._repr_html_()
+        return self.table()._repr_html_()
 
     def to_pandas(self) -> Any:
         """The numbers as a ``pandas.DataFrame``, one row per engine.
@@ -132,7 +130,7 @@ def compare(
     reference: str | None = None,
     held_out: Sequence[Any] | Mapping[str, Any] | None = None,
     loss: Loss = misclassified_or_squared,
-    seed: int = 0,
+    seed: int | None = 0,
     **kwargs: Any,
 ) -> Comparison:
     """Run every engine on the same data and say how far apart their posteriors are.
@@ -150,6 +148,7 @@ def compare(
     :raises BadInput: for fewer than two engines, an unknown reference, or one that failed.
     """
     _check_arguments(engines, held_out, loss)
+    seed = seed_of(seed)
     name = reference if reference is not None else next(reversed(list(engines)), "")
     if len(engines) < 2 or name not in engines:
         raise BadInput(

@@ -1,6 +1,7 @@
 """What an engine for mixtures does round by round: train and test densities, components, evidence."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def learning_curve(
 ) -> LearningCurve:
     """Run the rounds of ``engine`` and look at every one of them; no stopping, no deletion.
 
-    Of the ``num_steps`` rounds the first ``engine.start.warm_up`` are unregularised, as in the engine.
+    Of the ``num_steps`` rounds the first ``engine.initial.warm_up`` are unregularised, as in the engine.
 
     :param train: the model's arguments, responses included.
     :param test: the same for data that the engine does not see.
@@ -85,7 +86,7 @@ def learning_curve(
     """
     if wrong := [type(args).__name__ for args in (train, test) if not isinstance(args, tuple)]:
         raise BadInput(f"train and test: got {wrong[0]}; expected a tuple of the model's arguments, such as (Y,).")
-    task = begin(LogJoint(engine.model, train), engine.start, engine.update, engine.curvature)
+    task = begin(LogJoint(engine.model, train), partial(engine.initial, engine.start), engine.update, engine.curvature)
     unseen = task.unseen(LogJoint(engine.model, test))
 
     def look(batch: MixtureRestarts) -> Look:
@@ -96,7 +97,7 @@ def learning_curve(
 
     journal: Journal[Look] = Journal(look)
     journal.note(task.batch)
-    num_warm = min(engine.start.warm_up, num_steps)
+    num_warm = min(engine.initial.warm_up, num_steps)
     repeated(warmed(task.batch, num_warm, journal), num_steps - num_warm, journal)
     seen, new, evidence, mixtures = zip(*journal.entries, strict=True)
     return LearningCurve(

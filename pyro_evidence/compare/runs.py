@@ -23,6 +23,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import recorded_rows
 from pyro_evidence.program.sites import is_discrete, sample_nodes
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
+from pyro_evidence.settings import seed_of
 
 NUM_DRAWS = 1000  # asked of every engine that draws on demand
 
@@ -108,7 +109,7 @@ class NUTSRun:
     num_samples: int = 500
     warmup_steps: int = 500
     num_chains: int = 1
-    seed: int = 0
+    seed: int | None = 0
     metric: str | None = None
 
     def __post_init__(self) -> None:
@@ -121,7 +122,7 @@ class NUTSRun:
     @property
     def settings(self) -> Settings:
         """How long each chain is."""
-        return Settings(self.num_samples, self.warmup_steps, self.num_chains, self.seed)
+        return Settings(self.num_samples, self.warmup_steps, self.num_chains, seed_of(self.seed))
 
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chains:
         """Sample the model, given these data, to the end of all chains."""
@@ -160,13 +161,13 @@ class SVIRun:
     optim: Any
     num_steps: int = 1000
     num_samples: int = NUM_DRAWS
-    seed: int = 0
+    seed: int | None = 0
     posterior: str | None = None
     elbo: Callable[[], Any] = Trace_ELBO
 
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Draws, Model]:
         """Draws from the guide, one chain, and the model at the optimised params."""
-        torch.manual_seed(self.seed)
+        torch.manual_seed(seed_of(self.seed))
         guide = self.guide(model)
         svi = SVI(model, guide, self.optim, self.elbo())
         losses = torch.tensor([svi.step(*args, **kwargs) for _ in range(self.num_steps)])

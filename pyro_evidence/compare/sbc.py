@@ -12,7 +12,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import from_prior, with_data
-from pyro_evidence.settings import check_count, check_seed
+from pyro_evidence.settings import check_count, seed_of
 
 
 def rank(truth: Tensor, draws: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def sbc(
     num_simulations: int = 200,
     num_samples: int = 99,
     num_bins: int = 10,
-    seed: int = 0,
+    seed: int | None = 0,
     **kwargs: Any,
 ) -> Calibration:
     """Draw parameters and data from the model, fit, and rank the truth among the posterior's draws.
@@ -121,7 +121,7 @@ def sbc(
     """
     num_simulations = check_count("num_simulations", num_simulations)
     num_samples, num_bins = check_count("num_samples", num_samples), check_count("num_bins", num_bins)
-    check_seed(seed)
+    seed = seed_of(seed)
     if (num_samples + 1) % num_bins or num_simulations < 5 * num_bins:
         raise BadInput(
             f"num_samples={num_samples}, num_bins={num_bins}, num_simulations={num_simulations}; expected "

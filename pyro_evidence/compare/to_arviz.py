@@ -19,6 +19,7 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows, rows_at_once
+from pyro_evidence.settings import seed_of
 from pyro_evidence.structure.names import Coords, Dims, names_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -59,7 +60,7 @@ def to_inference_data(
     fit: Fit,
     *args: Any,
     num_samples: int = 1000,
-    seed: int = 0,
+    seed: int | None = 0,
     coords: Coords | None = None,
     dims: Dims | None = None,
     **kwargs: Any,
@@ -74,6 +75,7 @@ def to_inference_data(
     :raises ImportError: when ArviZ is missing, or is 1.x; then use :func:`to_datatree`.
     """
     from_dict = _arviz_0().from_dict
+    seed = seed_of(seed)
     chains = _chains(fit, args, kwargs, num_samples, seed)
     return _described(from_dict(**_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)
 
@@ -83,7 +85,7 @@ def to_datatree(
     fit: Fit,
     *args: Any,
     num_samples: int = 1000,
-    seed: int = 0,
+    seed: int | None = 0,
     coords: Coords | None = None,
     dims: Dims | None = None,
     **kwargs: Any,
@@ -98,11 +100,12 @@ def to_datatree(
     :raises ImportError: when ``arviz-base`` is missing.
     """
     from_dict = _arviz_1().from_dict
+    seed = seed_of(seed)
     chains = _chains(fit, args, kwargs, num_samples, seed)
     return _described(from_dict(_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)
 
 
-def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, **kwargs: Any) -> Groups:
+def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int | None = 0, **kwargs: Any) -> Groups:
     """The groups of ArviZ's schema as plain arrays, ``(chain, draw) + shape`` where there are draws.
 
     ``posterior``; ``posterior_predictive`` and ``prior_predictive`` (new data, one set for each draw);
@@ -122,6 +125,7 @@ def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int = 0, *
     :raises BadInput: when MCMC has not run, or its draws and its model disagree.
     :raises TooLarge: when the draws would not fit into memory.
     """
+    seed = seed_of(seed)
     return _groups(_chains(fit, args, kwargs, num_samples, seed), num_samples, seed)
 
 

@@ -83,7 +83,7 @@ def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float, *, num_s
 
 
 @within_memory
-def bridge_sampling(target: Source, draws: Draws, *, seed: int = 0) -> EvidenceEstimate:
+def bridge_sampling(target: Source, draws: Draws, *, seed: int | None = 0) -> EvidenceEstimate:
     """Log evidence by the optimal bridge between posterior draws and a normal, Meng and Wong (1996), eq. 4.1.
 
     The normal has the mean and covariance of the first half of each chain; the bridge is built from the

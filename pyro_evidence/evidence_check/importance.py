@@ -30,7 +30,7 @@ FEWEST = 100  # draws below which a tail cannot be fitted
 
 @within_memory
 def importance_sampling(
-    target: Posterior | Modes, *, num_samples: int | None = None, seed: int = 0
+    target: Posterior | Modes, *, num_samples: int | None = None, seed: int | None = 0
 ) -> EvidenceEstimate:
     """Log evidence by importance sampling from the Laplace posterior, weights Pareto-smoothed.
 

@@ -14,8 +14,9 @@ from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState, search_modes, state_at
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import check_count, check_seed
+from pyro_evidence.settings import Start, check_instance, seed_of
 
+AUTOMATIC = 16  # starts
 MOST_PERMUTATIONS = 120  # five components
 
 Axes = Mapping[str, int]  # latent site -> which axis of its value counts components
@@ -72,25 +73,25 @@ class Modes:
 
 
 @within_memory
-def find_modes(posterior: Posterior, *, restarts: int = 16, labels: Axes | None = None, seed: int = 0) -> Modes:
+def find_modes(posterior: Posterior, *, start: Start = Start(), labels: Axes | None = None) -> Modes:
     """Modes at the posterior's hyperparameters, told apart by where they are, not by how high.
 
     Climbs from the posterior's own mode, from random starts, and from the relabellings of all modes found so
     far.
 
     :param posterior: whose density is searched.
-    :param restarts: number of random starts.
+    :param start: number of random starts, None: sixteen; and their seed.
     :param labels: latent site -> the axis of its value that counts mixture components; default: the first
         axis as long as the discrete site has states, in every site that has one.  ``{}`` relabels nothing.
-    :param seed: of the starts.
     :raises BadInput: when an axis does not exist, or there are more than 120 relabellings.
     """
     posterior = laplace_posterior(posterior)
     problem = posterior.state.problem
     axes, num_components = component_axes(problem.joint, posterior.state, labels)
-    restarts = check_count("restarts", restarts)
-    check_seed(seed)
-    starts = torch.cat([posterior.state.u.unsqueeze(0), problem.joint.initial(restarts, seed)])
+    check_instance("start", start, Start)
+    starts = torch.cat(
+        [posterior.state.u.unsqueeze(0), problem.joint.initial(start.number(AUTOMATIC), seed_of(start.seed))]
+    )
     found = _distinct([posterior.state], posterior, starts)
     if axes:
         relabelled = torch.cat([permuted(problem.joint, state.u, axes, num_components) for state in found])

@@ -22,7 +22,7 @@ from pyro_evidence.fitting.process_state import within_memory, without_validatio
 from pyro_evidence.numerics import derivatives, importance
 from pyro_evidence.program.predictors import log_prior
 from pyro_evidence.program.simulate import latents_from_prior
-from pyro_evidence.settings import check_count, seeded
+from pyro_evidence.settings import check_count, seed_of, seeded
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]  # (R, D) -> (R,), (R, D)
 
@@ -124,13 +124,13 @@ def _prior(target: Target, x: Tensor) -> tuple[Tensor, Tensor]:
     return value, slope
 
 
-def prior_particles(source: Source, num_particles: int, seed: int) -> Particles:
+def prior_particles(source: Source, num_particles: int, seed: int | None) -> Particles:
     """Draws from the prior, in sixteen groups of equal size.
 
     :raises BadInput: when there are fewer particles than four per dimension and group, when hyperparameters are
         pruned, or when the likelihood is zero at all draws from the prior.
     """
-    target = target_of(source)
+    target, seed = target_of(source), seed_of(seed)
     advice = f"There are {NUM_GROUPS} groups of particles and {target.size} unconstrained coordinates."
     check_count("num_particles", num_particles, max(4 * NUM_GROUPS, 4 * target.size), advice)
     if target.size < len(target.active):
@@ -202,7 +202,9 @@ MOST_TEMPERATURES = 500
 
 
 @within_memory
-def tempered_smc(target: Source, *, num_particles: int = 1024, num_moves: int = 3, seed: int = 0) -> EvidenceEstimate:
+def tempered_smc(
+    target: Source, *, num_particles: int = 1024, num_moves: int = 3, seed: int | None = 0
+) -> EvidenceEstimate:
     """Log evidence by particles that walk from the prior to the posterior by powers of the likelihood.
 
     Sixteen groups of particles share the powers (chosen so that half of the particles survive each step) and

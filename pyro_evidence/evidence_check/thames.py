@@ -31,7 +31,7 @@ SIMPLEX = type(biject_to(constraints.simplex))
 
 @within_memory
 def thames(
-    posterior: Posterior, draws: Draws, *, labels: Axes | None = None, num_volume: int = 20_000, seed: int = 0
+    posterior: Posterior, draws: Draws, *, labels: Axes | None = None, num_volume: int = 20_000, seed: int | None = 0
 ) -> EvidenceEstimate:
     """Log evidence by the truncated harmonic mean over a set that contains every relabelling of itself.
 
@@ -164,7 +164,7 @@ class _Region:
         white = torch.linalg.solve_triangular(self.tril, away.reshape(-1, len(self.mean)).mT, upper=False)
         return white.square().sum(0).reshape(away.shape[:-1])
 
-    def log_volume(self, num: int, seed: int) -> tuple[float, float]:
+    def log_volume(self, num: int, seed: int | None) -> tuple[float, float]:
         """Log volume and its standard error, nats, from uniform points of the ellipsoid."""
         generator, d = seeded(seed), len(self.mean)
         white = torch.randn(num, d, generator=generator, dtype=torch.float64).to(self.mean)

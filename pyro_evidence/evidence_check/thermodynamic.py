@@ -66,7 +66,7 @@ FEWEST = 256  # particles, 16 in each group, below which their resampling biases
 
 @within_memory
 def thermodynamic_integration(
-    target: Source, *, num_temperatures: int = 40, num_particles: int = 512, num_moves: int = 3, seed: int = 0
+    target: Source, *, num_temperatures: int = 40, num_particles: int = 512, num_moves: int = 3, seed: int | None = 0
 ) -> EvidenceEstimate:
     """Log evidence as the integral over ``b`` from 0 to 1 of the mean log likelihood under ``p(w) p(D | w)^b``.
 

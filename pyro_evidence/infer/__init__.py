@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.infer.evidence_em import EvidenceEM
     from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
     from pyro_evidence.infer.laplace_kernel import LaplaceKernel
+    from pyro_evidence.infer.laplace_marginal import LaplaceMarginal
+    from pyro_evidence.infer.laplace_nuts import LaplaceNUTS
     from pyro_evidence.infer.overlap_em import OverlapEM
     from pyro_evidence.infer.revm import REVM, isotropic_evidence
     from pyro_evidence.infer.rvm import RVM
@@ -27,6 +29,8 @@ __all__ = [
     "EvidenceEM",
     "LaplaceEvidence",
     "LaplaceKernel",
+    "LaplaceMarginal",
+    "LaplaceNUTS",
     "OverlapEM",
     "class_conditional",
     "empirical_class_prior",

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,26 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.mixture.evidence import MixtureCurvature
-from pyro_evidence.mixture.fit import Start, begin, current_posterior
+from pyro_evidence.mixture.fit import RandomWeights, begin, current_posterior
 from pyro_evidence.mixture.posterior import MixturePosterior, without_data
 from pyro_evidence.mixture.recognise import joint_of_rows
 from pyro_evidence.mixture.updates import BoundedInflation, Update
-from pyro_evidence.models.wrappers import Missing, gaps_explained, marginalised, parsed
+from pyro_evidence.models.wrappers import gaps_explained
 from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_family, check_function, check_instance, check_methods, check_model
+from pyro_evidence.settings import (
+    Start,
+    check_family,
+    check_function,
+    check_instance,
+    check_methods,
+    check_model,
+    seed_of,
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ def climb_evidence(joint: LogJoint, starts: Tensor, num_em: int, stop: Stop) -> 
     return max(fits, key=lambda fit: fit.state.objective), found
 
 
-def run_generic(joint: LogJoint, why_not: Exception, restarts: int, seed: int, stop: Stop) -> LaplacePosterior:
+def run_generic(joint: LogJoint, why_not: Exception, start: Start, stop: Stop) -> LaplacePosterior:
     """A Laplace posterior of a model that is no mixture of linear-Gaussian kernels.
 
     :param why_not: what the recognition of mixtures said.
@@ -95,7 +104,8 @@ def run_generic(joint: LogJoint, why_not: Exception, restarts: int, seed: int, s
         raise UnsupportedModel(
             f"{why_not} Nor has it exactly one discrete latent site; LaplaceEvidence may do."
         ) from None
-    best, found = climb_evidence(joint, joint.initial(restarts, seed), 5, stop)
+    starts = joint.initial(start.number(mixture_fit.AUTOMATIC), seed_of(start.seed))
+    best, found = climb_evidence(joint, starts, 5, stop)
     heights = torch.tensor([float(s.log_evidence) for s in found.states] + [torch.nan], dtype=torch.float64)
     posterior = LaplacePosterior(
         best.state.laplace, best.status.value, best.objectives, heights[found.reached], found.failures
@@ -104,7 +114,7 @@ def run_generic(joint: LogJoint, why_not: Exception, restarts: int, seed: int, s
     return posterior
 
 
-UPDATE, START, DELETION = BoundedInflation(), Start(), GreedyDeletion()
+UPDATE, INITIAL, DELETION = BoundedInflation(), RandomWeights(), GreedyDeletion()
 STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500)  # rounds go slowly at the end
 
 
@@ -119,16 +129,18 @@ class EvidenceEM:
     which ``curvature`` does not apply, and return an :class:`~pyro_evidence.mppca.posterior.MPPCAPosterior`.
 
     :param model: from :mod:`pyro_evidence.models.mixture`, or one's own; with a uniform component for outliers by
-        :func:`~pyro_evidence.models.wrappers.with_background`.
+        :func:`~pyro_evidence.models.wrappers.with_background`, of data in which nan means not observed by
+        :func:`~pyro_evidence.models.wrappers.marginalised`.
     :param update: one round: ``BoundedInflation()``, ``husmeier2000_update``, ``corrected``,
         ``stationary``, ``Unregularised()`` or ``WeightDecay(alpha)``, of ``pyro_evidence.mixture``.
-    :param curvature: of gamma: ``mixture_evidence.full``, ``coordinate`` or ``block``.
-    :param start: where to begin, how often, and how many rounds without regularisation.
+    :param curvature: which part of the log joint's Hessian in the weights is used, as in ``LaplaceEvidence``: ``full``,
+        ``coordinate`` (a block per component) or ``block`` (one per component and response), of
+        ``pyro_evidence.mixture``.
+    :param start: number of restarts, run as one batch, None: five, and their seed.
+    :param initial: what a restart begins with, and after how many rounds regularisation sets in: ``RandomWeights()``,
+        or ``NormalCentres()`` of ``pyro_evidence.mppca``.
     :param deletion: what to try after the rounds: ``GreedyDeletion()``, or None for nothing.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.
-    :param missing: what nan among the responses means: ``Missing.REFUSE``, an error, or ``Missing.MARGINALISE``, not
-        observed and integrated out (or their values ``"refuse"`` and ``"marginalise"``); see
-        :func:`~pyro_evidence.models.wrappers.marginalised`.
 
     >>> import torch
     >>> from pyro_evidence import EvidenceEM
@@ -145,24 +157,25 @@ class EvidenceEM:
         *,
         update: Update = UPDATE,
         curvature: MixtureCurvature = mixture_evidence.coordinate,
-        start: Start = START,
+        start: Start = Start(),
+        initial: RandomWeights = INITIAL,
         deletion: Deletion | None = DELETION,
         stop: Stop = STOP,
-        missing: Missing | str = Missing.REFUSE,
     ) -> None:
         check_model(model)
         check_function("update", update, "BoundedInflation()")
         check_family("update", update, "mixture", "prbf")
-        check_function("curvature", curvature, "mixture_evidence.full")
+        check_function("curvature", curvature, "pyro_evidence.mixture.full")
         check_instance("start", start, Start)
+        check_instance("initial", initial, RandomWeights)
         check_stop(stop)
         if deletion is not None:
             check_methods("deletion", deletion, ("__call__", "split"), "GreedyDeletion()")
-        self.missing: Missing = parsed(missing)
-        self.model: Model = marginalised(model) if self.missing is Missing.MARGINALISE else model
+        self.model: Model = model
         self.update = update
         self.curvature = curvature
         self.start = start
+        self.initial = initial
         self.deletion = deletion
         self.stop = stop
         self._task: Any = None  # a MixtureFit or an MPPCAFit
@@ -201,17 +214,17 @@ class EvidenceEM:
         if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(*args, *kwargs.values())])
         joint = self._joint(args, kwargs)
-        if (found := mppca_fit.begin(joint, self.start, self.update)) is not None:
+        if (found := mppca_fit.begin(joint, self.start, self.initial, self.update)) is not None:
             self._nothing_watched("a mixture of probabilistic PCA")
             return mixture_fit.warn_unless_converged(
-                mppca_fit.run(found, self.start, self.deletion, self.stop), self.stop
+                mppca_fit.run(found, self.initial.warm_up, self.deletion, self.stop), self.stop
             )
         most = mixture_fit.SAMPLE if self.stop.tolerance > 0 else None  # rounds that are counted are made on all data
         try:
-            task = begin(joint, self.start, self.update, self.curvature, most)
+            task = begin(joint, partial(self.initial, self.start), self.update, self.curvature, most)
         except UnsupportedModel as why:
             self._nothing_watched(f"a model that takes the generic way ({why})")
-            return run_generic(joint, why, self.start.number(mixture_fit.AUTOMATIC), self.start.seed, self.stop)
+            return run_generic(joint, why, self.start, self.stop)
         unseen = None if self._watched is None else self._joint(*self._watched)
         return mixture_fit.run(task, self, task.journal(unseen))
 
@@ -229,11 +242,14 @@ class EvidenceEM:
         """
         self._nothing_watched("a fit to chunks")
         if mppca_fit.own_model(self.model) is not None:
-            planes = mppca_fit.begin_chunks(self.model, chunks, COMMUNICATOR.get(), self.start, self.update)
+            planes = mppca_fit.begin_chunks(
+                self.model, chunks, COMMUNICATOR.get(), self.start, self.initial, self.update
+            )
             shown = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
-            found = mppca_fit.run(planes, self.start, self.deletion, shown)
+            found = mppca_fit.run(planes, self.initial.warm_up, self.deletion, shown)
             return mixture_fit.warn_unless_converged(found, self.stop)
-        task = mixture_fit.begin_chunks(self.model, chunks, self.start, self.update, self.curvature, mixture_fit.SAMPLE)
+        starts = partial(self.initial, self.start)
+        task = mixture_fit.begin_chunks(self.model, chunks, starts, self.update, self.curvature, mixture_fit.SAMPLE)
         quiet = copy.copy(self)  # one process shows a progress bar
         quiet.stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         return without_data(mixture_fit.run(task, quiet, task.journal()))
@@ -252,10 +268,10 @@ class EvidenceEM:
         """
         if self._task is None or not same_arguments(self._data, (args, kwargs)):
             joint = self._joint(args, kwargs)
-            planes = mppca_fit.begin(joint, self.start, self.update)
-            self._task = planes or begin(joint, self.start, self.update, self.curvature)
+            planes = mppca_fit.begin(joint, self.start, self.initial, self.update)
+            self._task = planes or begin(joint, partial(self.initial, self.start), self.update, self.curvature)
             self._data = (args, kwargs)
-            self._task = replace(self._task, batch=warmed(self._task.batch, self.start.warm_up))
+            self._task = replace(self._task, batch=warmed(self._task.batch, self.initial.warm_up))
         else:
             self._task = replace(self._task, batch=advance(self._task.batch))
         return float(self._task.jacobian) - self._task.batch.objective
@@ -274,5 +290,5 @@ class EvidenceEM:
 
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         """The model on its data."""
-        with gaps_explained(self.missing, args, kwargs):
+        with gaps_explained(self.model, args, kwargs):
             return joint_of_rows(self.model, args, kwargs) or mppca_fit.log_joint(self.model, args, kwargs)

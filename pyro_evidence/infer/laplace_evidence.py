@@ -34,7 +34,7 @@ from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
-from pyro_evidence.settings import Start, check_function, check_instance, check_model
+from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
 from pyro_evidence.structure.streamed import linear_rows, streamed_structure
 from pyro_evidence.structure.symmetries import refuse_orbits
 
@@ -57,8 +57,8 @@ class LaplaceEvidence:
         the data, or enter a ``pyro.factor``, which does not say how; and beside these, up to three numbers, those
         without which few draws of the others would survive their importance weights.  ``()``: none, one Gaussian over
         everything.
-    :param maximise: latent sites to maximise together with the params, their prior counted (type-II MAP, in the site's
-        own constrained space); ``()`` holds all hyperparameters fixed.
+    :param maximise: None: the params are maximised; names: the params and these latent sites, whose prior counts
+        (type-II MAP, in the site's own constrained space); ``()``: neither, all hyperparameters are held fixed.
     :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups
         share; up to three axes, spheres where there are more).  1: Laplace.  Above: the blocks are
         integrated first, and the other latent sites by Laplace around them.  ``"auto"``: as many as bring
@@ -172,7 +172,7 @@ class LaplaceEvidence:
     def _search(self, problem: Problem) -> None:
         """The distinct modes from all starts; those of a network with hyperparameters that have warmed up."""
         num = self.start.number(laplace_restarts.automatic(problem))
-        problem, places = rescaled_start(problem, starts(problem.joint, num, self.start.seed))
+        problem, places = rescaled_start(problem, starts(problem.joint, num, seed_of(self.start.seed)))
         theta = problem.joint.initial_theta
         if problem.structure.network is not None and can_batch(problem):
             self._found = laplace_restarts.search_in_batch(problem, places, theta)

@@ -22,7 +22,7 @@ from pyro_evidence.laplace.approximation import (
 )
 from pyro_evidence.laplace.gradient import evidence_slope
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_model, seeded
+from pyro_evidence.settings import check_model, seed_of, seeded
 
 FACTOR = "log_evidence"  # the site that stands for the integrated latents and the data
 
@@ -176,17 +176,20 @@ class LaplaceMarginal:
         nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes
         return {n: torch.as_tensor(nodes[n]["value"]) for n in joint.hypers.names}
 
-    def latents(self, samples: Mapping[str, Tensor], *args: Any, seed: int = 0, **kwargs: Any) -> dict[str, Tensor]:
+    def latents(
+        self, samples: Mapping[str, Tensor], *args: Any, seed: int | None = 0, **kwargs: Any
+    ) -> dict[str, Tensor]:
         """One draw of the integrated sites for each draw of the rest, ``(S,) + site shape``.
 
         :param samples: of the other sites, as ``MCMC.get_samples()`` gives them.
         :param args: the model's arguments.
         :raises BadInput: when a site is missing.
         """
+        first = seed_of(seed)
 
         def draw(i: int, state: LaplaceState) -> dict[str, Tensor]:
             joint, u = state.problem.joint, state.u
-            white = torch.randn(1, len(u), generator=seeded(seed + i), dtype=torch.float64).to(u.device)
+            white = torch.randn(1, len(u), generator=seeded(first + i), dtype=torch.float64).to(u.device)
             return joint.latents.constrained((u + state.precision.unwhiten(white)[0]).to(joint.dtype))
 
         return self._each(samples, args, kwargs, draw)

@@ -16,14 +16,14 @@ from pyro_evidence.prbf import rounds as prbf_rounds
 from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, message, posterior_of
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.rounds import Lost, keep_dead_kernels
-from pyro_evidence.prbf.start import RandomPoints, Start
+from pyro_evidence.prbf.start import Initial, RandomPoints
 from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.failed_run import as_tensors
-from pyro_evidence.settings import check_family, check_function, stacklevel
+from pyro_evidence.settings import Start, check_family, check_function, check_instance, stacklevel
 
 STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds are cheap and go slowly at the end
-ALPHA, UPDATE, START = AlphaPerKernel(20.0), Ascent(), RandomPoints()
+ALPHA, UPDATE, INITIAL = AlphaPerKernel(20.0), Ascent(), RandomPoints()
 
 
 @engine
@@ -49,7 +49,9 @@ class OverlapEM:
         plain EM, and so is every ``alpha`` where no two classes share a kernel.
     :param update: one round: ``Ascent()``; ``prbf2001_update``, ``exact_m_step`` or ``em`` of ``pyro_evidence.prbf``;
         or one's own function of a :class:`~pyro_evidence.prbf.densities.Point`.
-    :param start: ``RandomPoints()``, ``KMeans()`` or ``StartFrom(loc)``.
+    :param start: number of restarts, run as one batch of which the best by eq. 22 is kept, None: one; and their seed.
+    :param initial: what a restart begins with: ``RandomPoints()``, ``KMeans()`` or ``StartFrom(loc)``, or one's own
+        function of a :class:`~pyro_evidence.prbf.start.Training` and ``start=``.
     :param lost: what becomes of a kernel without data: ``keep_dead_kernels``, or one's own function of the
         point, the lost kernels ``(B, M)`` and the round.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.  The source's 100 rounds,
@@ -71,7 +73,8 @@ class OverlapEM:
         *,
         alpha: Alpha = ALPHA,
         update: Update = UPDATE,
-        start: Start = START,
+        start: Start = Start(),
+        initial: Initial = INITIAL,
         lost: Lost = keep_dead_kernels,
         stop: Stop = STOP,
     ) -> None:
@@ -79,13 +82,15 @@ class OverlapEM:
             raise BadInput(f"model is a {type(model).__name__}; expected models.prbf.prbf(...). Data go to run(...).")
         check_function("update", update, "Ascent()")
         check_family("update", update, "prbf", "mixture")
-        check_function("start", start, "KMeans()")
+        check_instance("start", start, Start)
+        check_function("initial", initial, "KMeans()")
         check_function("lost", lost, "keep_dead_kernels")
         check_stop(stop)
         self.model = model
         self.alpha = alpha
         self.update = update
         self.start = start
+        self.initial = initial
         self.lost = lost
         self.stop = stop
         alpha_of(alpha, 1.0, model)
@@ -94,11 +99,15 @@ class OverlapEM:
 
     def with_alpha(self, alpha: Alpha) -> "OverlapEM":
         """An engine like this one with another penalty."""
-        return OverlapEM(self.model, alpha=alpha, update=self.update, start=self.start, lost=self.lost, stop=self.stop)
+        return self._like(self.model, alpha, self.initial)
 
-    def with_model(self, model: PRBF, start: Start) -> "OverlapEM":
-        """An engine like this one for another model, from another start."""
-        return OverlapEM(model, alpha=self.alpha, update=self.update, start=start, lost=self.lost, stop=self.stop)
+    def with_model(self, model: PRBF, initial: Initial) -> "OverlapEM":
+        """An engine like this one for another model, from another beginning."""
+        return self._like(model, self.alpha, initial)
+
+    def _like(self, model: PRBF, alpha: Alpha, initial: Initial) -> "OverlapEM":
+        kept = {"update": self.update, "start": self.start, "lost": self.lost, "stop": self.stop}
+        return OverlapEM(model, alpha=alpha, initial=initial, **kept)  # type: ignore[arg-type]
 
     def resume(self, path: str | Path) -> "OverlapEM":
         """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.

@@ -1,7 +1,8 @@
 """Mixtures whose components are linear in their weights: evidence-regularised EM, whole."""
 
 from pyro_evidence.fitting.component_moves import GreedyDeletion
-from pyro_evidence.mixture.fit import Start
+from pyro_evidence.mixture.evidence import block, coordinate, full
+from pyro_evidence.mixture.fit import RandomWeights
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.updates import (
     BoundedInflation,
@@ -16,10 +17,13 @@ __all__ = [
     "BoundedInflation",
     "GreedyDeletion",
     "MixturePosterior",
-    "Start",
+    "RandomWeights",
     "Unregularised",
     "WeightDecay",
+    "block",
+    "coordinate",
     "corrected",
+    "full",
     "husmeier2000_update",
     "stationary",
 ]

@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_evidence import settings
 from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_rows
 from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
 from pyro_evidence.data.rows import Repeated, Rows
@@ -36,7 +35,7 @@ from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import check_count, check_positive, check_seed, seeded
+from pyro_evidence.settings import Start, check_count, check_positive, seeded
 
 ErrorJournal = Journal[tuple[Tensor, ...]]
 Starting = Callable[[MixtureData, Mixture, SharedParameters], Mixture]
@@ -45,13 +44,11 @@ AUTOMATIC = 5  # starts of a mixture
 
 
 @dataclass(frozen=True)
-class Start(settings.Start):
+class RandomWeights:
     """Random weights about their prior mean, equal mixing, one width for all kernels; in standardised units.
 
     Wide kernels find clusters that overlap, narrow ones find small clusters: restarts take turns.
 
-    :ivar restarts: number of starts, run as one batch; None: five for a mixture, for other engines as they judge.
-    :ivar seed: of the weights.
     :ivar width: standard deviation of the noise in every other restart, from the first on.
     :ivar narrow_width_ratio: the same in the other restarts, as a share of ``width``.
     :ivar spread: standard deviation of the weights.
@@ -60,9 +57,11 @@ class Start(settings.Start):
 
     >>> import torch
     >>> from pyro_evidence import EvidenceEM, Start
+    >>> from pyro_evidence.mixture import RandomWeights
     >>> from pyro_evidence.models.mixture import gaussian_mixture
     >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
-    >>> EvidenceEM(gaussian_mixture(3), start=Start(restarts=2, seed=1)).run(Y).restarts.shape
+    >>> engine = EvidenceEM(gaussian_mixture(3), start=Start(restarts=2, seed=1), initial=RandomWeights(width=0.5))
+    >>> engine.run(Y).restarts.shape
     torch.Size([2])
     """
 
@@ -73,18 +72,17 @@ class Start(settings.Start):
     warm_up: int = 10
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("Start: warm_up", self.warm_up, 0)
-        check_seed(self.seed)
+        check_count("RandomWeights: warm_up", self.warm_up, 0)
         for name in ("width", "narrow_width_ratio", "alpha"):
-            check_positive(f"Start: {name}", getattr(self, name))
+            check_positive(f"RandomWeights: {name}", getattr(self, name))
 
-    def __call__(self, data: MixtureData, model: Mixture, ties: SharedParameters) -> Mixture:
+    def __call__(self, start: Start, data: MixtureData, model: Mixture, ties: SharedParameters) -> Mixture:
         """All restarts.
 
+        :param start: how many, and the seed of the weights.
         :param model: one row, the model's own hyperparameters; those that are fixed are kept.
         """
-        R, generator = self.number(AUTOMATIC), seeded(self.seed)
+        R, generator = start.number(AUTOMATIC), seeded(start.seed)
         white = torch.randn(R, *model.loc.shape, generator=generator, dtype=torch.float64)
         w = model.loc + self.spread * white.to(model.loc)
         alpha = torch.where(ties.alpha_free, self.alpha * ties.alpha_ratio, model.alpha[0])
@@ -212,7 +210,7 @@ def begin_chunks(
             row, column = Y.isnan().nonzero()[0].tolist()
             raise BadInput(
                 f"chunk {number} holds nan, first in row {row}, column {column} of it; expected numbers. Rows with "
-                f"gaps are for EvidenceEM(..., missing='marginalise').run(Y), all at once."
+                f"gaps are for EvidenceEM(marginalised(model)).run(Y), all at once."
             )
 
     counts = looked_through(model, chunks, communicator, check)
@@ -332,7 +330,7 @@ class Settings(Protocol):
     """The settings of one run of an engine."""
 
     update: Update
-    start: Start
+    initial: RandomWeights
     deletion: Deletion | None
     stop: Stop
 
@@ -348,7 +346,7 @@ def run(task: MixtureFit, settings: Settings, journal: ErrorJournal) -> MixtureP
     with torch.inference_mode(is_closed(task, settings)):
         journal.note(task.batch)
         step = journal if deletion is not None else _leaping(journal, stop)
-        fit = restarts.em(task.batch, settings.start.warm_up, together, step)
+        fit = restarts.em(task.batch, settings.initial.warm_up, together, step)
         chosen = choose(task, fit, deletion, stop, journal)
     return warn_unless_converged(posterior_of(task, chosen, journal), stop)
 

@@ -28,7 +28,7 @@ from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.failed_run import as_tensors, new_data, require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count, check_seed, seeded
+from pyro_evidence.settings import check_count, seeded
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
 
@@ -227,10 +227,9 @@ class MixturePosterior(LaplacePosterior):
         """Variance of the response, shape ``(N, m)``, or ``(1, m)`` for an unconditional density."""
         return self.density(*args, **kwargs).variance
 
-    def sample(self, num_samples: int, *args: Any, seed: int = 0, **kwargs: Any) -> Tensor:
+    def sample(self, num_samples: int, *args: Any, seed: int | None = 0, **kwargs: Any) -> Tensor:
         """Draws of the response at the mode, shape ``(S, N, m)``, or ``(S, 1, m)`` for an unconditional density."""
         num_samples = check_count("num_samples", num_samples)
-        check_seed(seed)
         generator = seeded(seed)
         return self.density(*args, **kwargs).sample(num_samples, generator)
 

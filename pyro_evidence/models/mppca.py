@@ -4,7 +4,7 @@ r"""Mixtures of probabilistic PCA, and of factor analysers, with a Gaussian prio
     w_{kij} \sim N(0, \alpha_{kj}^{-1})
 
 Tipping and Bishop (1999); Husmeier (2000), eqs. 3.1 to 3.8.  An ordinary Pyro model, for any engine.  Data with gaps,
-nan where nothing was observed, are for ``EvidenceEM(..., missing="marginalise")``.
+nan where nothing was observed, are for ``EvidenceEM(marginalised(model))``.
 """
 
 from collections.abc import Callable

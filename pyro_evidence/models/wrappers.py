@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import torch
@@ -35,23 +34,6 @@ class Wrapper(TensorValue):
     def few(self, step: int, *args: Any, **kwargs: Any) -> Any:
         """Arguments with every ``step``-th row."""
         return self.model.few(step, *args, **kwargs)
-
-
-class Missing(str, Enum):
-    """What nan among the responses means.
-
-    >>> import torch
-    >>> from pyro_evidence import EvidenceEM
-    >>> from pyro_evidence.models import Missing
-    >>> from pyro_evidence.models.mixture import gaussian_mixture
-    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
-    >>> Y[::7, 1] = torch.nan
-    >>> EvidenceEM(gaussian_mixture(2), missing=Missing.MARGINALISE).run(Y).num_components
-    2
-    """
-
-    REFUSE = "refuse"
-    MARGINALISE = "marginalise"
 
 
 class _Gaps(poutine.messenger.Messenger):
@@ -96,24 +78,22 @@ def marginalised(model: Model) -> Marginalised:
     An ordinary Pyro model again, for any engine and for NUTS.  Gaps are possible in observed sites of independent
     elements or of ``MultivariateNormal``, of low rank too, or ``MixtureSameFamily`` of these.
 
+    >>> import torch
+    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence.models import marginalised
+    >>> from pyro_evidence.models.mixture import gaussian_mixture
+    >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
+    >>> Y[::7, 1] = torch.nan
+    >>> EvidenceEM(marginalised(gaussian_mixture(2))).run(Y).num_components
+    2
+
     :raises BadInput: when run on data with a column that has no value at all.
     """
     return Marginalised(model)
 
 
-def parsed(value: Missing | str) -> Missing:
-    """The member, also of its value.
-
-    :raises BadInput: for anything else.
-    """
-    try:
-        return Missing(value)
-    except ValueError:
-        raise BadInput(f"missing={value!r}; expected one of {[m.value for m in Missing]}.") from None
-
-
 @contextmanager
-def gaps_explained(missing: Missing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+def gaps_explained(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
     """Tell the way out with an error about data that hold nan while these are refused.
 
     :raises BadInput: that error, with a sentence more.
@@ -122,8 +102,8 @@ def gaps_explained(missing: Missing, args: tuple[Any, ...], kwargs: dict[str, An
         yield
     except BadInput as error:
         gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
-        if gaps and missing is Missing.REFUSE:
-            raise BadInput(f"{error} If nan means not observed: EvidenceEM(..., missing='marginalise').") from error
+        if gaps and not isinstance(model, Marginalised):
+            raise BadInput(f"{error} If nan means not observed: EvidenceEM(marginalised(model)).") from error
         raise
 
 

@@ -15,7 +15,7 @@ from pyro_evidence.fitting import restarts
 from pyro_evidence.fitting.component_moves import Deletion, unless_interrupted
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.fitting.restarts import advance, require_any, slowly_converging
-from pyro_evidence.mixture.fit import AUTOMATIC, Start
+from pyro_evidence.mixture.fit import AUTOMATIC, RandomWeights
 from pyro_evidence.mixture.recognise import most_components, with_components
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
@@ -30,6 +30,7 @@ from pyro_evidence.mppca.rounds import MPPCARestarts
 from pyro_evidence.mppca.updates import Rule, SharedParameters
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.settings import Start, seeded
 
 SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
 SLICE_SIZE = 2**21  # most numbers in their loadings, which Pyro expands to one set for each datum
@@ -39,15 +40,15 @@ CANDIDATES = 4096  # data among which centres are drawn
 
 
 @dataclass(frozen=True)
-class NormalCentres(Start):
+class NormalCentres(RandomWeights):
     """Centres drawn from a Normal about the mean of the data, of the data's variance; Husmeier (2000), footnote 14.
 
     >>> import torch
-    >>> from pyro_evidence import EvidenceEM
+    >>> from pyro_evidence import EvidenceEM, Start
     >>> from pyro_evidence.models.mppca import mppca
     >>> from pyro_evidence.mppca import NormalCentres
     >>> Y = torch.randn(60, 1) @ torch.randn(1, 4) + 0.1 * torch.randn(60, 4)
-    >>> EvidenceEM(mppca(1, 2), start=NormalCentres(restarts=2)).run(Y).restarts.shape
+    >>> EvidenceEM(mppca(1, 2), start=Start(restarts=2), initial=NormalCentres()).run(Y).restarts.shape
     torch.Size([2])
     """
 
@@ -143,7 +144,7 @@ def current_posterior(task: MPPCAFit) -> MPPCAPosterior:
     return posterior_of(task, Fit(_best(batch), Status.BY_HAND, (batch.objective,)), restarts)
 
 
-def begin(joint: LogJoint, start: Start, update: object) -> MPPCAFit | None:
+def begin(joint: LogJoint, start: Start, initial: RandomWeights, update: object) -> MPPCAFit | None:
     """All restarts before the first round; None where the model is no mixture of Gaussians of low rank.
 
     :raises UnsupportedModel: when it is one that the engine cannot read.
@@ -158,10 +159,10 @@ def begin(joint: LogJoint, start: Start, update: object) -> MPPCAFit | None:
     structure = recognise_mppca(thin)
     if thin is not joint:
         structure = replace(structure, joint=joint, Y=joint.args[0].double())
-    return begun(structure, Observations.resident(structure.Y), start, rule)
+    return begun(structure, Observations.resident(structure.Y), start, initial, rule)
 
 
-def begun(structure: MPPCAStructure, raw: Observations, start: Start, rule: Rule) -> MPPCAFit:
+def begun(structure: MPPCAStructure, raw: Observations, start: Start, initial: RandomWeights, rule: Rule) -> MPPCAFit:
     """All restarts before the first round.
 
     :param raw: data in the caller's units.
@@ -172,11 +173,13 @@ def begun(structure: MPPCAStructure, raw: Observations, start: Start, rule: Rule
     Y = replace(raw, rows=raw.rows.mapped(lambda y: (y - units.origin).div_(units.unit)))
     whole = Y.filled
     variance = _noise_scale(whole, structure.ties, structure.start)
-    analysers = _start(whole, units.standard(structure.start), structure.ties, start)
+    analysers = _start(whole, units.standard(structure.start), structure.ties, start, initial)
     return MPPCAFit(structure, units, rounds.first(Y, analysers, structure.ties, variance, rule), Y)
 
 
-def begin_chunks(model: Any, chunks: Chunks, communicator: Communicator, start: Start, update: object) -> MPPCAFit:
+def begin_chunks(
+    model: Any, chunks: Chunks, communicator: Communicator, start: Start, initial: RandomWeights, update: object
+) -> MPPCAFit:
     """All restarts before the first round of a model of ours, which a few rows tell, on data in chunks.
 
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or cannot be used.
@@ -195,7 +198,7 @@ def begin_chunks(model: Any, chunks: Chunks, communicator: Communicator, start: 
     marginal = marginalised(ours.marginalised) if gappy else ours.marginalised
     joint = LogJoint(marginal, (some_rows(ours, few),))
     joint.has_data = False
-    return begun(replace(recognise_mppca(joint), Y=rows.example[:0]), Observations.of(rows), start, rule)
+    return begun(replace(recognise_mppca(joint), Y=rows.example[:0]), Observations.of(rows), start, initial, rule)
 
 
 def _require_size(Y: Observations, analysers: FactorAnalysers) -> None:
@@ -223,20 +226,22 @@ def _noise_scale(Y: Observations, ties: SharedParameters, analysers: FactorAnaly
     return rest * Y.variances.clamp(min=1e-3)  # a constant output has no scale
 
 
-def _start(Y: Observations, model: FactorAnalysers, ties: SharedParameters, start: Start) -> FactorAnalysers:
+def _start(
+    Y: Observations, model: FactorAnalysers, ties: SharedParameters, start: Start, initial: RandomWeights
+) -> FactorAnalysers:
     """All restarts: centres, no loadings, one width; what the model holds fixed is kept."""
     R, (K, m, q) = start.number(AUTOMATIC), model.W.shape[1:]
-    generator = torch.Generator().manual_seed(start.seed)
-    if isinstance(start, NormalCentres):
-        mu = start.centres(model.mu[:, 0], (R, K), generator)
+    generator = seeded(start.seed)
+    if isinstance(initial, NormalCentres):
+        mu = initial.centres(model.mu[:, 0], (R, K), generator)
     else:
         few = Y.sampled(CANDIDATES)
         place = torch.randperm(len(few), generator=generator).to(few.device)
         uniform = torch.rand(R, K, generator=generator, dtype=torch.float64).to(few)
         mu = mppca_start.spread_centres(few[place], uniform)
     mu = mu if ties.mean_free else model.mu.expand(R, K, m)
-    beta = torch.full_like(model.beta, start.width**-2) if ties.beta_free else model.beta
-    alpha = torch.full_like(model.alpha, start.alpha) if ties.alpha_free else model.alpha
+    beta = torch.full_like(model.beta, initial.width**-2) if ties.beta_free else model.beta
+    alpha = torch.full_like(model.alpha, initial.alpha) if ties.alpha_free else model.alpha
     flat = torch.zeros_like(model.log_mixing).log_softmax(-1) if ties.mixing_free else model.log_mixing
     W = 0.1 * torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(model.W)  # zero would stay so in EM
     analysers = replace(model, W=W, beta=beta, alpha=alpha, log_mixing=flat)
@@ -247,7 +252,7 @@ def _start(Y: Observations, model: FactorAnalysers, ties: SharedParameters, star
     return replace(analysers, mu=mu, **wide)
 
 
-def run(task: MPPCAFit, start: Start, deletion: Deletion | None, stop: Stop) -> MPPCAPosterior:
+def run(task: MPPCAFit, warm_up: int, deletion: Deletion | None, stop: Stop) -> MPPCAPosterior:
     """EM, deletion, and the posterior of the best.
 
     :raises NotConverged: when every restart failed.
@@ -256,7 +261,7 @@ def run(task: MPPCAFit, start: Start, deletion: Deletion | None, stop: Stop) -> 
     if deletion is not None and len(few.Y) > SAMPLE:
         few = few.on(few.Y.shared_sample(SAMPLE), few.parameters)
         together = replace(stop, num_steps=min(stop.num_steps, deletion.after))
-    fit = restarts.em(few, start.warm_up, together)
+    fit = restarts.em(few, warm_up, together)
     require_any(fit.state, "BoundedInflation()")
     times = len(task.batch.Y) / len(few.Y)
     heights = torch.where(fit.state.failed, torch.nan, times * fit.state.log_evidence) - task.jacobian

@@ -242,12 +242,11 @@ class MPPCAPosterior(LaplacePosterior):
         each = torch.einsum("kia,nka->nki", analysers.W[0], found.mean[0]) + analysers.mu[0]
         return torch.einsum("nk,nki->ni", found.log_joint[0].softmax(-1), each)
 
-    def sample(self, num_samples: int, seed: int = 0) -> Tensor:
+    def sample(self, num_samples: int, seed: int | None = 0) -> Tensor:
         """Draws of data at the mode, shape ``(S, m)``.
 
         :raises BadInput: unless ``num_samples`` is a whole number of at least 1.
         """
-        check_seed(seed)
         num_samples = check_count("num_samples", num_samples)
         generator, analysers = seeded(seed), self._fitted
         z = torch.multinomial(analysers.log_mixing[0].exp().cpu(), num_samples, replacement=True, generator=generator)

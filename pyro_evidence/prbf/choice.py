@@ -27,6 +27,7 @@ class NetworkEngine(Protocol):
     alpha: Any
     update: Any
     start: Any
+    initial: Any
     lost: Any
     stop: Any
 
@@ -36,8 +37,8 @@ class NetworkEngine(Protocol):
     def with_alpha(self, alpha: Any) -> "NetworkEngine":
         """An engine like this one with another penalty."""
 
-    def with_model(self, model: Any, start: Any) -> "NetworkEngine":
-        """An engine like this one for another model, from another start."""
+    def with_model(self, model: Any, initial: Any) -> "NetworkEngine":
+        """An engine like this one for another model, from another beginning."""
 
 
 MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)
@@ -97,7 +98,7 @@ def choose_alpha(
     multiples: Sequence[float] = MULTIPLES,
     score: Score = error_rate,
     num_folds: int = 3,
-    seed: int = 0,
+    seed: int | None = 0,
 ) -> AlphaChoice:
     """Inner cross-validation over ``alpha``; all folds, penalties and restarts are one batch, from the same starts.
 
@@ -149,7 +150,7 @@ def _checked(multiples: Sequence[float]) -> tuple[float, ...]:
     return found
 
 
-def _folds(y: Tensor, num_folds: int, seed: int) -> Tensor:
+def _folds(y: Tensor, num_folds: int, seed: int | None) -> Tensor:
     """Fold of each datum, classes spread evenly, shape ``(N,)``."""
     counts = y.bincount()
     num_folds = check_count("num_folds", num_folds)
@@ -169,7 +170,7 @@ def _batch(engine: NetworkEngine, trains: list[tuple[Tensor, Tensor]], multiples
     model, kind = engine.model, engine.model.kernels
     K, M = model.num_classes, model.num_kernels
     allowed = model.sharing.allowed(K, M).to(trains[0][0].device)
-    starts = [engine.start(Training(X, y, kind, allowed)) for X, y in trains]
+    starts = [engine.initial(Training(X, y, kind, allowed), start=engine.start) for X, y in trains]
     net = Network(*(torch.cat(p) for p in zip(*map(parts_of, starts), strict=True)))
     owner = [f for f, start in enumerate(starts) for _ in range(len(start.loc))]
     shift = torch.cat([X for X, _ in trains]).mean(0)  # every datum is in all training sets but one
@@ -266,7 +267,7 @@ class KernelPath:
 
 @within_memory
 def add_kernels(
-    engine: NetworkEngine, X: Tensor, labels: Labels, *, most: int, num_candidates: int = 200, seed: int = 0
+    engine: NetworkEngine, X: Tensor, labels: Labels, *, most: int, num_candidates: int = 200, seed: int | None = 0
 ) -> KernelPath:
     """Greedy addition: from one kernel on, the candidate that promises most log likelihood, then a fit of all.
 

@@ -124,7 +124,7 @@ def labelled_data(model: PRBF, X: Tensor, labels: Labels | None) -> tuple[Tensor
 def begin(engine: Any, X: Tensor, labels: Labels | None) -> PRBFFit:
     """All restarts after the warm-up.
 
-    :param engine: whose model, alpha, start, updates and lost are used.
+    :param engine: whose model, alpha, start, initial, update and lost are used.
     :raises BadInput: see :func:`labelled_data` and the start; when ``alpha`` outweighs the data and leaves a class no
         kernel.
     """
@@ -150,7 +150,8 @@ def begin_chunks(engine: Any, chunks: Chunks, communicator: Communicator) -> PRB
 def _begun(
     engine: Any, training: Training, data: ClassData, shift: Tensor, kept: tuple[Tensor, Tensor] | None
 ) -> PRBFFit:
-    net = check_result("start", engine.start(training), Network, "a Network, such as RandomPoints() gives")
+    net = engine.initial(training, start=engine.start)
+    net = check_result("initial", net, Network, "a Network, such as RandomPoints() gives")
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
     point = first(data, net, alpha_of(engine.alpha, float(data.num_data), engine.model))
     require_finite(point)
@@ -168,7 +169,7 @@ def require_finite(point: Point) -> None:
     if len(bad := (~point.objective.isfinite()).nonzero()):
         raise BadInput(
             f"eq. 22 is {float(point.objective[bad[0]])} at start {int(bad[0])}; expected a finite number. Standardise "
-            f"the inputs (datasets.standardised), or begin where the data have some density: start=KMeans()."
+            f"the inputs (datasets.standardised), or begin where the data have some density: initial=KMeans()."
         )
 
 

@@ -3,6 +3,7 @@
 import html
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +53,13 @@ class ClassWithoutKernels(NamedTuple):
 
 
 EVENTS: dict[str, Callable[..., Any]] = {"rejections": Rejection, "losses": DeadKernel, "held": ClassWithoutKernels}
+
+
+def _sampled(mode: dict[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    """The sites at given values, whatever the model's arguments."""
+    for name, value in mode.items():
+        pyro.sample(name, dist.Delta(value).to_event(value.dim()))
+    return mode
 
 
 @within_memory
@@ -144,11 +152,10 @@ class PRBFPosterior:
         sites |= self.model.sharing.sites(self.mixing)
         return sites | self.model.kernels.sites(self.network.covariance[0])
 
-    def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """All sites at :attr:`mode`, for ``Predictive(posterior.model, guide=posterior.guide, num_samples=1)``."""
-        for name, value in self.mode.items():
-            pyro.sample(name, dist.Delta(value).to_event(value.dim()))
-        return self.mode
+    @property
+    def guide(self) -> Callable[..., dict[str, Tensor]]:
+        """Called with the model's arguments it samples all sites at :attr:`mode`, ``Predictive``'s guide."""
+        return partial(_sampled, self.mode)
 
     def log_density(self, X: Tensor) -> Tensor:
         """``log p(x_n | C_k)``, eq. 2, nats, shape ``(N, K)``.

@@ -9,7 +9,9 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.covariances import Covariance
 from pyro_evidence.prbf.densities import Network, column_variance
-from pyro_evidence.settings import check_count, seeded
+from pyro_evidence.settings import Start, seeded
+
+AUTOMATIC = 1  # restarts of a network
 
 
 @dataclass(frozen=True)
@@ -51,50 +53,42 @@ class Training:
         return table[self.labels]
 
 
-class Start(Protocol):
+class Initial(Protocol):
     """Makes one network for each restart."""
 
-    def __call__(self, training: Training) -> Network:
-        """All restarts as one batch."""
+    def __call__(self, training: Training, start: Start = ...) -> Network:
+        """All restarts as one batch: as many as ``start`` says, random numbers from its seed."""
 
 
 @dataclass(frozen=True)
 class RandomPoints:
     """Centres on random data, the covariance of all data for every kernel, equal mixing.
 
-    :ivar restarts: number of starts, run as one batch; the best by eq. 22 is kept.
-    :ivar seed: of the choice; the first restarts of many are those of few.
+    The first restarts of many are those of few.
 
     >>> import torch
-    >>> from pyro_evidence import OverlapEM
+    >>> from pyro_evidence import OverlapEM, Start
     >>> from pyro_evidence.models.prbf import prbf
     >>> from pyro_evidence.prbf import RandomPoints
     >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
     >>> labels = torch.arange(60) // 30
-    >>> OverlapEM(prbf(2), start=RandomPoints(restarts=3)).run(Y, labels).status
+    >>> OverlapEM(prbf(2), start=Start(restarts=3), initial=RandomPoints()).run(Y, labels).status
     'converged'
     """
 
-    restarts: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Requires at least one restart."""
-        check_count("restarts", self.restarts)
-
-    def __call__(self, training: Training) -> Network:
+    def __call__(self, training: Training, start: Start = Start()) -> Network:
         """All restarts.
 
         :raises BadInput: when there are fewer data than kernels.
         """
-        usable = training.usable
+        usable, restarts = training.usable, start.number(AUTOMATIC)
         M = usable.shape[-1]
-        generator = seeded(self.seed)
-        centres = [training.X[_distinct(usable, generator)] for _ in range(self.restarts)]
+        generator = seeded(start.seed)
+        centres = [training.X[_distinct(usable, generator)] for _ in range(restarts)]
         return _network(
             training,
             torch.stack(centres),
-            _covariance(training).expand(self.restarts, M, *[-1] * training.kind.event_dim),
+            _covariance(training).expand(restarts, M, *[-1] * training.kind.event_dim),
         )
 
 
@@ -137,8 +131,6 @@ class KMeans:
 
     It begins on data that are far from each other: greedy k-means++, Arthur and Vassilvitskii (2007).
 
-    :ivar restarts: number of starts.
-    :ivar seed: of the data to begin with.
     :ivar num_steps: rounds of Lloyd's algorithm.
 
     >>> import torch
@@ -147,28 +139,22 @@ class KMeans:
     >>> from pyro_evidence.prbf import KMeans
     >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
     >>> labels = torch.arange(60) // 30
-    >>> OverlapEM(prbf(2), start=KMeans(restarts=3)).run(Y, labels).status
+    >>> OverlapEM(prbf(2), initial=KMeans()).run(Y, labels).status
     'converged'
     """
 
-    restarts: int = 1
-    seed: int = 0
     num_steps: int = 50
 
-    def __post_init__(self) -> None:
-        """Requires at least one restart."""
-        check_count("restarts", self.restarts)
-
-    def __call__(self, training: Training) -> Network:
+    def __call__(self, training: Training, start: Start = Start()) -> Network:
         """All restarts.
 
         :raises BadInput: when there are fewer data than kernels.
         """
-        begun = RandomPoints(self.restarts, self.seed)(training)
+        begun = RandomPoints()(training, start)
         features = training.kind.features(training.X)
         forbidden = torch.where(training.usable, 0.0, torch.inf).to(training.X)
-        generator = seeded(self.seed)
-        loc = torch.stack([training.X[_spread(training, generator)] for _ in range(self.restarts)])
+        generator = seeded(start.seed)
+        loc = torch.stack([training.X[_spread(training, generator)] for _ in range(len(begun.loc))])
         for _ in range(self.num_steps):
             moments = _assigned(features, loc, forbidden)
             counts = moments[..., :1]
@@ -211,9 +197,9 @@ def _assigned(features: Tensor, loc: Tensor, forbidden: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DataCovariance:
-    """The centres of another start, with the covariance of all data for every kernel and equal mixing.
+    """The centres of another one, with the covariance of all data for every kernel and equal mixing.
 
-    :ivar start: where the centres come from, as ``KMeans()``.
+    :ivar centres: where they come from, as ``KMeans()``.
 
     >>> import torch
     >>> from pyro_evidence import OverlapEM
@@ -221,20 +207,20 @@ class DataCovariance:
     >>> from pyro_evidence.prbf import DataCovariance, KMeans
     >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
     >>> labels = torch.arange(60) // 30
-    >>> OverlapEM(prbf(2), start=DataCovariance(KMeans())).run(Y, labels).status
+    >>> OverlapEM(prbf(2), initial=DataCovariance(KMeans())).run(Y, labels).status
     'converged'
     """
 
-    start: Start
+    centres: Initial
 
-    def __call__(self, training: Training) -> Network:
-        net = self.start(training)
+    def __call__(self, training: Training, start: Start = Start()) -> Network:
+        net = self.centres(training, start)
         return _network(training, net.loc, _covariance(training).expand_as(net.covariance))
 
 
 @dataclass(frozen=True, eq=False)
 class StartFrom:
-    """A start of the caller's own, in the units of the data.
+    """A network of the caller's own, in the units of the data; as many restarts as it has rows.
 
     :ivar loc: centres, shape ``(M, D)``, or ``(R, M, D)`` for several starts.
     :ivar covariance: in the shape of the kind, ``(M, 1)``, ``(M, D)`` or ``(M, D, D)``, with or without starts in
@@ -247,7 +233,7 @@ class StartFrom:
     >>> from pyro_evidence.prbf import StartFrom
     >>> Y = torch.cat([torch.randn(30, 2), torch.randn(30, 2) + 6.0])
     >>> labels = torch.arange(60) // 30
-    >>> OverlapEM(prbf(2), start=StartFrom(torch.tensor([[0.0, 0.0], [6.0, 6.0]]))).run(Y, labels).status
+    >>> OverlapEM(prbf(2), initial=StartFrom(torch.tensor([[0.0, 0.0], [6.0, 6.0]]))).run(Y, labels).status
     'converged'
     """
 
@@ -255,8 +241,8 @@ class StartFrom:
     covariance: Tensor | None = None
     mixing: Tensor | None = None
 
-    def __call__(self, training: Training) -> Network:
-        """All starts.
+    def __call__(self, training: Training, start: Start = Start()) -> Network:
+        """All starts, of which ``start`` is not asked.
 
         :raises BadInput: on shapes that do not fit the model.
         """

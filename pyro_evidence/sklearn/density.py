@@ -11,9 +11,9 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.class_conditional import class_conditional
 from pyro_evidence.infer.evidence_em import EvidenceEM
-from pyro_evidence.mixture.fit import Start
 from pyro_evidence.models import mppca as planes
 from pyro_evidence.models.mixture import DiagonalNoise, gaussian_mixture
+from pyro_evidence.settings import Start
 from pyro_evidence.sklearn.base import QUIET, Array, Classifier, DensityMixin, Estimator, array, tensor
 
 
@@ -53,7 +53,7 @@ class _Density(DensityMixin, Estimator):
         """The likeliest component of each row, shape ``(N,)``."""
         return self.predict_proba(X).argmax(-1)
 
-    def sample(self, n_samples: int = 1, random_state: int = 0) -> Any:
+    def sample(self, n_samples: int = 1, random_state: int | None = None) -> Any:
         """Rows drawn from the density, shape ``(n_samples, D)``."""
         check_is_fitted(self)
         return array(self.posterior_.sample(n_samples, seed=random_state)).reshape(n_samples, -1)
@@ -63,7 +63,7 @@ class _GaussianMixture(Estimator):
     """The settings of a Gaussian mixture."""
 
     def __init__(
-        self, n_components: int = 10, *, noise: Any = None, n_init: int | None = None, random_state: int = 0
+        self, n_components: int = 10, *, noise: Any = None, n_init: int | None = None, random_state: int | None = None
     ) -> None:
         self.n_components = n_components
         self.noise = noise
@@ -81,11 +81,11 @@ class EvidenceMixture(_GaussianMixture, _Density):
     :param n_components: to begin with; where all are needed, splits are tried.
     :param noise: the model's noise, such as ``FullNoise()``; None is ``DiagonalNoise()``.
     :param n_init: starts, run as one batch; None leaves that to the engine.
-    :param random_state: seed of the starts.
+    :param random_state: seed of the starts; None: another each time.
 
     >>> import numpy as np
     >>> X = np.concatenate([np.random.default_rng(0).normal(m, 0.5, (50, 2)) for m in (-3.0, 3.0)])
-    >>> EvidenceMixture(4).fit(X).n_components_
+    >>> EvidenceMixture(4, random_state=0).fit(X).n_components_
     2
     """
 
@@ -96,17 +96,17 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
     :param n_components: planes to begin with; where all are needed, splits are tried.
     :param n_latents: the most dimensions of a plane.
     :param n_init: starts, run as one batch; None leaves that to the engine.
-    :param random_state: seed of the starts.
+    :param random_state: seed of the starts; None: another each time.
 
     >>> import numpy as np
     >>> from pyro_evidence.sklearn import MPPCA
     >>> X = np.random.default_rng(0).normal(size=(60, 4)) + np.repeat([0.0, 6.0], 30)[:, None]
-    >>> MPPCA(2, 1).fit(X).score_samples(X).shape
+    >>> MPPCA(2, 1, random_state=0).fit(X).score_samples(X).shape
     (60,)
     """
 
     def __init__(
-        self, n_components: int = 5, n_latents: int = 2, *, n_init: int | None = None, random_state: int = 0
+        self, n_components: int = 5, n_latents: int = 2, *, n_init: int | None = None, random_state: int | None = None
     ) -> None:
         self.n_components = n_components
         self.n_latents = n_latents
@@ -143,7 +143,7 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
         return array(self.posterior_.reconstruct(new))
 
 
-def _start(n_init: int | None, random_state: int) -> Start:
+def _start(n_init: int | None, random_state: int | None) -> Start:
     return Start(seed=random_state) if n_init is None else Start(restarts=n_init, seed=random_state)
 
 
@@ -153,13 +153,13 @@ class ClassConditionalMixture(_GaussianMixture, Classifier):
     :param n_components: of each class, to begin with; where all are needed, splits are tried.
     :param noise: the model's noise; None is ``DiagonalNoise()``.
     :param n_init: starts, run as one batch; None leaves that to the engine.
-    :param random_state: seed of the starts.
+    :param random_state: seed of the starts; None: another each time.
 
     >>> import numpy as np
     >>> from pyro_evidence.sklearn import ClassConditionalMixture
     >>> X = np.random.default_rng(0).normal(size=(60, 2)) + np.repeat([0.0, 6.0], 30)[:, None]
     >>> y = np.repeat([0, 1], 30)
-    >>> ClassConditionalMixture(2).fit(X, y).score(X, y)
+    >>> ClassConditionalMixture(2, random_state=0).fit(X, y).score(X, y)
     1.0
     """
 

@@ -12,7 +12,7 @@ import torch
 from results import Results
 
 from pyro_evidence import Start, datasets
-from pyro_evidence.mixture import Unregularised, corrected
+from pyro_evidence.mixture import RandomWeights, Unregularised, corrected
 from pyro_evidence.mixture.expectation import natural_parameters
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -97,7 +97,7 @@ def test_error_of_the_classifier_is_the_one_of_its_densities() -> None:
     kept = (parts[0][1] == 1) | (torch.arange(len(parts[0][1])) % 8 == 0)  # few of class 0, so that shares matter
     parts[0] = parts[0][0][kept], parts[0][1][kept]
     problem = husmeier2000.Problem(parts[0], parts[1], 1)
-    found = husmeier2000.density_run(problem, "plain EM", Start(restarts=1, warm_up=0), 1)
+    found = husmeier2000.density_run(problem, "plain EM", (Start(restarts=1), RandomWeights(warm_up=0)), 1)
     (X, t), (Z, labels) = parts
     log_joint = []
     for c in (0, 1):

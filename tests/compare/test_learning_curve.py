@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop
 from pyro_evidence.compare.learning_curve import LearningCurve, learning_curve
-from pyro_evidence.mixture import BoundedInflation, Unregularised
+from pyro_evidence.mixture import RandomWeights, Unregularised
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture, linear_mixture
 from tests.models_for_tests.mixture_cases import far_blobs
@@ -26,7 +26,7 @@ def curve(num_steps: int = 12, test: Tensor | None = None, **settings: object) -
 def test_densities_are_those_of_the_mixtures_in_the_models_units() -> None:
     """Oracle: torch's own mixture at the weights that are given back."""
     Z = far_blobs(40, 1)
-    found = curve(test=Z, start=Start(restarts=2, warm_up=3))
+    found = curve(test=Z, start=Start(restarts=2), initial=RandomWeights(warm_up=3))
     for step in (0, 2, 12):
         mixture = found.mixtures[step]
         for row in range(2):
@@ -44,9 +44,9 @@ def test_densities_are_those_of_the_mixtures_in_the_models_units() -> None:
 
 def test_the_rounds_are_those_of_run() -> None:
     """Warm-up first, then the update: the log evidence of each round is what run wrote down."""
-    start = Start(restarts=1, warm_up=4)
+    start, initial = Start(restarts=1), RandomWeights(warm_up=4)
     stop = Stop(tolerance=0.0, num_steps=8, throw=False, progress=False)
-    engine = EvidenceEM(gaussian_mixture(3), update=BoundedInflation(), start=start, deletion=None, stop=stop)
+    engine = EvidenceEM(gaussian_mixture(3), start=start, initial=initial, deletion=None, stop=stop)
     path = engine.run(far_blobs(60, 0)).log_evidences
     found = learning_curve(engine, (far_blobs(60, 0),), (far_blobs(40, 1),), num_steps=12)
     assert_exact(found.log_evidence[4:, 0], torch.tensor(path))
@@ -54,8 +54,8 @@ def test_the_rounds_are_those_of_run() -> None:
 
 def test_unregularised_rounds_never_lower_the_training_likelihood() -> None:
     """Law of EM; and plain EM, run on, overfits: its best round is not its last."""
-    start = Start(restarts=1, warm_up=0)
-    engine = EvidenceEM(gaussian_mixture(20), update=Unregularised(), start=start)
+    start, initial = Start(restarts=1), RandomWeights(warm_up=0)
+    engine = EvidenceEM(gaussian_mixture(20), update=Unregularised(), start=start, initial=initial)
     found = learning_curve(engine, (far_blobs(60, 0),), (far_blobs(400, 1),), num_steps=60)
     assert bool((found.train_nll.diff(dim=0) <= 1e-9).all())
     assert float(found.test_nll[-1]) > float(found.test_nll.min()) + 0.2
@@ -63,7 +63,7 @@ def test_unregularised_rounds_never_lower_the_training_likelihood() -> None:
 
 
 def test_components_are_counted_as_they_go() -> None:
-    engine = EvidenceEM(gaussian_mixture(20), start=Start(restarts=2, warm_up=0))
+    engine = EvidenceEM(gaussian_mixture(20), start=Start(restarts=2), initial=RandomWeights(warm_up=0))
     found = learning_curve(engine, (far_blobs(60, 0),), (far_blobs(40, 1),), num_steps=60)
     assert found.num_components[0].tolist() == [20, 20]
     assert int(found.num_components[-1].max()) < 20
@@ -72,14 +72,16 @@ def test_components_are_counted_as_they_go() -> None:
 
 def test_noise_matrices() -> None:
     Z = far_blobs(40, 1)
-    engine = EvidenceEM(gaussian_mixture(3, noise=FullNoise()), start=Start(restarts=1, warm_up=2))
+    engine = EvidenceEM(
+        gaussian_mixture(3, noise=FullNoise()), start=Start(restarts=1), initial=RandomWeights(warm_up=2)
+    )
     found = learning_curve(engine, (far_blobs(60, 0),), (Z,), num_steps=5)
     assert_exact(found.density(5).log_prob(Z), found.test[5, 0])
 
 
 def test_a_conditional_density_has_a_curve_but_not_one_density() -> None:
     X, Y = torch.randn(50, 1), torch.randn(50, 1)
-    engine = EvidenceEM(linear_mixture(2, Linear()), start=Start(restarts=1, warm_up=2))
+    engine = EvidenceEM(linear_mixture(2, Linear()), start=Start(restarts=1), initial=RandomWeights(warm_up=2))
     found = learning_curve(engine, (X, Y), (X[:9], Y[:9]), num_steps=5)
     assert_exact(found.test[:, :, :9], found.train[:, :, :9])
     with pytest.raises(BadInput, match="2 basis functions; expected an unconditional density"):

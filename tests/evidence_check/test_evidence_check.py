@@ -81,7 +81,7 @@ def estimate(method: str, case: str, posterior: LaplacePosterior, seed: int) -> 
     if method == "importance":
         return importance_sampling(posterior, num_samples=400, seed=seed)
     if method == "modes":
-        return importance_sampling(find_modes(posterior, restarts=2), num_samples=400, seed=seed)
+        return importance_sampling(find_modes(posterior, start=Start(restarts=2)), num_samples=400, seed=seed)
     if method == "bridge":
         return bridge_sampling(posterior, exact_draws(case, seed), seed=seed)
     if method == "smc":
@@ -118,7 +118,7 @@ def nuts(posterior: LaplacePosterior, *args: Tensor, num_samples: int, seed: int
 @pytest.mark.parametrize("separation", [6.0, 2.0, 0.0])
 def test_sum_over_labelled_modes_is_the_quadrature(separation: float) -> None:
     x = two_normals_data(separation)
-    modes = find_modes(LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=4)).run(x))
+    modes = find_modes(LaplaceEvidence(two_normals, maximise=(), start=Start(start=Start(restarts=4))).run(x))
     assert len(modes.states) == 2
     assert modes.num_components == 2
     found, exact = importance_sampling(modes), two_normals_log_evidence(x)
@@ -192,7 +192,7 @@ def test_thames_with_latent_proportions_agrees_with_all_modes() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(45, generator=generator) * 0.5 + torch.tensor([-4.0, 0.0, 4.0]).repeat(15)
     posterior = LaplaceEvidence(mixed, maximise=(), start=Start(restarts=8)).run(x)
-    modes = find_modes(posterior, restarts=4)
+    modes = find_modes(posterior, start=Start(restarts=4))
     assert len(modes.states) >= 6
     sampled = importance_sampling(modes)
     found = thames(posterior, nuts(posterior, x, num_samples=800))

@@ -15,6 +15,7 @@ from pyro_evidence import (
     REVM,
     RVM,
     LaplaceEvidence,
+    Start,
     block_diagonal,
     bridge_sampling,
     compare_evidence,
@@ -92,7 +93,7 @@ def test_checks_agree(kind: str) -> None:  # law
     sampled = importance_sampling(posterior, num_samples=4_000, seed=1)
     error = math.hypot(sampled.standard_error, found["log_evidence_importance_se"])
     assert sampled.log_evidence == pytest.approx(found["log_evidence_importance"], abs=4.0 * error + 1e-6)
-    modes = find_modes(posterior, restarts=2, labels={})
+    modes = find_modes(posterior, start=Start(restarts=2), labels={})
     several = importance_sampling(modes, num_samples=4_000, seed=2)
     error = math.hypot(sampled.standard_error, several.standard_error)
     assert several.log_evidence == pytest.approx(sampled.log_evidence, abs=4.0 * error + 1e-6)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, compare_evidence
+from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, Start, compare_evidence
 from pyro_evidence.evidence_check import (
     bridge_sampling,
     find_modes,
@@ -128,7 +128,7 @@ def test_evidence_of_a_posterior_on_a_few_axes(engine: type, classes: tuple[Tens
     assert abs(found.log_evidence - float(posterior.log_evidence)) < 0.3  # Laplace's error
     draws = {"axes": posterior._laplace.get_samples(600, seed=0)["axes"]}
     assert bridge_sampling(posterior, draws).log_evidence == pytest.approx(found.log_evidence, abs=0.3)
-    assert len(find_modes(posterior, restarts=2).states) == 1
+    assert len(find_modes(posterior, start=Start(restarts=2)).states) == 1
 
 
 def test_relevance_machines_are_compared_with_a_remark(classes: tuple[Tensor, Tensor]) -> None:

@@ -74,7 +74,7 @@ def gaussian_mixture(data: Tensor) -> None:
 def test_gaussian_mixture_has_both_labellings_and_right_responsibilities() -> None:
     data = torch.tensor([0.0, 1.0, 10.0, 11.0, 12.0])
     posterior = LaplaceEvidence(gaussian_mixture, start=Start(restarts=8)).run(data)
-    modes = find_modes(posterior, restarts=8)
+    modes = find_modes(posterior, start=Start(restarts=8))
     assert modes.num_components == 2
     pairs = {tuple(s.problem.joint.latents.constrained(s.u)["locs"].round().tolist()) for s in modes.states}
     assert {(0.0, 11.0), (11.0, 0.0)} <= pairs or {(1.0, 11.0), (11.0, 1.0)} <= pairs

@@ -18,9 +18,9 @@ from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.infer import evidence_em
 from pyro_evidence.infer.class_conditional import class_conditional
 from pyro_evidence.infer.evidence_em import EvidenceEM
+from pyro_evidence.mixture import RandomWeights
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture.expectation import Mixture
-from pyro_evidence.mixture.fit import Start
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.updates import BoundedInflation, EStep, Unregularised, WeightDecay, stationary
 from pyro_evidence.models.basis import Linear
@@ -34,6 +34,7 @@ from pyro_evidence.models.mixture import (
 )
 from pyro_evidence.models.regression import Learned
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.settings import Start
 from tests.models_for_tests.mixture_cases import assert_approx, same_as_generic
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -95,7 +96,9 @@ def test_many_outputs_and_few_data_are_no_reason_to_give_up_components() -> None
     Y, Z = X[:60], X[60:]
     found = fit(Y)
     stop = Stop(tolerance=0.0, num_steps=50, throw=False, progress=False)
-    plain = fit(Y, update=Unregularised(), start=Start(restarts=1, warm_up=0), deletion=None, stop=stop)
+    plain = fit(
+        Y, update=Unregularised(), start=Start(restarts=1), initial=RandomWeights(warm_up=0), deletion=None, stop=stop
+    )
     assert found.num_components == 2
     height = found.log_prob(Z).mean()
     assert height > plain.log_prob(Z).mean() and height > fit(Y, 1).log_prob(Z).mean()
@@ -106,7 +109,9 @@ def test_exact_update_reaches_the_maximum_of_the_evidence(data_dir: Path) -> Non
     train = datasets.ripley_train()
     model = gaussian_mixture(2, units=raw_units, alpha=Learned(torch.ones(2)))
     stop = Stop(tolerance=1e-12, gradient_tolerance=1e-10, num_steps=1000, throw=False)
-    engine = EvidenceEM(model, update=stationary, deletion=None, start=Start(warm_up=30, alpha=1.0), stop=stop)
+    engine = EvidenceEM(
+        model, update=stationary, deletion=None, initial=RandomWeights(warm_up=30, alpha=1.0), stop=stop
+    )
     assert float(engine.run(train.X[train.t == 0]).log_evidence) == pytest.approx(-19.5917, abs=5e-5)
 
 
@@ -120,7 +125,9 @@ def test_closed_form_and_generic_way_agree() -> None:
     Y = two_blobs()
     model = gaussian_mixture(2, units=raw_units, alpha=Learned(torch.ones(2)))
     stop = Stop(tolerance=1e-13, gradient_tolerance=1e-11, num_steps=2000, throw=False)
-    engine = EvidenceEM(model, update=stationary, deletion=None, start=Start(restarts=1, warm_up=30), stop=stop)
+    engine = EvidenceEM(
+        model, update=stationary, deletion=None, start=Start(restarts=1), initial=RandomWeights(warm_up=30), stop=stop
+    )
     found = engine.run(Y)
     assert isinstance(found, MixturePosterior)
     joint = LogJoint(model, (Y,))

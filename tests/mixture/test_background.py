@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop
 from pyro_evidence.compare import learning_curve
 from pyro_evidence.infer import evidence_em
-from pyro_evidence.mixture import GreedyDeletion
+from pyro_evidence.mixture import GreedyDeletion, RandomWeights
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.updates import Update, corrected, stationary
@@ -86,7 +86,7 @@ def test_conditional_densities_weights_and_gaps() -> None:
     gaps = Y.clone()
     gaps[3, 0] = gaps[60:80, 1] = math.nan
     one = fit(with_background(marginalised(gaussian_mixture(2))), gaps)
-    other = fit(with_background(gaussian_mixture(2)), gaps, missing="marginalise")
+    other = fit(marginalised(with_background(gaussian_mixture(2))), gaps)
     same_as_generic(one, gaps)
     assert_exact(one.log_evidence, other.log_evidence)
 
@@ -95,7 +95,15 @@ def test_closed_form_and_generic_way_agree() -> None:
     """Same model: exact update against the gradient of the evidence by autograd, from a start nearby."""
     stop = Stop(tolerance=1e-13, gradient_tolerance=1e-11, num_steps=2000, throw=False)
     model = with_background(gaussian_mixture(2, units=raw_units, alpha=Learned(torch.ones(2))))
-    found = fit(model, blobs(), update=stationary, deletion=None, start=Start(restarts=1, warm_up=30), stop=stop)
+    found = fit(
+        model,
+        blobs(),
+        update=stationary,
+        deletion=None,
+        start=Start(restarts=1),
+        initial=RandomWeights(warm_up=30),
+        stop=stop,
+    )
     joint, start = LogJoint(model, (blobs(),)), found.state.u + 0.01
     best, _ = evidence_em.climb_evidence(joint, start.unsqueeze(0), 3, Stop(throw=False, progress=False))
     assert_approx(best.state.laplace.log_evidence, found.log_evidence, rtol=1e-8)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop, UnsupportedModel
 from pyro_evidence.compare import learning_curve
-from pyro_evidence.mixture import GreedyDeletion
+from pyro_evidence.mixture import GreedyDeletion, RandomWeights
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.mppca import mppca
@@ -27,7 +27,8 @@ def blobs(num_data: int, seed: int) -> Tensor:
 
 
 def engine(**settings: object) -> EvidenceEM:
-    defaults: dict[str, object] = {"start": Start(restarts=3, warm_up=4), "stop": ROUNDS, "deletion": None}
+    defaults: dict[str, object] = {"stop": ROUNDS, "deletion": None}
+    defaults |= {"start": Start(restarts=3), "initial": RandomWeights(warm_up=4)}
     return EvidenceEM(gaussian_mixture(3), **{**defaults, **settings})  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, LaplaceEvidence, Start, Stop, class_conditional
 from pyro_evidence.mixture.posterior import MixturePosterior
-from pyro_evidence.models import Missing, marginalised
+from pyro_evidence.models import marginalised
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.mixture import FullNoise, SharedNoise, gaussian_mixture, linear_mixture
 from pyro_evidence.program.distributions import WithGaps
@@ -31,7 +31,7 @@ def gappy(num_data: int = 60) -> Tensor:
 
 
 def fit(Y: Tensor, num_components: int = 4, **model: object) -> MixturePosterior:
-    engine = EvidenceEM(gaussian_mixture(num_components, **model), missing="marginalise")  # type: ignore[arg-type]
+    engine = EvidenceEM(marginalised(gaussian_mixture(num_components, **model)))  # type: ignore[arg-type]
     found = engine.run(Y)
     assert isinstance(found, MixturePosterior)
     return found
@@ -74,7 +74,7 @@ def test_one_component_is_a_product_over_columns() -> None:
 
 def test_without_gaps_nothing_changes() -> None:
     Y = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
-    one, other = (EvidenceEM(gaussian_mixture(2), missing=m).run(Y) for m in Missing)
+    one, other = (EvidenceEM(m(gaussian_mixture(2))).run(Y) for m in (lambda model: model, marginalised))
     assert_exact(one.log_evidence, other.log_evidence)
 
 
@@ -102,9 +102,7 @@ def test_correlated_noise_takes_the_generic_way() -> None:
             expected = dist.MultivariateNormal(loc[on], fn.covariance_matrix[0][on][:, on]).log_prob(row[on])
         assert_exact(log_prob, expected)
     stop = Stop(num_steps=2, throw=False)
-    engine = EvidenceEM(
-        gaussian_mixture(1, noise=FullNoise()), missing=Missing.MARGINALISE, start=Start(restarts=1), stop=stop
-    )
+    engine = EvidenceEM(marginalised(gaussian_mixture(1, noise=FullNoise())), start=Start(restarts=1), stop=stop)
     with pytest.warns(UserWarning, match="ran out of steps"):
         found = engine.run(gappy(16)[:, :2])
     assert not isinstance(found, MixturePosterior) and bool(found.log_evidence.isfinite())
@@ -112,10 +110,10 @@ def test_correlated_noise_takes_the_generic_way() -> None:
 
 def test_weights_and_a_conditional_density() -> None:
     Y = gappy()
-    twice = EvidenceEM(gaussian_mixture(2), missing="marginalise").run(Y, torch.ones(len(Y)))
+    twice = EvidenceEM(marginalised(gaussian_mixture(2))).run(Y, torch.ones(len(Y)))
     assert_approx(twice.log_evidence, fit(Y, 2).log_evidence)
     X = torch.randn(len(Y), 1, generator=torch.Generator().manual_seed(3))
-    found = EvidenceEM(linear_mixture(2, Linear(), num_outputs=3), missing="marginalise").run(X, Y)
+    found = EvidenceEM(marginalised(linear_mixture(2, Linear(), num_outputs=3))).run(X, Y)
     assert isinstance(found, MixturePosterior)
     same_as_generic(found, X, Y)
 
@@ -145,23 +143,21 @@ def test_what_cannot_be_integrated_is_refused() -> None:
 
 def test_a_classifier_with_gaps() -> None:
     Y, labels = gappy(), (torch.arange(60) >= 30).long()
-    found = class_conditional(EvidenceEM(gaussian_mixture(2), missing="marginalise"), Y, labels)
+    found = class_conditional(EvidenceEM(marginalised(gaussian_mixture(2))), Y, labels)
     seen = ~Y.isnan().all(-1)
     assert bool((found.labels(Y)[seen] == labels[seen]).double().mean() > 0.95)
 
 
 def test_gaps_are_refused_unless_asked_for() -> None:
-    with pytest.raises(BadInput, match="missing='marginalise'"):
+    with pytest.raises(BadInput, match=r"EvidenceEM\(marginalised\(model\)\)"):
         EvidenceEM(gaussian_mixture(2)).run(gappy())
-    with pytest.raises(BadInput, match="missing='drop'"):
-        EvidenceEM(gaussian_mixture(2), missing="drop")
     Y = gappy()
     Y[:, 1] = math.nan
     with pytest.raises(BadInput, match=r"columns \[1\]"):
-        EvidenceEM(gaussian_mixture(2), missing="marginalise").run(Y)
+        EvidenceEM(marginalised(gaussian_mixture(2))).run(Y)
     Y[:, 1] = math.inf
     with pytest.raises(BadInput, match="inf"):
-        EvidenceEM(gaussian_mixture(2), missing="marginalise").run(Y)
+        EvidenceEM(marginalised(gaussian_mixture(2))).run(Y)
 
 
 def test_a_posterior_of_gaps_survives_the_disk(tmp_path: object) -> None:

@@ -46,7 +46,7 @@ def test_log_prob_in_one_dimension_is_a_sum_of_normals() -> None:
     start = StartFrom(
         torch.tensor([[0.5], [3.0]]), torch.tensor([[1.0], [4.0]]), torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     )
-    point = OverlapEM(prbf(2), start=start, alpha=0.0)._begin(X, y).point
+    point = OverlapEM(prbf(2), initial=start, alpha=0.0)._begin(X, y).point
     net = point.net
     assert net.class_prior.tolist() == [[pytest.approx(2 / 3), pytest.approx(1 / 3)]]
     kernels = dist.Normal(torch.tensor([0.5, 3.0]), torch.tensor([1.0, 2.0])).log_prob(X).exp()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop, class_conditional
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
-from pyro_evidence.mixture import Unregularised, WeightDecay, corrected, husmeier2000_update, stationary
+from pyro_evidence.mixture import RandomWeights, Unregularised, WeightDecay, corrected, husmeier2000_update, stationary
 from pyro_evidence.models.mppca import (
     DiagonalNoise,
     IsotropicNoise,
@@ -145,7 +145,11 @@ def test_the_origin_may_be_far_away(two: MPPCAPosterior, offset: float, dtype: t
 @pytest.mark.parametrize("alpha", [Learned(), Learned(torch.ones(1)), PerColumn(), 0.5])
 def test_every_setting_fits(dtype: torch.dtype, noise: IsotropicNoise | DiagonalNoise, alpha: Learned | float) -> None:
     found = fit(
-        planes(40).to(dtype), mppca(2, 2, alpha=alpha, noise=noise), start=Start(restarts=1, warm_up=5), stop=SHORT
+        planes(40).to(dtype),
+        mppca(2, 2, alpha=alpha, noise=noise),
+        start=Start(restarts=1),
+        initial=RandomWeights(warm_up=5),
+        stop=SHORT,
     )
     assert bool(found.log_prob().isfinite().all()) and found.mode["W"].dtype == dtype
     samples = found.get_samples(3, seed=0)["W"]

@@ -17,6 +17,7 @@ from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.recognise import ScalarUnits
 from pyro_evidence.program import LogJoint
 from pyro_evidence.program.distributions import WithGaps
+from pyro_evidence.program.log_joint import Model
 from tests.mppca.test_fit import QUIET, SHORT, fit, my_model, near, planes
 
 
@@ -32,7 +33,7 @@ def gappy(num: int = 160) -> Tensor:
 def found() -> MPPCAPosterior:
     torch.set_default_dtype(torch.float64)
     pyro.clear_param_store()  # a fixture of a module begins before those of its tests
-    return fit(gappy(), missing="marginalise")
+    return fit(gappy(), marginalised(mppca(3, 2)))
 
 
 def test_planes_are_found_in_spite_of_gaps(found: MPPCAPosterior) -> None:
@@ -64,11 +65,11 @@ def test_evidence_is_that_of_what_was_seen(found: MPPCAPosterior) -> None:
 
 @pytest.mark.parametrize("model", [mppca(3, 2), mppca(3, 2, latents=explicit_latents)], ids=["marginal", "kept"])
 def test_without_gaps_nothing_changes(model: MPPCA) -> None:
-    near(fit(planes(), model, missing="marginalise").log_evidence, fit(planes(), model).log_evidence)
+    near(fit(planes(), marginalised(model)).log_evidence, fit(planes(), model).log_evidence)
 
 
 def test_units_change_nothing_else(found: MPPCAPosterior) -> None:
-    other = fit(1000.0 * gappy() + 1e6, missing="marginalise")
+    other = fit(1000.0 * gappy() + 1e6, marginalised(mppca(3, 2)))
     num = int((~gappy().isnan()).sum())
     near(other.log_evidence, found.log_evidence - num * math.log(1000.0), 1e-6)
     near(other.log_prob(), found.log_prob() - (~gappy().isnan()).sum(-1) * math.log(1000.0), 1e-5)
@@ -84,10 +85,8 @@ def test_the_unit_is_that_of_what_was_seen() -> None:
 
 def test_other_noise_and_models_of_ones_own_take_gaps_too() -> None:
     Y = torch.cat([planes(2), gappy()])
-    assert math.isfinite(
-        float(fit(Y, mppca(2, 2, noise=DiagonalNoise()), missing="marginalise", stop=SHORT).log_evidence)
-    )
-    found = EvidenceEM(my_model, stop=QUIET, missing="marginalise").run(Y)
+    assert math.isfinite(float(fit(Y, marginalised(mppca(2, 2, noise=DiagonalNoise())), stop=SHORT).log_evidence))
+    found = EvidenceEM(marginalised(my_model), stop=QUIET).run(Y)
     assert isinstance(found, MPPCAPosterior)
     joint = LogJoint(found.model, (Y,))
     near(joint.log_joint(found.state.u, joint.initial_theta), found.state.log_joint)
@@ -114,15 +113,15 @@ def test_a_gaussian_of_low_rank_is_integrated_over_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "missing", "message"),
+    ("column", "value", "model", "message"),
     [
-        (1, math.nan, "marginalise", r"only nan, in columns \[1\].*Drop them"),
-        (1, math.inf, "marginalise", "160 inf, first in row 0, column 1"),
-        (1, math.nan, "refuse", r"160 nan.*EvidenceEM\(\.\.\., missing='marginalise'\)"),
+        (1, math.nan, marginalised(mppca(3, 2)), r"only nan, in columns \[1\].*Drop them"),
+        (1, math.inf, marginalised(mppca(3, 2)), "160 inf, first in row 0, column 1"),
+        (1, math.nan, mppca(3, 2), r"160 nan.*EvidenceEM\(marginalised\(model\)\)"),
     ],
 )
-def test_gaps_that_cannot_be_filled_are_refused(column: int, value: float, missing: str, message: str) -> None:
+def test_gaps_that_cannot_be_filled_are_refused(column: int, value: float, model: Model, message: str) -> None:
     Y = planes()
     Y[:, column] = value
     with pytest.raises(BadInput, match=message):
-        fit(Y, missing=missing)
+        fit(Y, model)

@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop, UnsupportedModel
 from pyro_evidence.data import Slices
 from pyro_evidence.data.rows import Rows
+from pyro_evidence.models import marginalised
 from pyro_evidence.models.mppca import DiagonalNoise, PerColumn, mppca
 from pyro_evidence.mppca import curvature, fit, missing, start
 from pyro_evidence.mppca.data import Observations
@@ -59,7 +60,7 @@ def test_columns_of_their_own_gaps_and_samples(monkeypatch: pytest.MonkeyPatch) 
     engine = EvidenceEM(mppca(3, 3, alpha=PerColumn()), start=Start(restarts=2), stop=QUIET)
     same(engine.run_chunks(Slices(Y, size=64)), engine.run(Y))
     Y[torch.arange(0, 240, 7), torch.arange(0, 240, 7) % 5] = torch.nan
-    gappy = EvidenceEM(mppca(3, 1), start=Start(restarts=2), stop=QUIET, missing="marginalise")
+    gappy = EvidenceEM(marginalised(mppca(3, 1)), start=Start(restarts=2), stop=QUIET)
     same(gappy.run_chunks(Slices(Y, size=64)), gappy.run(Y))
 
 

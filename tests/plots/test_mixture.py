@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence import BadInput, EvidenceEM, Start
 from pyro_evidence.compare.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.display import MARKERS
-from pyro_evidence.mixture import MixturePosterior, Unregularised
+from pyro_evidence.mixture import MixturePosterior, RandomWeights, Unregularised
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
 from pyro_evidence.plots import mixture as plots_mixture
@@ -39,7 +39,9 @@ def posterior() -> MixturePosterior:
 
 @pytest.fixture
 def curve() -> LearningCurve:
-    engine = EvidenceEM(gaussian_mixture(3), update=Unregularised(), start=Start(restarts=2, warm_up=0))
+    engine = EvidenceEM(
+        gaussian_mixture(3), update=Unregularised(), start=Start(restarts=2), initial=RandomWeights(warm_up=0)
+    )
     return learning_curve(engine, (data(),), (data() + 0.1,), num_steps=6)
 
 

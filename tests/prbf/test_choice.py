@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import BadInput, OverlapEM, Stop
+from pyro_evidence import BadInput, OverlapEM, Start, Stop
 from pyro_evidence.models.prbf import Diagonal, Full, Kernels, Separate, Spherical, prbf
 from pyro_evidence.prbf import (
     AlphaPerKernel,
-    RandomPoints,
     add_kernels,
     average_networks,
     choose_alpha,
@@ -24,7 +23,7 @@ KINDS = [Spherical(), Diagonal(), Full()]
 
 
 def engine(updates: Update = prbf2001_update, **settings: object) -> OverlapEM:
-    settings = {"start": RandomPoints(restarts=2), "stop": STOP} | settings
+    settings = {"start": Start(restarts=2), "stop": STOP} | settings
     return OverlapEM(prbf(4, 3), update=updates, **settings)  # type: ignore[arg-type]
 
 

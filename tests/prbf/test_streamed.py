@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import BadInput, OverlapEM, Stop
+from pyro_evidence import BadInput, OverlapEM, Start, Stop
 from pyro_evidence.models import prbf as kernels
 from pyro_evidence.models.prbf import PRBF, Kernels, prbf
-from pyro_evidence.prbf import KMeans, RandomPoints, streamed
+from pyro_evidence.prbf import KMeans, streamed
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.updates import Ascent, Update, em, exact_m_step, prbf2001_update
 
@@ -51,7 +51,7 @@ UPDATES = [(Ascent(warm_up=5), CUTS[0]), (Ascent(warm_up=5), CUTS[1]), (em, CUTS
 
 @pytest.mark.parametrize(("updates", "sizes"), [*UPDATES, (prbf2001_update, CUTS[3])])
 def test_any_cut_gives_the_fit_of_all_rows(updates: Update, sizes: list[int]) -> None:
-    engine = OverlapEM(network(), update=updates, start=RandomPoints(restarts=2), stop=COUNTED)
+    engine = OverlapEM(network(), update=updates, start=Start(restarts=2), stop=COUNTED)
     same(engine.run_chunks(cut(*data(), sizes)), engine.run(*data()))
 
 
@@ -61,11 +61,11 @@ def test_a_start_sees_a_sample_of_many_rows_in_either_way(monkeypatch: pytest.Mo
     monkeypatch.setattr("pyro_evidence.prbf.streamed.SAMPLE", 100)
     seen = []
 
-    def start(training: Any) -> Any:
+    def initial(training: Any, start: Start) -> Any:
         seen.append(training)
-        return KMeans()(training)
+        return KMeans()(training, start)
 
-    engine = OverlapEM(network(kind), start=start, stop=COUNTED)
+    engine = OverlapEM(network(kind), initial=initial, stop=COUNTED)
     X, labels = data()
     same(engine.run_chunks(cut(X, labels, [70, 230])), engine.run(X, labels))
     first, second = seen

@@ -177,7 +177,7 @@ def of_rows(model: Any, X: Tensor) -> Tensor:
 def network(X: Tensor, t: Tensor, scale: float = 1.0) -> Tensor:
     """Three kernels that begin at fixed places, whatever the order of the rows; ``scale`` is the unit."""
     start = StartFrom(scale * torch.tensor([[0.5], [-0.5], [0.0]], dtype=torch.float64).expand(3, X.shape[-1]))
-    return torch.tensor(OverlapEM(prbf(3, 2), start=start, stop=ROUNDS).run(X, t.long()).objectives[-1])
+    return torch.tensor(OverlapEM(prbf(3, 2), initial=start, stop=ROUNDS).run(X, t.long()).objectives[-1])
 
 
 def told(name: str, p: Problem, table: dict[str, tuple[Fit, bool]] = ALL) -> tuple[Fit, Tensor]:

@@ -16,6 +16,7 @@ from pyro_evidence import (
     EvidenceEM,
     LaplacePosterior,
     OverlapEM,
+    Start,
     UnsupportedModel,
     bridge_sampling,
     find_modes,
@@ -87,7 +88,7 @@ def by_own(*_: Any) -> LaplacePosterior:
 
 
 def modes_of_loaded(path: Path) -> Any:
-    return find_modes(LaplacePosterior.load(path, LINE), restarts=2)
+    return find_modes(LaplacePosterior.load(path, LINE), start=Start(restarts=2))
 
 
 def line() -> LaplacePosterior:

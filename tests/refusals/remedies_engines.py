@@ -28,6 +28,7 @@ from pyro_evidence import (
     UnsupportedModel,
     diagonal,
 )
+from pyro_evidence.models import marginalised
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
@@ -166,15 +167,15 @@ ENGINES: dict[str, Remedy] = {
     ),
     "gaps in chunks": Remedy(
         BadInput,
-        "missing='marginalise'",
+        r"EvidenceEM\(marginalised\(model\)\)",
         lambda: EvidenceEM(gaussian_mixture(2)).run_chunks([(gaps(),)]),
-        lambda: EvidenceEM(gaussian_mixture(2), missing="marginalise").run(gaps()),
+        lambda: EvidenceEM(marginalised(gaussian_mixture(2))).run(gaps()),
     ),
     "gaps": Remedy(
         BadInput,
-        "missing='marginalise'",
+        r"EvidenceEM\(marginalised\(model\)\)",
         lambda: EvidenceEM(gaussian_mixture(2)).run(gaps()),
-        lambda: EvidenceEM(gaussian_mixture(2), missing="marginalise").run(gaps()),
+        lambda: EvidenceEM(marginalised(gaussian_mixture(2))).run(gaps()),
     ),
     "an improper scale": Remedy(
         BadInput,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_evidence import RVM, BadInput, EvidenceEM, LaplaceEvidence, OverlapEM
 from pyro_evidence.datasets import Dataset, train_test_split
+from pyro_evidence.models import marginalised
 from pyro_evidence.models.basis import Linear, Standardised, mean_and_scale
 from pyro_evidence.models.formula import mixed
 from pyro_evidence.models.gmrf import ICAR, Neighbours
@@ -145,8 +146,8 @@ MODELS: dict[str, Remedy] = {
     "a response without a value": Remedy(
         BadInput,
         "Drop them",
-        lambda: EvidenceEM(gaussian_mixture(2), missing="marginalise").run(nothing()),
-        lambda: EvidenceEM(gaussian_mixture(2), missing="marginalise").run(nothing()[:, :1]),
+        lambda: EvidenceEM(marginalised(gaussian_mixture(2))).run(nothing()),
+        lambda: EvidenceEM(marginalised(gaussian_mixture(2))).run(nothing()[:, :1]),
     ),
     "units of all rows, in chunks": Remedy(
         BadInput,

@@ -19,6 +19,7 @@ from pyro_evidence import (
     LaplaceMarginal,
     LaplaceNUTS,
     OverlapEM,
+    Start,
     UnsupportedModel,
     bridge_sampling,
     find_modes,
@@ -227,8 +228,8 @@ MORE: dict[str, Remedy] = {
     "so many labellings": Remedy(
         BadInput,
         r"use labels=\{\}",
-        lambda: find_modes(fit(nine, Y), labels={"mean": 0}, restarts=1),
-        lambda: find_modes(fit(nine, Y), labels={}, restarts=1),
+        lambda: find_modes(fit(nine, Y), labels={"mean": 0}, start=Start(restarts=1)),
+        lambda: find_modes(fit(nine, Y), labels={}, start=Start(restarts=1)),
     ),
 }
 

@@ -26,7 +26,7 @@ from pyro_evidence import (
 )
 from pyro_evidence.data import Groups
 from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
-from pyro_evidence.mixture import BoundedInflation
+from pyro_evidence.mixture import BoundedInflation, RandomWeights
 from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.updates import EStep
 from pyro_evidence.models.mixture import gaussian_mixture
@@ -60,8 +60,8 @@ def planes(num: int) -> Any:
         return EvidenceEM(mppca(num, 1), start=Start(restarts=1)).run(FOUR).log_weights(50)
 
 
-def network(start: Any) -> Any:
-    return OverlapEM(prbf(2), start=start).run(BLOBS, BELONGS).log_prob(BLOBS)
+def network(initial: Any) -> Any:
+    return OverlapEM(prbf(2), initial=initial).run(BLOBS, BELONGS).log_prob(BLOBS)
 
 
 def one_weight(X: Tensor, y: Tensor) -> None:
@@ -111,7 +111,9 @@ def settled(ridge: float) -> Any:
 
 def kernels(update: Any) -> Any:
     pyro.clear_param_store()
-    return EvidenceEM(gaussian_mixture(2), update=update, start=Start(restarts=2, warm_up=0)).run(BLOBS)
+    return EvidenceEM(
+        gaussian_mixture(2), update=update, start=Start(restarts=2), initial=RandomWeights(warm_up=0)
+    ).run(BLOBS)
 
 
 CODES = torch.arange(40) % 8
@@ -164,7 +166,7 @@ ODD: dict[str, Remedy] = {
     "too many loadings": Remedy(TooLarge, "Fit fewer components or latents", lambda: planes(2), lambda: planes(1)),
     "a start where the data have no density": Remedy(
         BadInput,
-        r"start=KMeans\(\)",
+        r"initial=KMeans\(\)",
         lambda: network(StartFrom(1e200 * BLOBS[:2])),
         lambda: network(KMeans()),
     ),

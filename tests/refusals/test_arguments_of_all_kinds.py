@@ -104,7 +104,7 @@ def test_seeds_are_whole_numbers(seed) -> None:
         lambda: posteriors()["planes"].sample(2, seed=seed),
         lambda: LaplaceEvidence(linear, start=Start(seed=seed)),
         lambda: Start(seed=seed),
-        lambda: find_modes(posteriors()["laplace"], seed=seed),
+        lambda: find_modes(posteriors()["laplace"], start=Start(seed=seed)),
     ):
         refused(BadInput, "seed=.*; expected a whole number", run)
 
@@ -165,7 +165,7 @@ def test_extreme_precisions_are_refused(value) -> None:
         ("scale is a str; expected a number", lambda: GaussianRBF(torch.ones(2, 1), "a")),
         (r"damped\(None, ...\); expected a curvature", lambda: damped(None, 1.0)),
         ("amount=None", lambda: damped(exact_hessian, None)),
-        ("restarts=0; expected", lambda: find_modes(posteriors()["laplace"], restarts=0)),
+        ("restarts=0; expected", lambda: find_modes(posteriors()["laplace"], start=Start(restarts=0))),
         ("num_bins='a'; expected", lambda: sbc(linear, lambda m: m, *data(), num_bins="a")),
         ("num_bins=0; expected", lambda: sbc(linear, lambda m: m, *data(), num_bins=0)),
         ("posteriors is a NoneType; expected a list", lambda: committee(None)),

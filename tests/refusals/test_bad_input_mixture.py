@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, EvidenceEM, NotConverged, Start, Stop, class_conditional
 from pyro_evidence.fitting.iterate import Status
-from pyro_evidence.mixture import GreedyDeletion, Unregularised, WeightDecay
+from pyro_evidence.mixture import GreedyDeletion, RandomWeights, Unregularised, WeightDecay
 from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.rounds import MixtureRestarts
@@ -110,9 +110,9 @@ def test_no_data_are_refused(shape: tuple[int, int]) -> None:
     ("setting", "word"),
     [
         (lambda: Start(restarts=0), "restarts=0"),
-        (lambda: Start(warm_up=-1), "warm_up=-1; expected a whole number of at least 0"),
-        (lambda: Start(width=0.0), "width"),
-        (lambda: Start(alpha=math.inf), "alpha"),
+        (lambda: RandomWeights(warm_up=-1), "warm_up=-1; expected a whole number of at least 0"),
+        (lambda: RandomWeights(width=0.0), "width"),
+        (lambda: RandomWeights(alpha=math.inf), "alpha"),
         (lambda: BoundedInflation(rho=-1.0), "rho=-1.0"),
         (lambda: BoundedInflation(num_other_outputs=math.nan), "math.inf for all"),
         (lambda: Unregularised(rho=-1.0), "rho"),
@@ -156,7 +156,9 @@ def no_noise(mixture: Mixture, row: Tensor) -> Mixture:
 
 @pytest.mark.parametrize(("spoil", "word"), [(no_weights, "weights"), (no_noise, "noise precisions")])
 def test_when_every_restart_fails_every_one_says_why(spoil: Callable[[Mixture, Tensor], Mixture], word: str) -> None:
-    engine = EvidenceEM(gaussian_mixture(3), update=Breaking((0, 1), spoil), start=Start(restarts=2, warm_up=0))
+    engine = EvidenceEM(
+        gaussian_mixture(3), update=Breaking((0, 1), spoil), start=Start(restarts=2), initial=RandomWeights(warm_up=0)
+    )
     with pytest.raises(NotConverged) as error:
         engine.run(two_blobs())
     for row in (0, 1):
@@ -164,10 +166,9 @@ def test_when_every_restart_fails_every_one_says_why(spoil: Callable[[Mixture, T
 
 
 def test_a_restart_that_fails_costs_only_itself() -> None:
-    start = Start(restarts=3, warm_up=0)
-    found = EvidenceEM(gaussian_mixture(3), update=Breaking((1,), no_weights), start=start, deletion=None).run(
-        two_blobs()
-    )
+    update, start, initial = Breaking((1,), no_weights), Start(restarts=3), RandomWeights(warm_up=0)
+    engine = EvidenceEM(gaussian_mixture(3), update=update, start=start, initial=initial, deletion=None)
+    found = engine.run(two_blobs())
     assert found.restarts.isnan().tolist() == [False, True, False]
     assert len(found.failures) == 1 and found.failures[0].startswith("restart 1: round 1: weights")
     assert math.isfinite(float(found.log_evidence))
@@ -206,7 +207,7 @@ class Impatient:
 
 @pytest.mark.parametrize("after", [1, 7])
 def test_an_interruption_keeps_the_last_good_state(after: int) -> None:
-    engine = EvidenceEM(gaussian_mixture(3), update=Impatient(after), start=Start(warm_up=2))
+    engine = EvidenceEM(gaussian_mixture(3), update=Impatient(after), initial=RandomWeights(warm_up=2))
     with pytest.warns(UserWarning, match="interrupted"):
         found = engine.run(two_blobs())
     assert found.status == Status.INTERRUPTED.value

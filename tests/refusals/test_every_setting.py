@@ -82,11 +82,11 @@ USES: dict[str, tuple[Use, str]] = {
     "REVM": (lambda **k: REVM(linear, **k).run(X, T), "site prior centre ridge approximation"),
     "EvidenceEM": (
         lambda **k: EvidenceEM(gaussian_mixture(2), **{"stop": QUICK, **k}).run(X),
-        "update curvature start deletion stop missing",
+        "update curvature start initial deletion stop",
     ),
     "OverlapEM": (
         lambda **k: OverlapEM(prbf(2, 2), **{"stop": QUICK, **k}).run(X, LABELS.long()),
-        "alpha update start lost stop",
+        "alpha update start initial lost stop",
     ),
     "Stop": (
         lambda **k: Stop(**k),
@@ -190,7 +190,10 @@ def test_a_count_has_a_largest_value() -> None:
         (lambda: LaplaceEvidence(linear).run(X, T).blocks([]), r"blocks\(\[\]\): expected a latent site"),
         (lambda: EvidenceEM(gaussian_mixture(2), update=lambda e: None).run(X), r"update gave None; expected a Mix"),
         (lambda: OverlapEM(prbf(2, 2), update=lambda p: 3).run(X, LABELS.long()), r"update gave 3; expected the"),
-        (lambda: OverlapEM(prbf(2, 2), start=lambda t: 3).run(X, LABELS.long()), r"start gave 3; expected a Network"),
+        (
+            lambda: OverlapEM(prbf(2, 2), initial=lambda t, start: 3).run(X, LABELS.long()),
+            r"initial gave 3; expected a Network",
+        ),
     ],
 )
 def test_what_a_function_of_the_users_gives(fit, said) -> None:

@@ -4,7 +4,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, OverlapEM, compare, find_modes
+from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, OverlapEM, Start, compare, find_modes
 from pyro_evidence.mixture.updates import BoundedInflation, husmeier2000_update
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.prbf import prbf
@@ -24,7 +24,10 @@ def test_posteriors_show_themselves_in_one_line(engine: type) -> None:
 def test_comparisons_and_modes_show_themselves_in_one_line() -> None:
     posterior = LaplaceEvidence(relevant).run(WIDE, T)
     engines = {"one": LaplaceEvidence(relevant), "other": LaplaceEvidence(relevant)}
-    for shown in (repr(find_modes(posterior, restarts=1)), repr(compare(relevant, WIDE, T, engines=engines))):
+    for shown in (
+        repr(find_modes(posterior, start=Start(restarts=1))),
+        repr(compare(relevant, WIDE, T, engines=engines)),
+    ):
         assert "\n" not in shown and len(shown) < 300
 
 

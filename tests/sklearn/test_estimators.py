@@ -53,7 +53,7 @@ class OfTwoClasses(estimators.PyroClassifier):
 
 
 FAST = {
-    "EvidenceMixture": (estimators.EvidenceMixture(3), 40),
+    "EvidenceMixture": (estimators.EvidenceMixture(3, random_state=0), 40),
     "PRBFClassifier": (estimators.PRBFClassifier(4), 54),
     "REVMRegressor": (estimators.REVMRegressor(), 51),
 }
@@ -61,15 +61,15 @@ SLOW = {
     "REVMClassifier": (estimators.REVMClassifier(), 54),
     "PyroClassifier": (OfTwoClasses(classifier(Linear())), 61, OF_ITS_MODEL),
     "PyroRegressor": (estimators.PyroRegressor(KNOWN_NOISE), 58),
-    "ClassConditionalMixture": (estimators.ClassConditionalMixture(2), 54),
-    "MPPCA": (estimators.MPPCA(2, 1), 46),
+    "ClassConditionalMixture": (estimators.ClassConditionalMixture(2, random_state=0), 54),
+    "MPPCA": (estimators.MPPCA(2, 1, random_state=0), 46),
     "RVMClassifier": (estimators.RVMClassifier(), 60),
     "RVMRegressor": (estimators.RVMRegressor(), 58),
     "VRVMClassifier": (estimators.VRVMClassifier(), 55),
     "LaplaceGPClassifier": (estimators.LaplaceGPClassifier(), 54),
     "LaplaceGPRegressor": (estimators.LaplaceGPRegressor(), 51),
-    "EvidenceMLPClassifier": (estimators.EvidenceMLPClassifier(3), 54),
-    "EvidenceMLPRegressor": (estimators.EvidenceMLPRegressor(3), 51),
+    "EvidenceMLPClassifier": (estimators.EvidenceMLPClassifier(3, random_state=0), 54),
+    "EvidenceMLPRegressor": (estimators.EvidenceMLPRegressor(3, random_state=0), 51),
 }
 
 
@@ -113,7 +113,7 @@ def test_rules_of_scikit_learn_where_they_take_longer(name: str) -> None:
 
 def test_a_mixture_is_the_engines_own() -> None:
     X, _ = make_blobs(200, centers=3, random_state=0)
-    found = estimators.EvidenceMixture(6, noise=FullNoise()).fit(X)
+    found = estimators.EvidenceMixture(6, noise=FullNoise(), random_state=0).fit(X)
     engine = EvidenceEM(gaussian_mixture(6, noise=FullNoise()), stop=Stop(throw=False, progress=False))
     posterior = engine.run(torch.as_tensor(X))
     assert found.log_evidence_ == float(posterior.log_evidence) and found.n_components_ == posterior.num_components
@@ -163,7 +163,7 @@ def test_a_network_predicts_what_it_has_learned(hidden: int) -> None:
     X = StandardScaler().fit_transform(X)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a mode that ends: there are units too many
-        found = estimators.EvidenceMLPClassifier(hidden, n_init=1).fit(X[::2], y[::2])
+        found = estimators.EvidenceMLPClassifier(hidden, n_init=1, random_state=0).fit(X[::2], y[::2])
     assert found.score(X[1::2], y[1::2]) > 0.8
     assert found.predict_log_proba(X[1::2])[np.arange(100), y[1::2]].mean() > -0.45
 
@@ -195,7 +195,10 @@ def test_probabilities_of_a_row_do_not_depend_on_the_others(name: str) -> None:
 def test_an_estimator_takes_little_beside_its_engine(name: str) -> None:
     """Five milliseconds, or a twentieth of the engine: of a fit, and of predictions."""
     X, labels, t = estimator_overhead.data()
-    made = {"EvidenceMixture": estimators.EvidenceMixture(2), "PRBFClassifier": estimators.PRBFClassifier(2)}
+    made = {
+        "EvidenceMixture": estimators.EvidenceMixture(2, random_state=0),
+        "PRBFClassifier": estimators.PRBFClassifier(2),
+    }
     estimator = made.get(name, estimators.PyroRegressor(regression_of(Linear())))
     found = estimator_overhead.measured(estimator, X, labels if "Classifier" in name else t, calls=3)
     assert [call for call, seconds in found.items() if not estimator_overhead.is_fine(*seconds)] == []
@@ -217,7 +220,7 @@ def test_frames_keep_their_names() -> None:
     pandas = pytest.importorskip("pandas")
     X, _ = make_blobs(60, n_features=3, random_state=0)
     frame = pandas.DataFrame(X, columns=["a", "b", "c"])
-    found = estimators.MPPCA(2, 1).set_output(transform="pandas").fit(frame)
+    found = estimators.MPPCA(2, 1, random_state=0).set_output(transform="pandas").fit(frame)
     assert list(found.feature_names_in_) == ["a", "b", "c"]
     assert found.transform(frame).shape == (60, 2 * found.posterior_.num_components)
 
