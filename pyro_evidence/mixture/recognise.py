@@ -56,7 +56,8 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     fn = fn if background is None else fn.base_dist
     seen = fn.seen if isinstance(fn, WithGaps) else None
     parts = predictors.unwrapped(fn if seen is None else fn.base_dist)
-    base, num_event = parts.base, parts.inner
+    base: Any = parts.base
+    num_event = parts.inner
     if not isinstance(base, Normal | MultivariateNormal):
         raise NoMixture(f"site '{joint.observed[0]}' is {type(base).__name__}")
     if seen is not None and isinstance(base, MultivariateNormal):
