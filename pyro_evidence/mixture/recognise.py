@@ -56,8 +56,7 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     fn = fn if background is None else fn.base_dist
     seen = fn.seen if isinstance(fn, WithGaps) else None
     parts = predictors.unwrapped(fn if seen is None else fn.base_dist)
-    base: Any = parts.base
-    num_event = parts.inner
+    base, num_event = parts.base, parts.inner
     if not isinstance(base, Normal | MultivariateNormal):
         raise NoMixture(f"site '{joint.observed[0]}' is {type(base).__name__}")
     if seen is not None and isinstance(base, MultivariateNormal):
@@ -85,7 +84,7 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     probs = probs.reshape(-1, probs.shape[-1])
     if not bool((probs == probs[:1]).all()):
         raise NoMixture("its mixing depends on the datum")
-    loc, scale = base.loc, base.scale_tril if full else base.scale
+    loc, scale = base.loc, base.scale_tril if isinstance(base, MultivariateNormal) else base.scale
     if not event:
         loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
     loc, scale = _laid_out(loc, position, 1), _laid_out(scale, position, 1 + full)
