@@ -21,11 +21,11 @@ CRAWLING = 20  # rounds after which they are taken to crawl
 class Restarts(ABC):
     """One iterate of all restarts.  A family of models says what a round leads to, and what that is worth."""
 
-    update: Any = None  # the settings of a round, which a warm-up changes for a while
     failed: Tensor  # (R,) bool: rows that stay at their last good state
     change: Tensor  # (R,) largest change of a log hyperparameter in the last round
     num_rounds: int = 0
     failures: Mapping[int, str] = field(default_factory=dict)  # what happened to the rows that failed
+    update: Any = None  # the settings of a round, which a warm-up changes for a while
 
     @property
     @abstractmethod

@@ -216,9 +216,7 @@ class EvidenceEM:
         joint = self._joint(args, kwargs)
         if (found := mppca_fit.begin(joint, self.start, self.initial, self.update)) is not None:
             self._nothing_watched("a mixture of probabilistic PCA")
-            return mixture_fit.warn_unless_converged(
-                mppca_fit.run(found, self.initial.warm_up, self.deletion, self.stop), self.stop
-            )
+            return mppca_fit.run(found, self)
         most = mixture_fit.SAMPLE if self.stop.tolerance > 0 else None  # rounds that are counted are made on all data
         try:
             task = begin(joint, partial(self.initial, self.start), self.update, self.curvature, most)
@@ -241,17 +239,13 @@ class EvidenceEM:
         :raises UnsupportedModel: for programs of one's own, and for gaps but in mixtures of probabilistic PCA.
         """
         self._nothing_watched("a fit to chunks")
+        communicator, quiet = COMMUNICATOR.get(), copy.copy(self)  # one process shows a progress bar
+        quiet.stop = replace(self.stop, progress=self.stop.progress and communicator.is_first)
         if mppca_fit.own_model(self.model) is not None:
-            planes = mppca_fit.begin_chunks(
-                self.model, chunks, COMMUNICATOR.get(), self.start, self.initial, self.update
-            )
-            shown = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
-            found = mppca_fit.run(planes, self.initial.warm_up, self.deletion, shown)
-            return mixture_fit.warn_unless_converged(found, self.stop)
+            planes = mppca_fit.begin_chunks(self.model, chunks, communicator, self.start, self.initial, self.update)
+            return mppca_fit.run(planes, quiet)
         starts = partial(self.initial, self.start)
         task = mixture_fit.begin_chunks(self.model, chunks, starts, self.update, self.curvature, mixture_fit.SAMPLE)
-        quiet = copy.copy(self)  # one process shows a progress bar
-        quiet.stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         return without_data(mixture_fit.run(task, quiet, task.journal()))
 
     def _nothing_watched(self, what: str) -> None:

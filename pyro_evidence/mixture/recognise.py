@@ -84,7 +84,7 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     probs = probs.reshape(-1, probs.shape[-1])
     if not bool((probs == probs[:1]).all()):
         raise NoMixture("its mixing depends on the datum")
-    loc, scale = base.loc, getattr(base, "scale_tril" if full else "scale")
+    loc, scale = base.loc, base.scale_tril if isinstance(base, MultivariateNormal) else base.scale
     if not event:
         loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
     loc, scale = _laid_out(loc, position, 1), _laid_out(scale, position, 1 + full)

@@ -52,11 +52,6 @@ def change(old: Mixture, new: Mixture) -> Tensor:
     return torch.maximum(ratio.log().abs().amax(-1), shares) + nothing
 
 
-def is_sound(mixture: Mixture) -> Tensor:
-    """Rows whose numbers are finite and whose precisions are positive, shape ``(R,)`` bool."""
-    return change(mixture, mixture).isfinite()
-
-
 def is_exchangeable(ties: SharedParameters, loc: Tensor) -> bool:
     """Whether components differ in nothing but their number, so that any order of them is as good."""
     same = (loc, ties.alpha_ratio, ties.beta_ratio, ties.alpha_free, ties.beta_free)

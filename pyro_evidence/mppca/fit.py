@@ -13,9 +13,9 @@ from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import restarts
 from pyro_evidence.fitting.component_moves import Deletion, unless_interrupted
-from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate
+from pyro_evidence.fitting.iterate import Fit, Status, iterate
 from pyro_evidence.fitting.restarts import advance, require_any, slowly_converging
-from pyro_evidence.mixture.fit import AUTOMATIC, RandomWeights
+from pyro_evidence.mixture.fit import AUTOMATIC, RandomWeights, Settings, warn_unless_converged
 from pyro_evidence.mixture.recognise import most_components, with_components
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
@@ -252,16 +252,17 @@ def _start(
     return replace(analysers, mu=mu, **wide)
 
 
-def run(task: MPPCAFit, warm_up: int, deletion: Deletion | None, stop: Stop) -> MPPCAPosterior:
+def run(task: MPPCAFit, settings: Settings) -> MPPCAPosterior:
     """EM, deletion, and the posterior of the best.
 
-    :raises NotConverged: when every restart failed.
+    :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
     """
+    deletion, stop = settings.deletion, settings.stop
     few, together = task.batch, stop
     if deletion is not None and len(few.Y) > SAMPLE:
         few = few.on(few.Y.shared_sample(SAMPLE), few.parameters)
         together = replace(stop, num_steps=min(stop.num_steps, deletion.after))
-    fit = restarts.em(few, warm_up, together)
+    fit = restarts.em(few, settings.initial.warm_up, together)
     require_any(fit.state, "BoundedInflation()")
     times = len(task.batch.Y) / len(few.Y)
     heights = torch.where(fit.state.failed, torch.nan, times * fit.state.log_evidence) - task.jacobian
@@ -274,7 +275,8 @@ def run(task: MPPCAFit, warm_up: int, deletion: Deletion | None, stop: Stop) -> 
         rest = iterate(step, replace(restarts.ready(batch), num_rounds=0), stop, "EvidenceEM, best restart")
         fit = Fit(rest.state, rest.status, (*before, *rest.objectives))
         structure = enlarged(structure, rest.state.parameters.W.shape[1])
-    return replace(posterior_of(replace(task, structure=structure), fit, heights), limit=limit)
+    found = replace(posterior_of(replace(task, structure=structure), fit, heights), limit=limit)
+    return warn_unless_converged(found, stop)
 
 
 def _best(batch: MPPCARestarts) -> MPPCARestarts:
