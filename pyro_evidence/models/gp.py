@@ -140,7 +140,7 @@ class GaussianProcess(TensorValue):
         """
         prior, C = self.function.prior(X), self.likelihood.num_outputs
         f = pyro.sample("f", prior if C == 1 else prior.expand([C]).to_event(1))
-        noise = {name: declared(name, beta, f) for name, beta in self.likelihood.precisions.items()}
+        noise = {n: declared(n, beta, f).unsqueeze(-1) for n, beta in self.likelihood.precisions.items()}
         eta = f.unsqueeze(-1) if C == 1 else f.mT
         data = None if t is None else self.likelihood.data(t, eta)
         with pyro.plate("data", len(X)):

@@ -23,7 +23,7 @@ class Output(Protocol):
         """Noise precisions by the name of their param."""
 
     def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
-        """Of one datum, given predictions ``(..., N, C)``; precisions as declared, or with ``(R, 1)`` in front."""
+        """Of one datum, given predictions ``(..., N, C)``; precisions ``()``, ``(..., 1)`` or ``(..., C)``."""
 
     def data(self, t: Tensor, eta: Tensor) -> Tensor:
         """``t`` as the distribution wants it.
@@ -51,7 +51,7 @@ class Regression(TensorValue):
         """Normal about the outputs."""
         scale = precisions["beta"].rsqrt()
         if self.num_outputs == 1:
-            return dist.Normal(loc=eta.squeeze(-1), scale=scale.squeeze(-1) if scale.dim() == eta.dim() else scale)
+            return dist.Normal(loc=eta.squeeze(-1), scale=scale.squeeze(-1))
         return dist.Normal(loc=eta, scale=scale).to_event(1)
 
     def data(self, t: Tensor, eta: Tensor) -> Tensor:

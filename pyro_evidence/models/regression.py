@@ -185,7 +185,8 @@ class LinearModel(TensorValue):
         """
         Phi, C = design_matrix(self.basis, X), self.likelihood.num_outputs
         alpha = self.prior.precision(Phi)
-        noise = {name: precision_value(name, beta, Size(), Phi) for name, beta in self.likelihood.precisions.items()}
+        given = self.likelihood.precisions.items()
+        noise = {name: precision_value(name, beta, Size(), Phi).unsqueeze(-1) for name, beta in given}
         prior = dist.Normal(loc=torch.zeros_like(alpha), scale=alpha.rsqrt())
         w = pyro.sample("w", prior.to_event(1) if C == 1 else prior.expand([C, len(alpha)]).to_event(2))
         eta = linear_predictor(Phi, w).unsqueeze(-1) if C == 1 else class_predictor(Phi, w)
