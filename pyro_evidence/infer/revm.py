@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.iterate import engine
+from pyro_evidence.fitting import checkpoint
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -72,7 +72,7 @@ def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:
     return float(log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(y)))
 
 
-@engine
+@checkpoint.engine
 class REVM:
     """Replaces the weights' prior by independent ones along the eigenvectors of the likelihood's curvature.
 
