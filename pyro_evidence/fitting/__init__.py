@@ -1,1 +1,1 @@
-"""The loop that engines repeat, restarts of EM, components left out and split, checkpoints, and what a process has once."""
+"""What engines share: the loop, restarts of EM, moves of components, checkpoints, what a process has once."""

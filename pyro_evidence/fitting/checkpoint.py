@@ -2,7 +2,8 @@
 
 A run is a sequence of loops.  The file holds where each of them has got to: of those that are done the end, of the one
 that is going on the last state.  A run that is resumed makes all its preparations anew, which leads to the same models,
-structures and functions; these stand in the file only as places in the state that a loop began with.
+structures and functions; these stand in the file only as places in the state that a loop began with.  The decorator of
+engines begins and ends a run.
 """
 
 import copy
@@ -14,15 +15,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from pyro_evidence import files
+from pyro_evidence.data.chunks import digest_of_chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotWritten
 from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, taken_up
+from pyro_evidence.fitting.process_state import exclusive, within_memory
 from pyro_evidence.settings import stacklevel
 
 FORMAT = "pyro_evidence checkpoint 2"
@@ -240,3 +244,36 @@ def resumed(engine: Engine, path: str | Path) -> Engine:
     found = copy.copy(engine)
     found._earlier = dict(content) | {"path": path}  # type: ignore[attr-defined]
     return found
+
+
+Kind = TypeVar("Kind", bound=type)
+# Methods that fit, and what tells their data from other data; None where no checkpoint is kept.
+FITS: dict[str, Callable[..., str] | None] = {"run": digest, "run_chunks": digest_of_chunks, "step": None}
+
+
+def engine(kind: Kind) -> Kind:
+    """A class of engines whose methods that fit leave the process as they found it, whatever is thrown inside.
+
+    Threads wait for one another, and memory that cannot be had is an error message.  ``run`` and ``run_chunks`` keep a
+    checkpoint where ``stop`` says so, and go on from one after ``resume``.
+    """
+    for name in FITS.keys() & vars(kind).keys():
+        setattr(kind, name, _guarded(vars(kind)[name], FITS[name]))
+    return kind
+
+
+def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Callable[..., Any]:
+    """A method in which no other thread changes the engine or global state.
+
+    :param known_by: what tells data from other data; None where nothing is recorded.
+    """
+
+    @within_memory
+    @wraps(fit)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with exclusive(self):
+            recorder = None if known_by is None else recorder_of(self, lambda: known_by(args, kwargs))
+            with recording(recorder):
+                return fit(self, *args, **kwargs)
+
+    return wrapped

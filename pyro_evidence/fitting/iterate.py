@@ -1,4 +1,4 @@
-"""One loop, one stopping rule, one honest report; and the guard around the fits of every engine."""
+"""One loop, one stopping rule, one honest report."""
 
 import math
 import os
@@ -6,15 +6,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import wraps
 from typing import Any, Generic, Protocol, TypeVar
 
 from tqdm.auto import tqdm
 
-from pyro_evidence.data.chunks import digest_of_chunks
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.process_state import exclusive, restored_global_state, within_memory
+from pyro_evidence.fitting.process_state import restored_global_state
 from pyro_evidence.settings import check_count, check_flag, check_instance, check_number, check_path, stacklevel
 
 
@@ -211,36 +209,3 @@ def require_convergence(name: str, status: Status, posterior: object, stop: Stop
         raise NotConverged(f"{name}: {status.value}{detail}. {message}", posterior)
     if status is not Status.FAILED:  # the loop has already warned
         warnings.warn(f"{name}: {status.value}{detail}.", stacklevel=stacklevel())
-
-
-Kind = TypeVar("Kind", bound=type)
-# Methods that fit, and what tells their data from other data; None where no checkpoint is kept.
-FITS: dict[str, Callable[..., str] | None] = {"run": checkpoint.digest, "run_chunks": digest_of_chunks, "step": None}
-
-
-def engine(kind: Kind) -> Kind:
-    """A class of engines whose methods that fit leave the process as they found it, whatever is thrown inside.
-
-    Threads wait for one another, and memory that cannot be had is an error message.  ``run`` and ``run_chunks`` keep a
-    checkpoint where ``stop`` says so, and go on from one after ``resume``.
-    """
-    for name in FITS.keys() & vars(kind).keys():
-        setattr(kind, name, _guarded(vars(kind)[name], FITS[name]))
-    return kind
-
-
-def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Callable[..., Any]:
-    """A method in which no other thread changes the engine or global state.
-
-    :param known_by: what tells data from other data; None where nothing is recorded.
-    """
-
-    @within_memory
-    @wraps(fit)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with exclusive(self):
-            recorder = None if known_by is None else checkpoint.recorder_of(self, lambda: known_by(args, kwargs))
-            with checkpoint.recording(recorder):
-                return fit(self, *args, **kwargs)
-
-    return wrapped

@@ -14,7 +14,7 @@ from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion
-from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, engine, iterate, require_convergence
+from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.fitting.restarts import advance, warmed
 from pyro_evidence.laplace import type2
@@ -118,7 +118,7 @@ UPDATE, INITIAL, DELETION = BoundedInflation(), RandomWeights(), GreedyDeletion(
 STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500)  # rounds go slowly at the end
 
 
-@engine
+@checkpoint.engine
 class EvidenceEM:
     """Takes the place of ``SVI`` for a mixture: no collapse, no validation set, a number of components, a log evidence.
 

@@ -16,7 +16,7 @@ from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, engine, iterate, require_convergence
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
 from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, problem_of, require_proper
@@ -41,7 +41,7 @@ from pyro_evidence.structure.symmetries import refuse_orbits
 GAIN = 0.05  # share of draws that one more marginalised site must save
 
 
-@engine
+@checkpoint.engine
 class LaplaceEvidence:
     """Takes the place of ``SVI`` or ``MCMC(NUTS(model), ...)``: posterior, hyperparameters and log evidence by Laplace.
 

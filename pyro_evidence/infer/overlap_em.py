@@ -10,7 +10,7 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, engine, iterate, require_convergence
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
 from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, message, posterior_of
@@ -26,7 +26,7 @@ STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds a
 ALPHA, UPDATE, INITIAL = AlphaPerKernel(20.0), Ascent(), RandomPoints()
 
 
-@engine
+@checkpoint.engine
 class OverlapEM:
     r"""Takes the place of ``SVI`` for :func:`~pyro_evidence.models.prbf.prbf`: maximises eq. 22.
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.iterate import Stop, check_stop, engine
+from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.iterate import Stop, check_stop
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -70,7 +71,7 @@ def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:
     return float(log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(y)))
 
 
-@engine
+@checkpoint.engine
 class REVM:
     """Replaces the weights' prior by independent ones along the eigenvectors of the likelihood's curvature.
 

@@ -12,7 +12,7 @@ from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, engine, iterate, require_convergence
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace.mode_checks import certify_sites
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -27,7 +27,7 @@ from pyro_evidence.settings import check_model
 from pyro_evidence.structure.recognise import recognition_error
 
 
-@engine
+@checkpoint.engine
 class RVM:
     """One prior precision per weight, chosen by the evidence, one weight at a time; most weights are pruned.
 

@@ -10,7 +10,7 @@ from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, engine, iterate, require_convergence
+from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.infer.rvm import linear_weights, linear_weights_in_chunks
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.relevance import variational
@@ -25,7 +25,7 @@ from pyro_evidence.settings import check_model
 SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none
 
 
-@engine
+@checkpoint.engine
 class VRVM:
     """``q(w) q(alpha)`` under Gamma(1e-6, 1e-6) priors on all precisions, by a bound that never falls.
 

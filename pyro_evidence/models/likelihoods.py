@@ -139,4 +139,6 @@ def _shaped(t: Tensor, eta: Tensor, event: tuple[int, ...] = ()) -> Tensor:
             f"t has shape {tuple(t.shape)}, but X has {eta.shape[-2]} rows{outputs}; expected {shape}."
             f"{'' if event else ' Write t[:, 0] for a column.'}"
         )
+    if t.is_complex() and not eta.is_complex():
+        raise BadInput(f"t is complex ({t.dtype}) and X is not ({eta.dtype}); expected real targets, such as t.real.")
     return t.to(eta)

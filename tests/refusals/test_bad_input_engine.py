@@ -76,7 +76,7 @@ def test_a_saddle_on_the_way_is_left() -> None:
     from pyro_evidence.program import LogJoint
 
     joint = LogJoint(well, (torch.tensor(4.0),))
-    mode = approximation.find_modes(
+    mode = approximation.search_modes(
         approximation.laplace_problem(joint), torch.zeros(1, 1), joint.initial_theta, cold=False
     )
     assert bool(mode.converged[0]) and abs(float(mode.u[0, 0])) == pytest.approx(2.0, abs=0.01)
