@@ -55,7 +55,6 @@ def test_a_column_against_a_vector_without_a_plate_is_refused() -> None:
     says(refusal(lambda: fit(column, draws(8))), "site 't'", "(8,)", "(8, 1)", "(8, 8)")
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: imaginary parts are dropped")
 def test_complex_targets_of_a_process_are_refused() -> None:
     X, t = draws(20, 3), draws(20, seed=1)
     says(refusal(lambda: fit(gp_regression(RBF()), X, t + 5j * t)), "complex")
