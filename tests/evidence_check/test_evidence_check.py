@@ -118,7 +118,7 @@ def nuts(posterior: LaplacePosterior, *args: Tensor, num_samples: int, seed: int
 @pytest.mark.parametrize("separation", [6.0, 2.0, 0.0])
 def test_sum_over_labelled_modes_is_the_quadrature(separation: float) -> None:
     x = two_normals_data(separation)
-    modes = find_modes(LaplaceEvidence(two_normals, maximise=(), start=Start(start=Start(restarts=4))).run(x))
+    modes = find_modes(LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=4)).run(x))
     assert len(modes.states) == 2
     assert modes.num_components == 2
     found, exact = importance_sampling(modes), two_normals_log_evidence(x)
