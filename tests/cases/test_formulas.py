@@ -131,7 +131,6 @@ def test_the_mean_of_a_new_group_is_that_of_the_fixed_effects(sleep) -> None:
     torch.testing.assert_close(mean, torch.tensor([251.405, 251.405 + 9 * 10.467]), rtol=0, atol=0.01)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: seed= does nothing for new groups")
 def test_a_prediction_for_a_new_group_depends_on_the_seed_alone(sleep) -> None:
     posterior, _, new = sleep
     means = []
@@ -141,7 +140,6 @@ def test_a_prediction_for_a_new_group_depends_on_the_seed_alone(sleep) -> None:
     assert torch.equal(*means)
 
 
-@pytest.mark.xfail(strict=True, raises=BadInput, reason="issue 2: quantiles of new groups raise")
 def test_quantiles_of_a_new_group_are_those_of_the_normal(sleep) -> None:
     """At given params Reaction is Normal: its variance is the noise's and z' S z, z = (1, days), S of lme4.
 

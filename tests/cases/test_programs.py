@@ -369,7 +369,6 @@ def test_a_horseshoe_fits(settings: dict[str, Any]) -> None:
 # --- predictions of what has no mean ---
 
 
-@pytest.mark.xfail(strict=True, raises=BadInput, reason="issue 4: asks for the mean of a label")
 def test_a_prediction_of_ordered_classes_is_their_probabilities() -> None:
     """At the mode: differences of sigmoids between the cuts; over the posterior they are near."""
     x = draws(200)
