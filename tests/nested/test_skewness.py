@@ -72,7 +72,7 @@ def test_bent_noise_has_the_moments_of_quadrature(value: Callable[[Tensor], Tens
     assert bend is not None
     white = quasi_normal(4096, 2)
     z = torch.zeros(len(white), 1)
-    x = profiles.u[0] + bend.forward(z, white)[0] @ profiles.unwhiten[0].mT
+    x = profiles.u[0] + bend.forward(z, white)[0] @ profiles.covariance_root[0].mT
     for axis in (0, 1):
         mean, sd = by_quadrature(value, axis)
         assert float(x[:, axis].mean()) == pytest.approx(mean, abs=0.02 * sd)
