@@ -7,6 +7,7 @@ from pathlib import Path
 
 LONGER = Path(__file__).with_name("longer_tests.txt")
 MOST = 0.1  # seconds of a test; all that take less end within the minute that is promised
+WHOLE = ("tests/cases", "tests/compare/test_comparison.py")  # cases of other people, and fits that a whole file shares
 LINE = re.compile(r"^(\d+\.\d+)s (?:setup|call|teardown) +(.*)$")
 
 
@@ -16,7 +17,7 @@ def longer(text: str) -> list[str]:
     for line in text.splitlines():
         if found := LINE.match(line):
             seconds[found[2]] += float(found[1])
-    return sorted(name for name, total in seconds.items() if total > MOST)
+    return sorted([*WHOLE, *(name for name, total in seconds.items() if total > MOST and not name.startswith(WHOLE))])
 
 
 if __name__ == "__main__":

@@ -318,7 +318,7 @@ def forged(path: Path, change: Callable[[dict[Any, Any]], Any]) -> None:
             lambda state: state | {"inside": [[n, {"module": "os", "name": "system"}] for n, _ in state["inside"]]},
             "too many values",
         ),
-        (lambda state: state | {"inside": state["inside"][1:]}, "lacks fields ['update']"),
+        (lambda state: state | {"inside": state["inside"][1:]}, "lacks fields ['failed']"),
         (lambda state: {"kind": "Status", "member": "STUCK"}, "it holds a Status where a MixtureRestarts belongs"),
     ],
 )

@@ -115,6 +115,7 @@ def pruned_data() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def pruned() -> LaplacePosterior:
+    pyro.clear_param_store()  # a fixture of a module begins before those of its tests
     return LaplaceEvidence(ard).run(*pruned_data())
 
 
