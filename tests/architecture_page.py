@@ -5,6 +5,7 @@ Run by ``make picture``; the tests hold the page to it.
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -74,7 +75,8 @@ def table(root: Path) -> str:
 def walk(fit: str) -> list[str]:
     """Files of the package in the order in which one of the fits of ``benchmarks/metrics.py`` first calls them."""
     command = [sys.executable, str(PACKAGE.parent / "benchmarks/metrics.py"), "--walk", fit]
-    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    env = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}  # this tree, whichever is installed
+    done = subprocess.run(command, cwd=PACKAGE.parent, env=env, capture_output=True, text=True, check=True)
     paths = [path for path, _ in json.loads(done.stdout.splitlines()[-1])]
     return [path.removeprefix(f"{PACKAGE.name}/") for path in dict.fromkeys(paths)]
 
