@@ -117,7 +117,8 @@ def sbc(
     :param num_simulations: number of data sets.
     :param num_samples: posterior draws for each; plus one a multiple of ``num_bins``.
     :param seed: of everything; the caller's random state is not touched.
-    :raises BadInput: for numbers that do not fit together, or when more than a tenth of the runs failed.
+    :raises BadInput: for numbers that do not fit together, a prior some draws of which make no data, or when more than
+        a tenth of the runs failed.
     """
     num_simulations = check_count("num_simulations", num_simulations)
     num_samples, num_bins = check_count("num_samples", num_samples), check_count("num_bins", num_bins)
@@ -134,6 +135,13 @@ def sbc(
         )
     joint = LogJoint(model, args, kwargs, maximise=())
     truth = from_prior(joint, joint.initial_theta, num_simulations, seed)
+    drawn = len(next(iter(truth.values()), ()))
+    if drawn < num_simulations:
+        raise BadInput(
+            f"{num_simulations - drawn} of {num_simulations} draws from the prior give a covariance that has no "
+            f"Cholesky factor; expected a prior whose draws all make data. Give the settings of the covariance tighter "
+            f"priors, or add more to its diagonal."
+        )
     ranks, failures = [], []
     for i in range(num_simulations):
         data = {n: truth[n][i] for n in joint.observed if n in truth}

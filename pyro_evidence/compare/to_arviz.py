@@ -118,8 +118,8 @@ def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int | None
     :param fit: a posterior, ``pyro.infer.MCMC`` after ``run``, or the ``fit`` of a run of NUTS in a comparison.
     :param args: the model's arguments, data included, as they went to ``run``; needed for MCMC, ignored for
         posteriors, which keep theirs.
-    :param num_samples: of independent draws from a posterior, and of draws from the prior; a multiple of
-        four.
+    :param num_samples: of independent draws from a posterior, a multiple of four, and of draws from the prior; those
+        of the prior at which a covariance has no Cholesky factor are left out.
     :param seed: of all draws; the caller's random state is not touched.
     :param kwargs: the model's keyword arguments.
     :raises BadInput: when MCMC has not run, or its draws and its model disagree.

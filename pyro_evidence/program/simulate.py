@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.fitting.process_state import (
     own_random_numbers,
@@ -66,9 +68,22 @@ def latents_from_prior(joint: LogJoint, theta: Tensor, num_samples: int, seed: i
 
 
 def from_prior(joint: LogJoint, theta: Tensor, num_samples: int, seed: int) -> Values:
-    """Draws of all latent and observed sites from the prior, each ``(S,) + site shape``."""
+    """Draws of all latent and observed sites from the prior, each ``(S,) + site shape``.
+
+    :return: at most ``num_samples`` draws: those at which a covariance of the model's has no Cholesky factor, as under
+        very vague priors of its settings, are left out; empty where that is so of all.
+    """
     model = unobserved(joint, theta)
-    return _rows(joint, lambda _: _run(joint, model), torch.zeros(num_samples, 1), seed)
+    try:
+        return _rows(joint, lambda _: _run(joint, model), torch.zeros(num_samples, 1), seed)
+    except LinAlgError:
+        drawn = []
+    with own_random_numbers(), torch.no_grad(), without_validation():
+        torch.manual_seed(seed)
+        for _ in range(num_samples):
+            with suppress(LinAlgError):
+                drawn.append(_run(joint, model))
+    return {n: torch.stack([row[n] for row in drawn]) for n in drawn[0]} if drawn else {}
 
 
 def from_predictive(joint: LogJoint, theta: Tensor, u: Tensor, seed: int) -> Values:
