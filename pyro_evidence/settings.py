@@ -4,7 +4,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -21,11 +21,14 @@ PACKAGE = __name__.split(".", maxsplit=1)[0]
 
 @dataclass(frozen=True)
 class Start:
-    """Where a search begins: how many random starts, climbed as one batch, and their seed.
+    """Where a search begins: how many starts, climbed as one batch, the seed of what is random, and what is given.
 
     :ivar restarts: number of starts.  None: one where a single mode is to be expected (linear predictors, Gaussian
         processes), several where not (enumerated sites, mixtures, networks, scales that multiply), within a budget.
     :ivar seed: of the starts; for None one is drawn when the object is made.
+    :ivar values: of latent sites and params, constrained, by name: what begins there in every start, as with Pyro's
+        ``init_to_value``.  The other sites begin at random, the other params where the model says.  For
+        ``LaplaceEvidence``; a mixture or a network begins at ``initial=``.
 
     >>> from pyro_evidence.settings import Start
     >>> Start(restarts=8).number(automatic=4), Start().number(automatic=4)
@@ -34,8 +37,10 @@ class Start:
 
     restarts: int | None = None
     seed: int | None = 0
+    values: Mapping[str, Tensor] | None = None
 
     def __post_init__(self) -> None:
+        _check_values(self.values)
         if self.restarts is not None:
             check_count("Start: restarts", self.restarts)
         object.__setattr__(self, "seed", seed_of(self.seed))
@@ -46,6 +51,27 @@ class Start:
         :param automatic: where none was asked for.
         """
         return automatic if self.restarts is None else int(self.restarts)
+
+
+def check_random_start(start: Any) -> None:
+    """Refuse a start with values, where an engine takes none.
+
+    :raises BadInput: saying which does.
+    """
+    check_instance("start", start, Start)
+    if start.values:
+        raise BadInput(
+            f"Start(values=...) gives values of {sorted(start.values)}; expected a number of restarts and a seed. "
+            "LaplaceEvidence takes values; EvidenceEM and OverlapEM begin at what initial=... makes."
+        )
+
+
+def _check_values(values: Any) -> None:
+    if values is not None and not (isinstance(values, Mapping) and all(isinstance(n, str) for n in values)):
+        raise BadInput(f"Start: values={values!r}; expected values by the names of sites, such as values={{'w': w}}.")
+    for name, value in (values or {}).items():
+        if not isinstance(value, Tensor | Real) or not bool(torch.isfinite(torch.as_tensor(value)).all()):
+            raise BadInput(f"Start: values of '{name}' are {value!r}; expected a tensor of finite numbers.")
 
 
 def check_object(name: str, value: Any) -> None:

@@ -121,7 +121,7 @@ def test_one_word_for_one_thing(name) -> None:
 def test_one_start_and_one_stop(name) -> None:
     parameters = inspect.signature(getattr(pyro_evidence, name).__init__).parameters
     assert type(parameters["start"].default) is Start and type(parameters["stop"].default) is Stop
-    assert list(inspect.signature(Start).parameters) == ["restarts", "seed"]
+    assert list(inspect.signature(Start).parameters) == ["restarts", "seed", "values"]
 
 
 @pytest.mark.parametrize("name", [n for n in BESIDE if "seed" in settings_of(getattr(pyro_evidence, n))])

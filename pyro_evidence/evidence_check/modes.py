@@ -14,7 +14,7 @@ from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState, search_modes, state_at
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import Start, check_instance, seed_of
+from pyro_evidence.settings import Start, check_random_start, seed_of
 
 AUTOMATIC = 16  # starts
 MOST_PERMUTATIONS = 120  # five components
@@ -88,7 +88,7 @@ def find_modes(posterior: Posterior, *, start: Start = Start(), labels: Axes | N
     posterior = laplace_posterior(posterior)
     problem = posterior.state.problem
     axes, num_components = component_axes(problem.joint, posterior.state, labels)
-    check_instance("start", start, Start)
+    check_random_start(start)
     starts = torch.cat(
         [posterior.state.u.unsqueeze(0), problem.joint.initial(start.number(AUTOMATIC), seed_of(start.seed))]
     )

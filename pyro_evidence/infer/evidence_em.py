@@ -42,6 +42,7 @@ from pyro_evidence.settings import (
     check_instance,
     check_methods,
     check_model,
+    check_random_start,
     seed_of,
 )
 
@@ -166,7 +167,7 @@ class EvidenceEM:
         check_function("update", update, "BoundedInflation()")
         check_family("update", update, "mixture", "prbf")
         check_function("curvature", curvature, "pyro_evidence.mixture.full")
-        check_instance("start", start, Start)
+        check_random_start(start)
         check_instance("initial", initial, RandomWeights)
         check_stop(stop)
         if deletion is not None:

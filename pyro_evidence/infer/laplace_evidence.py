@@ -67,8 +67,8 @@ class LaplaceEvidence:
         the exact Hessian, but Gauss-Newton where the latents are weights of hidden units that can be exchanged: where
         two of them meet, a network's exact Hessian is singular and its log evidence infinite.
     :param stop: tolerances, the most steps, whether to raise and to show a progress bar.
-    :param start: number of random starts for the mode, climbed as one batch, and their seed; by default one where a
-        single mode is to be expected and four where not.
+    :param start: number of random starts for the mode, climbed as one batch, their seed, and values at which sites
+        and params begin; by default one start where a single mode is to be expected and four where not.
 
     >>> import torch
     >>> from pyro_evidence import LaplaceEvidence
@@ -156,13 +156,14 @@ class LaplaceEvidence:
 
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
         """The density to approximate: of all latents, or of those inside, given the marginalised sites."""
-        joint = LogJoint(self.model, args, kwargs, maximise=self.maximise)
+        given: Any = {"maximise": self.maximise, "values": self.start.values}
+        joint = LogJoint(self.model, args, kwargs, **given)
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
         marginalise = tuple(sorted((*marginalised_sites(joint, self.marginalise), *self._more)))
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:
-            inside = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, maximise=self.maximise)
+            inside = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)
             full, problem = problem, marginalised_problem(inside, self.curvature)
             self._full = replace(full, curvature=problem.curvature)
         if self.nodes != 1:
@@ -199,7 +200,8 @@ class LaplaceEvidence:
 
     def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
         """The posterior, where it is one, and the search has converged; blocks integrated where ``nodes`` asks."""
-        if len(best.objectives) > 1 and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
+        moved = len(best.objectives) > 1 or best.state.laplace.problem.joint.dtype is not torch.float64
+        if moved and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
             require_proper(best.state.laplace)
         if self.nodes != 1:
             self._fits = tuple(refined(fit, self._begun[i], self.nodes, self.stop) for i, fit in enumerate(self._fits))
@@ -244,7 +246,8 @@ class LaplaceEvidence:
         """
         if self.nodes != 1:
             raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
-        joining, make = COMMUNICATOR.get(), partial(LogJoint, self.model, maximise=self.maximise)
+        joining = COMMUNICATOR.get()
+        make = partial(LogJoint, self.model, maximise=self.maximise, values=self.start.values)
         agree_on_kind(self.model, chunks, joining, make)
         first = make(first_rows(chunks, joining))
         sites = local_sites(first, chunks, joining, own)
@@ -269,7 +272,7 @@ class LaplaceEvidence:
         model = self.model
         if len(own) == len(first.latents.names):  # groups share hyperparameters only
             model = partial(with_dummy_site, model, torch.zeros((), dtype=first.dtype, device=first.device))
-        make = partial(LogJoint, model, maximise=self.maximise)
+        make = partial(LogJoint, model, maximise=self.maximise, values=self.start.values)
         first = first if model is self.model else make(first.args)
         self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
         return problem_of(self._groups.prior, self._groups.structure, exact_hessian)

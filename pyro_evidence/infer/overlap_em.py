@@ -20,7 +20,7 @@ from pyro_evidence.prbf.start import Initial, RandomPoints
 from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.failed_run import as_tensors
-from pyro_evidence.settings import Start, check_family, check_function, check_instance, stacklevel
+from pyro_evidence.settings import Start, check_family, check_function, check_random_start, stacklevel
 
 STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds are cheap and go slowly at the end
 ALPHA, UPDATE, INITIAL = AlphaPerKernel(20.0), Ascent(), RandomPoints()
@@ -82,7 +82,7 @@ class OverlapEM:
             raise BadInput(f"model is a {type(model).__name__}; expected models.prbf.prbf(...). Data go to run(...).")
         check_function("update", update, "Ascent()")
         check_family("update", update, "prbf", "mixture")
-        check_instance("start", start, Start)
+        check_random_start(start)
         check_function("initial", initial, "KMeans()")
         check_function("lost", lost, "keep_dead_kernels")
         check_stop(stop)

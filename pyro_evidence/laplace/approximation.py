@@ -282,7 +282,7 @@ def state_at(
     try:
         precision = precision_of(mode, row, latents.label)
     except NotPositiveDefinite:
-        summit = mode_checks.ModeNeighbourhood(problem.density, u, theta, mode.log_joint[row], problem.active)
+        summit = _neighbourhood(problem, u, theta, mode.log_joint[row])
         mode_checks.require_fall_on_rays(summit, latents)
         raise
     if not bool(mode.converged[row]):
@@ -303,17 +303,23 @@ def is_certified(state: LaplaceState) -> bool:
     return factors is None or factors.is_certified(state.u, state.theta)
 
 
-def require_proper(state: LaplaceState) -> None:
+def _neighbourhood(problem: Problem, u: Tensor, theta: Tensor, height: Tensor) -> mode_checks.ModeNeighbourhood:
+    advice = mode_checks.double_precision(problem.joint)
+    return mode_checks.ModeNeighbourhood(problem.density, u, theta, height, problem.active, advice)
+
+
+def require_proper(state: LaplaceState, *, last: bool = True) -> None:
     """Look around a mode: the curvature must be that of the density, and the density must fall on all sides.
 
+    :param last: whether the hyperparameters are those of the result.
     :raises NotSmooth: when second derivatives are not those of the slope, with the site.
     :raises ImproperPosterior: when the log joint stays up in some direction, with the site.
     """
     problem = state.problem
     if problem.curvature not in PLAIN or not bool(problem.active.any()):
         return  # damping was asked for, so a flat direction is intended
-    summit = mode_checks.ModeNeighbourhood(problem.density, state.u, state.theta, state.log_joint, problem.active)
+    summit = _neighbourhood(problem, state.u, state.theta, state.log_joint)
     mode_checks.require_proper_mode(summit, state.precision, problem.joint.latents)
     if problem.curvature is exact_hessian:
         products = mode_checks.of_precision(state.precision, problem.active)
-        mode_checks.certify(problem.joint, problem.density, state.u, state.theta, products)
+        mode_checks.certify(problem.joint, problem.density, state.u, state.theta, products, last=last)

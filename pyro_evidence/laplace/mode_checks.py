@@ -4,6 +4,7 @@ A log density with a corner, or one whose formula changes branches at a point, h
 differentiation gets wrong there, and Laplace's approximation would use them without a word.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,19 +77,49 @@ def _differences(density: Density, u: Tensor, theta: Tensor, directions: Tensor,
     return (ahead - behind) / (2.0 * step)
 
 
-def certify(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, products: Products) -> float:
+def certify(
+    joint: LogJoint, density: Density, u: Tensor, theta: Tensor, products: Products, *, last: bool = True
+) -> float:
     """Compare products with the Hessian at a mode with differences of the gradient.
 
     :param u: the mode, shape ``(D,)``.
+    :param last: whether the search has ended.  Before that, where scales are far from the data's, a slope may be lost
+        in the rounding of single precision that is none in the end.
     :return: the relative error, 1e-6 or less where all is well.
-    :raises NotSmooth: where they disagree, with the site and its distribution.
+    :raises NotSmooth: where they disagree, with the site and its distribution, or single precision as the reason.
     """
-    step = _step(joint)
+    step, error = _step(joint), math.inf
     for longer in STEPS:
         error = curvature_error(density, u, theta, products, longer * step)
         if error <= TOLERANCE:
             return error
+    if joint.dtype is not torch.float64 and _is_rounded_away(density, u, theta, products, step):
+        if not last:
+            return error
+        raise NotSmooth(
+            f"second derivatives at the posterior mode cannot be checked: in {joint.dtype} the slope of the log joint "
+            f"density is rounded by more than it changes. {double_precision(joint)}"
+        )
     raise NotSmooth(_message(joint, u, theta, step * products.directions[0], "at the posterior mode", WRONG))
+
+
+def double_precision(joint: LogJoint) -> str:
+    """The advice to compute in double precision, where a model does not; else nothing."""
+    if joint.dtype is torch.float64:
+        return ""
+    return (
+        f"The model computes in {joint.dtype}: try double precision first, torch.set_default_dtype(torch.float64) and "
+        f".double() after the data. "
+    )
+
+
+def _is_rounded_away(density: Density, u: Tensor, theta: Tensor, products: Products, step: float) -> bool:
+    """Whether slopes a quarter of a step apart, all on one side of the mode, change by leaps: no corner does that."""
+    rows = torch.cat([u + (1.0 + k / 4) * step * products.directions for k in range(3)])
+    with without_validation():
+        slope = density.gradient(rows, theta)[1].reshape(3, *products.directions.shape)
+    leaps = (slope[0] - 2.0 * slope[1] + slope[2]).abs() * products.unit
+    return bool(leaps.amax() > TOLERANCE * 2.0 * step * (products.images.abs() * products.unit).amax())
 
 
 def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str], unit: Tensor) -> None:
@@ -219,6 +250,7 @@ class ModeNeighbourhood:
     :ivar u: the mode, shape ``(D,)``.
     :ivar height: the log joint there, nats.
     :ivar active: coordinates that are not pruned, bool, shape ``(D,)``.
+    :ivar advice: what to try first, where rounding may have made the density flat; or empty.
     """
 
     density: Density
@@ -226,6 +258,7 @@ class ModeNeighbourhood:
     theta: Tensor
     height: Tensor
     active: Tensor
+    advice: str
 
     def fall(self, moves: Tensor) -> Tensor:
         """Fall of the log joint from the mode to ``u`` plus each move ``(P, D)``, nats, shape ``(P,)``."""
@@ -255,8 +288,8 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision, latents
     level = bool(((near[:, -1].abs() < LEAST_FALL) & (dip < LEAST_DIP)).any())
     if stays_up or level:
         away = f"{FAR[-1] if stays_up else NEAR:g} posterior standard deviations away"
-        raise _improper(latents.label(int(direction.abs().argmax())), away)
-    _require_fall(rays, falls[most:], latents)
+        raise _improper(latents.label(int(direction.abs().argmax())), away, summit.advice)
+    _require_fall(rays, falls[most:], latents, summit.advice)
 
 
 def _drops_at_once(summit: ModeNeighbourhood, direction: Tensor, latents: Coordinates) -> bool:
@@ -275,7 +308,7 @@ def require_fall_on_rays(summit: ModeNeighbourhood, latents: Coordinates) -> Non
     """
     rays = _rays(summit, latents)
     falls = [summit.fall(ends) for _, ends in rays]
-    _require_fall(rays, torch.cat(falls) if falls else summit.u[:0], latents)
+    _require_fall(rays, torch.cat(falls) if falls else summit.u[:0], latents, summit.advice)
 
 
 def _rays(summit: ModeNeighbourhood, latents: Coordinates) -> list[tuple[int, Tensor]]:
@@ -291,18 +324,18 @@ def _rays(summit: ModeNeighbourhood, latents: Coordinates) -> list[tuple[int, Te
     return rays
 
 
-def _require_fall(rays: list[tuple[int, Tensor]], falls: Tensor, latents: Coordinates) -> None:
+def _require_fall(rays: list[tuple[int, Tensor]], falls: Tensor, latents: Coordinates, advice: str) -> None:
     """Refuse a log joint that is where it was both at twice the mode and at the far end of a ray through it."""
     for (largest, _), fall in zip(rays, falls.reshape(-1, 2), strict=True):
         if bool((fall.abs() < LEAST_FALL).all()):
-            raise _improper(latents.label(largest), "at twice the mode and far beyond")
+            raise _improper(latents.label(largest), "at twice the mode and far beyond", advice)
 
 
-def _improper(where: str, distance: str) -> ImproperPosterior:
+def _improper(where: str, distance: str, advice: str) -> ImproperPosterior:
     return ImproperPosterior(
         f"the log joint is as high as at its maximum {distance}, along a direction that points at {where}: the "
         f"posterior is improper or nearly so, or its mode lies at infinity (separable classes, collinear columns, a "
-        f"flat prior). Give that site a proper prior, for example Normal(0, 10) on standardised inputs."
+        f"flat prior). {advice}Give that site a proper prior, for example Normal(0, 10) on standardised inputs."
     )
 
 

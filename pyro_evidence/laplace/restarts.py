@@ -55,6 +55,7 @@ def starts(joint: LogJoint, num: int, seed: int) -> Tensor:
     for network in submodules(joint.model):
         if isinstance(network, Starting):
             own = {n: v for n, v in network.starts(num, seed).items() if n in values and v.shape == values[n].shape}
+            own = {n: v for n, v in own.items() if n not in joint.values}
             values |= {n: v.to(values[n]) for n, v in own.items()}
     return torch.cat([v.reshape(num, -1) for v in values.values()], -1)
 
@@ -66,6 +67,8 @@ def automatic(problem: Problem) -> int:
     networks and whatever multiplies latents with one another may have many.
     """
     structure, joint = problem.structure, problem.joint
+    if joint.values.keys() >= set(joint.latents.names):  # all begin at one place
+        return 1
     parts = structure.linear.linear if structure.linear is not None else ()
     simple = bool(parts) and all(part.slot.mixture is None for part in parts)
     if joint.latents.size > SMALL or (simple and not joint.discrete) or structure.eliminated is not None:
@@ -113,7 +116,7 @@ def distinct_modes(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
             state = find()
             index = next((i for i, known in enumerate(states) if _same_height(known, state)), len(states))
             if index == len(states):
-                require_proper(state)
+                require_proper(state, last=False)
                 states.append(state)
             reached.append(index)
         except ArithmeticError as error:

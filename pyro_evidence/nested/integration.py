@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.laplace.mode_checks import double_precision
 from pyro_evidence.nested import skewness
 from pyro_evidence.nested.inner import ConditionalModes, is_affordable, profiles, solve_inner
 from pyro_evidence.nested.skewness import Margins, Profiles, SkewnessCorrection, skewness_points
@@ -171,8 +172,9 @@ def _not_concave(state: LaplaceState, marginalised: Tensor, precision: Tensor) -
     where = state.problem.joint.hypers.label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
     return (
         f"the log density of the marginalised sites has curvature {float(values[0]):.3g} at {where}, where its "
-        "search ended; expected a maximum. Give that site a proper prior that says more, name fewer sites in "
-        "marginalise=, or sample them: MCMC(NUTS(LaplaceMarginal(model, integrate=[...])))."
+        f"search ended; expected a maximum. {double_precision(state.problem.joint)}Give that site a proper prior that "
+        "says more, name fewer sites in marginalise=, or sample them: "
+        "MCMC(NUTS(LaplaceMarginal(model, integrate=[...])))."
     )
 
 

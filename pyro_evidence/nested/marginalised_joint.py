@@ -21,7 +21,7 @@ class MarginalisedJoint(LogJoint):
     Laplace's log evidence plus :meth:`log_hyperprior` is a density over these coordinates, to be integrated.
 
     :param marginalise: names of the sites to integrate outside.
-    :param maximise: as for :class:`LogJoint`.
+    :param maximise, values: as for :class:`LogJoint`.
     """
 
     def __init__(
@@ -32,10 +32,11 @@ class MarginalisedJoint(LogJoint):
         *,
         marginalise: Sequence[str],
         maximise: Sequence[str] | None = None,
+        values: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.marginalised_sites: tuple[str, ...] = tuple(sorted(marginalise))
         self._fixed = maximise is not None and not len(maximise)
-        super().__init__(model, args, kwargs, maximise=[*(maximise or ()), *marginalise])
+        super().__init__(model, args, kwargs, maximise=[*(maximise or ()), *marginalise], values=values)
 
     def _hold(self, declared: Mapping[str, Declaration], everything: bool) -> dict[str, Declaration]:
         return super()._hold(declared, everything=self._fixed)

@@ -1,6 +1,6 @@
 """Conditions on a model and its data before anything is fitted; each that fails is an error message."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -244,14 +244,27 @@ def not_finite(nodes: Mapping[str, Node], arguments: str) -> BadInput:
     """
     bad = [n for n, s in nodes.items() if not bool(torch.isfinite(s["log_prob_sum"]))]
     values = {n: torch.as_tensor(nodes[n]["value"]) for n in bad}
-    sites = [f"{n} (shape {tuple(v.shape)}{bad_entries(v)})" for n, v in values.items()]
+    sites = [f"'{n}' (shape {tuple(v.shape)}{bad_entries(v)})" for n, v in values.items()]
     where = f"its value is not finite at site(s) {', '.join(sites)}" if bad else "its gradient is not finite"
     return BadInput(
         f"the log joint density has no finite value and gradient at any of 100 random starts; at the last, "
         f"{where}. Arguments: {arguments}. Remove rows with nan or inf (a mask hides their value, not their "
         f"gradient: put any number of the support there), and check that the data lie in the support of "
-        f"their distribution."
+        f"their distribution. Where the density is finite for few values only, begin there: "
+        f"LaplaceEvidence(model, start=Start(values={{'a_site': ...}}))."
     )
+
+
+def check_begun(values: Mapping[str, Any], begun: Set[str], sites: Sequence[str]) -> None:
+    """Refuse start values of what the model does not have, or has with a value of its own.
+
+    :raises BadInput: naming them.
+    """
+    if unknown := sorted(values.keys() - begun):
+        raise BadInput(
+            f"Start(values=...) names {unknown}; expected continuous latent sites and params of the model, out of "
+            f"{list(sites)}."
+        )
 
 
 def same_arguments(a: Arguments, b: Arguments) -> bool:

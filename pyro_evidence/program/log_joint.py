@@ -85,6 +85,8 @@ class LogJoint:
         maximised with the hyperparameters.
     :param maximise: names of latent sites to maximise together with all params, their prior counted in
         :meth:`log_hyperprior`; ``()`` holds the params fixed; default: maximise the params.
+    :param values: of latent sites and params, constrained, at which a search begins; others begin at random, params
+        where the model says.
     :raises BadInput: for data that cannot be used.
     :raises UnsupportedModel: for a model that is not a fixed, finite, differentiable density.
 
@@ -108,8 +110,10 @@ class LogJoint:
         *,
         integrate: Sequence[str] | None = None,
         maximise: Sequence[str] | None = None,
+        values: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.model: Model = model
+        self.values: Mapping[str, Tensor] = dict(values or {})
         self.columns: dict[str, tuple[str, ...]]  # names, of arguments that are tables
         self.columns = failed_run.column_names(args, kwargs or {})
         self.args: tuple[Any, ...]
@@ -146,15 +150,16 @@ class LogJoint:
         with global_lock(), own_random_numbers(), own_warnings("ignore"):
             store = pyro.get_param_store()
             found = dict(store.items()), store.get_state()["constraints"]
-            statements = FirstRun(*found)
+            statements = FirstRun(*found, self.values)
             with empty_store():
                 trace = self._validated_run(statements)
             free = [d.value for d in statements.found.values() if not d.frozen]
             if maximise and free and not any(is_integrated(s) for s in sample_nodes(trace).values()):
                 self.model = partial(parameters.with_dummy_site, self.model, free[0].new_zeros(()))
-                statements = FirstRun(*found)
+                statements = FirstRun(*found, self.values)
                 with empty_store():
                     trace = self._validated_run(statements)
+        checks.check_begun(self.values, statements.begun, (*trace.stochastic_nodes, *trace.param_nodes))
         checks.check_trace(trace, self.args, self.kwargs)
         params: dict[str, Declaration] = {}  # each parameter once, under the first of its names
         for name, declared in statements.found.items():
@@ -171,7 +176,7 @@ class LogJoint:
             if isinstance(error, TypeError | AttributeError) and not failed_run.arrays(self.args, self.kwargs):
                 raise  # the model's own
             for name, declaration in statements.found.items():
-                parameters.check_start(name, declaration)
+                parameters.started(name, declaration)
             raise failed_run.run_failed(error, self.args, self.kwargs) from error
         finally:
             for declaration in statements.found.values():
@@ -183,8 +188,7 @@ class LogJoint:
         """Set apart the params that are held; the others, which are maximised."""
         free = {n: d for n, d in declared.items() if not (everything or d.frozen)}
         checks.check_module_parameters(tuple(free))
-        for name, declaration in free.items():
-            parameters.check_start(name, declaration)
+        free = {name: parameters.started(name, declaration) for name, declaration in free.items()}
         own = {n: d.source for n, d in declared.items() if d.source is not None and "$$$" not in n}
         networks = parameters.modules(self.model, *self.args, *self.kwargs.values()) if own else []
         self.homes: dict[str, tuple[tuple[torch.nn.Module, str], ...]] = {
@@ -207,6 +211,7 @@ class LogJoint:
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
         origin = {n: t(like.new_zeros(unconstrained_shape(t, shape))) for n, (t, shape) in outer.items()}
+        origin |= {n: continuous[n]["value"].detach() for n in outer if n in self.values}
         flat = self.hypers.flat({n: d.value for n, d in free.items()} | origin)
         self.initial_theta: Tensor = flat.detach().to(self.device, torch.float64)
 
@@ -220,8 +225,10 @@ class LogJoint:
         self._writes = False  # into tensors that it makes
         try:
             with own_random_numbers():
+                self._begins_at_origin = True
                 places, first = self._drawn(1, seed=0)
                 self._first = places
+                self._begins_at_origin = bool(self.log_joint(self.initial_u, self.initial_theta).isfinite())
                 second = float(self.log_joint(places[0], self.initial_theta).detach())
                 checks.check_same(float(first), second)
                 self._check_dependence(places[0], continuous)
@@ -292,6 +299,8 @@ class LogJoint:
     def initial(self, num: int, seed: int) -> Tensor:
         """Starting points, uniform on (-2, 2) in unconstrained space as NUTS draws them, shape ``(num, D)``.
 
+        Sites for which values were given begin at these in all of them.
+
         :raises BadInput: when density or gradient are not finite at any of 100 draws for one of them.
         """
         return self._first.clone() if (num, seed) == (1, 0) else self._drawn(num, seed)[0]
@@ -303,7 +312,7 @@ class LogJoint:
         bad = torch.ones(num, dtype=torch.bool, device=self.device)
         for _ in range(100):
             draw = torch.rand(num, self.latents.size, generator=generator, dtype=torch.float64)
-            u = torch.where(bad.unsqueeze(-1), 4.0 * draw.to(self.device) - 2.0, u)
+            u = self._at_values(torch.where(bad.unsqueeze(-1), 4.0 * draw.to(self.device) - 2.0, u))
             point = u.clone().requires_grad_()
             value = self.log_joint(point, self.initial_theta)
             slope = torch.autograd.grad(value.sum(), point)[0]
@@ -333,8 +342,21 @@ class LogJoint:
 
     @property
     def initial_u(self) -> Tensor:
-        """The origin of the unconstrained latent space, shape ``(D,)``."""
-        return torch.zeros(self.latents.size, dtype=torch.float64, device=self.device)
+        """The origin of the unconstrained latent space, shape ``(D,)``, but for sites with a value of their own.
+
+        The first random start, where the density is not finite at the origin.
+        """
+        if not self._begins_at_origin:
+            return self._first[0].clone()
+        return self._at_values(torch.zeros(self.latents.size, dtype=torch.float64, device=self.device))
+
+    def _at_values(self, u: Tensor) -> Tensor:
+        """Places ``(..., D)`` with the sites for which values were given there."""
+        for part in self.latents:
+            if part.name in self.values:
+                value = torch.as_tensor(self.values[part.name]).to(self.device, self.dtype).reshape(part.shape)
+                u[..., self.latents.slices[part.name]] = part.transform.inv(value).reshape(-1).to(u)
+        return u
 
     def trace(self, u: Tensor, theta: Tensor) -> Trace:
         """The model run at one point, shapes ``(D,)`` and ``(T,)``; discrete sites enumerated."""

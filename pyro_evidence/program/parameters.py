@@ -118,20 +118,24 @@ def from_store(name: str, declared: Declaration, stored: Tensor | None) -> Decla
     return replace(declared, value=stored.detach().clone().to(declared.value.dtype))
 
 
-def check_start(name: str, declared: Declaration) -> None:
-    """Refuse a hyperparameter that starts on or beyond the edge of its constraint.
+def started(name: str, declared: Declaration) -> Declaration:
+    """The hyperparameter where ``pyro.param`` would begin it: numbers off a simplex are divided by their sum.
 
-    :raises BadInput: with the name, the value and the constraint.
+    :raises BadInput: for one that begins on or beyond the edge of its constraint, with its name and value.
     """
     value, constraint = declared.value, declared.constraint
-    inside = bool(constraint.check(value).all()) and bool(torch.isfinite(value).all())
-    unconstrained = transform_of(constraint).inv(value) if inside else value
-    if not inside or not bool(torch.isfinite(unconstrained).all()):
+    moved = value
+    if bool(torch.isfinite(value).all()) and not bool(constraint.check(value).all()):
+        stored = transform_to(constraint)
+        moved = stored(stored.inv(value))
+    inside = bool(constraint.check(moved).all()) and bool(torch.isfinite(moved).all())
+    if not inside or not bool(torch.isfinite(transform_of(constraint).inv(moved)).all()):
         raise BadInput(
             f"hyperparameter '{name}', shape {tuple(value.shape)}, starts at "
             f"{value.reshape(-1)[:5].tolist()}; expected finite values strictly inside {constraint}. Start "
             f"it elsewhere, for example at 1."
         )
+    return replace(declared, value=moved)
 
 
 def check_kind(role: str, names: object) -> None:
@@ -289,18 +293,23 @@ class FirstRun(Messenger):
 
     :param stored: what params without a value of their own begin with, in an empty store.
     :param limits: their constraints.
+    :param values: of sites and params that are to begin there, constrained.
     """
 
-    def __init__(self, stored: Mapping[str, Tensor], limits: Mapping[str, Any]) -> None:
+    def __init__(
+        self, stored: Mapping[str, Tensor], limits: Mapping[str, Any], values: Mapping[str, Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.stored = stored
         self.limits = limits
+        self.values = values or {}
+        self.begun: set[str] = set()  # at one of these values
         self.found: dict[str, Declaration] = {}
         self.fixed: set[str] = set()  # given a value by a handler of the user's
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["value"] is None and hasattr(msg["fn"], "support") and not is_discrete(msg):
-            msg["value"] = central_value(msg["fn"])
+            msg["value"] = self._given(msg["name"], central_value(msg["fn"]))
 
     def _pyro_param(self, msg: Any) -> None:
         name, given = msg["name"], msg["args"][1:]
@@ -309,11 +318,24 @@ class FirstRun(Messenger):
         if msg["value"] is not None:
             self.fixed.add(name)
         elif given:
-            value = torch.as_tensor(given[0]() if callable(given[0]) else given[0])
+            value = self._given(name, torch.as_tensor(given[0]() if callable(given[0]) else given[0]))
             msg["args"] = (name, value)
             self._note(msg, value, value if isinstance(value, torch.nn.Parameter) else None)
         elif name in self.stored:
             pyro.get_param_store().setdefault(name, self.stored[name], self.limits[name])
+
+    def _given(self, name: str, own: Any) -> Any:
+        """The value that was given for a site or param in place of its own."""
+        if name not in self.values or own is None:
+            return own
+        value = torch.as_tensor(self.values[name]).detach().to(own)
+        if value.shape != own.shape:
+            raise BadInput(
+                f"Start(values=...): '{name}' has shape {tuple(value.shape)}; expected {tuple(own.shape)}, as in the "
+                "model."
+            )
+        self.begun.add(name)
+        return value
 
     def _pyro_post_param(self, msg: Any) -> None:
         if msg["name"] not in self.found and msg["name"] not in self.fixed:

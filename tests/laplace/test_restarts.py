@@ -1,12 +1,15 @@
 """Many starts as one batch."""
 
+import re
+from typing import Any
+
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, NotAMode, Start
+from pyro_evidence import BadInput, EvidenceEM, LaplaceEvidence, NotAMode, Start
 from pyro_evidence.laplace import approximation
 from pyro_evidence.laplace.restarts import search
 from pyro_evidence.program import LogJoint
@@ -92,3 +95,56 @@ def test_a_mode_at_which_the_linear_predictor_is_none_is_searched_again() -> Non
     assert posterior.state.problem.structure.linear is None
     joint = posterior.state.problem.joint
     assert float(posterior.state.log_joint) == float(joint.log_joint(posterior.state.u, posterior.state.theta))
+
+
+@pytest.mark.parametrize("begun", [-2.0, 2.0])
+def test_a_search_begins_at_the_values_given(begun: float) -> None:
+    """From either side of the barrier the near mode is found, the lower one too."""
+    posterior = LaplaceEvidence(double_well, start=Start(values={"x": torch.tensor(begun)})).run(torch.tensor(0.5))
+    assert float(posterior.mode["x"]) * begun > 3.0 and posterior.restarts.shape == (1,)
+
+
+def test_what_no_value_was_given_for_begins_at_random() -> None:
+    def two(height: Tensor) -> None:
+        double_well(height)
+        y = pyro.sample("y", dist.Normal(0.0, 10.0))
+        pyro.factor("another", -(y.square() - 4.0).square())
+
+    joint = LogJoint(two, (torch.tensor(0.5),), values={"x": torch.tensor(-2.0)})
+    starts = joint.initial(5, seed=3)
+    assert bool((starts[:, 0] == -2.0).all()) and len(set(starts[:, 1].tolist())) == 5
+    assert joint.initial_u.tolist() == [-2.0, 0.0]
+
+
+def test_a_param_begins_at_its_value_and_a_marginalised_site_too() -> None:
+    def scaled(t: Tensor) -> None:
+        loc = pyro.param("loc", torch.tensor(0.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        with pyro.plate("data", len(t)):
+            pyro.sample("w", dist.Normal(loc, tau), obs=None)
+            pyro.sample("t", dist.Normal(0.0, tau), obs=t)
+
+    values = {"loc": torch.tensor(0.7), "tau": torch.tensor(0.2)}
+    joint = LogJoint(scaled, (torch.ones(3),), maximise=["tau"], values=values)
+    found = joint.hypers.constrained(joint.initial_theta)
+    assert {n: float(v) for n, v in found.items()} == pytest.approx({"loc": 0.7, "tau": 0.2}, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"z": torch.tensor(1.0)}, "names ['z']"),
+        ({"x": torch.ones(2)}, "'x' has shape (2,); expected ()"),
+        ({"x": torch.tensor(float("nan"))}, "expected a tensor of finite numbers"),
+        ({"x": "2"}, "expected a tensor of finite numbers"),
+        ([("x", 2.0)], "expected values by the names of sites"),
+    ],
+)
+def test_values_that_the_model_cannot_begin_at_are_refused(values: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)):
+        LaplaceEvidence(double_well, start=Start(values=values)).run(torch.tensor(0.5))
+
+
+def test_a_mixture_is_begun_otherwise() -> None:
+    with pytest.raises(BadInput, match="EvidenceEM and OverlapEM begin at"):
+        EvidenceEM(mixture, start=Start(values={"x": torch.ones(2)}))

@@ -125,3 +125,19 @@ def flawed_weights(X: Tensor, y: Tensor) -> None:
 def test_where_a_search_starts_from_zero_second_derivatives_are_looked_at() -> None:
     with pytest.raises(NotSmooth, match="site 'y', a HalfWrong, has a kink where the search starts"):
         RVM(flawed_weights).run(X, Y)
+
+
+def large_numbers(t: Tensor) -> None:
+    """Linear and Gaussian; the posterior of the mean is narrower than the spacing of float32 there."""
+    w = pyro.sample("w", dist.Normal(0.0, 1e7))
+    pyro.sample("t", dist.Normal(w, 0.01).expand(t.shape).to_event(1), obs=t)
+
+
+def test_single_precision_is_no_corner() -> None:
+    """The same density: a corner nowhere, but rounded slopes in float32."""
+    t = 4e5 + torch.arange(30.0, dtype=torch.float32)
+    torch.set_default_dtype(torch.float32)
+    with pytest.raises(ArithmeticError, match="double precision"):
+        LaplaceEvidence(large_numbers).run(t)
+    torch.set_default_dtype(torch.float64)
+    assert bool(LaplaceEvidence(large_numbers).run(t.double()).log_evidence.isfinite())
