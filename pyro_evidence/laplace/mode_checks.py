@@ -98,7 +98,8 @@ def certify(
             return error
         raise NotSmooth(
             f"second derivatives at the posterior mode cannot be checked: in {joint.dtype} the slope of the log joint "
-            f"density is rounded by more than it changes. {double_precision(joint)}"
+            f"density is rounded by more than it changes; expected differences that show its curvature. "
+            f"{double_precision(joint)}"
         )
     raise NotSmooth(_message(joint, u, theta, step * products.directions[0], "at the posterior mode", WRONG))
 
