@@ -18,6 +18,7 @@ from torch.distributions import Transform, biject_to, constraints, transform_to
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation_or_params
+from pyro_evidence.numerics.coordinates import unconstrained_shape
 from pyro_evidence.program.sites import Node, central_value, is_discrete, sample_nodes
 
 
@@ -130,10 +131,12 @@ def started(name: str, declared: Declaration) -> Declaration:
         moved = stored(stored.inv(value))
     inside = bool(constraint.check(moved).all()) and bool(torch.isfinite(moved).all())
     if not inside or not bool(torch.isfinite(transform_of(constraint).inv(moved)).all()):
+        free = transform_of(constraint)
+        inner = free(value.new_zeros(unconstrained_shape(free, value.shape))).reshape(-1)[:5].tolist()
         raise BadInput(
             f"hyperparameter '{name}', shape {tuple(value.shape)}, starts at "
             f"{value.reshape(-1)[:5].tolist()}; expected finite values strictly inside {constraint}. Start "
-            f"it elsewhere, for example at 1."
+            f"it elsewhere, for example at {inner if len(inner) > 1 else f'{inner[0]:g}'}."
         )
     return replace(declared, value=moved)
 
