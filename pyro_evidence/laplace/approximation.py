@@ -270,13 +270,14 @@ def state_at(
     """The state of one row of a finished search.
 
     :param log_hyperprior: where it is known, or does not matter.
-    :raises NotSmooth: when the search stopped on a corner of the density, with the site and its distribution.
+    :raises NotSmooth: when the search stopped on a corner or a jump of the density, with the site.
     :raises ImproperPosterior: when the mode has run away over a plateau.
     :raises NotPositiveDefinite, NotAMode: when the search ends at no maximum for another reason.
     """
     latents, u = problem.joint.latents, mode.u[row]
     if not bool(mode.converged[row]):
         kink = mode_checks.nondifferentiable_message(problem.joint, problem.density, u, theta, mode.gradient[row])
+        kink = kink or mode_checks.jump_message(problem.joint, problem.density, u, theta, mode.gradient[row])
         if kink is not None:
             raise NotSmooth(kink)
     try:

@@ -165,6 +165,38 @@ def nondifferentiable_message(
     return _message(joint, u, theta, ways[worst], "where the search for the posterior mode stopped", jump)
 
 
+REACH = (1e-3, 1e-5)  # of changes, in units of a coordinate: a smooth one is a hundred times less at the second
+
+
+def jump_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, gradient: Tensor) -> str | None:
+    """The error message for a search that stopped where the log density jumps; None where it is continuous.
+
+    The change of the density from one side of the point to the other goes to zero with the distance where it is
+    continuous, and does not across a jump.
+
+    :param gradient: where the search stopped, shape ``(D,)``.
+    """
+    index = gradient.abs().argsort(descending=True)[:MOST_LOOKED_AT]
+    ways = torch.eye(len(u), dtype=u.dtype, device=u.device)[index] * (1.0 + u.abs())
+    with torch.no_grad(), without_validation():
+        ends = [density.log_joint(torch.cat([u + r * ways, u - r * ways]), theta) for r in REACH]
+    far, near = (torch.nan_to_num(ahead - behind).abs() for ahead, behind in (each.chunk(2) for each in ends))
+    rounding = 1e3 * torch.finfo(joint.dtype).eps * (1.0 + ends[0].nan_to_num().abs().amax())
+    smooth = 20.0 * REACH[1] * gradient[index].abs() * (1.0 + u[index].abs())  # ten times what the slope says
+    jumps = torch.where((near > 0.3 * far) & (near > smooth) & (near > rounding), near, 0.0)
+    worst = int(jumps.argmax())
+    if not float(jumps[worst]) > 0.0:
+        return None
+    where = joint.latents.label(int(index[worst]))
+    return (
+        f"the log joint density jumps by {float(jumps[worst]):.2g} nats along {where}, where the search for the "
+        f"posterior mode stopped; expected a density that is continuous and smooth in every latent. Look for "
+        f"comparisons with that site (torch.where, >=, floor, indices made of it). A switchpoint is summed out when it "
+        f"is a Categorical over the places between the data; or let the change take time, by "
+        f"torch.sigmoid((x - switchpoint) / width)."
+    )
+
+
 @dataclass(frozen=True)
 class GradientMismatch:
     """One site's slope along a step, and what its second derivatives promise of it.

@@ -105,7 +105,6 @@ def test_constant_targets_are_named_soon() -> None:
     says(message, "constant")
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 4: a jump is said to be a matter of scaling")
 def test_a_density_that_jumps_is_said_to_jump() -> None:
     def stepping(t: Tensor) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
@@ -122,7 +121,7 @@ DISASTERS = (
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 4: a jump is said to be a matter of scaling")
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: said once for each start")
 def test_a_continuous_switchpoint_is_said_to_jump() -> None:
     """Coal mining disasters: the rate changes in a year that is given a Uniform in place of a Categorical."""
     counts = T([float(x) for x in DISASTERS.split()])
