@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_p
 from pyro_evidence.laplace.approximation_rows import can_batch
 from pyro_evidence.laplace.evidence_error import refined, with_nodes
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
-from pyro_evidence.laplace.restarts import Restarts, rescaled_start, search, starts, without_repeats
+from pyro_evidence.laplace.restarts import NO_MAXIMUM, Restarts, rescaled_start, search, starts, thetas, without_repeats
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
 from pyro_evidence.nested.roles import marginalised_sites
@@ -172,11 +173,13 @@ class LaplaceEvidence:
 
     def _search(self, problem: Problem) -> None:
         """The distinct modes from all starts; those of a network with hyperparameters that have warmed up."""
-        num = self.start.number(laplace_restarts.automatic(problem))
-        problem, places = rescaled_start(problem, starts(problem.joint, num, seed_of(self.start.seed)))
+        num, seed = self.start.number(laplace_restarts.automatic(problem)), seed_of(self.start.seed)
+        problem, places = rescaled_start(problem, starts(problem.joint, num, seed))
         theta = problem.joint.initial_theta
         if problem.structure.network is not None and can_batch(problem):
             self._found = laplace_restarts.search_in_batch(problem, places, theta)
+        elif num > 1 and (laplace_restarts.has_params_alone(problem.joint) or self.start.restarts is not None):
+            self._found = laplace_restarts.search_apart(problem, places, thetas(problem.joint, num, seed))
         else:
             self._found = search(problem, places, theta, self._shown.progress)
         states = [type2.type2_state(state) for state in self._found.states]
@@ -196,7 +199,13 @@ class LaplaceEvidence:
             self._fits = (*self._fits[:i], fit, *self._fits[i + 1 :])
             if fit.status is Status.INTERRUPTED:
                 break
-        return without_repeats(self._fits)[0]
+        best = without_repeats(self._fits)[0]
+        while best.status is Status.CONVERGED and (off := type2.off_saddle(best.state)) is not None:
+            before = (*best.objectives, off.objective)
+            left = iterate(type2.step, off, self._shown, "LaplaceEvidence", before=before)
+            self._fits = tuple(left if fit is best else fit for fit in self._fits)
+            best = without_repeats(self._fits)[0]
+        return best
 
     def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
         """The posterior, where it is one, and the search has converged; blocks integrated where ``nodes`` asks."""
@@ -328,13 +337,19 @@ class LaplaceEvidence:
         """Posteriors of the best modes; marginalised sites are integrated around these alone, once for each fit."""
         if self._found is None:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
-        heights = [float(f.state.laplace.log_evidence) for f in self._fits] + [math.nan]
+        ranked = without_repeats(self._fits)
+        apart = [f.status in NO_MAXIMUM and f.status is not ranked[0].status for f in self._fits]  # no modes to count
+        heights = [float(f.state.laplace.log_evidence) for f in self._fits]
+        heights = [math.nan if no_mode else height for height, no_mode in zip(heights, apart, strict=True)] + [math.nan]
         reached = self._found.reached.clone()
         reached[reached >= len(self._fits)] = -1
         restarts = torch.tensor(heights, dtype=torch.float64)[reached]
-        posteriors = []
-        for fit in without_repeats(self._fits)[:most]:
-            state, failures = fit.state.laplace, self._found.failures
+        posteriors, failures = (
+            [],
+            (*self._found.failures, *(f"no maximum: {f.status.value}" for f in compress(self._fits, apart))),
+        )
+        for fit in ranked[:most]:
+            state = fit.state.laplace
             found = LaplacePosterior(state, fit.status.value, fit.objectives, restarts, failures)
             if self._groups is not None:
                 found = with_groups(self._groups, found)

@@ -91,8 +91,11 @@ def inverted(curvature: Tensor, gradient: Tensor) -> Tensor:
 
     The same in all units: eigenvalues are those of the matrix scaled to a unit diagonal, in absolute value.
 
+    :param curvature: entries that are not finite, second derivatives that overflow, count as not known.  A step in the
+        inverse is taken only where the objective, which is finite, rises.
     :param gradient: measures what the matrix says nothing about.
     """
+    curvature = torch.where(curvature.isfinite(), curvature, 0.0)
     size = curvature.diagonal().abs()
     size = torch.where(size > 0, size, gradient.square())
     unit = torch.where(size > 0, size, 1.0).rsqrt()

@@ -34,7 +34,8 @@ from pyro_evidence.numerics import newton, trust_region
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
 from pyro_evidence.precision.choices import gauss_newton
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.parameters import submodules
+from pyro_evidence.program.parameters import NOTHING, submodules
+from pyro_evidence.settings import seeded
 from pyro_evidence.structure.density import LinearDensity
 
 SEVERAL = 4  # starts where there may be several modes
@@ -60,6 +61,26 @@ def starts(joint: LogJoint, num: int, seed: int) -> Tensor:
     return torch.cat([v.reshape(num, -1) for v in values.values()], -1)
 
 
+def has_params_alone(joint: LogJoint) -> bool:
+    """Whether a model has no latent site of its own that is integrated, so that starts can differ in params only."""
+    return NOTHING in joint.latents.names
+
+
+def thetas(joint: LogJoint, num: int, seed: int) -> Tensor:
+    """Hyperparameters that each start begins with, ``(num, T)``: first the model's own, then at random around them.
+
+    Random ones are up to 2 away in unconstrained units, which is how NUTS starts latents: alike locations of a
+    mixture's components part.  Those with a value of their own, and maximised sites, begin there in every start.
+    """
+    found = joint.initial_theta.expand(num, -1).clone()
+    free = [p for p in joint.hypers if p.name not in joint.values and p.name not in joint.maximised_sites]
+    generator = seeded(seed)
+    for part in free:
+        draw = 4.0 * torch.rand(num - 1, part.size, generator=generator, dtype=torch.float64) - 2.0
+        found[1:, joint.hypers.slices[part.name]] += draw.to(found)
+    return found
+
+
 def automatic(problem: Problem) -> int:
     """Number of starts that a search is worth: one where a single mode is to be expected, or rows are dear.
 
@@ -67,6 +88,8 @@ def automatic(problem: Problem) -> int:
     networks and whatever multiplies latents with one another may have many.
     """
     structure, joint = problem.structure, problem.joint
+    if has_params_alone(joint):
+        return SEVERAL if joint.discrete else 1
     if joint.values.keys() >= set(joint.latents.names):  # all begin at one place
         return 1
     parts = structure.linear.linear if structure.linear is not None else ()
@@ -104,6 +127,18 @@ def search(problem: Problem, starts: Tensor, theta: Tensor, progress: bool = Fal
     return distinct_modes([partial(state_at, problem, theta, mode, row) for row in range(len(starts))])
 
 
+def search_apart(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts:
+    """The modes that ``starts`` ``(R, D)`` lead to, each at hyperparameters of its own, ``theta`` ``(R, T)``.
+
+    :raises NotAMode: when every restart failed.
+    """
+
+    def found(row: int) -> LaplaceState:
+        return search(problem, starts[row : row + 1], theta[row]).states[0]
+
+    return distinct_modes([partial(found, row) for row in range(len(starts))])
+
+
 def distinct_modes(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
     """The distinct modes among those that are found when asked for.
 
@@ -136,10 +171,15 @@ def _same_height(a: LaplaceState, b: LaplaceState) -> bool:
     return gap <= tolerance
 
 
+NO_MAXIMUM = (Status.VANISHING, Status.SINGULAR, Status.UNBOUNDED, Status.STUCK)
+
+
 def without_repeats(fits: Sequence[Fit[TypeII]]) -> list[Fit[TypeII]]:
-    """The best first, of several at one height one; those that are no maximum for want of a mode last."""
-    last = (Status.VANISHING, Status.SINGULAR)
-    ordered = sorted(fits, key=lambda fit: (fit.status in last, fit.status is Status.SINGULAR, -fit.state.objective))
+    """The best first, of several at one height one; those that are no maximum last, however high they ended.
+
+    A likelihood may have no bound - one component of a mixture on one datum - and still a maximum beside that.
+    """
+    ordered = sorted(fits, key=lambda f: (f.status in NO_MAXIMUM, f.status is Status.SINGULAR, -f.state.objective))
     found: list[Fit[TypeII]] = []
     for fit in ordered:
         if not any(_same_height(fit.state.laplace, other.state.laplace) for other in found):

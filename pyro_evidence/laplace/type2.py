@@ -24,6 +24,7 @@ SCALES_FIRST = 5  # rounds of the scales alone, where a fit begins again
 FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
 SHARP = 1e-3  # nats that a step promises, above which their curvature is taken anew where it is not to be trusted
 BROAD, HIGH = 1.0, 5.0  # nats above which it does not hold as far as the step goes; the same for a process
+DIFFERENCES = 1e-2  # curvature per squared unit that one-sided differences, good to three digits, tell from none
 KEPT = 0.75  # share of its promise that a step must keep, for the metric to go on without a look
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
 PLATEAU = either_way(AWAY[:3])  # log units away from it
@@ -45,6 +46,7 @@ class TypeII:
     metric: Tensor  # (T, T) approximate inverse of minus the Hessian of the objective
     learned: bool = False  # whether the metric holds more than the natural one
     trusted: bool = False  # whether the last step has gained about what it promised, or more
+    concave: bool = False  # whether a curvature by differences, on the way or here, was that of a maximum
     stop_reason: Status | None = None
     needed: Mapping[int, PruningTried] = field(default_factory=dict)  # by group
     scanned: bool = False  # whether plateaus have been looked across
@@ -149,6 +151,38 @@ def _at_higher_mode(state: TypeII) -> TypeII:
     except ArithmeticError:
         return gone
     return _arrived(state, found, move) if found.objective > state.objective + LEAP else gone
+
+
+def off_saddle(state: TypeII) -> TypeII | None:
+    """An iterate higher than a stationary point that is no maximum, along its least curvature; None at a maximum.
+
+    Params that begin alike and mean alike, such as two factors of a product, have no slope apart.  Looked at once a
+    fit, by differences, unless the metric has shown it on the way; up to FEW params, recognised precisions left out.
+    """
+    if state.concave:
+        return None
+    laplace, groups = state.laplace, state.laplace.problem.structure.groups
+    free = state.metric.diagonal() > 0 if groups is None else (state.metric.diagonal() > 0) & (groups.power == 0)
+    if laplace.problem.structure.network is not None or not 0 < int(free.sum()) <= FEW:
+        return None
+    measure = torch.where(free, state.metric.diagonal().sqrt(), 0.0)
+    measure = torch.where(log_units(laplace.problem), measure.clamp(max=1.0), measure)
+    try:
+        found = curvature(laplace, state.slope, measure)
+    except ArithmeticError:
+        return None
+    on, unit = free.nonzero().flatten(), measure[free]
+    values, vectors = torch.linalg.eigh(found[on.unsqueeze(-1), on] * unit * unit.unsqueeze(-1))
+    if float(values[0]) >= -DIFFERENCES:
+        return None
+    half_a_nat = vectors[:, 0] * unit / math.sqrt(-float(values[0]))
+    for length in (2.0, 0.5, 0.125):
+        for sign in (1.0, -1.0):
+            theta = laplace.theta.index_add(0, on, sign * length * half_a_nat)
+            higher = reached(laplace.problem, theta, laplace.u)
+            if higher is not None and higher.objective > state.objective + _rounding(state):
+                return _arrived(state, higher)
+    return None
 
 
 def _rounding(state: TypeII) -> float:
@@ -299,7 +333,9 @@ def _with_refreshed_curvature(state: TypeII) -> TypeII:
         return state
     on, metric = measure.nonzero().flatten(), torch.zeros_like(state.metric)
     metric[on.unsqueeze(-1), on] = inverted(found[on.unsqueeze(-1), on], state.slope.total[on])
-    return replace(state, metric=metric, learned=True, trusted=True)
+    scaled = found[on.unsqueeze(-1), on] * measure[on] * measure[on].unsqueeze(-1)
+    concave = bool(torch.linalg.eigvalsh(scaled)[0] > DIFFERENCES)
+    return replace(state, metric=metric, learned=True, trusted=True, concave=concave)
 
 
 def _learned(old: TypeII, new: TypeII) -> TypeII:
@@ -307,7 +343,8 @@ def _learned(old: TypeII, new: TypeII) -> TypeII:
     moved, before, after = new.laplace.theta - old.laplace.theta, old.slope.total, new.slope.total
     start = old.metric if old.learned else rescaled(old.laplace.problem, old.metric, moved, before - after)
     metric = updated(start, new.metric, moved, before, after)
-    return replace(new, metric=metric, learned=True, trusted=new.objective - old.objective > KEPT * old.promised)
+    trusted = new.objective - old.objective > KEPT * old.promised
+    return replace(new, metric=metric, learned=True, trusted=trusted, concave=old.concave)
 
 
 def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:

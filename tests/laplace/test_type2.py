@@ -1,6 +1,7 @@
 """One step of the hyperparameters: MacKay's round, the metric, the caps, the verdicts."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pyro
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, Status, Stop
+from pyro_evidence import LaplaceEvidence, Start, Status, Stop
 from pyro_evidence.laplace import approximation, gradient, pruning, type2
 from pyro_evidence.laplace.remedies import is_singular
 from pyro_evidence.program import LogJoint
@@ -188,3 +189,40 @@ def test_where_a_step_promises_less_than_rounding_the_slope_decides(monkeypatch:
         new = type2.step(new)
         norms.append(new.gradient_norm)
     assert new.stop_reason is Status.CONVERGED and norms[-1] < 0.1 * state.gradient_norm
+
+
+def product_of_params(t: Tensor) -> None:
+    """Symmetric under a change of both signs: at a = b = 0 the slope is zero, and the Hessian has both signs."""
+    a, b = pyro.param("a", torch.tensor(0.0)), pyro.param("b", torch.tensor(0.0))
+    w = pyro.sample("w", dist.Normal(a * b, 1.0))
+    pyro.factor("ridge", -0.5 * (a**2 + b**2))
+    pyro.sample("t", dist.Normal(w, 0.1).expand(t.shape).to_event(1), obs=t)
+
+
+def test_a_saddle_of_params_is_left() -> None:
+    """t's mean is Normal(a b, s^2) with s^2 = 1 + .01 / n: the maximum has a = b and a^2 = mean - s^2."""
+    t = torch.tensor([2.9, 3.0, 3.1])
+    posterior = LaplaceEvidence(product_of_params).run(t)
+    a, b = (float(posterior.hyperparameters[n]) for n in "ab")
+    assert a == pytest.approx(b, abs=1e-4) and a**2 == pytest.approx(3.0 - (1 + 0.01 / 3), abs=1e-4)
+
+
+def two_free_clusters(t: Tensor) -> None:
+    means = pyro.param("means", torch.zeros(2))
+    scales = pyro.param("scales", torch.ones(2), constraint=constraints.positive)
+    with pyro.plate("data", len(t)):
+        k = pyro.sample("k", dist.Categorical(torch.ones(2) / 2), infer={"enumerate": "parallel"})
+        pyro.sample("t", dist.Normal(means[k], scales[k]), obs=t)
+
+
+def test_starts_differ_in_params_and_a_spike_on_one_datum_is_no_mode() -> None:
+    """The likelihood has no bound; where each cluster has three points it has a maximum, found by EM by hand."""
+    t = torch.tensor([0.0, 1.0, 2.0, 20.0, 30.0, 40.0])
+    means, scales = torch.tensor([1.0, 30.0]), torch.tensor([1.0, 8.0])
+    for _ in range(200):
+        share = dist.Normal(means, scales).log_prob(t[:, None]).softmax(-1)
+        means = (share * t[:, None]).sum(0) / share.sum(0)
+        scales = ((share * (t[:, None] - means) ** 2).sum(0) / share.sum(0)).sqrt()
+    maximum = float((dist.Normal(means, scales).log_prob(t[:, None]) - math.log(2.0)).logsumexp(-1).sum())
+    posterior = LaplaceEvidence(two_free_clusters, start=Start(restarts=6, seed=1)).run(t)
+    assert posterior.status == "converged" and float(posterior.log_evidence) == pytest.approx(maximum, abs=1e-4)
