@@ -1,13 +1,16 @@
 """Exact derivatives of Laplace's log evidence in the hyperparameters."""
 
+import re
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.blocks import marginal as blocks
+from pyro_evidence.errors import NotSmooth
+from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
-from pyro_evidence.numerics.derivatives import Orders, pullback, pullbacks
+from pyro_evidence.numerics.derivatives import Orders, generic_directions, pullback, pullbacks
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import factorise
 from pyro_evidence.precision.gaussian_process import LatentPrecision
@@ -36,6 +39,39 @@ def slope(state: LaplaceState) -> Slope:
     prior = pullback(state.problem.joint.log_hyperprior(theta), theta)
     total, joint = evidence_slope(state)
     return Slope((total + prior).double(), joint.double())
+
+
+def finite_slope(state: LaplaceState) -> Slope:
+    """:func:`slope`, where all of it is finite.
+
+    :raises NotSmooth: where it is not, with the operation whose derivative is nan.
+    """
+    found = slope(state)
+    if bool(found.total.isfinite().all()):
+        return found
+    operation = _failing_operation(state)
+    by = f"torch's third derivative of {operation} is nan" if operation else "a third derivative is not finite"
+    raise NotSmooth(
+        f"the slope of the log evidence is not finite where the log evidence is: {by}. Expected a model that can be "
+        f"differentiated three times. Write it with other operations (a logcumsumexp as eta.exp().cumsum(0).log(), of "
+        f"numbers that do not overflow), or hold the hyperparameters: maximise=() needs two derivatives only."
+    )
+
+
+def _failing_operation(state: LaplaceState) -> str | None:
+    """The name of the operation of the model whose first, second or third derivative is nan; None where none is."""
+    joint, leaves = state.problem.joint, (state.u.clone().requires_grad_(), state.theta.clone().requires_grad_())
+    ways = [generic_directions(1, len(leaf), leaf)[0] for leaf in leaves]
+    try:
+        with own_warnings("ignore"), torch.autograd.detect_anomaly(check_nan=True):
+            value = joint.log_joint(*leaves)
+            for _ in range(3):
+                slopes = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
+                value = sum((s @ way for s, way in zip(slopes, ways, strict=True)), value.new_zeros(()))
+    except RuntimeError as error:
+        named = re.search(r"Function '(\w+?)Backward\d*'", str(error))
+        return named.group(1).lower() if named else None
+    return None
 
 
 def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:

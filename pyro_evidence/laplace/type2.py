@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
-from pyro_evidence.laplace.gradient import Slope, curvature, slope
+from pyro_evidence.laplace.gradient import Slope, curvature, finite_slope
 from pyro_evidence.laplace.metric import inverted, log_units, natural_metric, rescaled, round_of_all, updated
 from pyro_evidence.laplace.pruning import AWAY, PruningTried, either_way, predicted_gain, prune, reactivated
 from pyro_evidence.laplace.remedies import interpolates_data, is_singular, near_fold, not_identified
@@ -89,7 +89,7 @@ def type2_state(laplace: LaplaceState) -> TypeII:
     """The iterate at a Laplace state, with a fresh metric."""
     if not len(laplace.theta):
         return TypeII(laplace, Slope(laplace.theta, laplace.theta), laplace.theta.new_zeros(0, 0))
-    found = slope(laplace)
+    found = finite_slope(laplace)
     return TypeII(laplace, found, natural_metric(laplace, found))
 
 

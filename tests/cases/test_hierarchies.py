@@ -242,7 +242,6 @@ def test_a_frailty_ends_where_its_evidence_is_highest() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 4: said to be a density that is not smooth")
 def test_a_nan_of_torch_is_named_with_its_operation() -> None:
     """The third derivative of logcumsumexp is nan in torch itself."""
     eta = torch.linspace(-1.0, 1.0, 5, requires_grad=True)
