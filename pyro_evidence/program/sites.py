@@ -1,10 +1,10 @@
 """The sites of a trace: which of them are latent, discrete, data or mere bookkeeping."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
-from pyro.distributions import Unit
+from pyro.distributions import ImproperUniform, Unit
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
@@ -39,6 +39,26 @@ def is_discrete(node: Node) -> bool:
 def is_integrated(node: Node) -> bool:
     """Whether a site is latent and continuous."""
     return not node["is_observed"] and not is_discrete(node)
+
+
+def is_masked(node: Node, how_many: Callable[[Tensor], Tensor] = torch.any) -> bool:
+    """Whether the log density of a site is left out by a mask, the site's own or one around it.
+
+    :param how_many: ``torch.any``: of some of its elements; ``torch.all``: of all.
+    """
+    masks, fn = [node["mask"]], node["fn"]
+    while fn is not None:
+        masks.append(getattr(fn, "_mask", None))
+        fn = getattr(fn, "base_dist", None)
+    return any(bool(how_many(~torch.as_tensor(mask, dtype=torch.bool))) for mask in masks if mask is not None)
+
+
+def is_improper(node: Node) -> bool:
+    """Whether the prior of a latent site is flat, in some of its elements at least: a density without an integral."""
+    fn = node["fn"]
+    while not isinstance(fn, ImproperUniform) and hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, ImproperUniform) or is_masked(node)
 
 
 def is_empty(node: Node) -> bool:
