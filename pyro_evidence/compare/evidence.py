@@ -337,11 +337,12 @@ def maximised_here_integrated_there(posteriors: Mapping[str, Posterior]) -> list
         others = sorted(set(posteriors[m].marginalised_sites) - set(joints[n].latents.names))
         renamed = bool(maximised and others) and not joints[m].hypers.names
         if same or renamed:
-            best, averaged = (", ".join(map(repr, names)) for names in (same or maximised, [] if same else others))
+            best = ", ".join(map(repr, same or maximised))
+            averaged = "" if same else ", ".join(map(repr, others)) + " "
             found.append(
-                f"{best} is maximised in {n} and {averaged + ' ' * bool(averaged)}integrated in {m}: the first evidence is "
-                f"the best that can be done, the second an average over a prior, so their difference is no odds of the "
-                f"models. Fit both alike: sites with priors in both, or params, or maximise={same or others}, in both."
+                f"{best} is maximised in {n} and {averaged}integrated in {m}: the first evidence is the best that can "
+                f"be done, the second an average over a prior, so their difference is no odds of the models. Fit both "
+                f"alike: sites with priors in both, or params, or maximise={same or others}, in both."
             )
     return found
 

@@ -157,6 +157,7 @@ class LaplaceEvidence:
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
         """The density to approximate: of all latents, or of those inside, given the marginalised sites."""
         joint = LogJoint(self.model, args, kwargs, maximise=self.maximise)
+        joint.refuse_constant_targets()
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
         marginalise = tuple(sorted((*marginalised_sites(joint, self.marginalise), *self._more)))

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from pyro.distributions import ImproperUniform, Unit
 from torch import Tensor
-from torch.distributions import Transform, biject_to
+from torch.distributions import Transform, TransformedDistribution, biject_to
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.coordinates import unconstrained_shape
@@ -55,10 +55,14 @@ def is_masked(node: Node, how_many: Callable[[Tensor], Tensor] = torch.any) -> b
 
 def is_improper(node: Node) -> bool:
     """Whether the prior of a latent site is flat, in some of its elements at least: a density without an integral."""
-    fn = node["fn"]
-    while not isinstance(fn, ImproperUniform) and hasattr(fn, "base_dist"):
+    return isinstance(innermost(node["fn"]), ImproperUniform) or is_masked(node)
+
+
+def innermost(fn: Any) -> Any:
+    """A distribution without ``mask``, ``expand`` and ``to_event`` around it."""
+    while hasattr(fn, "base_dist") and not isinstance(fn, TransformedDistribution):
         fn = fn.base_dist
-    return isinstance(fn, ImproperUniform) or is_masked(node)
+    return fn
 
 
 def is_empty(node: Node) -> bool:

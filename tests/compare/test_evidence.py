@@ -189,7 +189,7 @@ def of_scale(name: str, kind: str) -> Any:
 @pytest.mark.parametrize("other", ["scale", "sigma"], ids=["of one name", "of another name"])
 def test_a_scale_maximised_here_and_integrated_there_is_refused(other: str) -> None:
     fits = {"maximised": of_scale("scale", "param"), "integrated": of_scale(other, "site")}
-    with pytest.raises(BadInput, match="'scale' is maximised in maximised and .*integrated in integr"):
+    with pytest.raises(BadInput, match=r"'scale' is maximised in maximised and .*integrated in integr"):
         compare_evidence(**fits)
     found = compare_evidence(**fits, throw=False)
     assert "no odds of the models" in str(found)
