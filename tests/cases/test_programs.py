@@ -362,7 +362,6 @@ def test_vague_priors_can_be_exported() -> None:
     assert "posterior" in to_inference_data(posterior).groups()
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: a period of .0017 wins by 7 nats")
 def test_a_period_is_not_below_twice_the_spacing() -> None:
     """Eighty irregular points of sin 2x: mean spacing .125; the true period is 3.14."""
     random = np.random.default_rng(0)
