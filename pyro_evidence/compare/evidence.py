@@ -1,6 +1,7 @@
 """Which model do the data prefer: log Bayes factors and posterior model probabilities, or a refusal."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.posterior.diagnostics import MANY
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.sites import is_improper
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.relevance.posteriors import REVMPosterior, RVMPosterior
 
@@ -196,12 +198,12 @@ def compare_evidence(
     :param throw: False lists what would have been refused among the doubts of the result.
     :param posteriors: two or more, under names of your choice.
     :raises BadInput: for fewer than two posteriors, for names without a posterior, for posteriors fitted to
-        different data, for a site that one of them maximised and another integrated, and for estimates in doubt (k-hat
-        too high, chains too short).
+        different data, for quantities that one of them maximised and another integrated, for priors that are flat, and
+        for estimates in doubt (k-hat too high, chains too short).
     """
     _check_names(posteriors, estimates or {}, prior or {})
     found = {n: (estimates or {}).get(n) or _estimate(p) for n, p in posteriors.items()}
-    doubts = different_data(posteriors) + maximised_here_integrated_there(posteriors)
+    doubts = different_data(posteriors) + maximised_here_integrated_there(posteriors) + flat_priors(posteriors)
     unsure = [f"{n}: {text}" for n, e in found.items() for text in e.doubts]
     if throw and (doubts or unsure):
         raise BadInput("\n".join([*doubts, *unsure, "To see the numbers all the same, pass throw=False."]))
@@ -322,13 +324,44 @@ def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
 
 
 def maximised_here_integrated_there(posteriors: Mapping[str, Posterior]) -> list[str]:
-    """An error message for each latent site that one posterior has at its best value and another averages over."""
+    """Error messages for pairs of which one has at its best value what the other averages over.
+
+    That is a latent site or param of one name in both; or params of which the other has none, where the other
+    integrates hyperparameters that the first does not have, as when the same quantities have other names.
+    """
     joints = {n: _joint_of(p)[0] for n, p in posteriors.items()}
-    maximised = {site: n for n, joint in joints.items() for site in joint.maximised_sites}
-    pairs = [(site, n, m) for site, n in maximised.items() for m, j in joints.items() if site in j.latents.slices]
-    return [
-        f"site '{site}' is maximised in {n} and integrated in {m}: the first evidence is the best that the site can "
-        f"do, the second an average over its prior, so their difference is no odds of the models. Fit both alike: "
-        f"maximise=['{site}'] in both, or in neither."
-        for site, n, m in pairs
-    ]
+    found = []
+    for n, m in itertools.permutations(joints, 2):
+        maximised, integrated = joints[n].hypers.names, joints[m].latents.names
+        same = sorted(set(maximised) & set(integrated))
+        others = sorted(set(posteriors[m].marginalised_sites) - set(joints[n].latents.names))
+        renamed = bool(maximised and others) and not joints[m].hypers.names
+        if same or renamed:
+            best = ", ".join(map(repr, same or maximised))
+            averaged = "" if same else ", ".join(map(repr, others)) + " "
+            found.append(
+                f"{best} is maximised in {n} and {averaged}integrated in {m}: the first evidence is the best that can "
+                f"be done, the second an average over a prior, so their difference is no odds of the models. Fit both "
+                f"alike: sites with priors in both, or params, or maximise={same or others}, in both."
+            )
+    return found
+
+
+def flat_priors(posteriors: Mapping[str, Posterior]) -> list[str]:
+    """An error message for each posterior under improper priors, whose evidence has an arbitrary factor.
+
+    It is in units of the sites: with a covariate in hours in place of days a coefficient's factor is 24.
+    """
+    found = []
+    for n, posterior in posteriors.items():
+        joint, theta = _joint_of(posterior)
+        nodes = joint.trace(joint.initial_u, theta).nodes
+        flat = [site for site in joint.latents.names if is_improper(nodes[site])]
+        if flat:
+            found.append(
+                f"{n} has a flat prior for {', '.join(flat)}, which has no integral: its log evidence has an arbitrary "
+                f"constant, which changes with the units of the data. Expected proper priors, such as Normal(0, 2.5). "
+                f"Where all models share these sites and what they multiply, units included, the constant cancels: "
+                f"pass throw=False."
+            )
+    return found

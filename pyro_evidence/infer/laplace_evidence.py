@@ -159,6 +159,7 @@ class LaplaceEvidence:
         """The density to approximate: of all latents, or of those inside, given the marginalised sites."""
         given: Any = {"maximise": self.maximise, "values": self.start.values}
         joint = LogJoint(self.model, args, kwargs, **given)
+        joint.refuse_constant_targets()
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
         marginalise = tuple(sorted((*marginalised_sites(joint, self.marginalise), *self._more)))

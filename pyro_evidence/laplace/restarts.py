@@ -1,6 +1,7 @@
 """Many starts climbed as one batch, the distinct modes among them, and the hyperparameters taken most of the way."""
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -159,10 +160,19 @@ def distinct_modes(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
             failures[row] = error
     messages = tuple(f"restart {row}: {error}" for row, error in failures.items())
     if not states:
-        raise failures[0] if len(failures) == 1 else NotAMode("\n".join(["all restarts failed.", *messages]))
+        raise failures[0] if len(failures) == 1 else NotAMode(_all_failed([str(error) for error in failures.values()]))
     order = sorted(range(len(states)), key=lambda i: -states[i].objective)
     rank = torch.tensor([order.index(i) for i in range(len(states))] + [-1])
     return Restarts(tuple(states[i] for i in order), rank[torch.tensor(reached)], messages)
+
+
+def _all_failed(said: Sequence[str]) -> str:
+    """What the restarts said, each message once; those that differ in numbers only are one."""
+    alike: dict[str, list[int]] = {}
+    for row, message in enumerate(said):
+        alike.setdefault(re.sub(r"-?\d[\d.e+-]*", "#", message), []).append(row)
+    lines = [f"restart{'s' * (len(rows) > 1)} {', '.join(map(str, rows))}: {said[rows[0]]}" for rows in alike.values()]
+    return "\n".join(["all restarts failed.", *lines])
 
 
 def _same_height(a: LaplaceState, b: LaplaceState) -> bool:

@@ -48,6 +48,25 @@ def declared(name: str, setting: Setting, like: Tensor, constraint: Any = constr
     return torch.as_tensor(pyro.sample(name, setting)).to(like)
 
 
+def declared_period(name: str, period: Learned, X: Tensor) -> Tensor:
+    """A period that is learned, as a ``pyro.param`` above the shortest that the inputs ``(N, D)`` can tell.
+
+    That is twice the mean distance of neighbours, for one period of several inputs the least of theirs: of evenly
+    spaced inputs a shorter one is the alias of a longer one (Shannon 1949), and of others it fits the noise.  It begins
+    at ``period.start`` or, where that is shorter, at twice the shortest; one that the user begins below that on purpose
+    may have any length.
+    """
+    start = torch.as_tensor(period.start).to(X)
+    ordered = X.detach().sort(0).values
+    steps = (ordered.diff(dim=0) > 0).sum(0)
+    shortest = 2.0 * (ordered[-1] - ordered[0]) / steps  # nan for a constant input, which has no period
+    shortest = shortest if start.dim() else shortest.nan_to_num(torch.inf).amin()
+    if not bool(shortest.isfinite().all()) or (period != LEARNED and bool((start <= shortest).any())):
+        return declared(name, period, X)
+    begin = torch.where(start > shortest, start, 2.0 * shortest)
+    return declared(name, Learned(begin), X, constraints.greater_than(shortest))
+
+
 @dataclass(frozen=True, eq=False)
 class LatentFunction(TensorValue):
     """The prior of ``f``: kernel, constant mean, and the jitter that the caller sees.
@@ -70,7 +89,10 @@ class LatentFunction(TensorValue):
         settings: list[Tensor] = []
 
         def read(name: str, setting: Setting) -> Tensor:
-            settings.append(declared(name, setting, X.double()))
+            if isinstance(setting, Learned) and name.endswith(".period") and len(X) and not X.requires_grad:
+                settings.append(declared_period(name, setting, X.double()))
+            else:
+                settings.append(declared(name, setting, X.double()))
             return settings[-1]
 
         kernel = self.kernel.resolved(read)

@@ -29,9 +29,7 @@ def squared_distance(X: Tensor, Z: Tensor) -> Tensor:
     Not through ``|x|^2 + |z|^2 - 2 x'z``, whose cancellation costs half of the digits between neighbours; its
     derivatives, which are matrix products, may be taken again.
     """
-    if not (torch.is_grad_enabled() and (X.requires_grad or Z.requires_grad)):
-        return _squared(X, Z)
-    return _Squared.apply(X, Z)
+    return _Squared.apply(X, Z) if torch.is_grad_enabled() else _squared(X, Z)  # under vmap requires_grad says False
 
 
 def _squared(X: Tensor, Z: Tensor) -> Tensor:
@@ -358,7 +356,8 @@ class Periodic(Stationary):
 
     MacKay (2003), fig. 45.1c; scikit-learn's ``ExpSineSquared`` has ``2 l`` for our ``l``.
 
-    :param period: ``p``, ``()`` or ``(D,)``, in units of the inputs.
+    :param period: ``p``, ``()`` or ``(D,)``, in units of the inputs.  One that is learned stays above twice the mean
+        spacing of the inputs, below which a process sees aliases; a prior, or a shorter start, overrules that.
     :param lengthscale: ``l``, ``()`` or ``(D,)``, a pure number.
     """
 

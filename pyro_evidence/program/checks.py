@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pyro.distributions import Delta
 from torch import Tensor
 from torch.distributions import biject_to
 from torch.overrides import TorchFunctionMode
@@ -12,8 +13,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.coordinates import is_identity, unconstrained_shape
+from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program.failed_run import bad_entries, describe, tensors
-from pyro_evidence.program.sites import Node, Trace, is_discrete, is_empty, is_observation, is_plate, sample_nodes
+from pyro_evidence.program.sites import (
+    Node,
+    Trace,
+    innermost,
+    is_discrete,
+    is_empty,
+    is_masked,
+    is_observation,
+    is_plate,
+    sample_nodes,
+)
 
 LARGEST = 1e70  # its fourth power, which squared curvatures reach, is a float; so is that of its reciprocal
 OFFSET = 1e4  # data this far from zero beside their spread are best told without it
@@ -42,6 +54,7 @@ def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     check_kinds(nodes, describe(args, kwargs))
     _check_observations({n: s for n, s in nodes.items() if is_observation(s)}, args, kwargs)
     _check_latents(latent)
+    _check_masks(nodes)
     for name, node in nodes.items():
         _check_shape(name, node, has_discrete=any(is_discrete(s) for s in latent.values()))
     _check_dtypes({n: s for n, s in latent.items() if not is_discrete(s)}, nodes)
@@ -72,6 +85,13 @@ def _check_latents(latent: Mapping[str, Node]) -> None:
     if all(s["value"].numel() == 0 for s in latent.values()):
         shapes = {n: tuple(s["value"].shape) for n, s in latent.items()}
         raise BadInput(f"the latent sites have no elements: {shapes}; expected at least one. Have the inputs columns?")
+    for name, node in latent.items():
+        if isinstance(innermost(node["fn"]), Delta):
+            raise UnsupportedModel(
+                f"site '{name}' is a Delta: it has no density, so that it can be neither integrated nor moved. "
+                f"Expected a value that is computed: write pyro.deterministic('{name}', ...) in place of "
+                f"pyro.sample('{name}', dist.Delta(...))."
+            )
     discrete = {n: s for n, s in latent.items() if is_discrete(s)}
     for name, node in discrete.items():
         if not node["fn"].has_enumerate_support:
@@ -83,6 +103,17 @@ def _check_latents(latent: Mapping[str, Node]) -> None:
         raise UnsupportedModel(
             f"the model has only discrete latents ({', '.join(discrete)}): their sum is exact and leaves "
             f"nothing for Laplace's approximation. Give the parameters that you hold fixed a prior."
+        )
+
+
+def _check_masks(nodes: Mapping[str, Node]) -> None:
+    """Refuse a model of which nothing counts."""
+    masked = [n for n, s in nodes.items() if s["infer"].get("_deterministic") or is_masked(s, torch.all)]
+    if len(masked) == len(nodes):
+        raise BadInput(
+            f"site(s) {', '.join(map(repr, masked))} are masked altogether: the log density is zero everywhere. "
+            f"Expected a mask that is True where there are data, and priors without one: look at "
+            f"poutine.mask(mask=...), obs_mask= and .mask(...)."
         )
 
 
@@ -221,6 +252,46 @@ def check_module_parameters(names: Sequence[str]) -> None:
             f"pyro.module hides {', '.join(hidden)}: such weights can be neither integrated nor maximised by "
             f"the evidence. Make the network a PyroModule with PyroSample priors, or pass maximise=() to hold "
             f"them fixed."
+        )
+
+
+def check_reads(before: Mapping[str, Node], after: Mapping[str, Node], observed: Iterable[str], moved: str) -> None:
+    """Refuse a latent whose value an observed site sees, but not its slope.
+
+    :param before: nodes of a run, log probabilities computed, in which no observed site leads to the latent ``moved``.
+    :param after: those of a run in which it has another value, and all others the same.
+    :raises UnsupportedModel: where an observed site has another density.
+    """
+    densities = [{n: nodes[n]["log_prob"].detach().nan_to_num() for n in observed} for nodes in (before, after)]
+    changed = [n for n in observed if not torch.equal(densities[0][n], densities[1][n])]
+    if changed:
+        raise UnsupportedModel(
+            f"the density of site '{changed[0]}' changes with '{moved}', but has no slope in it: there is no gradient "
+            f"to climb. Expected '{moved}' to be computed with as a tensor: look for {moved}.item(), float({moved}), "
+            f"{moved}.detach() or .numpy(). Where it is compared (torch.where(x > {moved}, ...)), rounded or used as "
+            f"an index, the density jumps: make the site a Categorical, which is summed out, or take a smooth step, by "
+            f"torch.sigmoid."
+        )
+
+
+def check_varies(observed: Mapping[str, Node], noise: Sequence[Tensor] | None) -> None:
+    """Refuse targets that are one constant, where the scale of their noise is to be found.
+
+    :param observed: the observed nodes of a run.
+    :param noise: what is maximised, in the graph of that run; None: the scale of the noise, whatever it is.
+    :raises BadInput: naming the site.
+    """
+    fns = [innermost(node["fn"]) for node in observed.values()]
+    if not all(hasattr(fn, "loc") and hasattr(fn, "scale") for fn in fns):
+        return
+    data = torch.cat([torch.as_tensor(node["value"]).reshape(-1) for node in observed.values()])
+    if len(data) < 2 or not bool((data == data[0]).all()):
+        return
+    if noise is None or any(any(takes_part(fn.scale, noise)) for fn in fns):
+        raise BadInput(
+            f"site '{next(iter(observed))}' observes one constant, {float(data[0]):g}, {len(data):,} times: a constant "
+            f"is met exactly, and the log evidence grows without a bound as the scale of the noise goes to 0. Expected "
+            f"data that vary; or hold the scale at a number (beta=1.0), or pass maximise=()."
         )
 
 

@@ -244,7 +244,8 @@ class LogJoint:
         """
         theta = (self.initial_theta + 0.01).to(self.dtype)
         hypers = {n: v.detach().requires_grad_() for n, v in self.hypers.constrained(theta).items()}
-        trace = self.trace_at(self.latents.constrained(u.to(self.dtype)), hypers)
+        latents = {n: v.detach().requires_grad_() for n, v in self.latents.constrained(u.to(self.dtype)).items()}
+        trace = self.trace_at(latents, hypers)
         gone = [n for n in self.observed if n not in trace.nodes]
         if gone:
             raise UnsupportedModel(
@@ -263,8 +264,28 @@ class LogJoint:
                 f".item(), .detach() or torch.tensor(...) on them; declare a network's own nn.Parameter as "
                 f"PyroParam; or drop them, or pass maximise=() to hold them fixed."
             )
+        self._check_reads(trace, latents, hypers, u)
         if self.maximised_sites:
             self._check_hyperprior(u, continuous)
+
+    def _check_reads(self, trace: Trace, latents: dict[str, Tensor], hypers: dict[str, Tensor], u: Tensor) -> None:
+        """No observed site sees the value of a latent without its slope.
+
+        :param trace: of a run at ``latents``, the values of ``u``.
+        """
+
+        def is_observed(name: str, _: Node) -> bool:
+            return name in self.observed
+
+        with without_validation():
+            trace.compute_log_prob(is_observed)
+            seen = torch.stack([trace.nodes[n]["log_prob"].sum() for n in self.observed]).sum()
+            is_seen = takes_part(seen, [*latents.values()])
+            elsewhere = self.latents.constrained((0.5 * u + 0.3).to(self.dtype)) if not all(is_seen) else {}
+            for name in (n for n, here in zip(latents, is_seen, strict=True) if not here):
+                after = self.trace_at({n: v.detach() for n, v in latents.items()} | {name: elsewhere[name]}, hypers)
+                after.compute_log_prob(is_observed)
+                checks.check_reads(trace.nodes, after.nodes, self.observed, name)
 
     def _check_hyperprior(self, u: Tensor, continuous: Mapping[str, Node]) -> None:
         u = u.clone().requires_grad_()
@@ -282,6 +303,16 @@ class LogJoint:
                 f"the prior of {', '.join(self.maximised_sites)} depends on {other}, which is integrated: "
                 f"p(D | hyperparameters) is then not defined. Maximise that site too, or integrate both."
             )
+
+    def refuse_constant_targets(self) -> None:
+        """Refuse data that are one constant, where the scale of their noise is maximised.
+
+        :raises BadInput: naming the site.
+        """
+        hypers = {n: v.detach().requires_grad_() for n, v in self.hypers.constrained(self.initial_theta).items()}
+        if hypers:
+            trace = self.trace_at(self.latents.constrained(self.initial_u.to(self.dtype)), hypers)
+            checks.check_varies({n: trace.nodes[n] for n in self.observed}, [*hypers.values()])
 
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], times: int) -> "LogJoint":
         """This model on all the data of which the present ones are every ``times``-th row."""

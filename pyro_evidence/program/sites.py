@@ -1,12 +1,12 @@
 """The sites of a trace: which of them are latent, discrete, data or mere bookkeeping."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
-from pyro.distributions import Unit
+from pyro.distributions import ImproperUniform, Unit
 from torch import Tensor
-from torch.distributions import Transform, biject_to
+from torch.distributions import Transform, TransformedDistribution, biject_to
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.coordinates import unconstrained_shape
@@ -39,6 +39,30 @@ def is_discrete(node: Node) -> bool:
 def is_integrated(node: Node) -> bool:
     """Whether a site is latent and continuous."""
     return not node["is_observed"] and not is_discrete(node)
+
+
+def is_masked(node: Node, how_many: Callable[[Tensor], Tensor] = torch.any) -> bool:
+    """Whether the log density of a site is left out by a mask, the site's own or one around it.
+
+    :param how_many: ``torch.any``: of some of its elements; ``torch.all``: of all.
+    """
+    masks, fn = [node["mask"]], node["fn"]
+    while fn is not None:
+        masks.append(getattr(fn, "_mask", None))
+        fn = getattr(fn, "base_dist", None)
+    return any(bool(how_many(~torch.as_tensor(mask, dtype=torch.bool))) for mask in masks if mask is not None)
+
+
+def is_improper(node: Node) -> bool:
+    """Whether the prior of a latent site is flat, in some of its elements at least: a density without an integral."""
+    return isinstance(innermost(node["fn"]), ImproperUniform) or is_masked(node)
+
+
+def innermost(fn: Any) -> Any:
+    """A distribution without ``mask``, ``expand`` and ``to_event`` around it."""
+    while hasattr(fn, "base_dist") and not isinstance(fn, TransformedDistribution):
+        fn = fn.base_dist
+    return fn
 
 
 def is_empty(node: Node) -> bool:

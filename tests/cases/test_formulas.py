@@ -158,7 +158,6 @@ def test_quantiles_of_a_new_group_are_those_of_the_normal(sleep) -> None:
 # --- evidences that cannot be compared ---
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: a maximum is weighed against an integral")
 def test_maximised_params_are_not_weighed_against_integrated_sites(data_dir) -> None:
     """One formula, once with params and once with priors: their difference says nothing about models."""
     frame = pd.read_csv(data_dir / "sleepstudy.csv")
@@ -170,7 +169,6 @@ def test_maximised_params_are_not_weighed_against_integrated_sites(data_dir) -> 
     says(refusal(lambda: compare_evidence(**fits)), "maximised", "integrated", "throw=False")
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: an improper evidence is weighed")
 def test_evidences_under_flat_priors_are_not_compared(data_dir) -> None:
     """REML in days and in hours is one model, and differs by log 24 = 3.178 nats."""
     frame = pd.read_csv(data_dir / "sleepstudy.csv").assign(Hours=lambda f: 24.0 * f["Days"])

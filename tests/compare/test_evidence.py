@@ -1,12 +1,14 @@
 """Bayes factors against closed forms; refusals."""
 
 import math
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 
 from pyro_evidence import BadInput, LaplaceEvidence, Start, compare_evidence
 from pyro_evidence.compare.evidence import EvidenceComparison, Row
@@ -166,3 +168,48 @@ def relevance(X: Tensor, t: Tensor) -> None:
     w = pyro.sample("w", dist.Normal(X.new_zeros(X.shape[-1]), alpha.rsqrt()).to_event(1))
     with pyro.plate("data", len(X)):
         pyro.sample("t", dist.Normal(X @ w, 0.5), obs=t)
+
+
+def of_scale(name: str, kind: str) -> Any:
+    """Twenty data about zero, whose scale is a param or a site of some name."""
+    t = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def model() -> None:
+        m = pyro.sample("m", dist.Normal(t.new_zeros(()), 1.0))
+        if kind == "param":
+            scale = pyro.param(name, t.new_ones(()), constraint=constraints.positive)
+        else:
+            scale = pyro.sample(name, dist.LogNormal(t.new_zeros(()), 1.0))
+        with pyro.plate("data", 20):
+            pyro.sample("t", dist.Normal(m, scale), obs=t)
+
+    return LaplaceEvidence(model).run()
+
+
+@pytest.mark.parametrize("other", ["scale", "sigma"], ids=["of one name", "of another name"])
+def test_a_scale_maximised_here_and_integrated_there_is_refused(other: str) -> None:
+    fits = {"maximised": of_scale("scale", "param"), "integrated": of_scale(other, "site")}
+    with pytest.raises(BadInput, match=r"'scale' is maximised in maximised and .*integrated in integr"):
+        compare_evidence(**fits)
+    found = compare_evidence(**fits, throw=False)
+    assert "no odds of the models" in str(found)
+    assert len(compare_evidence(a=fits["maximised"], b=fits["maximised"]).rows) == 2
+
+
+@pytest.mark.parametrize("flat", ["ImproperUniform", "mask", "inner mask"])
+def test_a_flat_prior_is_refused_and_said(flat: str) -> None:
+    def model(t: Tensor) -> None:
+        prior: Any = dist.Normal(t.new_zeros(1), 1.0).to_event(1)
+        if flat == "ImproperUniform":
+            prior = dist.ImproperUniform(constraints.real_vector, (), (1,))
+        elif flat == "inner mask":
+            prior = dist.Normal(t.new_zeros(1), 1.0).mask(False).to_event(1)
+        with pyro.poutine.mask(mask=flat != "mask"):
+            m = pyro.sample("m", prior)
+        with pyro.plate("data", len(t)):
+            pyro.sample("t", dist.Normal(m, 1.0), obs=t)
+
+    posterior = LaplaceEvidence(model).run(torch.arange(5.0, dtype=torch.float64))
+    with pytest.raises(BadInput, match="a has a flat prior for m, which has no integral"):
+        compare_evidence(a=posterior, b=posterior)
+    assert "b has a flat prior" in str(compare_evidence(a=posterior, b=posterior, throw=False))

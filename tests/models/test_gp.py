@@ -3,6 +3,7 @@
 import math
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyro
@@ -11,11 +12,12 @@ import pytest
 import torch
 from pyro import poutine
 from torch import Tensor
+from torch.distributions import constraints
 
-from pyro_evidence import BadInput, LaplaceEvidence, Stop, UnsupportedModel
-from pyro_evidence.models.basis import Learned
+from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Start, Stop, UnsupportedModel
+from pyro_evidence.models.basis import LEARNED, Learned
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
-from pyro_evidence.models.kernels import RBF, Constant, Linear
+from pyro_evidence.models.kernels import RBF, Constant, Linear, Periodic
 from pyro_evidence.program import LogJoint
 
 QUIET = Stop(progress=False)
@@ -151,3 +153,60 @@ def test_the_kept_prior_follows_settings_and_inputs() -> None:
             X.mul_(factor)
             found = poutine.trace(given).get_trace(X).nodes["f"]["fn"].covariance_matrix
             torch.testing.assert_close(found, RBF(scale, 1.0)(X) + 1e-3 * torch.eye(6))
+
+
+SEASONS = torch.arange(40.0, dtype=torch.float64).unsqueeze(-1)
+WAVE = torch.sin(2.0 * torch.pi * SEASONS[:, 0] / 8.0) + 0.1 * torch.cos(9.0 * SEASONS[:, 0].square())
+
+
+def periods(period: Any, X: Tensor = SEASONS) -> tuple[Tensor, Any]:
+    """Start and constraint of the period in a run of the model."""
+    pyro.clear_param_store()
+    nodes = poutine.trace(gp_regression(Periodic(period=period))).get_trace(X).nodes
+    return nodes["kernel.period"]["value"], nodes["kernel.period"]["kwargs"]["constraint"]
+
+
+def test_a_period_that_is_learned_stays_above_twice_the_mean_spacing() -> None:
+    for period, start in ((LEARNED, 4.0), (Learned(8.0), 8.0)):
+        value, constraint = periods(period)
+        assert float(value.detach()) == pytest.approx(start) and float(constraint.lower_bound) == 2.0
+    value, constraint = periods(LEARNED, torch.cat([SEASONS, SEASONS]) / 100.0)  # inputs that occur twice are one
+    assert float(value.detach()) == 1.0 and float(constraint.lower_bound) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("X", [SEASONS[:1], torch.ones(5, 1, dtype=torch.float64)], ids=["one row", "one input"])
+def test_inputs_without_a_spacing_bound_no_period(X: Tensor) -> None:
+    assert periods(LEARNED, X)[1] is constraints.positive
+
+
+def test_a_period_that_begins_below_twice_the_spacing_is_meant() -> None:
+    value, constraint = periods(Learned(0.5))
+    assert float(value.detach()) == 0.5 and constraint is constraints.positive
+
+
+def test_each_input_bounds_its_own_period() -> None:
+    X = torch.cat([SEASONS, 10.0 * SEASONS.flip(0)], -1)
+    _, constraint = periods(Learned(torch.tensor([8.0, 80.0])), X)
+    assert constraint.lower_bound.tolist() == [2.0, 20.0]
+    assert float(periods(Learned(8.0), X)[1].lower_bound) == 2.0
+
+
+@pytest.mark.filterwarnings("ignore:LaplaceEvidence. ran out of steps:UserWarning")
+def test_a_bounded_period_predicts_and_is_stored(tmp_path: Path) -> None:
+    model = gp_regression(Periodic(period=Learned(7.0), lengthscale=1.0))
+    posterior = LaplaceEvidence(model, stop=Stop(num_steps=3, progress=False, throw=False)).run(SEASONS, WAVE)
+    new = SEASONS[:3] + 0.5
+    posterior.save(tmp_path / "fit.pt")
+    loaded = LaplacePosterior.load(tmp_path / "fit.pt", model)
+    torch.testing.assert_close(loaded.predict(new), posterior.predict(new))
+    assert posterior.predict(new[:1]).isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:LaplaceEvidence. ran out of steps:UserWarning")
+def test_several_starts_of_a_kernel_under_a_prior() -> None:
+    """Rows of one batch, whose derivatives go through the squared distances."""
+    stop = Stop(num_steps=1, progress=False, throw=False)
+    engine = LaplaceEvidence(
+        gp_regression(RBF(dist.LogNormal(0.0, 0.1)), beta=10.0), marginalise=(), start=Start(restarts=2), stop=stop
+    )
+    assert engine.run(SEASONS[:12], WAVE[:12]).log_evidence.isfinite()
