@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
 WORDS = (bool, int, str, type(None))  # what JSON keeps as it is
+LONGEST_HEADER = 100_000_000  # bytes: the library refuses longer ones
 UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError)
 UNREADABLE = (*UNFIT, RecursionError, OSError, SafetensorError)
 
@@ -83,12 +85,13 @@ def read(path: str | Path, map_location: MapLocation = None) -> Record:
     """
     place = _places(map_location)
     try:
-        whole = Path(path).read_bytes()  # by one handle: a file that is put in its place meanwhile does not mix with it
-        named = load(whole)  # checks every size against the length of the file
-        tensors = [named[str(i)] for i in range(len(named))]
-        metadata = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"]
+        metadata, whole = _whole(path)
         if metadata["writer"] != WRITER:
             raise ValueError(f"it was written by {str(metadata['writer'])[:60]!r}")
+        named = load(whole)  # checks the place of every tensor
+        tensors = [named[str(i)] for i in range(len(named))]
+        if strange := {t.dtype for t in tensors} - {*DTYPES}:
+            raise ValueError(f"it holds tensors of {strange}")
         if digest(metadata["content"], tensors) != metadata["sha256"]:
             raise ValueError("the check sum does not fit")
         return _decoded(json.loads(metadata["content"]), tensors, place, path)
@@ -100,8 +103,35 @@ def read(path: str | Path, map_location: MapLocation = None) -> Record:
         raise unreadable(path, _reason(error)) from error
 
 
+def _whole(path: str | Path) -> tuple[Any, bytes]:
+    """What the header says beside tensors, and all bytes, of a regular file that is as long as its header says.
+
+    By one handle: a file that is put in its place meanwhile does not mix with it.  No more than the header is read of
+    any other file, and a pipe is not waited for.
+
+    :raises ValueError: for anything else, saying what it is.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("it is a folder" if stat.S_ISDIR(about.st_mode) else "it is no regular file")
+        begin = file.read(8)
+        size = int.from_bytes(begin, "little")
+        header = file.read(min(size, LONGEST_HEADER))
+        entries = json.loads(header)
+        metadata = entries.pop("__metadata__")
+        length = len(begin) + size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        if length != about.st_size:
+            raise ValueError(f"it has {about.st_size:,} bytes, and {length:,} by its header")
+        return metadata, begin + header + file.read()
+
+
 def unreadable(
-    path: str | Path, reason: str, kind: str = "saved posterior", writer: str = "posterior.save(path)"
+    path: str | Path,
+    reason: str,
+    kind: str = "checkpoint or saved posterior",
+    writer: str = "Stop(checkpoint=path) or posterior.save(path)",
 ) -> BadInput:
     """The error message for a file that is none of ours."""
     return BadInput(
@@ -223,18 +253,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """A path to write to; the file there takes the place of ``path`` when it is whole and on the disk.
 
     Whoever reads ``path`` meets the old file or the new one, whatever happens to this process or to others that write
-    there; what others left behind when they were killed is removed.
+    there; what others left behind when they were killed is removed.  Whoever could read the old file can read the new.
 
     :raises NotWritten: when the system refuses.
     """
     target = Path(os.path.realpath(path))  # the file itself, where path is a link to it
     try:
         with _own_folder(target) as folder:
+            permissions = target.stat().st_mode & 0o777 if target.exists() else folder.stat().st_mode & 0o666
+            folder.chmod(stat.S_IRWXU)  # what is written there may be private
             part = folder / "part"
             yield part
             with open(part, "r+b") as file:
                 os.fsync(file.fileno())
-            part.chmod(folder.stat().st_mode & 0o666)  # as open() would have made it
+            part.chmod(permissions)  # those of the file before; of a new one as open() would have made it
             os.replace(part, target)
         _settle(target.parent)
     except (OSError, SafetensorError) as error:
