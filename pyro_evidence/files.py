@@ -15,6 +15,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
 WORDS = (bool, int, str, type(None))  # what JSON keeps as it is
+OTHER = "It is damaged or changed, or of another release."
 LONGEST_HEADER = 100_000_000  # bytes: the library refuses longer ones
 UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError)
 UNREADABLE = (*UNFIT, RecursionError, OSError, SafetensorError)
@@ -100,7 +102,7 @@ def read(path: str | Path, map_location: MapLocation = None) -> Record:
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
     except UNREADABLE as error:
-        raise unreadable(path, _reason(error)) from error
+        raise unreadable(path, error) from error
 
 
 def _whole(path: str | Path) -> tuple[Any, bytes]:
@@ -129,19 +131,102 @@ def _whole(path: str | Path) -> tuple[Any, bytes]:
 
 def unreadable(
     path: str | Path,
-    reason: str,
+    error: Exception,
     kind: str = "checkpoint or saved posterior",
     writer: str = "Stop(checkpoint=path) or posterior.save(path)",
 ) -> BadInput:
-    """The error message for a file that is none of ours."""
+    """The error message for a file that is none of ours, or whose content does not hang together."""
+    said = " ".join(str(error).split())
+    reason = f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__
     return BadInput(
         f"{path} cannot be read as a {kind} ({reason}): it is damaged or foreign; expected a file that {writer} wrote."
     )
 
 
-def _reason(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__
+@dataclass(frozen=True)
+class Array:
+    """A tensor that a file is to hold; part of a schema.
+
+    :ivar axes: a letter for each axis, which stands for one length wherever it occurs in a file, or a number; None for
+        a tensor of any shape.
+    :ivar dtype: None for any floating one.
+    :ivar finite: whether nan and inf are refused.
+    """
+
+    axes: str | None = None
+    dtype: torch.dtype | None = None
+    finite: bool = True
+
+    def fits(self, value: Any, sizes: dict[str, int]) -> bool:
+        """Whether a value is such a tensor; letters that are met for the first time get their lengths."""
+        if not isinstance(value, Tensor) or not (
+            value.is_floating_point() if self.dtype is None else value.dtype == self.dtype
+        ):
+            return False
+        if self.axes is not None:
+            letters = self.axes.split()
+            known = {**dict(zip(letters, value.shape, strict=False)), **sizes, "1": 1}
+            if [known.get(letter) for letter in letters] != list(value.shape):
+                return False
+            sizes.update(known)
+        return not self.finite or bool(value.isfinite().all())
+
+    def words(self, sizes: Mapping[str, int]) -> str:
+        """What is expected, for an error message."""
+        axes = [str(sizes.get(letter, letter)) for letter in (self.axes or "").split()]
+        kind = "floats" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        shape = "" if self.axes is None else f" of shape ({', '.join(axes)})"
+        return f"a tensor{shape} of {'finite ' * self.finite}{kind}"
+
+
+def check(value: Any, schema: Any, where: str, sizes: dict[str, int]) -> None:
+    """Refuse a part of a file that is not as its schema says.
+
+    A schema is an :class:`Array`, a type (``object`` for anything, ``float`` for any number), None, a tuple of
+    alternatives, a list with the schema of all items or of each of several, or a dict of schemas by name, or of one for
+    every name under ``str``.
+
+    :param where: the file and the place in it.
+    :param sizes: lengths by the letters of arrays that were checked already; more are added.
+    :raises BadInput: with the place, what is there and what was expected.
+    """
+    if isinstance(schema, tuple) and isinstance(value, list | tuple | Mapping):
+        schema = next((each for each in schema if isinstance(each, list | dict)), schema)
+    if isinstance(schema, dict) and isinstance(value, Mapping):
+        each = dict.fromkeys(value, schema[str]) if str in schema else schema
+        missing, unknown = sorted(each.keys() - value.keys()), sorted(map(repr, value.keys() - each.keys()))
+        if missing or unknown or not all(isinstance(name, str) for name in value):
+            raise BadInput(f"{where} lacks entries {missing} and has unknown ones [{', '.join(unknown)}]. {OTHER}")
+        for name, inside in each.items():
+            check(value[name], inside, f"{where}[{name!r}]", sizes)
+    elif isinstance(schema, list) and isinstance(value, list | tuple) and len(schema) in (1, len(value)):
+        for i, item in enumerate(value):
+            check(item, schema[i % len(schema)], f"{where}[{i}]", sizes)
+    elif not any(_fits(value, each, sizes) for each in (schema if isinstance(schema, tuple) else (schema,))):
+        raise BadInput(f"{where} is {_shown(value)}; expected {_expected(schema, sizes)}. {OTHER}")
+
+
+def _fits(value: Any, schema: Any, sizes: dict[str, int]) -> bool:
+    if isinstance(schema, Array):
+        return schema.fits(value, sizes)
+    if schema is None or isinstance(value, bool):
+        return value is schema or schema in (bool, object)
+    return isinstance(schema, type) and isinstance(value, int | float if schema is float else schema)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        strange = "" if value.isfinite().all() else ", some of them not finite"
+        return f"a tensor of shape {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}{strange}"
+    return f"{value!r:.60}" if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+
+
+def _expected(schema: Any, sizes: Mapping[str, int]) -> str:
+    if isinstance(schema, tuple):
+        return ", or ".join(_expected(each, sizes) for each in schema)
+    if isinstance(schema, Array):
+        return schema.words(sizes)
+    return "None" if schema is None else f"a {(schema if isinstance(schema, type) else type(schema)).__name__}"
 
 
 def _encoded(value: Any, tensors: list[Tensor], where: str = "the content") -> Any:

@@ -156,8 +156,7 @@ class Recorder:
                 if type(one) is not type(other):
                     raise ValueError(f"it holds a {type(one).__name__} where a {type(other).__name__} belongs")
         except files.UNFIT as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise files.unreadable(self.path, reason, "checkpoint", "Stop(checkpoint=path)") from error
+            raise files.unreadable(self.path, error, "checkpoint", "Stop(checkpoint=path)") from error
         if step is not root[0]:  # a step that keeps a journal goes on with it
             vars(root[0]).update(vars(step))
         return Progress(root[0], state, tuple(objectives), status)

@@ -233,7 +233,6 @@ def test_what_cannot_be_digested_is_named(value: Any) -> None:
 # --- saved posteriors ---
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: the numbers of a file are believed")
 @pytest.mark.parametrize("value", [math.nan, 12.5], ids=str)
 def test_a_changed_evidence_is_noticed_though_it_was_signed_again(tmp_path: Path, value: float) -> None:
     path = tmp_path / "fit.pt"
