@@ -11,9 +11,11 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
 WORDS = (bool, int, str, type(None))  # what JSON keeps as it is
+OTHER = "It is damaged or changed, or of another release."
+LONGEST_HEADER = 100_000_000  # bytes: the library refuses longer ones
 UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError)
 UNREADABLE = (*UNFIT, RecursionError, OSError, SafetensorError)
 
@@ -83,12 +87,13 @@ def read(path: str | Path, map_location: MapLocation = None) -> Record:
     """
     place = _places(map_location)
     try:
-        whole = Path(path).read_bytes()  # by one handle: a file that is put in its place meanwhile does not mix with it
-        named = load(whole)  # checks every size against the length of the file
-        tensors = [named[str(i)] for i in range(len(named))]
-        metadata = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"]
+        metadata, whole = _whole(path)
         if metadata["writer"] != WRITER:
             raise ValueError(f"it was written by {str(metadata['writer'])[:60]!r}")
+        named = load(whole)  # checks the place of every tensor
+        tensors = [named[str(i)] for i in range(len(named))]
+        if strange := {t.dtype for t in tensors} - {*DTYPES}:
+            raise ValueError(f"it holds tensors of {strange}")
         if digest(metadata["content"], tensors) != metadata["sha256"]:
             raise ValueError("the check sum does not fit")
         return _decoded(json.loads(metadata["content"]), tensors, place, path)
@@ -97,21 +102,131 @@ def read(path: str | Path, map_location: MapLocation = None) -> Record:
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
     except UNREADABLE as error:
-        raise unreadable(path, _reason(error)) from error
+        raise unreadable(path, error) from error
+
+
+def _whole(path: str | Path) -> tuple[Any, bytes]:
+    """What the header says beside tensors, and all bytes, of a regular file that is as long as its header says.
+
+    By one handle: a file that is put in its place meanwhile does not mix with it.  No more than the header is read of
+    any other file, and a pipe is not waited for.
+
+    :raises ValueError: for anything else, saying what it is.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("it is a folder" if stat.S_ISDIR(about.st_mode) else "it is no regular file")
+        begin = file.read(8)
+        size = int.from_bytes(begin, "little")
+        header = file.read(min(size, LONGEST_HEADER))
+        entries = json.loads(header)
+        metadata = entries.pop("__metadata__")
+        length = len(begin) + size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        if length != about.st_size:
+            raise ValueError(f"it has {about.st_size:,} bytes, and {length:,} by its header")
+        return metadata, begin + header + file.read()
 
 
 def unreadable(
-    path: str | Path, reason: str, kind: str = "saved posterior", writer: str = "posterior.save(path)"
+    path: str | Path,
+    error: Exception,
+    kind: str = "checkpoint or saved posterior",
+    writer: str = "Stop(checkpoint=path) or posterior.save(path)",
 ) -> BadInput:
-    """The error message for a file that is none of ours."""
+    """The error message for a file that is none of ours, or whose content does not hang together."""
+    said = " ".join(str(error).split())
+    reason = f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__
     return BadInput(
         f"{path} cannot be read as a {kind} ({reason}): it is damaged or foreign; expected a file that {writer} wrote."
     )
 
 
-def _reason(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__
+@dataclass(frozen=True)
+class Array:
+    """A tensor that a file is to hold; part of a schema.
+
+    :ivar axes: a letter for each axis, which stands for one length wherever it occurs in a file, or a number; None for
+        a tensor of any shape.
+    :ivar dtype: None for any floating one.
+    :ivar finite: whether nan and inf are refused.
+    """
+
+    axes: str | None = None
+    dtype: torch.dtype | None = None
+    finite: bool = True
+
+    def fits(self, value: Any, sizes: dict[str, int]) -> bool:
+        """Whether a value is such a tensor; letters that are met for the first time get their lengths."""
+        if not isinstance(value, Tensor) or not (
+            value.is_floating_point() if self.dtype is None else value.dtype == self.dtype
+        ):
+            return False
+        if self.axes is not None:
+            letters = self.axes.split()
+            known = {**dict(zip(letters, value.shape, strict=False)), **sizes, "1": 1}
+            if [known.get(letter) for letter in letters] != list(value.shape):
+                return False
+            sizes.update(known)
+        return not self.finite or bool(value.isfinite().all())
+
+    def words(self, sizes: Mapping[str, int]) -> str:
+        """What is expected, for an error message."""
+        axes = [str(sizes.get(letter, letter)) for letter in (self.axes or "").split()]
+        kind = "floats" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        shape = "" if self.axes is None else f" of shape ({', '.join(axes)})"
+        return f"a tensor{shape} of {'finite ' * self.finite}{kind}"
+
+
+def check(value: Any, schema: Any, where: str, sizes: dict[str, int]) -> None:
+    """Refuse a part of a file that is not as its schema says.
+
+    A schema is an :class:`Array`, a type (``object`` for anything, ``float`` for any number), None, a tuple of
+    alternatives, a list with the schema of all items or of each of several, or a dict of schemas by name, or of one for
+    every name under ``str``.
+
+    :param where: the file and the place in it.
+    :param sizes: lengths by the letters of arrays that were checked already; more are added.
+    :raises BadInput: with the place, what is there and what was expected.
+    """
+    if isinstance(schema, tuple) and isinstance(value, list | tuple | Mapping):
+        schema = next((each for each in schema if isinstance(each, list | dict)), schema)
+    if isinstance(schema, dict) and isinstance(value, Mapping):
+        each = dict.fromkeys(value, schema[str]) if str in schema else schema
+        missing, unknown = sorted(each.keys() - value.keys()), sorted(map(repr, value.keys() - each.keys()))
+        if missing or unknown or not all(isinstance(name, str) for name in value):
+            raise BadInput(f"{where} lacks entries {missing} and has unknown ones [{', '.join(unknown)}]. {OTHER}")
+        for name, inside in each.items():
+            check(value[name], inside, f"{where}[{name!r}]", sizes)
+    elif isinstance(schema, list) and isinstance(value, list | tuple) and len(schema) in (1, len(value)):
+        for i, item in enumerate(value):
+            check(item, schema[i % len(schema)], f"{where}[{i}]", sizes)
+    elif not any(_fits(value, each, sizes) for each in (schema if isinstance(schema, tuple) else (schema,))):
+        raise BadInput(f"{where} is {_shown(value)}; expected {_expected(schema, sizes)}. {OTHER}")
+
+
+def _fits(value: Any, schema: Any, sizes: dict[str, int]) -> bool:
+    if isinstance(schema, Array):
+        return schema.fits(value, sizes)
+    if schema is None or isinstance(value, bool):
+        return value is schema or schema in (bool, object)
+    return isinstance(schema, type) and isinstance(value, int | float if schema is float else schema)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        strange = "" if value.isfinite().all() else ", some of them not finite"
+        return f"a tensor of shape {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}{strange}"
+    return f"{value!r:.60}" if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+
+
+def _expected(schema: Any, sizes: Mapping[str, int]) -> str:
+    if isinstance(schema, tuple):
+        return ", or ".join(_expected(each, sizes) for each in schema)
+    if isinstance(schema, Array):
+        return schema.words(sizes)
+    return "None" if schema is None else f"a {(schema if isinstance(schema, type) else type(schema)).__name__}"
 
 
 def _encoded(value: Any, tensors: list[Tensor], where: str = "the content") -> Any:
@@ -223,18 +338,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """A path to write to; the file there takes the place of ``path`` when it is whole and on the disk.
 
     Whoever reads ``path`` meets the old file or the new one, whatever happens to this process or to others that write
-    there; what others left behind when they were killed is removed.
+    there; what others left behind when they were killed is removed.  Whoever could read the old file can read the new.
 
     :raises NotWritten: when the system refuses.
     """
     target = Path(os.path.realpath(path))  # the file itself, where path is a link to it
     try:
         with _own_folder(target) as folder:
+            permissions = target.stat().st_mode & 0o777 if target.exists() else folder.stat().st_mode & 0o666
+            folder.chmod(stat.S_IRWXU)  # what is written there may be private
             part = folder / "part"
             yield part
             with open(part, "r+b") as file:
                 os.fsync(file.fileno())
-            part.chmod(folder.stat().st_mode & 0o666)  # as open() would have made it
+            part.chmod(permissions)  # those of the file before; of a new one as open() would have made it
             os.replace(part, target)
         _settle(target.parent)
     except (OSError, SafetensorError) as error:

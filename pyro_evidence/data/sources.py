@@ -1,6 +1,7 @@
 """Where chunks come from: arrays that are sliced, those mapped from a file too, and Parquet files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class Parquet:
     :param size: rows of a chunk, at most.
     :param dtype: of the tensors; None leaves each column its own, several of them their common one.
     :raises ImportError: without pyarrow.
+    :raises BadInput: here or while it is gone through, for what is no Parquet file or a damaged one, for a column that
+        is not there or occurs twice, and for numbers that ``dtype`` would round.
 
     >>> import os, tempfile
     >>> import pyarrow
@@ -69,21 +72,38 @@ class Parquet:
         self.columns: tuple[str | Sequence[str], ...] = tuple(columns)
         self.size: int = check_count("size", size)
         self.dtype = dtype
-        self._require_columns()
+        for each in self.paths:
+            with self._opened(each):
+                pass
 
-    def _require_columns(self) -> None:
-        """Refuse names that a file does not have.
-
-        :raises BadInput: naming file and columns.
-        """
-        for path in self.paths:
-            with _opened(path) as file:
-                there = set(file.schema_arrow.names)
-            missing = [n for n in self._names if n not in there]
-            if missing:
-                raise BadInput(
-                    f"{path} has no column {', '.join(missing)}; expected names among {', '.join(sorted(there))}."
-                )
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[Any]:
+        """A file that has each column once; what goes wrong while it is read is an error message that names it."""
+        try:
+            from pyarrow import ArrowException, parquet
+        except ImportError as error:
+            raise ImportError("Parquet needs pyarrow: pip install 'pyro_evidence[parquet]'.") from error
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise BadInput(f"{path} cannot be read as a Parquet file: it is no regular file.")
+        try:
+            with parquet.ParquetFile(path) as file:
+                there = file.schema_arrow.names
+                for name in self._names:
+                    if there.count(name) > 1:
+                        raise BadInput(
+                            f"{path} has a column {name} twice; expected one of that name. Rename the other."
+                        )
+                if missing := [name for name in self._names if name not in there]:
+                    names = ", ".join(sorted(there))
+                    raise BadInput(f"{path} has no column {', '.join(missing)}; expected names among {names}.")
+                yield file
+        except FileNotFoundError:
+            raise
+        except (ArrowException, OSError, UnicodeDecodeError) as error:
+            raise BadInput(
+                f"{path} cannot be read as a Parquet file ({error}): it is damaged or foreign; expected a file that "
+                f"pyarrow.parquet.write_table or DataFrame.to_parquet wrote."
+            ) from error
 
     @property
     def _names(self) -> list[str]:
@@ -92,29 +112,41 @@ class Parquet:
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         for path in self.paths:
-            with _opened(path) as file:
+            with self._opened(path) as file:
                 for batch in file.iter_batches(batch_size=self.size, columns=self._names):
-                    yield tuple(self._argument(batch, c) for c in self.columns)
+                    columns = {name: self._column(batch, name, path) for name in self._names}
+                    yield tuple(_argument(columns, names) for names in self.columns)
 
-    def _argument(self, batch: Any, names: str | Sequence[str]) -> Tensor:
-        if isinstance(names, str):
-            return self._column(batch, names)
-        parts = [self._column(batch, n) for n in names]
-        common = max((p.dtype for p in parts), key=lambda d: (d.is_floating_point, d.itemsize))
-        return torch.stack([p.to(common) for p in parts], -1)
+    def _column(self, batch: Any, name: str, path: Path) -> Tensor:
+        """One column; what is null becomes nan.
 
-    def _column(self, batch: Any, name: str) -> Tensor:
-        """One column; what is null becomes nan."""
-        found = batch.column(batch.schema.get_field_index(name)).to_numpy(zero_copy_only=False)
+        :raises BadInput: for what are no numbers, and for numbers that would be rounded.
+        """
+        from pyarrow import ArrowInvalid
+
+        column = batch.column(batch.schema.get_field_index(name))
+        found = column.to_numpy(zero_copy_only=False)
         if found.dtype.kind not in "fiub":
-            raise BadInput(f"column {name} holds {found.dtype}; expected numbers.")
-        tensor = torch.tensor(found)
-        return tensor if self.dtype is None else tensor.to(self.dtype)
+            raise BadInput(f"{path}: column {name} holds {found.dtype}; expected numbers.")
+        given = torch.tensor(found)  # whole numbers beside null have become float64
+        dtype = self.dtype or given.dtype
+        try:  # Arrow refuses to round whole numbers, and to cut fractions off
+            column.cast("float32" if dtype.itemsize == 2 else str(dtype).removeprefix("torch."))
+            if column.null_count and not dtype.is_floating_point:
+                raise ArrowInvalid("nothing at all in some rows")
+        except ArrowInvalid as error:
+            raise BadInput(
+                f"column {name} of {path} holds numbers ({error}) which {dtype} would round; expected some that it "
+                f"holds. Pass dtype=None or dtype=torch.int64 for whole numbers, subtract an offset from them, or drop "
+                f"rows that hold null."
+            ) from error
+        return given.to(dtype)
 
 
-def _opened(path: Path) -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError("Parquet needs pyarrow: pip install 'pyro_evidence[parquet]'.") from error
-    return parquet.ParquetFile(path)
+def _argument(columns: Mapping[str, Tensor], names: str | Sequence[str]) -> Tensor:
+    """One of the model's arguments: a column, or several side by side in their common dtype."""
+    if isinstance(names, str):
+        return columns[names]
+    parts = [columns[n] for n in names]
+    common = max((p.dtype for p in parts), key=lambda d: (d.is_floating_point, d.itemsize))
+    return torch.stack([p.to(common) for p in parts], -1)

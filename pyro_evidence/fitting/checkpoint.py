@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import hashlib
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,32 +20,53 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from pyro_evidence import files
-from pyro_evidence.data.chunks import digest_of_chunks
+from pyro_evidence.data.chunks import digest_of_chunks, heard_by_all
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotWritten
 from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, taken_up
 from pyro_evidence.fitting.process_state import exclusive, within_memory
-from pyro_evidence.settings import stacklevel
+from pyro_evidence.settings import check_path, stacklevel
 
 FORMAT = "pyro_evidence checkpoint 2"
+TAKEN = "It is no checkpoint, and is not overwritten: give another name, or remove it."
 SAME = 1e-6  # relative difference between two objectives that may be rounding on two machines
 
 
 def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """SHA-256 of the data: all bytes of the tensors among the arguments, with their places, in hexadecimal."""
+    """SHA-256 of the data in hexadecimal: all bytes of the arrays among the arguments, words, containers, and places.
+
+    :raises BadInput: for an argument of another kind, naming it.
+    """
     found = hashlib.sha256()
-    pending: list[tuple[str, Any]] = [("", [list(args), dict(kwargs)])]
+    pending = [(f"argument {i}", value) for i, value in enumerate(args)]
+    pending += [(f"argument {name!r}", kwargs[name]) for name in sorted(kwargs)]
     while pending:
-        place, value = pending.pop()
-        pending += [(f"{place}/{key}", child) for key, child in children(value)]
-        if isinstance(value, Tensor):
-            found.update(f"{place} {value.dtype} {tuple(value.shape)}".encode())
-            found.update(files.bytes_of(value.detach()))
+        where, value = pending.pop()
+        found.update(f"{where} {type(value).__name__} ".encode())
+        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
+            found.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            found.update(files.bytes_of(value.detach().resolve_conj()))
         elif isinstance(value, WORDS):
-            found.update(f"{place} {value!r}".encode())
+            found.update(repr(value).encode())
+        elif hasattr(value, "__array__") and not isinstance(value, Tensor):
+            array = value.__array__()
+            found.update(f"{array.dtype} {array.shape} {[*getattr(value, 'columns', ())]}".encode())
+            if array.dtype.hasobject:
+                pending.append((where, array.tolist()))
+            else:
+                found.update(array.tobytes())
+        elif isinstance(value, list | tuple | slice | Mapping) or dataclasses.is_dataclass(value):
+            pending += [(f"{where}[{key!r}]", child) for key, child in children(value)]
+        else:
+            raise BadInput(
+                f"{where} of the model is a {type(value).__name__}, which a checkpoint cannot tell from others; "
+                f"expected dense tensors, arrays, numbers, strings, or lists, tuples and dicts of them. Bind it to the "
+                f"model by functools.partial, or fit without Stop(checkpoint=...)."
+            )
     return found.hexdigest()
 
 
@@ -134,11 +156,28 @@ class Recorder:
                 if type(one) is not type(other):
                     raise ValueError(f"it holds a {type(one).__name__} where a {type(other).__name__} belongs")
         except files.UNFIT as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise files.unreadable(self.path, reason, "checkpoint", "Stop(checkpoint=path)") from error
+            raise files.unreadable(self.path, error, "checkpoint", "Stop(checkpoint=path)") from error
         if step is not root[0]:  # a step that keeps a journal goes on with it
             vars(root[0]).update(vars(step))
         return Progress(root[0], state, tuple(objectives), status)
+
+    def begin(self) -> None:
+        """Have a checkpoint at the path; an older one stays until there is something better.
+
+        :raises BadInput: for a file that is no checkpoint.
+        :raises NotWritten: where the file cannot be written.
+        """
+        taken, folder = f"Stop(checkpoint={str(self.path)!r})", Path(self.path).resolve().parent
+        try:
+            kind = str(files.read(self.path).get("format"))[:60]
+        except FileNotFoundError:
+            return self.save()
+        except BadInput as error:
+            raise BadInput(f"{taken}: {error} {TAKEN}") from error
+        if kind != FORMAT:
+            raise BadInput(f"{taken}: the file holds a {kind}. {TAKEN}")
+        if not os.access(folder, os.W_OK):
+            raise NotWritten(f"{taken}: the folder {folder} may not be written to. Give the name of a file elsewhere.")
 
     @property
     def is_time(self) -> bool:
@@ -220,8 +259,9 @@ def recorder_of(engine: Any, data: Callable[[], str]) -> Recorder | None:
         )
     recorder = Recorder(path, stop.checkpoint_interval, header, () if earlier is None else earlier["loops"])
     recorder.quiet = not COMMUNICATOR.get().is_first
-    if not (recorder.quiet or Path(path).exists()):  # an older one stays until there is something better
-        recorder.save()
+    with heard_by_all(COMMUNICATOR.get()):
+        if not recorder.quiet:
+            recorder.begin()
     return recorder
 
 
@@ -234,6 +274,7 @@ def resumed(engine: Engine, path: str | Path) -> Engine:
     :raises BadInput: for a file that is no checkpoint of such an engine.
     :raises FileNotFoundError: where there is none.
     """
+    check_path("path", path)
     content = files.read(path)
     if content.get("format") != FORMAT or content["engine"] != type(engine).__name__:
         kind = content.get("engine" if content.get("format") == FORMAT else "format")

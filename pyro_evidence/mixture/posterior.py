@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.mixture import evidence as mixture_evidence
@@ -64,6 +65,9 @@ def laplace_state(
     decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
     parts = (log_joint, precision, decrement, evidence, torch.zeros_like(evidence))
     return LaplaceState(problem, joint.initial_theta, u, *parts), mixture
+
+
+MIXTURE = archive.LAPLACE | {"paths": [Array("S")], "num_components": int, "limit": str}
 
 
 @dataclass(frozen=True, repr=False)
@@ -274,14 +278,19 @@ class MixturePosterior(LaplacePosterior):
 
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
-        record: Mapping[str, Any] = archive.read(path, map_location)
-        model = with_components(model, record.get("num_components"))
-        state = archive.restore(record, model)
-        structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
-        hypers = recognise_mixture(state.problem.joint).start
-        mixture = replace(hypers, w=state.u[structure.index].unsqueeze(0))
-        history, paths = archive.history(record), tuple(record["paths"])
-        return cls(state, *history, recognised=structure, mixture=mixture, paths=paths, limit=record["limit"])
+        record = archive.read(path, map_location)
+        with archive.checked(record, MIXTURE) as sizes:
+            num = record["num_components"]
+            if not 0 < num <= sizes["D"]:
+                raise BadInput(f"num_components is {num:.4g}; expected 1 to {sizes['D']}, one weight each at least.")
+            model = with_components(model, num)
+            state = archive.restore(record, model)
+            archive.require_laplace(state, record)
+            structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
+            hypers = recognise_mixture(state.problem.joint).start
+            mixture = replace(hypers, w=state.u[structure.index].unsqueeze(0))
+            history, paths = archive.history(record), tuple(record["paths"])
+            return cls(state, *history, recognised=structure, mixture=mixture, paths=paths, limit=record["limit"])
 
 
 def without_data(posterior: MixturePosterior) -> MixturePosterior:

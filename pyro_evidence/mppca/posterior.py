@@ -1,7 +1,6 @@
 """What a fit of a mixture of probabilistic PCA returns, its principal subspaces in one form only."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,12 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
+from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import generator_of
+from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.mixture.recognise import with_components
-from pyro_evidence.mppca import expectation, missing, orbit
-from pyro_evidence.mppca.data import has_gaps
+from pyro_evidence.mppca import curvature, expectation, missing, orbit
+from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.missing import Latent
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
@@ -88,6 +89,22 @@ class LatentCoordinates:
     def component(self) -> Tensor:
         """The likeliest component of each datum, shape ``(N,)``."""
         return self.responsibilities.argmax(-1)
+
+
+MPPCA = archive.LAPLACE | {
+    "log_evidence": Array("", finite=False),
+    "analysers": {
+        "W": Array("1 K m q"),
+        "mu": Array("1 K m"),
+        "beta": Array("1 K m"),
+        "log_mixing": Array("1 K", finite=False),
+        "alpha": Array("1 K q", finite=False),
+        "columns": Array("1 K q", torch.bool),
+    },
+    "refusal": str,
+    "other_evidences": [float, float],
+    "limit": str,
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -342,13 +359,41 @@ class MPPCAPosterior(LaplacePosterior):
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MPPCAPosterior":
         """A saved posterior, over the same model; one of data with gaps over ``marginalised(model)``.
 
+        The log evidence is computed anew where the precision is dense; the other two are believed.
+
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
-        record: Mapping[str, Any] = archive.read(path, map_location)
+        record = archive.read(path, map_location)
         if "analysers" not in record:
             raise BadInput(f"{path} holds another kind of posterior; load it with the class that saved it.")
-        model = with_components(model, record["analysers"]["W"].shape[1])
-        state = archive.restore(record, model)
-        structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
-        rest = (record["refusal"], *record["other_evidences"], record["limit"])
-        return cls(state, *archive.history(record), structure, FactorAnalysers(**record["analysers"]), *rest)
+        with archive.checked(record, MPPCA) as sizes:
+            model = with_components(model, sizes["K"])
+            state = archive.restore(record, model)
+            structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
+            analysers = FactorAnalysers(**record["analysers"])
+            _require_agreement(state, structure, analysers)
+            if bool(record["refusal"]) != bool(state.log_evidence.isnan()):
+                raise BadInput(
+                    f"log_evidence is {float(state.log_evidence):.10g}, refused as {record['refusal']!r:.60}."
+                )
+            rest = (record["refusal"], *record["other_evidences"], record["limit"])
+            return cls(state, *archive.history(record), structure, analysers, *rest)
+
+
+def _require_agreement(state: LaplaceState, structure: MPPCAStructure, analysers: FactorAnalysers) -> None:
+    """Refuse parameters that are not those of a state, and a log evidence that is not theirs.
+
+    :raises BadInput: naming what differs.
+    """
+    pairs = {"W": (analysers.W.flatten(), state.u)}
+    pairs |= {name: (value, state.problem.joint.held[name]) for name, value in structure.params(analysers).items()}
+    for name, (own, of_state) in pairs.items():
+        if own.shape != of_state.shape or not torch.allclose(own, of_state.to(own), equal_nan=True):
+            raise BadInput(f"the analysers' {name} is not that of the mode and the hyperparameters in the same file.")
+    if not isinstance(state.precision, Dense) or bool(state.log_evidence.isnan()):  # there is none, for a reason
+        return
+    split = curvature.gauge(curvature.precision(Observations.resident(structure.Y), analysers), analysers)
+    width = torch.where(analysers.on, 0.0, (analysers.alpha / math.tau).log()).sum()  # of pruned columns, at zero
+    log_joint = state.log_joint - 0.5 * analysers.W.shape[-2] * width
+    found = curvature.log_evidence(log_joint, split, analysers)
+    archive.require_equal("log_evidence", found, state.log_evidence, torch.float64)

@@ -1,6 +1,8 @@
 """A Laplace state, and the integral over marginalised sites, as a file of tensors and settings, and back."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,24 +11,85 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import files
-from pyro_evidence.errors import BadInput
-from pyro_evidence.files import Record
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.files import Array, Record
 from pyro_evidence.fitting import codec
 from pyro_evidence.fitting.process_state import empty_store, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
-from pyro_evidence.nested.inner import ConditionalModes, solve_inner
+from pyro_evidence.nested.inner import ConditionalModes, log_priors, solve_inner
 from pyro_evidence.nested.integration import Integral, OuterMode
+from pyro_evidence.nested.joint_posterior import index_map
 from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
+from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.precision.choices import Curvature, Damped, block_diagonal, diagonal, exact_hessian, gauss_newton
+from pyro_evidence.numerics.quadrature import rules
+from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, Normal
+from pyro_evidence.precision.choices import (
+    Curvature,
+    Damped,
+    block_diagonal,
+    damped,
+    diagonal,
+    exact_hessian,
+    gauss_newton,
+)
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision
 from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_path
+from pyro_evidence.settings import check_count, check_path
 from pyro_evidence.structure.recognise import recognise
 
 FORMAT = "pyro_evidence laplace posterior 1"
 NAMED: dict[str, Curvature] = {f.__name__: f for f in (exact_hessian, gauss_newton, block_diagonal, diagonal)}
+NUMBER = Array("")
+LAPLACE = {
+    "format": str,
+    "args": [object],
+    "kwargs": {str: object},
+    "maximised": [str],
+    "free": [str],
+    "held": {str: Array(finite=False)},
+    "shapes": {str: [int]},
+    "curvature": (str, list),
+    "active": Array("D", torch.bool),
+    "nodes": int,
+    "theta": Array("T"),
+    "u": Array("D"),
+    "precision": (None, Array("1 D D"), Array("1 D")),
+    "log_joint": NUMBER,
+    "log_joint_beside": NUMBER,
+    "decrement": float,
+    "left_saddle": bool,
+    "log_evidence": NUMBER,
+    "log_hyperprior": NUMBER,
+    "status": str,
+    "log_evidences": [float],
+    "restarts": Array("R", finite=False),
+    "failures": [str],
+}
+VECTORS = {"kind": str, "inside": [[str, Array("d")]]}  # as the codec puts an object down
+TENSORS = {"kind": str, "inside": [[str, Array()]]}
+CHART = {"kind": str, "inside": [[str, Array("d")], [str, Array("d d")], [str, VECTORS]]}
+DENSITY = {"kind": str, "inside": [[str, (float, Array(finite=False), TENSORS)]]}
+NESTED = LAPLACE | {
+    "nested": {
+        "sites": [str],
+        "theta": Array("P"),
+        "u": Array("I"),
+        "precision": Array("d d"),
+        "follows": Array("I d"),
+        "nodes_in_blocks": int,
+        "chart": CHART,
+        "density": DENSITY,
+        "nodes": {"theta": Array("K P"), "u": Array("K I"), "log_density": Array("K", finite=False)},
+        "node_tril": (None, Array("K I I")),
+        "log_weights": Array("K", finite=False),
+        "log_evidence": NUMBER,
+        "error": float,
+        "method": str,
+    }
+}
+OTHER_DENSITY = "The sites are as saved, the density is another: load it with the model that it was fitted to."
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -90,9 +153,10 @@ def _settings(curvature: Curvature) -> str | list[Any]:
 
 
 def _curvature(settings: str | list[Any]) -> Curvature:
-    if isinstance(settings, list):
-        return Damped(_curvature(settings[0]), settings[1])
-    return NAMED.get(settings) or Unsaved(settings)
+    if isinstance(settings, str):
+        return NAMED.get(settings) or Unsaved(settings)
+    inside, amount = settings
+    return damped(_curvature(inside), amount)
 
 
 def storable(value: Any, where: str) -> Any:
@@ -163,20 +227,60 @@ def read(path: str | Path, map_location: Any = None, expected: str = FORMAT) -> 
     return content
 
 
-def restore(content: Mapping[str, Any], model: Model, *, with_marginalised: bool = False) -> LaplaceState:
+@contextmanager
+def checked(content: Record, schema: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+    """Inside, what a file holds is as its schema says; whatever is wrong with it still is an error that names the file.
+
+    Lengths by the schema's letters are given.  The model runs inside, on data of the file's, and may raise anything.
+
+    :raises BadInput: saying what is wrong, and where.
+    """
+    sizes: dict[str, int] = {}
+    files.check(content, schema, str(content.path), sizes)
+    try:
+        yield sizes
+    except (BadInput, UnsupportedModel) as error:
+        raise BadInput(str(error) if str(content.path) in str(error) else f"{content.path}: {error}") from error
+    except Exception as error:
+        raise files.unreadable(content.path, error, "saved posterior", "posterior.save(path)") from error
+
+
+def require_equal(name: str, found: Tensor, saved: Any, dtype: torch.dtype, advice: str = files.OTHER) -> None:
+    """Refuse numbers of a file that do not follow from the others, up to the rounding of a sum over the data.
+
+    :param name: of the entry.
+    :param found: what follows from the others.
+    :param saved: in the file, of the same shape.
+    :param dtype: in which sums over the data are computed.
+    :raises BadInput: with both numbers.
+    """
+    expected = torch.as_tensor(saved).to(found).expand_as(found)
+    tolerance = 1e-6 if dtype == torch.float64 else 1e-3
+    equal = ((found - expected).abs() <= tolerance * (1.0 + expected.abs())) | (found == expected)
+    if not bool(equal.all()):
+        one, other = float(expected[~equal][0]), float(found[~equal][0])
+        raise BadInput(
+            f"{name} is {one:.10g} in the file, and {other:.10g} by this model and the file's other entries. {advice}"
+        )
+
+
+def restore(content: Record, model: Model) -> LaplaceState:
     """The saved state over ``model``; nothing is fitted.
 
-    :param with_marginalised: whether the file may hold sites that were integrated numerically.
+    Log joint and log hyperprior are evaluated anew at the saved mode; other numbers of the state are those of the file.
+
+    :param content: as its schema says; see :func:`checked`.
     :raises BadInput: when the model's sites, shapes or density differ from the saved ones.
     """
-    if "nested" in content and not with_marginalised:
-        raise BadInput(
-            "the file holds a posterior with marginalised sites; load it with NestedPosterior.load(path, model)."
-        )
     joint = _joint(content, model)
-    theta, u, stored = content["theta"], content["u"], content["precision"]
+    if (len(content["theta"]), len(content["u"])) != (joint.hypers.size, joint.latents.size):
+        raise BadInput(
+            f"theta and u do not have the {joint.hypers.size} and {joint.latents.size} elements of the sites"
+        )
+    theta, u = content["theta"].to(joint.initial_theta), content["u"].to(joint.initial_theta)
+    stored, curvature = content["precision"], _curvature(content["curvature"])
     structure = recognise(joint, factors=stored is None)
-    problem = Problem(joint, structure, _curvature(content["curvature"]), content["active"], int(content["nodes"]))
+    problem = Problem(joint, structure, curvature, content["active"], check_count("nodes", content["nodes"]))
     precision: Precision
     place = None  # the mode of what blocks share, where these are integrated
     if problem.factors is not None and problem.nodes == 1:
@@ -185,13 +289,31 @@ def restore(content: Mapping[str, Any], model: Model, *, with_marginalised: bool
         found = laplace_state(problem, theta, u)
         precision, place = found.precision, found.place
     else:
-        precision = Dense(stored) if stored.dim() == 3 else Diagonal(stored)
-    numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"])
-    state = LaplaceState(
-        problem, theta, u, content["log_joint"], precision, *numbers, bool(content["left_saddle"]), place
-    )
-    _require_same_density(state, content)
+        precision = Dense(stored.double().tril()) if stored.dim() == 3 else Diagonal(stored.double())
+    numbers = (content["decrement"], content["log_evidence"], content["log_hyperprior"], content["left_saddle"])
+    state = LaplaceState(problem, theta, u, content["log_joint"], precision, *numbers, place)
+    require_equal("log_joint", _log_joint(state, u), content["log_joint"], joint.dtype, OTHER_DENSITY)
+    require_equal("log_joint_beside", _log_joint_beside(state), content["log_joint_beside"], joint.dtype, OTHER_DENSITY)
+    require_equal("log_hyperprior", joint.log_hyperprior(theta).detach(), content["log_hyperprior"], joint.dtype)
     return state
+
+
+def require_laplace(state: LaplaceState, content: Record) -> None:
+    """Refuse a log evidence that is not Laplace's at the saved mode, or a point that is none by the saved slope.
+
+    :raises BadInput: with the number of the file, and the one by its other numbers.
+    """
+    problem, dtype = state.problem, state.problem.joint.dtype
+    if state.place is None:
+        found = evidence.log_evidence(state.log_joint, state.precision.log_det[0], int(problem.active.sum()))
+        found = found + problem.eliminated(state.u.unsqueeze(0), state.theta)
+        slope = problem.density.gradient(state.u.unsqueeze(0), state.theta)[1].double() * problem.active
+        decrement = (slope * state.precision.solve(slope)).sum()
+    else:  # blocks were integrated, and the mode is that of what they share
+        assert problem.marginal is not None
+        found, decrement = problem.marginal.log_evidence(state.place), torch.tensor(state.place.decrement)
+    require_equal("log_evidence", found, content["log_evidence"], dtype)
+    require_equal("decrement", decrement, content["decrement"], dtype)
 
 
 def _joint(content: Mapping[str, Any], model: Model) -> LogJoint:
@@ -209,22 +331,6 @@ def _joint(content: Mapping[str, Any], model: Model) -> LogJoint:
         )
     joint.held = dict(content["held"])
     return joint
-
-
-def _require_same_density(state: LaplaceState, content: Mapping[str, Any]) -> None:
-    """Compare the log joint with the saved one, at the mode and beside it.
-
-    :raises BadInput: where they differ by more than rounding.
-    """
-    found = torch.stack([_log_joint(state, state.u), _log_joint_beside(state)])
-    expected = torch.stack([content["log_joint"], content["log_joint_beside"]])
-    tolerance = 1e-6 if state.problem.joint.dtype == torch.float64 else 1e-3  # rounding of a sum over the data
-    if not bool(((found - expected).abs() <= tolerance * (1.0 + expected.abs())).all()):
-        raise BadInput(
-            f"this model's log joint is {float(found[0]):.6g} at the saved mode and {float(found[1]):.6g} "
-            f"beside it; the file was saved with {float(expected[0]):.6g} and {float(expected[1]):.6g}. The sites "
-            f"are the same, the density is another: load it with the model that it was fitted to."
-        )
 
 
 def record_integral(integral: Integral) -> dict[str, Any]:
@@ -271,4 +377,50 @@ def restore_integral(content: Mapping[str, Any], whole: LaplaceState, model: Mod
     )
     chart, density = (codec.taken_up(content[name], None) for name in ("chart", "density"))
     numbers = (content["log_evidence"], content["error"])
-    return Integral(found, chart, density, *numbers, nodes, content["log_weights"], content["method"])
+    integral = Integral(found, chart, density, *numbers, nodes, content["log_weights"], content["method"])
+    require_equal("u", index_map(full, found).whole(found.centre, state.u), whole.u, full.dtype)
+    _require_nodes(integral)
+    return integral
+
+
+def _require_nodes(integral: Integral) -> None:
+    """Refuse nodes that are not Laplace's approximation of the model there, and an integral that is not theirs.
+
+    :raises BadInput: naming what differs, with both numbers.
+    """
+    found, chart, density, nodes = integral.outer_mode, integral.chart, integral.density, integral.nodes
+    problem, d, z = found.state.problem, chart.num_dims, chart.inverse(integral.phi)
+    log_weights, dtype, known = integral.log_weights, problem.joint.dtype, torch.isfinite(nodes.log_density)
+    require_equal("centre", found.centre, chart.centre, dtype)
+    require_equal("basis", found.straight.basis, chart.basis, dtype)
+
+    u, theta = nodes.u[known], nodes.theta[known]
+    with torch.no_grad(), without_validation():
+        log_joint = problem.joint.log_joint(u, theta) + log_priors(problem, theta)
+    log_density = evidence.log_evidence(log_joint, nodes.precision.log_det[known], int(problem.active.sum()))
+    if problem.nodes == 1:
+        require_equal("log_density", log_density, nodes.log_density[known], dtype)
+
+    log_normal = -0.5 * (z.square() + math.log(math.tau)).sum(-1)
+    if isinstance(density, Lattice):
+        log_volume = torch.full_like(log_normal, d * math.log(density.step))
+        cells = tuple(((z - density.first) / density.step).round().long().T)
+        require_equal("log_density", log_weights + integral.log_evidence, density.log_density[cells], dtype)
+    elif isinstance(density, Interpolated):
+        rule = rules.product(density.rule, d)
+        log_volume = rule.log_weights - log_normal
+        log_ratio = (log_weights - rule.log_weights).reshape([len(density.rule.nodes)] * d)
+        require_equal("log_ratio", log_ratio, density.log_ratio, dtype)
+    else:
+        assert isinstance(density, Normal)
+        design = rules.central_composite(d) if d <= rules.LARGEST_DESIGN else None
+        log_volume = -rules.log_density(z) - math.log(len(z))
+        if design is not None and len(design.nodes) == len(z):
+            log_volume = design.log_weights - log_normal
+        weights = log_weights.exp().unsqueeze(-1)
+        loc = (weights * z).sum(0)
+        require_equal("loc", loc, density.loc, dtype)
+        require_equal("tril", torch.linalg.cholesky((weights * (z - loc)).mT @ (z - loc)), density.tril, dtype)
+    log_mass = nodes.log_density + chart.log_slope(z) + log_volume
+    require_equal("log_evidence", log_mass.logsumexp(0), integral.log_evidence, dtype)
+    require_equal("log_weights", (log_mass - integral.log_evidence)[known], log_weights[known], dtype)

@@ -1,7 +1,7 @@
 """The posterior by Laplace's approximation: evidence, hyperparameters, draws, a guide, and diagnostics."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -526,8 +526,17 @@ class LaplacePosterior(Posterior):
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "LaplacePosterior":
         """A saved posterior, over the same model.
 
+        What follows from the model, its data and the mode is computed anew: log joint, log evidence, log hyperprior,
+        the slope at the mode.  Elements of the precision are looked at in one direction, and the way of the fit (its
+        status, the log evidence of each step and restart, failures) is believed.
+
         :param map_location: a device, or a dict of devices: ``"cpu"`` for a file that was written with a GPU.
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
-        record: Mapping[str, Any] = archive.read(path, map_location)
-        return cls(archive.restore(record, model), *archive.history(record))
+        record = archive.read(path, map_location)
+        if "nested" in record:
+            raise BadInput(f"{path} holds a posterior with marginalised sites; load it with NestedPosterior.load.")
+        with archive.checked(record, archive.LAPLACE):
+            state = archive.restore(record, model)
+            archive.require_laplace(state, record)
+            return cls(state, *archive.history(record))

@@ -1,6 +1,6 @@
 """The posterior of a fit with marginalised sites, and the marginals of single sites."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -192,12 +192,14 @@ class NestedPosterior(LaplacePosterior):
         :param map_location: as for ``torch.load``.
         :raises BadInput: when the file is not one of ours, has no marginalised sites, or the model is another.
         """
-        content: Mapping[str, Any] = archive.read(path, map_location)
+        content = archive.read(path, map_location)
         if "nested" not in content:
             raise BadInput(f"{path} holds a posterior without marginalised sites; load it with LaplacePosterior.load.")
-        state = archive.restore(content, model, with_marginalised=True)
-        integral = archive.restore_integral(content["nested"], state, model)
-        return cls(state, *archive.history(content), integral=integral)
+        with archive.checked(content, archive.NESTED):
+            state = archive.restore(content, model)
+            integral = archive.restore_integral(content["nested"], state, model)
+            archive.require_equal("log_evidence", integral.log_evidence, state.log_evidence, state.problem.joint.dtype)
+            return cls(state, *archive.history(content), integral=integral)
 
 
 def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: LaplacePosterior) -> NestedPosterior:

@@ -15,8 +15,10 @@ from torch import Tensor
 from pyro_evidence import display
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
+from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
+from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.posterior import archive
 from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
 from pyro_evidence.prbf.updates import CovarianceGain, covariance_gain
@@ -52,6 +54,23 @@ class ClassWithoutKernels(NamedTuple):
     num_rounds: int
 
 
+NETWORK = {
+    "format": str,
+    "model": str,
+    "network": [Array("1 K M"), Array("1 M D"), Array(), Array("1 K")],
+    "alpha": float,
+    "status": str,
+    "objectives": [float],
+    "log_likelihood": Array(""),
+    "counts": Array("K M"),
+    "overlap": Array("M"),
+    "rejections": [[int, int, int]],
+    "losses": [[int, int]],
+    "held": [[int, int, int, int]],
+    "floored": Array("M", torch.bool),
+    "restarts": Array("R", finite=False),
+    "warm_up": int,
+}
 EVENTS: dict[str, Callable[..., Any]] = {"rejections": Rejection, "losses": DeadKernel, "held": ClassWithoutKernels}
 
 
@@ -217,17 +236,36 @@ class PRBFPosterior:
     def load(cls, path: str | Path, model: PRBF, *, map_location: Any = None) -> "PRBFPosterior":
         """A saved posterior, over the same model.
 
+        Shares and covariances must be such; what would take the data (the log likelihood, counts, overlaps) and the way
+        of the fit are believed.
+
         :param map_location: as for :meth:`LaplacePosterior.load`.
         :raises BadInput: when the file is not one of ours, or the model is another.
         """
         content = archive.read(path, map_location, FORMAT)
-        # settings without units, a function whose name is a place in memory
-        saved, found = (text.partition(", units=")[0] + ")" for text in (content["model"], repr(model)))
-        if saved != found:
-            raise BadInput(f"{path} holds the network of {saved}; the model is {found}. Load it with its own model.")
-        own = {name: content[name] for name in _kept()}
-        own |= {name: tuple(kind(*item) for item in own[name]) for name, kind in EVENTS.items()}
-        return cls(model=model, network=Network(*content["network"]), **own)
+        with archive.checked(content, NETWORK):
+            # settings without units, a function whose name is a place in memory
+            saved, found = (text.partition(", units=")[0] + ")" for text in (content["model"], repr(model)))
+            if saved != found:
+                raise BadInput(
+                    f"{path} holds the network of {saved}; the model is {found}. Load it with its own model."
+                )
+            own = {name: content[name] for name in _kept()} | {"objectives": tuple(content["objectives"])}
+            own |= {name: tuple(kind(*item) for item in own[name]) for name, kind in EVENTS.items()}
+            posterior = cls(model=model, network=Network(*content["network"]), **own)
+            posterior._require_probabilities()
+            return posterior
+
+    def _require_probabilities(self) -> None:
+        """Refuse a network of a file that is none.
+
+        :raises BadInput: for shares that are negative or do not add up to 1.
+        :raises NotPositiveDefinite: for covariances that are none.
+        """
+        for name, shares in (("mixing", self.mixing), ("class_prior", self.class_prior)):
+            if bool((shares < 0.0).any()) or not torch.allclose(shares.sum(-1), torch.ones_like(shares[..., 0])):
+                raise BadInput(f"{name} of the network has shares {shares.tolist()}; expected some that add up to 1.")
+        cholesky(self.covariance, "covariance of a kernel")
 
     @property
     def covariance_gain(self) -> CovarianceGain | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.distributions import Bernoulli, Categorical
 from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
+from pyro_evidence.files import Array, Record
 from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.numerics.derivatives import jacobian
@@ -44,6 +45,17 @@ from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count, check_probability
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
+AXES_POSTERIOR = {
+    "format": str,
+    "kind": str,
+    "prior": list,
+    "sites": [str],
+    "args": [object],
+    "kwargs": {str: object},
+    "held": {str: Array(finite=False)},
+    "log_joint_beside": Array(""),
+    "log_evidence": Array(""),
+}
 NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
 DRAWN = 12  # axes in a picture
 CHECKS = (
@@ -384,12 +396,22 @@ class AxesPosterior(Posterior):
             "kwargs": dict(joint.kwargs),
             "state": self.state.record(),
             "held": {n: v.detach().clone() for n, v in joint.held.items()},
+            "log_joint_beside": self._log_joint_beside,
             "log_evidence": self.log_evidence,
         }
 
+    @property
+    def _log_joint_beside(self) -> Tensor:
+        """Log joint one posterior standard deviation beside the mode, in a direction without symmetry, nats, ``()``."""
+        white = (1.7 * torch.arange(1.0, len(self.state.x) + 1.0)).sin().to(self.state.x).unsqueeze(0)
+        x = self.state.x + self._unwhiten(white / white.norm().clamp(min=1.0))
+        alpha = self.state.alpha[self.state.active]
+        prior = self.state.prior.distribution(alpha).log_prob(x[0, : len(alpha)]).sum()
+        return prior + self.of.target.along(self.state.embedding).value(x)[0]
+
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "AxesPosterior":
-        """A saved posterior, over the same model.
+        """A saved posterior, over the same model; its log evidence is computed anew.
 
         :param map_location: a device, or a dict of devices: ``"cpu"`` for a file that was written with a GPU.
         :raises BadInput: when the file is not one of ours, or the model is another.
@@ -397,19 +419,32 @@ class AxesPosterior(Posterior):
         record = archive.read(path, map_location)
         if record.get("kind") != cls.__name__:
             raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
-        joint = LogJoint(model, record["args"], record["kwargs"], maximise=())
-        joint.held = joint.held | record["held"]
-        of = weights_of(joint, record["sites"])
-        name, *settings = record["prior"]
-        posterior = cls(of, cls.restored(record["state"], OURS[name](*settings)))
-        if not torch.allclose(posterior.log_evidence, record["log_evidence"], rtol=1e-7):
-            raise BadInput(
-                f"this model's log evidence at the saved mode is {float(posterior.log_evidence):.6g}; the "
-                "file was saved "
-                f"with {float(record['log_evidence']):.6g}. It is another density: load it with the model that it "
-                "was fitted to."
-            )
-        return posterior
+        with archive.checked(record, AXES_POSTERIOR | {"state": cls.schema}):
+            joint = LogJoint(model, record["args"], record["kwargs"], maximise=())
+            if joint.held.keys() != record["held"].keys():
+                raise BadInput(f"it holds params {sorted(record['held'])}; this model has {sorted(joint.held)}.")
+            joint.held = dict(record["held"])
+            of = weights_of(joint, record["sites"])
+            name, *settings = record["prior"]
+            if name not in OURS:
+                raise BadInput(f"its prior is {str(name)[:60]!r}; expected one of {sorted(OURS)}.")
+            posterior = cls(of, cls.restored(record["state"], OURS[name](*settings)))
+            posterior._require_agreement(record)
+            return posterior
+
+    schema: ClassVar[dict[str, Any]]  # of the state in a file
+
+    def _require_agreement(self, record: Record) -> None:
+        """Refuse numbers of a file that do not follow from the mode, the model and its data.
+
+        :raises BadInput: with the number of the file and the one that follows.
+        """
+        state, of = self.state, self.of
+        if len(state.x) != state.num_active + of.num_others or len(state.directions) != of.num_weights:
+            raise BadInput(f"the mode has {len(state.x)} elements, and {state.num_active} axes are active.")
+        another = "It is another density: load it with the model that it was fitted to."
+        for name, found in (("log_evidence", self.log_evidence), ("log_joint_beside", self._log_joint_beside)):
+            archive.require_equal(name, found, record[name], torch.float64, another)
 
     @staticmethod
     def restored(record: Mapping[str, Any], prior: AxisPrior) -> SparseState:

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import BadInput
+from pyro_evidence.files import Array, Record
 from pyro_evidence.fitting.iterate import Status
+from pyro_evidence.posterior import archive
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.relevance.axis_evidence import Axes
 from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianFit, GaussianPrior, SparseState
@@ -66,6 +69,11 @@ class RVMPosterior(AxesPosterior):
     (True, True)
     """
 
+    schema: ClassVar[dict[str, Any]] = {
+        "alpha": Array("M", finite=False),
+        "x": Array("A"),
+        "fit": (None, [Array("A A"), Array("")]),
+    }
     state: RVMState
     reason: str = "converged"
     log_evidences: tuple[float, ...] = ()
@@ -115,7 +123,35 @@ class REVMPosterior(AxesPosterior):
     (True, True)
     """
 
+    schema: ClassVar[dict[str, Any]] = {
+        "ridge": float,
+        "axes": [Array("K"), Array("W K"), Array("K")],
+        "base": Array("Y"),
+        "alpha": Array("K", finite=False),
+        "active": Array("K", torch.bool),
+        "x": Array("A"),
+        "log_likelihoods": [Array(""), Array("")],
+        "reason": str,
+    }
     state: REVMState
+
+    def _require_agreement(self, record: Record) -> None:
+        super()._require_agreement(record)
+        state, of = self.state, self.of
+        if len(state.quadratic.y) != len(of.order):
+            raise BadInput(f"the ridge mode has {len(state.quadratic.y)} elements; the model has {len(of.order)}.")
+        if not torch.allclose(state.prior.alpha(state.axes.h, state.axes.u), state.alpha):
+            raise BadInput("alpha is not that of the axes' curvatures and centres.")
+        w = state.quadratic.y.clone()
+        w[of.num_weights :] = 0.0
+        values, slopes = of.target.gradient(torch.stack([state.quadratic.y, state.quadratic.y - w]))
+        pairs = {
+            "base_log_likelihood": (values[0], state.base_log_likelihood),
+            "null_log_likelihood": (values[1], state.null_log_likelihood),
+            "ridge times the square of its mode": (slopes[0] @ w, state.ridge * (w @ w)),
+        }
+        for name, (found, saved) in pairs.items():
+            archive.require_equal(name, found, saved, torch.float64)
 
     @property
     def status(self) -> str:

@@ -1,6 +1,10 @@
 """Where chunks come from: slices of arrays, mapped files, Parquet."""
 
+import math
+import os
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,3 +50,111 @@ def test_a_parquet_file_is_read_in_chunks(tmp_path: Path) -> None:
         Parquet(path, ["c"])
     with pytest.raises(BadInput, match="column s holds object; expected numbers"):
         list(Parquet(path, ["s"]))
+
+
+# --- Parquet files of other people ---
+
+
+def written(path: Path, columns: dict[str, Any]) -> Path:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_arrays([*map(pyarrow.array, columns.values())], [*columns]), path)
+    return path
+
+
+def with_a_name_twice(path: Path) -> Path:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    arrays = [pyarrow.array(x) for x in ([1.0, 2.0], [3.0, 4.0], [5.0, 6.0])]
+    parquet.write_table(pyarrow.Table.from_arrays(arrays, ["a", "b", "a"]), path)
+    return path
+
+
+def test_a_column_that_occurs_twice_is_refused_where_it_is_asked_for(tmp_path: Path) -> None:
+    path = with_a_name_twice(tmp_path / "rows.parquet")
+    with pytest.raises(BadInput, match=r"rows.parquet has a column a twice; .* Rename"):
+        Parquet(path, [("a", "b")])
+    assert next(iter(Parquet(path, ["b"])))[0].tolist() == [3.0, 4.0]
+
+
+def test_a_column_that_has_gone_since_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.parquet", {"a": [1.0], "b": [2.0], "t": [3.0]})
+    source = Parquet(path, [("a", "b"), "t"])
+    assert [x.tolist() for x in next(iter(source))] == [[[1.0, 2.0]], [3.0]]
+    written(path, {"a": [1.0], "t": [3.0]})
+    with pytest.raises(BadInput, match=r"rows.parquet has no column b; expected names among a, t"):
+        list(source)
+    with_a_name_twice(path)
+    with pytest.raises(BadInput, match="a column a twice"):
+        list(Parquet([written(tmp_path / "first", {"a": [1.0]}), path], ["a"]))
+
+
+LARGE = 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    ("column", "dtype"),
+    [
+        ([1, LARGE], torch.float64),
+        ([-LARGE, None], torch.float64),
+        ([LARGE, None], None),
+        ([2**24 + 1], torch.float32),
+        (np.array([2**63 + 1025], dtype=np.uint64), torch.float64),
+        ([300], torch.uint8),
+        ([2.5], torch.int64),
+        ([None, 2.0], torch.int64),
+    ],
+    ids=str,
+)
+def test_numbers_that_a_tensor_would_round_are_refused(column: Any, dtype: Any, tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.parquet", {"id": column})
+    with pytest.raises(BadInput, match=r"column id of .*rows.parquet holds .* which .* would round.*dtype="):
+        list(Parquet(path, ["id"], dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("column", "dtype"),
+    [
+        ([1, LARGE], None),
+        ([LARGE], torch.int64),
+        ([-(2**53), 2**53], torch.float64),
+        ([7, None], torch.float64),
+        ([0.1, math.inf, math.nan], torch.float32),
+        ([2.0], torch.int64),
+        ([True, False], torch.float64),
+    ],
+    ids=str,
+)
+def test_numbers_that_a_tensor_holds_come_as_they_are(column: Any, dtype: Any, tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.parquet", {"id": column})
+    found = torch.cat([x for (x,) in Parquet(path, ["id"], dtype=dtype)])
+    expected = torch.tensor([math.nan if x is None else x for x in column])
+    torch.testing.assert_close(found, expected.to(found.dtype), rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_a_damaged_file_is_read_or_refused(tmp_path: Path) -> None:
+    columns = {"a": [float(i) for i in range(50)], "n": [*range(50)], "s": ["x"] * 50}
+    path = written(tmp_path / "rows.parquet", columns)
+    whole, refused = path.read_bytes(), 0
+    rng = random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice([1, 3])):
+            damaged[rng.randrange(len(whole))] = rng.randrange(256)
+        path.write_bytes(damaged[: rng.choice([len(whole)] * 3 + [rng.randrange(len(whole))])])
+        try:
+            list(Parquet(path, [("a", "n")]))
+        except BadInput as error:
+            refused += 1
+            assert str(path) in str(error)
+    assert refused > 50
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_is_no_parquet_file_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text").write_text("a,b\n1,2\n")
+    for path in (tmp_path / "pipe", tmp_path, tmp_path / "text", Path("/dev/zero")):
+        with pytest.raises(BadInput, match=rf"{path} cannot be read as a Parquet file"):
+            Parquet(path, ["a"])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Parquet(tmp_path / "nowhere", ["a"])

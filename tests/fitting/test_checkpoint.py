@@ -225,7 +225,8 @@ def test_a_file_that_cannot_be_written_is_said_before_the_fit_and_a_full_disk_du
         raise NotWritten("the disk is full.")
 
     engine = with_stop(own_precisions(), checkpoint=tmp_path / "file", checkpoint_interval=0.0)
-    files.write({"an": "older one"}, tmp_path / "file")
+    older = {"format": checkpoint.FORMAT, "an": "older one"}
+    files.write(older, tmp_path / "file")
     with (
         pytest.MonkeyPatch.context() as patch,
         pytest.warns(UserWarning, match=r"no checkpoint: the disk is full\. The fit"),
@@ -233,7 +234,7 @@ def test_a_file_that_cannot_be_written_is_said_before_the_fit_and_a_full_disk_du
         patch.setattr(files, "write", full)
         found = engine.run(X, t)
     assert torch.equal(found.log_evidence, expected.log_evidence)
-    assert files.read(tmp_path / "file") == {"an": "older one"}
+    assert files.read(tmp_path / "file") == older
 
 
 @pytest.mark.parametrize(
