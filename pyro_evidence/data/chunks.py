@@ -61,11 +61,12 @@ def num_rows(args: Sequence[Any]) -> int:
 
 def kind(model: Any, args: Sequence[Any]) -> str:
     """What model and what arguments these are, whatever the number of rows: to compare chunks, and processes."""
-    shapes = ", ".join(_shape(x) for x in args)
+    shapes = ", ".join(shape_of(x) for x in args)
     return f"{re.sub(' at 0x[0-9a-f]+', '', repr(model))} on {shapes}"  # addresses differ between processes
 
 
-def _shape(x: Any) -> str:
+def shape_of(x: Any) -> str:
+    """Shape but for the number of rows, and dtype, of a tensor; the type of anything else."""
     if not isinstance(x, Tensor) or not x.dim():
         return type(x).__name__
     return f"(., {', '.join(map(str, x.shape[1:]))}) {str(x.dtype).removeprefix('torch.')}"
@@ -154,16 +155,17 @@ def first_rows(chunks: Chunks, join: Communicator) -> tuple[Any, ...]:
     some = next((args for _, args in with_rows(chunks)), None)
     args = few(some or next(arguments(number, chunk) for number, chunk in enumerate(chunks)))
     size = num_rows(args)
-    return tuple(join.gathered(x)[:FEW] if _has_rows(x, size) else x for x in args)
+    return tuple(join.gathered(x)[:FEW] if has_rows(x, size) else x for x in args)
 
 
 def few(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The first few rows of some."""
     size = num_rows(args)
-    return tuple(x[:FEW].contiguous() if _has_rows(x, size) else x for x in args)
+    return tuple(x[:FEW].contiguous() if has_rows(x, size) else x for x in args)
 
 
-def _has_rows(x: Any, size: int) -> bool:
+def has_rows(x: Any, size: int) -> bool:
+    """Whether an argument is a tensor of so many rows."""
     return isinstance(x, Tensor) and x.dim() > 0 and len(x) == size
 
 

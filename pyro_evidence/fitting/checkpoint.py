@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pyro_evidence import files
 from pyro_evidence.data.chunks import digest_of_chunks, heard_by_all
+from pyro_evidence.data.passes import each_pass_compared
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotWritten
 from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, taken_up
@@ -297,10 +298,24 @@ def engine(kind: Kind) -> Kind:
 
     Threads wait for one another, and memory that cannot be had is an error message.  ``run`` and ``run_chunks`` keep a
     checkpoint where ``stop`` says so, and go on from one after ``resume``.
+    All passes over chunks are of the same rows.
     """
     for name in FITS.keys() & vars(kind).keys():
         setattr(kind, name, _guarded(vars(kind)[name], FITS[name]))
+    if "run_chunks" in vars(kind):
+        kind.run_chunks = _over_same_rows(vars(kind)["run_chunks"])
     return kind
+
+
+def _over_same_rows(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose passes over chunks are compared."""
+
+    @wraps(fit)
+    def wrapped(self: Any, chunks: Any, *args: Any, **kwargs: Any) -> Any:
+        with each_pass_compared(chunks) as compared:
+            return fit(self, compared, *args, **kwargs)
+
+    return wrapped
 
 
 def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Callable[..., Any]:
